@@ -1,0 +1,41 @@
+# `make demo` and `make test` set up what they need in .venv; a second run reuses it.
+PYTHON ?= python3
+VENV   ?= .venv
+RUN    := $(VENV)/bin/python
+STAMP  := $(VENV)/.ready
+# a CUDA machine gets the newest torch that fits, any other one the pinned version
+EXTRA  := $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
+ifeq ($(EXTRA),cpu)
+PINS   := -c constraints.txt
+endif
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test test-fast lint format bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet $(PINS) torch
+	$(RUN) -m pip install --quiet $(PINS) -e '.[$(EXTRA),test,benchmark]'
+	touch $@
+
+demo: setup
+	$(RUN) -m examples.mqar --output_dir outputs/mqar
+
+# the ops once more in Triton's interpreter, which replaces every kernel of a process
+test: setup
+	$(RUN) -m pytest tests -n 2 --dist worksteal -q
+	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist worksteal -q
+
+lint: setup
+	$(RUN) -m ruff check .
+
+format: setup
+	$(RUN) -m ruff check --fix .
+
+bench: setup
+	$(RUN) -m benchmarks.kernels
+
+clean:
+	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,30 @@
+"""Longhorn (arXiv 2407.14207) for flash-linear-attention: importing it registers the ops, the layer and the models."""
+
+from fla_longhorn.requirements import check_requirements
+
+__version__ = '0.1.0'
+
+check_requirements()
+
+from fla_longhorn import registry  # noqa: E402  a missing dependency must be told before anything imports it
+from fla_longhorn.layers import Longhorn  # noqa: E402
+from fla_longhorn.models import (  # noqa: E402
+    LonghornConfig,
+    LonghornForCausalLM,
+    LonghornModel,
+    convert_official_state_dict,
+)
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn  # noqa: E402
+
+registry.register()
+
+__all__ = [
+    'Longhorn',
+    'LonghornConfig',
+    'LonghornForCausalLM',
+    'LonghornModel',
+    'chunk_longhorn',
+    'convert_official_state_dict',
+    'fused_recurrent_longhorn',
+    'naive_recurrent_longhorn',
+]

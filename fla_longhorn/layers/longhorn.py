@@ -1,0 +1,191 @@
+"""The Longhorn layer: the authors' block, which is Mamba's with the selective scan replaced."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn as nn
+from einops import rearrange
+from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
+from fla.modules import ShortConvolution
+
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
+
+if TYPE_CHECKING:
+    from fla.models.utils import Cache
+    from transformers.processing_utils import Unpack
+
+OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
+# up to this length one pass over time is at least as fast as splitting it
+MAX_RECURRENT_LENGTH = 64
+
+
+class Longhorn(nn.Module):
+    r"""Longhorn token mixer (arXiv 2407.14207, section 3.3 and Algorithm 1).
+
+    .. math::
+        x, z = W_{in} h, \quad v = \mathrm{silu}(\mathrm{conv}(x)), \quad [b, k, q] = W_x v, \quad
+        \beta = \sigma(W_\beta b + c_\beta), \\
+        o = W_{out} \big( (q^\top S(k, v, \beta) + D \odot v) \odot \mathrm{silu}(z) \big)
+
+    Args:
+        mode (str, Optional):
+            Which op runs on more than 64 tokens, `chunk` or `fused_recurrent`; on fewer it is the latter.
+            Default: `'chunk'`.
+        hidden_size (int, Optional):
+            Width of the input and output. Default: 768.
+        state_size (int, Optional):
+            Memory entries per channel (K; the paper's m), 1 to 256. Default: 16.
+        expand (float, Optional):
+            Channels of the mixer (the paper's d) as a multiple of `hidden_size`. Default: 2.
+        num_heads (int, Optional):
+            Groups of channels, each with its own queries and keys. Default: 1, as in the paper.
+        conv_size (int, Optional):
+            Width of the causal convolution. Default: 4.
+        conv_bias (bool, Optional):
+            Whether the convolution has a bias. Default: `True`.
+        beta_rank (int or str, Optional):
+            Rank of the projection to the step sizes; `'auto'` is `ceil(hidden_size / 16)`. Default: `'auto'`.
+        use_bias (bool, Optional):
+            Whether `in_proj` and `out_proj` have a bias. Default: `False`.
+        scalar_beta (bool, Optional):
+            Whether a head has one step size instead of one a channel. Default: `False`.
+        norm_eps (float, Optional):
+            Accepted because fla's layers take it; this block has no norm of its own. Default: 1e-5.
+        layer_idx (int, Optional):
+            Index of the layer, needed with a cache. Default: `None`.
+    """
+
+    def __init__(
+        self,
+        mode: str = 'chunk',
+        hidden_size: int = 768,
+        state_size: int = 16,
+        expand: float = 2,
+        num_heads: int = 1,
+        conv_size: int = 4,
+        conv_bias: bool = True,
+        beta_rank: int | str = 'auto',
+        use_bias: bool = False,
+        scalar_beta: bool = False,
+        norm_eps: float = 1e-5,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__()
+        if mode not in OPS:
+            raise ValueError(f'mode must be one of {sorted(OPS)}, got {mode!r}')
+        intermediate_size = round(hidden_size * expand)
+        if not math.isclose(intermediate_size, hidden_size * expand) or intermediate_size < 1:
+            raise ValueError(f'expand * hidden_size must be a positive integer, got {expand} * {hidden_size}')
+        if num_heads < 1 or intermediate_size % num_heads:
+            raise ValueError(f'num_heads must divide expand * hidden_size = {intermediate_size}, got {num_heads}')
+        if not 1 <= state_size <= 256:
+            raise ValueError(f'state_size must be between 1 and 256, got {state_size}')
+        if beta_rank == 'auto':
+            beta_rank = math.ceil(hidden_size / 16)
+        elif not isinstance(beta_rank, int) or beta_rank < 1:
+            raise ValueError(f"beta_rank must be 'auto' or a positive integer, got {beta_rank!r}")
+
+        self.mode = mode
+        self.hidden_size = hidden_size
+        self.state_size = state_size
+        self.expand = expand
+        self.num_heads = num_heads
+        self.intermediate_size = intermediate_size
+        self.head_v_dim = intermediate_size // num_heads
+        self.beta_rank = beta_rank
+        self.scalar_beta = scalar_beta
+        self.norm_eps = norm_eps
+        self.layer_idx = layer_idx
+
+        self.in_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=use_bias)
+        self.conv1d = ShortConvolution(
+            hidden_size=intermediate_size, kernel_size=conv_size, bias=conv_bias, activation='silu',
+        )
+        self.x_proj = nn.Linear(intermediate_size, beta_rank + 2 * num_heads * state_size, bias=False)
+        self.beta_proj = nn.Linear(beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
+        self.D = nn.Parameter(torch.ones(intermediate_size))
+        self.D._no_weight_decay = True
+        self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
+        nn.init.zeros_(self.beta_proj.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f'mode={self.mode}, state_size={self.state_size}, num_heads={self.num_heads}, '
+            f'scalar_beta={self.scalar_beta}, layer_idx={self.layer_idx}'
+        )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        **kwargs: Unpack[dict],
+    ) -> tuple[torch.Tensor, None, Cache | None]:
+        """Mix tokens.
+
+        Args:
+            hidden_states (torch.Tensor):
+                Input of shape `[B, T, hidden_size]`.
+            attention_mask (torch.Tensor, Optional):
+                0-1 mask of shape `[B, >= T]` (its last T columns count), 0 for padding, which changes nothing and
+                gets output 0. Default: `None`.
+            past_key_values (Cache, Optional):
+                fla's cache, to continue from and to update. Default: `None`.
+            use_cache (bool, Optional):
+                Whether to put the state after the last token into `past_key_values`. Default: `False`.
+            output_attentions (bool, Optional):
+                Ignored: there is no attention matrix. Default: `False`.
+            cu_seqlens (torch.Tensor, Optional):
+                Boundaries `[N + 1]` of sequences packed into one row; they win over `attention_mask`.
+
+        Returns:
+            `(o, None, past_key_values)` with `o` of the shape of `hidden_states`.
+        """
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], '
+                f'got shape {list(attention_mask.shape)}'
+            )
+        batch_size, q_len, _ = hidden_states.shape
+        last_state = get_layer_cache(self, past_key_values)
+        hidden_states, indices, cu_seqlens = unpad_hidden_states(
+            hidden_states, kwargs.get('cu_seqlens'), attention_mask, q_len,
+        )
+
+        x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
+        x, conv_state = self.conv1d(
+            x=x,
+            cache=None if last_state is None else last_state['conv_state'],
+            output_final_state=use_cache,
+            cu_seqlens=cu_seqlens,
+        )
+        key_dim = self.num_heads * self.state_size
+        beta, k, q = self.x_proj(x).split([self.beta_rank, key_dim, key_dim], dim=-1)
+        beta = self.beta_proj(beta)
+        q, k = (rearrange(y, '... (h k) -> ... h k', h=self.num_heads) for y in (q, k))
+        v, z = (rearrange(y, '... (h v) -> ... h v', h=self.num_heads) for y in (x, z))
+        if not self.scalar_beta:
+            beta = rearrange(beta, '... (h v) -> ... h v', h=self.num_heads)
+
+        op = OPS[self.mode if q_len > MAX_RECURRENT_LENGTH else 'fused_recurrent']
+        o, recurrent_state = op(
+            q=q,
+            k=k,
+            v=v,
+            beta=beta,
+            initial_state=None if last_state is None else last_state['recurrent_state'],
+            output_final_state=bool(use_cache),
+            D=rearrange(self.D, '(h v) -> h v', h=self.num_heads),
+            z=z,
+            use_beta_sigmoid_in_kernel=True,
+            cu_seqlens=cu_seqlens,
+        )
+        update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
+
+        o = self.out_proj(rearrange(o, '... h v -> ... (h v)'))
+        return repad_hidden_states(o, indices, batch_size, q_len), None, past_key_values

@@ -1,0 +1,10 @@
+"""Longhorn's models."""
+
+from fla_longhorn.models.longhorn import (
+    LonghornConfig,
+    LonghornForCausalLM,
+    LonghornModel,
+    convert_official_state_dict,
+)
+
+__all__ = ['LonghornConfig', 'LonghornForCausalLM', 'LonghornModel', 'convert_official_state_dict']

@@ -1,0 +1,141 @@
+"""Longhorn language models in the paper's architecture: a stack of mixers, an MLP after each only where asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn as nn
+from fla.models.generation_utils import FLAGenerationMixin
+from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
+from fla.modules import GatedMLP, RMSNorm
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
+
+if TYPE_CHECKING:
+    from fla.models.utils import Cache
+    from transformers.processing_utils import Unpack
+
+
+class LonghornBlock(GradientCheckpointingLayer):
+    """Pre-norm residual block: mixer, then fla's gated MLP if the config has one."""
+
+    def __init__(self, config: LonghornConfig, layer_idx: int):
+        super().__init__()
+        norm = RMSNorm if config.fuse_norm else nn.RMSNorm
+        self.config = config
+        self.layer_idx = layer_idx
+        self.attn_norm = norm(config.hidden_size, eps=config.norm_eps)
+        self.attn = Longhorn(
+            mode=config.attn_mode,
+            hidden_size=config.hidden_size,
+            state_size=config.state_size,
+            expand=config.expand,
+            num_heads=config.num_heads,
+            conv_size=config.conv_size,
+            conv_bias=config.conv_bias,
+            beta_rank=config.beta_rank,
+            use_bias=config.use_bias,
+            scalar_beta=config.scalar_beta,
+            norm_eps=config.norm_eps,
+            layer_idx=layer_idx,
+        )
+        self.has_mlp = config.hidden_ratio is not None or config.intermediate_size is not None
+        if self.has_mlp:
+            self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)
+            self.mlp = GatedMLP(
+                hidden_size=config.hidden_size,
+                hidden_ratio=config.hidden_ratio,
+                intermediate_size=config.intermediate_size,
+                hidden_act=config.hidden_act,
+                fuse_swiglu=config.fuse_swiglu,
+            )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        attnres_states: list[torch.Tensor] | None = None,
+        **kwargs: Unpack[dict],
+    ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
+        residual = hidden_states
+        hidden_states, attentions, past_key_values = self.attn(
+            hidden_states=self.attn_norm(hidden_states),
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            **kwargs,
+        )
+        hidden_states = residual + hidden_states
+        if self.has_mlp:
+            hidden_states = hidden_states + self.mlp(self.mlp_norm(hidden_states), **kwargs)
+        return hidden_states, attentions, past_key_values, attnres_states
+
+
+class LonghornPreTrainedModel(FLAPreTrainedModel):
+    """Initialisation as in the authors' code, from any starting point: fresh, on `meta`, or partly loaded."""
+
+    config_class = LonghornConfig
+    base_model_prefix = 'model'
+    supports_gradient_checkpointing = True
+    _no_split_modules = ['LonghornBlock']
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, (nn.Linear, nn.Conv1d)):
+            module.reset_parameters()
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, Longhorn):
+            nn.init.ones_(module.D)
+            module.D._no_weight_decay = True
+            self._init_residual_projection(module.out_proj)
+        elif isinstance(module, GatedMLP):
+            self._init_residual_projection(module.down_proj)
+        elif hasattr(module, 'reset_parameters'):
+            module.reset_parameters()
+
+    def _init_residual_projection(self, projection: nn.Linear) -> None:
+        """PyTorch's default, uniform in +-1/sqrt(fan_in), over the square root of the number of residual branches."""
+        has_mlp = self.config.hidden_ratio is not None or self.config.intermediate_size is not None
+        branches = self.config.num_hidden_layers * (2 if has_mlp else 1)
+        bound = (projection.in_features * branches) ** -0.5
+        nn.init.uniform_(projection.weight, -bound, bound)
+
+
+class LonghornModel(LonghornPreTrainedModel, FLAModel):
+    """Embeddings, Longhorn blocks and a final norm."""
+
+    use_attnres = False
+
+    def __init__(self, config: LonghornConfig):
+        super().__init__(config)
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.layers = nn.ModuleList(LonghornBlock(config, layer_idx) for layer_idx in range(config.num_hidden_layers))
+        self.norm = (RMSNorm if config.fuse_norm else nn.RMSNorm)(config.hidden_size, eps=config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+
+class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):
+    """:class:`LonghornModel` with a language modelling head."""
+
+    _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
+
+    def __init__(self, config: LonghornConfig):
+        super().__init__(config)
+        self.model = LonghornModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.criterion = None
+        self.post_init()

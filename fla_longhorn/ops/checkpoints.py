@@ -1,0 +1,19 @@
+"""Where the states that backward restarts from lie: the same rule for every backend."""
+
+from __future__ import annotations
+
+import triton
+
+
+def checkpoint_interval(K: int) -> int:
+    """Tokens between the states saved for backward: a power of two, so that the states stay small beside the inputs."""
+    return min(max(triton.next_power_of_2(8 * K), 32), 256)
+
+
+def num_checkpoints(B: int, T: int, N: int, interval: int, is_varlen: bool) -> int:
+    """Slots for the saved states.
+
+    Without `cu_seqlens` sequence n owns slots `n * cdiv(T, interval) + i`. With it, `bos // interval + n + i`, which
+    never overlaps and needs no length on the host: `cdiv(e - b, C) <= e // C - b // C + 1`.
+    """
+    return T // interval + N if is_varlen else B * triton.cdiv(T, interval)

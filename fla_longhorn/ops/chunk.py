@@ -1,0 +1,89 @@
+"""`chunk_longhorn`: training and prefill, in parallel over time where the batch alone doesn't fill the device."""
+
+from __future__ import annotations
+
+import torch
+
+from fla_longhorn.ops.inputs import check_inputs
+from fla_longhorn.ops.operator import run
+
+
+def chunk_longhorn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    r"""Longhorn's diagonal update (arXiv 2407.14207, Eq. 7) over whole sequences.
+
+    .. math::
+        \epsilon_t = \beta_t / (1 + \beta_t |k_t|^2), \qquad
+        S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t), \qquad
+        o_t = (\mathrm{scale} \cdot q_t^\top S_t + D \odot v_t) \odot \mathrm{silu}(z_t)
+
+    Args:
+        q (torch.Tensor):
+            Queries of shape `[B, T, H, K]`, 1 <= K <= 256, shared by the head's channels.
+        k (torch.Tensor):
+            Keys of shape `[B, T, H, K]`. Any size is stable; they need no normalisation.
+        v (torch.Tensor):
+            Values of shape `[B, T, H, V]` (the paper's x).
+        beta (torch.Tensor):
+            Step sizes in (0, 1), of shape `[B, T, H, V]` (one per channel) or `[B, T, H]` (one per head).
+        scale (float, Optional):
+            Factor of the queries. Default: `None`, which is 1.0, as in the paper.
+        initial_state (torch.Tensor, Optional):
+            State before the first token, of shape `[N, H, K, V]` for `N` sequences. Default: `None`, which is zero.
+        output_final_state (bool, Optional):
+            Whether to return the state after the last token. Default: `False`.
+        D (torch.Tensor, Optional):
+            Weight of the skip connection, of shape `[H, V]`. Default: `None`.
+        z (torch.Tensor, Optional):
+            Output gate of shape `[B, T, H, V]`; the output is multiplied by `silu(z)`. Default: `None`.
+        use_beta_sigmoid_in_kernel (bool, Optional):
+            Whether `beta` holds logits, to be passed through a sigmoid inside the kernel. Default: `False`.
+        state_v_first (bool, Optional):
+            Whether the states are `[N, H, V, K]` instead of `[N, H, K, V]`. Default: `False`.
+        cu_seqlens (torch.Tensor, Optional):
+            Boundaries `[N + 1]` (int32 or int64, from 0 to T) of sequences packed into one row; B must be 1.
+            Empty sequences keep their initial state. Default: `None`.
+        cu_seqlens_cpu (torch.Tensor, Optional):
+            Host copy of `cu_seqlens`, so that checking it doesn't wait for the device. Default: `None`.
+
+    Returns:
+        o (torch.Tensor):
+            Outputs of shape `[B, T, H, V]` in the dtype of `v`.
+        final_state (torch.Tensor or None):
+            float32 states of shape `[N, H, K, V]` (`[N, H, V, K]` with `state_v_first`) if wanted, else `None`.
+
+    q, k, v, beta, D and z are float16, bfloat16 or float32, each its own, in any strides; the state and all sums are
+    float32. Differentiable in all of them and in `initial_state`, through `o` and `final_state`; no atomics, so that two
+    runs are bit-equal.
+
+    Raises:
+        ValueError: a shape, a device or boundaries don't fit. TypeError: a type or a dtype doesn't.
+
+    Examples::
+        >>> q, k = torch.randn(2, 2, 64, 1, 16)
+        >>> v, beta = torch.randn(2, 64, 1, 32), torch.rand(2, 64, 1, 32)
+        >>> o, state = chunk_longhorn(q, k, v, beta, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([2, 64, 1, 32]), torch.Size([2, 1, 16, 32]))
+    """
+    check_inputs(
+        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first,
+    )
+    return run(
+        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, D=D, z=z,
+        use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens, parallel=True,
+    )

@@ -1,0 +1,39 @@
+"""`fused_recurrent_longhorn`: decoding and short sequences, in one pass over time."""
+
+from __future__ import annotations
+
+import torch
+
+from fla_longhorn.ops.chunk import chunk_longhorn
+from fla_longhorn.ops.inputs import check_inputs
+from fla_longhorn.ops.operator import run
+
+
+def fused_recurrent_longhorn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    check_inputs(
+        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first,
+    )
+    return run(
+        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, D=D, z=z,
+        use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens, parallel=False,
+    )
+
+
+fused_recurrent_longhorn.__doc__ = chunk_longhorn.__doc__.replace(
+    'over whole sequences.', 'in one pass over time: decoding, short sequences, large batches.'
+).replace('chunk_longhorn(', 'fused_recurrent_longhorn(')

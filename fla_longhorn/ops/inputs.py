@@ -1,0 +1,132 @@
+"""One check of the arguments for every Longhorn op: each error names the argument, what it got and what it takes."""
+
+from __future__ import annotations
+
+import numbers
+import weakref
+
+import torch
+
+MAX_STATE_SIZE = 256
+LOW_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32)
+
+# the device tensor whose boundaries were read last: the layers of a model share one
+_last_checked: tuple | None = None
+
+
+def check_inputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    scale: float | None,
+    initial_state: torch.Tensor | None,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_cpu: torch.Tensor | None,
+    state_v_first: bool,
+    allow_float64: bool = False,
+) -> None:
+    """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together."""
+    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': initial_state}
+    for name, x in tensors.items():
+        if x is None and name in ('D', 'z', 'initial_state'):
+            continue
+        _check_tensor(name, x, q, allow_float64)
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (numbers.Real, torch.SymFloat))):
+        raise TypeError(f'scale must be a number or None, got {type(scale).__name__}')
+
+    if q.dim() != 4:
+        raise ValueError(f'q must have shape [B, T, H, K], got {list(q.shape)}')
+    B, T, H, K = q.shape
+    if min(B, T, H, K) < 1:
+        raise ValueError(f'q must have at least one sequence, token, head and state entry, got {list(q.shape)}')
+    if K > MAX_STATE_SIZE:
+        raise ValueError(f'q must have a state size K of at most {MAX_STATE_SIZE}, got {K}')
+    _check_shape('k', k, (B, T, H, K), '[B, T, H, K], the shape of q')
+    if v.dim() != 4 or v.shape[:3] != q.shape[:3] or v.shape[3] < 1:
+        raise ValueError(f'v must have shape [B, T, H, V] = [{B}, {T}, {H}, V >= 1], got {list(v.shape)}')
+    V = v.shape[-1]
+    if beta.dim() == 3:
+        _check_shape('beta', beta, (B, T, H), '[B, T, H] (one step per head) or [B, T, H, V] (one per channel)')
+    else:
+        _check_shape('beta', beta, (B, T, H, V), '[B, T, H, V] (one step per channel) or [B, T, H] (one per head)')
+    if D is not None:
+        _check_shape('D', D, (H, V), '[H, V]')
+    if z is not None:
+        _check_shape('z', z, (B, T, H, V), '[B, T, H, V], the shape of v')
+
+    N = B
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, cu_seqlens_cpu, B, T, q.device)
+        N = cu_seqlens.shape[0] - 1
+    elif cu_seqlens_cpu is not None:
+        raise ValueError('cu_seqlens_cpu is the host copy of cu_seqlens and needs cu_seqlens beside it, got None')
+    if initial_state is not None:
+        layout = '[N, H, V, K] (state_v_first=True)' if state_v_first else '[N, H, K, V]'
+        wanted = (N, H, V, K) if state_v_first else (N, H, K, V)
+        _check_shape('initial_state', initial_state, wanted, f'{layout}, one state a sequence')
+
+
+def check_cu_seqlens(
+    cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, B: int, T: int, device: torch.device,
+) -> None:
+    """Refuse boundaries that are not `0 = c_0 <= c_1 <= ... <= c_N = T` with B == 1."""
+    if B != 1:
+        raise ValueError(f'cu_seqlens packs all sequences into one row, so q must have B = 1, got B = {B}')
+    for name, x in (('cu_seqlens', cu_seqlens), ('cu_seqlens_cpu', cu_seqlens_cpu)):
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
+            got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+            raise TypeError(f'{name} must be an int32 or int64 tensor, got {got}')
+        if x.dim() != 1 or x.shape[0] < 2:
+            raise ValueError(f'{name} must have shape [N + 1] with N >= 1 sequences, got {list(x.shape)}')
+    if cu_seqlens.device != device:
+        raise ValueError(f'cu_seqlens must be on the device of q ({device}), got {cu_seqlens.device}')
+    if cu_seqlens_cpu is not None and (cu_seqlens_cpu.device.type != 'cpu' or cu_seqlens_cpu.shape != cu_seqlens.shape):
+        raise ValueError(
+            f'cu_seqlens_cpu must be the host copy of cu_seqlens, of shape {list(cu_seqlens.shape)} on the CPU, '
+            f'got {list(cu_seqlens_cpu.shape)} on {cu_seqlens_cpu.device}'
+        )
+    # the values of a traced or captured tensor can't be read
+    if torch.compiler.is_compiling() or (device.type == 'cuda' and torch.cuda.is_current_stream_capturing()):
+        return
+    check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T)
+
+
+def check_boundaries(cu_seqlens: torch.Tensor, T: int) -> None:
+    """Refuse values that don't run from 0 to T without decreasing; a tensor on a device is read once, not at every call."""
+    global _last_checked
+    key = None
+    if cu_seqlens.device.type != 'cpu' and not cu_seqlens.is_inference():
+        key = (weakref.ref(cu_seqlens), cu_seqlens._version, T)
+        if key == _last_checked:
+            return
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0:
+        raise ValueError(f'cu_seqlens must start at 0, got {bounds[0]}')
+    if bounds[-1] != T:
+        raise ValueError(f'cu_seqlens must end at the number of tokens T = {T}, got {bounds[-1]}')
+    drop = next((i for i, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if b < a), None)
+    if drop is not None:
+        raise ValueError(f'cu_seqlens must not decrease, got {bounds[drop]} followed by {bounds[drop + 1]} at index {drop}')
+    _last_checked = key
+
+
+def _check_tensor(name: str, x: torch.Tensor, q: torch.Tensor, allow_float64: bool) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f'{name} must be a torch.Tensor, got {type(x).__name__}')
+    if x.dtype == torch.float64 and not allow_float64:
+        raise TypeError(f'{name} must be float16, bfloat16 or float32, got float64, which naive_recurrent_longhorn takes')
+    if x.dtype not in (*LOW_PRECISIONS, torch.float64):
+        raise TypeError(f'{name} must be float16, bfloat16 or float32, got {x.dtype}')
+    if x.device != q.device:
+        raise ValueError(f'{name} must be on the device of q ({q.device}), got {x.device}')
+
+
+def _check_shape(name: str, x: torch.Tensor, wanted: tuple[int, ...], meaning: str) -> None:
+    if x.shape != wanted:
+        raise ValueError(f'{name} must have shape {meaning}, here {list(wanted)}, got {list(x.shape)}')

@@ -1,0 +1,87 @@
+"""The recurrence as the paper writes it: the readable reference, and the only oracle of the tests."""
+
+from __future__ import annotations
+
+import torch
+
+from fla_longhorn.ops.inputs import check_inputs
+
+
+def naive_recurrent_longhorn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    r"""Longhorn's diagonal update (arXiv 2407.14207, Eq. 7 and Algorithm 1) as one PyTorch loop over time.
+
+    .. math::
+        \epsilon_t = \beta_t / (1 + \beta_t |k_t|^2), \qquad
+        S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t), \qquad
+        o_t = (\mathrm{scale} \cdot q_t^\top S_t + D \odot v_t) \odot \mathrm{silu}(z_t)
+
+    The code's letters in the paper's: `K` is the state size m, `V` the channels d, `v` the input x, `q` and `k` the
+    same, `beta` the step size. Computes in float32, or in float64 where an input is float64; any device.
+    Arguments, shapes, results and errors are those of :func:`fla_longhorn.ops.chunk_longhorn`, which this one checks.
+    """
+    check_inputs(
+        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first, allow_float64=True,
+    )
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    tensors = [x for x in (q, k, v, beta, initial_state, D, z) if x is not None]
+    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+    out_dtype = v.dtype
+
+    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.sigmoid()
+    if beta.dim() == 3:
+        beta = beta[..., None].expand_as(v)
+    # [B, T, H, V]
+    eps = beta / (1 + beta * k.square().sum(-1, keepdim=True))
+
+    # (row of the batch, first token, last token + 1) of each sequence
+    if cu_seqlens is None:
+        spans = [(slice(None), 0, T)]
+    else:
+        bounds = (cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        spans = [(slice(0, 1), bos, eos) for bos, eos in zip(bounds[:-1], bounds[1:], strict=True)]
+    N = B if cu_seqlens is None else len(spans)
+    # [N, H, K, V]
+    states = q.new_zeros(N, H, K, V) if initial_state is None else initial_state.to(dtype)
+    if initial_state is not None and state_v_first:
+        states = states.transpose(-1, -2)
+
+    outputs, final_states = [], []
+    for i, (rows, bos, eos) in enumerate(spans):
+        S = states if cu_seqlens is None else states[i:i + 1]
+        for t in range(bos, eos):
+            # [B, H, K, 1] and [B, H, 1, V]
+            q_t, k_t = q[rows, t, :, :, None], k[rows, t, :, :, None]
+            v_t, eps_t = v[rows, t, :, None, :], eps[rows, t, :, None, :]
+            S = (1 - k_t.square() * eps_t) * S + k_t * (eps_t * v_t)
+            outputs.append((q_t * S).sum(-2))
+        final_states.append(S)
+
+    o = torch.stack(outputs, 1) * (1.0 if scale is None else scale)
+    if D is not None:
+        o = o + D.to(dtype) * v
+    if z is not None:
+        o = o * torch.nn.functional.silu(z.to(dtype))
+    final_state = None
+    if output_final_state:
+        final_state = torch.cat(final_states)
+        if state_v_first:
+            final_state = final_state.transpose(-1, -2)
+    return o.to(out_dtype), final_state
