@@ -1,0 +1,39 @@
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import fla_longhorn  # noqa: F401  registers
+
+INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
+
+# the same draws in every run, and no deadline: compiling and interpreting take as long as they take
+settings.register_profile(
+    'suite', deadline=None, derandomize=True, max_examples=12 if INTERPRETING else 40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.load_profile('suite')
+
+
+def pytest_addoption(parser):
+    parser.addoption('--device', default='cpu', help='where the tests run: cpu or cuda')
+
+
+@pytest.fixture(scope='session')
+def device(request) -> torch.device:
+    return torch.device(request.config.getoption('--device'))
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poison():
+    """Fill what `torch.empty` and its kin return with NaN, so that an element that nobody wrote shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)

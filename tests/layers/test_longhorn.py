@@ -1,0 +1,186 @@
+"""The layer: its equation, and the ways a sequence can reach it (whole, in pieces, padded, packed)."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fla.models.utils import Cache
+
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.ops import naive_recurrent_longhorn
+
+LAYERS = {
+    'paper': {},
+    'heads': {'num_heads': 2, 'state_size': 5},
+    'scalar_beta': {'scalar_beta': True, 'num_heads': 4, 'state_size': 8},
+    'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'beta_rank': 7},
+}
+
+
+@pytest.fixture(params=list(LAYERS))
+def layer(request, device):
+    layer = Longhorn(hidden_size=24, layer_idx=0, **LAYERS[request.param])
+    with torch.no_grad():
+        for x in layer.parameters():
+            x.add_(torch.randn_like(x) * 0.2)
+    return layer.to(device)
+
+
+def written_out(layer: Longhorn, h: torch.Tensor) -> torch.Tensor:
+    """The block's equation, plain PyTorch in float64 (the authors' models/longhorn.py, in our words)."""
+    p = {name: x.detach().double() for name, x in layer.named_parameters()}
+    width, heads = layer.conv1d.kernel_size[0], layer.num_heads
+    x, z = F.linear(h.double(), p['in_proj.weight'], p.get('in_proj.bias')).chunk(2, -1)
+    x = F.conv1d(
+        F.pad(x.mT, (width - 1, 0)), p['conv1d.weight'], p.get('conv1d.bias'), groups=x.shape[-1],
+    ).mT
+    v = F.silu(x)
+    b, k, q = F.linear(v, p['x_proj.weight']).split([layer.beta_rank, *[heads * layer.state_size] * 2], -1)
+    beta = F.linear(b, p['beta_proj.weight'], p['beta_proj.bias']).sigmoid()
+    q, k, v, z = (y.unflatten(-1, (heads, -1)) for y in (q, k, v, z))
+    beta = beta if layer.scalar_beta else beta.unflatten(-1, (heads, -1))
+    o, _ = naive_recurrent_longhorn(q, k, v, beta)
+    o = (o + p['D'].unflatten(0, (heads, -1)) * v) * F.silu(z)
+    return F.linear(o.flatten(-2), p['out_proj.weight'], p.get('out_proj.bias'))
+
+
+@pytest.mark.parametrize('T', [1, 13, 70])
+def test_equation(layer, device, T):
+    h = torch.randn(2, T, 24, device=device)
+    o, attentions, cache = layer(h)
+    assert attentions is None
+    assert cache is None
+    expected = written_out(layer, h)
+    assert (o - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_gradients(device):
+    """Of the input and of every parameter, against autograd through the same layer with the naive op in float64."""
+    layer = Longhorn(hidden_size=16, num_heads=2, state_size=4).to(device)
+    h = torch.randn(2, 70, 16, device=device, requires_grad=True)
+    layer(h)[0].square().sum().backward()
+    exact = torch.func.functional_call
+    parameters = {name: x.detach().double().requires_grad_() for name, x in layer.named_parameters()}
+
+    class Written(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, h):
+            return differentiable(self.layer, h)
+
+    def differentiable(layer, h):
+        x, z = F.linear(h, layer.in_proj.weight).chunk(2, -1)
+        x = F.conv1d(F.pad(x.mT, (3, 0)), layer.conv1d.weight, layer.conv1d.bias, groups=x.shape[-1]).mT
+        v = F.silu(x)
+        b, k, q = F.linear(v, layer.x_proj.weight).split([layer.beta_rank, 8, 8], -1)
+        q, k, v, z, beta = (
+            y.unflatten(-1, (2, -1)) for y in (q, k, v, z, F.linear(b, layer.beta_proj.weight, layer.beta_proj.bias))
+        )
+        o, _ = naive_recurrent_longhorn(
+            q, k, v, beta, D=layer.D.unflatten(0, (2, -1)), z=z, use_beta_sigmoid_in_kernel=True,
+        )
+        return F.linear(o.flatten(-2), layer.out_proj.weight)
+
+    h_exact = h.detach().double().requires_grad_()
+    o = exact(Written(), {f'layer.{name}': x for name, x in parameters.items()}, (h_exact,))
+    o.square().sum().backward()
+    got = {'h': h.grad, **{name: x.grad for name, x in layer.named_parameters()}}
+    ref = {'h': h_exact.grad, **{name: x.grad for name, x in parameters.items()}}
+    errors = {name: ((got[name] - ref[name]).norm() / ref[name].norm()).item() for name in ref}
+    assert max(errors.values()) <= 1e-4, errors
+
+
+@pytest.mark.parametrize('pieces', [[9] + [1] * 5, [1] * 6, [2, 3, 1, 4], [70, 1, 2, 80]], ids=str)
+def test_in_pieces(layer, device, pieces):
+    """Prefill, then token by token or several at a time, through fla's cache."""
+    h = torch.randn(2, sum(pieces), 24, device=device)
+    with torch.no_grad():
+        whole, _, _ = layer(h)
+        cache = Cache()
+        parts = [layer(part, past_key_values=cache, use_cache=True)[0] for part in h.split(pieces, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+    assert cache.get_seq_length() == sum(pieces)
+    assert cache[0]['recurrent_state'].dtype == torch.float32
+
+
+def test_packed(layer, device):
+    lengths = [5, 1, 66, 3]
+    h = torch.randn(1, sum(lengths), 24, device=device)
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
+    o, _, _ = layer(h, cu_seqlens=cu_seqlens)
+    separate = torch.cat([layer(part)[0] for part in h.split(lengths, 1)], 1)
+    torch.testing.assert_close(o, separate, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('then', [[], [1, 1], [3]], ids=str)
+def test_left_padding(layer, device, then):
+    """Padded rows give what they give alone, at once and when decoding goes on, and padding gives zero."""
+    lengths, T = [2, 9, 5], 9
+    h = torch.randn(3, T + sum(then), 24, device=device)
+    mask = torch.ones(3, T + sum(then), dtype=torch.long, device=device)
+    for row, length in enumerate(lengths):
+        mask[row, :T - length] = 0
+    with torch.no_grad():
+        cache, outputs, seen = Cache(), [], 0
+        for step in [T, *then]:
+            seen += step
+            part = h[:, seen - step:seen]
+            outputs.append(layer(part, mask[:, :seen], cache, use_cache=True)[0])
+        o = torch.cat(outputs, 1)
+        for row, length in enumerate(lengths):
+            alone, _, _ = layer(h[row:row + 1, T - length:])
+            torch.testing.assert_close(o[row:row + 1, T - length:], alone, rtol=1e-4, atol=1e-5)
+            assert not o[row, :T - length].any()
+
+
+def test_boundaries_win_over_mask(layer, device):
+    h = torch.randn(1, 8, 24, device=device)
+    cu_seqlens = torch.tensor([0, 3, 8], device=device)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]], device=device)
+    assert torch.equal(layer(h, mask, cu_seqlens=cu_seqlens)[0], layer(h, cu_seqlens=cu_seqlens)[0])
+
+
+def test_autocast(device):
+    layer = Longhorn(hidden_size=32).to(device)
+    h = torch.randn(2, 70, 32, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        o, _, _ = layer(h)
+    o.float().sum().backward()
+    assert o.dtype == torch.bfloat16
+    expected, _, _ = layer(h)
+    assert (o - expected).norm() <= 2e-2 * expected.norm()
+    assert all(x.grad is not None and x.grad.dtype == torch.float32 for x in layer.parameters())
+
+
+def test_bfloat16_keeps_a_float32_state(device):
+    layer = Longhorn(hidden_size=32, layer_idx=0).to(device, torch.bfloat16)
+    cache = Cache()
+    with torch.no_grad():
+        for _ in range(2):
+            o, _, _ = layer(torch.randn(2, 1, 32, device=device, dtype=torch.bfloat16), past_key_values=cache, use_cache=True)
+    assert o.dtype == torch.bfloat16
+    assert cache[0]['recurrent_state'].dtype == torch.float32
+
+
+BAD = [
+    ({'mode': 'fused_chunk'}, r"mode must be one of \['chunk', 'fused_recurrent'\], got 'fused_chunk'"),
+    ({'expand': 1.01}, 'expand \\* hidden_size must be a positive integer'),
+    ({'num_heads': 5}, 'num_heads must divide expand \\* hidden_size = 48, got 5'),
+    ({'state_size': 257}, 'state_size must be between 1 and 256, got 257'),
+    ({'beta_rank': 0}, "beta_rank must be 'auto' or a positive integer, got 0"),
+]
+
+
+@pytest.mark.parametrize('options, message', BAD)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Longhorn(hidden_size=24, **options)
+
+
+def test_bad_calls():
+    layer = Longhorn(hidden_size=24)
+    with pytest.raises(ValueError, match=r'attention_mask must be a 0-1 padding mask .*got shape \[1, 4, 4\]'):
+        layer(torch.randn(1, 4, 24), torch.ones(1, 4, 4))
+    with pytest.raises(ValueError, match='layer_idx'):
+        layer(torch.randn(1, 4, 24), past_key_values=Cache(), use_cache=True)

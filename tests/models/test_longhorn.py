@@ -1,0 +1,317 @@
+"""The models: training, saving, generating, initialisation, the authors' checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from fla_longhorn import LonghornConfig, LonghornForCausalLM, LonghornModel, convert_official_state_dict
+from fla_longhorn.ops import naive_recurrent_longhorn
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+SIZES = {'120M': 128_563_968, '350M': 369_968_128, '1.3B': 1_369_081_856}
+
+
+def small(**options) -> LonghornConfig:
+    return LonghornConfig(**{
+        'hidden_size': 32, 'num_hidden_layers': 3, 'vocab_size': 53, 'state_size': 4, 'pad_token_id': 0, **options,
+    })
+
+
+@pytest.fixture
+def model(device) -> LonghornForCausalLM:
+    model = LonghornForCausalLM(small()).to(device).eval()
+    with torch.no_grad():
+        # larger logits than at initialisation, so that beams and greedy choices are well apart
+        model.model.embeddings.weight.mul_(20)
+    return model
+
+
+VARIANTS = {
+    'paper': {},
+    'mlp': {'hidden_ratio': 2},
+    'plain modules': {'fuse_norm': False, 'fuse_swiglu': False, 'fuse_cross_entropy': False, 'hidden_ratio': 4},
+    'fused loss': {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True},
+    'untied': {'tie_word_embeddings': False, 'scalar_beta': True, 'num_heads': 2, 'use_bias': True},
+    'l2warp': {'use_l2warp': True, 'attn_mode': 'fused_recurrent'},
+}
+
+
+@pytest.mark.parametrize('name', list(VARIANTS))
+def test_loss_falls(name, device):
+    model = LonghornForCausalLM(small(**VARIANTS[name])).to(device).train()
+    ids = torch.randint(53, (4, 80), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(12):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        assert all(x.grad is not None and torch.isfinite(x.grad).all() for x in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.75 * losses[0]
+    assert losses[0] == pytest.approx(torch.tensor(53.0).log().item(), rel=0.1)
+
+
+def test_loss_is_cross_entropy(model, device):
+    ids = torch.randint(53, (2, 17), device=device)
+    labels = ids.masked_fill(torch.rand(2, 17, device=device) < 0.4, -100)
+    output = model(ids, labels=labels)
+    expected = F.cross_entropy(output.logits[:, :-1].flatten(0, 1).double(), labels[:, 1:].flatten())
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    total = model(ids, labels=labels, num_items_in_batch=7).loss
+    count = (labels[:, 1:] != -100).sum().item()
+    assert total.item() == pytest.approx(expected.item() * count / 7, rel=1e-5)
+
+
+def test_save_and_load_is_exact(model, tmp_path, device):
+    ids = torch.randint(53, (2, 17), device=device)
+    expected = model(ids).logits
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).to(device)
+    assert type(again) is LonghornForCausalLM
+    assert torch.equal(again(ids).logits, expected)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    base = AutoModel.from_pretrained(tmp_path).to(device)
+    assert type(base) is LonghornModel
+    assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).to(device)
+    assert (half(ids).logits - expected).norm() < 0.05 * expected.norm()
+
+
+def test_config_round_trip(tmp_path):
+    config = small(num_heads=2, scalar_beta=True, beta_rank=3, expand=1.5)
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is LonghornConfig
+    assert again.to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize('name', list(SIZES))
+def test_presets(name):
+    """The paper's sizes with tied embeddings; its Table 1 prints 128.6M and 369.8M, the authors' code has 369.97M."""
+    path = CONFIGS / f'longhorn_{name}.json'
+    config = AutoConfig.from_pretrained(path)
+    assert set(json.loads(path.read_text())) - {'architectures', 'model_type'} <= set(config.to_dict())
+    with torch.device('meta'):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(x.numel() for x in model.parameters()) == SIZES[name]
+
+
+def test_default_config_trains_and_generates(device):
+    """`LonghornConfig()`, 128.6M parameters with every default, takes a training step and generates on any machine."""
+    model = LonghornForCausalLM(LonghornConfig()).to(device)
+    ids = torch.randint(50304, (1, 24), device=device)
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(torch.tensor(50304.0).log().item(), rel=0.05)
+    out = model.eval().generate(ids[:, :8], max_new_tokens=4, do_sample=False, eos_token_id=None)
+    assert out.shape == (1, 12)
+
+
+class TestInitialisation:
+    """The authors' `_init_weights`: PyTorch's defaults, zero biases, embeddings 0.02, out_proj over sqrt(layers)."""
+
+    def check(self, model: LonghornForCausalLM):
+        config, layers = model.config, model.model.layers
+        assert model.model.embeddings.weight.std().item() == pytest.approx(config.initializer_range, rel=0.05)
+        assert model.lm_head.weight is model.model.embeddings.weight
+        for layer in layers:
+            mixer = layer.attn
+            assert torch.equal(mixer.D, torch.ones_like(mixer.D))
+            assert mixer.D._no_weight_decay
+            assert not mixer.beta_proj.bias.any()
+            assert torch.equal(layer.attn_norm.weight, torch.ones_like(layer.attn_norm.weight))
+            for projection, branches in (
+                (mixer.in_proj, 1), (mixer.x_proj, 1), (mixer.beta_proj, 1), (mixer.out_proj, len(layers)),
+            ):
+                bound = (projection.in_features * branches) ** -0.5
+                assert bound * 0.97 < projection.weight.abs().max().item() <= bound * 1.0001
+                assert projection.weight.std().item() == pytest.approx(bound / 3 ** 0.5, rel=0.1)
+            bound = config.conv_size ** -0.5
+            assert bound * 0.9 < mixer.conv1d.weight.abs().max().item() <= bound * 1.0001
+            assert 0 < mixer.conv1d.bias.abs().max().item() <= bound * 1.0001
+        assert not torch.equal(layers[0].attn.in_proj.weight, layers[1].attn.in_proj.weight)
+
+    def test_fresh(self):
+        self.check(LonghornForCausalLM(small(hidden_size=64)))
+
+    def test_from_meta(self):
+        with torch.device('meta'):
+            model = LonghornForCausalLM(small(hidden_size=64))
+        model.to_empty(device='cpu')
+        with torch.no_grad():
+            for x in model.parameters():
+                x.fill_(float('nan'))
+        for module in model.modules():
+            module._is_hf_initialized = False
+        model.init_weights()
+        self.check(model)
+
+    def test_missing_weights_are_initialised_and_the_others_kept(self, tmp_path):
+        model = LonghornForCausalLM(small(hidden_size=64))
+        with torch.no_grad():
+            for x in model.parameters():
+                x.add_(3.0)
+        kept = {name: x for name, x in model.state_dict().items() if 'layers.1.' not in name and name != 'lm_head.weight'}
+        model.save_pretrained(tmp_path, state_dict=kept)
+        again = LonghornForCausalLM.from_pretrained(tmp_path)
+        loaded = again.state_dict()
+        assert all(torch.equal(loaded[name], x) for name, x in kept.items())
+        mixer = again.model.layers[1].attn
+        bound = (mixer.out_proj.in_features * 3) ** -0.5
+        assert bound * 0.97 < mixer.out_proj.weight.abs().max().item() <= bound * 1.0001
+        assert torch.equal(mixer.D, torch.ones_like(mixer.D))
+        assert not mixer.beta_proj.bias.any()
+
+
+class TestGeneration:
+    def prompts(self, device):
+        """A batch with left padding, and its rows alone."""
+        lengths = [3, 8, 6]
+        ids = torch.randint(3, 53, (3, 8), device=device)
+        mask = torch.ones_like(ids)
+        for row, length in enumerate(lengths):
+            ids[row, :8 - length] = 0
+            mask[row, :8 - length] = 0
+        return ids, mask, [ids[row:row + 1, 8 - length:] for row, length in enumerate(lengths)]
+
+    @pytest.mark.parametrize('beams', [1, 4])
+    def test_cached_equals_uncached_and_alone(self, model, device, beams):
+        ids, mask, rows = self.prompts(device)
+        options = {'max_new_tokens': 12, 'num_beams': beams, 'do_sample': False, 'eos_token_id': None}
+        cached = model.generate(ids, attention_mask=mask, **options)
+        uncached = model.generate(ids, attention_mask=mask, use_cache=False, **options)
+        assert torch.equal(cached, uncached)
+        for row, alone in enumerate(rows):
+            assert torch.equal(model.generate(alone, **options)[0, alone.shape[1]:], cached[row, 8:])
+        assert len(set(cached[:, 8:].flatten().tolist())) > 3
+
+    def test_stops_at_eos(self, model, device):
+        ids, mask, _ = self.prompts(device)
+        free = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        eos = free[1, 8 + 4].item()
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=eos)
+        for row in range(3):
+            stop = (free[row, 8:] == eos).nonzero()
+            end = 8 + (stop[0].item() + 1 if len(stop) else 12)
+            assert torch.equal(out[row, :end], free[row, :end])
+            assert (out[row, end:] == 0).all()
+
+    def test_logits_step_by_step(self, model, device):
+        ids = torch.randint(53, (2, 90), device=device)
+        with torch.no_grad():
+            whole = model(ids).logits
+            cache, parts = None, []
+            for part in ids.split([70, 1, 1, 5, 13], 1):
+                output = model(part, past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                parts.append(output.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
+        assert cache.get_seq_length() == 90
+
+    def test_logits_to_keep(self, model, device):
+        ids = torch.randint(53, (2, 9), device=device)
+        torch.testing.assert_close(model(ids, logits_to_keep=1).logits, model(ids).logits[:, -1:])
+
+
+def test_packed(model, device):
+    lengths = [5, 70, 1, 9]
+    ids = torch.randint(53, (1, sum(lengths)), device=device)
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
+    packed = model(ids, cu_seqlens=cu_seqlens).logits
+    separate = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
+    torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-4)
+
+
+def test_gradient_checkpointing(device):
+    ids = torch.randint(53, (2, 70), device=device)
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = LonghornForCausalLM(small()).to(device).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(ids, labels=ids).loss.backward()
+        gradients.append([x.grad for x in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_hidden_states_and_tuples(model, device):
+    ids = torch.randint(53, (2, 9), device=device)
+    output = model(ids, output_hidden_states=True)
+    assert len(output.hidden_states) == model.config.num_hidden_layers + 1
+    torch.testing.assert_close(model.lm_head(output.hidden_states[-1]), output.logits)
+    assert torch.equal(model(ids, return_dict=False)[0], output.logits)
+    embeds = model.get_input_embeddings()(ids)
+    assert torch.equal(model(inputs_embeds=embeds).logits, output.logits)
+
+
+def test_resize_token_embeddings(model, device):
+    model.resize_token_embeddings(60)
+    assert model(torch.tensor([[59, 1]], device=device)).logits.shape == (1, 2, 60)
+    assert model.lm_head.weight is model.model.embeddings.weight
+
+
+class OfficialBlock(nn.Module):
+    """The authors' block by its parameter names, computed in plain PyTorch."""
+
+    def __init__(self, d: int, state: int):
+        super().__init__()
+        inner, rank = 2 * d, -(-d // 16)
+        self.norm = nn.RMSNorm(d, eps=1e-5)
+        self.mixer = nn.Module()
+        self.mixer.in_proj = nn.Linear(d, 2 * inner, bias=False)
+        self.mixer.conv1d = nn.Conv1d(inner, inner, 4, groups=inner, padding=3)
+        self.mixer.x_proj = nn.Linear(inner, rank + 2 * state, bias=False)
+        self.mixer.dt_head = nn.Linear(rank, inner)
+        self.mixer.out_proj = nn.Linear(inner, d, bias=False)
+        self.mixer.D = nn.Parameter(torch.randn(inner))
+        self.split = [rank, state, state]
+
+    def forward(self, h):
+        m = self.mixer
+        x, z = m.in_proj(self.norm(h)).chunk(2, -1)
+        x = F.silu(m.conv1d(x.mT)[..., :h.shape[1]].mT)
+        dt, k, q = m.x_proj(x).split(self.split, -1)
+        o, _ = naive_recurrent_longhorn(*(y[:, :, None] for y in (q, k, x, m.dt_head(dt).sigmoid())))
+        return h + m.out_proj((o[:, :, 0] + m.D * x) * F.silu(z))
+
+
+class OfficialModel(nn.Module):
+    def __init__(self, vocab: int, d: int, layers: int, state: int):
+        super().__init__()
+        self.backbone = nn.Module()
+        self.backbone.embedding = nn.Embedding(vocab, d)
+        self.backbone.layers = nn.ModuleList(OfficialBlock(d, state) for _ in range(layers))
+        self.backbone.norm_f = nn.RMSNorm(d, eps=1e-5)
+        self.lm_head = nn.Linear(d, vocab, bias=False)
+        self.lm_head.weight = self.backbone.embedding.weight
+
+    def forward(self, ids):
+        h = self.backbone.embedding(ids)
+        for layer in self.backbone.layers:
+            h = layer(h)
+        return self.lm_head(self.backbone.norm_f(h))
+
+
+@pytest.mark.parametrize('prefix', ['', 'transformer.', '_orig_mod.transformer.'])
+def test_official_checkpoint(device, prefix):
+    official = OfficialModel(vocab=40, d=32, layers=2, state=16).to(device)
+    state_dict = {prefix + name: x for name, x in official.state_dict().items()}
+    model = LonghornForCausalLM(LonghornConfig(hidden_size=32, num_hidden_layers=2, vocab_size=40)).to(device)
+    model.load_state_dict(convert_official_state_dict(state_dict), strict=True)
+    ids = torch.randint(40, (2, 70), device=device)
+    torch.testing.assert_close(model(ids).logits, official(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_bad_official_checkpoint():
+    with pytest.raises(ValueError, match="'backbone.layers.0.mixer.A_log', which is no parameter"):
+        convert_official_state_dict({'backbone.layers.0.mixer.A_log': torch.ones(2)})
+    with pytest.raises(ValueError, match="'model.norm.weight' twice, the second time as 'transformer.backbone.norm_f.weight'"):
+        convert_official_state_dict({f'{p}backbone.norm_f.weight': torch.ones(2) for p in ('', 'transformer.')})

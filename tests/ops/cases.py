@@ -1,0 +1,145 @@
+"""One case of the ops: inputs, the float64 reference by the naive op, and the comparison of every output and gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fla_longhorn.ops import naive_recurrent_longhorn
+
+# DESIGN's bounds on |a - ref| / |ref|: (outputs, gradients)
+TOLERANCE = {
+    torch.float32: (1e-5, 1e-4),
+    torch.bfloat16: (5e-3, 5e-3),
+    torch.float16: (5e-3, 5e-3),
+}
+GRADIENTS = ('q', 'k', 'v', 'beta', 'initial_state', 'D', 'z')
+
+
+@dataclass(frozen=True)
+class Case:
+    B: int = 2
+    T: int = 33
+    H: int = 2
+    K: int = 16
+    V: int = 20
+    dtype: torch.dtype = torch.float32
+    scalar_beta: bool = False
+    sigmoid: bool = False
+    D: bool = False
+    z: bool = False
+    initial_state: bool = False
+    state_v_first: bool = False
+    scale: float | None = None
+    lengths: tuple[int, ...] | None = None
+    options: dict = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        default = Case()
+        parts = [f'{n}{getattr(self, n)}' for n in 'BTHKV']
+        parts += [str(self.dtype).removeprefix('torch.')] if self.dtype != default.dtype else []
+        for name in ('scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'state_v_first'):
+            parts += [name] if getattr(self, name) else []
+        parts += [f'scale{self.scale}'] if self.scale is not None else []
+        parts += ['lengths' + '+'.join(map(str, self.lengths))] if self.lengths is not None else []
+        return '-'.join(parts)
+
+    def packed(self, *lengths: int) -> Case:
+        return replace(self, B=1, T=sum(lengths), lengths=lengths)
+
+
+def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -> dict[str, torch.Tensor]:
+    """Leaf tensors by the ops' argument names, standard normal keys and queries, `beta` over (0, 1) or its logits."""
+    generator = torch.Generator().manual_seed(seed)
+    B, T, H, K, V = case.B, case.T, case.H, case.K, case.V
+
+    def draw(*shape, dtype=case.dtype):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    beta = draw(B, T, H) if case.scalar_beta else draw(B, T, H, V)
+    inputs = {
+        'q': draw(B, T, H, K),
+        'k': draw(B, T, H, K),
+        'v': draw(B, T, H, V),
+        'beta': beta if case.sigmoid else beta.float().sigmoid().to(case.dtype),
+    }
+    N = B if case.lengths is None else len(case.lengths)
+    if case.initial_state:
+        shape = (N, H, V, K) if case.state_v_first else (N, H, K, V)
+        inputs['initial_state'] = draw(*shape, dtype=torch.float32)
+    if case.D:
+        inputs['D'] = draw(H, V)
+    if case.z:
+        inputs['z'] = draw(B, T, H, V)
+    return {name: x.to(device).requires_grad_() for name, x in inputs.items()}
+
+
+def make_options(case: Case, device: torch.device | str = 'cpu') -> dict:
+    options = {
+        'scale': case.scale,
+        'use_beta_sigmoid_in_kernel': case.sigmoid,
+        'state_v_first': case.state_v_first,
+        'output_final_state': True,
+        **case.options,
+    }
+    if case.lengths is not None:
+        options['cu_seqlens'] = torch.tensor([0, *case.lengths]).cumsum(0).to(device)
+    return options
+
+
+def run(op, inputs: dict[str, torch.Tensor], options: dict, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Outputs and, for a random gradient of both, the gradients of all inputs."""
+    for x in inputs.values():
+        x.grad = None
+    o, final_state = op(**inputs, **options)
+    generator = torch.Generator().manual_seed(seed)
+    do = torch.randn(o.shape, generator=generator).to(o)
+    dht = torch.randn(final_state.shape, generator=generator).to(final_state)
+    torch.autograd.backward((o, final_state), (do, dht))
+    return {'o': o.detach(), 'final_state': final_state.detach(), **{f'd{name}': x.grad for name, x in inputs.items()}}
+
+
+def reference(inputs: dict[str, torch.Tensor], options: dict, seed: int = 1) -> dict[str, torch.Tensor]:
+    """The naive op in float64 on the very numbers that the op under test is given, and the same output gradients."""
+    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    dtype = inputs['v'].dtype
+    o, final_state = naive_recurrent_longhorn(**exact, **options)
+    generator = torch.Generator().manual_seed(seed)
+    do = torch.randn(o.shape, generator=generator).to(dtype).to(o)
+    dht = torch.randn(final_state.shape, generator=generator).to(final_state)
+    torch.autograd.backward((o, final_state), (do, dht))
+    return {'o': o.detach(), 'final_state': final_state.detach(), **{f'd{name}': x.grad for name, x in exact.items()}}
+
+
+def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
+    """`|a - ref| / |ref|`, infinite where a value is not finite or where zeros are not met exactly."""
+    a, ref = a.double().cpu(), ref.double().cpu()
+    assert a.shape == ref.shape, (a.shape, ref.shape)
+    if not torch.isfinite(a).all():
+        return float('inf')
+    norm = ref.norm().item()
+    difference = (a - ref).norm().item()
+    if norm == 0:
+        return 0.0 if difference == 0 else float('inf')
+    return difference / norm
+
+
+def assert_close(got: dict[str, torch.Tensor], ref: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    outputs, gradients = TOLERANCE[dtype]
+    errors = {name: relative_error(got[name], ref[name]) for name in ref}
+    bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in ref}
+    off = {name: f'{error:.2e} > {bounds[name]:.0e}' for name, error in errors.items() if not error <= bounds[name]}
+    assert not off, off
+
+
+def check(op, case: Case, device: torch.device | str = 'cpu') -> dict[str, torch.Tensor]:
+    """Run `op` on a case and compare all it returns with the reference, dtypes included."""
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    got = run(op, inputs, options)
+    assert got['o'].dtype == inputs['v'].dtype
+    assert got['final_state'].dtype == torch.float32
+    for name, x in inputs.items():
+        assert got[f'd{name}'].dtype == x.dtype, name
+    assert_close(got, reference(inputs, options), case.dtype)
+    return got

@@ -1,0 +1,296 @@
+"""The ops of every backend against the naive one in float64: outputs and all gradients."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops.checkpoints import checkpoint_interval
+from tests.conftest import INTERPRETING
+from tests.ops.cases import TOLERANCE, Case, assert_close, check, make_inputs, make_options, reference, relative_error, run
+
+OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
+INTERVAL = checkpoint_interval(4)
+
+pytestmark = pytest.mark.usefixtures('poison')
+
+
+@pytest.fixture(params=list(OPS))
+def op(request):
+    return OPS[request.param]
+
+
+@pytest.fixture(params=['triton'] if INTERPRETING else ['numba', 'torch'], autouse=True)
+def backend(request, monkeypatch, device):
+    name = 'triton' if device.type == 'cuda' else request.param
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', name)
+    return name
+
+
+SHAPES = [
+    Case(B=1, T=1, H=1, K=1, V=1),
+    Case(B=1, T=2, H=1, K=3, V=5),
+    Case(B=2, T=INTERVAL - 1, H=1, K=4, V=33),
+    Case(B=2, T=INTERVAL, H=2, K=4, V=32),
+    Case(B=1, T=INTERVAL + 1, H=3, K=4, V=64),
+    Case(B=1, T=40, H=1, K=16, V=130),
+    Case(B=1, T=37, H=1, K=17, V=9),
+    Case(B=1, T=21, H=1, K=64, V=34),
+    Case(B=1, T=9, H=1, K=130, V=3),
+    Case(B=1, T=6, H=1, K=256, V=36),
+] if INTERPRETING else [
+    Case(B=1, T=1, H=1, K=1, V=1),
+    Case(B=1, T=2, H=1, K=3, V=5),
+    Case(B=3, T=INTERVAL - 1, H=1, K=4, V=33),
+    Case(B=2, T=INTERVAL, H=2, K=4, V=32),
+    Case(B=1, T=INTERVAL + 1, H=3, K=4, V=64),
+    Case(B=2, T=400, H=1, K=16, V=130),
+    Case(B=1, T=137, H=2, K=17, V=9),
+    Case(B=1, T=300, H=1, K=64, V=34),
+    Case(B=1, T=60, H=1, K=130, V=70),
+    Case(B=1, T=520, H=1, K=256, V=36),
+]
+
+
+@pytest.mark.parametrize('case', SHAPES, ids=str)
+def test_shapes(op, case, device):
+    check(op, replace(case, initial_state=True), device)
+
+
+FLAGS = [
+    Case(T=35, K=4, V=12, scalar_beta=scalar, sigmoid=sigmoid, D=D, z=z, initial_state=h0, state_v_first=v_first, scale=scale)
+    for scalar, sigmoid, D, z, h0, v_first, scale in (
+        (False, False, False, False, False, False, None),
+        (False, True, True, True, True, False, None),
+        (False, True, False, True, False, True, 0.25),
+        (True, False, True, False, True, True, 2.0),
+        (True, True, True, True, True, False, None),
+        (True, True, False, False, False, False, -1.0),
+        (False, False, True, True, True, True, 0.0),
+    )
+]
+
+
+@pytest.mark.parametrize('case', FLAGS, ids=str)
+def test_flags(op, case, device):
+    check(op, case, device)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('case', FLAGS[1:5:3], ids=str)
+def test_low_precision(op, case, dtype, device):
+    check(op, replace(case, dtype=dtype), device)
+
+
+def test_mixed_dtypes(op, device):
+    """Each input keeps its own dtype, as autocast hands them over: projections in bfloat16, D in float32."""
+    case = Case(K=4, D=True, z=True, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    for name, dtype in (('q', torch.bfloat16), ('k', torch.float16), ('beta', torch.bfloat16)):
+        inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
+    got = run(op, inputs, options)
+    assert {name: got[f'd{name}'].dtype for name in inputs} == {name: x.dtype for name, x in inputs.items()}
+    assert got['o'].dtype == torch.float32
+    ref = reference(inputs, options)
+    for name in ref:
+        dtype = inputs[name.removeprefix('d')].dtype if name.removeprefix('d') in inputs else torch.float32
+        assert relative_error(got[name], ref[name]) <= TOLERANCE[dtype][0 if name in ('o', 'final_state') else 1], name
+
+
+PACKED = [
+    (5, 1, 12),
+    (INTERVAL, 0, 1, INTERVAL + 1, 0),
+    (0, 3),
+    (2 * INTERVAL + 3, 1, 1, 1, 7),
+]
+
+
+@pytest.mark.parametrize('lengths', PACKED, ids=str)
+@pytest.mark.parametrize('case', [
+    Case(H=2, K=4, V=9, initial_state=True),
+    Case(H=1, K=3, V=33, D=True, z=True, sigmoid=True, scalar_beta=True, initial_state=True, state_v_first=True),
+], ids=str)
+def test_packed(op, case, lengths, device):
+    check(op, case.packed(*lengths), device)
+
+
+@pytest.mark.parametrize('dtype', [torch.int32, torch.int64], ids=str)
+def test_packed_is_separate(op, dtype, device):
+    lengths = (7, 0, INTERVAL + 2, 1)
+    case = Case(H=2, K=4, V=6, D=True, z=True, initial_state=True).packed(*lengths)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    options['cu_seqlens'] = options['cu_seqlens'].to(dtype)
+    o, state = op(**inputs, **options)
+    bounds = options.pop('cu_seqlens').tolist()
+    for i, (bos, eos) in enumerate(itertools.pairwise(bounds)):
+        if bos == eos:
+            torch.testing.assert_close(state[i], inputs['initial_state'][i], rtol=0, atol=0)
+            continue
+        part = {name: inputs[name][:, bos:eos] for name in ('q', 'k', 'v', 'beta', 'z')}
+        o_i, state_i = op(**part, D=inputs['D'], initial_state=inputs['initial_state'][i:i + 1], **options)
+        assert relative_error(o[:, bos:eos], o_i) <= 1e-6
+        assert relative_error(state[i:i + 1], state_i) <= 1e-6
+
+
+@given(T=st.integers(2, 2 * INTERVAL + 2), data=st.data())
+def test_split_is_whole(op, device, T, data):
+    """Stopping anywhere and going on from the state changes neither outputs nor gradients."""
+    case = Case(B=1, T=T, H=1, K=4, V=5, D=True, z=True, sigmoid=True, initial_state=True)
+    t = data.draw(st.integers(1, T - 1))
+    inputs, options = make_inputs(case, device), make_options(case, device)
+
+    def split(q, k, v, beta, z, initial_state, D, **options):
+        first, second = ([x[:, s] for x in (q, k, v, beta)] for s in (slice(0, t), slice(t, None)))
+        o_1, state = op(*first, z=z[:, :t], initial_state=initial_state, D=D, **options)
+        o_2, state = op(*second, z=z[:, t:], initial_state=state, D=D, **options)
+        return torch.cat([o_1, o_2], 1), state
+
+    assert_close(run(split, inputs, options), reference(inputs, options), case.dtype)
+
+
+@given(
+    T=st.integers(1, INTERVAL + 3), K=st.integers(1, 9), V=st.integers(1, 40), H=st.integers(1, 3),
+    flags=st.tuples(*[st.booleans()] * 6),
+)
+def test_any_shape(op, device, T, K, V, H, flags):
+    scalar_beta, sigmoid, D, z, initial_state, state_v_first = flags
+    check(op, Case(
+        B=1, T=T, H=H, K=K, V=V, scalar_beta=scalar_beta, sigmoid=sigmoid, D=D, z=z,
+        initial_state=initial_state, state_v_first=state_v_first,
+    ), device)
+
+
+@given(lengths=st.lists(st.one_of(st.integers(0, 5), st.sampled_from([INTERVAL - 1, INTERVAL, INTERVAL + 1])),
+                        min_size=1, max_size=5).filter(sum))
+def test_any_lengths(op, device, lengths):
+    check(op, Case(H=1, K=4, V=7, initial_state=True).packed(*lengths), device)
+
+
+@given(
+    size=st.sampled_from([0.0, 1e-4, 1.0, 100.0, 1e4]), beta=st.sampled_from([0.0, 1e-6, 0.5, 1.0]),
+    T=st.sampled_from([1, 2, INTERVAL, INTERVAL + 1]),
+)
+def test_extreme_values(op, device, size, beta, T):
+    """k = 0 or huge, beta at both ends: all finite, and as exact as the reference rounded to float32."""
+    case = Case(B=1, T=T, H=1, K=4, V=6, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    with torch.no_grad():
+        inputs['k'] *= size
+        inputs['beta'].fill_(beta)
+    got, ref = run(op, inputs, options), reference(inputs, options)
+    if size < 100:
+        assert_close(got, ref, case.dtype)
+    else:
+        # 1 - eps k^2 cancels, so that what remains is known to the rounding of the terms it came from
+        assert relative_error(got['o'], ref['o']) <= 1e-4
+        assert all(torch.isfinite(x).all() for x in got.values())
+
+
+@pytest.mark.parametrize('logit', [-1e4, 1e4])
+def test_extreme_logits(op, device, logit):
+    case = Case(B=1, T=9, H=1, K=4, V=6, sigmoid=True, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    with torch.no_grad():
+        inputs['beta'].fill_(logit)
+    assert_close(run(op, inputs, options), reference(inputs, options), case.dtype)
+
+
+def test_repeats_are_bit_equal(op, device):
+    case = Case(B=2, T=2 * INTERVAL + 5, H=2, K=4, V=70, D=True, z=True, scalar_beta=True, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    first, second = (run(op, inputs, options) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_strided_inputs(op, device):
+    """Slices of larger tensors, transposed and expanded ones: the usual way to meet a stride bug."""
+    B, T, H, K, V = 2, 19, 2, 4, 6
+    wide = torch.randn(B, T, 2 * H * V + 7, device=device)
+    keys = torch.randn(B, H, T, 2 * K + 3, device=device)
+    inputs = {
+        'q': keys[..., :K].transpose(1, 2),
+        'k': keys[..., K + 1:2 * K + 1].transpose(1, 2),
+        'v': wide[..., 3:3 + H * V].unflatten(-1, (H, V)),
+        'beta': torch.rand(1, 1, H, V, device=device).expand(B, T, H, V),
+        'z': wide[..., -H * V:].unflatten(-1, (H, V)),
+        'D': torch.randn(V, H, device=device).T,
+        'initial_state': torch.randn(B, V, K, H, device=device).permute(0, 3, 2, 1),
+    }
+    inputs = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    assert not any(x.is_contiguous() for x in inputs.values())
+    options = make_options(Case())
+    got, ref = run(op, inputs, options), reference(inputs, options)
+    assert_close(got, ref, torch.float32)
+
+
+def test_expanded_output_gradient(op, device):
+    case = Case(K=4)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    op(**inputs, **options)[0].sum().backward()
+    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    naive_recurrent_longhorn(**exact, **options)[0].sum().backward()
+    assert all(relative_error(inputs[name].grad, exact[name].grad) <= 1e-4 for name in inputs)
+
+
+def test_gradient_of_the_state_alone(op, device):
+    case = Case(B=1, K=4, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    op(**inputs, **options)[1].square().sum().backward()
+    assert inputs['q'].grad is None or not inputs['q'].grad.any()
+    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    naive_recurrent_longhorn(**exact, **options)[1].square().sum().backward()
+    assert all(relative_error(inputs[n].grad, exact[n].grad) <= 1e-4 for n in ('k', 'v', 'beta', 'initial_state'))
+
+
+def test_no_final_state_unless_asked(op, device):
+    inputs = make_inputs(Case(K=4), device)
+    o, state = op(**inputs)
+    assert state is None
+    assert torch.equal(o, op(**inputs, output_final_state=True)[0])
+
+
+def test_low_precision_state(op, device):
+    """A state in another floating dtype is taken, computed with in float32 and given a gradient of its own dtype."""
+    case = Case(B=1, K=4, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs['initial_state'] = inputs['initial_state'].detach().bfloat16().requires_grad_()
+    got = run(op, inputs, options)
+    assert got['final_state'].dtype == torch.float32
+    assert got['dinitial_state'].dtype == torch.bfloat16
+    assert relative_error(got['o'], reference(inputs, options)['o']) <= 1e-5
+
+
+def test_saved_for_backward(op, device):
+    """Inputs and coarse states, at most 1.15 times the inputs' bytes for K = 16 in bfloat16."""
+    case = Case(B=1, T=256, H=1, K=16, V=64, dtype=torch.bfloat16, sigmoid=True)
+    inputs, options = make_inputs(case, device), make_options(case, device)
+    saved = {}
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: saved.__setitem__(x.data_ptr(), x.untyped_storage().nbytes()) or x, lambda x: x,
+    ):
+        op(**inputs, **options)
+    given = sum(x.untyped_storage().nbytes() for x in inputs.values())
+    assert given <= sum(saved.values()) <= 1.15 * given
+
+
+def test_without_gradients_nothing_is_saved(op, device):
+    inputs = make_inputs(Case(K=4), device)
+    with torch.no_grad():
+        o, _ = op(**inputs)
+    assert not o.requires_grad
+
+
+def test_opcheck(op, device):
+    """Schema, fake tensors, autograd registration and AOT dispatch of the custom operators."""
+    case = Case(B=1, T=9, H=1, K=3, V=4, D=True, z=True, initial_state=True)
+    x = make_inputs(case, device)
+    torch.library.opcheck(
+        torch.ops.fla_longhorn.longhorn_fwd,
+        (x['q'], x['k'], x['v'], x['beta'], 1.0, x['initial_state'], x['D'], x['z'], None, False, False, True, True,
+         op is chunk_longhorn),
+        test_utils=('test_schema', 'test_autograd_registration', 'test_faketensor'),
+    )

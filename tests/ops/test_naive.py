@@ -1,0 +1,83 @@
+"""The oracle itself: against the paper's algorithm, finite differences and fla's own reference of a special case."""
+
+import pytest
+import torch
+from fla.ops.gla.naive import naive_recurrent_gla
+
+from fla_longhorn.ops import naive_recurrent_longhorn
+from tests.ops.cases import Case, make_inputs, make_options
+
+
+def algorithm_1(x, q, k, beta, S):
+    """The paper's Algorithm 1 (arXiv 2407.14207) for one head: x, beta [B, L, d], q, k [B, L, m], S [B, d, m]."""
+    outputs = []
+    for t in range(x.shape[1]):
+        x_t, q_t, k_t, beta_t = x[:, t], q[:, t], k[:, t], beta[:, t]
+        epsilon_t = beta_t / (1 + beta_t * torch.einsum('bm,bm->b', k_t, k_t)[:, None])
+        A_t = 1 - torch.einsum('bd,bm->bdm', epsilon_t, k_t * k_t)
+        B_t = torch.einsum('bd,bm->bdm', epsilon_t * x_t, k_t)
+        S = A_t * S + B_t
+        outputs.append(torch.einsum('bdm,bm->bd', S, q_t))
+    return torch.stack(outputs, 1), S
+
+
+def test_is_algorithm_1():
+    case = Case(B=3, T=19, H=1, K=5, V=7, initial_state=True)
+    inputs = {name: x.detach().double() for name, x in make_inputs(case).items()}
+    o, state = naive_recurrent_longhorn(**inputs, output_final_state=True)
+    squeezed = [inputs[name].squeeze(2) for name in ('v', 'q', 'k', 'beta')]
+    expected, S = algorithm_1(*squeezed, inputs['initial_state'].squeeze(1).mT)
+    torch.testing.assert_close(o.squeeze(2), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state.squeeze(1), S.mT, rtol=1e-12, atol=1e-12)
+
+
+CASES = [
+    Case(B=2, T=4, H=2, K=3, V=2, initial_state=True),
+    Case(B=1, T=4, H=1, K=2, V=3, scalar_beta=True, D=True, z=True, sigmoid=True, scale=0.5, initial_state=True),
+    Case(H=1, K=2, V=2, D=True, z=True, initial_state=True, state_v_first=True).packed(2, 0, 3),
+]
+
+
+@pytest.mark.parametrize('case', CASES, ids=str)
+def test_gradcheck(case):
+    inputs, options = make_inputs(case), make_options(case)
+    names = list(inputs)
+    values = [x.detach().double().requires_grad_() for x in inputs.values()]
+
+    def op(*values):
+        return naive_recurrent_longhorn(**dict(zip(names, values, strict=True)), **options)
+
+    assert torch.autograd.gradcheck(op, values)
+
+
+def test_scalar_beta_is_gated_linear_attention():
+    """DESIGN section 1: GLA with gk = log(1 - eps k^2) and values eps * v, by fla's reference, which computes in float32."""
+    case = Case(B=2, T=17, H=2, K=4, V=6, scalar_beta=True, initial_state=True)
+    inputs = {name: x.detach() for name, x in make_inputs(case).items()}
+    q, k, v, beta, h0 = inputs.values()
+    eps = beta / (1 + beta * k.square().sum(-1))
+    expected, state = naive_recurrent_gla(
+        q, k, v * eps[..., None], torch.log1p(-eps[..., None] * k.square()), initial_state=h0, output_final_state=True,
+    )
+    o, final_state = naive_recurrent_longhorn(**inputs, scale=4 ** -0.5, output_final_state=True)
+    torch.testing.assert_close(o, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(final_state, state, rtol=1e-5, atol=1e-5)
+
+
+def test_forgets_exactly_as_much_as_it_learns():
+    """A large key with beta > 0 makes the memory recall the value and nothing else, up to 1 / (beta |k|)."""
+    q = k = torch.tensor([1e6], dtype=torch.float64).view(1, 1, 1, 1)
+    v = torch.tensor([3.0, -2.0], dtype=torch.float64).view(1, 1, 1, 2)
+    o, _ = naive_recurrent_longhorn(
+        q, k, v, torch.full_like(v, 0.5), initial_state=torch.randn(1, 1, 1, 2, dtype=torch.float64),
+    )
+    torch.testing.assert_close(o, v, rtol=1e-5, atol=0)
+
+
+def test_dtypes():
+    case = Case(T=5)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        inputs = {name: x.detach().to(dtype) for name, x in make_inputs(case).items()}
+        o, state = naive_recurrent_longhorn(**inputs, output_final_state=True)
+        assert o.dtype == dtype
+        assert state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
