@@ -50,9 +50,9 @@ SHAPES = [
     Case(B=1, T=INTERVAL + 1, H=3, K=4, V=64),
     Case(B=2, T=400, H=1, K=16, V=130),
     Case(B=1, T=137, H=2, K=17, V=9),
-    Case(B=1, T=300, H=1, K=64, V=34),
+    Case(B=1, T=260, H=1, K=64, V=34),
     Case(B=1, T=60, H=1, K=130, V=70),
-    Case(B=1, T=520, H=1, K=256, V=36),
+    Case(B=1, T=270, H=1, K=256, V=12),
 ]
 
 
