@@ -1,0 +1,80 @@
+"""Training through transformers' `Trainer`, with a progress bar, and a stop once the recall is there to stay."""
+
+from __future__ import annotations
+
+import torch
+from tqdm.auto import tqdm
+from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, default_data_collator, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from examples.mqar.config import ModelArguments, RunArguments
+from examples.mqar.data import MQAR, HeldOut, TrainingStream
+from examples.mqar.evaluate import right_answers
+from fla_longhorn import LonghornForCausalLM
+
+
+class Progress(TrainerCallback):
+    """One bar, with the newest loss and held-out recall behind it."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit='step', dynamic_ncols=True)
+        self.shown = {}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for key, name in (('loss', 'loss'), ('eval_recall', 'recall')):
+            if key in logs:
+                self.shown[name] = f'{logs[key]:.3f}'
+        self.bar.set_postfix(self.shown)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.bar.close()
+
+
+class StopWhenLearned(TrainerCallback):
+    """Stop after `patience` evaluations in a row with a recall of at least `recall`."""
+
+    def __init__(self, recall: float, patience: int):
+        self.recall, self.patience = recall, patience
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        recalls = [entry['eval_recall'] for entry in state.log_history if 'eval_recall' in entry][-self.patience:]
+        if len(recalls) == self.patience and min(recalls) >= self.recall:
+            control.should_training_stop = True
+
+
+def likeliest(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """All that is kept of logits `[B, T, vocabulary]`: the likeliest next token `[B, T]`."""
+    return logits.argmax(dim=-1)
+
+
+def recall(prediction: EvalPrediction) -> dict[str, float]:
+    """The share of queries that are answered right."""
+    return {'recall': float(right_answers(prediction.predictions, prediction.label_ids).mean())}
+
+
+def build_trainer(task: MQAR, model_args: ModelArguments, run: RunArguments) -> Trainer:
+    """A `Trainer` with a fresh model, seeded."""
+    set_seed(run.seed)
+    trainer = Trainer(
+        model=LonghornForCausalLM(model_args.config(task)),
+        args=run.training_arguments(),
+        train_dataset=TrainingStream(task, run.seed),
+        eval_dataset=HeldOut(task, run.eval_size, (run.seed, 0)),
+        data_collator=default_data_collator,
+        compute_metrics=recall,
+        preprocess_logits_for_metrics=likeliest,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Progress)
+    if run.stop_patience:
+        trainer.add_callback(StopWhenLearned(run.stop_recall, run.stop_patience))
+    return trainer
+
+
+def train(trainer: Trainer, run: RunArguments) -> None:
+    """Train, or go on from the last training checkpoint; the Trainer's state keeps the log."""
+    checkpoint = get_last_checkpoint(trainer.args.output_dir) if run.resume else None
+    trainer.train(resume_from_checkpoint=checkpoint)

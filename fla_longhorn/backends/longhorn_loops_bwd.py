@@ -1,0 +1,206 @@
+"""The compiled loops of the Numba backend's backward; names and layouts as in `longhorn_loops`.
+
+A block of `BG` channels walks its sequence chunk by chunk from the end, each chunk from the state that forward saved at its
+start. The chunk's states are computed again, `W` channels at a time, and kept in the cache; where `C` of them don't fit,
+the chunk is cut into strips of `BT` tokens, whose first states are computed beforehand.
+
+With `G_t` the gradient of `S_t`, `r = v - k * S_{t-1}` and `dy = do * silu(z)`, channelwise:
+
+    dq_j = sum_v dy S_t,    dv = eps * sum_j G k + D * dy,    deps = sum_j G k r,    G_{t-1} += G (1 - eps k^2),
+    dk_j = sum_v G eps (r - k_j S_{t-1}) - 2 k_j sum_v deps eps^2,    dbeta = deps / (1 + beta |k|^2)^2,
+    dz = do * y * silu'(z),    dD = sum_t dy * v
+
+Sums over the channels (dq, dk, dbeta of a head) are left as one part a block, dD as one a sequence, for the caller to add.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from fla_longhorn.backends.longhorn_loops import (
+    advance,
+    compiled,
+    copy_tile,
+    first_slot,
+    load_beta,
+    load_tile,
+    sigmoid,
+    square_norm,
+    store_tile,
+    update,
+)
+from fla_longhorn.backends.longhorn_simd import (
+    W,
+    exp_neg,
+    load,
+    load_lanes,
+    load_splat,
+    splat,
+    store,
+    store_lanes,
+    sum_lanes,
+)
+
+
+@njit
+def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, tokens):
+    """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
+    s_v, s_eps, s_dy, s_slope, s_dz = tokens
+    b_one, n = splat(np.float32(1)), V - o_v
+    for t in range(L):
+        row, i = (t0 + t) * H + i_h, t * W
+        p = row * V + o_v
+        b_b, b_slope = load_beta(beta, row, p, n, is_scalar), b_one
+        if use_sigmoid:
+            b_e = exp_neg(b_b)
+            b_b = b_one / (b_one + b_e)
+            b_slope = b_e * b_b * b_b
+        b_f = b_one / (b_one + b_b * splat(square_norm(k, row * K, K)))
+        b_do = load_lanes(do, p, n)
+        if len(z) > 0:
+            b_z = load_lanes(z, p, n)
+            b_gate = sigmoid(b_z)
+            store(s_dz, i, b_do * (b_gate * (b_one + b_z * (b_one - b_gate))))
+            b_do = b_do * (b_z * b_gate)
+        store(s_v, i, load_lanes(v, p, n))
+        store(s_eps, i, b_b * b_f)
+        store(s_dy, i, b_do)
+        store(s_slope, i, b_f * b_f * b_slope)
+
+
+@njit
+def strip_start(t0, L, i_s, i_h, k, H, K, S, p_old, p_new, tokens):
+    """The state after the strip of `L` tokens that starts `i_s` tokens into the chunk at `t0`."""
+    for t in range(L):
+        i = (i_s + t) * W
+        row = (t0 + i_s + t) * H + i_h
+        advance(S, p_new if t else p_old, p_new, k, row * K, K, load(tokens[0], i), load(tokens[1], i))
+
+
+@njit
+def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, H, K, V, S, tokens):
+    """The states around the strip's tokens, from the first one in `S`, and dz."""
+    n, KW = V - o_v, K * W
+    for t in range(L):
+        row, i = (t0 + i_s + t) * H + i_h, (i_s + t) * W
+        b_v, b_eps = load(tokens[0], i), load(tokens[1], i)
+        if len(dz) > 0:
+            b_y = update(S, t * KW, (t + 1) * KW, q, k, row * K, K, b_v, b_eps)
+            if len(D) > 0:
+                b_y = b_y + load_lanes(D, i_h * V + o_v, n) * b_v
+            store_lanes(dz, row * V + o_v, load(tokens[4], i) * b_y, n)
+        else:
+            advance(S, t * KW, (t + 1) * KW, k, row * K, K, b_v, b_eps)
+
+
+@njit
+def token_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dq, dk, p_dk):
+    """Take `G` one token back and add these channels' dq and dk; returns `sum_j G k` and deps."""
+    b_du, b_deps = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(K):
+        b_k = load_splat(k, p_k + j)
+        b_s = load(S, p_s + j * W)
+        b_g = load(G, p_g + j * W) + load_splat(q, p_k + j) * b_dy
+        b_r = b_v - b_k * b_s
+        b_kg = b_k * b_g
+        b_ge = b_g * b_eps
+        b_du = b_du + b_kg
+        b_deps = b_deps + b_kg * b_r
+        store(G, p_g + j * W, b_g - (b_k * b_k) * b_ge)
+        dq[p_dk + j] += sum_lanes(load(S, p_s + (K + j) * W) * b_dy)
+        dk[p_dk + j] += sum_lanes(b_ge * (b_r - b_k * b_s))
+    return b_du, b_deps
+
+
+@njit
+def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dq, dk, dv, dbeta, dD, p_dD, part, H, K, V, is_scalar, S, G, p_g, tokens,
+                   s_x):
+    """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`."""
+    s_v, s_eps, s_dy, s_slope, _ = tokens
+    n, b_D, b_dD = V - o_v, splat(np.float32(0)), splat(np.float32(0))
+    if len(D) > 0:
+        b_D = load_lanes(D, i_h * V + o_v, n)
+    for t in range(L - 1, -1, -1):
+        row, i = (t0 + i_s + t) * H + i_h, (i_s + t) * W
+        b_v, b_eps, b_dy = load(s_v, i), load(s_eps, i), load(s_dy, i)
+        b_du, b_deps = token_backward(S, t * K * W, G, p_g, q, k, row * K, K, b_v, b_eps, b_dy, dq, dk, (part + row) * K)
+        store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
+        b_dD = b_dD + b_dy * b_v
+        s_x[i_s + t] += sum_lanes(b_deps * b_eps * b_eps)
+        b_dbeta = b_deps * load(s_slope, i)
+        if is_scalar:
+            dbeta[part + row] += sum_lanes(b_dbeta)
+        else:
+            store_lanes(dbeta, row * V + o_v, b_dbeta, n)
+    if len(D) > 0:
+        store_lanes(dD, p_dD, load_lanes(dD, p_dD, n) + b_dD, n)
+
+
+@njit
+def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dq, dk, dv, dbeta, dh0, dD, dz,
+                   H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x):
+    """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
+    KW = K * W
+    p_starts = (BT + 1) * KW
+    channels = range(0, min(BG, V - o_g), W)
+    for i in channels:
+        load_tile(dht, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)
+    for i_c in range((eos - bos + C - 1) // C - 1, -1, -1):
+        t0 = bos + i_c * C
+        L = min(C, eos - t0)
+        s_x[:L] = 0
+        for t in range(t0, t0 + L):
+            row = part + t * H + i_h
+            dq[row * K:(row + 1) * K] = 0
+            dk[row * K:(row + 1) * K] = 0
+            if is_scalar:
+                dbeta[row] = 0
+        for i in channels:
+            o_v = o_g + i
+            prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, tokens)
+            load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
+            NS = (L + BT - 1) // BT
+            for i_s in range(NS - 1):
+                p = p_starts + i_s * KW
+                strip_start(t0, BT, i_s * BT, i_h, k, H, K, S, p, p + KW, tokens)
+            for i_s in range(NS - 1, -1, -1):
+                copy_tile(S, p_starts + i_s * KW, 0, K)
+                t, L_s = i_s * BT, min(BT, L - i_s * BT)
+                strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, H, K, V, S, tokens)
+                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dq, dk, dv, dbeta, dD, (i_n * H + i_h) * V + o_v, part, H, K, V,
+                               is_scalar, S, G, i * K, tokens, s_x)
+        for t in range(L):
+            row = (t0 + t) * H + i_h
+            for j in range(K):
+                dk[(part + row) * K + j] -= np.float32(2) * k[row * K + j] * s_x[t]
+    if len(dh0) > 0:
+        for i in channels:
+            store_tile(dh0, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)
+
+
+@compiled()
+def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dq, dk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT,
+             NT, is_scalar, use_sigmoid, is_varlen):
+    """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
+    NG = (V + BG - 1) // BG
+    rows = cu_seqlens[-1] * H
+    G = np.empty(K * BG, np.float32)
+    S = np.empty((BT + 1 + (NT + BT - 1) // BT) * K * W, np.float32)
+    tokens = (np.empty(NT * W, np.float32), np.empty(NT * W, np.float32), np.empty(NT * W, np.float32),
+              np.empty(NT * W, np.float32), np.empty(NT * W, np.float32))
+    s_x = np.empty(NT, np.float32)
+    for block in range(i_w, (len(cu_seqlens) - 1) * H * NG, n_w):
+        i_n, i_h, i_g = block // (H * NG), block // NG % H, block % NG
+        bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
+        slot = first_slot(i_n, bos, eos, C, is_varlen)
+        backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dq, dk, dv, dbeta,
+                       dh0, dD, dz, H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x)
+
+
+@compiled(parallel=True)
+def backward_parallel(n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dq, dk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
+                      BT, NT, is_scalar, use_sigmoid, is_varlen):
+    for i_w in prange(n_w):
+        backward(np.int64(i_w), n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dq, dk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
+                 BT, NT, is_scalar, use_sigmoid, is_varlen)

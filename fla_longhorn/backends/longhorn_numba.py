@@ -1,0 +1,144 @@
+"""The diagonal update on the CPU, compiled by Numba on the first call (seconds, once: the machine code is kept on disk).
+
+The backend's interface: tensors in the order and layout that the loops take (:mod:`fla_longhorn.backends.longhorn_loops`),
+and how many threads run them. float32 tensors are passed as they are, without a copy; others are converted, here and back.
+Deterministic, and bit-equal for any number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numba
+import numpy as np
+import torch
+
+from fla_longhorn.backends import longhorn_loops, longhorn_loops_bwd
+from fla_longhorn.backends.longhorn_simd import W
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+
+# state updates (tokens * K * V) below which a launch of threads costs more than it saves
+MIN_PARALLEL_UPDATES = 2**16
+# bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
+L1_BYTES, L2_BYTES = 2**14, 2**17
+
+# not every threading layer of Numba bears two launches at a time
+_launch_lock = threading.Lock()
+_pid = os.getpid()
+
+
+def longhorn_fwd(
+    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, use_beta_sigmoid: bool, state_v_first: bool,
+    output_final_state: bool, save_states: bool, parallel: bool,
+):
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`.
+
+    Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here.
+    """
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    bounds = boundaries(B, T, cu_seqlens)
+    N, C = len(bounds) - 1, checkpoint_interval(K)
+    o = torch.empty(v.shape)
+    final_state = torch.empty((N, H, K, V) if output_final_state else 0)
+    states = torch.empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V) if save_states else 0)
+    BV = min(max(L1_BYTES // (4 * K) // W * W, W), 4 * W)
+    launch(
+        longhorn_loops.forward, longhorn_loops.forward_parallel, B * T * H * K * V, N * H * -(-V // BV),
+        flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(k_first(initial_state, state_v_first)), flat(D), flat(z),
+        bounds, flat(o), flat(final_state), flat(states), H, K, V, C, BV,
+        beta.dim() == 3, use_beta_sigmoid, cu_seqlens is not None,
+    )
+    if output_final_state and state_v_first:
+        final_state = final_state.transpose(-1, -2).contiguous()
+    return o.to(v.dtype), final_state, states
+
+
+def longhorn_bwd(
+    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, states, use_beta_sigmoid: bool,
+    state_v_first: bool, parallel: bool,
+):
+    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty.
+
+    The sums over channels are made in blocks of `BG` channels: `2 K / BG` of the size of v is what their parts take.
+    """
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    bounds = boundaries(B, T, cu_seqlens)
+    N, C = len(bounds) - 1, checkpoint_interval(K)
+    is_scalar = beta.dim() == 3
+    BG = min(-(-max(2 * K, 4 * W) // W), -(-V // W)) * W
+    NG = -(-V // BG)
+    NT = min(C, T)
+    BT = min(NT, max(L2_BYTES // (4 * K * W), 16))
+    dq, dk = torch.empty(NG, *q.shape), torch.empty(NG, *k.shape)
+    dv = torch.empty(v.shape)
+    dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape)
+    dh0 = torch.empty(0 if initial_state is None else (N, H, K, V))
+    dD = torch.zeros(0 if D is None else (N, H, V))
+    dz = torch.empty(0 if z is None else z.shape)
+    launch(
+        longhorn_loops_bwd.backward, longhorn_loops_bwd.backward_parallel, B * T * H * K * V, N * H * NG,
+        flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(D), flat(z),
+        bounds, flat(states), flat(dq), flat(dk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
+        H, K, V, C, BG, BT, NT, is_scalar, use_beta_sigmoid, cu_seqlens is not None,
+    )
+    dq, dk = scaled(add_parts(dq), scale), add_parts(dk)
+    if is_scalar:
+        dbeta = add_parts(dbeta)
+    if initial_state is not None and state_v_first:
+        dh0 = dh0.transpose(-1, -2).contiguous()
+    dD = q.new_empty(0) if D is None else add_parts(dD).to(D.dtype)
+    dz = q.new_empty(0) if z is None else dz.to(z.dtype)
+    dh0 = q.new_empty(0) if initial_state is None else dh0
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
+
+
+def launch(serial, parallel, updates: int, blocks: int, *args) -> None:
+    """Run `blocks` blocks on torch's number of threads.
+
+    A forked process stays on its one thread: OpenMP doesn't survive a fork.
+    """
+    n_w = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, blocks)
+    if n_w == 1 or updates < MIN_PARALLEL_UPDATES or os.getpid() != _pid:
+        serial(0, 1, *args)
+        return
+    with _launch_lock:
+        before = numba.get_num_threads()
+        numba.set_num_threads(n_w)
+        try:
+            parallel(n_w, *args)
+        finally:
+            numba.set_num_threads(before)
+
+
+def boundaries(B: int, T: int, cu_seqlens) -> np.ndarray:
+    """First tokens of the sequences, and the end, over the rows of the batch."""
+    if cu_seqlens is None:
+        return np.arange(0, (B + 1) * T, T)
+    return cu_seqlens.numpy().astype(np.int64)
+
+
+_ABSENT = np.empty(0, np.float32)
+
+
+def flat(x) -> np.ndarray:
+    """The tensor's elements in order as float32, without a copy where that is how they lie in memory."""
+    return _ABSENT if x is None else x.detach().float().contiguous().view(-1).numpy()
+
+
+def k_first(state, state_v_first: bool):
+    return state.transpose(-1, -2) if state is not None and state_v_first else state
+
+
+def scaled(q, scale: float):
+    return q if scale == 1 else q.float() * scale
+
+
+def add_parts(parts):
+    """Sum over the first dimension, in order."""
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    return total

@@ -1,0 +1,481 @@
+"""Backward kernels of the diagonal update: from saved states back along each segment, then the sum over channel blocks.
+
+With G_t = dL/dS_t, y = v - k S_{t-1} per entry and m = G (v / 2 - k S_{t-1}), per channel g = sum_j k_j G_j:
+
+    dv = eps g,   deps = sum_j k_j m_j + (v / 2) g,   dbeta = deps f^2  with f = 1 / (1 + beta |k|^2)
+    dq_j = scale sum_v dy S_t[j],   dk_j = 2 sum_v eps m_j - 2 k_j sum_v eps^2 deps,   G_{t-1} = (1 - eps k^2) G_t
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import num_checkpoints
+from fla_longhorn.ops.diagonal_common import (
+    first_slot,
+    locate_segment,
+    padded_state_size,
+    state_offsets,
+    step_size,
+    update,
+    weighted_rows,
+)
+
+# programs that hold a scratch buffer each and walk over the work; no more than fit at once
+PROGRAMS_PER_MULTIPROCESSOR = 4
+
+
+@triton.jit
+def stack4(a, b, c, d):
+    """Four `[R, BV]` as `[4, R, BV]`."""
+    x = tl.join(tl.join(a, c), tl.join(b, d))
+    return tl.reshape(tl.permute(x, (2, 3, 0, 1)), (4, a.shape[0], a.shape[1]))
+
+
+@triton.jit
+def sum_channels(m, w, BK: tl.constexpr):
+    """sum_v m_t[j, v] w_t[v] of four tokens `[4, BK]`, as a product of float32 matrices: no shuffles."""
+    b_w = tl.permute(stack4(w[0], w[1], w[2], w[3]), (0, 2, 1))
+    return tl.reshape(tl.dot(stack4(m[0], m[1], m[2], m[3]), b_w, input_precision='ieee'), (4, BK))
+
+
+@triton.jit
+def load_masked(p, m, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(p, mask=m, other=0.).to(tl.float32)
+    else:
+        return tl.load(p).to(tl.float32)
+
+
+@triton.jit
+def load_token(
+    p_n, p_v, p_beta, p_do, p_z, m_t, m,
+    MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """(v, beta, f, dy) of a token, each `[1, BV]`: all zero where masked but f, so that nothing happens there."""
+    b_v = load_masked(p_v, m, MASKED)
+    b_dy = load_masked(p_do, m, MASKED)
+    if HAS_Z:
+        b_z = load_masked(p_z, m, MASKED)
+        b_dy *= b_z * tl.sigmoid(b_z)
+    if SCALAR_BETA:
+        b_beta = load_masked(p_beta, m_t, MASKED) + tl.zeros_like(b_v)
+    else:
+        b_beta = load_masked(p_beta, m, MASKED)
+    b_beta, b_f = step_size(b_beta, load_masked(p_n, m_t, MASKED), SIGMOID)
+    if SIGMOID and MASKED:
+        b_beta = tl.where(m, b_beta, 0.)
+    return b_v, b_beta, b_f, b_dy
+
+
+@triton.jit
+def backward_token(b_G, b_h, b_k, b_q, b_k2, b_v, b_dy, b_eps, ROWS: tl.constexpr):
+    """One token back: (G before it, m, g, sum_j k_j m_j) from the decayed G after it and the state before it."""
+    b_G += b_q * b_dy
+    b_m = b_G * (0.5 * b_v - b_k * b_h)
+    b_g = weighted_rows(b_k, b_G, ROWS)
+    b_d = weighted_rows(b_k, b_m, ROWS)
+    return b_G - (b_eps * b_k2) * b_G, b_m, b_g, b_d
+
+
+@triton.jit
+def finish_token(
+    b_g, b_d, b_y, b_v, b_beta, b_f, b_dy, b_D, m, p_do, p_z, p_dv, p_dbeta, p_dz, p_w,
+    BV: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """Store one token's gradients of v, beta and z, and what its sums over channels need."""
+    b_eps = b_beta * b_f
+    b_deps = b_d + (0.5 * b_v) * b_g
+    b_dv = b_eps * b_g
+    b_db = b_deps * (b_f * b_f)
+    if SIGMOID:
+        b_db *= b_beta * (1. - b_beta)
+    if HAS_D:
+        b_dv += b_D * b_dy
+        b_y += b_D * b_v
+    tl.store(p_dv, b_dv.to(p_dv.dtype.element_ty), mask=m if MASKED else None)
+    tl.store(p_w, b_eps * b_eps * b_deps)
+    if SCALAR_BETA:
+        tl.store(p_w + C * BV, b_db)
+    else:
+        tl.store(p_dbeta, b_db.to(p_dbeta.dtype.element_ty), mask=m if MASKED else None)
+    if HAS_Z:
+        b_do, b_z = load_masked(p_do, m, MASKED), load_masked(p_z, m, MASKED)
+        b_s = tl.sigmoid(b_z)
+        b_dz = b_do * b_y * (b_s * (1. + b_z * (1. - b_s)))
+        tl.store(p_dz, b_dz.to(p_dz.dtype.element_ty), mask=m if MASKED else None)
+
+
+@triton.jit
+def replay_block(
+    b_h, p_r, p_k, p_v, p_beta, m_v, S_V: tl.constexpr, S_B: tl.constexpr, R: tl.constexpr, KP: tl.constexpr,
+    BK: tl.constexpr, MASKED: tl.constexpr, SIGMOID: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """The state four tokens later."""
+    o_k = tl.arange(0, BK)
+    for u in tl.static_range(4):
+        b_k = tl.load(p_k + u * R + o_k)[:, None]
+        b_v = load_masked(p_v + u * S_V, m_v, MASKED)
+        if SCALAR_BETA:
+            b_beta = tl.load(p_beta + u * S_B).to(tl.float32) + tl.zeros_like(b_v)
+        else:
+            b_beta = load_masked(p_beta + u * S_B, m_v, MASKED)
+        b_beta, b_f = step_size(b_beta, tl.load(p_r + u * R + 2 * KP), SIGMOID)
+        b_h = update(b_h, b_k, b_beta * b_f, b_v)
+    return b_h
+
+
+@triton.jit
+def backward_block(
+    b_G, b_dD, b_D, b_h, i_k, n_u, p_r, p_v, p_beta, p_do, p_z, p_dv, p_dbeta, p_dz, p_w, p_acc, p_part, m_v,
+    H: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_DO: tl.constexpr, S_B: tl.constexpr,
+    R: tl.constexpr, PR: tl.constexpr, KP: tl.constexpr, NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, TAIL: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """Four tokens forward from the state before them, kept in registers, and back; TAIL: only the first n_u exist."""
+    o_k, o_u = tl.arange(0, BK), tl.arange(0, 4)
+    p_k = p_r + i_k * BK
+    M: tl.constexpr = MASKED or TAIL
+    hs, vs, betas, fs, dys, es, ks = (b_h,), (), (), (), (), (), ()
+    for u in tl.static_range(4):
+        m_t = u < n_u
+        b_v, b_beta, b_f, b_dy = load_token(
+            p_r + u * R + 2 * KP, p_v + u * S_V, p_beta + u * S_B, p_do + u * S_DO, p_z + u * S_Z, m_t, m_t & m_v,
+            M, SIGMOID, HAS_Z, SCALAR_BETA,
+        )
+        b_k = load_masked(p_k + u * R + o_k, m_t & (o_k < BK), TAIL)[:, None]
+        b_h = update(b_h, b_k, b_beta * b_f, b_v)
+        hs, vs, betas, fs, dys = hs + (b_h,), vs + (b_v,), betas + (b_beta,), fs + (b_f,), dys + (b_dy,)
+        es, ks = es + (b_beta * b_f,), ks + (b_k,)
+    p_row = p_part + o_u[:, None] * PR + i_k * BK + o_k[None, :]
+    m_u = (o_u < n_u)[:, None] & (o_k < BK)[None, :]
+    tl.store(p_row, sum_channels((hs[1], hs[2], hs[3], hs[4]), dys, BK), mask=m_u if TAIL else None)
+
+    ms = (hs[0], hs[1], hs[2], hs[3])
+    for i in tl.static_range(4):
+        u: tl.constexpr = 3 - i
+        m = (u < n_u) & m_v
+        b_q = load_masked(p_k + u * R + KP + o_k, (u < n_u) & (o_k < BK), TAIL)[:, None]
+        b_k2 = load_masked(p_k + u * R + 2 * KP + 4 + o_k, (u < n_u) & (o_k < BK), TAIL)[:, None]
+        b_y = weighted_rows(b_q, hs[u + 1], ROWS) if HAS_Z else b_D
+        b_G, b_m, b_g, b_d = backward_token(b_G, hs[u], ks[u], b_q, b_k2, vs[u], dys[u], es[u], ROWS)
+        ms = ms[:u] + (b_m,) + ms[u + 1:]
+        if HAS_D:
+            if i_k == 0:
+                b_dD += dys[u] * vs[u]
+        if NK == 1:
+            finish_token(
+                b_g, b_d, b_y, vs[u], betas[u], fs[u], dys[u], b_D, m, p_do + u * S_DO, p_z + u * S_Z, p_dv + u * H * V,
+                p_dbeta + u * S_B, p_dz + u * H * V, p_w + u * BV, BV, C, M, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            )
+        else:
+            p_a = p_acc + u * BV
+            if i_k > 0:
+                b_g += tl.load(p_a)
+                b_d += tl.load(p_a + C * BV)
+                if HAS_Z:
+                    b_y += tl.load(p_a + 2 * C * BV)
+            tl.store(p_a, b_g)
+            tl.store(p_a + C * BV, b_d)
+            if HAS_Z:
+                tl.store(p_a + 2 * C * BV, b_y)
+    tl.store(p_row + KP, sum_channels(ms, es, BK), mask=m_u if TAIL else None)
+    return b_G, b_dD
+
+
+@triton.jit
+def ring_offsets(BK: tl.constexpr, BV: tl.constexpr):
+    """Offsets `[BK / 4, BV, 4]` of a state tile in scratch: four entries of a channel side by side, one access."""
+    o_r, o_v, o_4 = tl.arange(0, BK // 4), tl.arange(0, BV), tl.arange(0, 4)
+    return o_r[:, None, None] * (4 * BV) + o_v[None, :, None] * 4 + o_4[None, None, :]
+
+
+@triton.jit
+def to_ring(b_h):
+    BK: tl.constexpr = b_h.shape[0]
+    BV: tl.constexpr = b_h.shape[1]
+    return tl.permute(tl.reshape(b_h, (BK // 4, 4, BV)), (0, 2, 1))
+
+
+@triton.jit
+def from_ring(b_x):
+    BK: tl.constexpr = 4 * b_x.shape[0]
+    BV: tl.constexpr = b_x.shape[1]
+    return tl.reshape(tl.permute(b_x, (0, 2, 1)), (BK, BV))
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'USE_FINAL_STATE_GRADIENT': lambda args: args['dht'] is not None,
+    'STORE_INITIAL_STATE_GRADIENT': lambda args: args['dh0'] is not None,
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+    'MASKED': lambda args: args['V'] % args['BV'] != 0,
+})
+@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS'])
+def longhorn_bwd_kernel(
+    rows,
+    v,
+    beta,
+    D,
+    z,
+    do,
+    dht,
+    states,
+    dv,
+    dbeta,
+    dD,
+    dz,
+    dh0,
+    part,
+    scratch,
+    cu_seqlens,
+    T,
+    TT,
+    N,
+    L,
+    NS,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    S_V: tl.constexpr,
+    S_Z: tl.constexpr,
+    S_DO: tl.constexpr,
+    KP: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    USE_FINAL_STATE_GRADIENT: tl.constexpr,
+    STORE_INITIAL_STATE_GRADIENT: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """All gradients but those summed over channels, whose sums over BV channels go to `part`.
+
+    A program walks over (segment, head, channel block) with one scratch buffer: for each chunk of C tokens, from the last,
+    and each BK entries of K, it runs the states again from the saved one, keeps every fourth, and goes back along them.
+    `dht` holds the gradient that enters each segment slot from behind.
+    """
+    R: tl.constexpr = 3 * KP + 4
+    PR: tl.constexpr = 2 * KP + 4
+    NV: tl.constexpr = (V + BV - 1) // BV
+    NK: tl.constexpr = (K + BK - 1) // BK
+    S_B: tl.constexpr = H if SCALAR_BETA else H * V
+    NW: tl.constexpr = 2 if SCALAR_BETA else 1
+    NA: tl.constexpr = 0 if NK == 1 else 3
+    o_i = tl.arange(0, BK)[:, None]
+    o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
+    # a program's scratch: states of a chunk, gradients of the state, per token and channel what is summed or added up
+    p_ring = scratch + tl.program_id(0).to(tl.int64) * ((C // 4 + NK) * BK * BV + (NW + NA) * C * BV)
+    p_G = p_ring + (C // 4) * BK * BV + o_i * BV + o_x
+    p_sums = p_ring + (C // 4 + NK) * BK * BV
+    p_acc = p_sums + NW * C * BV + o_x
+    p_ring += ring_offsets(BK, BV)
+
+    for i in range(0, tl.cdiv(NS * H * NV - tl.program_id(0), tl.num_programs(0))):
+        i_w = tl.program_id(0) + i * tl.num_programs(0)
+        i_v, i_h, i_s = i_w % NV, (i_w // NV) % H, i_w // (NV * H)
+        i_n, bos, _, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
+        n_t = (end - beg).to(tl.int32)
+        n_t = tl.where(used, n_t, 0)
+        o_v = i_v * BV + o_x
+        m_v = o_v < V
+        b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
+        b_dD = tl.zeros([1, BV], dtype=tl.float32)
+        i_c = (first_slot(i_n, bos, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+
+        for i_k in range(0, NK):
+            o_k = i_k * BK + o_i
+            if USE_FINAL_STATE_GRADIENT:
+                p_dht = dht + (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+                b_G = tl.load(p_dht, mask=(o_k < K) & m_v & used, other=0.)
+            else:
+                b_G = tl.zeros([BK, BV], dtype=tl.float32)
+            tl.store(p_G + i_k * BK * BV, b_G)
+
+        for j in range(0, tl.cdiv(n_t, C)):
+            i_t = (tl.cdiv(n_t, C) - 1 - j) * C
+            n_c = tl.minimum(n_t - i_t, C)
+            t = beg + i_t
+            p_r = rows + (i_h.to(tl.int64) * TT + t) * R
+            p_v = v + (t * S_V + i_h * V) + o_v
+            p_beta = beta + t * H + i_h if SCALAR_BETA else beta + (t * H + i_h) * V + o_v
+            p_do = do + (t * S_DO + i_h * V) + o_v
+            p_z = z + (t * S_Z + i_h * V) + o_v if HAS_Z else p_v
+            o_o = (t * H + i_h) * V + o_v
+            p_dv = dv + o_o
+            p_dbeta = dbeta + o_o
+            p_dz = dz + o_o if HAS_Z else p_dv
+            p_part = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
+            n_b = tl.cdiv(n_c, 4)
+            for i_k in range(0, NK):
+                o_k = i_k * BK + o_i
+                b_h = tl.load(
+                    states + (i_c + i_t // C * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
+                )
+                tl.store(p_ring, to_ring(b_h))
+                for j in range(0, n_b - 1):
+                    b_h = replay_block(
+                        b_h, p_r + j * 4 * R, p_r + j * 4 * R + i_k * BK, p_v + j * 4 * S_V, p_beta + j * 4 * S_B, m_v,
+                        S_V, S_B, R, KP, BK, MASKED, SIGMOID, SCALAR_BETA,
+                    )
+                    tl.store(p_ring + (j + 1) * BK * BV, to_ring(b_h))
+                tl.debug_barrier()
+                b_G = tl.load(p_G + i_k * BK * BV)
+                if n_c % 4 != 0:
+                    j = n_b - 1
+                    b_G, b_dD = backward_block(
+                        b_G, b_dD, b_D, b_h, i_k, n_c % 4, p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B,
+                        p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B,
+                        p_dz + j * 4 * H * V, p_sums + j * 4 * BV + o_x, p_acc + j * 4 * BV, p_part + j * 4 * PR, m_v,
+                        H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, True, SIGMOID, HAS_D, HAS_Z,
+                        SCALAR_BETA,
+                    )
+                for jj in range(0, n_c // 4):
+                    j = n_c // 4 - 1 - jj
+                    b_h = from_ring(tl.load(p_ring + j * BK * BV))
+                    b_G, b_dD = backward_block(
+                        b_G, b_dD, b_D, b_h, i_k, n_c * 0 + 4, p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B,
+                        p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B,
+                        p_dz + j * 4 * H * V, p_sums + j * 4 * BV + o_x, p_acc + j * 4 * BV, p_part + j * 4 * PR, m_v,
+                        H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, False, SIGMOID, HAS_D, HAS_Z,
+                        SCALAR_BETA,
+                    )
+                tl.store(p_G + i_k * BK * BV, b_G)
+            if NK > 1:
+                for j in range(0, n_c):
+                    m = m_v
+                    b_v, b_beta, b_f, b_dy = load_token(
+                        p_r + j * R + 2 * KP, p_v + j * S_V, p_beta + j * S_B, p_do + j * S_DO, p_z + j * S_Z, j < n_c, m,
+                        MASKED, SIGMOID, HAS_Z, SCALAR_BETA,
+                    )
+                    p_a = p_acc + j * BV
+                    b_y = tl.load(p_a + 2 * C * BV) if HAS_Z else b_D
+                    finish_token(
+                        tl.load(p_a), tl.load(p_a + C * BV), b_y, b_v, b_beta, b_f, b_dy, b_D, m, p_do + j * S_DO,
+                        p_z + j * S_Z, p_dv + j * H * V, p_dbeta + j * S_B, p_dz + j * H * V, p_sums + j * BV + o_x,
+                        BV, C, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                    )
+            tl.debug_barrier()
+            for j in range(0, tl.cdiv(n_c, 32)):
+                o_t = j * 32 + tl.arange(0, 32)
+                p_w = p_sums + o_t[:, None] * BV + tl.arange(0, BV)[None, :]
+                # [32]
+                tl.store(p_part + o_t * PR + 2 * KP, tl.sum(tl.load(p_w), 1), mask=o_t < n_c)
+                if SCALAR_BETA:
+                    tl.store(p_part + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 1), mask=o_t < n_c)
+            tl.debug_barrier()
+
+        if STORE_INITIAL_STATE_GRADIENT:
+            if used & (beg == bos):
+                for i_k in range(0, NK):
+                    o_k = i_k * BK + o_i
+                    p_dh0 = dh0 + (i_n.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+                    tl.store(p_dh0, tl.load(p_G + i_k * BK * BV), mask=(o_k < K) & m_v)
+        if HAS_D:
+            tl.store(dD + (i_s.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=m_v)
+
+
+@triton.jit(do_not_specialize=['TT'])
+def longhorn_reduce_kernel(
+    part,
+    rows,
+    dq,
+    dk,
+    dbeta,
+    scale,
+    TT,
+    NV: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    BT: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+):
+    """The gradients of q, k and a head's beta: the channel blocks' sums added in order."""
+    R: tl.constexpr = 3 * KP + 4
+    PR: tl.constexpr = 2 * KP + 4
+    i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
+    m_t = o_t < TT
+    m = m_t[:, None] & (o_k < K)[None, :]
+    b_dq, b_dk = tl.zeros([BT, KP], dtype=tl.float32), tl.zeros([BT, KP], dtype=tl.float32)
+    b_w, b_db = tl.zeros([BT], dtype=tl.float32), tl.zeros([BT], dtype=tl.float32)
+    for i_v in range(0, NV):
+        p_t = part + ((i_v * H + i_h) * TT + o_t) * PR
+        p_row = p_t[:, None] + o_k[None, :]
+        # [BT, KP]
+        b_dq += tl.load(p_row, mask=m, other=0.)
+        b_dk += tl.load(p_row + KP, mask=m, other=0.)
+        b_w += tl.load(p_t + 2 * KP, mask=m_t, other=0.)
+        if SCALAR_BETA:
+            b_db += tl.load(p_t + 2 * KP + 1, mask=m_t, other=0.)
+    b_k = tl.load(rows + ((i_h * TT + o_t) * R)[:, None] + o_k[None, :], mask=m, other=0.)
+    p_d = ((o_t * H + i_h) * K)[:, None] + o_k[None, :]
+    tl.store(dq + p_d, (b_dq * scale).to(dq.dtype.element_ty), mask=m)
+    tl.store(dk + p_d, (2. * b_dk - 2. * b_k * b_w[:, None]).to(dk.dtype.element_ty), mask=m)
+    if SCALAR_BETA:
+        tl.store(dbeta + o_t * H + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
+
+
+def longhorn_bwd_segments(
+    rows: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s_v: int,
+    beta: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    s_z: int,
+    do: torch.Tensor,
+    s_do: int,
+    dht: torch.Tensor | None,
+    dh0: torch.Tensor | None,
+    states: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    *,
+    scale: float,
+    L: int,
+    C: int,
+    multiprocessors: int,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Run every segment of L tokens back from the gradient in `dht`; returns (dq, dk, dv, dbeta, dD, dz), fills `dh0`."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    scalar_beta = beta.dim() == 3
+    KP, BK, BV = padded_state_size(K), 16, 64 if V > 32 else 32
+    NS, NV, NK = num_checkpoints(B, T, N, L, cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
+    programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+    floats = (C // 4 + NK) * BK * BV + ((2 if scalar_beta else 1) + (0 if NK == 1 else 3)) * C * BV
+
+    def fresh(x):
+        return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    dq, dk, dv, dbeta, dz = fresh(q), fresh(k), fresh(v), fresh(beta), fresh(z)
+    f32 = dict(dtype=torch.float32, device=v.device)
+    part = torch.empty(NV, H, B * T, 2 * KP + 4, **f32)
+    dD = None if D is None else torch.empty(NS, H, V, **f32)
+    longhorn_bwd_kernel[(programs,)](
+        rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
+        T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
+        SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta, STATE_V_FIRST=state_v_first, num_warps=BV // 32, num_stages=1,
+    )
+    BT = max(512 // KP, 2)
+    longhorn_reduce_kernel[(triton.cdiv(B * T, BT), H)](
+        part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, KP=KP, BT=BT, SCALAR_BETA=scalar_beta, num_warps=2,
+    )
+    return dq, dk, dv, dbeta, None if D is None else dD.sum(0).to(D.dtype), dz

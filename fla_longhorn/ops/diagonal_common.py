@@ -1,0 +1,191 @@
+"""Steps that the diagonal kernels share, each with its one home here.
+
+Tiles: a state is `[BK, BV]`, a value of all channels `[1, BV]`, a key or query `[BK, 1]`. A thread owns one or two channels
+and all their BK entries, so sums over K stay inside it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.language.extra import libdevice
+
+if knobs.runtime.interpret:
+    @triton.jit
+    def divide(x, y):
+        return x / y
+else:
+    # one reciprocal and one product; the divisors here lie in [1, 1e13], where it is right to two units in the last place
+    divide = libdevice.fast_dividef
+
+
+@triton.jit
+def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):
+    """Segment slot `i_s` -> (sequence, its first token, its last + 1, the segment's first token, its last + 1, is it used).
+
+    Slots are those of `ops/checkpoints.py` for segments of L tokens; an empty sequence has one empty segment.
+    """
+    if IS_VARLEN:
+        # the last n with cu_seqlens[n] // L + n <= i_s
+        i_n, i_e = i_s * 0, i_s * 0 + N - 1
+        while i_n < i_e:
+            i_m = (i_n + i_e + 1) // 2
+            if tl.load(cu_seqlens + i_m).to(tl.int64) // L + i_m <= i_s:
+                i_n = i_m
+            else:
+                i_e = i_m - 1
+        bos, eos = tl.load(cu_seqlens + i_n).to(tl.int64), tl.load(cu_seqlens + i_n + 1).to(tl.int64)
+        i_l = i_s - bos // L - i_n
+    else:
+        NL = tl.cdiv(T, L)
+        i_n = i_s // NL
+        bos = i_n.to(tl.int64) * T
+        eos = bos + T
+        i_l = (i_s % NL).to(tl.int64)
+    beg = bos + i_l * L
+    used = (beg < eos) | (i_l == 0)
+    return i_n, bos, eos, tl.minimum(beg, eos), tl.minimum(beg + L, eos), used
+
+
+@triton.jit
+def first_slot(i_n, bos, T, L, IS_VARLEN: tl.constexpr):
+    """Slot of sequence `i_n`'s first chunk of L tokens."""
+    if IS_VARLEN:
+        return bos // L + i_n
+    else:
+        return i_n.to(tl.int64) * tl.cdiv(T, L)
+
+
+@triton.jit
+def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
+    """Offsets `[BK, BV]` inside one state, `[V, K]` or `[K, V]`."""
+    if STATE_V_FIRST:
+        return o_k + o_v * K
+    else:
+        return o_k * V + o_v
+
+
+@triton.jit
+def load_channels(p, m, MASKED: tl.constexpr):
+    """A float32 value of each channel `[1, BV]`; zero where masked."""
+    if MASKED:
+        return tl.load(p, mask=m, other=0.).to(tl.float32)
+    else:
+        return tl.load(p).to(tl.float32)
+
+
+@triton.jit
+def step_size(b_beta, b_n, SIGMOID: tl.constexpr):
+    """(beta, f = 1 / (1 + beta |k|^2)) from beta or its logit; eps = beta f."""
+    if SIGMOID:
+        b_beta = tl.sigmoid(b_beta)
+    return b_beta, divide(1., 1. + b_beta * b_n)
+
+
+@triton.jit
+def update(b_h, b_k, b_eps, b_v):
+    """S + (k eps) (v - k S): three instructions an entry."""
+    return b_h + (b_k * b_eps) * (b_v - b_k * b_h)
+
+
+@triton.jit
+def halves(x):
+    """The two halves of the rows `[R, BV]`; renames registers, moves nothing."""
+    R: tl.constexpr = x.shape[0]
+    BV: tl.constexpr = x.shape[1]
+    return tl.split(tl.permute(tl.reshape(x, (2, R // 2, BV)), (1, 2, 0)))
+
+
+@triton.jit
+def add_rows(b_acc, a, m, R: tl.constexpr):
+    if m.shape[0] == R:
+        return b_acc + a * m
+    else:
+        a0, a1 = halves(a)
+        m0, m1 = halves(m)
+        return add_rows(add_rows(b_acc, a0, m0, R), a1, m1, R)
+
+
+@triton.jit
+def weighted_rows(b_a, b_m, R: tl.constexpr):
+    """sum_j a[j] m[j, v] as `[1, BV]`, through R chains of fused multiply-adds: `tl.sum` would keep half of them apart."""
+    BK: tl.constexpr = b_m.shape[0]
+    BV: tl.constexpr = b_m.shape[1]
+    b_acc = add_rows(tl.zeros([R, BV], dtype=tl.float32), tl.broadcast_to(b_a, (BK, BV)), b_m, R)
+    return tl.sum(b_acc, 0)[None, :]
+
+
+@triton.heuristics({
+    'PADDED': lambda args: args['K'] != args['BK'],
+})
+@triton.jit(do_not_specialize=['T', 'TT', 's_qb', 's_qt', 's_qh', 's_kb', 's_kt', 's_kh'])
+def longhorn_prepare_kernel(
+    q,
+    k,
+    rows,
+    scale,
+    T,
+    TT,
+    s_qb,
+    s_qt,
+    s_qh,
+    s_qk,
+    s_kb,
+    s_kt,
+    s_kh,
+    s_kk,
+    K: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    R: tl.constexpr,
+    PADDED: tl.constexpr,
+    SQUARES: tl.constexpr,
+):
+    """Rows of float32 `(k, scale * q, |k|^2 and three unused, k^2)` for every head and token, K padded with zeros to BK."""
+    i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, BK)
+    m_t = o_t < TT
+    m = m_t[:, None]
+    if PADDED:
+        m = m & (o_k < K)[None, :]
+    i_b, i_t = o_t // T, o_t % T
+    # [BT, BK]
+    b_q = tl.load(q + (i_b * s_qb + i_t * s_qt + i_h * s_qh)[:, None] + o_k[None, :] * s_qk, mask=m, other=0.).to(tl.float32)
+    b_k = tl.load(k + (i_b * s_kb + i_t * s_kt + i_h * s_kh)[:, None] + o_k[None, :] * s_kk, mask=m, other=0.).to(tl.float32)
+    p_r = rows + (i_h * TT + o_t)[:, None] * R + o_k[None, :]
+    b_k2 = b_k * b_k
+    tl.store(p_r, b_k, mask=m_t[:, None])
+    tl.store(p_r + BK, b_q * scale, mask=m_t[:, None])
+    tl.store(rows + (i_h * TT + o_t) * R + 2 * BK, tl.sum(b_k2, 1), mask=m_t)
+    if SQUARES:
+        tl.store(p_r + 2 * BK + 4, b_k2, mask=m_t[:, None])
+
+
+def prepare_rows(
+    q: torch.Tensor, k: torch.Tensor, scale: float, squares: bool,
+) -> torch.Tensor:
+    """Float32 rows `[H, B * T, R]` that the kernels walk along: wide loads without conversions, whatever q and k were."""
+    B, T, H, K = q.shape
+    BK = padded_state_size(K)
+    R = (3 if squares else 2) * BK + 4
+    BT = max(1024 // BK, 4)
+    rows = torch.empty(H, B * T, R, dtype=torch.float32, device=q.device)
+    longhorn_prepare_kernel[(triton.cdiv(B * T, BT), H)](
+        q, k, rows, scale, T, B * T, *q.stride(), *k.stride(), K=K, BT=BT, BK=BK, R=R, SQUARES=squares, num_warps=4,
+    )
+    return rows
+
+
+def padded_state_size(K: int) -> int:
+    return max(triton.next_power_of_2(K), 16)
+
+
+def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """`x` [B, T, H, V] and the stride of its tokens, copied unless heads and channels are dense and rows follow each other."""
+    B, T, H, V = x.shape
+    dense = (V == 1 or x.stride(3) == 1) and (H == 1 or x.stride(2) == V)
+    if not dense or (B > 1 and x.stride(0) != T * x.stride(1)):
+        x = x.contiguous()
+    return x, x.stride(1)

@@ -1,0 +1,415 @@
+"""Exact update, chunkwise backward: two substitutions per chunk of 16 tokens, everything else matrix products."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.exact_common import (
+    CHUNK_SIZE,
+    chunk_slots,
+    first_slot,
+    forward_substitution,
+    load_rows,
+    operand,
+    operand_precision,
+    product,
+    ratio,
+    reverse_substitution,
+    rounded,
+    sequence_of_slot,
+    sequence_range,
+    sigmoid,
+    split_product,
+    split_product_t,
+    state_offsets,
+    state_tile,
+    tile_mask,
+)
+from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
+
+
+def backward_tile(K: int) -> dict:
+    """Launch parameters: the gradient of the state and two tiles `[BT, BV]` fit the registers of the program."""
+    BK = state_tile(K)
+    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (128, 4), 256: (128, 8)}[BK]
+    return dict(BK=BK, BV=BV, num_warps=num_warps, VEC=max(BV // (32 * num_warps), 1))
+
+
+@triton.jit
+def replay_chunk(b_h, b_k, b_v, b_b, p_g, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr):
+    """The forward step without its output: residuals `[BT, BV]` and the state at the chunk's end `[BV, BK]`."""
+    BT: tl.constexpr = b_v.shape[0]
+    b_p = split_product(b_h, tl.trans(b_k), tl.zeros([b_h.shape[0], BT], dtype=tl.float32), DOT)
+    if USE_BETA_SIGMOID:
+        b_b = sigmoid(b_b)
+    # [BT]
+    b_n = tl.load(p_g + BT * BT + tl.arange(0, BT))
+    # [BT, BV]
+    b_e = tl.broadcast_to(ratio(b_b, 1.0 + b_b * b_n[:, None]), b_v.shape)
+    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT)
+    return b_r, split_product_t(b_r * b_e, b_k, b_h, DOT)
+
+
+@triton.jit
+def gated_gradient(b_do, b_z, scale, HAS_Z: tl.constexpr):
+    """Gradient of `scale * O + D * V` through the gate: `dY = dO * silu(Z)`."""
+    if HAS_Z:
+        b_do *= b_z * sigmoid(b_z)
+    return b_do
+
+
+@triton.jit
+def output_before_gate(b_h, b_q, b_u, p_a, scale, DOT: tl.constexpr):
+    """`scale * (Q S + A U)` for `[BT, BV]` residual steps U and the rounded state `[BV, BK]`."""
+    BT: tl.constexpr = b_u.shape[0]
+    o_t = tl.arange(0, BT)
+    b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
+    b_o = product(b_h, tl.trans(b_q), tl.zeros([b_h.shape[0], BT], dtype=tl.float32), DOT)
+    return scale * tl.trans(product(tl.trans(operand(b_u, DOT)), b_a, b_o, DOT))
+
+
+@triton.heuristics({
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+    'HAS_SCALE': lambda args: args['scale'] != 1.0,
+    'USE_INITIAL_STATE': lambda args: args['dh0'] is not None,
+    'USE_FINAL_STATE_GRADIENT': lambda args: args['dht'] is not None,
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'A_PARTS': lambda args: 1 if args['DOT'] == 'ieee' else 2,
+})
+@triton.jit(do_not_specialize=['T', 'ROWS', 'TOKENS', 'SLOTS'])
+def chunk_longhorn_exact_bwd_kernel(
+    do,
+    dht,
+    q,
+    k,
+    v,
+    beta,
+    D,
+    z,
+    g,
+    a,
+    states,
+    hs,
+    rs,
+    dv,
+    dbeta,
+    dh0,
+    dD,
+    dz,
+    dqk,
+    dam,
+    cu_seqlens,
+    scale,
+    T,
+    ROWS,
+    TOKENS,
+    SLOTS,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    VEC: tl.constexpr,
+    INTERVAL: tl.constexpr,
+    DOT: tl.constexpr,
+    A_PARTS: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
+    USE_FINAL_STATE_GRADIENT: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    r"""One block of channels of one sequence, backwards: each interval is replayed from its saved state, then undone.
+
+    With the letters of the forward kernel and `dS` the gradient of the state at the chunk's end:
+
+    .. math::
+        X = A^\top dY + K\,dS - \mathrm{tril}_{<}(G)^\top W, \quad W = E \odot X, \quad
+        dV = W, \quad d\epsilon = X \odot R, \quad dS \leftarrow dS + Q^\top dY - K^\top W
+
+    What sums over channels is a product too, of this block's part:
+    :math:`dQ = dY S^\top + dA\,K` and :math:`dK = dA^\top Q + U dS^\top - W S^\top - (M + M^\top) K` with
+    :math:`dA = \mathrm{tril}(dY U^\top)` and :math:`M = \mathrm{tril}(W U^\top)`, whose diagonal
+    :math:`\sum_v d\epsilon\,\epsilon^2` is the gradient through :math:`|k|^2`. `dqk` and `dam` take the parts.
+    `hs` and `rs` hold the states and residuals of the interval at hand.
+    """
+    i_v, i_h, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    NV = tl.num_programs(0)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+    # what a thread may load at once decides which columns it owns
+    o_c = tl.max_contiguous(tl.arange(0, BV), VEC)
+    o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), VEC)
+    m_h = (o_v < V)[:, None] & (o_k < K)[None, :]
+    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
+    # int64, so that a row's offset is a constant of the load
+    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
+    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
+    o_r = o_t[:, None].to(tl.int64) * BV + o_c[None, :]
+    o_h = tl.arange(0, BV)[:, None] * BK + o_k[None, :]
+    o_a = o_t[:, None] * BT + o_t[None, :]
+
+    i_row = bos * H + i_h
+    i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
+    i_p = (i_n.to(tl.int64) * H + i_h) * NV + i_v
+    p_rs = rs + i_p * ROWS * BV
+    p_hs = hs + i_p * (ROWS // BT) * (BV * BK)
+    p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
+    p_s += state_offsets(o_k, o_v, K, V, False)
+    o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+
+    # [BV, BK]
+    if USE_FINAL_STATE_GRADIENT:
+        b_dh = tl.load(dht + o_state, mask=m_h, other=0.0)
+    else:
+        b_dh = tl.zeros([BV, BK], dtype=tl.float32)
+    if HAS_D:
+        b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
+        b_dD = tl.zeros([BV], dtype=tl.float32)
+
+    NS = tl.cdiv(T_n, INTERVAL)
+    for j_s in range(NS):
+        # int64, as everything that counts tokens from here on
+        i_s = (NS - 1).to(tl.int64) - j_s
+        first = i_s * (INTERVAL // BT)
+        NT = tl.minimum(INTERVAL // BT, tl.cdiv(T_n - i_s * INTERVAL, BT)).to(tl.int32)
+        b_h = tl.load(p_s + i_s * (H * K * V), mask=m_h, other=0.0)
+        # all threads are done with the scratch of the interval after this one
+        tl.debug_barrier()
+        for j_t in tl.range(NT, num_stages=1):
+            i_t = first + j_t
+            left = T_n - i_t * BT
+            i_x = i_row + i_t * (BT * H)
+            # [BT, BK]
+            b_k = tl.load(k + i_x * K + o_qk, mask=tile_mask(o_t, o_k, left, K, BK, True), other=0.0)
+            tl.store(p_hs + j_t * (BV * BK) + o_h, rounded(b_h, hs.dtype.element_ty))
+            # [BT, BV]
+            m_v = tile_mask(o_t, o_v, left, V, BV, True)
+            b_v = tl.load(v + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+            b_b = load_rows(beta, i_x, V, o_b, o_t, left, m_v, SCALAR_BETA)
+            p_g = g + (i_g + i_t * H) * ((BT + 1) * BT)
+            b_r, b_h = replay_chunk(b_h, b_k, b_v, b_b, p_g, DOT, USE_BETA_SIGMOID)
+            tl.store(p_rs + j_t * (BT * BV) + o_r, b_r)
+        tl.debug_barrier()
+
+        for i in tl.range(NT, num_stages=1):
+            j_t = NT - 1 - i
+            i_t = first + j_t
+            left = T_n - i_t * BT
+            i_x = i_row + i_t * (BT * H)
+            i_c = i_g + i_t * H
+            p_g, p_a = g + i_c * ((BT + 1) * BT), a + i_c * (A_PARTS * BT * BT)
+            # [BT, BK]
+            m_k = tile_mask(o_t, o_k, left, K, BK, True)
+            b_q = tl.load(q + i_x * K + o_qk, mask=m_k, other=0.0)
+            b_k = tl.load(k + i_x * K + o_qk, mask=m_k, other=0.0)
+            # [BV, BT], the state's part of X
+            b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+
+            # [BT, BV]
+            m_v = tile_mask(o_t, o_v, left, V, BV, True)
+            b_do = tl.load(do + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+            b_b = load_rows(beta, i_x, V, o_b, o_t, left, m_v, SCALAR_BETA)
+            b_r = tl.load(p_rs + j_t * (BT * BV) + o_r)
+            b_z = tl.load(z + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32) if HAS_Z else b_do
+            if USE_BETA_SIGMOID:
+                b_b = sigmoid(b_b)
+            # [BT]
+            b_n = tl.load(p_g + BT * BT + o_t)
+            # [BT, BV]
+            b_f = tl.broadcast_to(ratio(1.0, 1.0 + b_b * b_n[:, None]), (BT, BV))
+            b_e = b_f * b_b
+            b_u = b_r * b_e
+            # [BV, BK]
+            b_h = tl.load(p_hs + j_t * (BV * BK) + o_h)
+
+            b_dy = gated_gradient(b_do, b_z, scale, HAS_Z)
+            if HAS_Z or HAS_D:
+                b_v = tl.load(v + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+            if HAS_Z:
+                b_y = output_before_gate(b_h, b_q, b_u, p_a, scale, DOT)
+                if HAS_D:
+                    b_y += b_D[None, :] * b_v
+                b_sig = sigmoid(b_z)
+                b_dz = b_do * b_y * (b_sig * (1.0 + b_z * (1.0 - b_sig)))
+                tl.store(dz + i_x * V + o_x, rounded(b_dz, dz.dtype.element_ty), mask=m_v)
+            if HAS_D:
+                b_dD += tl.sum(b_dy * b_v, 0)
+                b_skip = b_D[None, :] * b_dy
+            if HAS_SCALE:
+                b_dy *= scale
+            b_dy = operand(b_dy, DOT)
+
+            # [BT, BT], transposed twice
+            for part in tl.static_range(A_PARTS):
+                b_a = tl.load(p_a + part * (BT * BT) + o_a)
+                b_x = product(tl.trans(b_dy), tl.trans(b_a), b_x, DOT)
+            b_x = reverse_substitution(tl.trans(b_x), b_e, p_g, BT)
+            b_w = b_x * b_e
+
+            b_dv = b_w + b_skip if HAS_D else b_w
+            tl.store(dv + i_x * V + o_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
+            if not SCALAR_BETA:
+                b_db = b_x * b_r * b_f * b_f
+                if USE_BETA_SIGMOID:
+                    b_db *= b_b * (1.0 - b_b)
+                tl.store(dbeta + i_x * V + o_x, rounded(b_db, dbeta.dtype.element_ty), mask=m_v)
+
+            # this block's part of what sums over the channels: [BT, BK] and [BT, BT]
+            b_u, b_wo = operand(b_u, DOT), operand(b_w, DOT)
+            b_zero = tl.zeros([BT, BK], dtype=tl.float32)
+            b_dho = operand(b_dh, DOT)
+            b_dq = product(b_dy, b_h, b_zero, DOT)
+            b_dk = product(b_u, b_dho, b_zero, DOT) - product(b_wo, b_h, b_zero, DOT)
+            p_dqk = dqk + (i_v.to(tl.int64) * 2 * TOKENS * H + i_x) * K
+            tl.store(p_dqk + o_qk, b_dq, mask=m_k)
+            tl.store(p_dqk + TOKENS.to(tl.int64) * H * K + o_qk, b_dk, mask=m_k)
+            b_zero = tl.zeros([BT, BT], dtype=tl.float32)
+            p_dam = dam + (i_v.to(tl.int64) * SLOTS * H + i_c) * (2 * BT * BT)
+            tl.store(p_dam + o_a, product(b_dy, tl.trans(b_u), b_zero, DOT))
+            if SCALAR_BETA:
+                b_m = product(operand(b_x, DOT), tl.trans(operand(b_r, DOT)), b_zero, DOT)
+            else:
+                b_m = product(b_wo, tl.trans(b_u), b_zero, DOT)
+            tl.store(p_dam + BT * BT + o_a, b_m)
+
+            b_dh = product(tl.trans(b_dy), b_q, b_dh, DOT)
+            b_dh = split_product_t(b_w, -b_k, b_dh, DOT)
+
+    if HAS_D:
+        tl.store(dD + (i_n.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=o_v < V)
+    if USE_INITIAL_STATE:
+        tl.store(dh0 + o_state, b_dh, mask=m_h)
+
+
+@triton.heuristics({'IS_VARLEN': lambda args: args['cu_seqlens'] is not None})
+@triton.jit(do_not_specialize=['T', 'N', 'NV', 'TOKENS', 'SLOTS'])
+def chunk_longhorn_exact_bwd_kernel_qk(
+    q,
+    k,
+    beta,
+    dqk,
+    dam,
+    dq,
+    dk,
+    dbeta,
+    cu_seqlens,
+    T,
+    N,
+    NV,
+    TOKENS,
+    SLOTS,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Sum the parts of the channel blocks in their order, and finish dq and dk of a chunk (and dbeta of a scalar step)."""
+    i_c, i_h = tl.program_id(0), tl.program_id(1)
+    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    i_t = (i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)).to(tl.int32)
+    if i_t * BT < T_n:
+        o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+        m_k = (i_t * BT + o_t < T_n)[:, None] & (o_k < K)[None, :]
+        i_x = (bos + i_t * BT) * H + i_h
+        o_qk = i_x * K + o_t[:, None] * (H * K) + o_k[None, :]
+        p_dqk = dqk + o_qk
+        p_dam = dam + (i_c.to(tl.int64) * H + i_h) * (2 * BT * BT) + o_t[:, None] * BT + o_t[None, :]
+        # [BT, BK], [BT, BT]
+        b_dq = tl.zeros([BT, BK], dtype=tl.float32)
+        b_dk = tl.zeros([BT, BK], dtype=tl.float32)
+        b_da = tl.zeros([BT, BT], dtype=tl.float32)
+        b_m = tl.zeros([BT, BT], dtype=tl.float32)
+        for _ in range(NV):
+            b_dq += tl.load(p_dqk, mask=m_k, other=0.0)
+            b_dk += tl.load(p_dqk + TOKENS.to(tl.int64) * H * K, mask=m_k, other=0.0)
+            b_da += tl.load(p_dam)
+            b_m += tl.load(p_dam + BT * BT)
+            p_dqk += TOKENS.to(tl.int64) * 2 * H * K
+            p_dam += SLOTS.to(tl.int64) * H * (2 * BT * BT)
+        b_q = tl.load(q + o_qk, mask=m_k, other=0.0).to(tl.float32)
+        b_k = tl.load(k + o_qk, mask=m_k, other=0.0).to(tl.float32)
+
+        if SCALAR_BETA:
+            # the parts hold X R^T, for the step is the row's
+            m_t = i_t * BT + o_t < T_n
+            b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
+            if USE_BETA_SIGMOID:
+                b_b = sigmoid(b_b)
+            b_f = ratio(1.0, 1.0 + b_b * tl.sum(b_k * b_k, 1))
+            b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
+            if USE_BETA_SIGMOID:
+                b_db *= b_b * (1.0 - b_b)
+            tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t)
+            b_e = b_b * b_f
+            b_m *= b_e[:, None] * b_e[None, :]
+        lower = o_t[:, None] >= o_t[None, :]
+        b_da = tl.where(lower, b_da, 0.0)
+        b_m = tl.where(lower, b_m, 0.0)
+        b_dq = product(b_da, b_k, b_dq, 'ieee')
+        b_dk = product(tl.trans(b_da), b_q, b_dk, 'ieee')
+        b_dk = product(-(b_m + tl.trans(b_m)), b_k, b_dk, 'ieee')
+        tl.store(dq + o_qk, rounded(b_dq, dq.dtype.element_ty), mask=m_k)
+        tl.store(dk + o_qk, rounded(b_dk, dk.dtype.element_ty), mask=m_k)
+
+
+def chunk_longhorn_exact_bwd(
+    do: torch.Tensor,
+    dht: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    scale: float,
+    initial_state: torch.Tensor | None,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    states: torch.Tensor,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one); arguments contiguous."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    interval, precision, tile = checkpoint_interval(K), operand_precision(q, k, v), backward_tile(K)
+    slots = chunk_slots(B, T, N, cu_seqlens is not None)
+    NV, BV, BK = triton.cdiv(V, tile['BV']), tile['BV'], tile['BK']
+    g, a = chunk_longhorn_exact_gram(q, k, cu_seqlens, precision)
+
+    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
+    dh0, dz = (None if x is None else torch.empty_like(x) for x in (initial_state, z))
+    dD = None if D is None else q.new_empty((N, H, V), dtype=torch.float32)
+    dqk = q.new_empty((NV, 2, B, T, H, K), dtype=torch.float32)
+    dam = q.new_empty((NV, slots, H, 2, CHUNK_SIZE, CHUNK_SIZE), dtype=torch.float32)
+    rows = min(interval, triton.cdiv(T, CHUNK_SIZE) * CHUNK_SIZE)
+    rs = q.new_empty((N, H, NV, rows, BV), dtype=torch.float32)
+    hs_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
+    hs = q.new_empty((N, H, NV, rows // CHUNK_SIZE, BV, BK), dtype=hs_dtype)
+
+    flags = dict(USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3)
+    chunk_longhorn_exact_bwd_kernel[(NV, H, N)](
+        do, dht, q, k, v, beta, D, z, g, a, states, hs, rs, dv, dbeta, dh0, dD, dz, dqk, dam, cu_seqlens, scale, T, rows,
+        B * T, slots, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, STATE_V_FIRST=state_v_first, **tile,
+        **flags,
+    )
+    chunk_longhorn_exact_bwd_kernel_qk[(slots, H)](
+        q, k, beta, dqk, dam, dq, dk, dbeta, cu_seqlens, T, N, NV, B * T, slots, H=H, K=K, BT=CHUNK_SIZE, BK=BK,
+        num_warps=1 if BK <= 32 else 4, **flags,
+    )
+    return dq, dk, dv, dbeta, dh0, None if D is None else dD.sum(0).to(D.dtype), dz

@@ -1,0 +1,200 @@
+"""What the kernels of the exact update share: tiles, operand precision, products, step sizes, the two substitutions."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+INTERPRETING = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
+
+# tokens in a chunk: the substitution costs (C - 1) / 2 FMA a (token, channel), and 32 rows don't fit the registers
+CHUNK_SIZE = 16
+
+
+def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
+    """How products round their operands: `bf16`, `tf32` (float16 keeps its digits and needs the range) or `ieee` (float32)."""
+    dtypes = {q.dtype, k.dtype, v.dtype}
+    if torch.float32 in dtypes:
+        return 'ieee'
+    if torch.float16 not in dtypes:
+        return 'bf16'
+    return 'ieee' if torch.version.hip else 'tf32'
+
+
+def state_tile(K: int) -> int:
+    return max(16, triton.next_power_of_2(K))
+
+
+def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
+    """Slots of per-chunk buffers, by the rule of :func:`fla_longhorn.ops.checkpoints.num_checkpoints`."""
+    return T // CHUNK_SIZE + N if is_varlen else B * triton.cdiv(T, CHUNK_SIZE)
+
+
+@triton.jit
+def sequence_range(cu_seqlens, i_n, T, IS_VARLEN: tl.constexpr):
+    """First token (int64) and length of sequence `i_n`."""
+    if IS_VARLEN:
+        bos = tl.load(cu_seqlens + i_n).to(tl.int64)
+        return bos, (tl.load(cu_seqlens + i_n + 1).to(tl.int64) - bos).to(tl.int32)
+    else:
+        return i_n.to(tl.int64) * T, T
+
+
+@triton.jit
+def first_slot(bos, i_n, T, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
+    """Slot (int64) of the first span of `SIZE` tokens of sequence `i_n`."""
+    if IS_VARLEN:
+        return bos // SIZE + i_n
+    else:
+        return i_n.to(tl.int64) * tl.cdiv(T, SIZE)
+
+
+@triton.jit
+def sequence_of_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
+    """The sequence that owns slot `i_c`: the last one whose first slot is not beyond it."""
+    if IS_VARLEN:
+        i_n = 0
+        end = N
+        while end - i_n > 1:
+            mid = (i_n + end) // 2
+            beyond = tl.load(cu_seqlens + mid).to(tl.int64) // SIZE + mid > i_c
+            i_n = tl.where(beyond, i_n, mid)
+            end = tl.where(beyond, mid, end)
+        return i_n
+    else:
+        return i_c // tl.cdiv(T, SIZE)
+
+
+@triton.jit
+def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.constexpr):
+    """Mask of a tile `[BT, BX]`: the `left` tokens of a `PARTIAL` chunk (of a full one, all if any), the columns below `X`."""
+    m_t = (o_t < left)[:, None] if PARTIAL else (o_t * 0 < left)[:, None]
+    if X % BX == 0:
+        return m_t
+    else:
+        return m_t & (o_x < X)[None, :]
+
+
+@triton.jit
+def load_rows(beta, i_x, V: tl.constexpr, o_b, o_t, left, m_v, SCALAR_BETA: tl.constexpr):
+    """Step sizes of a chunk in float32: `[BT, BV]`, or `[BT, 1]` of a scalar step."""
+    if SCALAR_BETA:
+        return tl.load(beta + i_x + o_b, mask=(o_t < left)[:, None], other=0.0).to(tl.float32)
+    else:
+        return tl.load(beta + i_x * V + o_b, mask=m_v, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
+    """Offsets of a `[BV, BK]` tile in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`."""
+    if STATE_V_FIRST:
+        return o_v[:, None] * K + o_k[None, :]
+    else:
+        return o_k[None, :] * V + o_v[:, None]
+
+
+@triton.jit
+def rounded(b_x, dtype: tl.constexpr):
+    """`b_x` in `dtype`, to the nearest also under the interpreter, which would cut digits off for bfloat16."""
+    if INTERPRETING and dtype == tl.bfloat16:
+        b_i = b_x.to(tl.float32).to(tl.int32, bitcast=True)
+        b_x = (b_i + 0x7fff + ((b_i >> 16) & 1)).to(tl.float32, bitcast=True)
+    return b_x.to(dtype)
+
+
+@triton.jit
+def product(b_a, b_b, b_acc, DOT: tl.constexpr):
+    """`b_acc + b_a b_b` with operands rounded to `DOT` and float32 sums."""
+    if DOT == 'bf16':
+        if INTERPRETING:
+            # the interpreter's products of bfloat16 are wrong: round, then multiply in float32
+            b_acc = tl.dot(rounded(b_a, tl.bfloat16).to(tl.float32), rounded(b_b, tl.bfloat16).to(tl.float32), acc=b_acc)
+        else:
+            b_acc = tl.dot(b_a.to(tl.bfloat16), b_b.to(tl.bfloat16), acc=b_acc)
+    else:
+        b_acc = tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), acc=b_acc, input_precision=DOT)
+    return b_acc
+
+
+@triton.jit
+def split(b_x, DOT: tl.constexpr):
+    """`b_x` cut to the digits that `DOT` holds exactly, and the rest: two products keep twice the digits."""
+    cut: tl.constexpr = -65536 if DOT == 'bf16' else -8192
+    b_hi = (b_x.to(tl.int32, bitcast=True) & cut).to(tl.float32, bitcast=True)
+    return operand(b_hi, DOT), operand(b_x - b_hi, DOT)
+
+
+@triton.jit
+def split_product(b_x, b_b, b_acc, DOT: tl.constexpr):
+    """`b_acc + b_x b_b` for a `b_x` that must not lose digits to `DOT`."""
+    if DOT == 'ieee':
+        return product(b_x, b_b, b_acc, DOT)
+    else:
+        b_hi, b_lo = split(b_x, DOT)
+        return product(b_lo, b_b, product(b_hi, b_b, b_acc, DOT), DOT)
+
+
+@triton.jit
+def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
+    """`b_acc + b_x^T b_b`, as :func:`split_product`: the parts are cheaper to transpose than the whole."""
+    if DOT == 'ieee':
+        return product(tl.trans(b_x), b_b, b_acc, DOT)
+    else:
+        b_hi, b_lo = split(b_x, DOT)
+        return product(tl.trans(b_lo), b_b, product(tl.trans(b_hi), b_b, b_acc, DOT), DOT)
+
+
+@triton.jit
+def operand(b_x, DOT: tl.constexpr):
+    """`b_x` as an operand of products, rounded before it changes its layout."""
+    return rounded(b_x, tl.bfloat16) if DOT == 'bf16' else b_x
+
+
+@triton.jit
+def sigmoid(b_x):
+    return ratio(1.0, 1.0 + tl.exp(-b_x))
+
+
+@triton.jit
+def ratio(b_a, b_b):
+    """`b_a / b_b` for `b_b >= 1`, by the fast reciprocal (2 ulp) where there is one."""
+    if INTERPRETING:
+        return b_a / b_b
+    else:
+        return libdevice.fast_dividef(b_a, b_b)
+
+
+@triton.jit
+def row(b_x, s: tl.constexpr):
+    """Row `s` of `[BT, BV]`; free of instructions where a thread owns whole columns (-0.0 is what sums drop)."""
+    o_t = tl.arange(0, b_x.shape[0])
+    return tl.sum(tl.where((o_t == s)[:, None], b_x, -0.0), 0)
+
+
+@triton.jit
+def forward_substitution(b_r, b_e, p_g, BT: tl.constexpr):
+    """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`; G's rows at `p_g`."""
+    o_t = tl.arange(0, BT)
+    for s in tl.static_range(BT - 1):
+        b_u = row(b_r, s) * row(b_e, s)
+        # [BT]
+        b_g = tl.load(p_g + s * BT + o_t)
+        b_r -= tl.where((o_t > s)[:, None], b_g[:, None] * b_u[None, :], 0.0)
+    return b_r
+
+
+@triton.jit
+def reverse_substitution(b_x, b_e, p_g, BT: tl.constexpr):
+    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up."""
+    o_t = tl.arange(0, BT)
+    for i in tl.static_range(BT - 1):
+        s: tl.constexpr = BT - 1 - i
+        b_w = row(b_x, s) * row(b_e, s)
+        # [BT]
+        b_g = tl.load(p_g + s * BT + o_t)
+        b_x -= tl.where((o_t < s)[:, None], b_g[:, None] * b_w[None, :], 0.0)
+    return b_x

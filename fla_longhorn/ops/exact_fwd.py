@@ -1,0 +1,273 @@
+"""Exact update, chunkwise forward: matrix products and one forward substitution per chunk of 16 tokens."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.exact_common import (
+    CHUNK_SIZE,
+    first_slot,
+    forward_substitution,
+    operand,
+    operand_precision,
+    product,
+    ratio,
+    rounded,
+    sequence_range,
+    sigmoid,
+    split,
+    split_product,
+    state_offsets,
+    state_tile,
+    tile_mask,
+)
+from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
+
+
+def forward_tile(K: int) -> dict:
+    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program."""
+    BK = state_tile(K)
+    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
+    return dict(BK=BK, BV=BV, num_warps=num_warps, VEC=max(BV // (32 * num_warps), 1), SPLIT=BK <= 32)
+
+
+@triton.jit
+def chunk_products(b_h, b_q, b_k, DOT: tl.constexpr, SPLIT: tl.constexpr):
+    """`(Q S)^T` and `(K S)^T`, both `[BV, BT]`."""
+    b_zero = tl.zeros([b_h.shape[0], b_k.shape[0]], dtype=tl.float32)
+    if SPLIT:
+        b_o = split_product(b_h, tl.trans(b_q), b_zero, DOT)
+        b_p = split_product(b_h, tl.trans(b_k), b_zero, DOT)
+    else:
+        b_o = product(b_h, tl.trans(b_q), b_zero, DOT)
+        b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
+    return b_o, b_p
+
+
+@triton.jit
+def chunk_update(
+    b_h, b_o, b_p, b_v, b_b, b_k, p_g, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr,
+):
+    """Residuals by substitution, then the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`."""
+    BT: tl.constexpr = b_v.shape[0]
+    o_t = tl.arange(0, BT)
+    if USE_BETA_SIGMOID:
+        b_b = sigmoid(b_b)
+    # [BT]
+    b_n = tl.load(p_g + BT * BT + o_t)
+    # [BT, BV]
+    b_e = tl.broadcast_to(ratio(b_b, 1.0 + b_b * b_n[:, None]), b_v.shape)
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT) * b_e
+    # [BT, BT]
+    b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
+    if SPLIT and DOT != 'ieee':
+        # what rounding adds to the state would pile up over the chunks
+        b_hi, b_lo = split(b_u, DOT)
+        b_hi, b_lo = tl.trans(b_hi), tl.trans(b_lo)
+        b_o = product(b_lo, b_a, product(b_hi, b_a, b_o, DOT), DOT)
+        b_h = product(b_lo, b_k, product(b_hi, b_k, b_h, DOT), DOT)
+    else:
+        b_u = tl.trans(operand(b_u, DOT))
+        b_o = product(b_u, b_a, b_o, DOT)
+        b_h = product(b_u, b_k, b_h, DOT)
+    return b_h, b_o
+
+
+@triton.jit
+def store_output(
+    p_o, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_SCALE: tl.constexpr,
+):
+    """`(scale * O + D * V) * silu(Z)`, from `O^T`."""
+    if HAS_SCALE:
+        b_o *= scale
+    if HAS_D or HAS_Z:
+        # [BT, BV]
+        b_y = tl.trans(b_o)
+        if HAS_D:
+            b_y += b_D[None, :] * b_v
+        if HAS_Z:
+            b_z = tl.load(p_z + o_x, mask=m_v, other=0.0).to(tl.float32)
+            b_y *= b_z * sigmoid(b_z)
+        tl.store(p_o, rounded(b_y, p_o.dtype.element_ty), mask=m_v)
+    else:
+        tl.store(p_o, tl.trans(rounded(b_o, p_o.dtype.element_ty)), mask=m_v)
+
+
+@triton.heuristics({
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+    'HAS_SCALE': lambda args: args['scale'] != 1.0,
+    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
+    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
+    'SAVE_STATES': lambda args: args['states'] is not None,
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'A_PARTS': lambda args: 1 if args['DOT'] == 'ieee' else 2,
+})
+@triton.jit(do_not_specialize=['T'])
+def chunk_longhorn_exact_fwd_kernel_o(
+    q,
+    k,
+    v,
+    beta,
+    D,
+    z,
+    g,
+    a,
+    h0,
+    o,
+    ht,
+    states,
+    cu_seqlens,
+    scale,
+    T,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    VEC: tl.constexpr,
+    INTERVAL: tl.constexpr,
+    DOT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    A_PARTS: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr,
+    SAVE_STATES: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    r"""One block of channels of one sequence, chunk by chunk, the state `[BV, BK]` in registers.
+
+    With `E` the step sizes, `G = K K^T`, `A = tril(Q K^T)` and `S` the state at the chunk's start:
+
+    .. math::
+        R = V - K S - \mathrm{tril}_{<}(G)\,U, \quad U = E \odot R, \quad O = Q S + A U, \quad S \leftarrow S + K^\top U
+
+    (Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk, as DeltaNet's chunkwise form with a step per channel.)
+    State and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`: then the
+    substitution is pure FMA.
+    """
+    i_v, i_h, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+    # what a thread may load at once decides which columns it owns
+    o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), VEC)
+    m_h = (o_v < V)[:, None] & (o_k < K)[None, :]
+
+    i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
+    p_g, p_a = g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT)
+    i_k, i_x = (bos * H + i_h) * K, (bos * H + i_h) * V
+    p_q, p_k, p_v, p_o = q + i_k, k + i_k, v + i_x, o + i_x
+    p_b = beta + (bos * H + i_h if SCALAR_BETA else i_x)
+    p_z = z + i_x if HAS_Z else None
+    b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
+    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
+    # int64, so that a row's offset is a constant of the load
+    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
+    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
+    if SAVE_STATES:
+        p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
+        p_s += state_offsets(o_k, o_v, K, V, False)
+
+    # [BV, BK]
+    if USE_INITIAL_STATE:
+        p_h0 = h0 + (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+        b_h = tl.load(p_h0, mask=m_h, other=0.0)
+    else:
+        b_h = tl.zeros([BV, BK], dtype=tl.float32)
+
+    # full chunks, v and beta loaded one ahead: [BT, BV]
+    NT = T_n // BT
+    b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
+    b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, NT, V, 1 if SCALAR_BETA else BV, False), other=0.0)
+    for i_s in range(0, tl.cdiv(T_n, INTERVAL)):
+        if SAVE_STATES:
+            tl.store(p_s, b_h, mask=m_h)
+            p_s += H * K * V
+        for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
+            # [BT, BK]
+            m_k = tile_mask(o_t, o_k, BT, K, BK, False)
+            b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
+            b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
+            b_o, b_p = chunk_products(b_h, b_q, b_k, DOT, SPLIT)
+            # loads placed after the products keep the layout in which a thread owns columns
+            b_v, b_b = b_v_next.to(tl.float32), b_b_next.to(tl.float32)
+            p_v += BT * H * V
+            p_b += BT * H if SCALAR_BETA else BT * H * V
+            left = NT - 1 - i_t
+            b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
+            b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, left, V, 1 if SCALAR_BETA else BV, False), other=0.0)
+            b_h, b_o = chunk_update(b_h, b_o, b_p, b_v, b_b, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID)
+            m_v = tile_mask(o_t, o_v, BT, V, BV, False)
+            store_output(p_o + o_x, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D, HAS_Z, HAS_SCALE)
+            p_q += BT * H * K
+            p_k += BT * H * K
+            p_o += BT * H * V
+            p_g += H * (BT + 1) * BT
+            p_a += H * A_PARTS * BT * BT
+            if HAS_Z:
+                p_z += BT * H * V
+    # the tokens after the last full chunk
+    left = T_n - NT * BT
+    if left > 0:
+        m_k = tile_mask(o_t, o_k, left, K, BK, True)
+        m_v = tile_mask(o_t, o_v, left, V, BV, True)
+        b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
+        b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
+        b_o, b_p = chunk_products(b_h, b_q, b_k, DOT, SPLIT)
+        b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
+        b_b = tl.load(p_b + o_b, mask=(o_t < left)[:, None] if SCALAR_BETA else m_v, other=0.0).to(tl.float32)
+        b_h, b_o = chunk_update(b_h, b_o, b_p, b_v, b_b, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID)
+        store_output(p_o + o_x, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D, HAS_Z, HAS_SCALE)
+
+    if STORE_FINAL_STATE:
+        p_ht = ht + (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+        tl.store(p_ht, b_h, mask=m_h)
+
+
+def chunk_longhorn_exact_fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    scale: float,
+    initial_state: torch.Tensor | None,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+    output_final_state: bool,
+    save_states: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return `o`, the final state and the states saved for backward; arguments are contiguous."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    interval = checkpoint_interval(K)
+    precision = operand_precision(q, k, v)
+    g, a = chunk_longhorn_exact_gram(q, k, cu_seqlens, precision)
+    o = torch.empty_like(v)
+    ht = states = None
+    if output_final_state:
+        ht = q.new_empty((N, H, V, K) if state_v_first else (N, H, K, V), dtype=torch.float32)
+    if save_states:
+        slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
+        states = q.new_empty((slots, H, K, V), dtype=torch.float32)
+    tile = forward_tile(K)
+    chunk_longhorn_exact_fwd_kernel_o[(triton.cdiv(V, tile['BV']), H, N)](
+        q, k, v, beta, D, z, g, a, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE,
+        INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
+        STATE_V_FIRST=state_v_first, **tile,
+    )
+    return o, ht, states
