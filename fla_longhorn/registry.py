@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 
 # fla's package -> (our module that stands in it as `longhorn`, the names it gains)
@@ -12,7 +11,7 @@ EXPORTS = {
     'fla.layers': ('fla_longhorn.layers.longhorn', ('Longhorn',)),
     'fla.models': ('fla_longhorn.models.longhorn', ('LonghornConfig', 'LonghornForCausalLM', 'LonghornModel')),
 }
-CPU_MODULES = ('activations', 'convolution', 'losses', 'norms', 'rotary')
+CPU_MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary')
 
 
 def register() -> None:
@@ -50,7 +49,6 @@ def register_auto_classes() -> None:
 def register_cpu_modules() -> None:
     """Norms, convolution, losses, activations and rotary embedding of fla for tensors on the CPU."""
     for name in CPU_MODULES:
-        if importlib.util.find_spec(f'fla_longhorn.backends.{name}') is None: continue  # TEMP
         importlib.import_module(f'fla_longhorn.backends.{name}')
 
 

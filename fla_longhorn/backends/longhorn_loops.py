@@ -26,6 +26,9 @@ from fla_longhorn.backends.longhorn_simd import (
     sum_lanes,
 )
 
+# tokens that a forward block takes at a time, a divisor of every checkpoint interval
+STRIP = 32
+
 
 def compiled(**options):
     """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written."""
@@ -103,35 +106,61 @@ def advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
 
 
 @njit
-def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV,
-                  is_scalar, use_sigmoid, S):
+def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, is_scalar, use_sigmoid, S, p_s, tokens):
+    """`W` channels of `L` tokens; `tokens` holds `|k|^2` of each, and room for eps and v.
+
+    What doesn't depend on the state goes first, so that nothing waits for a division between two tokens.
+    """
+    s_k2, s_eps, s_v = tokens
+    b_one, n = splat(np.float32(1)), V - o_v
+    for t in range(L):
+        row = (t0 + t) * H + i_h
+        b_b = load_beta(beta, row, row * V + o_v, n, is_scalar)
+        if use_sigmoid:
+            b_b = sigmoid(b_b)
+        store(s_eps, t * W, b_b / (b_one + b_b * load_splat(s_k2, t)))
+        store(s_v, t * W, load_lanes(v, row * V + o_v, n))
+    for t in range(L):
+        p_k = ((t0 + t) * H + i_h) * K
+        # eps isn't needed again: its place takes the output
+        store(s_eps, t * W, update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
+    for t in range(L):
+        p = ((t0 + t) * H + i_h) * V + o_v
+        b_o = load(s_eps, t * W)
+        if len(D) > 0:
+            b_o = b_o + load_lanes(D, i_h * V + o_v, n) * load(s_v, t * W)
+        if len(z) > 0:
+            b_z = load_lanes(z, p, n)
+            b_o = b_o * (b_z * sigmoid(b_z))
+        store_lanes(o, p, b_o, n)
+
+
+@njit
+def square_norms(t0, L, i_h, k, H, K, s_k2):
+    for t in range(L):
+        s_k2[t] = square_norm(k, ((t0 + t) * H + i_h) * K, K)
+
+
+@njit
+def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, is_scalar,
+                  use_sigmoid, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`."""
-    b_one = splat(np.float32(1))
-    for i in range(0, min(BV, V - o_v), W):
-        load_tile(h0, (i_n * H + i_h) * K * V + o_v + i, V, K, V - o_v - i, S, i * K)
-    for t in range(bos, eos):
-        row = t * H + i_h
-        saving = len(states) > 0 and (t - bos) % C == 0
-        b_k2 = splat(square_norm(k, row * K, K))
-        for i in range(0, min(BV, V - o_v), W):
-            n = V - o_v - i
-            p = row * V + o_v + i
-            if saving:
-                store_tile(states, ((slot + (t - bos) // C) * H + i_h) * K * V + o_v + i, V, K, n, S, i * K)
-            b_v = load_lanes(v, p, n)
-            b_b = load_beta(beta, row, p, n, is_scalar)
-            if use_sigmoid:
-                b_b = sigmoid(b_b)
-            b_o = update(S, i * K, i * K, q, k, row * K, K, b_v, b_b / (b_one + b_b * b_k2))
-            if len(D) > 0:
-                b_o = b_o + load_lanes(D, i_h * V + o_v + i, n) * b_v
-            if len(z) > 0:
-                b_z = load_lanes(z, p, n)
-                b_o = b_o * (b_z * sigmoid(b_z))
-            store_lanes(o, p, b_o, n)
+    channels = range(0, min(BV, V - o_v), W)
+    p_h = (i_n * H + i_h) * K * V + o_v
+    for i in channels:
+        load_tile(h0, p_h + i, V, K, V - o_v - i, S, i * K)
+    for t in range(bos, eos, STRIP):
+        L = min(STRIP, eos - t)
+        square_norms(t, L, i_h, k, H, K, tokens[0])
+        if len(states) > 0 and (t - bos) % C == 0:
+            p = ((slot + (t - bos) // C) * H + i_h) * K * V + o_v
+            for i in channels:
+                store_tile(states, p + i, V, K, V - o_v - i, S, i * K)
+        for i in channels:
+            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, o, H, K, V, is_scalar, use_sigmoid, S, i * K, tokens)
     if len(ht) > 0:
-        for i in range(0, min(BV, V - o_v), W):
-            store_tile(ht, (i_n * H + i_h) * K * V + o_v + i, V, K, V - o_v - i, S, i * K)
+        for i in channels:
+            store_tile(ht, p_h + i, V, K, V - o_v - i, S, i * K)
 
 
 @njit
@@ -146,12 +175,13 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, 
     """One worker's blocks of the forward pass."""
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
+    tokens = np.empty(STRIP, np.float32), np.empty(STRIP * W, np.float32), np.empty(STRIP * W, np.float32)
     for block in range(i_w, (len(cu_seqlens) - 1) * H * NV, n_w):
         i_n, i_h, i_v = block // (H * NV), block // NV % H, block % NV
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
         forward_block(i_n, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV,
-                      is_scalar, use_sigmoid, S)
+                      is_scalar, use_sigmoid, S, tokens)
 
 
 @compiled(parallel=True)

@@ -26,12 +26,13 @@ from fla_longhorn.backends.longhorn_loops import (
     load_beta,
     load_tile,
     sigmoid,
-    square_norm,
+    square_norms,
     store_tile,
     update,
 )
 from fla_longhorn.backends.longhorn_simd import (
     W,
+    add_sums,
     exp_neg,
     load,
     load_lanes,
@@ -44,7 +45,7 @@ from fla_longhorn.backends.longhorn_simd import (
 
 
 @njit
-def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, tokens):
+def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens):
     """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
     s_v, s_eps, s_dy, s_slope, s_dz = tokens
     b_one, n = splat(np.float32(1)), V - o_v
@@ -56,7 +57,7 @@ def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid,
             b_e = exp_neg(b_b)
             b_b = b_one / (b_one + b_e)
             b_slope = b_e * b_b * b_b
-        b_f = b_one / (b_one + b_b * splat(square_norm(k, row * K, K)))
+        b_f = b_one / (b_one + b_b * load_splat(s_k2, t))
         b_do = load_lanes(do, p, n)
         if len(z) > 0:
             b_z = load_lanes(z, p, n)
@@ -95,8 +96,8 @@ def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, H, K, V, S, tokens):
 
 
 @njit
-def token_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dq, dk, p_dk):
-    """Take `G` one token back and add these channels' dq and dk; returns `sum_j G k` and deps."""
+def token_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk):
+    """Take `G` one token back and add these channels' dq and dk, `[K, 2]`; returns `sum_j G k` and deps."""
     b_du, b_deps = splat(np.float32(0)), splat(np.float32(0))
     for j in range(K):
         b_k = load_splat(k, p_k + j)
@@ -108,13 +109,12 @@ def token_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dq, dk, p_dk)
         b_du = b_du + b_kg
         b_deps = b_deps + b_kg * b_r
         store(G, p_g + j * W, b_g - (b_k * b_k) * b_ge)
-        dq[p_dk + j] += sum_lanes(load(S, p_s + (K + j) * W) * b_dy)
-        dk[p_dk + j] += sum_lanes(b_ge * (b_r - b_k * b_s))
+        add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_ge * (b_r - b_k * b_s))
     return b_du, b_deps
 
 
 @njit
-def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dq, dk, dv, dbeta, dD, p_dD, part, H, K, V, is_scalar, S, G, p_g, tokens,
+def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, dD, p_dD, part, H, K, V, is_scalar, S, G, p_g, tokens,
                    s_x):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`."""
     s_v, s_eps, s_dy, s_slope, _ = tokens
@@ -124,7 +124,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dq, dk, dv, dbeta, dD, p_dD, p
     for t in range(L - 1, -1, -1):
         row, i = (t0 + i_s + t) * H + i_h, (i_s + t) * W
         b_v, b_eps, b_dy = load(s_v, i), load(s_eps, i), load(s_dy, i)
-        b_du, b_deps = token_backward(S, t * K * W, G, p_g, q, k, row * K, K, b_v, b_eps, b_dy, dq, dk, (part + row) * K)
+        b_du, b_deps = token_backward(S, t * K * W, G, p_g, q, k, row * K, K, b_v, b_eps, b_dy, dqk, (part + row) * K)
         store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
         b_dD = b_dD + b_dy * b_v
         s_x[i_s + t] += sum_lanes(b_deps * b_eps * b_eps)
@@ -138,8 +138,8 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dq, dk, dv, dbeta, dD, p_dD, p
 
 
 @njit
-def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dq, dk, dv, dbeta, dh0, dD, dz,
-                   H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x):
+def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta, dh0, dD, dz,
+                   H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
     """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
     KW = K * W
     p_starts = (BT + 1) * KW
@@ -150,15 +150,15 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
         t0 = bos + i_c * C
         L = min(C, eos - t0)
         s_x[:L] = 0
+        square_norms(t0, L, i_h, k, H, K, s_k2)
         for t in range(t0, t0 + L):
             row = part + t * H + i_h
-            dq[row * K:(row + 1) * K] = 0
-            dk[row * K:(row + 1) * K] = 0
+            dqk[2 * row * K:2 * (row + 1) * K] = 0
             if is_scalar:
                 dbeta[row] = 0
         for i in channels:
             o_v = o_g + i
-            prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, tokens)
+            prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens)
             load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
             NS = (L + BT - 1) // BT
             for i_s in range(NS - 1):
@@ -168,19 +168,19 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 copy_tile(S, p_starts + i_s * KW, 0, K)
                 t, L_s = i_s * BT, min(BT, L - i_s * BT)
                 strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, H, K, V, S, tokens)
-                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dq, dk, dv, dbeta, dD, (i_n * H + i_h) * V + o_v, part, H, K, V,
+                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, dD, (i_n * H + i_h) * V + o_v, part, H, K, V,
                                is_scalar, S, G, i * K, tokens, s_x)
         for t in range(L):
             row = (t0 + t) * H + i_h
             for j in range(K):
-                dk[(part + row) * K + j] -= np.float32(2) * k[row * K + j] * s_x[t]
+                dqk[2 * ((part + row) * K + j) + 1] -= np.float32(2) * k[row * K + j] * s_x[t]
     if len(dh0) > 0:
         for i in channels:
             store_tile(dh0, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)
 
 
 @compiled()
-def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dq, dk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT,
+def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT,
              NT, is_scalar, use_sigmoid, is_varlen):
     """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
     NG = (V + BG - 1) // BG
@@ -189,18 +189,18 @@ def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dq, dk,
     S = np.empty((BT + 1 + (NT + BT - 1) // BT) * K * W, np.float32)
     tokens = (np.empty(NT * W, np.float32), np.empty(NT * W, np.float32), np.empty(NT * W, np.float32),
               np.empty(NT * W, np.float32), np.empty(NT * W, np.float32))
-    s_x = np.empty(NT, np.float32)
+    s_x, s_k2 = np.empty(NT, np.float32), np.empty(NT, np.float32)
     for block in range(i_w, (len(cu_seqlens) - 1) * H * NG, n_w):
         i_n, i_h, i_g = block // (H * NG), block // NG % H, block % NG
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
-        backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dq, dk, dv, dbeta,
-                       dh0, dD, dz, H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x)
+        backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta,
+                       dh0, dD, dz, H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)
 
 
 @compiled(parallel=True)
-def backward_parallel(n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dq, dk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
+def backward_parallel(n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
                       BT, NT, is_scalar, use_sigmoid, is_varlen):
     for i_w in prange(n_w):
-        backward(np.int64(i_w), n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dq, dk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
-                 BT, NT, is_scalar, use_sigmoid, is_varlen)
+        backward(np.int64(i_w), n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C,
+                 BG, BT, NT, is_scalar, use_sigmoid, is_varlen)

@@ -18,14 +18,17 @@ from fla_longhorn.backends import longhorn_loops, longhorn_loops_bwd
 from fla_longhorn.backends.longhorn_simd import W
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
-# state updates (tokens * K * V) below which a launch of threads costs more than it saves
-MIN_PARALLEL_UPDATES = 2**16
+# state updates (tokens * K * V) below which one thread does it all, such as decoding's: a launch costs tens of microseconds
+MIN_PARALLEL_UPDATES = 2**18
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
 L1_BYTES, L2_BYTES = 2**14, 2**17
 
-# not every threading layer of Numba bears two launches at a time
+_ABSENT = np.empty(0, np.float32)
+
+# one launch at a time: Numba's workqueue layer bears no more
 _launch_lock = threading.Lock()
-_pid = os.getpid()
+# the process that has Numba's threads
+_threads_pid: int | None = None
 
 
 def longhorn_fwd(
@@ -39,11 +42,13 @@ def longhorn_fwd(
     B, T, H, K = q.shape
     V = v.shape[-1]
     bounds = boundaries(B, T, cu_seqlens)
-    N, C = len(bounds) - 1, checkpoint_interval(K)
+    N = len(bounds) - 1
+    C = checkpoint_interval(K) if save_states else T
     o = torch.empty(v.shape)
     final_state = torch.empty((N, H, K, V) if output_final_state else 0)
     states = torch.empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V) if save_states else 0)
-    BV = min(max(L1_BYTES // (4 * K) // W * W, W), 4 * W)
+    # four vectors are a block, for the threads' sake; a single token has nothing but its states to read, in long rows
+    BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
     launch(
         longhorn_loops.forward, longhorn_loops.forward_parallel, B * T * H * K * V, N * H * -(-V // BV),
         flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(k_first(initial_state, state_v_first)), flat(D), flat(z),
@@ -61,7 +66,7 @@ def longhorn_bwd(
 ):
     """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty.
 
-    The sums over channels are made in blocks of `BG` channels: `2 K / BG` of the size of v is what their parts take.
+    Blocks of `BG >= 2 K` channels leave their parts of dq and dk, together no larger than v, to be added here.
     """
     B, T, H, K = q.shape
     V = v.shape[-1]
@@ -72,7 +77,7 @@ def longhorn_bwd(
     NG = -(-V // BG)
     NT = min(C, T)
     BT = min(NT, max(L2_BYTES // (4 * K * W), 16))
-    dq, dk = torch.empty(NG, *q.shape), torch.empty(NG, *k.shape)
+    dqk = torch.empty(NG, *q.shape, 2)
     dv = torch.empty(v.shape)
     dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape)
     dh0 = torch.empty(0 if initial_state is None else (N, H, K, V))
@@ -81,10 +86,10 @@ def longhorn_bwd(
     launch(
         longhorn_loops_bwd.backward, longhorn_loops_bwd.backward_parallel, B * T * H * K * V, N * H * NG,
         flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(D), flat(z),
-        bounds, flat(states), flat(dq), flat(dk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
+        bounds, flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
         H, K, V, C, BG, BT, NT, is_scalar, use_beta_sigmoid, cu_seqlens is not None,
     )
-    dq, dk = scaled(add_parts(dq), scale), add_parts(dk)
+    dq, dk = add_parts(dqk).unbind(-1)
     if is_scalar:
         dbeta = add_parts(dbeta)
     if initial_state is not None and state_v_first:
@@ -92,19 +97,23 @@ def longhorn_bwd(
     dD = q.new_empty(0) if D is None else add_parts(dD).to(D.dtype)
     dz = q.new_empty(0) if z is None else dz.to(z.dtype)
     dh0 = q.new_empty(0) if initial_state is None else dh0
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
+    # copies: dq and dk must not share memory
+    dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((scaled(dq, scale), q), (dk, k)))
+    return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
 
 
 def launch(serial, parallel, updates: int, blocks: int, *args) -> None:
-    """Run `blocks` blocks on torch's number of threads.
+    """Run `blocks` blocks on as many threads as torch uses.
 
-    A forked process stays on its one thread: OpenMP doesn't survive a fork.
+    The child of a process that has launched threads stays on its own one: Numba's threads don't survive a fork.
     """
+    global _threads_pid
     n_w = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, blocks)
-    if n_w == 1 or updates < MIN_PARALLEL_UPDATES or os.getpid() != _pid:
+    if n_w == 1 or updates < MIN_PARALLEL_UPDATES or _threads_pid not in (None, os.getpid()):
         serial(0, 1, *args)
         return
     with _launch_lock:
+        _threads_pid = os.getpid()
         before = numba.get_num_threads()
         numba.set_num_threads(n_w)
         try:
@@ -120,12 +129,12 @@ def boundaries(B: int, T: int, cu_seqlens) -> np.ndarray:
     return cu_seqlens.numpy().astype(np.int64)
 
 
-_ABSENT = np.empty(0, np.float32)
-
-
 def flat(x) -> np.ndarray:
     """The tensor's elements in order as float32, without a copy where that is how they lie in memory."""
-    return _ABSENT if x is None else x.detach().float().contiguous().view(-1).numpy()
+    if x is None:
+        return _ABSENT
+    x = x.detach()
+    return (x if x.dtype is torch.float32 else x.float()).contiguous().numpy().reshape(-1)
 
 
 def k_first(state, state_v_first: bool):

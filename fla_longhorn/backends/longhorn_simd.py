@@ -126,6 +126,32 @@ def sum_lanes(typingctx, x):
 
 
 @intrinsic
+def add_sums(typingctx, x, index, a, b):
+    """`x[index] += sum_lanes(a)` and `x[index + 1] += sum_lanes(b)`, together for little more than the price of one."""
+    def codegen(context, builder, sig, args):
+        def shuffle(value, lanes):
+            lanes = ir.Constant(ir.VectorType(_INT, len(lanes)), lanes)
+            return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), lanes)
+
+        def interleave(a, b, first):
+            # in groups of four lanes, which is what the instruction does
+            lanes = [lane + side * (W // 2) for g in range(0, W // 2, 4) for lane in (g + first, g + first + 1)
+                     for side in (0, 1)]
+            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, W // 2), lanes))
+
+        low, high = list(range(W // 2)), list(range(W // 2, W))
+        a, b = (builder.fadd(shuffle(value, low), shuffle(value, high)) for value in args[2:])
+        value, width = builder.fadd(interleave(a, b, 0), interleave(a, b, 2)), W // 2
+        while width > 2:
+            width //= 2
+            value = builder.fadd(shuffle(value, list(range(width))), shuffle(value, list(range(width, 2 * width))))
+        p = builder.bitcast(_address(context, builder, sig.args[0], *args[:2]), value.type.as_pointer())
+        builder.store(builder.fadd(builder.load(p, align=4, typ=value.type), value), p, align=4)
+        return context.get_dummy_value()
+    return types.void(x, types.intp, vec, vec), codegen
+
+
+@intrinsic
 def exp_neg(typingctx, x):
     """`exp(-x)` to about one unit in the last place, held at `exp(-88)` and `exp(88)` beyond; NaN stays NaN.
 

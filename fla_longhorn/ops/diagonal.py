@@ -46,7 +46,6 @@ def longhorn_fwd(
     B, T, H, K = q.shape
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    empty = q.new_empty(0, dtype=torch.float32)
     h0 = None if initial_state is None else initial_state.contiguous()
     beta, D = beta.contiguous(), None if D is None else D.contiguous()
     ht = None
@@ -57,7 +56,7 @@ def longhorn_fwd(
 
     if T == 1 and cu_seqlens is None and not save_states:
         o = longhorn_fwd_step(q, k, v, beta, D, z, h0, ht, scale=scale, **options)
-        return o, empty if ht is None else ht, empty
+        return o, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, None))
 
     C, L = checkpoint_interval(K), segment_length(q, V, N, parallel)
     states = None
@@ -70,7 +69,7 @@ def longhorn_fwd(
         )
         h0 = segments.combine_segments(decay, local, h0, cu_seqlens, N=N, T=T, L=L, reverse=False)
     o = longhorn_fwd_segments(rows, v, s_v, beta, D, z, s_z, h0, ht, states, cu_seqlens, K=K, L=L, C=C, **options)
-    return o, empty if ht is None else ht, empty if states is None else states
+    return o, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, states))
 
 
 def longhorn_bwd(
@@ -111,8 +110,7 @@ def longhorn_bwd(
         rows, q, k, v, s_v, beta, D, z, s_z, do, s_do, dht, dh0, states, cu_seqlens, scale=scale, L=L,
         C=checkpoint_interval(K), multiprocessors=segments.multiprocessor_count(q.device), **options,
     )
-    empty = q.new_empty(0)
-    return tuple(empty if x is None else x for x in (dq, dk, dv, dbeta, dh0, dD, dz))
+    return tuple(q.new_empty(0) if x is None else x for x in (dq, dk, dv, dbeta, dh0, dD, dz))
 
 
 def segment_length(q: Tensor, V: int, N: int, parallel: bool) -> int:

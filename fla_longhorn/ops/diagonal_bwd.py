@@ -14,6 +14,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.diagonal_common import (
+    divide,
     first_slot,
     locate_segment,
     padded_state_size,
@@ -64,20 +65,20 @@ def load_token(
         b_beta = load_masked(p_beta, m_t, MASKED) + tl.zeros_like(b_v)
     else:
         b_beta = load_masked(p_beta, m, MASKED)
-    b_beta, b_f = step_size(b_beta, load_masked(p_n, m_t, MASKED), SIGMOID)
-    if SIGMOID and MASKED:
-        b_beta = tl.where(m, b_beta, 0.)
+    if SIGMOID:
+        b_beta = tl.sigmoid(b_beta)
+        if MASKED:
+            b_beta = tl.where(m, b_beta, 0.)
+    b_f = divide(1., 1. + b_beta * load_masked(p_n, m_t, MASKED))
     return b_v, b_beta, b_f, b_dy
 
 
 @triton.jit
-def backward_token(b_G, b_h, b_k, b_q, b_k2, b_v, b_dy, b_eps, ROWS: tl.constexpr):
-    """One token back: (G before it, m, g, sum_j k_j m_j) from the decayed G after it and the state before it."""
+def backward_token(b_G, b_h, b_a, b_k, b_q, b_v, b_dy, ROWS: tl.constexpr):
+    """One token back: (G before it, m, g, sum_j k_j m_j) from the decayed G after it, the state before it and its decay."""
     b_G += b_q * b_dy
     b_m = b_G * (0.5 * b_v - b_k * b_h)
-    b_g = weighted_rows(b_k, b_G, ROWS)
-    b_d = weighted_rows(b_k, b_m, ROWS)
-    return b_G - (b_eps * b_k2) * b_G, b_m, b_g, b_d
+    return b_a * b_G, b_m, weighted_rows(b_k, b_G, ROWS), weighted_rows(b_k, b_m, ROWS)
 
 
 @triton.jit
@@ -87,17 +88,16 @@ def finish_token(
     HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """Store one token's gradients of v, beta and z, and what its sums over channels need."""
-    b_eps = b_beta * b_f
     b_deps = b_d + (0.5 * b_v) * b_g
-    b_dv = b_eps * b_g
+    b_dv = (b_beta * b_f) * b_g
     b_db = b_deps * (b_f * b_f)
+    tl.store(p_w, b_beta * (b_beta * b_db))
     if SIGMOID:
         b_db *= b_beta * (1. - b_beta)
     if HAS_D:
         b_dv += b_D * b_dy
         b_y += b_D * b_v
     tl.store(p_dv, b_dv.to(p_dv.dtype.element_ty), mask=m if MASKED else None)
-    tl.store(p_w, b_eps * b_eps * b_deps)
     if SCALAR_BETA:
         tl.store(p_w + C * BV, b_db)
     else:
@@ -123,8 +123,7 @@ def replay_block(
             b_beta = tl.load(p_beta + u * S_B).to(tl.float32) + tl.zeros_like(b_v)
         else:
             b_beta = load_masked(p_beta + u * S_B, m_v, MASKED)
-        b_beta, b_f = step_size(b_beta, tl.load(p_r + u * R + 2 * KP), SIGMOID)
-        b_h = update(b_h, b_k, b_beta * b_f, b_v)
+        b_h = update(b_h, b_k, step_size(b_beta, tl.load(p_r + u * R + 2 * KP), SIGMOID), b_v)
     return b_h
 
 
@@ -140,29 +139,33 @@ def backward_block(
     o_k, o_u = tl.arange(0, BK), tl.arange(0, 4)
     p_k = p_r + i_k * BK
     M: tl.constexpr = MASKED or TAIL
-    hs, vs, betas, fs, dys, es, ks = (b_h,), (), (), (), (), (), ()
+    hs, decays, vs, betas, fs, dys, es = (b_h,), (), (), (), (), (), ()
     for u in tl.static_range(4):
-        m_t = u < n_u
+        m = m_v & (tl.full(m_v.shape, u, tl.int32) < n_u)
+        m_k = tl.full([BK], u, tl.int32) < n_u
         b_v, b_beta, b_f, b_dy = load_token(
-            p_r + u * R + 2 * KP, p_v + u * S_V, p_beta + u * S_B, p_do + u * S_DO, p_z + u * S_Z, m_t, m_t & m_v,
+            p_r + u * R + 2 * KP, p_v + u * S_V, p_beta + u * S_B, p_do + u * S_DO, p_z + u * S_Z, n_u > u, m,
             M, SIGMOID, HAS_Z, SCALAR_BETA,
         )
-        b_k = load_masked(p_k + u * R + o_k, m_t & (o_k < BK), TAIL)[:, None]
-        b_h = update(b_h, b_k, b_beta * b_f, b_v)
-        hs, vs, betas, fs, dys = hs + (b_h,), vs + (b_v,), betas + (b_beta,), fs + (b_f,), dys + (b_dy,)
-        es, ks = es + (b_beta * b_f,), ks + (b_k,)
-    p_row = p_part + o_u[:, None] * PR + i_k * BK + o_k[None, :]
+        b_eps = b_beta * b_f
+        b_k = load_masked(p_k + u * R + o_k, m_k, TAIL)[:, None]
+        # kept for the way back, where it saves an instruction an entry
+        b_a = 1. - b_eps * load_masked(p_k + u * R + 2 * KP + 4 + o_k, m_k, TAIL)[:, None]
+        b_h = b_a * b_h + b_k * (b_eps * b_v)
+        hs, decays, vs, betas = hs + (b_h,), decays + (b_a,), vs + (b_v,), betas + (b_beta,)
+        fs, dys, es = fs + (b_f,), dys + (b_dy,), es + (b_eps,)
+    p_row = p_part + i_k * BK
     m_u = (o_u < n_u)[:, None] & (o_k < BK)[None, :]
     tl.store(p_row, sum_channels((hs[1], hs[2], hs[3], hs[4]), dys, BK), mask=m_u if TAIL else None)
 
     ms = (hs[0], hs[1], hs[2], hs[3])
-    for i in tl.static_range(4):
-        u: tl.constexpr = 3 - i
-        m = (u < n_u) & m_v
-        b_q = load_masked(p_k + u * R + KP + o_k, (u < n_u) & (o_k < BK), TAIL)[:, None]
-        b_k2 = load_masked(p_k + u * R + 2 * KP + 4 + o_k, (u < n_u) & (o_k < BK), TAIL)[:, None]
+    for u in tl.static_range(3, -1, -1):
+        m = m_v & (tl.full(m_v.shape, u, tl.int32) < n_u)
+        m_k = tl.full([BK], u, tl.int32) < n_u
+        b_q = load_masked(p_k + u * R + KP + o_k, m_k, TAIL)[:, None]
+        b_k = load_masked(p_k + u * R + o_k, m_k, TAIL)[:, None]
         b_y = weighted_rows(b_q, hs[u + 1], ROWS) if HAS_Z else b_D
-        b_G, b_m, b_g, b_d = backward_token(b_G, hs[u], ks[u], b_q, b_k2, vs[u], dys[u], es[u], ROWS)
+        b_G, b_m, b_g, b_d = backward_token(b_G, hs[u], decays[u], b_k, b_q, vs[u], dys[u], ROWS)
         ms = ms[:u] + (b_m,) + ms[u + 1:]
         if HAS_D:
             if i_k == 0:
@@ -280,12 +283,15 @@ def longhorn_bwd_kernel(
     p_G = p_ring + (C // 4) * BK * BV + o_i * BV + o_x
     p_sums = p_ring + (C // 4 + NK) * BK * BV
     p_acc = p_sums + NW * C * BV + o_x
-    p_ring += ring_offsets(BK, BV)
+    p_tile = p_sums + tl.arange(0, BV)[None, :]
+    p_sums += o_x
+    o_ring = ring_offsets(BK, BV)
+    o_part = tl.arange(0, 4)[:, None] * PR + tl.arange(0, BK)[None, :]
 
     for i in range(0, tl.cdiv(NS * H * NV - tl.program_id(0), tl.num_programs(0))):
         i_w = tl.program_id(0) + i * tl.num_programs(0)
         i_v, i_h, i_s = i_w % NV, (i_w // NV) % H, i_w // (NV * H)
-        i_n, bos, _, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
+        i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
         n_t = (end - beg).to(tl.int32)
         n_t = tl.where(used, n_t, 0)
         o_v = i_v * BV + o_x
@@ -298,7 +304,7 @@ def longhorn_bwd_kernel(
             o_k = i_k * BK + o_i
             if USE_FINAL_STATE_GRADIENT:
                 p_dht = dht + (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-                b_G = tl.load(p_dht, mask=(o_k < K) & m_v & used, other=0.)
+                b_G = tl.load(p_dht, mask=(o_k < K) & m_v, other=0.)
             else:
                 b_G = tl.zeros([BK, BV], dtype=tl.float32)
             tl.store(p_G + i_k * BK * BV, b_G)
@@ -316,40 +322,44 @@ def longhorn_bwd_kernel(
             p_dv = dv + o_o
             p_dbeta = dbeta + o_o
             p_dz = dz + o_o if HAS_Z else p_dv
-            p_part = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
+            p_token = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
+            p_part = p_token + o_part
             n_b = tl.cdiv(n_c, 4)
             for i_k in range(0, NK):
                 o_k = i_k * BK + o_i
                 b_h = tl.load(
                     states + (i_c + i_t // C * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
                 )
-                tl.store(p_ring, to_ring(b_h))
-                for j in range(0, n_b - 1):
+                tl.store(p_ring + o_ring, to_ring(b_h))
+                # pointers that step along with the loop cost two instructions each; recomputed ones cost twice that
+                x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
+                for _ in range(0, n_b - 1):
                     b_h = replay_block(
-                        b_h, p_r + j * 4 * R, p_r + j * 4 * R + i_k * BK, p_v + j * 4 * S_V, p_beta + j * 4 * S_B, m_v,
-                        S_V, S_B, R, KP, BK, MASKED, SIGMOID, SCALAR_BETA,
+                        b_h, x_r, x_r + i_k * BK, x_v, x_beta, m_v, S_V, S_B, R, KP, BK, MASKED, SIGMOID, SCALAR_BETA,
                     )
-                    tl.store(p_ring + (j + 1) * BK * BV, to_ring(b_h))
+                    x_r, x_v, x_beta, x_ring = x_r + 4 * R, x_v + 4 * S_V, x_beta + 4 * S_B, x_ring + BK * BV
+                    tl.store(x_ring + o_ring, to_ring(b_h))
                 tl.debug_barrier()
                 b_G = tl.load(p_G + i_k * BK * BV)
+                j = n_c // 4
+                x_r, x_v, x_beta, x_ring = p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_ring + j * BK * BV
+                x_do, x_z, x_dv, x_dbeta = p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B
+                x_dz, x_sums, x_acc, x_part = p_dz + j * 4 * H * V, p_sums + j * 4 * BV, p_acc + j * 4 * BV, p_part + j * 4 * PR
                 if n_c % 4 != 0:
-                    j = n_b - 1
                     b_G, b_dD = backward_block(
-                        b_G, b_dD, b_D, b_h, i_k, n_c % 4, p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B,
-                        p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B,
-                        p_dz + j * 4 * H * V, p_sums + j * 4 * BV + o_x, p_acc + j * 4 * BV, p_part + j * 4 * PR, m_v,
-                        H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, True, SIGMOID, HAS_D, HAS_Z,
-                        SCALAR_BETA,
+                        b_G, b_dD, b_D, b_h, i_k, n_c % 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums, x_acc,
+                        x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, True, SIGMOID, HAS_D,
+                        HAS_Z, SCALAR_BETA,
                     )
-                for jj in range(0, n_c // 4):
-                    j = n_c // 4 - 1 - jj
-                    b_h = from_ring(tl.load(p_ring + j * BK * BV))
+                for _ in range(0, j):
+                    x_r, x_v, x_beta, x_ring = x_r - 4 * R, x_v - 4 * S_V, x_beta - 4 * S_B, x_ring - BK * BV
+                    x_do, x_z, x_dv, x_dbeta = x_do - 4 * S_DO, x_z - 4 * S_Z, x_dv - 4 * H * V, x_dbeta - 4 * S_B
+                    x_dz, x_sums, x_acc, x_part = x_dz - 4 * H * V, x_sums - 4 * BV, x_acc - 4 * BV, x_part - 4 * PR
+                    b_h = from_ring(tl.load(x_ring + o_ring))
                     b_G, b_dD = backward_block(
-                        b_G, b_dD, b_D, b_h, i_k, n_c * 0 + 4, p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B,
-                        p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B,
-                        p_dz + j * 4 * H * V, p_sums + j * 4 * BV + o_x, p_acc + j * 4 * BV, p_part + j * 4 * PR, m_v,
-                        H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, False, SIGMOID, HAS_D, HAS_Z,
-                        SCALAR_BETA,
+                        b_G, b_dD, b_D, b_h, i_k, n_c * 0 + 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums,
+                        x_acc, x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, False,
+                        SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                     )
                 tl.store(p_G + i_k * BK * BV, b_G)
             if NK > 1:
@@ -363,17 +373,17 @@ def longhorn_bwd_kernel(
                     b_y = tl.load(p_a + 2 * C * BV) if HAS_Z else b_D
                     finish_token(
                         tl.load(p_a), tl.load(p_a + C * BV), b_y, b_v, b_beta, b_f, b_dy, b_D, m, p_do + j * S_DO,
-                        p_z + j * S_Z, p_dv + j * H * V, p_dbeta + j * S_B, p_dz + j * H * V, p_sums + j * BV + o_x,
+                        p_z + j * S_Z, p_dv + j * H * V, p_dbeta + j * S_B, p_dz + j * H * V, p_sums + j * BV,
                         BV, C, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                     )
             tl.debug_barrier()
             for j in range(0, tl.cdiv(n_c, 32)):
                 o_t = j * 32 + tl.arange(0, 32)
-                p_w = p_sums + o_t[:, None] * BV + tl.arange(0, BV)[None, :]
+                p_w = p_tile + o_t[:, None] * BV
                 # [32]
-                tl.store(p_part + o_t * PR + 2 * KP, tl.sum(tl.load(p_w), 1), mask=o_t < n_c)
+                tl.store(p_token + o_t * PR + 2 * KP, tl.sum(tl.load(p_w), 1), mask=o_t < n_c)
                 if SCALAR_BETA:
-                    tl.store(p_part + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 1), mask=o_t < n_c)
+                    tl.store(p_token + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 1), mask=o_t < n_c)
             tl.debug_barrier()
 
         if STORE_INITIAL_STATE_GRADIENT:

@@ -12,6 +12,8 @@ import triton.language as tl
 from triton import knobs
 from triton.language.extra import libdevice
 
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
 if knobs.runtime.interpret:
     @triton.jit
     def divide(x, y):
@@ -78,10 +80,10 @@ def load_channels(p, m, MASKED: tl.constexpr):
 
 @triton.jit
 def step_size(b_beta, b_n, SIGMOID: tl.constexpr):
-    """(beta, f = 1 / (1 + beta |k|^2)) from beta or its logit; eps = beta f."""
+    """eps = beta / (1 + beta |k|^2) from beta or its logit."""
     if SIGMOID:
         b_beta = tl.sigmoid(b_beta)
-    return b_beta, divide(1., 1. + b_beta * b_n)
+    return divide(b_beta, 1. + b_beta * b_n)
 
 
 @triton.jit
@@ -101,7 +103,10 @@ def halves(x):
 @triton.jit
 def add_rows(b_acc, a, m, R: tl.constexpr):
     if m.shape[0] == R:
-        return b_acc + a * m
+        if b_acc is None:
+            return a * m
+        else:
+            return b_acc + a * m
     else:
         a0, a1 = halves(a)
         m0, m1 = halves(m)
@@ -111,10 +116,11 @@ def add_rows(b_acc, a, m, R: tl.constexpr):
 @triton.jit
 def weighted_rows(b_a, b_m, R: tl.constexpr):
     """sum_j a[j] m[j, v] as `[1, BV]`, through R chains of fused multiply-adds: `tl.sum` would keep half of them apart."""
-    BK: tl.constexpr = b_m.shape[0]
-    BV: tl.constexpr = b_m.shape[1]
-    b_acc = add_rows(tl.zeros([R, BV], dtype=tl.float32), tl.broadcast_to(b_a, (BK, BV)), b_m, R)
-    return tl.sum(b_acc, 0)[None, :]
+    if INTERPRETED:
+        return tl.sum(b_a * b_m, 0)[None, :]
+    else:
+        b_acc = add_rows(None, tl.broadcast_to(b_a, b_m.shape), b_m, R)
+        return b_acc if R == 1 else tl.sum(b_acc, 0)[None, :]
 
 
 @triton.heuristics({

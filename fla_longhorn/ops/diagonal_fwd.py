@@ -21,7 +21,7 @@ from fla_longhorn.ops.diagonal_common import (
 
 @triton.jit
 def forward_token(
-    b_h, p_r, p_v, p_beta, p_z, p_o, b_D, m_v,
+    b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_v, m_v,
     BK: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
@@ -31,23 +31,22 @@ def forward_token(
     b_k, b_q = tl.load(p_r + o_k)[:, None], tl.load(p_r + BK + o_k)[:, None]
     b_n = tl.load(p_r + 2 * BK)
     # [1, BV]
-    b_v = load_channels(p_v, m_v, MASKED)
+    b_v = load_channels(p_v + o_v, m_v, MASKED)
     if SCALAR_BETA:
         b_beta = tl.load(p_beta).to(tl.float32) + tl.zeros_like(b_v)
     else:
-        b_beta = load_channels(p_beta, m_v, MASKED)
-    b_beta, b_f = step_size(b_beta, b_n, SIGMOID)
-    b_h = update(b_h, b_k, b_beta * b_f, b_v)
+        b_beta = load_channels(p_beta + o_v, m_v, MASKED)
+    b_h = update(b_h, b_k, step_size(b_beta, b_n, SIGMOID), b_v)
     b_o = weighted_rows(b_q, b_h, ROWS)
     if HAS_D:
         b_o += b_D * b_v
     if HAS_Z:
-        b_z = load_channels(p_z, m_v, MASKED)
+        b_z = load_channels(p_z + o_v, m_v, MASKED)
         b_o *= b_z * tl.sigmoid(b_z)
     if MASKED:
-        tl.store(p_o, b_o.to(p_o.dtype.element_ty), mask=m_v)
+        tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
     else:
-        tl.store(p_o, b_o.to(p_o.dtype.element_ty))
+        tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty))
     return b_h
 
 
@@ -115,10 +114,10 @@ def longhorn_fwd_kernel(
     m_v = o_v < V
     m_h = (o_k < K) & m_v
     p_r = rows + (i_h.to(tl.int64) * TT + beg) * R
-    p_v = v + (beg * S_V + i_h * V) + o_v
-    p_o = o + (beg * H + i_h) * V + o_v
-    p_beta = beta + beg * H + i_h if SCALAR_BETA else beta + (beg * H + i_h) * V + o_v
-    p_z = z + (beg * S_Z + i_h * V) + o_v if HAS_Z else p_v
+    p_v = v + (beg * S_V + i_h * V)
+    p_o = o + (beg * H + i_h) * V
+    p_beta = beta + beg * H + i_h if SCALAR_BETA else beta + (beg * H + i_h) * V
+    p_z = z + (beg * S_Z + i_h * V) if HAS_Z else p_v
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
     # [1, BV]
     b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else 0.
@@ -138,7 +137,7 @@ def longhorn_fwd_kernel(
         for _ in range(0, tl.minimum(n_t - i_t, C) // U):
             for u in tl.static_range(U):
                 b_h = forward_token(
-                    b_h, p_r + u * R, p_v + u * S_V, p_beta + u * S_B, p_z + u * S_Z, p_o + u * H * V, b_D, m_v,
+                    b_h, p_r + u * R, p_v + u * S_V, p_beta + u * S_B, p_z + u * S_Z, p_o + u * H * V, b_D, o_v, m_v,
                     BK, ROWS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                 )
             p_r += U * R
@@ -148,7 +147,7 @@ def longhorn_fwd_kernel(
             p_o += U * H * V
     for _ in range(0, n_t % U):
         b_h = forward_token(
-            b_h, p_r, p_v, p_beta, p_z, p_o, b_D, m_v, BK, ROWS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_v, m_v, BK, ROWS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
         )
         p_r += R
         p_v += S_V
@@ -220,8 +219,7 @@ def longhorn_step_kernel(
         b_h = tl.load(h0 + p_h, mask=m_k & m_v, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    b_beta, b_f = step_size(b_beta, tl.sum(b_k * b_k), SIGMOID)
-    b_h = update(b_h, b_k, b_beta * b_f, b_v)
+    b_h = update(b_h, b_k, step_size(b_beta, tl.sum(b_k * b_k), SIGMOID), b_v)
     if STORE_FINAL_STATE:
         tl.store(ht + p_h, b_h, mask=m_k & m_v)
     b_o = tl.sum(b_q * b_h, 0)[None, :]

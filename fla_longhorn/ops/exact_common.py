@@ -90,11 +90,11 @@ def load_rows(beta, i_x, V: tl.constexpr, o_b, o_t, left, m_v, SCALAR_BETA: tl.c
 
 @triton.jit
 def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
-    """Offsets of a `[BV, BK]` tile in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`."""
+    """Offsets of a `[BV, BK]` tile in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`; int64, as constants of the load."""
     if STATE_V_FIRST:
-        return o_v[:, None] * K + o_k[None, :]
+        return o_v[:, None].to(tl.int64) * K + o_k[None, :]
     else:
-        return o_k[None, :] * V + o_v[:, None]
+        return o_k[None, :].to(tl.int64) * V + o_v[:, None]
 
 
 @triton.jit
@@ -191,8 +191,7 @@ def forward_substitution(b_r, b_e, p_g, BT: tl.constexpr):
 def reverse_substitution(b_x, b_e, p_g, BT: tl.constexpr):
     """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up."""
     o_t = tl.arange(0, BT)
-    for i in tl.static_range(BT - 1):
-        s: tl.constexpr = BT - 1 - i
+    for s in tl.static_range(BT - 1, 0, -1):
         b_w = row(b_x, s) * row(b_e, s)
         # [BT]
         b_g = tl.load(p_g + s * BT + o_t)

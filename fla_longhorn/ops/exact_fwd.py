@@ -176,7 +176,6 @@ def chunk_longhorn_exact_fwd_kernel_o(
     o_b = o_t[:, None] * H if SCALAR_BETA else o_x
     if SAVE_STATES:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
-        p_s += state_offsets(o_k, o_v, K, V, False)
 
     # [BV, BK]
     if USE_INITIAL_STATE:
@@ -191,7 +190,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, NT, V, 1 if SCALAR_BETA else BV, False), other=0.0)
     for i_s in range(0, tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
-            tl.store(p_s, b_h, mask=m_h)
+            tl.store(p_s + state_offsets(o_k, o_v, K, V, False), b_h, mask=m_h)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
             # [BT, BK]

@@ -122,23 +122,22 @@ def longhorn_segment_kernel(
     for i in range(0, tl.cdiv(n_t, U)):
         for u in tl.static_range(U):
             # masked in the last block only, where the walk would leave the segment
-            m_t = m_v & (i * U + u < n_t)
-            m_r = (o_k < KP) & (i * U + u < n_t)
+            m_t = i * U + u < n_t
+            m_x, m_r = m_v & (tl.full([1, BV], u, tl.int32) + i * U < n_t), tl.full([BK], u, tl.int32) + i * U < n_t
             # [BK, 1]
             b_k = tl.load(p_r + u * STEP * R + o_k, mask=m_r, other=0.)[:, None]
-            b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=i * U + u < n_t, other=0.)
+            b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=m_t, other=0.)
             # [1, BV]
-            b_x = load_channels(p_x + u * STEP * S_X, m_t, True)
+            b_x = load_channels(p_x + u * STEP * S_X, m_x, True)
             if SCALAR_BETA:
-                b_beta = tl.load(p_beta + u * STEP * S_B, mask=i * U + u < n_t, other=0.).to(tl.float32) + tl.zeros_like(b_x)
+                b_beta = tl.load(p_beta + u * STEP * S_B, mask=m_t, other=0.).to(tl.float32) + tl.zeros_like(b_x)
             else:
-                b_beta = load_channels(p_beta + u * STEP * S_B, m_t, True)
-            b_beta, b_f = step_size(b_beta, b_n, SIGMOID)
-            b_eps = b_beta * b_f
+                b_beta = load_channels(p_beta + u * STEP * S_B, m_x, True)
+            b_eps = step_size(b_beta, b_n, SIGMOID)
             b_decay = 1. - b_k * (b_k * b_eps)
             if REVERSE:
                 if HAS_Z:
-                    b_z = load_channels(p_z + u * STEP * S_Z, m_t, True)
+                    b_z = load_channels(p_z + u * STEP * S_Z, m_x, True)
                     b_x *= b_z * tl.sigmoid(b_z)
                 b_q = tl.load(p_r + u * STEP * R + KP + o_k, mask=m_r, other=0.)[:, None]
                 b_h = b_decay * (b_h + b_q * b_x)

@@ -154,6 +154,20 @@ def test_gated_norm(is_rms_norm, activation, affine, dtype):
     compare(function, reference, inputs, dtype)
 
 
+@pytest.mark.parametrize('x_dtype', [None, torch.float16])
+def test_gated_backward_dtypes(x_dtype):
+    """`x` is the residual stream, so the dtype of the input that its gradient belongs to is an argument."""
+    x, g, dy = torch.randn(3, 8), torch.randn(3, 8).bfloat16(), torch.randn(3, 8).bfloat16()
+    *_, rstd, _ = fused_norm_gate.layer_norm_gated_fwd(x=x, g=g, weight=None, bias=None, is_rms_norm=True)
+    dx, dg, dweight, dbias, dresidual, y = fused_norm_gate.layer_norm_gated_bwd(
+        dy=dy, x=x, g=g, weight=None, bias=None, rstd=rstd, has_residual=True, is_rms_norm=True, x_dtype=x_dtype,
+        recompute_output=True,
+    )
+    assert (dx.dtype, dg.dtype) == ((torch.float32, torch.bfloat16) if x_dtype is None else (x_dtype, x_dtype))
+    assert (dresidual.dtype, y.dtype) == (torch.float32, torch.bfloat16)
+    assert dweight is None and dbias is None
+
+
 @pytest.mark.parametrize('is_rms_norm', [False, True])
 def test_gated_norm_linear_recomputes_its_input(is_rms_norm):
     names = ('x', 'g', 'residual')
