@@ -43,6 +43,12 @@ def sum_channels(m, w, BK: tl.constexpr):
 
 
 @triton.jit
+def side_by_side(x, BV: tl.constexpr):
+    """Four `[1, BV]` as `[BV, 4]`."""
+    return tl.reshape(tl.join(tl.join(x[0], x[2]), tl.join(x[1], x[3])), (BV, 4))
+
+
+@triton.jit
 def load_masked(p, m, MASKED: tl.constexpr):
     if MASKED:
         return tl.load(p, mask=m, other=0.).to(tl.float32)
@@ -83,30 +89,29 @@ def backward_token(b_G, b_h, b_a, b_k, b_q, b_v, b_dy, ROWS: tl.constexpr):
 
 @triton.jit
 def finish_token(
-    b_g, b_d, b_y, b_v, b_beta, b_f, b_dy, b_D, m, p_do, p_z, p_dv, p_dbeta, p_dz, p_w,
-    BV: tl.constexpr, C: tl.constexpr, MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
+    b_g, b_d, b_y, b_v, b_beta, b_eps, b_f, b_dy, b_D, m, p_do, p_z, p_dv, p_dbeta, p_dz,
+    MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """Store one token's gradients of v, beta and z, and what its sums over channels need."""
+    """Store one token's gradients of v, beta and z; returns (eps^2 deps, dbeta), to be summed over the channels."""
     b_deps = b_d + (0.5 * b_v) * b_g
-    b_dv = (b_beta * b_f) * b_g
-    b_db = b_deps * (b_f * b_f)
-    tl.store(p_w, b_beta * (b_beta * b_db))
+    b_dv = b_eps * b_g
+    b_db = b_f * (b_f * b_deps)
+    b_w = b_eps * (b_eps * b_deps)
     if SIGMOID:
         b_db *= b_beta * (1. - b_beta)
     if HAS_D:
         b_dv += b_D * b_dy
         b_y += b_D * b_v
     tl.store(p_dv, b_dv.to(p_dv.dtype.element_ty), mask=m if MASKED else None)
-    if SCALAR_BETA:
-        tl.store(p_w + C * BV, b_db)
-    else:
+    if not SCALAR_BETA:
         tl.store(p_dbeta, b_db.to(p_dbeta.dtype.element_ty), mask=m if MASKED else None)
     if HAS_Z:
         b_do, b_z = load_masked(p_do, m, MASKED), load_masked(p_z, m, MASKED)
         b_s = tl.sigmoid(b_z)
         b_dz = b_do * b_y * (b_s * (1. + b_z * (1. - b_s)))
         tl.store(p_dz, b_dz.to(p_dz.dtype.element_ty), mask=m if MASKED else None)
+    return b_w, b_db
 
 
 @triton.jit
@@ -132,7 +137,7 @@ def backward_block(
     b_G, b_dD, b_D, b_h, i_k, n_u, p_r, p_v, p_beta, p_do, p_z, p_dv, p_dbeta, p_dz, p_w, p_acc, p_part, m_v,
     H: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_DO: tl.constexpr, S_B: tl.constexpr,
     R: tl.constexpr, PR: tl.constexpr, KP: tl.constexpr, NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, TAIL: tl.constexpr, SIGMOID: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, KEEP_DECAY: tl.constexpr, MASKED: tl.constexpr, TAIL: tl.constexpr, SIGMOID: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """Four tokens forward from the state before them, kept in registers, and back; TAIL: only the first n_u exist."""
@@ -149,32 +154,40 @@ def backward_block(
         )
         b_eps = b_beta * b_f
         b_k = load_masked(p_k + u * R + o_k, m_k, TAIL)[:, None]
-        # kept for the way back, where it saves an instruction an entry
-        b_a = 1. - b_eps * load_masked(p_k + u * R + 2 * KP + 4 + o_k, m_k, TAIL)[:, None]
-        b_h = b_a * b_h + b_k * (b_eps * b_v)
+        if KEEP_DECAY:
+            b_a = 1. - b_eps * load_masked(p_k + u * R + 2 * KP + 4 + o_k, m_k, TAIL)[:, None]
+            b_h = b_a * b_h + b_k * (b_eps * b_v)
+        else:
+            b_a = b_eps
+            b_h = update(b_h, b_k, b_eps, b_v)
         hs, decays, vs, betas = hs + (b_h,), decays + (b_a,), vs + (b_v,), betas + (b_beta,)
         fs, dys, es = fs + (b_f,), dys + (b_dy,), es + (b_eps,)
     p_row = p_part + i_k * BK
     m_u = (o_u < n_u)[:, None] & (o_k < BK)[None, :]
     tl.store(p_row, sum_channels((hs[1], hs[2], hs[3], hs[4]), dys, BK), mask=m_u if TAIL else None)
 
-    ms = (hs[0], hs[1], hs[2], hs[3])
+    ms, ws, dbs = (hs[0], hs[1], hs[2], hs[3]), vs, vs
     for u in tl.static_range(3, -1, -1):
         m = m_v & (tl.full(m_v.shape, u, tl.int32) < n_u)
         m_k = tl.full([BK], u, tl.int32) < n_u
         b_q = load_masked(p_k + u * R + KP + o_k, m_k, TAIL)[:, None]
         b_k = load_masked(p_k + u * R + o_k, m_k, TAIL)[:, None]
+        if KEEP_DECAY:
+            b_a = decays[u]
+        else:
+            b_a = 1. - es[u] * load_masked(p_k + u * R + 2 * KP + 4 + o_k, m_k, TAIL)[:, None]
         b_y = weighted_rows(b_q, hs[u + 1], ROWS) if HAS_Z else b_D
-        b_G, b_m, b_g, b_d = backward_token(b_G, hs[u], decays[u], b_k, b_q, vs[u], dys[u], ROWS)
+        b_G, b_m, b_g, b_d = backward_token(b_G, hs[u], b_a, b_k, b_q, vs[u], dys[u], ROWS)
         ms = ms[:u] + (b_m,) + ms[u + 1:]
         if HAS_D:
             if i_k == 0:
                 b_dD += dys[u] * vs[u]
         if NK == 1:
-            finish_token(
-                b_g, b_d, b_y, vs[u], betas[u], fs[u], dys[u], b_D, m, p_do + u * S_DO, p_z + u * S_Z, p_dv + u * H * V,
-                p_dbeta + u * S_B, p_dz + u * H * V, p_w + u * BV, BV, C, M, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            b_w, b_db = finish_token(
+                b_g, b_d, b_y, vs[u], betas[u], es[u], fs[u], dys[u], b_D, m, p_do + u * S_DO, p_z + u * S_Z, p_dv + u * H * V,
+                p_dbeta + u * S_B, p_dz + u * H * V, M, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
             )
+            ws, dbs = ws[:u] + (b_w,) + ws[u + 1:], dbs[:u] + (b_db,) + dbs[u + 1:]
         else:
             p_a = p_acc + u * BV
             if i_k > 0:
@@ -187,6 +200,12 @@ def backward_block(
             if HAS_Z:
                 tl.store(p_a + 2 * C * BV, b_y)
     tl.store(p_row + KP, sum_channels(ms, es, BK), mask=m_u if TAIL else None)
+    if NK == 1:
+        # [BV, 4]
+        p_w += tl.arange(0, BV)[:, None] * C + o_u[None, :]
+        tl.store(p_w, side_by_side(ws, BV))
+        if SCALAR_BETA:
+            tl.store(p_w + C * BV, side_by_side(dbs, BV))
     return b_G, b_dD
 
 
@@ -253,6 +272,7 @@ def longhorn_bwd_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     ROWS: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
     SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
@@ -275,6 +295,7 @@ def longhorn_bwd_kernel(
     NK: tl.constexpr = (K + BK - 1) // BK
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
     NW: tl.constexpr = 2 if SCALAR_BETA else 1
+    BT: tl.constexpr = min(C, 128)
     NA: tl.constexpr = 0 if NK == 1 else 3
     o_i = tl.arange(0, BK)[:, None]
     o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
@@ -283,8 +304,6 @@ def longhorn_bwd_kernel(
     p_G = p_ring + (C // 4) * BK * BV + o_i * BV + o_x
     p_sums = p_ring + (C // 4 + NK) * BK * BV
     p_acc = p_sums + NW * C * BV + o_x
-    p_tile = p_sums + tl.arange(0, BV)[None, :]
-    p_sums += o_x
     o_ring = ring_offsets(BK, BV)
     o_part = tl.arange(0, 4)[:, None] * PR + tl.arange(0, BK)[None, :]
 
@@ -314,14 +333,14 @@ def longhorn_bwd_kernel(
             n_c = tl.minimum(n_t - i_t, C)
             t = beg + i_t
             p_r = rows + (i_h.to(tl.int64) * TT + t) * R
-            p_v = v + (t * S_V + i_h * V) + o_v
-            p_beta = beta + t * H + i_h if SCALAR_BETA else beta + (t * H + i_h) * V + o_v
-            p_do = do + (t * S_DO + i_h * V) + o_v
-            p_z = z + (t * S_Z + i_h * V) + o_v if HAS_Z else p_v
-            o_o = (t * H + i_h) * V + o_v
-            p_dv = dv + o_o
-            p_dbeta = dbeta + o_o
-            p_dz = dz + o_o if HAS_Z else p_dv
+            p_v = v + (t * S_V + i_h * V + i_v * BV) + o_x
+            p_beta = beta + t * H + i_h if SCALAR_BETA else beta + ((t * H + i_h) * V + i_v * BV) + o_x
+            p_do = do + (t * S_DO + i_h * V + i_v * BV) + o_x
+            p_z = z + (t * S_Z + i_h * V + i_v * BV) + o_x if HAS_Z else p_v
+            i_o = (t * H + i_h) * V + i_v * BV
+            p_dv = dv + i_o + o_x
+            p_dbeta = dbeta + i_o + o_x
+            p_dz = dz + i_o + o_x if HAS_Z else p_dv
             p_token = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
             p_part = p_token + o_part
             n_b = tl.cdiv(n_c, 4)
@@ -344,21 +363,21 @@ def longhorn_bwd_kernel(
                 j = n_c // 4
                 x_r, x_v, x_beta, x_ring = p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_ring + j * BK * BV
                 x_do, x_z, x_dv, x_dbeta = p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B
-                x_dz, x_sums, x_acc, x_part = p_dz + j * 4 * H * V, p_sums + j * 4 * BV, p_acc + j * 4 * BV, p_part + j * 4 * PR
+                x_dz, x_sums, x_acc, x_part = p_dz + j * 4 * H * V, p_sums + j * 4, p_acc + j * 4 * BV, p_part + j * 4 * PR
                 if n_c % 4 != 0:
                     b_G, b_dD = backward_block(
                         b_G, b_dD, b_D, b_h, i_k, n_c % 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums, x_acc,
-                        x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, True, SIGMOID, HAS_D,
+                        x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, KEEP_DECAY, MASKED, True, SIGMOID, HAS_D,
                         HAS_Z, SCALAR_BETA,
                     )
                 for _ in range(0, j):
                     x_r, x_v, x_beta, x_ring = x_r - 4 * R, x_v - 4 * S_V, x_beta - 4 * S_B, x_ring - BK * BV
                     x_do, x_z, x_dv, x_dbeta = x_do - 4 * S_DO, x_z - 4 * S_Z, x_dv - 4 * H * V, x_dbeta - 4 * S_B
-                    x_dz, x_sums, x_acc, x_part = x_dz - 4 * H * V, x_sums - 4 * BV, x_acc - 4 * BV, x_part - 4 * PR
+                    x_dz, x_sums, x_acc, x_part = x_dz - 4 * H * V, x_sums - 4, x_acc - 4 * BV, x_part - 4 * PR
                     b_h = from_ring(tl.load(x_ring + o_ring))
                     b_G, b_dD = backward_block(
                         b_G, b_dD, b_D, b_h, i_k, n_c * 0 + 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums,
-                        x_acc, x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, MASKED, False,
+                        x_acc, x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, KEEP_DECAY, MASKED, False,
                         SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                     )
                 tl.store(p_G + i_k * BK * BV, b_G)
@@ -371,19 +390,22 @@ def longhorn_bwd_kernel(
                     )
                     p_a = p_acc + j * BV
                     b_y = tl.load(p_a + 2 * C * BV) if HAS_Z else b_D
-                    finish_token(
-                        tl.load(p_a), tl.load(p_a + C * BV), b_y, b_v, b_beta, b_f, b_dy, b_D, m, p_do + j * S_DO,
-                        p_z + j * S_Z, p_dv + j * H * V, p_dbeta + j * S_B, p_dz + j * H * V, p_sums + j * BV,
-                        BV, C, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                    b_w, b_db = finish_token(
+                        tl.load(p_a), tl.load(p_a + C * BV), b_y, b_v, b_beta, b_beta * b_f, b_f, b_dy, b_D, m, p_do + j * S_DO,
+                        p_z + j * S_Z, p_dv + j * H * V, p_dbeta + j * S_B, p_dz + j * H * V, MASKED, SIGMOID, HAS_D, HAS_Z,
+                        SCALAR_BETA,
                     )
+                    tl.store(p_sums + o_x * C + j, b_w)
+                    if SCALAR_BETA:
+                        tl.store(p_sums + C * BV + o_x * C + j, b_db)
             tl.debug_barrier()
-            for j in range(0, tl.cdiv(n_c, 32)):
-                o_t = j * 32 + tl.arange(0, 32)
-                p_w = p_tile + o_t[:, None] * BV
-                # [32]
-                tl.store(p_token + o_t * PR + 2 * KP, tl.sum(tl.load(p_w), 1), mask=o_t < n_c)
+            for j in range(0, tl.cdiv(n_c, BT)):
+                o_t = j * BT + tl.arange(0, BT)
+                p_w = p_sums + tl.arange(0, BV)[:, None] * C + o_t[None, :]
+                # [BT]
+                tl.store(p_token + o_t * PR + 2 * KP, tl.sum(tl.load(p_w), 0), mask=o_t < n_c)
                 if SCALAR_BETA:
-                    tl.store(p_token + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 1), mask=o_t < n_c)
+                    tl.store(p_token + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 0), mask=o_t < n_c)
             tl.debug_barrier()
 
         if STORE_INITIAL_STATE_GRADIENT:
@@ -438,6 +460,12 @@ def longhorn_reduce_kernel(
         tl.store(dbeta + o_t * H + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
 
 
+def keeps_decay(K: int, has_D: bool, has_z: bool, sigmoid: bool, device: torch.device | None) -> bool:
+    """Whether the decays of four tokens fit in registers on the way back: an instruction an entry less, 50 registers more."""
+    capable = device is None or device.type != 'cuda' or torch.cuda.get_device_capability(device)[0] >= 9
+    return capable and K <= 16 and not (has_D or has_z or sigmoid)
+
+
 def longhorn_bwd_segments(
     rows: torch.Tensor,
     q: torch.Tensor,
@@ -482,6 +510,7 @@ def longhorn_bwd_segments(
     longhorn_bwd_kernel[(programs,)](
         rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
         T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
+        KEEP_DECAY=keeps_decay(K, D is not None, z is not None, use_beta_sigmoid, v.device),
         SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta, STATE_V_FIRST=state_v_first, num_warps=BV // 32, num_stages=1,
     )
     BT = max(512 // KP, 2)

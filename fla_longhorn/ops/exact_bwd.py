@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.exact_bwd_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.exact_common import (
     CHUNK_SIZE,
     chunk_slots,
@@ -19,7 +20,6 @@ from fla_longhorn.ops.exact_common import (
     ratio,
     reverse_substitution,
     rounded,
-    sequence_of_slot,
     sequence_range,
     sigmoid,
     split_product,
@@ -35,7 +35,7 @@ def backward_tile(K: int) -> dict:
     """Launch parameters: the gradient of the state and two tiles `[BT, BV]` fit the registers of the program."""
     BK = state_tile(K)
     BV, num_warps = {16: (128, 2), 32: (64, 2), 64: (128, 4), 128: (128, 4), 256: (128, 8)}[BK]
-    return dict(BK=BK, BV=BV, num_warps=num_warps, VEC=max(BV // (32 * num_warps), 1))
+    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
 
 
 @triton.jit
@@ -140,8 +140,8 @@ def chunk_longhorn_exact_bwd_kernel(
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
-    o_c = tl.max_contiguous(tl.arange(0, BV), VEC)
-    o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), VEC)
+    o_c = tl.multiple_of(tl.arange(0, BV), VEC)
+    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
     m_h = (o_v < V)[:, None] & (o_k < K)[None, :]
     o_qk = o_t[:, None] * (H * K) + o_k[None, :]
     # int64, so that a row's offset is a constant of the load
@@ -161,10 +161,7 @@ def chunk_longhorn_exact_bwd_kernel(
     o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
 
     # [BV, BK]
-    if USE_FINAL_STATE_GRADIENT:
-        b_dh = tl.load(dht + o_state, mask=m_h, other=0.0)
-    else:
-        b_dh = tl.zeros([BV, BK], dtype=tl.float32)
+    b_dh = tl.load(dht + o_state, mask=m_h, other=0.0) if USE_FINAL_STATE_GRADIENT else tl.zeros([BV, BK], dtype=tl.float32)
     if HAS_D:
         b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
         b_dD = tl.zeros([BV], dtype=tl.float32)
@@ -266,15 +263,10 @@ def chunk_longhorn_exact_bwd_kernel(
                 # [BT, BV]
                 b_f = tl.broadcast_to(ratio(1.0, 1.0 + b_b * b_n[:, None]), (BT, BV))
                 b_e = b_f * b_b
-                # what X is multiplied by for dbeta: R d(eps)/d(beta)
-                b_r = tl.load(p_rs + j_t * (BT * BV) + o_r)
-                if not SCALAR_BETA:
-                    b_r *= b_f * b_f
-                    if USE_BETA_SIGMOID:
-                        b_r *= b_b * (1.0 - b_b)
                 # the sum with what was loaded gives X that layout
                 b_x = reverse_substitution(tl.trans(b_x) + 0.0 * b_b, b_e, p_g, BT)
                 b_w = b_x * b_e
+                b_r = tl.load(p_rs + j_t * (BT * BV) + o_r)
                 before = tl.where(i + 1 < (NF if full else NP), 1, 0)
                 m_before = tile_mask(o_t, o_v, before, V, BV, False)
                 b_do_next = tl.load(do + (i_x - BT * H) * V + o_x, mask=m_before, other=0.0)
@@ -282,7 +274,10 @@ def chunk_longhorn_exact_bwd_kernel(
                 b_dv = b_w + b_skip if HAS_D else b_w
                 tl.store(dv + i_x * V + o_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
                 if not SCALAR_BETA:
-                    tl.store(dbeta + i_x * V + o_x, rounded(b_x * b_r, dbeta.dtype.element_ty), mask=m_v)
+                    b_db = b_x * b_r * b_f * b_f
+                    if USE_BETA_SIGMOID:
+                        b_db *= b_b * (1.0 - b_b)
+                    tl.store(dbeta + i_x * V + o_x, rounded(b_db, dbeta.dtype.element_ty), mask=m_v)
 
                 # loaded again rather than kept
                 b_h0 = tl.load(p_hs + j_t * (BV * BK) + o_h)
@@ -301,81 +296,6 @@ def chunk_longhorn_exact_bwd_kernel(
         tl.store(dD + (i_n.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=o_v < V)
     if USE_INITIAL_STATE:
         tl.store(dh0 + o_state, b_dh, mask=m_h)
-
-
-@triton.heuristics({'IS_VARLEN': lambda args: args['cu_seqlens'] is not None})
-@triton.jit(do_not_specialize=['T', 'N', 'NV', 'TOKENS', 'SLOTS'])
-def chunk_longhorn_exact_bwd_kernel_qk(
-    q,
-    k,
-    beta,
-    dqk,
-    dam,
-    dq,
-    dk,
-    dbeta,
-    cu_seqlens,
-    T,
-    N,
-    NV,
-    TOKENS,
-    SLOTS,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
-    """Sum the parts of the channel blocks in their order, and finish dq and dk of a chunk (and dbeta of a scalar step)."""
-    i_c, i_h = tl.program_id(0), tl.program_id(1)
-    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    i_t = (i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)).to(tl.int32)
-    if i_t * BT < T_n:
-        o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-        m_k = (i_t * BT + o_t < T_n)[:, None] & (o_k < K)[None, :]
-        i_x = (bos + i_t * BT) * H + i_h
-        o_qk = i_x * K + o_t[:, None] * (H * K) + o_k[None, :]
-        p_dqk = dqk + o_qk
-        p_dam = dam + (i_c.to(tl.int64) * H + i_h) * (2 * BT * BT) + o_t[:, None] * BT + o_t[None, :]
-        # [BT, BK], [BT, BT]
-        b_dq = tl.zeros([BT, BK], dtype=tl.float32)
-        b_dk = tl.zeros([BT, BK], dtype=tl.float32)
-        b_da = tl.zeros([BT, BT], dtype=tl.float32)
-        b_m = tl.zeros([BT, BT], dtype=tl.float32)
-        for _ in range(NV):
-            b_dq += tl.load(p_dqk, mask=m_k, other=0.0)
-            b_dk += tl.load(p_dqk + TOKENS.to(tl.int64) * H * K, mask=m_k, other=0.0)
-            b_da += tl.load(p_dam)
-            b_m += tl.load(p_dam + BT * BT)
-            p_dqk += TOKENS.to(tl.int64) * 2 * H * K
-            p_dam += SLOTS.to(tl.int64) * H * (2 * BT * BT)
-        b_q = tl.load(q + o_qk, mask=m_k, other=0.0).to(tl.float32)
-        b_k = tl.load(k + o_qk, mask=m_k, other=0.0).to(tl.float32)
-
-        if SCALAR_BETA:
-            # the parts hold X R^T, for the step is the row's
-            m_t = i_t * BT + o_t < T_n
-            b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
-            if USE_BETA_SIGMOID:
-                b_b = sigmoid(b_b)
-            b_f = ratio(1.0, 1.0 + b_b * tl.sum(b_k * b_k, 1))
-            b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
-            if USE_BETA_SIGMOID:
-                b_db *= b_b * (1.0 - b_b)
-            tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t)
-            b_e = b_b * b_f
-            b_m *= b_e[:, None] * b_e[None, :]
-        lower = o_t[:, None] >= o_t[None, :]
-        b_da = tl.where(lower, b_da, 0.0)
-        b_m = tl.where(lower, b_m, 0.0)
-        b_dq = product(b_da, b_k, b_dq, 'ieee')
-        b_dk = product(tl.trans(b_da), b_q, b_dk, 'ieee')
-        b_dk = product(-(b_m + tl.trans(b_m)), b_k, b_dk, 'ieee')
-        tl.store(dq + o_qk, rounded(b_dq, dq.dtype.element_ty), mask=m_k)
-        tl.store(dk + o_qk, rounded(b_dk, dk.dtype.element_ty), mask=m_k)
 
 
 def chunk_longhorn_exact_bwd(
@@ -404,7 +324,7 @@ def chunk_longhorn_exact_bwd(
     NV, BV, BK = triton.cdiv(V, tile['BV']), tile['BV'], tile['BK']
     g, a = chunk_longhorn_exact_gram(q, k, cu_seqlens, precision)
 
-    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
+    dv, dbeta = torch.empty_like(v), torch.empty_like(beta)
     dh0, dz = (None if x is None else torch.empty_like(x) for x in (initial_state, z))
     dD = None if D is None else q.new_empty((N, H, V), dtype=torch.float32)
     dqk = q.new_empty((NV, 2, B, T, H, K), dtype=torch.float32)
@@ -415,14 +335,10 @@ def chunk_longhorn_exact_bwd(
     us = q.new_empty((N, H, NV, rows, BV), dtype=operand_dtype)
     hs = q.new_empty((N, H, NV, rows // CHUNK_SIZE, BV, BK), dtype=operand_dtype)
 
-    flags = dict(USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3)
     chunk_longhorn_exact_bwd_kernel[(NV, H, N)](
         do, dht, q, k, v, beta, D, z, g, a, states, hs, rs, us, dv, dbeta, dh0, dD, dz, dqk, dam, cu_seqlens, scale, T, rows,
-        B * T, slots, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, STATE_V_FIRST=state_v_first, **tile,
-        **flags,
+        B * T, slots, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid,
+        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, **tile,
     )
-    chunk_longhorn_exact_bwd_kernel_qk[(slots, H)](
-        q, k, beta, dqk, dam, dq, dk, dbeta, cu_seqlens, T, N, NV, B * T, slots, H=H, K=K, BT=CHUNK_SIZE, BK=BK,
-        num_warps=1 if BK <= 32 else 4, **flags,
-    )
+    dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, dqk, dam, dbeta, cu_seqlens, use_beta_sigmoid)
     return dq, dk, dv, dbeta, dh0, None if D is None else dD.sum(0).to(D.dtype), dz

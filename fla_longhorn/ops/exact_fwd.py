@@ -27,11 +27,18 @@ from fla_longhorn.ops.exact_common import (
 from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
 
 
-def forward_tile(K: int) -> dict:
-    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program."""
+def forward_tile(K: int, save_states: bool) -> dict:
+    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program.
+
+    States that backward restarts from keep all their digits (`SPLIT`), for dbeta multiplies what they leave of `v - k^T S`.
+    Outputs alone are well within the precision of low-precision inputs without it; above K = 64 the registers don't allow it.
+    """
     BK = state_tile(K)
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
-    return dict(BK=BK, BV=BV, num_warps=num_warps, VEC=max(BV // (32 * num_warps), 1), SPLIT=BK <= 32)
+    return {
+        'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'SPLIT': save_states and BK <= 64,
+        'PREFETCH': BK <= 64,
+    }
 
 
 @triton.jit
@@ -133,6 +140,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     INTERVAL: tl.constexpr,
     DOT: tl.constexpr,
     SPLIT: tl.constexpr,
+    PREFETCH: tl.constexpr,
     A_PARTS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
@@ -160,7 +168,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
-    o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), VEC)
+    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
     m_h = (o_v < V)[:, None] & (o_k < K)[None, :]
 
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
@@ -184,11 +192,13 @@ def chunk_longhorn_exact_fwd_kernel_o(
     else:
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
 
-    # full chunks, v and beta loaded one ahead: [BT, BV]
     NT = T_n // BT
-    b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
-    b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, NT, V, 1 if SCALAR_BETA else BV, False), other=0.0)
-    for i_s in range(0, tl.cdiv(T_n, INTERVAL)):
+    BB: tl.constexpr = 1 if SCALAR_BETA else BV
+    if PREFETCH:
+        # v and beta of full chunks are loaded one ahead: [BT, BV]
+        b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
+        b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, NT, V, BB, False), other=0.0)
+    for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
             tl.store(p_s + state_offsets(o_k, o_v, K, V, False), b_h, mask=m_h)
             p_s += H * K * V
@@ -199,14 +209,19 @@ def chunk_longhorn_exact_fwd_kernel_o(
             b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
             b_o, b_p = chunk_products(b_h, b_q, b_k, DOT, SPLIT)
             # loads placed after the products keep the layout in which a thread owns columns
-            b_v, b_b = b_v_next.to(tl.float32), b_b_next.to(tl.float32)
+            m_v = tile_mask(o_t, o_v, BT, V, BV, False)
+            if PREFETCH:
+                b_v, b_b = b_v_next.to(tl.float32), b_b_next.to(tl.float32)
+            else:
+                b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
+                b_b = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, BT, V, BB, False), other=0.0).to(tl.float32)
             p_v += BT * H * V
             p_b += BT * H if SCALAR_BETA else BT * H * V
-            left = NT - 1 - i_t
-            b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
-            b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, left, V, 1 if SCALAR_BETA else BV, False), other=0.0)
+            if PREFETCH:
+                left = NT - 1 - i_t
+                b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
+                b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, left, V, BB, False), other=0.0)
             b_h, b_o = chunk_update(b_h, b_o, b_p, b_v, b_b, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID)
-            m_v = tile_mask(o_t, o_v, BT, V, BV, False)
             store_output(p_o + o_x, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D, HAS_Z, HAS_SCALE)
             p_q += BT * H * K
             p_k += BT * H * K
@@ -263,7 +278,7 @@ def chunk_longhorn_exact_fwd(
     if save_states:
         slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
         states = q.new_empty((slots, H, K, V), dtype=torch.float32)
-    tile = forward_tile(K)
+    tile = forward_tile(K, save_states)
     chunk_longhorn_exact_fwd_kernel_o[(triton.cdiv(V, tile['BV']), H, N)](
         q, k, v, beta, D, z, g, a, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE,
         INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,

@@ -14,7 +14,7 @@ def recurrent_tile(K: int) -> dict:
     """Launch parameters: a thread owns `VEC` channels with all their states, so that the sums over K need no exchange."""
     BK = state_tile(K)
     BV, num_warps, VEC = {16: (64, 1, 2), 32: (64, 1, 2), 64: (32, 1, 1), 128: (32, 1, 1), 256: (32, 2, 1)}[BK]
-    return dict(BK=BK, BV=BV, num_warps=num_warps, VEC=VEC)
+    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': VEC}
 
 
 @triton.heuristics({
@@ -66,7 +66,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k = tl.arange(0, BK)
     # what a thread may load at once decides which channels it owns
-    o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), VEC)
+    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
     m_k, m_v = o_k < K, o_v < V
     m_h = m_k[:, None] & m_v[None, :]
     o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + tl.trans(state_offsets(o_k, o_v, K, V, STATE_V_FIRST))
@@ -76,12 +76,9 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
 
     # [BK, BV]
-    if USE_INITIAL_STATE:
-        b_h = tl.load(h0 + o_state, mask=m_h, other=0.0)
-    else:
-        b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    b_h = tl.load(h0 + o_state, mask=m_h, other=0.0) if USE_INITIAL_STATE else tl.zeros([BK, BV], dtype=tl.float32)
     i_x = bos * H + i_h
-    for i_s in range(0, tl.cdiv(T_n, INTERVAL)):
+    for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
             tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, False)), b_h, mask=m_h)
             p_s += H * K * V
@@ -96,7 +93,9 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
                 b_b = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            b_e = ratio(b_b, 1.0 + b_b * tl.sum(b_k * b_k, 0))
+            # summed by every thread: its own copy of k costs less than an exchange
+            b_n = tl.sum(tl.broadcast_to((b_k * b_k)[:, None], (BK, BV)), 0)
+            b_e = ratio(b_b, 1.0 + b_b * b_n)
             b_u = b_e * (b_v - tl.sum(b_h * b_k[:, None], 0))
             b_h += b_k[:, None] * b_u[None, :]
             b_o = tl.sum(b_h * b_q[:, None], 0) * scale

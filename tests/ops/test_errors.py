@@ -28,13 +28,16 @@ def packed(cu_seqlens, **changes):
 
 BAD = {
     'q is no tensor': (arguments(q=[1.0]), TypeError, 'q must be a torch.Tensor, got list'),
-    'k is an integer': (arguments(k=torch.ones(B, T, H, K, dtype=torch.long)), TypeError, 'k must be float16.*got torch.int64'),
+    'k is an integer': (
+        arguments(k=torch.ones(B, T, H, K, dtype=torch.long)), TypeError, 'k must be float16.*got torch.int64',
+    ),
     'q has 3 dimensions': (arguments(q=torch.randn(B, T, K)), ValueError, r'q must have shape \[B, T, H, K\]'),
     'no tokens': (
         {name: x[:, :0] for name, x in arguments().items()}, ValueError, 'q must have at least one .*token',
     ),
     'large K': (
-        arguments(q=torch.randn(B, T, H, 257), k=torch.randn(B, T, H, 257)), ValueError, 'state size K of at most 256, got 257',
+        arguments(q=torch.randn(B, T, H, 257), k=torch.randn(B, T, H, 257)), ValueError,
+        'state size K of at most 256, got 257',
     ),
     'k of another shape': (arguments(k=torch.randn(B, T, H, K + 1)), ValueError, r'k must have shape .*\[2, 5, 2, 3\], got'),
     'v of another length': (arguments(v=torch.randn(B, T + 1, H, V)), ValueError, r'v must have shape .*got \[2, 6, 2, 4\]'),
@@ -49,7 +52,9 @@ BAD = {
     'state in the other layout': (
         arguments(initial_state=torch.zeros(B, H, K, V), state_v_first=True), ValueError, r'initial_state .*\[N, H, V, K\]',
     ),
-    'another device': (arguments(v=torch.empty(B, T, H, V, device='meta')), ValueError, r'v must be on the device of q \(cpu\)'),
+    'another device': (
+        arguments(v=torch.empty(B, T, H, V, device='meta')), ValueError, r'v must be on the device of q \(cpu\)',
+    ),
     'scale is a string': (arguments(scale='1'), TypeError, 'scale must be a number or None, got str'),
     'packed rows': (
         arguments(cu_seqlens=torch.tensor([0, T])), ValueError, 'cu_seqlens .*must have B = 1, got B = 2',
@@ -121,7 +126,9 @@ class TestBackend:
         with pytest.raises(ValueError, match='numba runs on the CPU'):
             select_backend(torch.device('cuda'))
 
-    @pytest.mark.parametrize('interpret, name', [('1', 'fla_longhorn.ops.diagonal'), ('0', 'fla_longhorn.backends.longhorn_numba')])
+    @pytest.mark.parametrize('interpret, name', [
+        ('1', 'fla_longhorn.ops.diagonal'), ('0', 'fla_longhorn.backends.longhorn_numba'),
+    ])
     def test_default_on_the_cpu(self, monkeypatch, interpret, name):
         monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)
         monkeypatch.setenv('TRITON_INTERPRET', interpret)

@@ -1,0 +1,133 @@
+"""The kernels of the exact update as data for the compiled figures: arguments, constants, and the work of an iteration.
+
+    python -m benchmarks.exact_rows [target ...]     one line of JSON a kernel; without TRITON_INTERPRET
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.compiled import Compiled, compile_kernel
+from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.exact_bwd import backward_tile, chunk_longhorn_exact_bwd_kernel
+from fla_longhorn.ops.exact_bwd_qk import chunk_longhorn_exact_bwd_kernel_qk
+from fla_longhorn.ops.exact_common import CHUNK_SIZE, state_tile
+from fla_longhorn.ops.exact_fwd import chunk_longhorn_exact_fwd_kernel_o, forward_tile
+from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_kernel_gram
+from fla_longhorn.ops.exact_recurrent import fused_recurrent_longhorn_exact_fwd_kernel, recurrent_tile
+
+# channels of the paper's 1.3B layer
+V = 4096
+PRECISIONS = {'bf16': 'bf16', 'fp16': 'tf32', 'fp32': 'ieee'}
+# flag of a kernel -> the arguments, with their types, that are present with it ('x': the dtype of the inputs)
+OPTIONS = {
+    'HAS_D': {'D': '*x', 'dD': '*fp32'},
+    'HAS_Z': {'z': '*x', 'dz': '*x'},
+    'USE_INITIAL_STATE': {'h0': '*fp32', 'dh0': '*fp32'},
+    'STORE_FINAL_STATE': {'ht': '*fp32'},
+    'USE_FINAL_STATE_GRADIENT': {'dht': '*fp32'},
+    'SAVE_STATES': {'states': '*fp32'},
+    'IS_VARLEN': {'cu_seqlens': '*i64'},
+}
+PLAIN = ('HAS_SCALE', 'USE_BETA_SIGMOID', 'SCALAR_BETA', 'STATE_V_FIRST')
+
+
+@dataclass
+class ExactKernel:
+    """A kernel to compile; `work` is the (token, channel) pairs of a thread in an iteration of its innermost loops."""
+
+    name: str
+    part: str
+    K: int
+    dtype: str
+    kernel: object
+    types: dict[str, str]
+    constants: dict[str, object]
+    num_warps: int
+    work: float
+
+    def compile(self, target: str) -> Compiled:
+        return compile_kernel(self.kernel, self.types, self.constants, target, self.num_warps)
+
+
+def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', **flags: bool) -> ExactKernel:
+    """`name`: fwd, recurrent, bwd, gram or qk, with the flags that are not False."""
+    precision = 'ieee' if dtype == 'fp16' and target == 'gfx942' else PRECISIONS[dtype]
+    operand = '*bf16' if precision == 'bf16' else '*fp32'
+    x = '*' + dtype
+    inputs = {'q': x, 'k': x, 'v': x, 'beta': x}
+    flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}
+    constants = dict(H=1, K=K, V=V, BT=CHUNK_SIZE, BK=state_tile(K), INTERVAL=checkpoint_interval(K), DOT=precision,
+                     A_PARTS=1 if precision == 'ieee' else 2, **flags)
+    if name == 'fwd':
+        kernel, part, tile = chunk_longhorn_exact_fwd_kernel_o, 'forward', forward_tile(K, flags['SAVE_STATES'])
+        types = inputs | {'g': '*fp32', 'a': operand, 'o': x, 'scale': 'fp32', 'T': 'i32'}
+    elif name == 'recurrent':
+        kernel, part, tile = fused_recurrent_longhorn_exact_fwd_kernel, 'forward', recurrent_tile(K)
+        types = inputs | {'o': x, 'scale': 'fp32', 'T': 'i32'}
+    elif name == 'bwd':
+        kernel, part, tile = chunk_longhorn_exact_bwd_kernel, 'backward', backward_tile(K)
+        types = inputs | {'do': x, 'dv': x, 'dbeta': x, 'a': operand, 'hs': operand, 'us': operand, 'scale': 'fp32'}
+        types |= dict.fromkeys(('g', 'states', 'rs', 'dqk', 'dam'), '*fp32')
+        types |= dict.fromkeys(('T', 'ROWS', 'TOKENS', 'SLOTS'), 'i32')
+    elif name == 'gram':
+        kernel, part, tile = chunk_longhorn_exact_kernel_gram, 'forward', {'num_warps': 1}
+        types = {'q': x, 'k': x, 'g': '*fp32', 'a': operand, 'T': 'i32', 'N': 'i32'}
+    else:
+        kernel, part, tile = chunk_longhorn_exact_bwd_kernel_qk, 'backward', {'num_warps': 1 if K <= 32 else 4}
+        types = dict.fromkeys(('q', 'k', 'beta', 'dq', 'dk', 'dbeta'), x) | {'dqk': '*fp32', 'dam': '*fp32'}
+        types |= dict.fromkeys(('T', 'N', 'NV', 'TOKENS', 'SLOTS'), 'i32')
+    for flag, arguments in OPTIONS.items():
+        for argument, type_ in arguments.items():
+            if flags[flag]:
+                types.setdefault(argument, type_.replace('x', dtype))
+            else:
+                constants[argument] = None
+    constants |= tile
+    num_warps = constants.pop('num_warps')
+    arguments = argument_names(kernel)
+    types = {n: t for n, t in types.items() if n in arguments}
+    constants = {n: c for n, c in constants.items() if n in arguments and n not in types}
+    tokens = 1 if name == 'recurrent' else CHUNK_SIZE
+    work = tokens * constants.get('BV', 0) / (32 * num_warps)
+    return ExactKernel(name, part, K, dtype, kernel, types, constants, num_warps, work)
+
+
+def argument_names(kernel) -> list[str]:
+    while not hasattr(kernel, 'arg_names') or not hasattr(kernel, 'params'):
+        kernel = kernel.fn
+    return kernel.arg_names
+
+
+def measure(row: ExactKernel, target: str) -> dict[str, object]:
+    """The figures of one kernel; those of the innermost loops are None where the target's code shows no loops."""
+    compiled = row.compile(target)
+    deepest = max((loop.depth for loop in compiled.loops), default=0)
+    hot = [loop for loop in compiled.loops if loop.depth == deepest and loop.instructions > 30]
+    instructions = sum(loop.instructions for loop in hot) / row.work if hot and row.work else None
+    return {
+        'kernel': row.name + ('_saving_states' if row.name == 'fwd' and row.constants['SAVE_STATES'] else ''), 'update': 'exact',
+        'target': target, 'dtype': row.dtype, 'K': row.K, 'registers': compiled.registers, 'spills': compiled.spills,
+        'shared_bytes': compiled.shared_bytes, 'shuffles': sum(loop.mix['SHFL'] for loop in hot) if hot else None,
+        'barriers': sum(loop.mix['BAR'] for loop in hot) if hot else None,
+        'instructions_per_state_update': instructions and round(instructions / row.K, 2),
+        'instructions_per_token_channel': instructions and round(instructions, 1),
+    } | {'pass': row.part}
+
+
+def exact_rows(target: str = 'sm_90') -> Iterator[ExactKernel]:
+    """What the table shows: forward with and without the states for backward, the recurrence and backward."""
+    for K in (16, 64, 128):
+        yield exact_kernel('fwd', K, target=target)
+        yield exact_kernel('fwd', K, target=target, SAVE_STATES=True)
+        yield exact_kernel('recurrent', K, target=target)
+        yield exact_kernel('bwd', K, target=target)
+
+
+if __name__ == '__main__':
+    for wanted in sys.argv[1:] or ['sm_90']:
+        for kernel in exact_rows(wanted):
+            print(json.dumps(measure(kernel, wanted)), flush=True)
