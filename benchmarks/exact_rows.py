@@ -72,7 +72,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
         kernel, part, tile = chunk_longhorn_exact_bwd_kernel, 'backward', backward_tile(K)
         types = inputs | {'do': x, 'dv': x, 'dbeta': x, 'a': operand, 'hs': operand, 'us': operand, 'scale': 'fp32'}
         types |= dict.fromkeys(('g', 'states', 'rs', 'dqk', 'dam'), '*fp32')
-        types |= dict.fromkeys(('T', 'ROWS', 'TOKENS', 'SLOTS'), 'i32')
+        types |= dict.fromkeys(('T', 'ROWS', 'TOTAL_ROWS', 'TOKENS', 'SLOTS'), 'i32')
     elif name == 'gram':
         kernel, part, tile = chunk_longhorn_exact_kernel_gram, 'forward', {'num_warps': 1}
         types = {'q': x, 'k': x, 'g': '*fp32', 'a': operand, 'T': 'i32', 'N': 'i32'}
@@ -105,17 +105,19 @@ def argument_names(kernel) -> list[str]:
 def measure(row: ExactKernel, target: str) -> dict[str, object]:
     """The figures of one kernel; those of the innermost loops are None where the target's code shows no loops."""
     compiled = row.compile(target)
-    deepest = max((loop.depth for loop in compiled.loops), default=0)
-    hot = [loop for loop in compiled.loops if loop.depth == deepest and loop.instructions > 30]
+    # the loops over chunks or tokens; shorter ones wait for the tensor cores
+    loops = [loop for loop in compiled.loops if loop.instructions > 60]
+    hot = [loop for loop in loops if loop.depth == max(other.depth for other in loops)]
     instructions = sum(loop.instructions for loop in hot) / row.work if hot and row.work else None
+    saving = row.name == 'fwd' and row.constants['SAVE_STATES']
     return {
-        'kernel': row.name + ('_saving_states' if row.name == 'fwd' and row.constants['SAVE_STATES'] else ''), 'update': 'exact',
+        'kernel': row.name + ('_saving_states' if saving else ''), 'update': 'exact', 'pass': row.part,
         'target': target, 'dtype': row.dtype, 'K': row.K, 'registers': compiled.registers, 'spills': compiled.spills,
         'shared_bytes': compiled.shared_bytes, 'shuffles': sum(loop.mix['SHFL'] for loop in hot) if hot else None,
         'barriers': sum(loop.mix['BAR'] for loop in hot) if hot else None,
         'instructions_per_state_update': instructions and round(instructions / row.K, 2),
         'instructions_per_token_channel': instructions and round(instructions, 1),
-    } | {'pass': row.part}
+    }
 
 
 def exact_rows(target: str = 'sm_90') -> Iterator[ExactKernel]:

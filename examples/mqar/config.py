@@ -15,26 +15,29 @@ from fla_longhorn import LonghornConfig
 
 @dataclass(frozen=True)
 class ModelArguments:
-    hidden_size: int = field(default=64, metadata={'help': 'Width of the model.'})
-    num_hidden_layers: int = field(default=2, metadata={'help': 'Longhorn blocks.'})
-    state_size: int = field(default=16, metadata={'help': 'Memory entries per channel.'})
+    hidden_size: int = field(default=128, metadata={'help': 'Width of the model.'})
+    num_hidden_layers: int = field(default=1, metadata={'help': 'Longhorn blocks; one is enough, and learns soonest.'})
+    state_size: int = field(default=32, metadata={'help': 'Memory entries per channel.'})
     expand: int = field(default=2, metadata={'help': 'Channels of a mixer as a multiple of the width.'})
     num_heads: int = field(default=1, metadata={'help': 'Groups of channels with their own keys and queries.'})
 
     def config(self, task: MQAR) -> LonghornConfig:
-        # no token is special: generation stops after one token, and a blank is a token like the others
+        """The model: untied and with larger embeddings than the paper's, without which the keys stay alike for long.
+
+        No token is special: generation stops after one token, and a blank is a token like the others.
+        """
         return LonghornConfig(
             hidden_size=self.hidden_size, num_hidden_layers=self.num_hidden_layers, state_size=self.state_size,
             expand=self.expand, num_heads=self.num_heads, vocab_size=task.vocab_size, bos_token_id=None, eos_token_id=None,
-            max_position_embeddings=task.seq_len,
+            max_position_embeddings=task.seq_len, tie_word_embeddings=False, initializer_range=0.1,
         )
 
 
 @dataclass(frozen=True)
 class RunArguments:
     steps: int = field(default=1000, metadata={'help': 'Most optimiser steps.'})
-    batch_size: int = field(default=256, metadata={'help': 'Sequences in a step; large ones start the learning.'})
-    learning_rate: float = field(default=3e-3, metadata={'help': 'Peak learning rate.'})
+    batch_size: int = field(default=128, metadata={'help': 'Sequences in a step; large ones start the learning.'})
+    learning_rate: float = field(default=5e-3, metadata={'help': 'Peak learning rate.'})
     warmup_steps: int = field(default=50, metadata={'help': 'Steps until the peak; it then falls along a cosine.'})
     weight_decay: float = field(default=0.0, metadata={'help': 'Weight decay of AdamW.'})
     seed: int = field(default=0, metadata={'help': 'Seed of the weights and of all data.'})

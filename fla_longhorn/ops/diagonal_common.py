@@ -79,6 +79,14 @@ def load_channels(p, m, MASKED: tl.constexpr):
 
 
 @triton.jit
+def load_pairs(p, BV: tl.constexpr):
+    """BV bfloat16 values `[1, BV]` from an even address as float32: as words of two, which take fewer instructions apart."""
+    o_p = tl.arange(0, BV // 2)[None, :]
+    b_x = tl.load(p.to(tl.pointer_type(tl.int32), bitcast=True) + o_p)
+    return tl.reshape(tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True)), (1, BV))
+
+
+@triton.jit
 def step_size(b_beta, b_n, SIGMOID: tl.constexpr):
     """eps = beta / (1 + beta |k|^2) from beta or its logit."""
     if SIGMOID:

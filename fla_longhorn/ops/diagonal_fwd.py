@@ -10,6 +10,7 @@ from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.diagonal_common import (
     first_slot,
     load_channels,
+    load_pairs,
     locate_segment,
     padded_state_size,
     state_offsets,
@@ -22,7 +23,7 @@ from fla_longhorn.ops.diagonal_common import (
 @triton.jit
 def forward_token(
     b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_v, m_v,
-    BK: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """The state after one token; stores its output."""
@@ -31,9 +32,11 @@ def forward_token(
     b_k, b_q = tl.load(p_r + o_k)[:, None], tl.load(p_r + BK + o_k)[:, None]
     b_n = tl.load(p_r + 2 * BK)
     # [1, BV]
-    b_v = load_channels(p_v + o_v, m_v, MASKED)
+    b_v = load_pairs(p_v, BV) if PAIRS else load_channels(p_v + o_v, m_v, MASKED)
     if SCALAR_BETA:
         b_beta = tl.load(p_beta).to(tl.float32) + tl.zeros_like(b_v)
+    elif PAIRS:
+        b_beta = load_pairs(p_beta, BV)
     else:
         b_beta = load_channels(p_beta + o_v, m_v, MASKED)
     b_h = update(b_h, b_k, step_size(b_beta, b_n, SIGMOID), b_v)
@@ -87,6 +90,7 @@ def longhorn_fwd_kernel(
     BC: tl.constexpr,
     U: tl.constexpr,
     ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
     SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
@@ -110,14 +114,15 @@ def longhorn_fwd_kernel(
         return
 
     o_k = tl.arange(0, BK)[:, None]
-    o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), BC)[None, :]
+    o_x = tl.max_contiguous(tl.arange(0, BV), BC)[None, :]
+    o_v = i_v * BV + o_x
     m_v = o_v < V
     m_h = (o_k < K) & m_v
     p_r = rows + (i_h.to(tl.int64) * TT + beg) * R
-    p_v = v + (beg * S_V + i_h * V)
-    p_o = o + (beg * H + i_h) * V
-    p_beta = beta + beg * H + i_h if SCALAR_BETA else beta + (beg * H + i_h) * V
-    p_z = z + (beg * S_Z + i_h * V) if HAS_Z else p_v
+    p_v = v + (beg * S_V + i_h * V + i_v * BV)
+    p_o = o + ((beg * H + i_h) * V + i_v * BV)
+    p_beta = beta + beg * H + i_h if SCALAR_BETA else beta + ((beg * H + i_h) * V + i_v * BV)
+    p_z = z + (beg * S_Z + i_h * V + i_v * BV) if HAS_Z else p_v
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
     # [1, BV]
     b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else 0.
@@ -137,8 +142,9 @@ def longhorn_fwd_kernel(
         for _ in range(0, tl.minimum(n_t - i_t, C) // U):
             for u in tl.static_range(U):
                 b_h = forward_token(
-                    b_h, p_r + u * R, p_v + u * S_V, p_beta + u * S_B, p_z + u * S_Z, p_o + u * H * V, b_D, o_v, m_v,
-                    BK, ROWS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                    b_h, p_r + u * R, p_v + u * S_V, p_beta + u * S_B, p_z + u * S_Z, p_o + u * H * V, b_D, o_x, m_v,
+                    BK, BV, ROWS, PAIRS, MASKED, SIGMOID, HAS_D, HAS_Z,
+                    SCALAR_BETA,
                 )
             p_r += U * R
             p_v += U * S_V
@@ -147,7 +153,7 @@ def longhorn_fwd_kernel(
             p_o += U * H * V
     for _ in range(0, n_t % U):
         b_h = forward_token(
-            b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_v, m_v, BK, ROWS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_x, m_v, BK, BV, ROWS, PAIRS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
         )
         p_r += R
         p_v += S_V
@@ -242,6 +248,14 @@ def forward_tiles(K: int, V: int) -> dict:
     return dict(BK=BK, BV=16 if BK > 128 else 32 * BC, BC=BC, U=max(128 // BK, 2), ROWS={16: 1, 32: 2}.get(BK, 4))
 
 
+def loads_pairs(v: torch.Tensor, s_v: int, beta: torch.Tensor, tiles: dict) -> bool:
+    """Whether v and beta can be loaded as words of two bfloat16 values."""
+    return (
+        tiles['BC'] == 2 and v.shape[-1] % tiles['BV'] == 0 and s_v % 2 == 0 and beta.dim() == 4
+        and all(x.dtype == torch.bfloat16 and x.data_ptr() % 4 == 0 for x in (v, beta))
+    )
+
+
 def longhorn_fwd_segments(
     rows: torch.Tensor,
     v: torch.Tensor,
@@ -270,7 +284,7 @@ def longhorn_fwd_segments(
     longhorn_fwd_kernel[grid](
         rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, C, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
         R=rows.shape[-1], SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
-        num_warps=1, num_stages=1, **tiles,
+        PAIRS=loads_pairs(v, s_v, beta, tiles), num_warps=1, num_stages=1, **tiles,
     )
     return o
 

@@ -72,7 +72,7 @@ def output_before_gate(b_h, b_q, b_u, p_a, scale, DOT: tl.constexpr):
     'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
     'A_PARTS': lambda args: 1 if args['DOT'] == 'ieee' else 2,
 })
-@triton.jit(do_not_specialize=['T', 'ROWS', 'TOKENS', 'SLOTS'])
+@triton.jit(do_not_specialize=['T', 'ROWS', 'TOTAL_ROWS', 'TOKENS', 'SLOTS'])
 def chunk_longhorn_exact_bwd_kernel(
     do,
     dht,
@@ -99,6 +99,7 @@ def chunk_longhorn_exact_bwd_kernel(
     scale,
     T,
     ROWS,
+    TOTAL_ROWS,
     TOKENS,
     SLOTS,
     H: tl.constexpr,
@@ -153,10 +154,10 @@ def chunk_longhorn_exact_bwd_kernel(
 
     i_row = bos * H + i_h
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
-    i_p = (i_n.to(tl.int64) * H + i_h) * NV + i_v
-    p_rs = rs + i_p * ROWS * BV
-    p_us = us + i_p * ROWS * BV
-    p_hs = hs + i_p * (ROWS // BT) * (BV * BK)
+    # scratch rows: an interval a sequence, or its own length where that is less
+    i_r = tl.minimum(i_n.to(tl.int64) * ROWS, first_slot(bos, i_n, T, BT, IS_VARLEN) * BT)
+    i_r += (i_h * NV + i_v).to(tl.int64) * TOTAL_ROWS
+    p_rs, p_us, p_hs = rs + i_r * BV, us + i_r * BV, hs + i_r // BT * (BV * BK)
     p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
     o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
 
@@ -330,15 +331,16 @@ def chunk_longhorn_exact_bwd(
     dqk = q.new_empty((NV, 2, B, T, H, K), dtype=torch.float32)
     dam = q.new_empty((NV, slots, H, 2, CHUNK_SIZE, CHUNK_SIZE), dtype=torch.float32)
     rows = min(interval, triton.cdiv(T, CHUNK_SIZE) * CHUNK_SIZE)
-    rs = q.new_empty((N, H, NV, rows, BV), dtype=torch.float32)
+    total_rows = min(N * rows, slots * CHUNK_SIZE)
     operand_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
-    us = q.new_empty((N, H, NV, rows, BV), dtype=operand_dtype)
-    hs = q.new_empty((N, H, NV, rows // CHUNK_SIZE, BV, BK), dtype=operand_dtype)
+    rs = q.new_empty((H, NV, total_rows, BV), dtype=torch.float32)
+    us = q.new_empty((H, NV, total_rows, BV), dtype=operand_dtype)
+    hs = q.new_empty((H, NV, total_rows // CHUNK_SIZE, BV, BK), dtype=operand_dtype)
 
     chunk_longhorn_exact_bwd_kernel[(NV, H, N)](
         do, dht, q, k, v, beta, D, z, g, a, states, hs, rs, us, dv, dbeta, dh0, dD, dz, dqk, dam, cu_seqlens, scale, T, rows,
-        B * T, slots, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid,
-        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, **tile,
+        total_rows, B * T, slots, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision,
+        USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, **tile,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, dqk, dam, dbeta, cu_seqlens, use_beta_sigmoid)
     return dq, dk, dv, dbeta, dh0, None if D is None else dD.sum(0).to(D.dtype), dz

@@ -93,9 +93,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
                 b_b = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            # summed by every thread: its own copy of k costs less than an exchange
-            b_n = tl.sum(tl.broadcast_to((b_k * b_k)[:, None], (BK, BV)), 0)
-            b_e = ratio(b_b, 1.0 + b_b * b_n)
+            b_e = ratio(b_b, 1.0 + b_b * tl.sum(b_k * b_k, 0))
             b_u = b_e * (b_v - tl.sum(b_h * b_k[:, None], 0))
             b_h += b_k[:, None] * b_u[None, :]
             b_o = tl.sum(b_h * b_q[:, None], 0) * scale
