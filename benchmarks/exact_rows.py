@@ -1,5 +1,7 @@
 """The kernels of the exact update as data for the compiled figures: arguments, constants, and the work of an iteration.
 
+`ROWS` and `INFERENCE_ROWS` hold the fields of rows of :mod:`benchmarks.kernels`.
+
     python -m benchmarks.exact_rows [target ...]     one line of JSON a kernel; without TRITON_INTERPRET
 """
 
@@ -7,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.compiled import Compiled, compile_kernel
@@ -102,13 +103,34 @@ def argument_names(kernel) -> list[str]:
     return kernel.arg_names
 
 
-def measure(row: ExactKernel, target: str) -> dict[str, object]:
-    """The figures of one kernel; those of the innermost loops are None where the target's code shows no loops."""
-    compiled = row.compile(target)
-    # the loops over chunks or tokens; shorter ones wait for the tensor cores
+def hot_loops(compiled: Compiled) -> list:
+    """The loops over chunks or tokens; shorter ones wait for the tensor cores."""
     loops = [loop for loop in compiled.loops if loop.instructions > 60]
-    hot = [loop for loop in loops if loop.depth == max(other.depth for other in loops)]
-    instructions = sum(loop.instructions for loop in hot) / row.work if hot and row.work else None
+    return [loop for loop in loops if loop.depth == max(other.depth for other in loops)]
+
+
+def instructions_per_token_channel(row: ExactKernel, compiled: Compiled) -> float | None:
+    """Instructions of a lane for each (token, channel) that it serves; None where the target's code shows no loops."""
+    lanes, BK = 32 * row.num_warps, state_tile(row.K)
+    if row.name == 'gram':
+        # no loop: a program serves all channels of a chunk
+        return sum(compiled.mix.values()) * lanes / (CHUNK_SIZE * V) if compiled.mix['LDG'] else None
+    hot = hot_loops(compiled)
+    if not hot:
+        return None
+    instructions = sum(loop.instructions for loop in hot)
+    if row.name == 'qk':
+        # an iteration adds one channel block's parts of a chunk, unless the compiler unrolled
+        loads = max(2 * CHUNK_SIZE * (BK + CHUNK_SIZE) // (4 * lanes), 1)
+        blocks = V / backward_tile(row.K)['BV'] / max(hot[-1].mix['LDG'] // loads, 1)
+        return hot[-1].instructions * blocks * lanes / (CHUNK_SIZE * V)
+    return instructions / row.work
+
+
+def measure(row: ExactKernel, target: str) -> dict[str, object]:
+    """The figures of one kernel; shuffles and barriers are those of its innermost loops."""
+    compiled = row.compile(target)
+    instructions, hot = instructions_per_token_channel(row, compiled), hot_loops(compiled)
     saving = row.name == 'fwd' and row.constants['SAVE_STATES']
     return {
         'kernel': row.name + ('_saving_states' if saving else ''), 'update': 'exact', 'pass': row.part,
@@ -120,16 +142,37 @@ def measure(row: ExactKernel, target: str) -> dict[str, object]:
     }
 
 
-def exact_rows(target: str = 'sm_90') -> Iterator[ExactKernel]:
-    """What the table shows: forward with and without the states for backward, the recurrence and backward."""
-    for K in (16, 64, 128):
-        yield exact_kernel('fwd', K, target=target)
-        yield exact_kernel('fwd', K, target=target, SAVE_STATES=True)
-        yield exact_kernel('recurrent', K, target=target)
-        yield exact_kernel('bwd', K, target=target)
+def table_row(name: str, label: str, direction: str, **flags: bool) -> tuple:
+    """(kernel, update, direction, function, arguments, cost), the fields of a row of `benchmarks.kernels`."""
+    def arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
+        row = exact_kernel(name, K, dtype, target, **flags)
+        return row.types, row.constants, row.num_warps
+
+    def cost(compiled: Compiled, K: int) -> float | None:
+        instructions = instructions_per_token_channel(exact_kernel(name, K, **flags), compiled)
+        return None if instructions is None else instructions / K
+
+    return label, 'exact', direction, exact_kernel(name, 16, **flags).kernel, arguments, cost
+
+
+# the passes of a training step
+ROWS = (
+    table_row('gram', 'gram', 'forward'),
+    table_row('fwd', 'forward', 'forward', SAVE_STATES=True),
+    table_row('gram', 'gram', 'backward'),
+    table_row('bwd', 'backward', 'backward'),
+    table_row('qk', 'reduce', 'backward'),
+)
+# without gradients: whole sequences, and token by token
+INFERENCE_ROWS = (
+    table_row('fwd', 'forward', 'inference'),
+    table_row('recurrent', 'recurrent', 'decoding'),
+)
+STATE_SIZES = (16, 64, 128)
 
 
 if __name__ == '__main__':
     for wanted in sys.argv[1:] or ['sm_90']:
-        for kernel in exact_rows(wanted):
-            print(json.dumps(measure(kernel, wanted)), flush=True)
+        for size in STATE_SIZES:
+            for which, options in (('fwd', {}), ('fwd', {'SAVE_STATES': True}), ('recurrent', {}), ('bwd', {})):
+                print(json.dumps(measure(exact_kernel(which, size, target=wanted, **options), wanted)), flush=True)

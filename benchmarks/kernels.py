@@ -88,8 +88,9 @@ def segment_arguments(reverse: bool) -> Callable:
         types = dict.fromkeys(('x', 'beta'), f'*{dtype}') | dict.fromkeys(('rows', 'decay', 'local'), '*fp32')
         types |= dict.fromkeys(('T', 'TT', 'N', 'L'), 'i32')
         constants = dict(
-            z=None, cu_seqlens=None, H=H, K=K, V=V, S_X=H * V, S_Z=0, R=(3 if reverse else 2) * KP + 4, KP=KP, BK=16, BV=32, U=4,
-            REVERSE=reverse, SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False, IS_VARLEN=False, HAS_Z=False, MASKED=False,
+            z=None, cu_seqlens=None, H=H, K=K, V=V, S_X=H * V, S_Z=0, R=(3 if reverse else 2) * KP + 4, KP=KP, BK=16,
+            BV=32, U=4, REVERSE=reverse, SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False,
+            IS_VARLEN=False, HAS_Z=False, MASKED=False,
         )
         return types, constants, 1
     return arguments
@@ -114,24 +115,23 @@ def backward_cost(compiled: Compiled, K: int) -> float | None:
     """
     if not compiled.loops:
         return None
-    C = checkpoint_interval(K)
-    blocks = C // 4
+    C, blocks = checkpoint_interval(K), checkpoint_interval(K) // 4
     depth = max(loop.depth for loop in compiled.loops)
     replay, back = sorted((x for x in compiled.loops if x.depth == depth), key=lambda x: x.instructions)[-2:]
     around = next(x for x in reversed(compiled.loops) if x.depth == depth - 1 and x.order < replay.order)
     once = max(around.instructions - back.instructions, 0)
     cost = (replay.instructions * (blocks - 1) + back.instructions * blocks + once) / (C * 16)
-    finish = [x for x in compiled.loops if x.depth == depth - 1 and x is not around]
+    # with several blocks of K, a loop over the tokens writes the gradients of v and beta at the end
+    finish = [x for x in compiled.loops if 'MUFU' in x.mix and x not in (replay, back, around)]
     return cost + sum(x.instructions for x in finish) / K
 
 
-def per_token_cost(lanes: float) -> Callable[[Compiled, int], float | None]:
-    """Kernels whose work is a small part of a token's: all instructions times lanes, over K * V state updates."""
-    def cost(compiled: Compiled, K: int) -> float | None:
-        KP = diagonal_common.padded_state_size(K)
-        total = sum(compiled.mix.values()) - compiled.mix['NOP']
-        return total * lanes / max(1024 // KP, 4) / (K * V) if compiled.loops is not None and 'FFMA' in compiled.mix else None
-    return cost
+def prepare_cost(compiled: Compiled, K: int) -> float | None:
+    """A kernel without a loop: all its instructions in 128 lanes, for the tokens of a program."""
+    if 'FADD' not in compiled.mix:
+        return None
+    instructions = sum(compiled.mix.values()) - compiled.mix['NOP']
+    return instructions * 128 / max(1024 // diagonal_common.padded_state_size(K), 4) / (K * V)
 
 
 def reduce_cost(compiled: Compiled, K: int) -> float | None:
@@ -160,9 +160,9 @@ def hottest(compiled: Compiled):
 
 
 ROWS = (
-    Row('prepare', 'diagonal', 'forward', diagonal_common.longhorn_prepare_kernel, prepare_arguments(False), per_token_cost(128)),
+    Row('prepare', 'diagonal', 'forward', diagonal_common.longhorn_prepare_kernel, prepare_arguments(False), prepare_cost),
     Row('forward', 'diagonal', 'forward', diagonal_fwd.longhorn_fwd_kernel, forward_arguments, forward_cost),
-    Row('prepare', 'diagonal', 'backward', diagonal_common.longhorn_prepare_kernel, prepare_arguments(True), per_token_cost(128)),
+    Row('prepare', 'diagonal', 'backward', diagonal_common.longhorn_prepare_kernel, prepare_arguments(True), prepare_cost),
     Row('backward', 'diagonal', 'backward', diagonal_bwd.longhorn_bwd_kernel, backward_arguments, backward_cost),
     Row('reduce', 'diagonal', 'backward', diagonal_bwd.longhorn_reduce_kernel, reduce_arguments, reduce_cost),
 )

@@ -47,7 +47,7 @@ class RunArguments:
     test_size: int = field(default=4096, metadata={'help': 'Other held-out sequences, for the recall at the end.'})
     test_size_per_count: int = field(default=512, metadata={'help': 'And for each number of pairs.'})
     target_recall: float = field(default=0.99, metadata={'help': 'Recall at the end below which the command fails.'})
-    stop_recall: float = field(default=0.999, metadata={'help': 'Stop once the held-out recall has been this good ...'})
+    stop_recall: float = field(default=0.995, metadata={'help': 'Stop once the held-out recall has been this good ...'})
     stop_patience: int = field(default=2, metadata={'help': '... for so many measurements in a row; 0 runs all steps.'})
     num_questions: int = field(default=6, metadata={'help': 'Held-out queries to answer by `generate` at the end.'})
     output_dir: str = field(default='outputs/mqar', metadata={'help': 'Where picture, figures and checkpoint go.'})

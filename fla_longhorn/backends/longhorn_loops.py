@@ -31,7 +31,10 @@ STRIP = 32
 
 
 def compiled(**options):
-    """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written."""
+    """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written.
+
+    Numba compiles again when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
+    """
     def decorate(function):
         try:
             return njit(cache=True, nogil=True, **options)(function)

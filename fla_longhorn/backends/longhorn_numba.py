@@ -146,8 +146,5 @@ def scaled(q, scale: float):
 
 
 def add_parts(parts):
-    """Sum over the first dimension, in order."""
-    total = parts[0]
-    for part in parts[1:]:
-        total += part
-    return total
+    """Sum over the first dimension, one part after the other: NumPy's order doesn't depend on the number of threads."""
+    return torch.from_numpy(parts.numpy().sum(0)) if len(parts) > 1 else parts[0]

@@ -23,8 +23,8 @@ from fla_longhorn.ops.diagonal_common import (
 @triton.jit
 def forward_token(
     b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_v, m_v,
-    BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """The state after one token; stores its output."""
     o_k = tl.arange(0, BK)

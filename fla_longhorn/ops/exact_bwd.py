@@ -264,10 +264,16 @@ def chunk_longhorn_exact_bwd_kernel(
                 # [BT, BV]
                 b_f = tl.broadcast_to(ratio(1.0, 1.0 + b_b * b_n[:, None]), (BT, BV))
                 b_e = b_f * b_b
-                # the sum with what was loaded gives X that layout
-                b_x = reverse_substitution(tl.trans(b_x) + 0.0 * b_b, b_e, p_g, BT)
+                # the sum with a loaded tile gives X that layout
+                if SCALAR_BETA:
+                    b_r = tl.load(p_rs + j_t * (BT * BV) + o_r)
+                    b_x = tl.trans(b_x) + 0.0 * b_r
+                else:
+                    b_x = tl.trans(b_x) + 0.0 * b_b
+                b_x = reverse_substitution(b_x, b_e, p_g, BT)
                 b_w = b_x * b_e
-                b_r = tl.load(p_rs + j_t * (BT * BV) + o_r)
+                if not SCALAR_BETA:
+                    b_r = tl.load(p_rs + j_t * (BT * BV) + o_r)
                 before = tl.where(i + 1 < (NF if full else NP), 1, 0)
                 m_before = tile_mask(o_t, o_v, before, V, BV, False)
                 b_do_next = tl.load(do + (i_x - BT * H) * V + o_x, mask=m_before, other=0.0)

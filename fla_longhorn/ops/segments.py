@@ -213,7 +213,7 @@ def summarize_segments(
     use_beta_sigmoid: bool,
     state_v_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; x is v, or with `reverse` the output's gradient."""
+    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; x is v, or with `reverse` the gradient of y."""
     B, T, H, V = x.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     S = num_checkpoints(B, T, N, L, cu_seqlens is not None)

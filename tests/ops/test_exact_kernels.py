@@ -17,7 +17,6 @@ FIGURES = {
     ('fwd', 64, False): (40, 0, 0),
     ('fwd', 128, False): (50, 60, 0),
     ('fwd', 16, True): (38, 0, 0),
-    ('fwd', 64, True): (57, 0, 0),
     ('recurrent', 16, False): (140, 0, 12),
     ('bwd', 16, False): (95, 80, 0),
 }
