@@ -10,7 +10,7 @@ INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 
 # the same draws in every run, and no deadline: compiling and interpreting take as long as they take
 settings.register_profile(
-    'suite', deadline=None, derandomize=True, max_examples=12 if INTERPRETING else 40,
+    'suite', deadline=None, derandomize=True, max_examples=4 if INTERPRETING else 30,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile('suite')

@@ -9,7 +9,8 @@ once more, as a query, in one of the slots that are left, slot g of them with pr
 
 zoology (the authors' code) keeps the token after a query blank and puts the label at the query itself. Here the answer
 follows the query in the sequence, where a causal language model predicts it (its loss compares position t with token t+1)
-and where `generate` continues a prompt that ends in a key. As a key is asked once, seeing the answer gives nothing away.
+and where `generate` continues a prompt that ends in a key. A key is asked once, so all that an answer tells about later
+ones is which values are left: guessing among those is right for a share of (1 + 1/2 + ... + 1/n) / n.
 zoology can also fill the blanks with random tokens; here they stay blank.
 
 Token 0 is the blank, keys are 1 .. vocab_size/2 - 1, values vocab_size/2 .. vocab_size - 1.

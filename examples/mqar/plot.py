@@ -17,8 +17,9 @@ def draw_figure(report: dict, path: Path) -> None:
     plot_training(over_training, report)
     plot_pairs(by_pairs, report)
     options = report['options']
+    layers = options['num_hidden_layers']
     figure.suptitle(
-        f'Longhorn on multi-query associative recall: {options["num_hidden_layers"]} layers, width {options["hidden_size"]}, '
+        f'Longhorn on multi-query associative recall: {layers} layer{"s" * (layers > 1)}, width {options["hidden_size"]}, '
         f'state {options["state_size"]} ({report["parameters"] / 1e3:.0f}k parameters)',
         fontsize=11,
     )
@@ -54,7 +55,8 @@ def plot_pairs(axes, report: dict) -> None:
         )
     counts = [r['num_pairs'] for r in results]
     handles += axes.plot(
-        counts, [1 / n for n in counts], color=GREY, linestyle=':', linewidth=1, label="guessing one of the sequence's values",
+        counts, [sum(1 / i for i in range(1, n + 1)) / n for n in counts], color=GREY, linestyle=':', linewidth=1,
+        label='guessing among the values not asked yet',
     )
     axes.set(title='By number of key-value pairs', xlabel='pairs in the sequence', ylabel='recall')
     finish(axes, handles)

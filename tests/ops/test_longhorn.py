@@ -15,6 +15,8 @@ from tests.ops.cases import TOLERANCE, Case, assert_close, check, make_inputs, m
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 INTERVAL = checkpoint_interval(4)
+# the interpreter takes a time in proportion to batch, heads and tokens
+BATCH = 1 if INTERPRETING else 2
 
 pytestmark = pytest.mark.usefixtures('poison')
 
@@ -62,7 +64,7 @@ def test_shapes(op, case, device):
 
 
 FLAGS = [
-    Case(T=35, K=4, V=12, scalar_beta=scalar, sigmoid=sigmoid, D=D, z=z, initial_state=h0, state_v_first=v_first, scale=scale)
+    Case(B=BATCH, T=35, K=4, V=12, scalar_beta=scalar, sigmoid=sigmoid, D=D, z=z, initial_state=h0, state_v_first=v_first, scale=scale)
     for scalar, sigmoid, D, z, h0, v_first, scale in (
         (False, False, False, False, False, False, None),
         (False, True, True, True, True, False, None),
@@ -105,13 +107,13 @@ PACKED = [
     (5, 1, 12),
     (INTERVAL, 0, 1, INTERVAL + 1, 0),
     (0, 3),
-    (2 * INTERVAL + 3, 1, 1, 1, 7),
+    (BATCH * INTERVAL + 3, 1, 1, 7),
 ]
 
 
 @pytest.mark.parametrize('lengths', PACKED, ids=str)
 @pytest.mark.parametrize('case', [
-    Case(H=2, K=4, V=9, initial_state=True),
+    Case(H=BATCH, K=4, V=9, initial_state=True),
     Case(H=1, K=3, V=33, D=True, z=True, sigmoid=True, scalar_beta=True, initial_state=True, state_v_first=True),
 ], ids=str)
 def test_packed(op, case, lengths, device):
@@ -136,7 +138,7 @@ def test_packed_is_separate(op, dtype, device):
         assert relative_error(state[i:i + 1], state_i) <= 1e-6
 
 
-@given(T=st.integers(2, 2 * INTERVAL + 2), data=st.data())
+@given(T=st.integers(2, BATCH * INTERVAL + 2), data=st.data())
 def test_split_is_whole(op, device, T, data):
     """Stopping anywhere and going on from the state changes neither outputs nor gradients."""
     case = Case(B=1, T=T, H=1, K=4, V=5, D=True, z=True, sigmoid=True, initial_state=True)
