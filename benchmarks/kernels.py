@@ -122,7 +122,7 @@ def backward_cost(compiled: Compiled, K: int) -> float | None:
     once = max(around.instructions - back.instructions, 0)
     cost = (replay.instructions * (blocks - 1) + back.instructions * blocks + once) / (C * 16)
     # with several blocks of K, a loop over the tokens writes the gradients of v and beta at the end
-    finish = [x for x in compiled.loops if 'MUFU' in x.mix and x not in (replay, back, around)]
+    finish = [x for x in compiled.loops if x.depth == depth - 1 and 'MUFU' in x.mix and x is not around]
     return cost + sum(x.instructions for x in finish) / K
 
 

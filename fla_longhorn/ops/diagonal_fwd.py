@@ -238,14 +238,15 @@ def longhorn_step_kernel(
 
 
 def forward_tiles(K: int, V: int) -> dict:
-    """Tile sizes by rule: at most 64 state entries to a thread up to K = 64, 128 above; about 128 rows unrolled.
+    """Tile sizes by rule: at most 64 state entries to a thread, which leaves registers for the rest; 128 rows unrolled.
 
-    BC channels to a thread: two share the loads of keys and queries where their states fit in registers. From K = 256
-    on, 16 channels to a warp put half of K in each of two lanes.
+    BC channels to a thread: two share the loads of keys and queries where their states fit. From K = 65 on a warp holds fewer
+    channels than it has threads, and each channel's entries spread over several.
     """
     BK = padded_state_size(K)
     BC = 2 if BK <= 32 and V > 32 else 1
-    return dict(BK=BK, BV=16 if BK > 128 else 32 * BC, BC=BC, U=max(128 // BK, 2), ROWS={16: 1, 32: 2}.get(BK, 4))
+    BV = min(32 * BC, 2048 // BK)
+    return dict(BK=BK, BV=BV, BC=BC, U=max(128 // BK, 2), ROWS={16: 1, 32: 2}.get(BK, 4))
 
 
 def loads_pairs(v: torch.Tensor, s_v: int, beta: torch.Tensor, tiles: dict) -> bool:
