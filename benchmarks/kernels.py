@@ -52,7 +52,7 @@ def forward_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]
 def backward_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
     types = dict.fromkeys(('v', 'beta', 'do', 'dv', 'dbeta'), f'*{dtype}')
     types |= dict.fromkeys(('rows', 'states', 'part', 'scratch'), '*fp32') | dict.fromkeys(('T', 'TT', 'N', 'L', 'NS'), 'i32')
-    keep = diagonal_bwd.keeps_decay(K, False, False, False, None) and target != 'sm_80'
+    keep = diagonal_bwd.keeps_decay(K, dtype != 'fp32', 8 if target == 'sm_80' else 9)
     constants = dict(
         D=None, z=None, dht=None, dD=None, dz=None, dh0=None, cu_seqlens=None, H=H, K=K, V=V, S_V=H * V, S_Z=0, S_DO=H * V,
         KP=diagonal_common.padded_state_size(K), C=checkpoint_interval(K), BK=16, BV=64, ROWS=1, KEEP_DECAY=keep,

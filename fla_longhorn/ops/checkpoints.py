@@ -7,7 +7,7 @@ import triton
 
 def checkpoint_interval(K: int) -> int:
     """Tokens between the states saved for backward: a power of two, so that the states stay small beside the inputs."""
-    return min(max(triton.next_power_of_2(8 * K), 32), 256)
+    return min(max(1 << (8 * K - 1).bit_length(), 32), 256)
 
 
 def num_checkpoints(B: int, T: int, N: int, interval: int, is_varlen: bool) -> int:

@@ -257,10 +257,17 @@ def longhorn_reduce_kernel(
         tl.store(dbeta + o_t * H + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
 
 
-def keeps_decay(K: int, has_D: bool, has_z: bool, sigmoid: bool, device: torch.device | None) -> bool:
-    """Whether the decays of four tokens fit in registers on the way back: an instruction an entry less, 50 registers more."""
-    capable = device is None or device.type != 'cuda' or torch.cuda.get_device_capability(device)[0] >= 9
-    return capable and K <= 16 and not (has_D or has_z or sigmoid)
+def keeps_decay(K: int, plain: bool, capability: int) -> bool:
+    """Whether the decays of four tokens fit in registers on the way back: an instruction an entry less, 50 registers more.
+
+    `plain` is 16-bit v and beta, one beta a channel, and nothing fused: each option takes registers of its own.
+    """
+    return K <= 16 and plain and capability >= 9
+
+
+def device_capability(device: torch.device) -> int:
+    """CUDA's major compute capability; others are taken as having registers enough."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == 'cuda' and torch.version.hip is None else 9
 
 
 def longhorn_bwd_segments(
@@ -294,6 +301,7 @@ def longhorn_bwd_segments(
     scalar_beta = beta.dim() == 3
     KP, BK, BV = padded_state_size(K), 16, 64 if V > 32 else 32
     NS, NV, NK = num_checkpoints(B, T, N, L, cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
+    plain = not (scalar_beta or use_beta_sigmoid) and D is None and z is None and max(v.itemsize, beta.itemsize) == 2
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
     floats = (C // 4 + NK) * BK * BV + ((2 if scalar_beta else 1) + (0 if NK == 1 else 3)) * C * BV
 
@@ -307,7 +315,7 @@ def longhorn_bwd_segments(
     longhorn_bwd_kernel[(programs,)](
         rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
         T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
-        KEEP_DECAY=keeps_decay(K, D is not None, z is not None, use_beta_sigmoid, v.device),
+        KEEP_DECAY=keeps_decay(K, plain, device_capability(v.device)),
         SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta, STATE_V_FIRST=state_v_first, num_warps=BV // 32, num_stages=1,
     )
     BT = max(512 // KP, 2)

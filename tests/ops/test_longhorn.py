@@ -64,7 +64,10 @@ def test_shapes(op, case, device):
 
 
 FLAGS = [
-    Case(B=BATCH, T=35, K=4, V=12, scalar_beta=scalar, sigmoid=sigmoid, D=D, z=z, initial_state=h0, state_v_first=v_first, scale=scale)
+    Case(
+        B=BATCH, T=35, K=4, V=12, scalar_beta=scalar, sigmoid=sigmoid, D=D, z=z, initial_state=h0, state_v_first=v_first,
+        scale=scale,
+    )
     for scalar, sigmoid, D, z, h0, v_first, scale in (
         (False, False, False, False, False, False, None),
         (False, True, True, True, True, False, None),
