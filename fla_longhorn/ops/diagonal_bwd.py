@@ -205,6 +205,7 @@ def longhorn_bwd_kernel(
                     tl.store(p_token + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 0), mask=o_t < n_c)
             tl.debug_barrier()
 
+        tl.debug_barrier()
         if STORE_INITIAL_STATE_GRADIENT:
             if used & (beg == bos):
                 for i_k in range(0, NK):

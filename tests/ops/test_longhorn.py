@@ -208,7 +208,9 @@ def test_extreme_logits(op, device, logit):
 
 
 def test_repeats_are_bit_equal(op, device):
-    case = Case(B=2, T=2 * INTERVAL + 5, H=2, K=4, V=70, D=True, z=True, scalar_beta=True, initial_state=True)
+    case = Case(
+        B=BATCH, T=BATCH * INTERVAL + 5, H=BATCH, K=4, V=70, D=True, z=True, scalar_beta=True, initial_state=True,
+    )
     inputs, options = make_inputs(case, device), make_options(case, device)
     first, second = (run(op, inputs, options) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
