@@ -10,7 +10,7 @@ PINS   := -c constraints.txt
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-fast lint format bench clean
+.PHONY: setup demo test lint format bench clean
 
 setup: $(STAMP)
 
@@ -23,7 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(RUN) -m examples.mqar --output_dir outputs/mqar
 
-# the ops once more in Triton's interpreter, which replaces every kernel of a process
+# the ops once more in Triton's interpreter, which replaces every kernel of a process; one thread for each of two workers
+test: export OMP_NUM_THREADS := 1
 test: setup
 	$(RUN) -m pytest tests -n 2 --dist worksteal -q
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist worksteal -q
@@ -35,6 +36,7 @@ format: setup
 	$(RUN) -m ruff check --fix .
 
 bench: setup
+	$(RUN) -m benchmarks.cpu
 	$(RUN) -m benchmarks.kernels
 
 clean:

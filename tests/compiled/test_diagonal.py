@@ -1,6 +1,5 @@
 """What the kernels compile to, without a GPU: every target, no spills, no more instructions than recorded."""
 
-import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -8,10 +7,6 @@ import pytest
 
 from benchmarks.compiled import TARGETS, compile_kernel
 from benchmarks.kernels import ROWS, SEGMENT_ROWS, STATE_SIZES, measure
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get('TRITON_INTERPRET') == '1', reason='the interpreter replaces the compiler in its process',
-)
 
 KERNELS = {f'{row.kernel} {row.direction}': row for row in (*ROWS, *SEGMENT_ROWS)}
 FORWARD, BACKWARD = 'forward forward', 'backward backward'

@@ -1,0 +1,62 @@
+"""The kernels of the exact update (DESIGN section 1), which no public argument reaches yet, against a float64 recurrence."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.conftest import INTERPRETING
+from tests.ops.cases import Case, assert_close, make_inputs, make_options
+
+if INTERPRETING or torch.cuda.is_available():
+    from fla_longhorn.ops.exact import exact_bwd, exact_fwd
+
+
+def recurrence(q, k, v, beta, initial_state, D=None, z=None, bounds=None):
+    """S_t = S_{t-1} + k_t (x) (eps_t (v_t - k_t^T S_{t-1})), the paper's Eq. 6, one sequence after the other."""
+    eps = beta / (1 + beta * k.square().sum(-1, keepdim=True))
+    outputs, states = [], []
+    for i, (bos, eos) in enumerate(bounds):
+        rows = slice(None) if len(bounds) == 1 else slice(0, 1)
+        S = initial_state if len(bounds) == 1 else initial_state[i:i + 1]
+        for t in range(bos, eos):
+            recalled = torch.einsum('bhk,bhkv->bhv', k[rows, t], S)
+            S = S + k[rows, t, :, :, None] * (eps[rows, t] * (v[rows, t] - recalled))[..., None, :]
+            outputs.append(torch.einsum('bhk,bhkv->bhv', q[rows, t], S))
+        states.append(S)
+    o = torch.stack(outputs, 1)
+    o = o if D is None else o + D * v
+    return o if z is None else o * torch.nn.functional.silu(z), torch.cat(states)
+
+
+CASES = [
+    Case(B=2, T=21, H=1, K=16, V=20, initial_state=True),
+    Case(B=1, T=1, H=1, K=3, V=5, initial_state=True),
+    Case(B=1, T=37, H=2, K=20, V=9, D=True, z=True, initial_state=True),
+    Case(H=1, K=16, V=33, D=True, initial_state=True).packed(17, 0, 1, 16),
+]
+
+if INTERPRETING or torch.cuda.is_available():
+    @pytest.mark.usefixtures('poison')
+    @pytest.mark.parametrize('parallel', [True, False])
+    @pytest.mark.parametrize('case', CASES, ids=str)
+    def test_exact_kernels(case, parallel, device):
+        inputs, cu_seqlens = make_inputs(case, device), make_options(case, device).get('cu_seqlens')
+        bounds = list(itertools.pairwise([0, case.T] if cu_seqlens is None else cu_seqlens.tolist()))
+        exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+        o, state = recurrence(**exact, bounds=bounds)
+        do, dht = torch.randn_like(o).float(), torch.randn_like(state).float()
+        torch.autograd.backward((o, state), (do.double(), dht.double()))
+        ref = {'o': o.detach(), 'final_state': state.detach(), **{f'd{name}': x.grad for name, x in exact.items()}}
+
+        x = {name: x.detach() for name, x in inputs.items()}
+        tensors = [x.pop(name) for name in ('q', 'k', 'v', 'beta')]
+        options = dict(
+            scale=1.0, D=x.get('D'), z=x.get('z'), initial_state=x['initial_state'], cu_seqlens=cu_seqlens,
+            use_beta_sigmoid=False, state_v_first=False, parallel=parallel,
+        )
+        o, state, states = exact_fwd(*tensors, output_final_state=True, save_states=True, **options)
+        gradients = exact_bwd(do, dht, *tensors, states=states, **options)
+        names = ('dq', 'dk', 'dv', 'dbeta', 'dinitial_state', 'dD', 'dz')
+        got = {'o': o, 'final_state': state, **dict(zip(names, gradients, strict=True))}
+        assert_close(got, ref, case.dtype)
