@@ -26,8 +26,8 @@ demo: setup
 # the ops once more in Triton's interpreter, which replaces every kernel of a process; one thread for each of two workers
 test: export OMP_NUM_THREADS := 1
 test: setup
-	$(RUN) -m pytest tests -n 2 --dist worksteal -q
-	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist worksteal -q
+	$(RUN) -m pytest tests -n 2 --dist loadgroup -q
+	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist loadgroup -q
 
 lint: setup
 	$(RUN) -m ruff check .

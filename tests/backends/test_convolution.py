@@ -10,6 +10,9 @@ from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update, causa
 
 from tests.backends.reference import assert_close, compare, convolve, strided, tensor
 
+# one worker: what the module's fixture computes is most of its time
+pytestmark = pytest.mark.xdist_group('interpreted convolution')
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # empty, shorter than any width, and long sequences
 LENGTHS = [3, 0, 1, 2, 17, 1, 0, 9]

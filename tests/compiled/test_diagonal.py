@@ -8,6 +8,9 @@ import pytest
 from benchmarks.compiled import TARGETS, compile_kernel
 from benchmarks.kernels import ROWS, SEGMENT_ROWS, STATE_SIZES, measure
 
+# one worker: what the module's fixture computes is most of its time
+pytestmark = pytest.mark.xdist_group('compiled diagonal')
+
 KERNELS = {f'{row.kernel} {row.direction}': row for row in (*ROWS, *SEGMENT_ROWS)}
 FORWARD, BACKWARD = 'forward forward', 'backward backward'
 SEGMENTS = ('segment forward segments', 'segment backward segments')

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# one worker: what the module's fixture computes is most of its time
+pytestmark = pytest.mark.xdist_group('compiled exact')
+
 ROOT = Path(__file__).parents[2]
 # (kernel, K, states saved for backward) -> most instructions a (token, channel), spilled values, shuffles
 FIGURES = {
