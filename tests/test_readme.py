@@ -1,4 +1,4 @@
-"""The README's code runs as it stands, in one session from top to bottom."""
+"""The README's code runs as it stands, in one interpreter from top to bottom."""
 
 import re
 from pathlib import Path

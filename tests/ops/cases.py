@@ -8,7 +8,7 @@ import torch
 
 from fla_longhorn.ops import naive_recurrent_longhorn
 
-# DESIGN's bounds on |a - ref| / |ref|: (outputs, gradients)
+# the bounds on |a - ref| / |ref|: (outputs, gradients)
 TOLERANCE = {
     torch.float32: (1e-5, 1e-4),
     torch.bfloat16: (5e-3, 5e-3),

@@ -51,7 +51,7 @@ def test_gradcheck(case):
 
 
 def test_scalar_beta_is_gated_linear_attention():
-    """DESIGN section 1: GLA with gk = log(1 - eps k^2) and values eps * v, by fla's reference, which computes in float32."""
+    """The special case of GLA with gk = log(1 - eps k^2) and values eps * v, by fla's reference, which computes in float32."""
     case = Case(B=2, T=17, H=2, K=4, V=6, scalar_beta=True, initial_state=True)
     inputs = {name: x.detach() for name, x in make_inputs(case).items()}
     q, k, v, beta, h0 = inputs.values()
