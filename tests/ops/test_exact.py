@@ -1,4 +1,4 @@
-"""The kernels of the exact update (the paper's Theorem 3.1), which no public argument reaches yet, against a float64 recurrence."""
+"""The kernels of the exact update (the paper's Theorem 3.1), not yet behind a public argument, against a float64 recurrence."""
 
 import itertools
 
