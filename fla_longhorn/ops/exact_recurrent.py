@@ -123,15 +123,20 @@ def fused_recurrent_longhorn_exact_fwd(
     state_v_first: bool,
     output_final_state: bool,
     save_states: bool,
+    final_state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return `o`, the final state and the states saved for backward; arguments are contiguous."""
+    """Return `o`, the final state and the states saved for backward; arguments are contiguous.
+
+    The final state is written to `final_state` (float32) where given, which may be the initial state itself: a program
+    reads its block of that before it writes it.
+    """
     B, T, H, K = q.shape
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     interval, tile = checkpoint_interval(K), recurrent_tile(K)
     o = torch.empty_like(v)
-    ht = states = None
-    if output_final_state:
+    ht, states = final_state, None
+    if ht is None and output_final_state:
         ht = q.new_empty((N, H, V, K) if state_v_first else (N, H, K, V), dtype=torch.float32)
     if save_states:
         slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
