@@ -32,20 +32,25 @@ _threads_pid: int | None = None
 
 
 def longhorn_fwd(
-    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, use_beta_sigmoid: bool, state_v_first: bool,
-    output_final_state: bool, save_states: bool, parallel: bool,
+    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, use_beta_sigmoid: bool,
+    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state=None,
 ):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`.
 
-    Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here.
+    Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here. Where `final_state` is given it is
+    written and returned; it may be `initial_state` itself, as each block reads its part of the one before it writes the other.
     """
+    if exact:
+        raise NotImplementedError('the exact update')
     B, T, H, K = q.shape
     V = v.shape[-1]
     bounds = boundaries(B, T, cu_seqlens)
     N = len(bounds) - 1
     C = checkpoint_interval(K) if save_states else T
     o = torch.empty(v.shape)
-    final_state = torch.empty((N, H, K, V) if output_final_state else 0)
+    given, output_final_state = final_state, output_final_state or final_state is not None
+    if given is None or state_v_first:
+        final_state = torch.empty((N, H, K, V) if output_final_state else 0)
     states = torch.empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V) if save_states else 0)
     # four vectors are a block, for the threads' sake; a single token has nothing but its states to read, in long rows
     BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
@@ -56,18 +61,21 @@ def longhorn_fwd(
         beta.dim() == 3, use_beta_sigmoid, cu_seqlens is not None,
     )
     if output_final_state and state_v_first:
-        final_state = final_state.transpose(-1, -2).contiguous()
+        final_state = final_state.transpose(-1, -2)
+        final_state = final_state.contiguous() if given is None else given.copy_(final_state)
     return o.to(v.dtype), final_state, states
 
 
 def longhorn_bwd(
-    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, states, use_beta_sigmoid: bool,
-    state_v_first: bool, parallel: bool,
+    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, states,
+    use_beta_sigmoid: bool, state_v_first: bool, parallel: bool,
 ):
     """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty.
 
     Blocks of `BG >= 2 K` channels leave their parts of dq and dk, together no larger than v, to be added here.
     """
+    if exact:
+        raise NotImplementedError('the exact update')
     B, T, H, K = q.shape
     V = v.shape[-1]
     bounds = boundaries(B, T, cu_seqlens)
