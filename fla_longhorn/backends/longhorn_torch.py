@@ -1,16 +1,15 @@
-"""The diagonal update in PyTorch, for CPUs without Numba (any device works): strips of tokens, one fused step a token.
+"""The PyTorch backend, for CPUs without Numba (any device works): strips of `STRIP` tokens, one after the other.
 
-    S_t = a_t * S_{t-1} + k_t (x) u_t,    a_t = 1 - k_t^2 (x) eps_t,    u_t = eps_t * v_t
-
-All that doesn't depend on the state before is computed for a strip of `STRIP` tokens at once, so that a token costs one
-`addcmul_`. Backward restarts from the states that forward saved every `checkpoint_interval(K)` tokens. Tensors inside are
-float32 with time first, `[L, B, H, *]` for L tokens; the functions at the end are the backend's interface.
+What happens inside a strip is the update's own: :mod:`fla_longhorn.backends.longhorn_torch_diagonal`, or for the exact one
+:mod:`fla_longhorn.backends.longhorn_torch_exact`. Backward restarts from the states that forward saved every
+`checkpoint_interval(K)` tokens. Tensors inside are float32 with time first, `[L, B, H, *]` for L tokens.
 """
 
 from __future__ import annotations
 
 import torch
 
+from fla_longhorn.backends import longhorn_torch_diagonal, longhorn_torch_exact
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
 # tokens whose states `[STRIP, B, H, K, V]` are held at a time
@@ -18,14 +17,15 @@ STRIP = 16
 
 
 def longhorn_fwd(
-    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, use_beta_sigmoid: bool, state_v_first: bool,
-    output_final_state: bool, save_states: bool, parallel: bool,
+    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, use_beta_sigmoid: bool,
+    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state=None,
 ):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` changes nothing here."""
     B, T, H, K = q.shape
     V = v.shape[-1]
     spans = sequence_spans(B, T, K, cu_seqlens)
     N = B if cu_seqlens is None else len(spans)
+    update = longhorn_torch_exact if exact else longhorn_torch_diagonal
     q, k, v32 = (time_first(x) for x in (q, k, v))
     eps = step_sizes(k, time_first(beta), use_beta_sigmoid)[0].expand_as(v32)
     h = initial_states(initial_state, N, H, K, V, state_v_first, q)
@@ -39,28 +39,30 @@ def longhorn_fwd(
             if save_states and (t - bos) % C == 0:
                 states[slots + (t - bos) // C] = S
             strip = slice(t, min(t + STRIP, eos)), rows
-            S_strip = strip_states(k[strip], v32[strip], eps[strip], S)[0]
-            o[strip] = (q[strip][..., None, :] @ S_strip[1:])[..., 0, :] * scale
-            S = S_strip[-1]
+            y, S = update.strip_forward(q[strip], k[strip], v32[strip], eps[strip], S)
+            o[strip] = y * scale
         h[sequences] = S
     if D is not None:
         o += D.float() * v32
     if z is not None:
         o *= torch.nn.functional.silu(time_first(z))
-    final_state = q.new_empty(0)
     if output_final_state:
-        final_state = h.transpose(-1, -2).contiguous() if state_v_first else h
+        h = h.transpose(-1, -2).contiguous() if state_v_first else h
+        final_state = h if final_state is None else final_state.copy_(h)
+    else:
+        final_state = q.new_empty(0)
     return batch_first(o, v), final_state, states
 
 
 def longhorn_bwd(
-    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, states, use_beta_sigmoid: bool,
-    state_v_first: bool, parallel: bool,
+    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, states, exact: bool,
+    use_beta_sigmoid: bool, state_v_first: bool, parallel: bool,
 ):
     """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty."""
     B, T, H, K = q.shape
     V = v.shape[-1]
     inputs = q, k, v, beta
+    update = longhorn_torch_exact if exact else longhorn_torch_diagonal
     spans = sequence_spans(B, T, K, cu_seqlens)
     N = B if cu_seqlens is None else len(spans)
     q, k, v, beta, do = (time_first(x) for x in (q, k, v, beta, do))
@@ -80,10 +82,12 @@ def longhorn_bwd(
             strips = [slice(t, min(t + STRIP, eos, t_c + C)) for t in range(t_c, min(t_c + C, eos), STRIP)]
             starts = [states[slots + (t_c - bos) // C]]
             for t in strips[:-1]:
-                starts.append(strip_states(k[t, rows], v[t, rows], eps[t, rows], starts[-1])[0][-1])
+                starts.append(update.strip_end(k[t, rows], v[t, rows], eps[t, rows], starts[-1]))
             for t in reversed(strips):
                 strip = t, rows
-                grads, G = strip_backward(q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G)
+                grads, G = update.strip_backward(
+                    q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G,
+                )
                 dq[strip], dk[strip], du[strip], deps[strip], y[strip] = grads
         dh[sequences] = G
 
@@ -105,39 +109,6 @@ def longhorn_bwd(
     elif state_v_first:
         dh = dh.transpose(-1, -2).contiguous()
     return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz)
-
-
-def strip_states(k, v, eps, S):
-    """The states `[L + 1, B, H, K, V]` around L tokens, from `S [B, H, K, V]`, and the decays `a [L, B, H, K, V]`."""
-    a = 1 - k.square()[..., None] * eps[..., None, :]
-    states = k.new_empty(k.shape[0] + 1, *S.shape)
-    states[0] = S
-    torch.mul(k[..., None], (eps * v)[..., None, :], out=states[1:])
-    for t in range(k.shape[0]):
-        states[t + 1].addcmul_(a[t], states[t])
-    return states, a
-
-
-def strip_backward(q, k, v, eps, dy, S, G):
-    """Gradients of L tokens from `S`, the state before them, and `G`, the gradient of the state after them.
-
-    With `G_t` the gradient of `S_t` and `r = v - k * S_{t-1}`: `dq = sum_v dy S_t`, `du = sum_j G_t k`,
-    `deps = sum_j G_t k r`, `dk = sum_v eps G_t (r - k S_{t-1})` (without eps' own part) and `y = sum_j q S_t`.
-    Returns them, and the gradient of `S`.
-    """
-    S, a = strip_states(k, v, eps, S)
-    dS = q[..., None] * dy[..., None, :]
-    dS[-1] += G
-    for t in reversed(range(k.shape[0] - 1)):
-        dS[t].addcmul_(a[t + 1], dS[t + 1])
-    G = a[0] * dS[0]
-    y = (q[..., None, :] @ S[1:])[..., 0, :]
-    dq = (S[1:] @ dy[..., None])[..., 0]
-    r = torch.addcmul(v[..., None, :], k[..., None], S[:-1], value=-1)
-    du = (k[..., None, :] @ dS)[..., 0, :]
-    deps = (k[..., None, :] @ (dS * r))[..., 0, :]
-    dk = (dS * r.addcmul_(k[..., None], S[:-1], value=-1) @ eps[..., None])[..., 0]
-    return (dq, dk, du, deps, y), G
 
 
 def step_sizes(k, beta, use_beta_sigmoid: bool):

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 OP_BACKENDS = {
-    'triton': 'fla_longhorn.ops.diagonal',
+    'triton': 'fla_longhorn.backends.longhorn_triton',
     'numba': 'fla_longhorn.backends.longhorn_numba',
     'torch': 'fla_longhorn.backends.longhorn_torch',
 }

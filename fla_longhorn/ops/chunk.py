@@ -16,6 +16,7 @@ def chunk_longhorn(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    exact: bool = False,
     D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
@@ -23,12 +24,17 @@ def chunk_longhorn(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    r"""Longhorn's diagonal update (arXiv 2407.14207, Eq. 7) over whole sequences.
+    r"""Longhorn's update (arXiv 2407.14207) over whole sequences.
 
     .. math::
         \epsilon_t = \beta_t / (1 + \beta_t |k_t|^2), \qquad
-        S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t), \qquad
         o_t = (\mathrm{scale} \cdot q_t^\top S_t + D \odot v_t) \odot \mathrm{silu}(z_t)
+
+    with the diagonal update (Eq. 7), or with `exact` the closed form (Theorem 3.1, Eq. 6) that it approximates:
+
+    .. math::
+        S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t) \\
+        S_t = S_{t-1} + k_t \otimes \epsilon_t \odot (v_t - k_t^\top S_{t-1})
 
     Args:
         q (torch.Tensor):
@@ -45,6 +51,9 @@ def chunk_longhorn(
             State before the first token, of shape `[N, H, K, V]` for `N` sequences. Default: `None`, which is zero.
         output_final_state (bool, Optional):
             Whether to return the state after the last token. Default: `False`.
+        exact (bool, Optional):
+            Whether to solve each token's online learning problem exactly, not by its diagonal approximation.
+            Default: `False`, as in the paper.
         D (torch.Tensor, Optional):
             Weight of the skip connection, of shape `[H, V]`. Default: `None`.
         z (torch.Tensor, Optional):
@@ -80,10 +89,10 @@ def chunk_longhorn(
         (torch.Size([2, 64, 1, 32]), torch.Size([2, 1, 16, 32]))
     """
     check_inputs(
-        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
+        q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first,
     )
     return run(
-        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, D=D, z=z,
+        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D, z=z,
         use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens, parallel=True,
     )

@@ -1,17 +1,4 @@
-"""The Triton backend of the diagonal update: `longhorn_fwd` and `longhorn_bwd`, the two functions of every backend.
-
-Plain tensors in, fresh tensors out, no autograd. With B rows, T tokens, H heads, K state entries a channel, V channels and N
-sequences (B without `cu_seqlens`):
-
-    q, k [B, T, H, K]; v, z [B, T, H, V]; beta [B, T, H, V] or [B, T, H]; D [H, V], in float16, bfloat16 or float32, each its
-    own, in any strides; initial_state, dht [N, H, K, V] float32 ([N, H, V, K] with state_v_first); cu_seqlens [N + 1].
-
-    longhorn_fwd -> o (contiguous, dtype of v), final_state, and states [S, H, K, V]: the state at the start of each chunk of
-    `checkpoint_interval(K)` tokens of each sequence, slots as in `ops/checkpoints.py`. What isn't wanted is empty.
-    longhorn_bwd -> the gradients of q, k, v, beta, initial_state, D, z in their inputs' dtypes; an absent input's is empty.
-
-`parallel` allows to cut time into segments. All sums are float32 and in a fixed order; unwritten memory is never read.
-"""
+"""The diagonal update (arXiv 2407.14207, Eq. 7) in Triton; the contract is :mod:`fla_longhorn.backends.longhorn_triton`'s."""
 
 from __future__ import annotations
 
@@ -26,7 +13,7 @@ from fla_longhorn.ops.diagonal_common import prepare_rows, with_token_stride
 from fla_longhorn.ops.diagonal_fwd import longhorn_fwd_segments, longhorn_fwd_step
 
 
-def longhorn_fwd(
+def diagonal_fwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -42,14 +29,15 @@ def longhorn_fwd(
     output_final_state: bool,
     save_states: bool,
     parallel: bool,
+    final_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     B, T, H, K = q.shape
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     h0 = None if initial_state is None else initial_state.contiguous()
     beta, D = beta.contiguous(), None if D is None else D.contiguous()
-    ht = None
-    if output_final_state:
+    ht = final_state
+    if output_final_state and ht is None:
         ht = q.new_empty((N, H, V, K) if state_v_first else (N, H, K, V), dtype=torch.float32)
     (v, s_v), (z, s_z) = with_token_stride(v), (None, 0) if z is None else with_token_stride(z)
     options = dict(use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first)
@@ -72,7 +60,7 @@ def longhorn_fwd(
     return o, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, states))
 
 
-def longhorn_bwd(
+def diagonal_bwd(
     do: Tensor,
     dht: Tensor | None,
     q: Tensor,

@@ -4,7 +4,7 @@
     \\epsilon_t = \\beta_t / (1 + \\beta_t |k_t|^2), \\qquad
     S_t = S_{t-1} + k_t \\otimes \\epsilon_t \\odot (v_t - k_t^\\top S_{t-1})
 
-`exact_fwd` and `exact_bwd` keep the conventions of :mod:`fla_longhorn.ops.diagonal`. With `parallel` the forward is the
+`exact_fwd` and `exact_bwd` keep the contract of :mod:`fla_longhorn.backends.longhorn_triton`. With `parallel` the forward is the
 chunkwise form of :mod:`fla_longhorn.ops.exact_fwd`, else the recurrence of :mod:`fla_longhorn.ops.exact_recurrent`; both
 save the same states, and :mod:`fla_longhorn.ops.exact_bwd` serves both.
 """
@@ -34,6 +34,7 @@ def exact_fwd(
     output_final_state: bool,
     save_states: bool,
     parallel: bool,
+    final_state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; what isn't wanted is empty."""
     forward = chunk_longhorn_exact_fwd if parallel else fused_recurrent_longhorn_exact_fwd
@@ -41,7 +42,7 @@ def exact_fwd(
     o, ht, states = forward(
         q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
         use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, output_final_state=output_final_state,
-        save_states=save_states,
+        save_states=save_states, final_state=final_state,
     )
     empty = q.new_empty(0, dtype=torch.float32)
     return o, empty if ht is None else ht, empty.clone() if states is None else states

@@ -17,6 +17,7 @@ def fused_recurrent_longhorn(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    exact: bool = False,
     D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
@@ -25,11 +26,11 @@ def fused_recurrent_longhorn(
     cu_seqlens_cpu: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     check_inputs(
-        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
+        q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first,
     )
     return run(
-        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, D=D, z=z,
+        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D, z=z,
         use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens, parallel=False,
     )
 

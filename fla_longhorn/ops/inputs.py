@@ -22,6 +22,7 @@ def check_inputs(
     *,
     scale: float | None,
     initial_state: torch.Tensor | None,
+    exact: bool,
     D: torch.Tensor | None,
     z: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
@@ -37,6 +38,8 @@ def check_inputs(
         _check_tensor(name, x, q, allow_float64)
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (numbers.Real, torch.SymFloat))):
         raise TypeError(f'scale must be a number or None, got {type(scale).__name__}')
+    if not isinstance(exact, bool):
+        raise TypeError(f'exact must be True or False, got {type(exact).__name__}')
 
     if q.dim() != 4:
         raise ValueError(f'q must have shape [B, T, H, K], got {list(q.shape)}')

@@ -15,6 +15,7 @@ def naive_recurrent_longhorn(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    exact: bool = False,
     D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
@@ -22,19 +23,24 @@ def naive_recurrent_longhorn(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    r"""Longhorn's diagonal update (arXiv 2407.14207, Eq. 7 and Algorithm 1) as one PyTorch loop over time.
+    r"""Longhorn's update (arXiv 2407.14207) as one PyTorch loop over time.
 
     .. math::
         \epsilon_t = \beta_t / (1 + \beta_t |k_t|^2), \qquad
-        S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t), \qquad
         o_t = (\mathrm{scale} \cdot q_t^\top S_t + D \odot v_t) \odot \mathrm{silu}(z_t)
+
+    with the diagonal update (Eq. 7 and Algorithm 1), or with `exact` the closed form (Theorem 3.1, Eq. 6) that it approximates:
+
+    .. math::
+        S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t) \\
+        S_t = S_{t-1} + k_t \otimes \epsilon_t \odot (v_t - k_t^\top S_{t-1})
 
     The code's letters in the paper's: `K` is the state size m, `V` the channels d, `v` the input x, `q` and `k` the
     same, `beta` the step size. Computes in float32, or in float64 where an input is float64; any device.
     Arguments, shapes, results and errors are those of :func:`fla_longhorn.ops.chunk_longhorn`, which this one checks.
     """
     check_inputs(
-        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
+        q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first, allow_float64=True,
     )
     B, T, H, K = q.shape
@@ -70,7 +76,10 @@ def naive_recurrent_longhorn(
             # [B, H, K, 1] and [B, H, 1, V]
             q_t, k_t = q[rows, t, :, :, None], k[rows, t, :, :, None]
             v_t, eps_t = v[rows, t, :, None, :], eps[rows, t, :, None, :]
-            S = (1 - k_t.square() * eps_t) * S + k_t * (eps_t * v_t)
+            if exact:
+                S = S + k_t * (eps_t * (v_t - (k_t * S).sum(-2, keepdim=True)))
+            else:
+                S = (1 - k_t.square() * eps_t) * S + k_t * (eps_t * v_t)
             outputs.append((q_t * S).sum(-2))
         final_states.append(S)
 

@@ -1,6 +1,6 @@
 """The operator behind the public functions: `torch.library` custom ops, forward and backward, with fakes and autograd.
 
-A backend is a module with `longhorn_fwd` and `longhorn_bwd` (see :mod:`fla_longhorn.ops.diagonal`, the Triton one, whose
+A backend is a module with `longhorn_fwd` and `longhorn_bwd` (see :mod:`fla_longhorn.backends.longhorn_triton`, whose
 docstring is the contract). The device of `q` chooses it; `fla_longhorn.backends` knows which serve the CPU.
 
 Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
@@ -27,6 +27,7 @@ def longhorn_fwd(
     D: Tensor | None,
     z: Tensor | None,
     cu_seqlens: Tensor | None,
+    exact: bool,
     use_beta_sigmoid: bool,
     state_v_first: bool,
     output_final_state: bool,
@@ -35,14 +36,14 @@ def longhorn_fwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; what isn't wanted is empty."""
     return select_backend(q.device).longhorn_fwd(
-        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
+        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, exact=exact,
         use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, output_final_state=output_final_state,
         save_states=save_states, parallel=parallel,
     )
 
 
 @longhorn_fwd.register_fake
-def _(q, k, v, beta, scale, initial_state, D, z, cu_seqlens, use_beta_sigmoid, state_v_first, output_final_state,
+def _(q, k, v, beta, scale, initial_state, D, z, cu_seqlens, exact, use_beta_sigmoid, state_v_first, output_final_state,
       save_states, parallel):
     B, T, H, K = q.shape
     V = v.shape[-1]
@@ -72,6 +73,7 @@ def longhorn_bwd(
     z: Tensor | None,
     cu_seqlens: Tensor | None,
     states: Tensor,
+    exact: bool,
     use_beta_sigmoid: bool,
     state_v_first: bool,
     parallel: bool,
@@ -79,12 +81,13 @@ def longhorn_bwd(
     """Return the gradients of q, k, v, beta, initial_state, D and z, each in its input's dtype; an absent one's is empty."""
     return select_backend(q.device).longhorn_bwd(
         do, dht, q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, states=states,
-        use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, parallel=parallel,
+        exact=exact, use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, parallel=parallel,
     )
 
 
 @longhorn_bwd.register_fake
-def _(do, dht, q, k, v, beta, scale, initial_state, D, z, cu_seqlens, states, use_beta_sigmoid, state_v_first, parallel):
+def _(do, dht, q, k, v, beta, scale, initial_state, D, z, cu_seqlens, states, exact, use_beta_sigmoid, state_v_first,
+      parallel):
     return tuple(
         q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
         for x in (q, k, v, beta, initial_state, D, z)
@@ -92,25 +95,24 @@ def _(do, dht, q, k, v, beta, scale, initial_state, D, z, cu_seqlens, states, us
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, beta, scale, initial_state, D, z, cu_seqlens, use_beta_sigmoid, state_v_first, _, save_states, parallel = inputs
+    q, k, v, beta, scale, initial_state, D, z, cu_seqlens, *options, _, _, parallel = inputs
     o, final_state, states = output
     ctx.save_for_backward(q, k, v, beta, initial_state, D, z, cu_seqlens, states)
     ctx.mark_non_differentiable(states)
     ctx.set_materialize_grads(False)
-    ctx.options = scale, use_beta_sigmoid, state_v_first, parallel
+    ctx.scale, ctx.options = scale, (*options, parallel)
     ctx.shape = o.shape
 
 
 def _backward(ctx, do, dht, _):
     q, k, v, beta, initial_state, D, z, cu_seqlens, states = ctx.saved_tensors
-    scale, use_beta_sigmoid, state_v_first, parallel = ctx.options
     if do is None:
         do = v.new_zeros(ctx.shape)
     dq, dk, dv, dbeta, dh0, dD, dz = longhorn_bwd(
-        do, dht, q, k, v, beta, scale, initial_state, D, z, cu_seqlens, states, use_beta_sigmoid, state_v_first, parallel,
+        do, dht, q, k, v, beta, ctx.scale, initial_state, D, z, cu_seqlens, states, *ctx.options,
     )
     dh0, dD, dz = (None if x is None else dx for x, dx in ((initial_state, dh0), (D, dD), (z, dz)))
-    return dq, dk, dv, dbeta, None, dh0, dD, dz, None, None, None, None, None, None
+    return dq, dk, dv, dbeta, None, dh0, dD, dz, None, None, None, None, None, None, None
 
 
 longhorn_fwd.register_autograd(_backward, setup_context=_setup_context)
@@ -125,6 +127,7 @@ def run(
     scale: float | None,
     initial_state: Tensor | None,
     output_final_state: bool,
+    exact: bool,
     D: Tensor | None,
     z: Tensor | None,
     use_beta_sigmoid: bool,
@@ -137,6 +140,6 @@ def run(
     save_states = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in differentiable)
     o, final_state, _ = longhorn_fwd(
         q, k, v, beta, 1.0 if scale is None else float(scale), None if initial_state is None else initial_state.float(),
-        D, z, cu_seqlens, use_beta_sigmoid, state_v_first, output_final_state, save_states, parallel,
+        D, z, cu_seqlens, exact, use_beta_sigmoid, state_v_first, output_final_state, save_states, parallel,
     )
     return o, final_state if output_final_state else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,7 +33,6 @@ class Case:
     state_v_first: bool = False
     scale: float | None = None
     lengths: tuple[int, ...] | None = None
-    options: dict = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         default = Case()
@@ -75,13 +74,13 @@ def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -
     return {name: x.to(device).requires_grad_() for name, x in inputs.items()}
 
 
-def make_options(case: Case, device: torch.device | str = 'cpu') -> dict:
+def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = False) -> dict:
     options = {
         'scale': case.scale,
         'use_beta_sigmoid_in_kernel': case.sigmoid,
         'state_v_first': case.state_v_first,
         'output_final_state': True,
-        **case.options,
+        'exact': exact,
     }
     if case.lengths is not None:
         options['cu_seqlens'] = torch.tensor([0, *case.lengths]).cumsum(0).to(device)
@@ -133,9 +132,9 @@ def assert_close(got: dict[str, torch.Tensor], ref: dict[str, torch.Tensor], dty
     assert not off, off
 
 
-def check(op, case: Case, device: torch.device | str = 'cpu') -> dict[str, torch.Tensor]:
+def check(op, case: Case, device: torch.device | str = 'cpu', exact: bool = False) -> dict[str, torch.Tensor]:
     """Run `op` on a case and compare all it returns with the reference, dtypes included."""
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     got = run(op, inputs, options)
     assert got['o'].dtype == inputs['v'].dtype
     assert got['final_state'].dtype == torch.float32

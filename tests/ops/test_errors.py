@@ -127,7 +127,7 @@ class TestBackend:
             select_backend(torch.device('cuda'))
 
     @pytest.mark.parametrize('interpret, name', [
-        ('1', 'fla_longhorn.ops.diagonal'), ('0', 'fla_longhorn.backends.longhorn_numba'),
+        ('1', 'fla_longhorn.backends.longhorn_triton'), ('0', 'fla_longhorn.backends.longhorn_numba'),
     ])
     def test_default_on_the_cpu(self, monkeypatch, interpret, name):
         monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)

@@ -26,6 +26,11 @@ def op(request):
     return OPS[request.param]
 
 
+@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
+def exact(request):
+    return request.param
+
+
 @pytest.fixture(params=['triton'] if INTERPRETING else ['numba', 'torch'], autouse=True)
 def backend(request, monkeypatch, device):
     name = 'triton' if device.type == 'cuda' else request.param
@@ -59,8 +64,8 @@ SHAPES = [
 
 
 @pytest.mark.parametrize('case', SHAPES, ids=str)
-def test_shapes(op, case, device):
-    check(op, replace(case, initial_state=True), device)
+def test_shapes(op, exact, case, device):
+    check(op, replace(case, initial_state=True), device, exact)
 
 
 FLAGS = [
@@ -81,20 +86,20 @@ FLAGS = [
 
 
 @pytest.mark.parametrize('case', FLAGS, ids=str)
-def test_flags(op, case, device):
-    check(op, case, device)
+def test_flags(op, exact, case, device):
+    check(op, case, device, exact)
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize('case', FLAGS[1:5:3], ids=str)
-def test_low_precision(op, case, dtype, device):
-    check(op, replace(case, dtype=dtype), device)
+def test_low_precision(op, exact, case, dtype, device):
+    check(op, replace(case, dtype=dtype), device, exact)
 
 
-def test_mixed_dtypes(op, device):
+def test_mixed_dtypes(op, exact, device):
     """Each input keeps its own dtype, as autocast hands them over: projections in bfloat16, D in float32."""
     case = Case(K=4, D=True, z=True, initial_state=True)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     for name, dtype in (('q', torch.bfloat16), ('k', torch.float16), ('beta', torch.bfloat16)):
         inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
     got = run(op, inputs, options)
@@ -119,15 +124,15 @@ PACKED = [
     Case(H=BATCH, K=4, V=9, initial_state=True),
     Case(H=1, K=3, V=33, D=True, z=True, sigmoid=True, scalar_beta=True, initial_state=True, state_v_first=True),
 ], ids=str)
-def test_packed(op, case, lengths, device):
-    check(op, case.packed(*lengths), device)
+def test_packed(op, exact, case, lengths, device):
+    check(op, case.packed(*lengths), device, exact)
 
 
 @pytest.mark.parametrize('dtype', [torch.int32, torch.int64], ids=str)
-def test_packed_is_separate(op, dtype, device):
+def test_packed_is_separate(op, exact, dtype, device):
     lengths = (7, 0, INTERVAL + 2, 1)
     case = Case(H=2, K=4, V=6, D=True, z=True, initial_state=True).packed(*lengths)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     options['cu_seqlens'] = options['cu_seqlens'].to(dtype)
     o, state = op(**inputs, **options)
     bounds = options.pop('cu_seqlens').tolist()
@@ -142,11 +147,11 @@ def test_packed_is_separate(op, dtype, device):
 
 
 @given(T=st.integers(2, BATCH * INTERVAL + 2), data=st.data())
-def test_split_is_whole(op, device, T, data):
+def test_split_is_whole(op, exact, device, T, data):
     """Stopping anywhere and going on from the state changes neither outputs nor gradients."""
     case = Case(B=1, T=T, H=1, K=4, V=5, D=True, z=True, sigmoid=True, initial_state=True)
     t = data.draw(st.integers(1, T - 1))
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
 
     def split(q, k, v, beta, z, initial_state, D, **options):
         first, second = ([x[:, s] for x in (q, k, v, beta)] for s in (slice(0, t), slice(t, None)))
@@ -161,28 +166,28 @@ def test_split_is_whole(op, device, T, data):
     T=st.integers(1, INTERVAL + 3), K=st.integers(1, 9), V=st.integers(1, 40), H=st.integers(1, 3),
     flags=st.tuples(*[st.booleans()] * 6),
 )
-def test_any_shape(op, device, T, K, V, H, flags):
+def test_any_shape(op, exact, device, T, K, V, H, flags):
     scalar_beta, sigmoid, D, z, initial_state, state_v_first = flags
     check(op, Case(
         B=1, T=T, H=H, K=K, V=V, scalar_beta=scalar_beta, sigmoid=sigmoid, D=D, z=z,
         initial_state=initial_state, state_v_first=state_v_first,
-    ), device)
+    ), device, exact)
 
 
 @given(lengths=st.lists(st.one_of(st.integers(0, 5), st.sampled_from([INTERVAL - 1, INTERVAL, INTERVAL + 1])),
                         min_size=1, max_size=5).filter(sum))
-def test_any_lengths(op, device, lengths):
-    check(op, Case(H=1, K=4, V=7, initial_state=True).packed(*lengths), device)
+def test_any_lengths(op, exact, device, lengths):
+    check(op, Case(H=1, K=4, V=7, initial_state=True).packed(*lengths), device, exact)
 
 
 @given(
     size=st.sampled_from([0.0, 1e-4, 1.0, 100.0, 1e4]), beta=st.sampled_from([0.0, 1e-6, 0.5, 1.0]),
     T=st.sampled_from([1, 2, INTERVAL, INTERVAL + 1]),
 )
-def test_extreme_values(op, device, size, beta, T):
+def test_extreme_values(op, exact, device, size, beta, T):
     """k = 0 or huge, beta at both ends: all finite, and as exact as the reference rounded to float32."""
     case = Case(B=1, T=T, H=1, K=4, V=6, initial_state=True)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     with torch.no_grad():
         inputs['k'] *= size
         inputs['beta'].fill_(beta)
@@ -196,10 +201,10 @@ def test_extreme_values(op, device, size, beta, T):
 
 
 @pytest.mark.parametrize('logit', [-1e4, -100.0, 100.0, 1e4])
-def test_extreme_logits(op, device, logit):
+def test_extreme_logits(op, exact, device, logit):
     """Logits far beyond where a float32 sigmoid is 0 or 1, among ordinary ones: nothing overflows."""
     case = Case(B=1, T=9, H=1, K=4, V=6, sigmoid=True, initial_state=True)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     with torch.no_grad():
         inputs['beta'][:, ::2] = logit
     got, ref = run(op, inputs, options), reference(inputs, options)
@@ -207,16 +212,16 @@ def test_extreme_logits(op, device, logit):
     assert got['dbeta'][:, ::2].abs().max() <= 1e-30
 
 
-def test_repeats_are_bit_equal(op, device):
+def test_repeats_are_bit_equal(op, exact, device):
     case = Case(
         B=BATCH, T=BATCH * INTERVAL + 5, H=BATCH, K=4, V=70, D=True, z=True, scalar_beta=True, initial_state=True,
     )
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     first, second = (run(op, inputs, options) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_strided_inputs(op, device):
+def test_strided_inputs(op, exact, device):
     """Slices of larger tensors, transposed and expanded ones: the usual way to meet a stride bug."""
     B, T, H, K, V = 2, 19, 2, 4, 6
     wide = torch.randn(B, T, 2 * H * V + 7, device=device)
@@ -232,23 +237,23 @@ def test_strided_inputs(op, device):
     }
     inputs = {name: x.detach().requires_grad_() for name, x in inputs.items()}
     assert not any(x.is_contiguous() for x in inputs.values())
-    options = make_options(Case())
+    options = make_options(Case(), exact=exact)
     got, ref = run(op, inputs, options), reference(inputs, options)
     assert_close(got, ref, torch.float32)
 
 
-def test_expanded_output_gradient(op, device):
+def test_expanded_output_gradient(op, exact, device):
     case = Case(K=4)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     op(**inputs, **options)[0].sum().backward()
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
     naive_recurrent_longhorn(**exact, **options)[0].sum().backward()
     assert all(relative_error(inputs[name].grad, exact[name].grad) <= 1e-4 for name in inputs)
 
 
-def test_gradient_of_the_state_alone(op, device):
+def test_gradient_of_the_state_alone(op, exact, device):
     case = Case(B=1, K=4, initial_state=True)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     op(**inputs, **options)[1].square().sum().backward()
     assert inputs['q'].grad is None or not inputs['q'].grad.any()
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
@@ -256,17 +261,17 @@ def test_gradient_of_the_state_alone(op, device):
     assert all(relative_error(inputs[n].grad, exact[n].grad) <= 1e-4 for n in ('k', 'v', 'beta', 'initial_state'))
 
 
-def test_no_final_state_unless_asked(op, device):
+def test_no_final_state_unless_asked(op, exact, device):
     inputs = make_inputs(Case(K=4), device)
-    o, state = op(**inputs)
+    o, state = op(**inputs, exact=exact)
     assert state is None
-    assert torch.equal(o, op(**inputs, output_final_state=True)[0])
+    assert torch.equal(o, op(**inputs, exact=exact, output_final_state=True)[0])
 
 
-def test_low_precision_state(op, device):
+def test_low_precision_state(op, exact, device):
     """A state in another floating dtype is taken, computed with in float32 and given a gradient of its own dtype."""
     case = Case(B=1, K=4, initial_state=True)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     inputs['initial_state'] = inputs['initial_state'].detach().bfloat16().requires_grad_()
     got = run(op, inputs, options)
     assert got['final_state'].dtype == torch.float32
@@ -274,10 +279,10 @@ def test_low_precision_state(op, device):
     assert relative_error(got['o'], reference(inputs, options)['o']) <= 1e-5
 
 
-def test_saved_for_backward(op, device):
+def test_saved_for_backward(op, exact, device):
     """Inputs and coarse states, at most 1.15 times the inputs' bytes for K = 16 in bfloat16."""
     case = Case(B=1, T=256, H=1, K=16, V=64, dtype=torch.bfloat16, sigmoid=True)
-    inputs, options = make_inputs(case, device), make_options(case, device)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     saved = {}
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: saved.__setitem__(x.data_ptr(), x.untyped_storage().nbytes()) or x, lambda x: x,
@@ -287,20 +292,20 @@ def test_saved_for_backward(op, device):
     assert given <= sum(saved.values()) <= 1.15 * given
 
 
-def test_without_gradients_nothing_is_saved(op, device):
+def test_without_gradients_nothing_is_saved(op, exact, device):
     inputs = make_inputs(Case(K=4), device)
     with torch.no_grad():
-        o, _ = op(**inputs)
+        o, _ = op(**inputs, exact=exact)
     assert not o.requires_grad
 
 
-def test_opcheck(op, device):
+def test_opcheck(op, exact, device):
     """Schema, fake tensors, autograd registration and AOT dispatch of the custom operators."""
     case = Case(B=1, T=9, H=1, K=3, V=4, D=True, z=True, initial_state=True)
     x = make_inputs(case, device)
     torch.library.opcheck(
         torch.ops.fla_longhorn.longhorn_fwd,
-        (x['q'], x['k'], x['v'], x['beta'], 1.0, x['initial_state'], x['D'], x['z'], None, False, False, True, True,
-         op is chunk_longhorn),
+        (x['q'], x['k'], x['v'], x['beta'], 1.0, x['initial_state'], x['D'], x['z'], None, exact, False, False, True,
+         True, op is chunk_longhorn),
         test_utils=('test_schema', 'test_autograd_registration', 'test_faketensor'),
     )

@@ -1,0 +1,55 @@
+"""The diagonal update on a strip of tokens in PyTorch: all that doesn't depend on the state before at once, then one
+`addcmul_` a token.
+
+    S_t = a_t * S_{t-1} + k_t (x) u_t,    a_t = 1 - k_t^2 (x) eps_t,    u_t = eps_t * v_t
+
+float32 with time first: q, k `[L, B, H, K]`, v, eps `[L, B, H, V]`, S `[B, H, K, V]`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def strip_forward(q, k, v, eps, S):
+    """`y_t = q_t^T S_t` of L tokens from the state `S` before them, and the state after them."""
+    states = strip_states(k, v, eps, S)[0]
+    return (q[..., None, :] @ states[1:])[..., 0, :], states[-1]
+
+
+def strip_end(k, v, eps, S):
+    """The state after L tokens."""
+    return strip_states(k, v, eps, S)[0][-1]
+
+
+def strip_states(k, v, eps, S):
+    """The states `[L + 1, B, H, K, V]` around L tokens, from `S [B, H, K, V]`, and the decays `a [L, B, H, K, V]`."""
+    a = 1 - k.square()[..., None] * eps[..., None, :]
+    states = k.new_empty(k.shape[0] + 1, *S.shape)
+    states[0] = S
+    torch.mul(k[..., None], (eps * v)[..., None, :], out=states[1:])
+    for t in range(k.shape[0]):
+        states[t + 1].addcmul_(a[t], states[t])
+    return states, a
+
+
+def strip_backward(q, k, v, eps, dy, S, G):
+    """Gradients of L tokens from `S`, the state before them, and `G`, the gradient of the state after them.
+
+    With `G_t` the gradient of `S_t` and `r = v - k * S_{t-1}`: `dq = sum_v dy S_t`, `du = sum_j G_t k`,
+    `deps = sum_j G_t k r`, `dk = sum_v eps G_t (r - k S_{t-1})` (without eps' own part) and `y = sum_j q S_t`.
+    Returns them, and the gradient of `S`.
+    """
+    S, a = strip_states(k, v, eps, S)
+    dS = q[..., None] * dy[..., None, :]
+    dS[-1] += G
+    for t in reversed(range(k.shape[0] - 1)):
+        dS[t].addcmul_(a[t + 1], dS[t + 1])
+    G = a[0] * dS[0]
+    y = (q[..., None, :] @ S[1:])[..., 0, :]
+    dq = (S[1:] @ dy[..., None])[..., 0]
+    r = torch.addcmul(v[..., None, :], k[..., None], S[:-1], value=-1)
+    du = (k[..., None, :] @ dS)[..., 0, :]
+    deps = (k[..., None, :] @ (dS * r))[..., 0, :]
+    dk = (dS * r.addcmul_(k[..., None], S[:-1], value=-1) @ eps[..., None])[..., 0]
+    return (dq, dk, du, deps, y), G
