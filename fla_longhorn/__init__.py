@@ -14,7 +14,12 @@ from fla_longhorn.models import (  # noqa: E402
     LonghornModel,
     convert_official_state_dict,
 )
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn  # noqa: E402
+from fla_longhorn.ops import (  # noqa: E402
+    chunk_longhorn,
+    fused_recurrent_longhorn,
+    longhorn_state_update,
+    naive_recurrent_longhorn,
+)
 
 registry.register()
 
@@ -26,5 +31,6 @@ __all__ = [
     'chunk_longhorn',
     'convert_official_state_dict',
     'fused_recurrent_longhorn',
+    'longhorn_state_update',
     'naive_recurrent_longhorn',
 ]

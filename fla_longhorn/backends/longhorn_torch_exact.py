@@ -10,8 +10,6 @@ float32 with time first: q, k `[L, B, H, K]`, v, eps `[L, B, H, V]`, S `[B, H, K
 
 from __future__ import annotations
 
-import torch
-
 
 def strip_forward(q, k, v, eps, S):
     """`y_t = q_t^T S_t` of L tokens from the state `S` before them, and the state after them."""

@@ -11,7 +11,7 @@ from einops import rearrange
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
 from fla.modules import ShortConvolution
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -50,6 +50,9 @@ class Longhorn(nn.Module):
             Rank of the projection to the step sizes; `'auto'` is `ceil(hidden_size / 16)`. Default: `'auto'`.
         use_bias (bool, Optional):
             Whether `in_proj` and `out_proj` have a bias. Default: `False`.
+        exact (bool, Optional):
+            Whether the memory solves each token's problem exactly (Theorem 3.1) instead of by the diagonal approximation
+            (Eq. 7). Default: `False`, as in the paper.
         scalar_beta (bool, Optional):
             Whether a head has one step size instead of one a channel. Default: `False`.
         norm_eps (float, Optional):
@@ -69,6 +72,7 @@ class Longhorn(nn.Module):
         conv_bias: bool = True,
         beta_rank: int | str = 'auto',
         use_bias: bool = False,
+        exact: bool = False,
         scalar_beta: bool = False,
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
@@ -96,6 +100,7 @@ class Longhorn(nn.Module):
         self.intermediate_size = intermediate_size
         self.head_v_dim = intermediate_size // num_heads
         self.beta_rank = beta_rank
+        self.exact = exact
         self.scalar_beta = scalar_beta
         self.norm_eps = norm_eps
         self.layer_idx = layer_idx
@@ -114,7 +119,7 @@ class Longhorn(nn.Module):
     def extra_repr(self) -> str:
         return (
             f'mode={self.mode}, state_size={self.state_size}, num_heads={self.num_heads}, '
-            f'scalar_beta={self.scalar_beta}, layer_idx={self.layer_idx}'
+            f'exact={self.exact}, scalar_beta={self.scalar_beta}, layer_idx={self.layer_idx}'
         )
 
     def forward(
@@ -172,20 +177,24 @@ class Longhorn(nn.Module):
         if not self.scalar_beta:
             beta = rearrange(beta, '... (h v) -> ... h v', h=self.num_heads)
 
-        op = OPS[self.mode if q_len > MAX_RECURRENT_LENGTH else 'fused_recurrent']
-        o, recurrent_state = op(
-            q=q,
-            k=k,
-            v=v,
-            beta=beta,
-            initial_state=None if last_state is None else last_state['recurrent_state'],
-            output_final_state=bool(use_cache),
-            D=rearrange(self.D, '(h v) -> h v', h=self.num_heads),
-            z=z,
-            use_beta_sigmoid_in_kernel=True,
-            cu_seqlens=cu_seqlens,
+        inputs = dict(
+            q=q, k=k, v=v, beta=beta, exact=self.exact, D=rearrange(self.D, '(h v) -> h v', h=self.num_heads), z=z,
+            use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
+        recurrent_state = None if last_state is None else last_state['recurrent_state']
+        if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
+            o = longhorn_state_update(recurrent_state, **inputs)
+        else:
+            op = OPS[self.mode if q_len > MAX_RECURRENT_LENGTH else 'fused_recurrent']
+            o, recurrent_state = op(initial_state=recurrent_state, output_final_state=bool(use_cache), **inputs)
         update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
 
         o = self.out_proj(rearrange(o, '... h v -> ... (h v)'))
         return repad_hidden_states(o, indices, batch_size, q_len), None, past_key_values
+
+
+def can_update_in_place(state: torch.Tensor | None) -> bool:
+    """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
+    if state is None or torch.is_grad_enabled() or state.requires_grad:
+        return False
+    return state.dtype == torch.float32 and state.is_contiguous() and state.is_inference() == torch.is_inference_mode_enabled()

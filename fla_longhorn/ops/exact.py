@@ -4,9 +4,9 @@
     \\epsilon_t = \\beta_t / (1 + \\beta_t |k_t|^2), \\qquad
     S_t = S_{t-1} + k_t \\otimes \\epsilon_t \\odot (v_t - k_t^\\top S_{t-1})
 
-`exact_fwd` and `exact_bwd` keep the contract of :mod:`fla_longhorn.backends.longhorn_triton`. With `parallel` the forward is the
-chunkwise form of :mod:`fla_longhorn.ops.exact_fwd`, else the recurrence of :mod:`fla_longhorn.ops.exact_recurrent`; both
-save the same states, and :mod:`fla_longhorn.ops.exact_bwd` serves both.
+`exact_fwd` and `exact_bwd` keep the contract of :mod:`fla_longhorn.backends.longhorn_triton`. With `parallel` the forward
+is the chunkwise form of :mod:`fla_longhorn.ops.exact_fwd`, else the recurrence of :mod:`fla_longhorn.ops.exact_recurrent`;
+both save the same states, and :mod:`fla_longhorn.ops.exact_bwd` serves both.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ def check_inputs(
     cu_seqlens_cpu: torch.Tensor | None,
     state_v_first: bool,
     allow_float64: bool = False,
+    state_name: str = 'initial_state',
 ) -> None:
     """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together."""
-    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': initial_state}
+    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, state_name: initial_state}
     for name, x in tensors.items():
         if x is None and name in ('D', 'z', 'initial_state'):
             continue
@@ -70,7 +71,7 @@ def check_inputs(
     if initial_state is not None:
         layout = '[N, H, V, K] (state_v_first=True)' if state_v_first else '[N, H, K, V]'
         wanted = (N, H, V, K) if state_v_first else (N, H, K, V)
-        _check_shape('initial_state', initial_state, wanted, f'{layout}, one state a sequence')
+        _check_shape(state_name, initial_state, wanted, f'{layout}, one state a sequence')
 
 
 def check_cu_seqlens(

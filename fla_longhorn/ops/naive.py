@@ -29,7 +29,7 @@ def naive_recurrent_longhorn(
         \epsilon_t = \beta_t / (1 + \beta_t |k_t|^2), \qquad
         o_t = (\mathrm{scale} \cdot q_t^\top S_t + D \odot v_t) \odot \mathrm{silu}(z_t)
 
-    with the diagonal update (Eq. 7 and Algorithm 1), or with `exact` the closed form (Theorem 3.1, Eq. 6) that it approximates:
+    with the diagonal update (Eq. 7, Algorithm 1), or with `exact` the closed form (Theorem 3.1, Eq. 6) that it approximates:
 
     .. math::
         S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t) \\

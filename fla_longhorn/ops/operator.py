@@ -118,6 +118,35 @@ def _backward(ctx, do, dht, _):
 longhorn_fwd.register_autograd(_backward, setup_context=_setup_context)
 
 
+@torch.library.custom_op('fla_longhorn::longhorn_update', mutates_args=('state',))
+def longhorn_update(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float,
+    state: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    cu_seqlens: Tensor | None,
+    exact: bool,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> Tensor:
+    """Return `o [B, T, H, V]` and leave the final state in `state`."""
+    o, _, _ = select_backend(q.device).longhorn_fwd(
+        q, k, v, beta, scale=scale, initial_state=state, D=D, z=z, cu_seqlens=cu_seqlens, exact=exact,
+        use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, output_final_state=True, save_states=False,
+        parallel=False, final_state=state,
+    )
+    return o
+
+
+@longhorn_update.register_fake
+def _(q, k, v, *_):
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
 def run(
     q: Tensor,
     k: Tensor,

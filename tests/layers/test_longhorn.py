@@ -12,6 +12,7 @@ LAYERS = {
     'paper': {},
     'heads': {'num_heads': 2, 'state_size': 5},
     'scalar_beta': {'scalar_beta': True, 'num_heads': 4, 'state_size': 8},
+    'exact': {'exact': True, 'num_heads': 2, 'state_size': 6},
     'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'beta_rank': 7},
 }
 
@@ -38,7 +39,7 @@ def written_out(layer: Longhorn, h: torch.Tensor) -> torch.Tensor:
     beta = F.linear(b, p['beta_proj.weight'], p['beta_proj.bias']).sigmoid()
     q, k, v, z = (y.unflatten(-1, (heads, -1)) for y in (q, k, v, z))
     beta = beta if layer.scalar_beta else beta.unflatten(-1, (heads, -1))
-    o, _ = naive_recurrent_longhorn(q, k, v, beta)
+    o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=layer.exact)
     o = (o + p['D'].unflatten(0, (heads, -1)) * v) * F.silu(z)
     return F.linear(o.flatten(-2), p['out_proj.weight'], p.get('out_proj.bias'))
 
@@ -102,6 +103,32 @@ def test_in_pieces(layer, device, pieces):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
     assert cache.get_seq_length() == sum(pieces)
     assert cache[0]['recurrent_state'].dtype == torch.float32
+
+
+def test_decoding_updates_the_state_in_place(layer, device):
+    h = torch.randn(2, 4, 24, device=device)
+    cache = Cache()
+    with torch.no_grad():
+        layer(h[:, :1], past_key_values=cache, use_cache=True)
+        state = cache[0]['recurrent_state']
+        for t in range(1, 4):
+            layer(h[:, t:t + 1], past_key_values=cache, use_cache=True)
+    assert cache[0]['recurrent_state'] is state
+    whole = Cache()
+    layer(h, past_key_values=whole, use_cache=True)
+    torch.testing.assert_close(state, whole[0]['recurrent_state'].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_decoding_leaves_a_state_with_a_graph_alone(device):
+    layer = Longhorn(hidden_size=16, state_size=4, layer_idx=0).to(device)
+    h, cache = torch.randn(1, 5, 16, device=device), Cache()
+    layer(h[:, :4], past_key_values=cache, use_cache=True)
+    state = cache[0]['recurrent_state']
+    before = state.clone()
+    with torch.no_grad():
+        o = layer(h[:, 4:], past_key_values=cache, use_cache=True)[0]
+    assert torch.equal(state, before)
+    torch.testing.assert_close(o, layer(h)[0][:, 4:].detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_packed(layer, device):

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
+from fla_longhorn.ops import chunk_longhorn
 from tests.conftest import INTERPRETING
-from tests.ops.cases import Case, assert_close, make_inputs, make_options
+from tests.ops.cases import Case, assert_close, check, make_inputs, make_options
 
 if INTERPRETING or torch.cuda.is_available():
     from fla_longhorn.ops.exact import exact_bwd, exact_fwd
@@ -60,3 +61,15 @@ if INTERPRETING or torch.cuda.is_available():
         names = ('dq', 'dk', 'dv', 'dbeta', 'dinitial_state', 'dD', 'dz')
         got = {'o': o, 'final_state': state, **dict(zip(names, gradients, strict=True))}
         assert_close(got, ref, case.dtype)
+
+    # bfloat16 holds 5e-3 for every output and gradient, gate and scalar steps included
+    LOW_PRECISION = [
+        Case(B=1, T=35, H=1, K=4, V=12, dtype=torch.bfloat16, D=True, z=True, sigmoid=True, initial_state=True),
+        Case(B=1, T=35, H=1, K=4, V=12, dtype=torch.bfloat16, z=True, scalar_beta=True, sigmoid=True, initial_state=True),
+        Case(B=1, T=37, H=1, K=16, V=40, dtype=torch.bfloat16, z=True, initial_state=True),
+        Case(B=1, T=35, H=1, K=40, V=20, dtype=torch.bfloat16, D=True, z=True, initial_state=True),
+    ]
+
+    @pytest.mark.parametrize('case', LOW_PRECISION, ids=str)
+    def test_bfloat16(case, device):
+        check(chunk_longhorn, case, device, exact=True)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fla.ops.delta_rule.naive import delta_rule_recurrence
 from fla.ops.gla.naive import naive_recurrent_gla
 
 from fla_longhorn.ops import naive_recurrent_longhorn
@@ -38,9 +39,10 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
 @pytest.mark.parametrize('case', CASES, ids=str)
-def test_gradcheck(case):
-    inputs, options = make_inputs(case), make_options(case)
+def test_gradcheck(case, exact):
+    inputs, options = make_inputs(case), make_options(case, exact=exact)
     names = list(inputs)
     values = [x.detach().double().requires_grad_() for x in inputs.values()]
 
@@ -62,6 +64,51 @@ def test_scalar_beta_is_gated_linear_attention():
     o, final_state = naive_recurrent_longhorn(**inputs, scale=4 ** -0.5, output_final_state=True)
     torch.testing.assert_close(o, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(final_state, state, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('scalar_beta', [False, True])
+def test_exact_is_the_delta_rule(scalar_beta):
+    """With step eps, one a channel or one a head, by fla's reference, which computes in float32."""
+    case = Case(B=2, T=17, H=2, K=4, V=6, scalar_beta=scalar_beta, initial_state=True)
+    inputs = {name: x.detach() for name, x in make_inputs(case).items()}
+    q, k, v, beta, h0 = inputs.values()
+    n = k.square().sum(-1)
+    eps = beta / (1 + beta * (n if scalar_beta else n[..., None]))
+    expected, state = delta_rule_recurrence(*(x.transpose(1, 2) for x in (q, k, v, eps)), initial_state=h0)
+    o, final_state = naive_recurrent_longhorn(**inputs, exact=True, scale=4 ** -0.5, output_final_state=True)
+    torch.testing.assert_close(o, expected.transpose(1, 2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(final_state, state, rtol=1e-5, atol=1e-5)
+
+
+def objective(S, previous, k, v, beta):
+    """The paper's Eq. 5, `|S - S_{t-1}|_F^2 + |S^T k_t - v_t|^2_{diag(beta_t)}`, for `[H, K, V]` states."""
+    recalled = torch.einsum('hkv,hk->hv', S, k)
+    return (S - previous).square().sum() + (beta * (recalled - v).square()).sum()
+
+
+@pytest.mark.parametrize('size', [0.0, 0.3, 1.0, 30.0])
+@pytest.mark.parametrize('scalar_beta', [False, True])
+def test_exact_is_the_minimiser(scalar_beta, size):
+    """One exact step solves Eq. 5's normal equations, where its gradient is zero and its Hessian positive."""
+    case = Case(B=1, T=1, H=2, K=5, V=7, scalar_beta=scalar_beta, initial_state=True)
+    inputs = {name: x.detach().double() for name, x in make_inputs(case).items()}
+    inputs['k'] *= size
+    k, v, beta, previous = inputs['k'][0, 0], inputs['v'][0, 0], inputs['beta'][0, 0], inputs['initial_state'][0]
+    beta = beta[:, None].expand_as(v) if scalar_beta else beta
+    S = naive_recurrent_longhorn(**inputs, exact=True, output_final_state=True)[1][0].requires_grad_()
+
+    loss = objective(S, previous, k, v, beta)
+    gradient, = torch.autograd.grad(loss, S)
+    assert gradient.abs().max() <= 1e-12 * (1 + size ** 2)
+    # (I + beta_v k k^T) s_v = s_v' + beta_v v_v k, for each channel v on its own
+    A = torch.eye(5, dtype=torch.float64) + torch.einsum('hv,hi,hj->hvij', beta, k, k)
+    b = previous.mT + torch.einsum('hv,hv,hk->hvk', beta, v, k)
+    torch.testing.assert_close(S.detach().mT, torch.linalg.solve(A, b), rtol=1e-9, atol=1e-11)
+    assert torch.linalg.eigvalsh(A).min() >= 1 - 1e-9
+    # the diagonal update is another point, unless there is nothing to learn
+    diagonal = naive_recurrent_longhorn(**inputs, output_final_state=True)[1][0]
+    excess = objective(diagonal, previous, k, v, beta) - loss.detach()
+    assert excess > 1e-3 if size else excess == 0
 
 
 def test_forgets_exactly_as_much_as_it_learns():

@@ -14,7 +14,7 @@ class LonghornConfig(PreTrainedConfig):
             Op that runs on more than 64 tokens, `chunk` or `fused_recurrent`. Default: `'chunk'`.
         hidden_size, num_hidden_layers, vocab_size (int, Optional):
             Size of the model. Default: 768, 24, 50304.
-        state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, scalar_beta (Optional):
+        state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta (Optional):
             The mixer, see :class:`fla_longhorn.layers.Longhorn`.
         hidden_ratio, intermediate_size, hidden_act (Optional):
             fla's gated MLP after each mixer. `hidden_ratio=None`, the default and the paper's model, has none.
@@ -40,6 +40,7 @@ class LonghornConfig(PreTrainedConfig):
         conv_bias: bool = True,
         beta_rank: int | str = 'auto',
         use_bias: bool = False,
+        exact: bool = False,
         scalar_beta: bool = False,
         hidden_ratio: int | None = None,
         intermediate_size: int | None = None,
@@ -70,6 +71,7 @@ class LonghornConfig(PreTrainedConfig):
         self.conv_bias = conv_bias
         self.beta_rank = beta_rank
         self.use_bias = use_bias
+        self.exact = exact
         self.scalar_beta = scalar_beta
         self.hidden_ratio = hidden_ratio
         self.intermediate_size = intermediate_size

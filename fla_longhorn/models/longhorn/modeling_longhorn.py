@@ -38,6 +38,7 @@ class LonghornBlock(GradientCheckpointingLayer):
             conv_bias=config.conv_bias,
             beta_rank=config.beta_rank,
             use_bias=config.use_bias,
+            exact=config.exact,
             scalar_beta=config.scalar_beta,
             norm_eps=config.norm_eps,
             layer_idx=layer_idx,
