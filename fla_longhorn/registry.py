@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import unwrap
 
 # fla's package -> (our module that stands in it as `longhorn`, the names it gains)
 EXPORTS = {
@@ -11,7 +14,7 @@ EXPORTS = {
     'fla.layers': ('fla_longhorn.layers.longhorn', ('Longhorn',)),
     'fla.models': ('fla_longhorn.models.longhorn', ('LonghornConfig', 'LonghornForCausalLM', 'LonghornModel')),
 }
-CPU_MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary')
+CPU_MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary', 'rwkv')
 
 
 def register() -> None:
@@ -19,6 +22,8 @@ def register() -> None:
     register_names()
     register_auto_classes()
     register_cpu_modules()
+    register_flash_attention()
+    register_attn_mode()
 
 
 def register_names() -> None:
@@ -47,9 +52,62 @@ def register_auto_classes() -> None:
 
 
 def register_cpu_modules() -> None:
-    """Norms, convolution, losses, activations and rotary embedding of fla for tensors on the CPU."""
+    """Norms, convolution, losses, activations, rotary embedding and what RWKV needs of fla, for tensors on the CPU."""
     for name in CPU_MODULES:
         importlib.import_module(f'fla_longhorn.backends.{name}')
+
+
+def register_flash_attention() -> None:
+    """PyTorch's attention in the modules of fla that looked for the package `flash_attn` and did not find it."""
+    from fla_longhorn.backends import flash_attention
+
+    for name in flash_attention.MODULES:
+        module = _import(name)
+        if module is not None and getattr(module, 'flash_attn_func', None) is None:
+            module.flash_attn_func = flash_attention.flash_attn_func
+            module.flash_attn_varlen_func = flash_attention.flash_attn_varlen_func
+
+
+def register_attn_mode() -> None:
+    """`attn_mode='longhorn'` in the configs of fla's families; a family that this fla lacks or builds otherwise is left out.
+
+    Wrapped are `__init__` of fla's models, to check and complete the config; `__init__` of each family's block, to build
+    Longhorn in place of its mixer; and the two `forward` of linear_attn. A config without the word gets the original.
+    """
+    from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
+
+    from fla_longhorn import attn_mode
+
+    _wrap(FLAPreTrainedModel, '__init__', attn_mode.wrap_model_init)
+    for model_type, family in list(attn_mode.FAMILIES.items()):
+        module = _import(f'fla.models.{family.folder}.modeling_{family.folder}')
+        block = getattr(module, family.block, None)
+        if block is None or family.mixer not in unwrap(block.__init__).__code__.co_names:
+            del attn_mode.FAMILIES[model_type]
+            continue
+        _wrap(block, '__init__', lambda init, family=family: attn_mode.wrap_block_init(init, family))
+        if model_type == 'linear_attn':
+            _wrap(module.LinearAttentionModel, 'forward', lambda own: attn_mode.wrap_forward(own, FLAModel.forward))
+            _wrap(
+                module.LinearAttentionForCausalLM, 'forward',
+                lambda own: attn_mode.wrap_forward(own, FLAForCausalLM.forward),
+            )
+
+
+def _import(name: str):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[[Callable], Callable]) -> None:
+    """Replace a method by `wrapper(method)`, once."""
+    method = getattr(owner, name)
+    if not getattr(method, 'of_longhorn', False):
+        wrapped = wraps(method)(wrapper(method))
+        wrapped.of_longhorn = True
+        setattr(owner, name, wrapped)
 
 
 def _export(package, name: str, value) -> None:
