@@ -1,6 +1,8 @@
 """The compiled loops of the Numba backend: one block of channels at a time, all of its tokens, states in the cache.
 
-    S_t = S_{t-1} + (k_t (x) eps_t) * (v_t - k_t * S_{t-1}),    y_t = q_t^T S_t + D * v_t,    o_t = y_t * silu(z_t)
+    diagonal:  S_t = S_{t-1} + (k_t (x) eps_t) * (r_t - k_t * S_{t-1}),    r_t = v_t
+    exact:     S_t = S_{t-1} + k_t (x) (eps_t * r_t),                      r_t = v_t - k_t^T S_{t-1}
+    both:      y_t = q_t^T S_t + D * v_t,    o_t = y_t * silu(z_t)
 
 Arrays are flat float32, in the order of their shapes: q, k `[T, H, K]` and v, z, o `[T, H, V]` with the rows of a batch
 as further tokens, beta like v or `[T, H]`, D `[H, V]`, states `[N, H, K, V]`. An absent one has no elements. Tiles of a
@@ -86,9 +88,9 @@ def sigmoid(b_x):
     return b_one / (b_one + exp_neg(b_x))
 
 
-@njit
+@njit(forceinline=True)
 def update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
-    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`."""
+    """The state after a token, from the tile at `p_old` to the one at `p_new`, by the diagonal update; returns `q^T S`."""
     b_o = splat(np.float32(0))
     for j in range(K):
         b_k = load_splat(k, p_k + j)
@@ -99,7 +101,7 @@ def update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
     return b_o
 
 
-@njit
+@njit(forceinline=True)
 def advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
     """`update` without the output."""
     for j in range(K):
@@ -108,8 +110,32 @@ def advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
         store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))
 
 
+@njit(forceinline=True)
+def read(S, p_s, k, p_k, K):
+    """`k^T S`."""
+    b_x, b_x1 = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(0, K - 1, 2):
+        b_x = b_x + load_splat(k, p_k + j) * load(S, p_s + j * W)
+        b_x1 = b_x1 + load_splat(k, p_k + j + 1) * load(S, p_s + (j + 1) * W)
+    if K % 2 == 1:
+        b_x = b_x + load_splat(k, p_k + K - 1) * load(S, p_s + (K - 1) * W)
+    return b_x + b_x1
+
+
+@njit(forceinline=True)
+def update_exact(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
+    """`update` by the exact update, `u = eps r`; returns `q^T S` and what `read` would for the key at `p_next`."""
+    b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(K):
+        b_s = load(S, p_old + j * W) + load_splat(k, p_k + j) * b_u
+        store(S, p_new + j * W, b_s)
+        b_o = b_o + load_splat(q, p_k + j) * b_s
+        b_x = b_x + load_splat(k, p_next + j) * b_s
+    return b_o, b_x
+
+
 @njit
-def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, is_scalar, use_sigmoid, S, p_s, tokens):
+def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, p_s, tokens):
     """`W` channels of `L` tokens; `tokens` holds `|k|^2` of each, and room for eps and v.
 
     What doesn't depend on the state goes first, so that nothing waits for a division between two tokens.
@@ -123,10 +149,18 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, is_scalar, u
             b_b = sigmoid(b_b)
         store(s_eps, t * W, b_b / (b_one + b_b * load_splat(s_k2, t)))
         store(s_v, t * W, load_lanes(v, row * V + o_v, n))
-    for t in range(L):
-        p_k = ((t0 + t) * H + i_h) * K
-        # eps isn't needed again: its place takes the output
-        store(s_eps, t * W, update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
+    # eps isn't needed again: its place takes the output
+    if exact:
+        b_x = read(S, p_s, k, (t0 * H + i_h) * K, K)
+        for t in range(L):
+            p_k, p_next = ((t0 + t) * H + i_h) * K, ((t0 + min(t + 1, L - 1)) * H + i_h) * K
+            b_u = load(s_eps, t * W) * (load(s_v, t * W) - b_x)
+            b_o, b_x = update_exact(S, p_s, p_s, q, k, p_k, p_next, K, b_u)
+            store(s_eps, t * W, b_o)
+    else:
+        for t in range(L):
+            p_k = ((t0 + t) * H + i_h) * K
+            store(s_eps, t * W, update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
     for t in range(L):
         p = ((t0 + t) * H + i_h) * V + o_v
         b_o = load(s_eps, t * W)
@@ -145,8 +179,8 @@ def square_norms(t0, L, i_h, k, H, K, s_k2):
 
 
 @njit
-def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, is_scalar,
-                  use_sigmoid, S, tokens):
+def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, exact,
+                  is_scalar, use_sigmoid, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`."""
     channels = range(0, min(BV, V - o_v), W)
     p_h = (i_n * H + i_h) * K * V + o_v
@@ -160,7 +194,7 @@ def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht,
             for i in channels:
                 store_tile(states, p + i, V, K, V - o_v - i, S, i * K)
         for i in channels:
-            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, o, H, K, V, is_scalar, use_sigmoid, S, i * K, tokens)
+            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, i * K, tokens)
     if len(ht) > 0:
         for i in channels:
             store_tile(ht, p_h + i, V, K, V - o_v - i, S, i * K)
@@ -173,8 +207,8 @@ def first_slot(i_n, bos, eos, C, is_varlen):
 
 
 @compiled()
-def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, is_scalar, use_sigmoid,
-            is_varlen):
+def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
+            use_sigmoid, is_varlen):
     """One worker's blocks of the forward pass."""
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
@@ -184,12 +218,12 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, 
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
         forward_block(i_n, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV,
-                      is_scalar, use_sigmoid, S, tokens)
+                      exact, is_scalar, use_sigmoid, S, tokens)
 
 
 @compiled(parallel=True)
-def forward_parallel(n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, is_scalar,
+def forward_parallel(n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
                      use_sigmoid, is_varlen):
     for i_w in prange(n_w):
-        forward(np.int64(i_w), n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, is_scalar,
+        forward(np.int64(i_w), n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
                 use_sigmoid, is_varlen)

@@ -4,11 +4,14 @@ A block of `BG` channels walks its sequence chunk by chunk from the end, each ch
 start. The chunk's states are computed again, `W` channels at a time, and kept in the cache; where `C` of them don't fit,
 the chunk is cut into strips of `BT` tokens, whose first states are computed beforehand.
 
-With `G_t` the gradient of `S_t`, `r = v - k * S_{t-1}` and `dy = do * silu(z)`, channelwise:
+With `G_t` the gradient of `S_t`, `du = sum_j G k` and `dy = do * silu(z)`, channelwise:
 
-    dq_j = sum_v dy S_t,    dv = eps * sum_j G k + D * dy,    deps = sum_j G k r,    G_{t-1} += G (1 - eps k^2),
-    dk_j = sum_v G eps (r - k_j S_{t-1}) - 2 k_j sum_v deps eps^2,    dbeta = deps / (1 + beta |k|^2)^2,
-    dz = do * y * silu'(z),    dD = sum_t dy * v
+    diagonal:  deps = sum_j G k r_j, with r_j = v - k_j S_{t-1},    G_{t-1} += G (1 - eps k^2),
+               dk_j = sum_v G eps (r_j - k_j S_{t-1}) + e_j
+    exact:     deps = du r, with r = v - k^T S_{t-1},    G_{t-1} += G - k (x) (eps du),
+               dk_j = sum_v (G eps r - S_{t-1} eps du) + e_j
+    both:      dq_j = sum_v dy S_t,    dv = eps du + D dy,    dbeta = deps / (1 + beta |k|^2)^2,
+               e_j = -2 k_j sum_v deps eps^2,    dz = do * y * silu'(z),    dD = sum_t dy * v
 
 Sums over the channels (dq, dk, dbeta of a head) are left as one part a block, dD as one a sequence, for the caller to add.
 """
@@ -25,10 +28,12 @@ from fla_longhorn.backends.longhorn_loops import (
     first_slot,
     load_beta,
     load_tile,
+    read,
     sigmoid,
     square_norms,
     store_tile,
     update,
+    update_exact,
 )
 from fla_longhorn.backends.longhorn_simd import (
     W,
@@ -71,33 +76,51 @@ def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid,
 
 
 @njit
-def strip_start(t0, L, i_s, i_h, k, H, K, S, p_old, p_new, tokens):
+def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
     """The state after the strip of `L` tokens that starts `i_s` tokens into the chunk at `t0`."""
+    p_k = ((t0 + i_s) * H + i_h) * K
+    b_x = read(S, p_old, k, p_k, K) if exact else splat(np.float32(0))
     for t in range(L):
-        i = (i_s + t) * W
-        row = (t0 + i_s + t) * H + i_h
-        advance(S, p_new if t else p_old, p_new, k, row * K, K, load(tokens[0], i), load(tokens[1], i))
-
-
-@njit
-def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, H, K, V, S, tokens):
-    """The states around the strip's tokens, from the first one in `S`, and dz."""
-    n, KW = V - o_v, K * W
-    for t in range(L):
-        row, i = (t0 + i_s + t) * H + i_h, (i_s + t) * W
+        i, p_next = (i_s + t) * W, p_k + (H * K if t + 1 < L else 0)
         b_v, b_eps = load(tokens[0], i), load(tokens[1], i)
-        if len(dz) > 0:
-            b_y = update(S, t * KW, (t + 1) * KW, q, k, row * K, K, b_v, b_eps)
-            if len(D) > 0:
-                b_y = b_y + load_lanes(D, i_h * V + o_v, n) * b_v
-            store_lanes(dz, row * V + o_v, load(tokens[4], i) * b_y, n)
+        if exact:
+            _, b_x = update_exact(S, p_old, p_new, q, k, p_k, p_next, K, b_eps * (b_v - b_x))
         else:
-            advance(S, t * KW, (t + 1) * KW, k, row * K, K, b_v, b_eps)
+            advance(S, p_old, p_new, k, p_k, K, b_v, b_eps)
+        p_old, p_k = p_new, p_next
 
 
 @njit
-def token_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk):
-    """Take `G` one token back and add these channels' dq and dk, `[K, 2]`; returns `sum_j G k` and deps."""
+def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S, tokens):
+    """The states around the strip's tokens, from the first one in `S`; dz and dD; for the exact update r in v's place."""
+    s_v, s_eps, s_dy, _, s_dz = tokens
+    n, KW, b_D, b_dD = V - o_v, K * W, splat(np.float32(0)), splat(np.float32(0))
+    if len(D) > 0:
+        b_D = load_lanes(D, i_h * V + o_v, n)
+    p_k = ((t0 + i_s) * H + i_h) * K
+    b_x, b_y = read(S, 0, k, p_k, K) if exact else b_D, b_D
+    for t in range(L):
+        i, p_s, p_next = (i_s + t) * W, t * KW, p_k + (H * K if t + 1 < L else 0)
+        b_v, b_eps = load(s_v, i), load(s_eps, i)
+        if exact:
+            b_r = b_v - b_x
+            store(s_v, i, b_r)
+            b_y, b_x = update_exact(S, p_s, p_s + KW, q, k, p_k, p_next, K, b_eps * b_r)
+        elif len(dz) > 0:
+            b_y = update(S, p_s, p_s + KW, q, k, p_k, K, b_v, b_eps)
+        else:
+            advance(S, p_s, p_s + KW, k, p_k, K, b_v, b_eps)
+        if len(dz) > 0:
+            store_lanes(dz, ((t0 + i_s + t) * H + i_h) * V + o_v, load(s_dz, i) * (b_y + b_D * b_v), n)
+        b_dD = b_dD + load(s_dy, i) * b_v
+        p_k = p_next
+    if len(D) > 0:
+        store_lanes(dD, p_dD, load_lanes(dD, p_dD, n) + b_dD, n)
+
+
+@njit(forceinline=True)
+def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk):
+    """Take `G` one token back and add these channels' dq and dk, `[K, 2]`; returns du and deps."""
     b_du, b_deps = splat(np.float32(0)), splat(np.float32(0))
     for j in range(K):
         b_k = load_splat(k, p_k + j)
@@ -113,33 +136,49 @@ def token_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk):
     return b_du, b_deps
 
 
+@njit(forceinline=True)
+def exact_backward(S, p_s, G, p_g, q, k, p_k, K, b_r, b_eps, b_dy, dqk, p_dqk):
+    """`diagonal_backward` for the exact update."""
+    b_du = splat(np.float32(0))
+    for j in range(K):
+        b_g = load(G, p_g + j * W) + load_splat(q, p_k + j) * b_dy
+        store(G, p_g + j * W, b_g)
+        b_du = b_du + load_splat(k, p_k + j) * b_g
+    b_u, b_w = b_eps * b_r, b_eps * b_du
+    for j in range(K):
+        b_g = load(G, p_g + j * W)
+        store(G, p_g + j * W, b_g - load_splat(k, p_k + j) * b_w)
+        add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_g * b_u - load(S, p_s + j * W) * b_w)
+    return b_du, b_du * b_r
+
+
 @njit
-def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, dD, p_dD, part, H, K, V, is_scalar, S, G, p_g, tokens,
-                   s_x):
+def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`."""
-    s_v, s_eps, s_dy, s_slope, _ = tokens
-    n, b_D, b_dD = V - o_v, splat(np.float32(0)), splat(np.float32(0))
+    s_r, s_eps, s_dy, s_slope, _ = tokens
+    n, b_D = V - o_v, splat(np.float32(0))
     if len(D) > 0:
         b_D = load_lanes(D, i_h * V + o_v, n)
     for t in range(L - 1, -1, -1):
-        row, i = (t0 + i_s + t) * H + i_h, (i_s + t) * W
-        b_v, b_eps, b_dy = load(s_v, i), load(s_eps, i), load(s_dy, i)
-        b_du, b_deps = token_backward(S, t * K * W, G, p_g, q, k, row * K, K, b_v, b_eps, b_dy, dqk, (part + row) * K)
+        row, i, p_s = (t0 + i_s + t) * H + i_h, (i_s + t) * W, t * K * W
+        b_r, b_eps, b_dy = load(s_r, i), load(s_eps, i), load(s_dy, i)
+        p_dqk = (part + row) * K
+        if exact:
+            b_du, b_deps = exact_backward(S, p_s, G, p_g, q, k, row * K, K, b_r, b_eps, b_dy, dqk, p_dqk)
+        else:
+            b_du, b_deps = diagonal_backward(S, p_s, G, p_g, q, k, row * K, K, b_r, b_eps, b_dy, dqk, p_dqk)
         store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
-        b_dD = b_dD + b_dy * b_v
         s_x[i_s + t] += sum_lanes(b_deps * b_eps * b_eps)
         b_dbeta = b_deps * load(s_slope, i)
         if is_scalar:
             dbeta[part + row] += sum_lanes(b_dbeta)
         else:
             store_lanes(dbeta, row * V + o_v, b_dbeta, n)
-    if len(D) > 0:
-        store_lanes(dD, p_dD, load_lanes(dD, p_dD, n) + b_dD, n)
 
 
 @njit
 def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta, dh0, dD, dz,
-                   H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
+                   H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
     """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
     KW = K * W
     p_starts = (BT + 1) * KW
@@ -163,13 +202,13 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
             NS = (L + BT - 1) // BT
             for i_s in range(NS - 1):
                 p = p_starts + i_s * KW
-                strip_start(t0, BT, i_s * BT, i_h, k, H, K, S, p, p + KW, tokens)
+                strip_start(t0, BT, i_s * BT, i_h, q, k, H, K, exact, S, p, p + KW, tokens)
             for i_s in range(NS - 1, -1, -1):
                 copy_tile(S, p_starts + i_s * KW, 0, K)
                 t, L_s = i_s * BT, min(BT, L - i_s * BT)
-                strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, H, K, V, S, tokens)
-                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, dD, (i_n * H + i_h) * V + o_v, part, H, K, V,
-                               is_scalar, S, G, i * K, tokens, s_x)
+                strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens)
+                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, i * K,
+                               tokens, s_x)
         for t in range(L):
             row = (t0 + t) * H + i_h
             for j in range(K):
@@ -181,7 +220,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
 
 @compiled()
 def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT,
-             NT, is_scalar, use_sigmoid, is_varlen):
+             NT, exact, is_scalar, use_sigmoid, is_varlen):
     """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
     NG = (V + BG - 1) // BG
     rows = cu_seqlens[-1] * H
@@ -195,12 +234,12 @@ def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
         backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta,
-                       dh0, dD, dz, H, K, V, C, BG, BT, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)
+                       dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)
 
 
 @compiled(parallel=True)
 def backward_parallel(n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
-                      BT, NT, is_scalar, use_sigmoid, is_varlen):
+                      BT, NT, exact, is_scalar, use_sigmoid, is_varlen):
     for i_w in prange(n_w):
         backward(np.int64(i_w), n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C,
-                 BG, BT, NT, is_scalar, use_sigmoid, is_varlen)
+                 BG, BT, NT, exact, is_scalar, use_sigmoid, is_varlen)

@@ -1,4 +1,4 @@
-"""The diagonal update on the CPU, compiled by Numba on the first call (seconds, once: the machine code is kept on disk).
+"""Both updates on the CPU, compiled by Numba on the first call (seconds, once: the machine code is kept on disk).
 
 The backend's interface: tensors in the order and layout that the loops take (:mod:`fla_longhorn.backends.longhorn_loops`),
 and how many threads run them. float32 tensors are passed as they are, without a copy; others are converted, here and back.
@@ -40,8 +40,6 @@ def longhorn_fwd(
     Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here. Where `final_state` is given it is
     written and returned; it may be `initial_state` itself, as each block reads its part of the one before it writes the other.
     """
-    if exact:
-        raise NotImplementedError('the exact update')
     B, T, H, K = q.shape
     V = v.shape[-1]
     bounds = boundaries(B, T, cu_seqlens)
@@ -58,7 +56,7 @@ def longhorn_fwd(
         longhorn_loops.forward, longhorn_loops.forward_parallel, B * T * H * K * V, N * H * -(-V // BV),
         flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(k_first(initial_state, state_v_first)), flat(D), flat(z),
         bounds, flat(o), flat(final_state), flat(states), H, K, V, C, BV,
-        beta.dim() == 3, use_beta_sigmoid, cu_seqlens is not None,
+        exact, beta.dim() == 3, use_beta_sigmoid, cu_seqlens is not None,
     )
     if output_final_state and state_v_first:
         final_state = final_state.transpose(-1, -2)
@@ -74,8 +72,6 @@ def longhorn_bwd(
 
     Blocks of `BG >= 2 K` channels leave their parts of dq and dk, together no larger than v, to be added here.
     """
-    if exact:
-        raise NotImplementedError('the exact update')
     B, T, H, K = q.shape
     V = v.shape[-1]
     bounds = boundaries(B, T, cu_seqlens)
@@ -95,7 +91,7 @@ def longhorn_bwd(
         longhorn_loops_bwd.backward, longhorn_loops_bwd.backward_parallel, B * T * H * K * V, N * H * NG,
         flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(D), flat(z),
         bounds, flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
-        H, K, V, C, BG, BT, NT, is_scalar, use_beta_sigmoid, cu_seqlens is not None,
+        H, K, V, C, BG, BT, NT, exact, is_scalar, use_beta_sigmoid, cu_seqlens is not None,
     )
     dq, dk = add_parts(dqk).unbind(-1)
     if is_scalar:
