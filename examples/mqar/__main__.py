@@ -10,15 +10,15 @@ from pathlib import Path
 
 import transformers
 from rich.console import Console
-from transformers import AutoModelForCausalLM, HfArgumentParser
+from transformers import AutoModelForCausalLM, HfArgumentParser, set_seed
 
-import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import ask, measure_recall, recall_by_pairs
 from examples.mqar.plot import draw_figure
 from examples.mqar.report import describe_answers, describe_machine, print_answers
 from examples.mqar.train import build_trainer, train
+from fla_longhorn import LonghornForCausalLM
 
 
 def main(args: list[str] | None = None) -> int:
@@ -35,7 +35,8 @@ def main(args: list[str] | None = None) -> int:
     output = Path(run.output_dir)
     output.mkdir(parents=True, exist_ok=True)
 
-    trainer = build_trainer(task, model_args, run)
+    set_seed(run.seed)
+    trainer = build_trainer(LonghornForCausalLM(model_args.config(task)), task, run)
     device = trainer.args.device
     console.print(
         f'{trainer.model.num_parameters():,} parameters, up to {task.num_pairs} pairs of {task.num_keys} keys in '

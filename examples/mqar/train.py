@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import torch
 from tqdm.auto import tqdm
-from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, default_data_collator, set_seed
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    default_data_collator,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
-from examples.mqar.config import ModelArguments, RunArguments
+from examples.mqar.config import RunArguments
 from examples.mqar.data import MQAR, HeldOut, TrainingStream
 from examples.mqar.evaluate import right_answers
-from fla_longhorn import LonghornForCausalLM
 
 
 class Progress(TrainerCallback):
@@ -55,11 +61,10 @@ def recall(prediction: EvalPrediction) -> dict[str, float]:
     return {'recall': float(right_answers(prediction.predictions, prediction.label_ids).mean())}
 
 
-def build_trainer(task: MQAR, model_args: ModelArguments, run: RunArguments) -> Trainer:
-    """A `Trainer` with a fresh model, seeded."""
-    set_seed(run.seed)
+def build_trainer(model: PreTrainedModel, task: MQAR, run: RunArguments) -> Trainer:
+    """A `Trainer` for any causal language model."""
     trainer = Trainer(
-        model=LonghornForCausalLM(model_args.config(task)),
+        model=model,
         args=run.training_arguments(),
         train_dataset=TrainingStream(task, run.seed),
         eval_dataset=HeldOut(task, run.eval_size, (run.seed, 0)),

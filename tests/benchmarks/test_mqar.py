@@ -1,0 +1,71 @@
+"""The recall experiment: a tiny grid trains, goes on where it stopped, picks the best learning rate and is drawn."""
+
+import json
+
+import pytest
+
+from benchmarks import mqar
+
+SETTING = {
+    'title': 'tiny',
+    'options': {
+        'vocab_size': 16, 'hidden_size': 16, 'num_hidden_layers': 1, 'state_size': 4, 'steps': 4, 'batch_size': 8,
+        'eval_steps': 2, 'eval_size': 16, 'test_size': 16, 'stop_patience': 0, 'device': 'cpu',
+    },
+    'grid': {
+        'length': [{'seq_len': 16, 'num_pairs': 2}, {'seq_len': 24, 'num_pairs': 4}],
+        'learning_rate': [1e-3, 1e-2],
+        'mixer': ['diagonal', 'exact, scalar beta'],
+    },
+    'columns': ['mixer', 'seq_len', 'learning_rate'],
+    'plot': {'x': 'step', 'panels': 'seq_len'},
+}
+
+
+def test_grid():
+    cells = mqar.grid_cells(SETTING)
+    assert len(cells) == 8
+    assert {(cell['seq_len'], cell['num_pairs']) for cell in cells} == {(16, 2), (24, 4)}
+    config = mqar.model_config(cells[1], mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2))
+    assert (config.exact, config.scalar_beta, config.state_size) == (True, True, 4)
+
+
+def test_unfinished_grid_goes_on(tmp_path, monkeypatch):
+    path = tmp_path / 'tiny.json'
+    path.write_text(json.dumps(SETTING))
+    run_cell, left = mqar.run_cell, [5]
+
+    def interrupted(*args):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return run_cell(*args)
+
+    monkeypatch.setattr(mqar, 'run_cell', interrupted)
+    arguments = [str(path), '--output_dir', str(tmp_path / 'out')]
+    with pytest.raises(KeyboardInterrupt):
+        mqar.main(arguments)
+    first = json.loads((tmp_path / 'out' / 'results.json').read_text())['runs']
+    assert len(first) == 5
+    left[0] = 3
+    mqar.main(arguments)
+    report = json.loads((tmp_path / 'out' / 'results.json').read_text())
+    assert report['runs'][:5] == first
+    assert len(report['runs']) == 8
+    assert report['machine']['versions']['torch']
+    assert (tmp_path / 'out' / 'results.png').read_bytes().startswith(b'\x89PNG')
+    assert all([step for step, _ in run['history']] == [2, 4] and 0 <= run['recall'] <= 1 for run in report['runs'])
+
+
+def test_the_best_learning_rate_counts():
+    runs = [
+        {'cell': {'mixer': mixer, 'seed': seed, 'learning_rate': rate}, 'history': [(1, 0.0), (2, held_out)], 'recall': recall}
+        for mixer, seed, rate, held_out, recall in [
+            ('a', 0, 1e-3, 0.5, 0.4), ('a', 0, 1e-2, 0.3, 0.9), ('a', 1, 1e-3, 0.1, 0.1), ('a', 1, 1e-2, 0.7, 0.6),
+            ('b', 0, 1e-3, 0.2, 0.2),
+        ]
+    ]
+    assert mqar.summarize(runs, ['mixer']) == [
+        {'mixer': 'a', 'mean': 0.5, 'lowest': 0.4, 'highest': 0.6, 'seeds': 2},
+        {'mixer': 'b', 'mean': 0.2, 'lowest': 0.2, 'highest': 0.2, 'seeds': 1},
+    ]
