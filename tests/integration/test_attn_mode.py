@@ -1,0 +1,361 @@
+import copy
+import hashlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fla.models
+import pytest
+import torch
+from fla.layers.attn import Attention
+from fla.models.modeling_utils import FLAPreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from fla_longhorn import registry
+from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
+from fla_longhorn.layers import Longhorn
+
+DOCS = Path(__file__).parents[2] / 'docs' / 'swap.md'
+TINY = dict(hidden_size=64, num_hidden_layers=2, vocab_size=64, max_position_embeddings=128)
+HEADS = dict(num_heads=2)
+# what a family needs beyond TINY to be small
+SIZES = {
+    **dict.fromkeys(('delta_net', 'deltaformer', 'gla', 'linear_attn', 'retnet', 'rwkv6'), HEADS),
+    **dict.fromkeys((
+        'comba', 'cyclic_flow_attention', 'gated_deltanet', 'gated_deltaproduct', 'kda', 'mesa_net', 'mom',
+        'precond_gated_deltanet', 'precond_kda', 'rwkv7',
+    ), HEADS | dict(head_dim=32)),
+    'hgrn': {},
+    'hgrn2': dict(expand_ratio=32),
+    'lightnet': dict(expand_ratio=32),
+    # fla's own default, `residual_in_fp32=True` alone, fails in its second layer
+    'rodimus': dict(
+        residual_in_fp32=False, ska_attn=dict(num_heads=2, window_size=16), bos_token_id=1, eos_token_id=2,
+        expand_ratio=16,
+    ),
+}
+families = pytest.mark.parametrize('family', FAMILIES)
+
+
+def make_config(family, attn_mode='longhorn', **options):
+    return AutoConfig.for_model(family, **TINY, **SIZES[family], attn_mode=attn_mode, **options)
+
+
+def make_model(family, **options):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(make_config(family, **options))
+
+
+def mixers(model):
+    return [module for module in model.modules() if isinstance(module, Longhorn)]
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(3, TINY['vocab_size'], shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    model(ids, labels=ids).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def spread(model):
+    """Larger weights, so that what the mixers remember shows in the logits."""
+    with torch.no_grad():
+        for mixer in mixers(model):
+            for linear in (mixer.in_proj, mixer.x_proj, mixer.out_proj):
+                linear.weight.normal_(std=linear.in_features ** -0.5)
+            mixer.conv1d.weight.normal_(std=0.5)
+    return model
+
+
+def digests(model):
+    return {name: hashlib.sha256(x.numpy().tobytes()).hexdigest() for name, x in model.state_dict().items()}
+
+
+@families
+def test_one_training_step(family):
+    model = make_model(family).train()
+    assert len(mixers(model)) == 2
+    native = Longhorn(hidden_size=64, **{name: getattr(model.config, f'longhorn_{name}') for name in OPTIONS})
+    assert [(k, v.shape) for k, v in mixers(model)[0].state_dict().items()] == [
+        (k, v.shape) for k, v in native.state_dict().items()
+    ]
+    ids = tokens(2, 80)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model(ids, labels=ids).loss
+    before.backward()
+    assert before.isfinite()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all(), name
+    for mixer in mixers(model):
+        for name, p in mixer.named_parameters():
+            assert p.grad.any(), name
+    optimizer.step()
+    assert model(ids, labels=ids).loss < before
+
+
+@families
+def test_saved_and_loaded(family, tmp_path):
+    model = make_model(family, longhorn_state_size=8).eval()
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / 'config.json').read_text())
+    assert saved['attn_mode'] == 'longhorn' and saved['longhorn_state_size'] == 8
+    assert {name for name in saved if name.startswith('longhorn_')} == {f'longhorn_{name}' for name in OPTIONS}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert digests(loaded) == digests(model)
+    ids = tokens(1, 20)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+@families
+@pytest.mark.parametrize('attn', [
+    None, dict(layers=[1], num_heads=2, num_kv_heads=1), dict(layers=[0], num_heads=4, window_size=6),
+], ids=['', 'hybrid', 'window'])
+def test_generation_with_cache(family, attn):
+    model = spread(make_model(family, **({} if attn is None else dict(attn=attn)))).eval()
+    ids = tokens(2, 12)
+    options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=63, output_logits=True,
+                   return_dict_in_generate=True)
+    cached = model.generate(ids, use_cache=True, **options)
+    plain = model.generate(ids, use_cache=False, **options)
+    assert torch.equal(cached.sequences, plain.sequences)
+    got, want = torch.stack(cached.logits), torch.stack(plain.logits)
+    # Rodimus+ computes its shared-key attention in bfloat16
+    assert (got - want).norm() <= (1e-2 if family == 'rodimus' else 1e-5) * want.norm()
+
+
+@families
+def test_gradient_checkpointing(family):
+    model, ids = make_model(family).train(), tokens(2, 30)
+    want = gradients(model, ids)
+    model.gradient_checkpointing_enable()
+    got = gradients(model, ids)
+    assert got.keys() == want.keys()
+    for name in want:
+        assert torch.allclose(got[name], want[name], rtol=1e-5, atol=1e-8), name
+
+
+@families
+@pytest.mark.parametrize('hybrid', [False, True], ids=['', 'hybrid'])
+def test_packed_sequences(family, hybrid):
+    options = dict(attn=dict(layers=[0], num_heads=2, window_size=8)) if hybrid else {}
+    model, ids = spread(make_model(family, **options)).eval(), tokens(1, 75)
+    bounds = [0, 5, 70, 75]
+    packed = model(ids, cu_seqlens=torch.tensor(bounds, dtype=torch.int32), use_cache=False).logits
+    apart = torch.cat([
+        model(ids[:, a:b], use_cache=False).logits for a, b in zip(bounds, bounds[1:], strict=False)
+    ], 1)
+    tolerance = 1e-2 if family == 'rodimus' else 1e-5
+    assert (packed - apart).norm() <= tolerance * apart.norm()
+    whole = model(ids, use_cache=False).logits
+    assert (packed - whole)[:, 5:].norm() > 10 * tolerance * apart.norm()
+
+
+@families
+def test_hybrid(family):
+    """The attention layer is fla's, the other one Longhorn, and both train."""
+    model = make_model(family, attn=dict(layers=[1], num_heads=2, num_kv_heads=1, window_size=8)).train()
+    (attention,) = (module for module in model.modules() if isinstance(module, Attention))
+    assert attention.layer_idx == 1 and attention.num_kv_heads == 1 and attention.window_size == 8
+    assert [mixer.layer_idx for mixer in mixers(model)] == [0]
+    grads = gradients(model, tokens(2, 20))
+    assert all(grad.isfinite().all() for grad in grads.values())
+    assert all(p.grad.any() for p in attention.parameters())
+
+
+@pytest.mark.parametrize('family', ['gla', 'rwkv7', 'rodimus'])
+def test_padding(family):
+    """Left padding changes nothing in a hybrid model, in one pass and in cached generation."""
+    model = spread(make_model(family, attn=dict(layers=[1], num_heads=2))).eval()
+    short, ids = tokens(1, 7), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    ids[0, :5], ids[0, 5:], mask[0, :5] = 0, short, 0
+    options = dict(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=63)
+    together = model.generate(ids, attention_mask=mask, **options)
+    assert torch.equal(together[:1, 5:], model.generate(short, **options))
+
+
+def test_initialisation():
+    """As in Longhorn's own models for `D` and the step sizes, by the family's rule for the rest."""
+    for family in ('gla', 'gated_deltanet', 'rwkv6', 'rwkv7', 'rodimus'):
+        mixer = mixers(make_model(family))[0]
+        bound = mixer.beta_rank ** -0.5
+        assert torch.equal(mixer.D, torch.ones_like(mixer.D)) and mixer.D._no_weight_decay
+        assert not mixer.beta_proj.bias.any()
+        assert 0.9 * bound < mixer.beta_proj.weight.abs().max() <= bound
+        assert 0.018 < mixer.in_proj.weight.std() < 0.022
+    # RWKV rescales its residual branches: uniform in +-1/sqrt(fan_in), over the square root of their number
+    bound = (mixers(make_model('rwkv6'))[0].out_proj.in_features * 4) ** -0.5
+    assert 0.9 * bound < mixers(make_model('rwkv6'))[0].out_proj.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize('family', ['gla', 'rwkv6'])
+def test_partly_loaded(family, tmp_path):
+    """What a checkpoint lacks is initialised; what it has is kept."""
+    model = make_model(family)
+    with torch.no_grad():
+        mixers(model)[0].D.fill_(3)
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / 'model.safetensors')
+    del state['model.layers.0.attn.D'], state['model.layers.1.attn.beta_proj.bias']
+    save_file(state, tmp_path / 'model.safetensors', metadata={'format': 'pt'})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    first, second = mixers(loaded)
+    assert torch.equal(first.D, torch.ones_like(first.D)) and not second.beta_proj.bias.any()
+    for name, x in state.items():
+        assert torch.equal(loaded.state_dict()[name], x), name
+
+
+@pytest.mark.parametrize('family', ['gla', 'rwkv7', 'rodimus'])
+def test_copied(family):
+    model, ids = make_model(family).eval(), tokens(1, 10)
+    assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)
+
+
+def test_tied_embeddings():
+    model = make_model('gla', tie_word_embeddings=True)
+    assert model.lm_head.weight is model.model.embeddings.weight
+    assert gradients(model, tokens(1, 10))['model.embeddings.weight'].isfinite().all()
+
+
+def test_options_reach_the_layer():
+    model = make_model(
+        'gla', expand_v=2, longhorn_state_size=5, longhorn_expand=1.5, longhorn_num_heads=3, longhorn_conv_size=3,
+        longhorn_conv_bias=False, longhorn_beta_rank=2, longhorn_use_bias=True, longhorn_scalar_beta=True,
+        longhorn_mode='fused_recurrent',
+    )
+    mixer = mixers(model)[0]
+    assert (mixer.state_size, mixer.intermediate_size, mixer.num_heads, mixer.beta_rank) == (5, 96, 3, 2)
+    assert mixer.conv1d.kernel_size == (3,) and mixer.conv1d.bias is None and mixer.in_proj.bias is not None
+    assert mixer.scalar_beta and mixer.mode == 'fused_recurrent' and model.config.longhorn_expand == 1.5
+
+
+@pytest.mark.skipif('exact' not in OPTIONS, reason='the layer has no such option')
+def test_exact():
+    model = spread(make_model('gla', longhorn_exact=True)).train()
+    assert all(mixer.exact for mixer in mixers(model))
+    ids = tokens(2, 70)
+    other = make_model('gla').train()
+    other.load_state_dict(model.state_dict())
+    assert gradients(model, ids)['model.layers.0.attn.D'].isfinite().all()
+    assert not torch.equal(model(ids).logits, other(ids).logits)
+
+
+@pytest.mark.parametrize(('family', 'options', 'want'), [
+    ('gla', {}, dict(expand=1, num_heads=4)),
+    ('gla', dict(expand_v=2, num_heads=8, conv_size=3), dict(expand=2, num_heads=8, conv_size=3)),
+    ('retnet', {}, dict(expand=2, num_heads=8)),
+    ('gated_deltanet', {}, dict(expand=1.5, num_heads=6)),
+    ('gated_deltanet', dict(num_v_heads=12), dict(expand=3, num_heads=12)),
+    ('kda', {}, dict(expand=1, num_heads=16)),
+    ('cyclic_flow_attention', {}, dict(expand=1, num_heads=8, conv_bias=False)),
+    ('hgrn', dict(expand_ratio=2), dict(expand=2, num_heads=1)),
+    ('hgrn2', {}, dict(expand=1, num_heads=16)),
+    ('lightnet', {}, dict(expand=1, num_heads=16)),
+    ('lightnet', dict(num_heads=8, expand_ratio=None), dict(expand=1, num_heads=8)),
+    ('rwkv7', dict(value_dim=4096), dict(expand=2, num_heads=32)),
+    ('rodimus', {}, dict(expand=2, num_heads=1)),
+    ('gated_deltanet', dict(longhorn_expand=1), dict(expand=1, num_heads=2)),
+])
+def test_defaults_fit_the_family(family, options, want):
+    """As many channels and heads as the native mixer has; heads that would not divide the channels, fewer."""
+    config = AutoConfig.for_model(family, attn_mode='longhorn', num_hidden_layers=1, vocab_size=8, **options)
+    with torch.device('meta'):
+        FLAPreTrainedModel(config)
+    defaults = dict(state_size=16, conv_size=4, conv_bias=True)
+    assert {name: getattr(config, f'longhorn_{name}') for name in (defaults | want)} == defaults | want
+
+
+@pytest.mark.parametrize('option', ['longhorn_sate_size', 'longhorn_hidden_size'])
+def test_unknown_option(option):
+    with pytest.raises(ValueError, match=f'got {option}; the options of Longhorn are longhorn_mode, longhorn_state_size'):
+        make_model('gla', **{option: 3})
+
+
+def test_wrong_option():
+    with pytest.raises(ValueError, match='state_size must be between 1 and 256, got 0'):
+        make_model('gla', longhorn_state_size=0)
+
+
+@pytest.mark.parametrize(('config', 'reason'), [
+    (lambda: make_config('mom'), 'MomConfig: its mixer is a router'),
+    (lambda: AutoConfig.for_model('transformer', attn_mode='longhorn', **TINY), 'TransformerConfig: it has no mixer'),
+])
+def test_families_that_cannot(config, reason):
+    with pytest.raises(ValueError, match=f'{reason}.*comba.*gla.*rwkv7'):
+        AutoModelForCausalLM.from_config(config())
+
+
+def fla_families():
+    configs = (getattr(fla.models, name) for name in fla.models.__all__ if name.endswith('Config'))
+    return {
+        config.model_type: config for config in configs
+        if issubclass(config, PreTrainedConfig) and 'attn_mode' in inspect.signature(config.__init__).parameters
+    }
+
+
+def test_every_family_is_known_and_documented():
+    names = fla_families()
+    names.pop('longhorn')
+    assert names.keys() == FAMILIES.keys() | REFUSED.keys()
+    rows = dict(re.findall(r'^\| `(\w+)` \| (`\w+Config`) \|', DOCS.read_text(), re.MULTILINE))
+    assert rows == {name: f'`{config.__name__}`' for name, config in names.items()}
+
+
+def test_options_are_documented():
+    assert set(re.findall(r'^\| `longhorn_(\w+)` \|', DOCS.read_text(), re.MULTILINE)) == OPTIONS.keys()
+
+
+def test_documented_code_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for code in re.findall(r'```python\n(.+?)```', DOCS.read_text(), re.DOTALL):
+        exec(code, {})
+    assert AutoConfig.from_pretrained('gla-longhorn').longhorn_state_size == 32
+
+
+def test_own_config_has_no_such_mode():
+    with pytest.raises(ValueError, match="mode must be one of .*got 'longhorn'"):
+        AutoModelForCausalLM.from_config(AutoConfig.for_model('longhorn', attn_mode='longhorn', **TINY))
+
+
+def test_registering_again_changes_nothing():
+    def wrapped():
+        modules = {name: sys.modules[f'fla.models.{f.folder}.modeling_{f.folder}'] for name, f in FAMILIES.items()}
+        return [FLAPreTrainedModel.__init__, modules['linear_attn'].LinearAttentionModel.forward] + [
+            getattr(modules[name], f.block).__init__ for name, f in FAMILIES.items()
+        ]
+
+    before = wrapped()
+    registry.register()
+    assert wrapped() == before
+
+
+def test_without_the_word_nothing_changes():
+    """Keys and initial weights are those of a process that never imports the plugin."""
+    names = ('gla', 'gated_deltanet', 'linear_attn', 'hgrn', 'rwkv7')
+    configs = {name: make_config(name, attn_mode='chunk').to_json_string() for name in names}
+    done = subprocess.run([sys.executable, '-c', '''
+import hashlib, json, sys, torch, fla
+from transformers import AutoConfig, AutoModelForCausalLM
+digests = {}
+for name, config in json.load(sys.stdin).items():
+    config = json.loads(config)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop('model_type'), **config))
+    digests[name] = [[k, hashlib.sha256(x.numpy().tobytes()).hexdigest()] for k, x in model.state_dict().items()]
+assert 'fla_longhorn' not in sys.modules
+print(json.dumps(digests))
+'''], input=json.dumps(configs), capture_output=True, text=True, check=True)
+    stock = json.loads(done.stdout)
+    for name in names:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(make_config(name, attn_mode='chunk'))
+        assert not mixers(model)
+        assert [list(item) for item in digests(model).items()] == stock[name], name
+        assert not any(key.startswith('longhorn_') for key in vars(model.config))
