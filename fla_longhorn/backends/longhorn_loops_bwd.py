@@ -94,9 +94,8 @@ def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
 def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S, tokens):
     """The states around the strip's tokens, from the first one in `S`; dz and dD; for the exact update r in v's place."""
     s_v, s_eps, s_dy, _, s_dz = tokens
-    n, KW, b_D, b_dD = V - o_v, K * W, splat(np.float32(0)), splat(np.float32(0))
-    if len(D) > 0:
-        b_D = load_lanes(D, i_h * V + o_v, n)
+    n, KW, b_dD = V - o_v, K * W, splat(np.float32(0))
+    b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_dD
     p_k = ((t0 + i_s) * H + i_h) * K
     b_x, b_y = read(S, 0, k, p_k, K) if exact else b_D, b_D
     for t in range(L):
@@ -136,37 +135,54 @@ def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk
     return b_du, b_deps
 
 
-@njit(forceinline=True)
-def exact_backward(S, p_s, G, p_g, q, k, p_k, K, b_r, b_eps, b_dy, dqk, p_dqk):
-    """`diagonal_backward` for the exact update."""
+@njit
+def add_output(G, p_g, q, k, p_k, K, b_dy):
+    """Add the output's part to `G`, so that it is the whole gradient of a token's state; returns du, `k^T G`."""
     b_du = splat(np.float32(0))
     for j in range(K):
         b_g = load(G, p_g + j * W) + load_splat(q, p_k + j) * b_dy
         store(G, p_g + j * W, b_g)
         b_du = b_du + load_splat(k, p_k + j) * b_g
-    b_u, b_w = b_eps * b_r, b_eps * b_du
+    return b_du
+
+
+@njit(forceinline=True)
+def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_next, dqk, p_dqk):
+    """Take the whole `G` one token back, `w = eps du`, and add these channels' dq and dk, `[K, 2]`.
+
+    The token before, whose key is at `p_next`, comes next: the sweep does its `add_output`, and returns its du.
+    """
+    b_du = splat(np.float32(0))
     for j in range(K):
         b_g = load(G, p_g + j * W)
-        store(G, p_g + j * W, b_g - load_splat(k, p_k + j) * b_w)
+        b_g1 = b_g - load_splat(k, p_k + j) * b_w + load_splat(q, p_next + j) * b_dy_next
+        store(G, p_g + j * W, b_g1)
+        b_du = b_du + load_splat(k, p_next + j) * b_g1
         add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_g * b_u - load(S, p_s + j * W) * b_w)
-    return b_du, b_du * b_r
+    return b_du
 
 
 @njit
 def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`."""
     s_r, s_eps, s_dy, s_slope, _ = tokens
-    n, b_D = V - o_v, splat(np.float32(0))
-    if len(D) > 0:
-        b_D = load_lanes(D, i_h * V + o_v, n)
+    n, b_zero = V - o_v, splat(np.float32(0))
+    b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_zero
+    b_next = b_zero
+    if exact:
+        b_next = add_output(G, p_g, q, k, ((t0 + i_s + L - 1) * H + i_h) * K, K, load(s_dy, (i_s + L - 1) * W))
     for t in range(L - 1, -1, -1):
         row, i, p_s = (t0 + i_s + t) * H + i_h, (i_s + t) * W, t * K * W
         b_r, b_eps, b_dy = load(s_r, i), load(s_eps, i), load(s_dy, i)
-        p_dqk = (part + row) * K
+        p_k, p_dqk = row * K, (part + row) * K
         if exact:
-            b_du, b_deps = exact_backward(S, p_s, G, p_g, q, k, row * K, K, b_r, b_eps, b_dy, dqk, p_dqk)
+            b_du = b_next
+            p_next, b_dy_next = (p_k - H * K, load(s_dy, i - W)) if t > 0 else (p_k, b_zero)
+            b_next = exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_eps * b_r, b_eps * b_du, b_dy, b_dy_next, dqk,
+                                    p_dqk)
+            b_deps = b_du * b_r
         else:
-            b_du, b_deps = diagonal_backward(S, p_s, G, p_g, q, k, row * K, K, b_r, b_eps, b_dy, dqk, p_dqk)
+            b_du, b_deps = diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_r, b_eps, b_dy, dqk, p_dqk)
         store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
         s_x[i_s + t] += sum_lanes(b_deps * b_eps * b_eps)
         b_dbeta = b_deps * load(s_slope, i)
