@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from benchmarks.compiled import Compiled, compile_kernel
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.exact_bwd import backward_tile, chunk_longhorn_exact_bwd_kernel
-from fla_longhorn.ops.exact_bwd_qk import chunk_longhorn_exact_bwd_kernel_qk
+from fla_longhorn.ops.exact_bwd_qk import chunk_longhorn_exact_bwd_kernel_qk, products_tile, span_size
 from fla_longhorn.ops.exact_common import CHUNK_SIZE, state_tile
 from fla_longhorn.ops.exact_fwd import chunk_longhorn_exact_fwd_kernel_o, forward_tile
 from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_kernel_gram
 from fla_longhorn.ops.exact_recurrent import fused_recurrent_longhorn_exact_fwd_kernel, recurrent_tile
+from fla_longhorn.ops.exact_replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
 
 # channels of the paper's 1.3B layer
 V = 4096
@@ -55,32 +56,39 @@ class ExactKernel:
 
 
 def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', **flags: bool) -> ExactKernel:
-    """`name`: fwd, recurrent, bwd, gram or qk, with the flags that are not False."""
+    """`name`: fwd, recurrent, gram, replay, bwd or qk, with the flags that are not False."""
     precision = 'ieee' if dtype == 'fp16' and target == 'gfx942' else PRECISIONS[dtype]
     operand = '*bf16' if precision == 'bf16' else '*fp32'
     x = '*' + dtype
     inputs = {'q': x, 'k': x, 'v': x, 'beta': x}
     flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}
-    constants = dict(H=1, K=K, V=V, BT=CHUNK_SIZE, BK=state_tile(K), INTERVAL=checkpoint_interval(K), DOT=precision,
-                     A_PARTS=1 if precision == 'ieee' else 2, **flags)
+    constants = dict(
+        H=1, K=K, V=V, BT=CHUNK_SIZE, BK=state_tile(K), INTERVAL=checkpoint_interval(K), SPAN=span_size(K, precision),
+        DOT=precision, A_PARTS=1 if precision == 'ieee' else 2, **flags,
+    )
     if name == 'fwd':
         kernel, part, tile = chunk_longhorn_exact_fwd_kernel_o, 'forward', forward_tile(K, flags['SAVE_STATES'])
         types = inputs | {'g': '*fp32', 'a': operand, 'o': x, 'scale': 'fp32', 'T': 'i32'}
     elif name == 'recurrent':
         kernel, part, tile = fused_recurrent_longhorn_exact_fwd_kernel, 'forward', recurrent_tile(K)
         types = inputs | {'o': x, 'scale': 'fp32', 'T': 'i32'}
+    elif name == 'replay':
+        kernel, part, tile = chunk_longhorn_exact_bwd_kernel_replay, 'backward', replay_tile(K)
+        types = inputs | {'do': x, 'cs': '*fp32', 'a': operand, 'us': operand, 'hs': operand, 'dy': operand, 'scale': 'fp32'}
+        types |= {'g': '*fp32', 'states': '*fp32', 'T': 'i32', 'N': 'i32'}
     elif name == 'bwd':
         kernel, part, tile = chunk_longhorn_exact_bwd_kernel, 'backward', backward_tile(K)
-        types = inputs | {'do': x, 'dv': x, 'dbeta': x, 'a': operand, 'hs': operand, 'us': operand, 'scale': 'fp32'}
-        types |= dict.fromkeys(('g', 'states', 'rs', 'dqk', 'dam'), '*fp32')
-        types |= dict.fromkeys(('T', 'ROWS', 'TOTAL_ROWS', 'TOKENS', 'SLOTS'), 'i32')
+        types = inputs | dict.fromkeys(('dy', 'dv', 'dbeta'), x) | dict.fromkeys(('a', 'ws', 'dhs'), operand)
+        types |= {'cs': '*fp32', 'g': '*fp32', 'scale': 'fp32', 'T': 'i32'}
+        constants['STORE_W'] = operand != x or flags['HAS_D'] or flags['SCALAR_BETA']
     elif name == 'gram':
         kernel, part, tile = chunk_longhorn_exact_kernel_gram, 'forward', {'num_warps': 1}
-        types = {'q': x, 'k': x, 'g': '*fp32', 'a': operand, 'T': 'i32', 'N': 'i32'}
+        types = {'q': x, 'k': x, 'g': '*fp32', 'a': operand, 'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
     else:
-        kernel, part, tile = chunk_longhorn_exact_bwd_kernel_qk, 'backward', {'num_warps': 1 if K <= 32 else 4}
-        types = dict.fromkeys(('q', 'k', 'beta', 'dq', 'dk', 'dbeta'), x) | {'dqk': '*fp32', 'dam': '*fp32'}
-        types |= dict.fromkeys(('T', 'N', 'NV', 'TOKENS', 'SLOTS'), 'i32')
+        kernel, part, tile = chunk_longhorn_exact_bwd_kernel_qk, 'backward', products_tile(K, precision)
+        types = dict.fromkeys(('q', 'k', 'beta', 'dy', 'dq', 'dk', 'dbeta'), x) | {'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
+        types |= dict.fromkeys(('us', 'ws', 'hs', 'dhs'), operand)
+        constants['BT'] = span_size(K, precision)
     for flag, arguments in OPTIONS.items():
         for argument, type_ in arguments.items():
             if flags[flag]:
@@ -92,7 +100,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     arguments = argument_names(kernel)
     types = {n: t for n, t in types.items() if n in arguments}
     constants = {n: c for n, c in constants.items() if n in arguments and n not in types}
-    tokens = 1 if name == 'recurrent' else CHUNK_SIZE
+    tokens = constants.get('BT', 1)
     work = tokens * constants.get('BV', 0) / (32 * num_warps)
     return ExactKernel(name, part, K, dtype, kernel, types, constants, num_warps, work)
 
@@ -111,7 +119,7 @@ def hot_loops(compiled: Compiled) -> list:
 
 def instructions_per_token_channel(row: ExactKernel, compiled: Compiled) -> float | None:
     """Instructions of a lane for each (token, channel) that it serves; None where the target's code shows no loops."""
-    lanes, BK = 32 * row.num_warps, state_tile(row.K)
+    lanes = 32 * row.num_warps
     if row.name == 'gram':
         # no loop: a program serves all channels of a chunk
         return sum(compiled.mix.values()) * lanes / (CHUNK_SIZE * V) if compiled.mix['LDG'] else None
@@ -119,11 +127,6 @@ def instructions_per_token_channel(row: ExactKernel, compiled: Compiled) -> floa
     if not hot:
         return None
     instructions = sum(loop.instructions for loop in hot)
-    if row.name == 'qk':
-        # an iteration adds one channel block's parts of a chunk, unless the compiler unrolled
-        loads = max(2 * CHUNK_SIZE * (BK + CHUNK_SIZE) // (4 * lanes), 1)
-        blocks = V / backward_tile(row.K)['BV'] / max(hot[-1].mix['LDG'] // loads, 1)
-        return hot[-1].instructions * blocks * lanes / (CHUNK_SIZE * V)
     return instructions / row.work
 
 
@@ -160,8 +163,9 @@ ROWS = (
     table_row('gram', 'gram', 'forward'),
     table_row('fwd', 'forward', 'forward', SAVE_STATES=True),
     table_row('gram', 'gram', 'backward'),
+    table_row('replay', 'replay', 'backward'),
     table_row('bwd', 'backward', 'backward'),
-    table_row('qk', 'reduce', 'backward'),
+    table_row('qk', 'products', 'backward'),
 )
 # without gradients: whole sequences, and token by token
 INFERENCE_ROWS = (

@@ -1,4 +1,4 @@
-"""Exact update, the end of backward: the channel blocks' parts become dq and dk (and dbeta of a scalar step)."""
+"""Exact update, the end of backward: what sums over the channels, dq and dk (and dbeta of a scalar step)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.exact_common import (
-    CHUNK_SIZE,
     first_slot,
     product,
     ratio,
@@ -15,81 +14,135 @@ from fla_longhorn.ops.exact_common import (
     sequence_of_slot,
     sequence_range,
     sigmoid,
+    split_product,
     state_tile,
 )
 
 
-@triton.heuristics({'IS_VARLEN': lambda args: args['cu_seqlens'] is not None})
-@triton.jit(do_not_specialize=['T', 'N', 'NV', 'TOKENS', 'SLOTS'])
+def span_size(K: int, precision: str) -> int:
+    """Tokens of a program, and between the states it needs.
+
+    A state's rounding cancels against the steps after it once K of them have replaced it, so a span isn't longer than that;
+    and it is short where products are unrolled.
+    """
+    return 16 if precision == 'ieee' else min(state_tile(K), 64)
+
+
+def products_tile(K: int, precision: str) -> dict:
+    """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit the registers of the program."""
+    BK = state_tile(K)
+    num_warps = {16: 1, 32: 2, 64: 4, 128: 8, 256: 8}[BK]
+    return {'BK': BK, 'BV': 32 if precision == 'ieee' else 64, 'num_warps': num_warps}
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'HAS_SCALE': lambda args: args['scale'] != 1.0,
+})
+@triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_bwd_kernel_qk(
     q,
     k,
     beta,
-    dqk,
-    dam,
+    dy,
+    us,
+    ws,
+    hs,
+    dhs,
     dq,
     dk,
     dbeta,
     cu_seqlens,
+    scale,
     T,
     N,
-    NV,
-    TOKENS,
-    SLOTS,
     H: tl.constexpr,
     K: tl.constexpr,
+    V: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Sum the parts of the channel blocks in their order, and finish dq and dk of a chunk (and dbeta of a scalar step)."""
+    r"""The span of `BT` tokens of one program, block by block of its channels.
+
+    With `S` the state at the span's start and `dS` the gradient of that at its end, whatever the span's length:
+
+    .. math::
+        dQ = dY S^\top + dA\,K, \quad dK = dA^\top Q + U dS^\top - W S^\top - (M + M^\top) K, \quad
+        dA = \mathrm{tril}(dY U^\top), \quad M = \mathrm{tril}(W U^\top)
+
+    M's diagonal :math:`\sum_v d\epsilon\,\epsilon^2` is the gradient through :math:`|k|^2`. Of a scalar step, `us` and `ws`
+    are R and X, and the step of a row multiplies what sums over the channels.
+    """
     i_c, i_h = tl.program_id(0), tl.program_id(1)
     i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    i_t = (i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)).to(tl.int32)
-    if i_t * BT < T_n:
-        o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-        m_k = (i_t * BT + o_t < T_n)[:, None] & (o_k < K)[None, :]
-        i_x = (bos + i_t * BT) * H + i_h
+    i_t = ((i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)) * BT).to(tl.int32)
+    if i_t < T_n:
+        o_t, o_k, o_v = tl.arange(0, BT), tl.arange(0, BK), tl.arange(0, BV)
+        m_t = i_t + o_t < T_n
+        m_k = m_t[:, None] & (o_k < K)[None, :]
+        i_x = (bos + i_t) * H + i_h
         o_qk = i_x * K + o_t[:, None] * (H * K) + o_k[None, :]
-        p_dqk = dqk + o_qk
-        p_dam = dam + (i_c.to(tl.int64) * H + i_h) * (2 * BT * BT) + o_t[:, None] * BT + o_t[None, :]
-        # [BT, BK], [BT, BT]
+        o_x = i_x * V + o_t[:, None] * (H * V) + o_v[None, :]
+        o_h = (i_c.to(tl.int64) * H + i_h) * (K * V) + o_v[:, None] * K + o_k[None, :]
+        # [BT, BK]
         b_dq = tl.zeros([BT, BK], dtype=tl.float32)
         b_dk = tl.zeros([BT, BK], dtype=tl.float32)
+        b_dw = tl.zeros([BT, BK], dtype=tl.float32)
+        # [BT, BT]
         b_da = tl.zeros([BT, BT], dtype=tl.float32)
         b_m = tl.zeros([BT, BT], dtype=tl.float32)
-        for _ in range(NV):
-            b_dq += tl.load(p_dqk, mask=m_k, other=0.0)
-            b_dk += tl.load(p_dqk + TOKENS.to(tl.int64) * H * K, mask=m_k, other=0.0)
-            b_da += tl.load(p_dam)
-            b_m += tl.load(p_dam + BT * BT)
-            p_dqk += TOKENS.to(tl.int64) * 2 * H * K
-            p_dam += SLOTS.to(tl.int64) * H * (2 * BT * BT)
-        b_q = tl.load(q + o_qk, mask=m_k, other=0.0).to(tl.float32)
-        b_k = tl.load(k + o_qk, mask=m_k, other=0.0).to(tl.float32)
-
+        for i_v in range(0, V, BV):
+            m_v = m_t[:, None] & (i_v + o_v < V)[None, :]
+            m_h = (i_v + o_v < V)[:, None] & (o_k < K)[None, :]
+            # [BT, BV]
+            b_dy = tl.load(dy + o_x, mask=m_v, other=0.0)
+            b_u = tl.load(us + o_x, mask=m_v, other=0.0)
+            b_w = tl.load(ws + o_x, mask=m_v, other=0.0)
+            # [BV, BK]
+            b_h = tl.load(hs + o_h, mask=m_h, other=0.0)
+            b_dh = tl.load(dhs + o_h, mask=m_h, other=0.0)
+            b_dq = product(b_dy, b_h, b_dq, DOT)
+            b_dw = product(b_w, b_h, b_dw, DOT)
+            b_dk = product(b_u, b_dh, b_dk, DOT)
+            b_u = tl.trans(b_u)
+            b_da = product(b_dy, b_u, b_da, DOT)
+            b_m = product(b_w, b_u, b_m, DOT)
+            o_x += BV
+            o_h += BV * K
+        b_q = tl.load(q + o_qk, mask=m_k, other=0.0)
+        b_k = tl.load(k + o_qk, mask=m_k, other=0.0)
         if SCALAR_BETA:
-            # the parts hold X R^T, for the step is the row's
-            m_t = i_t * BT + o_t < T_n
             b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            b_f = ratio(1.0, 1.0 + b_b * tl.sum(b_k * b_k, 1))
+            b_kk = b_k.to(tl.float32)
+            b_f = ratio(1.0, 1.0 + b_b * tl.sum(b_kk * b_kk, 1))
             b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
             if USE_BETA_SIGMOID:
                 b_db *= b_b * (1.0 - b_b)
             tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t)
             b_e = b_b * b_f
             b_m *= b_e[:, None] * b_e[None, :]
+            b_da *= b_e[None, :]
+            b_dk = (b_dk - b_dw) * b_e[:, None]
+        else:
+            b_dk -= b_dw
+        if HAS_SCALE:
+            b_dq *= scale
+            b_da *= scale
         lower = o_t[:, None] >= o_t[None, :]
         b_da = tl.where(lower, b_da, 0.0)
         b_m = tl.where(lower, b_m, 0.0)
-        b_dq = product(b_da, b_k, b_dq, 'ieee')
-        b_dk = product(tl.trans(b_da), b_q, b_dk, 'ieee')
-        b_dk = product(-(b_m + tl.trans(b_m)), b_k, b_dk, 'ieee')
+        b_dq = split_product(b_da, b_k, b_dq, DOT)
+        b_dk = split_product(tl.trans(b_da), b_q, b_dk, DOT)
+        b_dk = split_product(-(b_m + tl.trans(b_m)), b_k, b_dk, DOT)
         tl.store(dq + o_qk, rounded(b_dq, dq.dtype.element_ty), mask=m_k)
         tl.store(dk + o_qk, rounded(b_dk, dk.dtype.element_ty), mask=m_k)
 
@@ -98,20 +151,24 @@ def chunk_longhorn_exact_bwd_qk(
     q: torch.Tensor,
     k: torch.Tensor,
     beta: torch.Tensor,
-    dqk: torch.Tensor,
-    dam: torch.Tensor,
+    dy: torch.Tensor,
+    us: torch.Tensor,
+    ws: torch.Tensor,
+    hs: torch.Tensor,
+    dhs: torch.Tensor,
     dbeta: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
+    scale: float,
+    precision: str,
     use_beta_sigmoid: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return dq and dk from the parts `dqk [NV, 2, B, T, H, K]` and `dam [NV, slots, H, 2, C, C]`; fill in a scalar dbeta."""
-    B, T, H, K = q.shape
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    NV, slots = dam.shape[:2]
-    BK = state_tile(K)
+    """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
+    T, H, K = q.shape[1:]
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dq, dk = torch.empty_like(q), torch.empty_like(k)
-    chunk_longhorn_exact_bwd_kernel_qk[(slots, H)](
-        q, k, beta, dqk, dam, dq, dk, dbeta, cu_seqlens, T, N, NV, B * T, slots, H=H, K=K, BT=CHUNK_SIZE, BK=BK,
-        USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, num_warps=1 if BK <= 32 else 4,
+    chunk_longhorn_exact_bwd_kernel_qk[(hs.shape[0], H)](
+        q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
+        BT=span_size(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
+        **products_tile(K, precision),
     )
     return dq, dk

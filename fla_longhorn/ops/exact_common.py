@@ -25,6 +25,11 @@ def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     return 'ieee' if torch.version.hip else 'tf32'
 
 
+def operand_dtype(precision: str) -> torch.dtype:
+    """What kernels hand each other to multiply."""
+    return torch.bfloat16 if precision == 'bf16' else torch.float32
+
+
 def state_tile(K: int) -> int:
     return max(16, triton.next_power_of_2(K))
 

@@ -11,14 +11,17 @@ from fla_longhorn.ops.exact_common import (
     chunk_slots,
     first_slot,
     product,
+    rounded,
     sequence_of_slot,
     sequence_range,
-    split,
     state_tile,
 )
 
 
-@triton.heuristics({'IS_VARLEN': lambda args: args['cu_seqlens'] is not None})
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'HAS_SCALE': lambda args: args['scale'] != 1.0,
+})
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_kernel_gram(
     q,
@@ -26,6 +29,7 @@ def chunk_longhorn_exact_kernel_gram(
     g,
     a,
     cu_seqlens,
+    scale,
     T,
     N,
     H: tl.constexpr,
@@ -33,9 +37,10 @@ def chunk_longhorn_exact_kernel_gram(
     BT: tl.constexpr,
     BK: tl.constexpr,
     DOT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Write `G = K K^T`, its diagonal as one more row, and `A^T = tril(Q K^T)^T`, in two parts unless DOT keeps float32."""
+    """Write `G = K K^T`, its diagonal as one more row, and `tril(scale Q K^T)^T`, in two parts unless DOT keeps float32."""
     i_c, i_h = tl.program_id(0), tl.program_id(1)
     i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
@@ -50,6 +55,8 @@ def chunk_longhorn_exact_kernel_gram(
     b_zero = tl.zeros([BT, BT], dtype=tl.float32)
     b_g = product(b_k, tl.trans(b_k), b_zero, DOT)
     b_a = product(b_k, tl.trans(b_q), b_zero, DOT)
+    if HAS_SCALE:
+        b_a *= scale
     b_a = tl.where(o_t[:, None] <= o_t[None, :], b_a, 0.0)
 
     o_g = o_t[:, None] * BT + o_t[None, :]
@@ -60,13 +67,15 @@ def chunk_longhorn_exact_kernel_gram(
     if DOT == 'ieee':
         tl.store(a + i_g * (BT * BT) + o_g, b_a)
     else:
-        b_hi, b_lo = split(b_a, DOT)
+        # the first part alone serves outputs, so it is rounded to the nearest
+        b_hi = rounded(b_a, a.dtype.element_ty)
+        b_lo = rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty)
         tl.store(a + i_g * (2 * BT * BT) + o_g, b_hi)
         tl.store(a + i_g * (2 * BT * BT) + BT * BT + o_g, b_lo)
 
 
 def chunk_longhorn_exact_gram(
-    q: torch.Tensor, k: torch.Tensor, cu_seqlens: torch.Tensor | None, precision: str,
+    q: torch.Tensor, k: torch.Tensor, cu_seqlens: torch.Tensor | None, precision: str, scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `g [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed."""
     B, T, H, K = q.shape
@@ -77,6 +86,6 @@ def chunk_longhorn_exact_gram(
     a_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
     a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=a_dtype)
     chunk_longhorn_exact_kernel_gram[(slots, H)](
-        q, k, g, a, cu_seqlens, T, N, H=H, K=K, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision, num_warps=1,
+        q, k, g, a, cu_seqlens, scale, T, N, H=H, K=K, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision, num_warps=1,
     )
     return g, a

@@ -21,7 +21,9 @@ FIGURES = {
     ('fwd', 128, False): (50, 60, 0),
     ('fwd', 16, True): (38, 0, 0),
     ('recurrent', 16, False): (140, 0, 12),
-    ('bwd', 16, False): (95, 80, 0),
+    ('replay', 16, False): (36, 0, 0),
+    ('bwd', 16, False): (36, 0, 0),
+    ('qk', 16, False): (6, 0, 0),
 }
 SCRIPT = """
 import json, sys
