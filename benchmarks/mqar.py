@@ -87,12 +87,11 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
     trainer = build_trainer(model, task, run)
     train(trainer, run)
     history = [(x['step'], x['eval_recall']) for x in trainer.state.log_history if 'eval_recall' in x]
-    losses = [x['loss'] for x in trainer.state.log_history if 'loss' in x]
     return {
         'cell': cell,
         'parameters': model.num_parameters(),
         'history': history,
-        'loss': losses[-1],
+        'loss': trainer.state.log_history[-1]['train_loss'],
         'recall': measure_recall(model.eval(), HeldOut(task, run.test_size, (run.seed, 1)), run.batch_size),
         'seconds': time.perf_counter() - started,
     }
