@@ -35,7 +35,7 @@ OPTIONS = {
 }
 
 
-def one(config: PreTrainedConfig) -> float:
+def by_hidden_size(config: PreTrainedConfig) -> float:
     """The native mixer has `hidden_size` value channels."""
     return 1
 
@@ -70,7 +70,7 @@ class Family:
     folder: str
     block: str
     mixer: str
-    expand: Callable[[PreTrainedConfig], float] = one
+    expand: Callable[[PreTrainedConfig], float] = by_hidden_size
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
