@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn as nn
-from einops import rearrange
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
-from fla.modules import ShortConvolution
 
+from fla_longhorn.modules import Padding, ShortConvolution
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 
 if TYPE_CHECKING:
@@ -158,9 +157,12 @@ class Longhorn(nn.Module):
             )
         batch_size, q_len, _ = hidden_states.shape
         last_state = get_layer_cache(self, past_key_values)
-        hidden_states, indices, cu_seqlens = unpad_hidden_states(
-            hidden_states, kwargs.get('cu_seqlens'), attention_mask, q_len,
-        )
+        cu_seqlens, padding = kwargs.get('cu_seqlens'), None
+        # a trace can't have shapes that depend on the mask
+        if torch.compiler.is_compiling() and attention_mask is not None and cu_seqlens is None:
+            padding, attention_mask = Padding(attention_mask[:, -q_len:]), None
+            hidden_states = padding.move(hidden_states)
+        hidden_states, indices, cu_seqlens = unpad_hidden_states(hidden_states, cu_seqlens, attention_mask, q_len)
 
         x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
         x, conv_state = self.conv1d(
@@ -168,28 +170,36 @@ class Longhorn(nn.Module):
             cache=None if last_state is None else last_state['conv_state'],
             output_final_state=use_cache,
             cu_seqlens=cu_seqlens,
+            **({} if padding is None else {'lengths': padding.lengths}),
         )
         key_dim = self.num_heads * self.state_size
         beta, k, q = self.x_proj(x).split([self.beta_rank, key_dim, key_dim], dim=-1)
         beta = self.beta_proj(beta)
-        q, k = (rearrange(y, '... (h k) -> ... h k', h=self.num_heads) for y in (q, k))
-        v, z = (rearrange(y, '... (h v) -> ... h v', h=self.num_heads) for y in (x, z))
+        if padding is not None:
+            # a key of zero leaves the state as it is
+            k = padding.silence(k)
+        q, k = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k))
+        v, z = (y.unflatten(-1, (self.num_heads, -1)) for y in (x, z))
         if not self.scalar_beta:
-            beta = rearrange(beta, '... (h v) -> ... h v', h=self.num_heads)
+            beta = beta.unflatten(-1, (self.num_heads, -1))
 
         inputs = dict(
-            q=q, k=k, v=v, beta=beta, exact=self.exact, D=rearrange(self.D, '(h v) -> h v', h=self.num_heads), z=z,
+            q=q, k=k, v=v, beta=beta, exact=self.exact, D=self.D.unflatten(0, (self.num_heads, -1)), z=z,
             use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
         recurrent_state = None if last_state is None else last_state['recurrent_state']
         if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
             o = longhorn_state_update(recurrent_state, **inputs)
         else:
-            op = OPS[self.mode if q_len > MAX_RECURRENT_LENGTH else 'fused_recurrent']
+            # an exported program has one op for all lengths
+            long = torch.compiler.is_exporting() or q_len > MAX_RECURRENT_LENGTH
+            op = OPS[self.mode if long else 'fused_recurrent']
             o, recurrent_state = op(initial_state=recurrent_state, output_final_state=bool(use_cache), **inputs)
         update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
 
-        o = self.out_proj(rearrange(o, '... h v -> ... (h v)'))
+        o = self.out_proj(o.flatten(-2))
+        if padding is not None:
+            o = padding.restore(o)
         return repad_hidden_states(o, indices, batch_size, q_len), None, past_key_values
 
 

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
-from fla.modules import GatedMLP, RMSNorm
+from fla.models.utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
+from fla_longhorn.modules import GatedMLP, RMSNorm
+from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 
 if TYPE_CHECKING:
-    from fla.models.utils import Cache
+    from transformers.modeling_outputs import BaseModelOutputWithPast
     from transformers.processing_utils import Unpack
 
 
@@ -127,6 +130,21 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        past_key_values: Cache | list[torch.FloatTensor] | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[dict],
+    ) -> tuple | BaseModelOutputWithPast:
+        if torch.compiler.is_compiling() and past_key_values is None:
+            # fla makes a cache where no trace can follow
+            use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
+            past_key_values = Cache() if use_cache else None
+        return super().forward(input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, **kwargs)
+
 
 class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):
     """:class:`LonghornModel` with a language modelling head."""
@@ -140,3 +158,41 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.criterion = None
         self.post_init()
+
+    def _compute_logits_and_loss(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.LongTensor | None = None,
+        logits_to_keep: int | torch.Tensor | None = 0,
+        *,
+        shift_labels: torch.LongTensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        fuse_linear_cross_entropy: bool | None = None,
+        use_l2warp: bool | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """fla's, whose losses a trace replaces by PyTorch's. A criterion of the user's own stays."""
+        has_labels = labels is not None or shift_labels is not None
+        if not torch.compiler.is_compiling() or not has_labels or self.criterion is not None:
+            return super()._compute_logits_and_loss(
+                hidden_states, labels, logits_to_keep, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch,
+                fuse_linear_cross_entropy=fuse_linear_cross_entropy, use_l2warp=use_l2warp,
+            )
+        config, head = self.config, self.lm_head
+        use_l2warp = config.use_l2warp if use_l2warp is None else use_l2warp
+        if shift_labels is None:
+            shift_labels = F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)
+        shift_labels = shift_labels.to(hidden_states.device)
+        reduction = 'mean' if num_items_in_batch is None else 'sum'
+        logits = None
+        if config.fuse_linear_cross_entropy if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy:
+            loss = linear_cross_entropy(hidden_states, shift_labels, head.weight, head.bias, reduction, use_l2warp)
+        else:
+            logits = head(hidden_states)
+            criterion = cross_entropy if config.fuse_cross_entropy else F.cross_entropy
+            loss = criterion(logits.flatten(0, -2), shift_labels.flatten(), reduction=reduction)
+            loss = l2_warp(loss, logits) if use_l2warp else loss
+        if num_items_in_batch is not None:
+            if isinstance(num_items_in_batch, torch.Tensor):
+                num_items_in_batch = num_items_in_batch.to(loss.device)
+            loss = loss / num_items_in_batch
+        return loss, logits

@@ -1,0 +1,122 @@
+"""fla's causal depthwise convolution, traceable.
+
+A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1. An output looks back at W - 1
+inputs, so column 0 is kept but never convolved.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from fla import modules
+
+from fla_longhorn.backends.cpu import widen
+
+
+def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
+    """`y[t] = sum_i weight[i] * stream[t + i]` for t < T; `stream` `[N, T + W - 1, D]`, `weight` `[D, W]`."""
+    y = stream[:, :T] * weight[:, 0]
+    for i in range(1, weight.shape[1]):
+        y = y + stream[:, i:i + T] * weight[:, i]
+    return y
+
+
+def _convolve_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    state: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convolve the rows of `x` `[B, T, D]`; the new state `[B, D, W]` ends after the first `lengths` `[B]` inputs."""
+    B, T, D = x.shape
+    W = weight.shape[1]
+    history = x.new_zeros(B, W, D) if state is None else state.mT.to(x.dtype)
+    stream = torch.cat([history, x], 1)
+    y = _taps(stream[:, 1:], weight, T)
+    if lengths is None:
+        return y, stream[:, T:].mT
+    last = lengths[:, None] + torch.arange(W, device=x.device)
+    return y, stream.gather(1, last[..., None].expand(B, W, D)).mT
+
+
+def _convolve_packed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convolve the sequences packed in `x` `[1, T, D]` between the bounds `cu_seqlens` `[N + 1]`; return the new states."""
+    _, T, D = x.shape
+    W, N = weight.shape[1], cu_seqlens.shape[0] - 1
+    starts, stops = cu_seqlens[:-1, None], cu_seqlens[1:, None]
+    tokens = torch.arange(T, dtype=cu_seqlens.dtype, device=x.device)
+    # the last sequence that starts at or before the token: empty ones start there too, but earlier in the list
+    position = tokens - cu_seqlens[torch.searchsorted(cu_seqlens[:-1].contiguous(), tokens, right=True) - 1]
+    stream = F.pad(x, (0, 0, W - 1, 0))
+    y = x * weight[:, -1]
+    for lag in range(1, W):
+        inside = (position >= lag)[:, None]
+        y = y + torch.where(inside, stream[:, W - 1 - lag:W - 1 - lag + T], 0) * weight[:, -1 - lag]
+
+    offsets = torch.arange(W, dtype=cu_seqlens.dtype, device=x.device)
+    last = stops - W + offsets
+    ends = x[0, last.clamp_min(0)]
+    if state is None:
+        return y, torch.where((last >= starts)[..., None], ends, 0).mT
+    history = state.mT.to(x.dtype)
+    if W > 1:
+        # what the state adds to the first W - 1 outputs of its sequence
+        heads = _taps(F.pad(history[:, 1:], (0, 0, 0, W - 1)), weight, W - 1)
+        rows = starts + offsets[:-1]
+        heads = torch.where((rows < stops)[..., None], heads, 0)
+        y = y.index_add(1, rows.clamp_max(T - 1).flatten(), heads.flatten(0, 1)[None])
+    before = history.gather(1, (W + last - starts).clamp_max(W - 1).long()[..., None].expand(N, W, D))
+    return y, torch.where((last >= starts)[..., None], ends, before).mT
+
+
+class ShortConvolution(modules.ShortConvolution):
+    """:class:`fla.modules.ShortConvolution`, in PyTorch while a compiler traces it."""
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        cache: torch.Tensor | None = None,
+        output_final_state: bool = False,
+        cu_seqlens: torch.Tensor | None = None,
+        chunk_indices: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As fla's; `lengths` `[B]`, for a trace only, says how many inputs of each row count, the rest being padding.
+
+        A single token without autograd updates `cache` in place, unless it is packed.
+        """
+        if not torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
+            if lengths is not None:
+                raise ValueError('lengths serves a trace of torch.compile or torch.export; elsewhere use cu_seqlens')
+            return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
+        if mask is not None:
+            if cu_seqlens is not None:
+                raise ValueError('mask and cu_seqlens cannot be provided at the same time')
+            x = x * mask.unsqueeze(-1)
+
+        rows = widen(x.flatten(2))
+        weight = self.weight.squeeze(1).to(rows.dtype)
+        if cu_seqlens is None:
+            y, state = _convolve_rows(rows, weight, cache, lengths)
+        else:
+            y, state = _convolve_packed(rows, weight, cache, cu_seqlens)
+        if self.bias is not None:
+            y = y + self.bias.to(rows.dtype)
+        if self.activation is not None:
+            y = F.silu(y)
+        if residual is not None:
+            y = y + residual.flatten(2)
+        y = y.to(x.dtype).view(x.shape)
+
+        if cache is not None and cu_seqlens is None and x.shape[1] == 1 and not torch.is_grad_enabled():
+            cache.copy_(state)
+            return y, cache if output_final_state else None
+        return y, state.to(x.dtype).contiguous() if output_final_state else None

@@ -1,0 +1,62 @@
+"""fla's gated MLP, traceable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fla.modules import mlp
+
+from fla_longhorn.backends.cpu import widen
+
+
+def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`silu(x) * y`, computed in float32."""
+    return (F.silu(widen(x)) * widen(y)).to(x.dtype)
+
+
+def powglu(x: torch.Tensor, y: torch.Tensor, power: float) -> torch.Tensor:
+    """`sigmoid(x) * x^p * y` with `p = power / (sqrt(x) + 1)` where x > 0 and p = 1 elsewhere, computed in float32."""
+    wide = widen(x)
+    positive = wide > 0
+    # neither the root nor the logarithm may see the other values, in backward too
+    base = torch.where(positive, wide, 1.0)
+    gate = torch.where(positive, torch.exp(power / (base.sqrt() + 1) * base.log()), wide) * torch.sigmoid(wide)
+    return (gate * widen(y)).to(x.dtype)
+
+
+class SwiGLULinear(mlp.SwiGLULinear):
+    """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch while a compiler traces it."""
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`(silu(x) * y) @ weight.T + bias`."""
+        if not torch.compiler.is_compiling():
+            return super().forward(x, y, weight, bias)
+        return F.linear(swiglu(x, y), weight, bias)
+
+
+class GatedMLP(mlp.GatedMLP):
+    """:class:`fla.modules.GatedMLP`, in PyTorch while a compiler traces it."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if hasattr(self, 'swiglu_linear'):
+            self.swiglu_linear = SwiGLULinear()
+
+    def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """`down_proj(act(gate_proj(x)) * up_proj(x))`."""
+        if not torch.compiler.is_compiling():
+            return super().forward(x, **kwargs)
+        gate, y = self.gate_proj(x), self.up_proj(x)
+        if self.hidden_act == 'powlu':
+            return self.down_proj(powglu(gate, y, self.powglu_power))
+        if self.fuse_swiglu:
+            return self.swiglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias)
+        return self.down_proj(swiglu(gate, y))

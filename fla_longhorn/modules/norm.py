@@ -1,0 +1,36 @@
+"""fla's RMSNorm, traceable."""
+
+from __future__ import annotations
+
+import torch
+from fla import modules
+
+from fla_longhorn.backends.cpu import widen
+
+
+class RMSNorm(modules.RMSNorm):
+    """:class:`fla.modules.RMSNorm`, in PyTorch while a compiler traces it."""
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
+        if not torch.compiler.is_compiling():
+            return super().forward(x, residual, prenorm, residual_in_fp32)
+        rows, stream = widen(x), x
+        if residual is not None:
+            rows = rows + residual
+            stream = rows.to(residual.dtype)
+        elif residual_in_fp32:
+            stream = rows.float()
+        y = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            y = y * self.weight.to(rows.dtype)
+        if self.bias is not None:
+            y = y + self.bias.to(rows.dtype)
+        y = y.to(x.dtype)
+        return (y, stream) if prenorm else y
