@@ -1,0 +1,154 @@
+"""`python -m fla_longhorn program` behaves as `python program`, and the program finds Longhorn without importing it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import fla_longhorn
+
+PACKAGE = Path(fla_longhorn.__file__).parent
+
+# tells all that a program can see of how it was started, then ends in one of several ways
+PROGRAM = '''"""What it says of itself."""
+import __main__
+import atexit
+import sys
+print(__name__, __file__, __package__, __doc__, type(__spec__).__name__, type(__loader__).__name__, __builtins__)
+print(sorted(globals()), getattr(__spec__, 'name', None))
+print(sys.argv, sys.path)
+print(vars(__main__) is globals(), sys.modules['__main__'] is __main__)
+number: 'int' = 1
+print(globals().get('__annotations__'))
+atexit.register(print, 'the end of', number)
+def fail():
+    raise ValueError('wrong')
+how = sys.argv[1] if len(sys.argv) > 1 else ''
+if how == 'raise':
+    fail()
+elif how == 'interrupt':
+    raise KeyboardInterrupt
+elif how:
+    sys.exit(int(how) if how.isdigit() else how)
+'''
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> Path:
+    """Programs of every kind, and the runner in an otherwise empty package, which starts at once."""
+    folder = tmp_path_factory.mktemp('programs')
+    (folder / 'elsewhere').mkdir()
+    (folder / 'packaged').mkdir()
+    for path in ('program.py', 'elsewhere/program.py', 'packaged/__main__.py'):
+        (folder / path).write_text(PROGRAM)
+    (folder / 'packaged' / '__init__.py').touch()
+    (folder / 'wrong.py').write_text('def f(:')
+    (folder / 'link.py').symlink_to('elsewhere/program.py')
+    with zipfile.ZipFile(folder / 'archive.zip', 'w') as archive:
+        archive.writestr('__main__.py', PROGRAM)
+    (folder / 'site' / 'fla_longhorn').mkdir(parents=True)
+    (folder / 'site' / 'fla_longhorn' / '__init__.py').touch()
+    shutil.copy(PACKAGE / '__main__.py', folder / 'site' / 'fla_longhorn')
+    return folder
+
+
+def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, cwd=folder,
+        env={**os.environ, 'PYTHONPATH': str(folder / 'site'), 'PYTHONDONTWRITEBYTECODE': '1', **env},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize('command', [
+    'program.py', 'program.py a --b -m c', 'program.py 7', 'program.py message', 'program.py raise', 'program.py interrupt',
+    'elsewhere/program.py', 'elsewhere/../program.py raise', 'link.py', 'packaged raise', 'archive.zip raise', 'wrong.py',
+    'missing.py', 'elsewhere', '-m program a --b -m c', '-m program 7', '-m program raise', '-m program interrupt',
+    '-m elsewhere.program', '-m packaged raise', '-m wrong', '-m missing', '-m missing.module', '-m elsewhere',
+])
+def test_the_same_as_python(folder, command):
+    assert run(folder, '-m', 'fla_longhorn', *command.split()) == run(folder, *command.split())
+
+
+def test_safe_path(folder):
+    if sys.version_info < (3, 11):
+        pytest.skip('PYTHONSAFEPATH came with Python 3.11')
+    for command in ('elsewhere/program.py', '-m program'):
+        got, wanted = (
+            run(folder, *runner, *command.split(), PYTHONSAFEPATH='1') for runner in (('-m', 'fla_longhorn'), ())
+        )
+        assert got == wanted
+
+
+def test_command_line(folder):
+    status, out, err = run(folder, '-m', 'fla_longhorn', '--help')
+    assert status == 0 and out.startswith('usage: python -m fla_longhorn SCRIPT') and err == ''
+    for args, message in {
+        (): 'a script or -m MODULE is missing', ('-m',): '-m needs the name of a module', ('-x',): 'unknown option -x',
+    }.items():
+        status, out, err = run(folder, '-m', 'fla_longhorn', *args)
+        assert status == 2 and out == '' and f'error: {message}' in err and 'usage:' in err
+
+
+SPAWNING = '''
+import json
+import multiprocessing
+import sys
+from fla.layers import Longhorn
+from transformers import AutoConfig
+
+class Question:
+    def __init__(self, name):
+        self.name = name
+
+def answer(question):
+    return question.name in sys.modules, type(question).__module__, AutoConfig.for_model('longhorn').model_type
+
+if __name__ == '__main__':
+    with multiprocessing.get_context('spawn').Pool(1) as pool:
+        print(json.dumps(pool.map(answer, [Question('fla_longhorn'), Question('nothing')])))
+'''
+
+
+def test_the_plugin_is_there(tmp_path):
+    """In the program, which names it nowhere, and in the processes that the program spawns."""
+    (tmp_path / 'program.py').write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, '-m', 'fla_longhorn', 'program.py'], cwd=tmp_path, capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[True, '__mp_main__', 'longhorn'], [False, '__mp_main__', 'longhorn']]
+
+
+DISTRIBUTED = '''
+import os
+import sys
+import torch.distributed as dist
+from transformers import AutoConfig
+dist.init_process_group('gloo')
+kind = AutoConfig.for_model('longhorn').model_type
+print(f'{__name__} {kind} rank {dist.get_rank()} of {dist.get_world_size()} {sys.argv[1:]}', flush=True)
+dist.destroy_process_group()
+'''
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason='this PyTorch has no torch.distributed')
+def test_torchrun(tmp_path):
+    (tmp_path / 'my').mkdir()
+    (tmp_path / 'my' / 'train.py').write_text(DISTRIBUTED)
+    done = subprocess.run(
+        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2',
+         '-m', 'fla_longhorn', '-m', 'my.train', '--steps', '3'],
+        cwd=tmp_path, capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r'__main__ longhorn rank (\d) of 2 (.*)', done.stdout)
+    assert sorted(found) == [('0', "['--steps', '3']"), ('1', "['--steps', '3']")]
