@@ -45,6 +45,10 @@ def compiled(**options):
     return decorate
 
 
+# for the steps of one token: a call, with all its arrays' parts as arguments, costs more than updating a small state
+inlined = njit(forceinline=True)
+
+
 @njit
 def load_tile(x, p, V, K, n, tile, p_t):
     """A tile `[K, W]` from `n` channels of a state `[K, V]`; zero where there is no state or no channel."""
@@ -88,9 +92,9 @@ def sigmoid(b_x):
     return b_one / (b_one + exp_neg(b_x))
 
 
-@njit(forceinline=True)
-def update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
-    """The state after a token, from the tile at `p_old` to the one at `p_new`, by the diagonal update; returns `q^T S`."""
+@inlined
+def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
+    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`."""
     b_o = splat(np.float32(0))
     for j in range(K):
         b_k = load_splat(k, p_k + j)
@@ -101,30 +105,27 @@ def update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
     return b_o
 
 
-@njit(forceinline=True)
-def advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
-    """`update` without the output."""
+@inlined
+def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
+    """`diagonal_update` without the output."""
     for j in range(K):
         b_k = load_splat(k, p_k + j)
         b_s = load(S, p_old + j * W)
         store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))
 
 
-@njit(forceinline=True)
+@inlined
 def read(S, p_s, k, p_k, K):
     """`k^T S`."""
-    b_x, b_x1 = splat(np.float32(0)), splat(np.float32(0))
-    for j in range(0, K - 1, 2):
+    b_x = splat(np.float32(0))
+    for j in range(K):
         b_x = b_x + load_splat(k, p_k + j) * load(S, p_s + j * W)
-        b_x1 = b_x1 + load_splat(k, p_k + j + 1) * load(S, p_s + (j + 1) * W)
-    if K % 2 == 1:
-        b_x = b_x + load_splat(k, p_k + K - 1) * load(S, p_s + (K - 1) * W)
-    return b_x + b_x1
+    return b_x
 
 
-@njit(forceinline=True)
-def update_exact(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
-    """`update` by the exact update, `u = eps r`; returns `q^T S` and what `read` would for the key at `p_next`."""
+@inlined
+def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
+    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns what `read` would for the key at `p_next`."""
     b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
     for j in range(K):
         b_s = load(S, p_old + j * W) + load_splat(k, p_k + j) * b_u
@@ -155,12 +156,12 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_sc
         for t in range(L):
             p_k, p_next = ((t0 + t) * H + i_h) * K, ((t0 + min(t + 1, L - 1)) * H + i_h) * K
             b_u = load(s_eps, t * W) * (load(s_v, t * W) - b_x)
-            b_o, b_x = update_exact(S, p_s, p_s, q, k, p_k, p_next, K, b_u)
+            b_o, b_x = exact_update(S, p_s, p_s, q, k, p_k, p_next, K, b_u)
             store(s_eps, t * W, b_o)
     else:
         for t in range(L):
             p_k = ((t0 + t) * H + i_h) * K
-            store(s_eps, t * W, update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
+            store(s_eps, t * W, diagonal_update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
     for t in range(L):
         p = ((t0 + t) * H + i_h) * V + o_v
         b_o = load(s_eps, t * W)

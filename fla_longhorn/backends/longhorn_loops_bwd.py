@@ -22,18 +22,19 @@ import numpy as np
 from numba import njit, prange
 
 from fla_longhorn.backends.longhorn_loops import (
-    advance,
     compiled,
     copy_tile,
+    diagonal_advance,
+    diagonal_update,
+    exact_update,
     first_slot,
+    inlined,
     load_beta,
     load_tile,
     read,
     sigmoid,
     square_norms,
     store_tile,
-    update,
-    update_exact,
 )
 from fla_longhorn.backends.longhorn_simd import (
     W,
@@ -84,9 +85,9 @@ def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
         i, p_next = (i_s + t) * W, p_k + (H * K if t + 1 < L else 0)
         b_v, b_eps = load(tokens[0], i), load(tokens[1], i)
         if exact:
-            _, b_x = update_exact(S, p_old, p_new, q, k, p_k, p_next, K, b_eps * (b_v - b_x))
+            _, b_x = exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_eps * (b_v - b_x))
         else:
-            advance(S, p_old, p_new, k, p_k, K, b_v, b_eps)
+            diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps)
         p_old, p_k = p_new, p_next
 
 
@@ -104,11 +105,11 @@ def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S
         if exact:
             b_r = b_v - b_x
             store(s_v, i, b_r)
-            b_y, b_x = update_exact(S, p_s, p_s + KW, q, k, p_k, p_next, K, b_eps * b_r)
+            b_y, b_x = exact_update(S, p_s, p_s + KW, q, k, p_k, p_next, K, b_eps * b_r)
         elif len(dz) > 0:
-            b_y = update(S, p_s, p_s + KW, q, k, p_k, K, b_v, b_eps)
+            b_y = diagonal_update(S, p_s, p_s + KW, q, k, p_k, K, b_v, b_eps)
         else:
-            advance(S, p_s, p_s + KW, k, p_k, K, b_v, b_eps)
+            diagonal_advance(S, p_s, p_s + KW, k, p_k, K, b_v, b_eps)
         if len(dz) > 0:
             store_lanes(dz, ((t0 + i_s + t) * H + i_h) * V + o_v, load(s_dz, i) * (b_y + b_D * b_v), n)
         b_dD = b_dD + load(s_dy, i) * b_v
@@ -117,7 +118,7 @@ def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S
         store_lanes(dD, p_dD, load_lanes(dD, p_dD, n) + b_dD, n)
 
 
-@njit(forceinline=True)
+@inlined
 def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk):
     """Take `G` one token back and add these channels' dq and dk, `[K, 2]`; returns du and deps."""
     b_du, b_deps = splat(np.float32(0)), splat(np.float32(0))
@@ -146,7 +147,7 @@ def add_output(G, p_g, q, k, p_k, K, b_dy):
     return b_du
 
 
-@njit(forceinline=True)
+@inlined
 def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_next, dqk, p_dqk):
     """Take the whole `G` one token back, `w = eps du`, and add these channels' dq and dk, `[K, 2]`.
 

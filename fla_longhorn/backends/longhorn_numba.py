@@ -33,7 +33,7 @@ _threads_pid: int | None = None
 
 def longhorn_fwd(
     q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, use_beta_sigmoid: bool,
-    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state=None,
+    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None,
 ):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`.
 
