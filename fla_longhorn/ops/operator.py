@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fla_longhorn.backends import select_backend
+from fla_longhorn.ops import scalar_beta
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
 
@@ -165,6 +166,11 @@ def run(
     parallel: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Call the operator on checked arguments, saving states only where a gradient will ask for them."""
+    if parallel and scalar_beta.applies(q, k, v, beta):
+        return scalar_beta.chunk_scalar_beta(
+            q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D,
+            z=z, use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        )
     differentiable = (q, k, v, beta, initial_state, D, z)
     save_states = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in differentiable)
     o, final_state, _ = longhorn_fwd(
