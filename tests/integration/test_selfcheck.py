@@ -1,0 +1,163 @@
+"""The check that users run on their own device: right kernels pass, and wrong ones of several kinds are found."""
+
+import builtins
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fla_longhorn import selfcheck
+from fla_longhorn.backends import select_backend
+
+QUICK = ('--device', 'cpu', '--quick', '--dtype', 'float32')
+
+
+def test_command(tmp_path):
+    """As a user runs it: a table, a file and status 0; all ops, both updates and every dtype are in it."""
+    done = subprocess.run(
+        [sys.executable, '-m', 'fla_longhorn.selfcheck', '--device', 'cpu', '--json', 'check.json'],
+        cwd=tmp_path, capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ' 0 wrong' in done.stdout
+    report = json.loads((tmp_path / 'check.json').read_text())
+    assert report['ok'] and report['device'] == 'cpu' and report['torch'] == torch.__version__
+    assert {'hardware', 'backend', 'python', 'triton', 'flash-linear-attention', 'transformers'} <= set(report)
+    kinds = {(row['op'], row['update'], row['dtype']) for row in report['results']}
+    assert kinds == {
+        (op, update, dtype) for op in selfcheck.OPS for update in ('diagonal', 'exact') for dtype in selfcheck.DTYPES
+    }
+    for row in report['results']:
+        assert row['ok'] and {'o', 'final_state'} <= set(row['errors'])
+        assert row['op'] == 'longhorn_state_update' or {'dq', 'dk', 'dv', 'dbeta'} <= set(row['errors'])
+    for name in ('dinitial_state', 'dD', 'dz'):
+        assert any(name in row['errors'] for row in report['results'])
+
+
+def wrong_output(fwd, bwd):
+    """Every output is off in the fourth digit."""
+    return lambda *args, **options: (lambda o, *states: (o * 1.0001, *states))(*fwd(*args, **options)), bwd
+
+
+def wrong_row(fwd, bwd):
+    """One token's outputs are another's."""
+    def wrapped(*args, **options):
+        o, *states = fwd(*args, **options)
+        o = o.clone()
+        o[:, -1] = o[:, 0]
+        return o, *states
+    return wrapped, bwd
+
+
+def unwritten_state(fwd, bwd):
+    """The final state keeps what the memory held."""
+    def wrapped(*args, **options):
+        o, final_state, states = fwd(*args, **options)
+        return o, torch.empty_like(final_state), states
+    return wrapped, bwd
+
+
+def wrong_gradient(index):
+    """The gradient of the input `index` is off in the third digit."""
+    def wrap(fwd, bwd):
+        def wrapped(*args, **options):
+            gradients = list(bwd(*args, **options))
+            gradients[index] = gradients[index] * 1.001
+            return tuple(gradients)
+        return fwd, wrapped
+    return wrap
+
+
+def unwritten_gradient(fwd, bwd):
+    """One channel of dv is never written: right wherever the memory happens to hold the numbers of the run before."""
+    def wrapped(*args, **options):
+        dq, dk, dv, *rest = bwd(*args, **options)
+        memory = torch.empty_like(dv)
+        if torch.isnan(memory).all():
+            dv[..., 0] = memory[..., 0]
+        return dq, dk, dv, *rest
+    return fwd, wrapped
+
+
+def noisy_gradient(fwd, bwd):
+    """dk changes in the last bits from run to run, as sums by atomic additions do."""
+    def wrapped(*args, **options):
+        dq, dk, *rest = bwd(*args, **options)
+        return dq, dk * (1 + 1e-6 * torch.rand(())), *rest
+    return fwd, wrapped
+
+
+def failing(fwd, bwd):
+    def wrapped(*args, **options):
+        raise RuntimeError('out of shared memory')
+    return fwd, wrapped
+
+
+WRONG = {
+    'output': (wrong_output, 'o is off by 1.0e-04, more than 1e-05'),
+    'row': (wrong_row, 'o is off by'),
+    'final state': (unwritten_state, 'final_state differs between two runs'),
+    'dq': (wrong_gradient(0), 'dq is off by 1.0e-03, more than 1e-04'),
+    'dbeta': (wrong_gradient(3), 'dbeta is off by 1.0e-03'),
+    'dz': (wrong_gradient(6), 'dz is off by 1.0e-03'),
+    'unwritten': (unwritten_gradient, 'dv differs between two runs'),
+    'noise': (noisy_gradient, 'dk differs between two runs'),
+    'error': (failing, 'RuntimeError: out of shared memory'),
+}
+
+
+@pytest.mark.parametrize('kind', list(WRONG))
+def test_a_wrong_kernel_is_found(kind, monkeypatch, capsys):
+    backend = select_backend(torch.device('cpu'))
+    wrap, message = WRONG[kind]
+    fwd, bwd = wrap(backend.longhorn_fwd, backend.longhorn_bwd)
+    monkeypatch.setattr(backend, 'longhorn_fwd', fwd)
+    monkeypatch.setattr(backend, 'longhorn_bwd', bwd)
+    monkeypatch.setattr(selfcheck, 'CASES', tuple(case for case in selfcheck.CASES if case.name == 'packed'))
+    assert selfcheck.main([*QUICK]) == 1
+    out = capsys.readouterr().out
+    assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed"' in out
+
+
+def test_without_rich(monkeypatch, capsys, tmp_path):
+    find = builtins.__import__
+
+    def without_rich(name, *args, **kwargs):
+        if name.split('.')[0] == 'rich':
+            raise ModuleNotFoundError(name, name=name)
+        return find(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, '__import__', without_rich)
+    monkeypatch.setattr(selfcheck, 'CASES', tuple(case for case in selfcheck.CASES if case.name == 'packed'))
+    assert selfcheck.main([*QUICK, '--verbose']) == 0
+    out = capsys.readouterr().out
+    assert 'op                        update    dtype    cases  outputs' in out
+    assert 'chunk_longhorn diagonal float32 packed: ok' in out
+
+
+def test_the_backend_can_be_named(monkeypatch, capsys):
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
+    monkeypatch.setattr(selfcheck, 'CASES', tuple(case for case in selfcheck.CASES if case.name == 'packed'))
+    ran = []
+    backend = importlib.import_module('fla_longhorn.backends.longhorn_torch')
+    fwd = backend.longhorn_fwd
+    monkeypatch.setattr(backend, 'longhorn_fwd', lambda *args, **options: ran.append(args) or fwd(*args, **options))
+    assert selfcheck.main([*QUICK, '--backend', 'torch']) == 0
+    assert ran and 'backend                 torch' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('options, message', [
+    (['--device', 'nowhere'], 'nowhere'),
+    (['--backend', 'triton', '--device', 'cpu'], 'FLA_LONGHORN_BACKEND=triton runs on a GPU'),
+    (['--dtype', 'float64'], 'float64'),
+])
+def test_wrong_options(options, message, capsys, monkeypatch):
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    with pytest.raises(SystemExit) as exit:
+        selfcheck.main(options)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
