@@ -125,7 +125,7 @@ def read(S, p_s, k, p_k, K):
 
 @inlined
 def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
-    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns what `read` would for the key at `p_next`."""
+    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns `k^T S` for the key at `p_next`."""
     b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
     for j in range(K):
         b_s = load(S, p_old + j * W) + load_splat(k, p_k + j) * b_u
