@@ -23,6 +23,7 @@ from fla_longhorn.ops.exact_common import (
     sigmoid,
     split_product,
     split_product_t,
+    state_mask,
     state_offsets,
     state_tile,
     tile_mask,
@@ -35,7 +36,7 @@ def backward_tile(K: int) -> dict:
     """Launch parameters: the gradient of the state and two tiles `[BT, BV]` fit the registers of the program."""
     BK = state_tile(K)
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
-    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
+    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'PREFETCH': BK <= 64}
 
 
 @triton.jit
@@ -120,6 +121,7 @@ def chunk_longhorn_exact_bwd_kernel(
     VEC: tl.constexpr,
     SPAN: tl.constexpr,
     DOT: tl.constexpr,
+    PREFETCH: tl.constexpr,
     A_PARTS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
@@ -150,7 +152,7 @@ def chunk_longhorn_exact_bwd_kernel(
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
     o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
-    m_h = (o_v < V)[:, None] & (o_k < K)[None, :]
+    m_h = state_mask(o_k, o_v, K, V)
     o_qk = o_t[:, None] * (H * K) + o_k[None, :]
     # int64, so that a row's offset is a constant of the load
     o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
@@ -186,8 +188,9 @@ def chunk_longhorn_exact_bwd_kernel(
             dv, dbeta, o_t, o_x, i_x + BT * H, o_b, left, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D,
             STORE_W,
         )
-    # [BT, BV], loaded a chunk ahead
-    b_dy_next = tl.load(dy + i_x * V + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
+    if PREFETCH:
+        # [BT, BV], loaded a chunk ahead
+        b_dy_next = tl.load(dy + i_x * V + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s
@@ -202,10 +205,13 @@ def chunk_longhorn_exact_bwd_kernel(
             if HAS_SCALE:
                 b_q = b_q.to(tl.float32) * scale
             m_v = tile_mask(o_t, o_v, BT, V, BV, False)
-            b_dy = b_dy_next
-            before = i_s * (SPAN // BT) + chunks - 1 - j
-            m_before = tile_mask(o_t, o_v, before, V, BV, False)
-            b_dy_next = tl.load(dy + (i_x - BT * H) * V + o_x, mask=m_before, other=0.0)
+            if PREFETCH:
+                b_dy = b_dy_next
+                before = i_s * (SPAN // BT) + chunks - 1 - j
+                m_before = tile_mask(o_t, o_v, before, V, BV, False)
+                b_dy_next = tl.load(dy + (i_x - BT * H) * V + o_x, mask=m_before, other=0.0)
+            else:
+                b_dy = tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0)
             b_dh = undo_chunk(
                 b_dh, b_dy, b_q, b_k, b_D, beta, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), cs, ws, dv,
                 dbeta, o_t, o_x, i_x, o_b, BT, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D, STORE_W,

@@ -85,6 +85,15 @@ def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.con
 
 
 @triton.jit
+def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr):
+    """Mask of a tile `[BV, BK]` of a state, or what broadcasts to it."""
+    if V % o_v.shape[0] == 0:
+        return (o_k < K)[None, :]
+    else:
+        return (o_v < V)[:, None] & (o_k < K)[None, :]
+
+
+@triton.jit
 def load_rows(beta, i_x, V: tl.constexpr, o_b, o_t, left, m_v, SCALAR_BETA: tl.constexpr):
     """Step sizes of a chunk in float32: `[BT, BV]`, or `[BT, 1]` of a scalar step."""
     if SCALAR_BETA:

@@ -20,6 +20,7 @@ from fla_longhorn.ops.exact_common import (
     sigmoid,
     split,
     split_product,
+    state_mask,
     state_offsets,
     state_tile,
     tile_mask,
@@ -55,19 +56,22 @@ def chunk_products(b_h, b_q, b_k, DOT: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def chunk_update(
-    b_h, b_o, b_p, b_v, b_b, b_k, p_g, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr,
-):
-    """Residuals by substitution, then the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`."""
+def chunk_rows(b_p, b_v, b_b, p_g, USE_BETA_SIGMOID: tl.constexpr):
+    """`V - K S` and step sizes, both `[BT, BV]`."""
     BT: tl.constexpr = b_v.shape[0]
-    o_t = tl.arange(0, BT)
     if USE_BETA_SIGMOID:
         b_b = sigmoid(b_b)
     # [BT]
-    b_n = tl.load(p_g + BT * BT + o_t)
-    # [BT, BV]
-    b_e = tl.broadcast_to(ratio(b_b, 1.0 + b_b * b_n[:, None]), b_v.shape)
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT) * b_e
+    b_n = tl.load(p_g + BT * BT + tl.arange(0, BT))
+    return b_v - tl.trans(b_p), tl.broadcast_to(ratio(b_b, 1.0 + b_b * b_n[:, None]), b_v.shape)
+
+
+@triton.jit
+def chunk_update(b_h, b_o, b_r, b_e, b_k, p_g, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr):
+    """Residuals by substitution, then the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`."""
+    BT: tl.constexpr = b_r.shape[0]
+    o_t = tl.arange(0, BT)
+    b_u = forward_substitution(b_r, b_e, p_g, BT) * b_e
     # [BT, BT]
     b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
     if SPLIT and DOT != 'ieee':
@@ -169,7 +173,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
     o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
-    m_h = (o_v < V)[:, None] & (o_k < K)[None, :]
+    m_h = state_mask(o_k, o_v, K, V)
 
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
     p_g, p_a = g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT)
@@ -215,13 +219,14 @@ def chunk_longhorn_exact_fwd_kernel_o(
             else:
                 b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
                 b_b = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, BT, V, BB, False), other=0.0).to(tl.float32)
+            b_r, b_e = chunk_rows(b_p, b_v, b_b, p_g, USE_BETA_SIGMOID)
             p_v += BT * H * V
             p_b += BT * H if SCALAR_BETA else BT * H * V
             if PREFETCH:
                 left = NT - 1 - i_t
                 b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
                 b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, left, V, BB, False), other=0.0)
-            b_h, b_o = chunk_update(b_h, b_o, b_p, b_v, b_b, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID)
+            b_h, b_o = chunk_update(b_h, b_o, b_r, b_e, b_k, p_g, p_a, DOT, SPLIT)
             store_output(p_o + o_x, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D, HAS_Z, HAS_SCALE)
             p_q += BT * H * K
             p_k += BT * H * K
@@ -240,7 +245,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
         b_o, b_p = chunk_products(b_h, b_q, b_k, DOT, SPLIT)
         b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
         b_b = tl.load(p_b + o_b, mask=(o_t < left)[:, None] if SCALAR_BETA else m_v, other=0.0).to(tl.float32)
-        b_h, b_o = chunk_update(b_h, b_o, b_p, b_v, b_b, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID)
+        b_r, b_e = chunk_rows(b_p, b_v, b_b, p_g, USE_BETA_SIGMOID)
+        b_h, b_o = chunk_update(b_h, b_o, b_r, b_e, b_k, p_g, p_a, DOT, SPLIT)
         store_output(p_o + o_x, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D, HAS_Z, HAS_SCALE)
 
     if STORE_FINAL_STATE:

@@ -18,15 +18,16 @@ from fla_longhorn.ops.exact_common import (
     sigmoid,
     split_product,
     split_product_t,
+    state_mask,
     state_tile,
     tile_mask,
 )
 
 
 def replay_tile(K: int) -> dict:
-    """Launch parameters, as those of the forward kernel."""
+    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program."""
     BK = state_tile(K)
-    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
+    BV, num_warps = {16: (64, 1), 32: (64, 1), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
     return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
 
 
@@ -57,7 +58,7 @@ def replay_chunk(
         tl.store(p_us + i_x * V + o_x, operand(b_r, DOT), mask=m_v)
     else:
         tl.store(p_us + i_x * V + o_x, operand(b_u, DOT), mask=m_v)
-        b_c = b_r * (b_f * b_f)
+        b_c = b_r * b_f * b_f
         if USE_BETA_SIGMOID:
             b_c *= b_b * (1.0 - b_b)
         tl.store(p_cs + i_x * V + o_x, rounded(b_c, p_cs.dtype.element_ty), mask=m_v)
@@ -152,7 +153,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
     o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
-    m_h = (o_v < V)[:, None] & (o_k < K)[None, :]
+    m_h = state_mask(o_k, o_v, K, V)
     o_qk = o_t[:, None] * (H * K) + o_k[None, :]
     # int64, so that a row's offset is a constant of the load
     o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
