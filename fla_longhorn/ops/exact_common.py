@@ -85,9 +85,9 @@ def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.con
 
 
 @triton.jit
-def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr):
+def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
     """Mask of a tile `[BV, BK]` of a state, or what broadcasts to it."""
-    if V % o_v.shape[0] == 0:
+    if V % BV == 0:
         return (o_k < K)[None, :]
     else:
         return (o_v < V)[:, None] & (o_k < K)[None, :]

@@ -173,7 +173,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
     o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
-    m_h = state_mask(o_k, o_v, K, V)
+    m_h = state_mask(o_k, o_v, K, V, BV)
 
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
     p_g, p_a = g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT)

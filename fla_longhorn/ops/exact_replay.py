@@ -153,7 +153,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
     o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
-    m_h = state_mask(o_k, o_v, K, V)
+    m_h = state_mask(o_k, o_v, K, V, BV)
     o_qk = o_t[:, None] * (H * K) + o_k[None, :]
     # int64, so that a row's offset is a constant of the load
     o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
