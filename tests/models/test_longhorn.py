@@ -39,6 +39,8 @@ VARIANTS = {
     'plain modules': {'fuse_norm': False, 'fuse_swiglu': False, 'fuse_cross_entropy': False, 'hidden_ratio': 4},
     'fused loss': {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True},
     'untied': {'tie_word_embeddings': False, 'scalar_beta': True, 'num_heads': 2, 'use_bias': True},
+    'exact': {'exact': True, 'num_heads': 2},
+    'hybrid': {'attn': {'layers': [1], 'num_heads': 2}, 'hidden_ratio': 2},
     'l2warp': {'use_l2warp': True, 'attn_mode': 'fused_recurrent'},
 }
 
@@ -223,6 +225,35 @@ class TestGeneration:
     def test_logits_to_keep(self, model, device):
         ids = torch.randint(53, (2, 9), device=device)
         torch.testing.assert_close(model(ids, logits_to_keep=1).logits, model(ids).logits[:, -1:])
+
+
+@pytest.mark.parametrize('options', [
+    {'exact': True, 'num_heads': 2},
+    {'attn': {'layers': [0, 2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}},
+    {'attn': [{'layers': [1], 'num_heads': 2}, {'layers': [2], 'num_heads': 4, 'window_size': 4}], 'exact': True},
+], ids=str)
+def test_variants_from_a_checkpoint(options, tmp_path, device):
+    """Exact and hybrid models: saved and loaded, cached generation in a padded batch, packed sequences."""
+    LonghornForCausalLM(small(tie_word_embeddings=False, initializer_range=1.0, **options)).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).to(device).eval()
+    for name, value in options.items():
+        assert name == 'attn' or getattr(model.config, name) == value
+    ids, mask, rows = TestGeneration().prompts(device)
+    arguments = {'max_new_tokens': 12, 'do_sample': False, 'eos_token_id': None}
+    cached = model.generate(ids, attention_mask=mask, **arguments)
+    assert torch.equal(cached, model.generate(ids, attention_mask=mask, use_cache=False, **arguments))
+    for row, alone in enumerate(rows):
+        assert torch.equal(model.generate(alone, **arguments)[0, alone.shape[1]:], cached[row, 8:])
+
+    packed, lengths = torch.cat(rows, 1), torch.tensor([x.shape[1] for x in rows])
+    cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).to(device)
+    together = model(packed, cu_seqlens=cu_seqlens, use_cache=False).logits
+    torch.testing.assert_close(together, torch.cat([model(x).logits for x in rows], 1), rtol=1e-4, atol=1e-4)
+
+
+def test_bad_hybrid():
+    with pytest.raises(ValueError, match="out-of-range layer 3"):
+        small(attn={'layers': [3], 'num_heads': 2})
 
 
 def test_packed(model, device):

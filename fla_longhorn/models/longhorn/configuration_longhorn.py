@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fla.models.configuration_utils import validate_loss_config
+from fla.models.configuration_utils import parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
 
 
@@ -16,6 +16,9 @@ class LonghornConfig(PreTrainedConfig):
             Size of the model. Default: 768, 24, 50304.
         state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta (Optional):
             The mixer, see :class:`fla_longhorn.layers.Longhorn`.
+        attn (dict or list of dict, Optional):
+            Layers of fla's attention instead of Longhorn: `{'layers': [3], 'num_heads': 12}`, also with `num_kv_heads`,
+            `qkv_bias`, `window_size` and `rope_theta`. Default: `None`, the paper's model.
         hidden_ratio, intermediate_size, hidden_act (Optional):
             fla's gated MLP after each mixer. `hidden_ratio=None`, the default and the paper's model, has none.
         norm_eps (float, Optional):
@@ -42,6 +45,7 @@ class LonghornConfig(PreTrainedConfig):
         use_bias: bool = False,
         exact: bool = False,
         scalar_beta: bool = False,
+        attn: dict | list[dict] | None = None,
         hidden_ratio: int | None = None,
         intermediate_size: int | None = None,
         hidden_act: str = 'swish',
@@ -73,6 +77,7 @@ class LonghornConfig(PreTrainedConfig):
         self.use_bias = use_bias
         self.exact = exact
         self.scalar_beta = scalar_beta
+        self.attn = parse_attention_config(attn, num_hidden_layers=num_hidden_layers)
         self.hidden_ratio = hidden_ratio
         self.intermediate_size = intermediate_size
         self.hidden_act = hidden_act

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from fla.layers.attn import Attention
 from fla.models.generation_utils import FLAGenerationMixin
-from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
+from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
 from fla.models.utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LonghornBlock(GradientCheckpointingLayer):
-    """Pre-norm residual block: mixer, then fla's gated MLP if the config has one."""
+    """Pre-norm residual block: Longhorn, or attention in the layers of `config.attn`, then fla's gated MLP if there is one."""
 
     def __init__(self, config: LonghornConfig, layer_idx: int):
         super().__init__()
@@ -31,21 +32,7 @@ class LonghornBlock(GradientCheckpointingLayer):
         self.config = config
         self.layer_idx = layer_idx
         self.attn_norm = norm(config.hidden_size, eps=config.norm_eps)
-        self.attn = Longhorn(
-            mode=config.attn_mode,
-            hidden_size=config.hidden_size,
-            state_size=config.state_size,
-            expand=config.expand,
-            num_heads=config.num_heads,
-            conv_size=config.conv_size,
-            conv_bias=config.conv_bias,
-            beta_rank=config.beta_rank,
-            use_bias=config.use_bias,
-            exact=config.exact,
-            scalar_beta=config.scalar_beta,
-            norm_eps=config.norm_eps,
-            layer_idx=layer_idx,
-        )
+        self.attn = get_attention(config, layer_idx) or build_mixer(config, layer_idx)
         self.has_mlp = config.hidden_ratio is not None or config.intermediate_size is not None
         if self.has_mlp:
             self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)
@@ -82,6 +69,24 @@ class LonghornBlock(GradientCheckpointingLayer):
         return hidden_states, attentions, past_key_values, attnres_states
 
 
+def build_mixer(config: LonghornConfig, layer_idx: int) -> Longhorn:
+    return Longhorn(
+        mode=config.attn_mode,
+        hidden_size=config.hidden_size,
+        state_size=config.state_size,
+        expand=config.expand,
+        num_heads=config.num_heads,
+        conv_size=config.conv_size,
+        conv_bias=config.conv_bias,
+        beta_rank=config.beta_rank,
+        use_bias=config.use_bias,
+        exact=config.exact,
+        scalar_beta=config.scalar_beta,
+        norm_eps=config.norm_eps,
+        layer_idx=layer_idx,
+    )
+
+
 class LonghornPreTrainedModel(FLAPreTrainedModel):
     """Initialisation as in the authors' code, from any starting point: fresh, on `meta`, or partly loaded."""
 
@@ -102,6 +107,8 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
             nn.init.ones_(module.D)
             module.D._no_weight_decay = True
             self._init_residual_projection(module.out_proj)
+        elif isinstance(module, Attention):
+            self._init_residual_projection(module.o_proj)
         elif isinstance(module, GatedMLP):
             self._init_residual_projection(module.down_proj)
         elif hasattr(module, 'reset_parameters'):
