@@ -4,7 +4,8 @@
 
 A state update is one of K * V entries for one token. `instructions_per_state_update` counts, per lane, the instructions of a
 kernel's loops divided by the state updates that a lane does in them, each loop weighted by how often it runs; the rows of one
-pass add up to its cost. Needs no GPU, and a process without TRITON_INTERPRET.
+pass add up to its cost. The exact update's cost hardly grows with K; for it, `instructions_per_token_channel` counts those
+for a token and channel with all its K entries. Needs no GPU, and a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
+from benchmarks import exact_rows
 from benchmarks.compiled import TARGETS, Compiled, compile_kernel
 from fla_longhorn.ops import diagonal_bwd, diagonal_common, diagonal_fwd, segments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
@@ -26,14 +28,14 @@ STATE_SIZES = (16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel in the table. `cost` gives the instructions per state update from the compiled kernel and K."""
+    """One kernel in the table. `cost` gives the instructions per state update from the compiled kernel, K and the dtype."""
 
     kernel: str
     update: str
     direction: str
     function: object
     arguments: Callable[[int, str, str], tuple[dict, dict, int]]
-    cost: Callable[[Compiled, int], float | None] = field(repr=False)
+    cost: Callable[[Compiled, int, str], float | None] = field(repr=False)
 
 
 def forward_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
@@ -96,7 +98,7 @@ def segment_arguments(reverse: bool) -> Callable:
     return arguments
 
 
-def forward_cost(compiled: Compiled, K: int) -> float | None:
+def forward_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
     """The unrolled loop, and around it the loop over chunks, which runs once for C tokens."""
     tiles = diagonal_fwd.forward_tiles(K, V)
     hot = hottest(compiled)
@@ -107,7 +109,7 @@ def forward_cost(compiled: Compiled, K: int) -> float | None:
     return hot.instructions / (tiles['U'] * entries) + sum(x.instructions for x in around) / (checkpoint_interval(K) * entries)
 
 
-def backward_cost(compiled: Compiled, K: int) -> float | None:
+def backward_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
     """Replay (all blocks of four tokens of a chunk but one) and the way back; around them what runs once for a chunk.
 
     The loop around holds the block of a chunk's end too, whose tokens are not a multiple of four; it is compiled, and runs
@@ -126,7 +128,7 @@ def backward_cost(compiled: Compiled, K: int) -> float | None:
     return cost + sum(x.instructions for x in finish) / K
 
 
-def prepare_cost(compiled: Compiled, K: int) -> float | None:
+def prepare_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
     """A kernel without a loop: all its instructions in 128 lanes, for the tokens of a program."""
     if 'FADD' not in compiled.mix:
         return None
@@ -134,7 +136,7 @@ def prepare_cost(compiled: Compiled, K: int) -> float | None:
     return instructions * 128 / max(1024 // diagonal_common.padded_state_size(K), 4) / (K * V)
 
 
-def reduce_cost(compiled: Compiled, K: int) -> float | None:
+def reduce_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
     hot = hottest(compiled)
     if hot is None:
         return None
@@ -149,7 +151,7 @@ def loads_per_block(KP: int) -> int:
     return 2 * math.ceil(max(512, 2 * KP) / 64 / 4) + 1
 
 
-def segment_cost(compiled: Compiled, K: int) -> float | None:
+def segment_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
     hot = hottest(compiled)
     return None if hot is None else hot.instructions / (4 * 16)
 
@@ -165,6 +167,7 @@ ROWS = (
     Row('prepare', 'diagonal', 'backward', diagonal_common.longhorn_prepare_kernel, prepare_arguments(True), prepare_cost),
     Row('backward', 'diagonal', 'backward', diagonal_bwd.longhorn_bwd_kernel, backward_arguments, backward_cost),
     Row('reduce', 'diagonal', 'backward', diagonal_bwd.longhorn_reduce_kernel, reduce_arguments, reduce_cost),
+    *(Row(*fields) for fields in exact_rows.ROWS),
 )
 
 # run before the others only where time is cut into segments, so their cost is not part of a pass on a filled device
@@ -172,6 +175,9 @@ SEGMENT_ROWS = (
     Row('segment', 'diagonal', 'forward segments', segments.longhorn_segment_kernel, segment_arguments(False), segment_cost),
     Row('segment', 'diagonal', 'backward segments', segments.longhorn_segment_kernel, segment_arguments(True), segment_cost),
 )
+
+# the exact update without gradients: whole sequences, and token by token
+INFERENCE_ROWS = tuple(Row(*fields) for fields in exact_rows.INFERENCE_ROWS)
 
 
 @dataclass
@@ -188,6 +194,7 @@ class Result:
     shuffles: int | None
     barriers: int | None
     instructions_per_state_update: float | None
+    instructions_per_token_channel: float | None
 
     def as_json(self) -> dict:
         row = asdict(self)
@@ -199,13 +206,15 @@ def measure(row: Row, target: str, K: int, dtype: str = 'bf16') -> Result:
     types, constants, num_warps = row.arguments(K, dtype, target)
     compiled = compile_kernel(row.function, types, constants, target, num_warps)
     nvidia = TARGETS[target].backend == 'cuda'
-    cost = row.cost(compiled, K) if nvidia else None
+    cost = row.cost(compiled, K, dtype) if nvidia else None
     return Result(
         kernel=row.kernel, update=row.update, direction=row.direction, target=target, dtype=dtype, K=K,
         registers=compiled.registers, spills=compiled.spills, shared_bytes=compiled.shared_bytes,
         shuffles=compiled.count('SHFL') if nvidia else compiled.count('ds_bpermute_b32', 'ds_swizzle_b32'),
         barriers=compiled.count('BAR') if nvidia else compiled.count('s_barrier'),
         instructions_per_state_update=None if cost is None else round(cost, 3),
+        # what counts where products over K are the tensor cores'
+        instructions_per_token_channel=None if cost is None or row.update != 'exact' else round(cost * K, 1),
     )
 
 
@@ -222,7 +231,7 @@ def main() -> None:
     print('  '.join(f'{name:>12.12}' for name in columns), flush=True)
     for target in args.target:
         for K in args.K:
-            for row in (*ROWS, *SEGMENT_ROWS):
+            for row in (*ROWS, *SEGMENT_ROWS, *INFERENCE_ROWS):
                 results.append(measure(row, target, K, args.dtype))
                 print('  '.join(f'{getattr(results[-1], name)!s:>12.12}' for name in columns), flush=True)
     if args.json:

@@ -14,23 +14,31 @@ import pytest
 pytestmark = pytest.mark.xdist_group('compiled exact')
 
 ROOT = Path(__file__).parents[2]
-# (kernel, K, states saved for backward) -> most instructions a (token, channel), spilled values, shuffles
+# (kernel, pass, K) -> most instructions a (token, channel), spilled values, shuffles (of gram and products: once a program, outside loops)
 FIGURES = {
-    ('fwd', 16, False): (30, 0, 0),
-    ('fwd', 64, False): (40, 0, 0),
-    ('fwd', 128, False): (50, 60, 0),
-    ('fwd', 16, True): (38, 0, 0),
-    ('recurrent', 16, False): (140, 0, 12),
-    ('replay', 16, False): (36, 0, 0),
-    ('bwd', 16, False): (36, 0, 0),
-    ('qk', 16, False): (6, 0, 0),
+    ('forward', 'inference', 16): (30, 0, 0),
+    ('forward', 'inference', 64): (40, 0, 0),
+    ('forward', 'inference', 128): (50, 50, 0),
+    ('recurrent', 'decoding', 16): (140, 0, 12),
+    ('gram', 'forward', 16): (1, 0, 12),
+    ('forward', 'forward', 16): (37, 0, 0),
+    ('forward', 'forward', 64): (56, 0, 0),
+    ('replay', 'backward', 16): (35, 0, 0),
+    ('backward', 'backward', 16): (36, 0, 0),
+    ('products', 'backward', 16): (6, 0, 16),
+    ('replay', 'backward', 64): (52, 0, 0),
+    ('backward', 'backward', 64): (60, 0, 0),
+    ('products', 'backward', 64): (6, 0, 0),
 }
 SCRIPT = """
 import json, sys
-from benchmarks.exact_rows import exact_kernel, measure
-for name, K, saving in json.loads(sys.argv[1]):
-    print(json.dumps(measure(exact_kernel(name, K, SAVE_STATES=saving), 'sm_90')), flush=True)
+from benchmarks.kernels import INFERENCE_ROWS, ROWS, measure
+rows = {(row.kernel, row.direction): row for row in (*ROWS, *INFERENCE_ROWS) if row.update == 'exact'}
+for kernel, direction, K in json.loads(sys.argv[1]):
+    print(json.dumps(measure(rows[kernel, direction], 'sm_90', K).as_json()), flush=True)
 """
+# instructions for an entry of the state and token, forward and backward together, of the diagonal update
+DIAGONAL = 25
 
 
 @pytest.fixture(scope='module')
@@ -51,3 +59,10 @@ def test_compiled_figures(measured, row):
     figures = measured[row]
     names = ('instructions_per_token_channel', 'spills', 'shuffles')
     assert all(figures[name] <= most for name, most in zip(names, FIGURES[row], strict=True)), figures
+
+
+def test_a_training_step_costs_less_than_the_diagonal_update(measured):
+    rows = [row for row in FIGURES if row[1] in ('forward', 'backward') and row[2] == 16]
+    # the gram kernel runs in both passes
+    rows.append(('gram', 'forward', 16))
+    assert sum(measured[row]['instructions_per_state_update'] for row in rows) < DIAGONAL
