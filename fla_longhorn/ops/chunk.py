@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from fla_longhorn.ops import context_parallel
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.operator import run
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
 
 
 def chunk_longhorn(
@@ -23,6 +29,7 @@ def chunk_longhorn(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: FLACPContext | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     r"""Longhorn's update (arXiv 2407.14207) over whole sequences.
 
@@ -67,6 +74,11 @@ def chunk_longhorn(
             Empty sequences keep their initial state. Default: `None`.
         cu_seqlens_cpu (torch.Tensor, Optional):
             Host copy of `cu_seqlens`, so that checking it doesn't wait for the device. Default: `None`.
+        cp_context (FLACPContext, Optional):
+            fla's context of this rank, from `fla.ops.cp.build_cp_context`: q, k, v, beta and z are this rank's tokens of
+            sequences that lie one part after the other on the ranks of its group. `cu_seqlens` is taken from it;
+            `initial_state` and `output_final_state` are refused. D's gradient is this rank's part of the sum over ranks.
+            Default: `None`.
 
     Returns:
         o (torch.Tensor):
@@ -88,6 +100,12 @@ def chunk_longhorn(
         >>> o.shape, state.shape
         (torch.Size([2, 64, 1, 32]), torch.Size([2, 1, 16, 32]))
     """
+    if cp_context is not None:
+        return context_parallel.run(
+            q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D,
+            z=z, use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cp_context=cp_context,
+            parallel=True,
+        )
     check_inputs(
         q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numbers
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
 
 MAX_STATE_SIZE = 256
 LOW_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32)
@@ -30,6 +34,7 @@ def check_inputs(
     state_v_first: bool,
     allow_float64: bool = False,
     state_name: str = 'initial_state',
+    cu_seqlens_name: str = 'cu_seqlens',
 ) -> None:
     """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together."""
     tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, state_name: initial_state}
@@ -64,7 +69,7 @@ def check_inputs(
 
     N = B
     if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, cu_seqlens_cpu, B, T, q.device)
+        check_cu_seqlens(cu_seqlens, cu_seqlens_cpu, B, T, q.device, cu_seqlens_name)
         N = cu_seqlens.shape[0] - 1
     elif cu_seqlens_cpu is not None:
         raise ValueError('cu_seqlens_cpu is the host copy of cu_seqlens and needs cu_seqlens beside it, got None')
@@ -76,11 +81,12 @@ def check_inputs(
 
 def check_cu_seqlens(
     cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, B: int, T: int, device: torch.device,
+    cu: str = 'cu_seqlens',
 ) -> None:
     """Refuse boundaries that are not `0 = c_0 <= c_1 <= ... <= c_N = T` with B == 1."""
     if B != 1:
-        raise ValueError(f'cu_seqlens packs all sequences into one row, so q must have B = 1, got B = {B}')
-    for name, x in (('cu_seqlens', cu_seqlens), ('cu_seqlens_cpu', cu_seqlens_cpu)):
+        raise ValueError(f'{cu} packs all sequences into one row, so q must have B = 1, got B = {B}')
+    for name, x in ((cu, cu_seqlens), (f'{cu}_cpu', cu_seqlens_cpu)):
         if x is None:
             continue
         if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
@@ -89,19 +95,19 @@ def check_cu_seqlens(
         if x.dim() != 1 or x.shape[0] < 2:
             raise ValueError(f'{name} must have shape [N + 1] with N >= 1 sequences, got {list(x.shape)}')
     if cu_seqlens.device != device:
-        raise ValueError(f'cu_seqlens must be on the device of q ({device}), got {cu_seqlens.device}')
+        raise ValueError(f'{cu} must be on the device of q ({device}), got {cu_seqlens.device}')
     if cu_seqlens_cpu is not None and (cu_seqlens_cpu.device.type != 'cpu' or cu_seqlens_cpu.shape != cu_seqlens.shape):
         raise ValueError(
-            f'cu_seqlens_cpu must be the host copy of cu_seqlens, of shape {list(cu_seqlens.shape)} on the CPU, '
+            f'{cu}_cpu must be the host copy of {cu}, of shape {list(cu_seqlens.shape)} on the CPU, '
             f'got {list(cu_seqlens_cpu.shape)} on {cu_seqlens_cpu.device}'
         )
     # the values of a traced or captured tensor can't be read
     if torch.compiler.is_compiling() or (device.type == 'cuda' and torch.cuda.is_current_stream_capturing()):
         return
-    check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T)
+    check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T, cu)
 
 
-def check_boundaries(cu_seqlens: torch.Tensor, T: int) -> None:
+def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -> None:
     """Refuse values that don't run from 0 to T without decreasing; a tensor on a device is read once, not at every call."""
     global _last_checked
     key = None
@@ -111,13 +117,40 @@ def check_boundaries(cu_seqlens: torch.Tensor, T: int) -> None:
             return
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0:
-        raise ValueError(f'cu_seqlens must start at 0, got {bounds[0]}')
+        raise ValueError(f'{cu} must start at 0, got {bounds[0]}')
     if bounds[-1] != T:
-        raise ValueError(f'cu_seqlens must end at the number of tokens T = {T}, got {bounds[-1]}')
+        raise ValueError(f'{cu} must end at the number of tokens T = {T}, got {bounds[-1]}')
     drop = next((i for i, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if b < a), None)
     if drop is not None:
-        raise ValueError(f'cu_seqlens must not decrease, got {bounds[drop]} followed by {bounds[drop + 1]} at index {drop}')
+        raise ValueError(f'{cu} must not decrease, got {bounds[drop]} followed by {bounds[drop + 1]} at index {drop}')
     _last_checked = key
+
+
+def check_cp_context(
+    cp_context: FLACPContext, initial_state: torch.Tensor | None, output_final_state: bool,
+) -> None:
+    """Refuse what isn't one contiguous part of the tokens on each rank, and states, which no rank has to itself."""
+    from fla.ops.cp import FLACPContext
+
+    if not isinstance(cp_context, FLACPContext):
+        raise TypeError(f'cp_context must be a fla.ops.cp.FLACPContext or None, got {type(cp_context).__name__}')
+    if initial_state is not None:
+        raise ValueError('initial_state must be None with cp_context: sequences start from zero on the first of their ranks')
+    if output_final_state:
+        raise ValueError('output_final_state must be False with cp_context: a sequence may end on another rank')
+    if cp_context.layout != 'contiguous':
+        raise ValueError(f"cp_context must have the layout 'contiguous', got {cp_context.layout!r}")
+    if cp_context.cu_seqlens is None:
+        raise ValueError('cp_context must hold the cu_seqlens of this rank, as build_cp_context makes it, got None')
+    group, before, after = cp_context.group, cp_context.pre_num_ranks, cp_context.post_num_ranks
+    if group is None:
+        return
+    rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+    if rank < 0:
+        raise ValueError('cp_context.group must hold this process, which is not in it')
+    for name, count, most in (('pre_num_ranks', before, rank), ('post_num_ranks', after, size - 1 - rank)):
+        if count is None or not 0 <= count <= most:
+            raise ValueError(f'cp_context.{name} must be between 0 and {most} on rank {rank} of {size}, got {count}')
 
 
 def _check_tensor(name: str, x: torch.Tensor, q: torch.Tensor, allow_float64: bool) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from fla_longhorn.ops.inputs import check_inputs
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
 
 
 def naive_recurrent_longhorn(
@@ -22,6 +27,7 @@ def naive_recurrent_longhorn(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: FLACPContext | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     r"""Longhorn's update (arXiv 2407.14207) as one PyTorch loop over time.
 
@@ -37,8 +43,11 @@ def naive_recurrent_longhorn(
 
     The code's letters in the paper's: `K` is the state size m, `V` the channels d, `v` the input x, `q` and `k` the
     same, `beta` the step size. Computes in float32, or in float64 where an input is float64; any device.
-    Arguments, shapes, results and errors are those of :func:`fla_longhorn.ops.chunk_longhorn`, which this one checks.
+    Arguments, shapes, results and errors are those of :func:`fla_longhorn.ops.chunk_longhorn`, which this one checks;
+    `cp_context` is refused.
     """
+    if cp_context is not None:
+        raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
     check_inputs(
         q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first, allow_float64=True,

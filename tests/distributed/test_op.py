@@ -1,0 +1,145 @@
+"""Context parallelism of the ops: two and four ranks against one, and the calls that it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fla.ops.cp import FLACPContext, build_cp_context
+
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from tests.distributed.scripts import op as script
+from tests.ops.cases import TOLERANCE
+
+ROOT = Path(__file__).parents[2]
+# what a file starts once stays in one worker
+pytestmark = pytest.mark.xdist_group('context parallel op')
+
+
+def results(path: Path, interpret: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.distributed.scripts.op', '4', path], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, 'TRITON_INTERPRET': interpret, 'OMP_NUM_THREADS': '1'}, timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope='module')
+def cpu(tmp_path_factory) -> dict:
+    return results(tmp_path_factory.mktemp('op') / 'cpu.json', '0')
+
+
+@pytest.fixture(scope='module')
+def triton(tmp_path_factory) -> dict:
+    return results(tmp_path_factory.mktemp('op') / 'triton.json', '1')
+
+
+def check(found: dict, jobs: dict, size: int, exact: bool, name: str) -> None:
+    errors = found['errors'][f'{size} ranks, {"exact" if exact else "diagonal"}, {name}']
+    case = jobs[name].case
+    assert set(errors) == {'o', 'dq', 'dk', 'dv', 'dbeta'} | {f'd{x}' for x in ('D', 'z') if getattr(case, x)}
+    outputs, gradients = TOLERANCE[case.dtype]
+    off = {x: error for x, error in errors.items() if not error <= (outputs if x == 'o' else gradients)}
+    assert not off, off
+
+
+def combinations(make_jobs) -> list[tuple[int, str, bool]]:
+    return [(size, name, exact) for size in (2, 4) for name, job in make_jobs(size).items() for exact in job.updates]
+
+
+@pytest.mark.parametrize('size, name, exact', combinations(script.jobs))
+def test_equals_one_rank(cpu, size, name, exact):
+    check(cpu, script.jobs(size), size, exact, name)
+
+
+@pytest.mark.parametrize('size, name, exact', combinations(script.triton_jobs))
+def test_triton_equals_one_rank(triton, size, name, exact):
+    check(triton, script.triton_jobs(size), size, exact, name)
+
+
+def test_repeats_are_bit_equal(cpu):
+    assert len(cpu['repeats']) == 4
+    assert all(cpu['repeats'].values()), cpu['repeats']
+
+
+def arguments(T: int = 6, **changes) -> dict:
+    good = {
+        'q': torch.randn(1, T, 1, 3),
+        'k': torch.randn(1, T, 1, 3),
+        'v': torch.randn(1, T, 1, 4),
+        'beta': torch.rand(1, T, 1, 4),
+    }
+    return {**good, **changes}
+
+
+def context(**changes) -> FLACPContext:
+    return FLACPContext(**{'cu_seqlens': torch.tensor([0, 2, 6]), 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
+
+
+BAD = {
+    'no context': ({'cp_context': 2}, TypeError, 'cp_context must be a fla.ops.cp.FLACPContext or None, got int'),
+    'a start state': (
+        {'cp_context': context(), 'initial_state': torch.zeros(2, 1, 3, 4)}, ValueError, 'initial_state must be None with cp_',
+    ),
+    'a final state': (
+        {'cp_context': context(), 'output_final_state': True}, ValueError, 'output_final_state must be False with cp_context',
+    ),
+    'zigzag': ({'cp_context': context(layout='zigzag')}, ValueError, "layout 'contiguous', got 'zigzag'"),
+    'no boundaries': ({'cp_context': context(cu_seqlens=None)}, ValueError, 'cp_context must hold the cu_seqlens'),
+    'another length': (
+        {'cp_context': context(cu_seqlens=torch.tensor([0, 12]))}, ValueError,
+        'cp_context.cu_seqlens must end at the number of tokens T = 6, got 12',
+    ),
+}
+
+
+@pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn])
+@pytest.mark.parametrize('name', list(BAD))
+def test_bad_call(op, name):
+    call, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        op(**arguments(**call))
+
+
+def test_rows():
+    call = {name: x.expand(2, *x.shape[1:]) for name, x in arguments().items()}
+    with pytest.raises(ValueError, match='cp_context.cu_seqlens packs all sequences .* q must have B = 1, got B = 2'):
+        chunk_longhorn(**call, cp_context=context())
+
+
+def test_the_naive_op_names_the_one_to_call():
+    with pytest.raises(ValueError, match='cp_context must be None in the naive op.*chunk_longhorn takes it'):
+        naive_recurrent_longhorn(**arguments(cp_context=context()))
+
+
+def test_without_a_group():
+    """A context that is off is its boundaries."""
+    call = arguments()
+    o, state = chunk_longhorn(**call, cp_context=context())
+    assert state is None
+    assert torch.equal(o, chunk_longhorn(**call, cu_seqlens=torch.tensor([0, 2, 6]))[0])
+
+
+class TestOneRank:
+    @pytest.fixture(autouse=True)
+    def group(self):
+        dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+    @pytest.mark.parametrize('exact', [False, True])
+    def test_is_the_plain_op(self, exact):
+        call, cu_seqlens = arguments(), torch.tensor([0, 2, 6])
+        o, _ = chunk_longhorn(**call, exact=exact, cp_context=build_cp_context(cu_seqlens, dist.group.WORLD))
+        assert torch.equal(o, chunk_longhorn(**call, exact=exact, cu_seqlens=cu_seqlens)[0])
+
+    @pytest.mark.parametrize('name, count', [('pre_num_ranks', 1), ('post_num_ranks', 1), ('pre_num_ranks', None)])
+    def test_ranks_that_there_are_not(self, name, count):
+        bad = context(group=dist.group.WORLD, **{name: count})
+        with pytest.raises(ValueError, match=f'cp_context.{name} must be between 0 and 0 on rank 0 of 1, got {count}'):
+            chunk_longhorn(**arguments(), cp_context=bad)
