@@ -17,7 +17,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet $(PINS) torch
-	$(RUN) -m pip install --quiet $(PINS) -e '.[$(EXTRA),test,benchmark]'
+	$(RUN) -m pip install --quiet $(PINS) -e '.[$(EXTRA),test,benchmark,integration]'
 	touch $@
 
 demo: setup

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.xdist_group('compiled exact')
 
 ROOT = Path(__file__).parents[2]
-# (kernel, pass, K) -> most instructions a (token, channel), spilled values, shuffles (of gram and products: once a program, outside loops)
+# (kernel, pass, K) -> most instructions a (token, channel), spilled values, shuffles (gram's and products' are outside loops)
 FIGURES = {
     ('forward', 'inference', 16): (30, 0, 0),
     ('forward', 'inference', 64): (40, 0, 0),

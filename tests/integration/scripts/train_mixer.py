@@ -1,0 +1,54 @@
+"""The layer as a bare mixer on [B, T, D], between zoology's residual blocks, on its task: associative recall."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from fla.layers import Longhorn
+
+from examples.mqar.data import IGNORE, MQAR, TrainingStream
+
+
+class Mixer(nn.Module):
+    """zoology instantiates its mixers with `d_model` and `layer_idx`, and takes a tensor for a tensor."""
+
+    def __init__(self, d_model: int, layer_idx: int | None = None, **options):
+        super().__init__()
+        self.layer = Longhorn(hidden_size=d_model, layer_idx=layer_idx, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0]
+
+
+class Model(nn.Module):
+    def __init__(self, vocab_size: int, d_model: int, layers: int, **options):
+        super().__init__()
+        self.embeddings = nn.Embedding(vocab_size, d_model)
+        self.mixers = nn.ModuleList(Mixer(d_model, i, **options) for i in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(layers))
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(ids)
+        for norm, mixer in zip(self.norms, self.mixers, strict=True):
+            y = mixer(norm(x))
+            assert y.shape == x.shape
+            x = x + y
+        return self.head(x)
+
+
+torch.manual_seed(0)
+task = MQAR(vocab_size=16, seq_len=16, num_pairs=2)
+stream = iter(TrainingStream(task, seed=0))
+for options in ({}, {'exact': True}):
+    model = Model(task.vocab_size, 32, 2, state_size=8, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(60):
+        rows = [next(stream) for _ in range(64)]
+        ids, labels = (torch.stack([row[name] for row in rows]) for name in ('input_ids', 'labels'))
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    print(losses[0], sum(losses[-5:]) / 5)

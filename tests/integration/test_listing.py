@@ -1,0 +1,11 @@
+"""fla's way of listing its models, and flame's way of building one from a JSON file."""
+
+from tests.integration.process import ROOT, SCRIPTS, run
+
+
+def test_listed_and_built_by_flame(tmp_path):
+    out = run(SCRIPTS / 'list_models.py', ROOT / 'configs' / 'flame', cwd=tmp_path)
+    sizes = dict(line.split() for line in out.splitlines())
+    assert sizes == {
+        'longhorn_1.3B.json': '1369081856', 'longhorn_120M.json': '128563968', 'longhorn_350M.json': '369968128',
+    }

@@ -1,0 +1,11 @@
+"""The layer as a mixer in somebody else's model."""
+
+from tests.integration.process import ROOT, SCRIPTS, run
+
+
+def test_bare_mixer_learns():
+    out = run('-m', 'fla_longhorn', SCRIPTS / 'train_mixer.py', cwd=ROOT)
+    lines = [tuple(map(float, line.split())) for line in out.splitlines()]
+    assert len(lines) == 2
+    for first, last in lines:
+        assert last < 0.75 * first
