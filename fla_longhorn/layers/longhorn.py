@@ -207,4 +207,7 @@ def can_update_in_place(state: torch.Tensor | None) -> bool:
     """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
     if state is None or torch.is_grad_enabled() or state.requires_grad:
         return False
-    return state.dtype == torch.float32 and state.is_contiguous() and state.is_inference() == torch.is_inference_mode_enabled()
+    if state.dtype != torch.float32 or not state.is_contiguous():
+        return False
+    # a trace can't ask
+    return torch.compiler.is_compiling() or state.is_inference() == torch.is_inference_mode_enabled()

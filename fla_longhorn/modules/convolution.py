@@ -39,6 +39,19 @@ def _convolve_rows(
     return y, stream.gather(1, last[..., None].expand(B, W, D)).mT
 
 
+def _step(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    state: torch.Tensor,
+    lengths: torch.Tensor | None,
+) -> torch.Tensor:
+    """Convolve one token of each sequence, `x` `[B, 1, D]`, and update `state` `[B, D, W]` in place."""
+    window = torch.cat([state[..., 1:].to(x.dtype), x.mT], -1)
+    y = (window * weight).sum(-1)[:, None]
+    state.copy_(window if lengths is None else torch.where(lengths[:, None, None] > 0, window, state))
+    return y
+
+
 def _convolve_packed(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -104,7 +117,10 @@ class ShortConvolution(modules.ShortConvolution):
 
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
-        if cu_seqlens is None:
+        in_place = cache is not None and cu_seqlens is None and x.shape[1] == 1 and not torch.is_grad_enabled()
+        if in_place:
+            y, state = _step(rows, weight, cache, lengths), cache
+        elif cu_seqlens is None:
             y, state = _convolve_rows(rows, weight, cache, lengths)
         else:
             y, state = _convolve_packed(rows, weight, cache, cu_seqlens)
@@ -115,8 +131,6 @@ class ShortConvolution(modules.ShortConvolution):
         if residual is not None:
             y = y + residual.flatten(2)
         y = y.to(x.dtype).view(x.shape)
-
-        if cache is not None and cu_seqlens is None and x.shape[1] == 1 and not torch.is_grad_enabled():
-            cache.copy_(state)
-            return y, cache if output_final_state else None
-        return y, state.to(x.dtype).contiguous() if output_final_state else None
+        if not output_final_state:
+            return y, None
+        return y, state if in_place else state.to(x.dtype).contiguous()

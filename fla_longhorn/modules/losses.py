@@ -25,11 +25,12 @@ def cross_entropy(logits: torch.Tensor, target: torch.Tensor, reduction: str = '
 
 def l2_warp(loss: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """`loss` as it is, with the gradient `1e-4 / N * max` added at the largest of each row of `logits` `[..., V]`."""
-    return loss + _without_value(_l2_penalty(logits) / logits[..., 0].numel())
+    rows = logits.flatten(0, -2)
+    return loss + _without_value(_l2_penalty(rows).sum() / rows.shape[0])
 
 
 def _l2_penalty(logits: torch.Tensor) -> torch.Tensor:
-    return 0.5 * L2_PENALTY_FACTOR * widen(logits.max(-1).values).square().sum()
+    return 0.5 * L2_PENALTY_FACTOR * widen(logits.max(-1).values).square()
 
 
 def _without_value(x: torch.Tensor) -> torch.Tensor:
@@ -44,27 +45,38 @@ def linear_cross_entropy(
     reduction: str = 'mean',
     use_l2warp: bool = False,
 ) -> torch.Tensor:
-    """Cross entropy of `x @ weight.T + bias` and `target` `[..., T]`, a float32 scalar; 0 for a mean of no targets.
+    """Cross entropy of `x @ weight.T + bias` and `target`, for `x` `[..., D]` and `target` `[...]`; a float32 scalar.
 
-    The logits of one of a few chunks of rows exist at a time, in backward again: they are computed a second time there.
+    A mean of no targets is 0. The logits of one chunk of rows exist at a time, in backward again, where they are computed a
+    second time.
     """
     x, target = x.flatten(0, -2), target.flatten()
-    loss, penalty = x.new_zeros((), dtype=widen(x[:0]).dtype), 0.0
-    for rows, classes in zip(x.chunk(NUM_CHUNKS), target.chunk(NUM_CHUNKS), strict=True):
-        part, part_penalty = checkpoint(_chunk_loss, rows, classes, weight, bias, use_l2warp, use_reentrant=False)
-        loss, penalty = loss + part, penalty + part_penalty
+    N, D = x.shape
+    # a fixed number of chunks of one size, the last filled up, so that the graph serves any N
+    size = (N + NUM_CHUNKS - 1) // NUM_CHUNKS
+    rows = torch.cat([x, x.new_zeros(NUM_CHUNKS - 1, D)])[:NUM_CHUNKS * size].view(NUM_CHUNKS, size, D)
+    fill = target.new_full((NUM_CHUNKS - 1,), IGNORE_INDEX)
+    classes = torch.cat([target, fill])[:NUM_CHUNKS * size].view(NUM_CHUNKS, size)
+    real = (torch.arange(NUM_CHUNKS * size, device=x.device) < N).view(NUM_CHUNKS, size)
+
+    losses, penalties = zip(*(
+        checkpoint(_chunk_loss, rows[i], classes[i], real[i], weight, bias, use_l2warp, use_reentrant=False)
+        for i in range(NUM_CHUNKS)
+    ), strict=True)
+    loss = sum(losses)
     if reduction == 'mean':
         loss = loss / (target != IGNORE_INDEX).sum().clamp_min(1)
-    return loss + _without_value(penalty / len(x)) if use_l2warp else loss
+    return loss + _without_value(sum(penalties) / N) if use_l2warp else loss
 
 
 def _chunk_loss(
     x: torch.Tensor,
     target: torch.Tensor,
+    real: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     use_l2warp: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = F.linear(x, weight, bias)
     loss = cross_entropy(logits, target, reduction='sum')
-    return loss, _l2_penalty(logits) if use_l2warp else torch.zeros_like(loss)
+    return loss, torch.where(real, _l2_penalty(logits), 0).sum() if use_l2warp else torch.zeros_like(loss)
