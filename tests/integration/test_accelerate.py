@@ -1,4 +1,4 @@
-"""`accelerate launch`, on one process and on two: the same gradients, averaged over twice the ranks."""
+"""accelerate, on one process and on two: the same gradients, averaged over the ranks."""
 
 import json
 
@@ -6,16 +6,17 @@ import pytest
 
 from tests.integration.process import SCRIPTS, run
 
+LAUNCH = ('-m', 'accelerate.commands.launch', '--cpu', '--num_processes', 1, '--num_machines', 1, '--mixed_precision', 'no',
+          '--dynamo_backend', 'no')
+# on CPUs accelerate leaves it to torchrun or mpirun to start more than one process
+TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2)
+
 
 def test_two_processes_train_as_one(tmp_path):
     reports = []
-    for processes in (1, 2):
-        run(
-            '-m', 'accelerate.commands.launch', '--cpu', '--num_processes', processes, '--num_machines', 1,
-            '--mixed_precision', 'no', '--dynamo_backend', 'no',
-            '-m', 'fla_longhorn', SCRIPTS / 'train_with_accelerate.py', f'on-{processes}', cwd=tmp_path,
-        )
-        reports.append(json.loads((tmp_path / f'on-{processes}' / 'losses.json').read_text()))
+    for i, launcher in enumerate((LAUNCH, TORCHRUN)):
+        run(*launcher, '-m', 'fla_longhorn', SCRIPTS / 'train_with_accelerate.py', f'run-{i}', cwd=tmp_path)
+        reports.append(json.loads((tmp_path / f'run-{i}' / 'losses.json').read_text()))
     assert [report['processes'] for report in reports] == [1, 2]
     one, two = (report['losses'] for report in reports)
     assert len(one) == 8 and one[-1] < 0.9 * one[0]
