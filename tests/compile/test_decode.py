@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from tests.compile.graphs import assert_equal, compiled
+from tests.compile.graphs import assert_equal, cheap_kernels, compiled
 from tests.compile.test_model import build
 
 STEPS, PROMPT = 8, 6
@@ -66,6 +66,7 @@ def test_prefill_compiled_too(device):
     assert_equal({'logits': logits}, {'logits': expected})
 
 
+@cheap_kernels
 @torch.no_grad()
 def test_no_state_is_allocated(device):
     """The compiler's own code hands the operator the cache's state, and allocates nothing of its size."""

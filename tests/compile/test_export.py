@@ -39,20 +39,28 @@ def test_model(padded, strict, tmp_path, device):
             assert_equal({'logits': program(*inputs)}, {'logits': module(*inputs)})
 
 
+class Mixed(nn.Module):
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, h: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        return self.layer(h, cu_seqlens=cu_seqlens)[0]
+
+
 def test_packed_layer(device):
     """With any number of sequences."""
-    layer = Longhorn(hidden_size=24, state_size=4).to(device)
+    module = Mixed(Longhorn(hidden_size=24, state_size=4).to(device))
 
     def arguments(*lengths):
         h = torch.randn(1, sum(lengths), 24, device=device)
-        return h, {'cu_seqlens': torch.tensor([0, *lengths], device=device).cumsum(0)}
+        return h, torch.tensor([0, *lengths], device=device).cumsum(0)
 
-    h, options = arguments(3, 5, 1)
-    shapes = {'hidden_states': {1: LENGTH}, 'cu_seqlens': {0: torch.export.Dim('bounds', min=3, max=1000)}}
-    program = torch.export.export(layer, (h,), options, dynamic_shapes=shapes).module()
+    shapes = ({1: LENGTH}, {0: torch.export.Dim('bounds', min=3, max=1000)})
+    program = torch.export.export(module, arguments(3, 5, 1), dynamic_shapes=shapes).module()
     for lengths in ((3, 5, 1), (4, 80), (2, 0, 1, 7, 60)):
-        h, options = arguments(*lengths)
-        assert_equal({'o': program(h, **options)[0]}, {'o': layer(h, **options)[0]})
+        inputs = arguments(*lengths)
+        assert_equal({'o': program(*inputs)}, {'o': module(*inputs)})
 
 
 def test_model_itself(device):

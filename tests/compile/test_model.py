@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn import LonghornForCausalLM
-from tests.compile.graphs import assert_equal, assert_unbroken, compiled, gradients
+from tests.compile.graphs import assert_equal, assert_unbroken, cheap_kernels, compiled, gradients
 from tests.models.test_longhorn import small
 
 LINEAR = {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}
@@ -50,6 +50,7 @@ def test_training(name, device):
     assert counter.frame_count == 1
 
 
+@cheap_kernels
 def test_inductor(device):
     model, inputs = build(device), batch(device)
     function, counter = compiled(model, 'inductor')

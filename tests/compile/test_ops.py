@@ -7,7 +7,7 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.operator import longhorn_fwd
-from tests.compile.graphs import assert_equal, assert_unbroken, compiled
+from tests.compile.graphs import assert_equal, assert_unbroken, cheap_kernels, compiled
 from tests.ops.cases import Case, make_inputs, make_options, run
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn]
@@ -39,6 +39,7 @@ def test_no_graph_break(op, exact, device):
     assert_unbroken(op, **make_inputs(EVERYTHING, device), **make_options(EVERYTHING, device, exact))
 
 
+@cheap_kernels
 def test_inductor(exact, device):
     inputs, options = make_inputs(EVERYTHING, device), make_options(EVERYTHING, device, exact)
     expected = run(chunk_longhorn, inputs, options)
