@@ -1,0 +1,82 @@
+"""The pages of docs/ run as they stand: python blocks in one interpreter a page, bash blocks in a shell beside them.
+
+`sh` blocks are for machines that a test can't have, and are listed here by page, so that none is left out unseen.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / 'docs'
+SCRIPTS = ROOT / 'tests' / 'integration' / 'scripts'
+# pages of these tests, with their numbers of (python, bash, sh) blocks
+PAGES = {'train.md': (4, 2, 0), 'flame.md': (0, 0, 2), 'evaluate.md': (0, 2, 0)}
+PROGRAM = '''
+import os
+from transformers import AutoConfig
+assert AutoConfig.for_model('longhorn').model_type == 'longhorn'
+print('ran', __name__, os.environ.get('RANK', 0))
+'''
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, code) of each block, in order."""
+    return re.findall(r'^```(\w*)\n(.*?)^```', (DOCS / page).read_text(), re.M | re.S)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ, 'PATH': os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']]),
+        'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1',
+        'PYTHONPATH': os.pathsep.join(map(str, (ROOT, SCRIPTS))),
+    }
+
+
+def execute(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def execute_page(page: str, folder: Path) -> str:
+    """All python blocks, then all bash blocks; what the latter print."""
+    code = '\n'.join(text for language, text in blocks(page) if language == 'python')
+    if code:
+        execute([sys.executable, '-c', code], folder)
+    return ''.join(execute(['bash', '-euc', text], folder) for language, text in blocks(page) if language == 'bash')
+
+
+@pytest.mark.parametrize('page', list(PAGES))
+def test_every_block_is_accounted_for(page):
+    languages = [language for language, _ in blocks(page)]
+    assert set(languages) <= {'python', 'bash', 'sh'}
+    assert tuple(map(languages.count, ('python', 'bash', 'sh'))) == PAGES[page]
+
+
+@pytest.mark.parametrize('page', list(PAGES))
+def test_links(page):
+    for target in re.findall(r'\]\((?!https?://)([^)#]+)', (DOCS / page).read_text()):
+        assert (DOCS / target).exists(), target
+
+
+def test_train(tmp_path):
+    (tmp_path / 'package').mkdir()
+    for path in ('script.py', 'package/module.py'):
+        (tmp_path / path).write_text(PROGRAM)
+    out = execute_page('train.md', tmp_path)
+    # alone as a script, as a module and under accelerate, and on two ranks
+    assert out.count('ran __main__ 0') == 4 and out.count('ran __main__ 1') == 1
+    assert out.strip().endswith('LonghornForCausalLM')
+
+
+def test_evaluate(tmp_path):
+    (tmp_path / 'tasks').symlink_to(SCRIPTS / 'tasks')
+    execute([sys.executable, '-m', 'fla_longhorn', str(SCRIPTS / 'make_checkpoint.py'), '.'], tmp_path)
+    out = execute_page('evaluate.md', tmp_path)
+    assert '|unseen_text|' in out and 'bits_per_byte' in out
+    assert ' 0 wrong' in out and (tmp_path / 'selfcheck.json').exists()
