@@ -1,0 +1,135 @@
+"""The results page, `docs/results.md`, from the JSON files in `benchmarks/results/`.
+
+    python -m benchmarks.report [--check]
+
+`--check` writes nothing, and fails where the page differs from what the files hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.mqar import summarize
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md'
+HEADER = """# Results
+
+Drawn from the files in [`benchmarks/results`](../benchmarks/results) by `python -m benchmarks.report`. Each section names the
+command, the device and the commit. What isn't here has not been measured: above all, **no kernel has been timed on a GPU**.
+"""
+
+
+def table(columns: list[str], rows: list[list]) -> str:
+    lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
+    return '\n'.join(lines + ['| ' + ' | '.join(map(str, row)) + ' |' for row in rows])
+
+
+def measured_on(machine: dict) -> str:
+    versions = ', '.join(f'{name} {x}' for name, x in machine['versions'].items() if x)
+    return f"On {machine['device']}, {machine['threads']} threads; {versions}; commit {machine['commit']}."
+
+
+def kernels(rows: list[dict]) -> str:
+    """Cost of the passes on each target, and what the kernels of sm_90 take."""
+    parts = [
+        '## Compiled kernels\n\n`python -m benchmarks.kernels`: counts of compiled code in bfloat16, no times. A state update '
+        'is one of the K * V entries of the state for one token; the diagonal update without gate and sigmoid.\n'
+    ]
+    targets, sizes = (list(dict.fromkeys(row[name] for row in rows)) for name in ('target', 'K'))
+    passes = ['forward', 'backward']
+    lines = []
+    for target in targets:
+        for update in ('diagonal', 'exact'):
+            for direction in passes:
+                cells = []
+                for K in sizes:
+                    some = [x for x in rows if (x['target'], x['update'], x['pass'], x['K']) == (target, update, direction, K)]
+                    costs = [x['instructions_per_state_update'] for x in some]
+                    spills = sum(x['spills'] or 0 for x in some)
+                    if None in costs:
+                        cells.append('compiles' + (f' ({spills} spills)' if spills else ''))
+                    else:
+                        cells.append(f'{sum(costs):.2f}' + (f' ({spills} spills)' if spills else ''))
+                lines.append([target, update, direction, *cells])
+    parts.append('Instructions a state update, of all kernels of a pass:\n\n'
+                 + table(['target', 'update', 'pass', *(f'K = {K}' for K in sizes)], lines) + '\n')
+    names = ('kernel', 'update', 'pass', 'registers', 'spills', 'shared_bytes', 'barriers', 'instructions_per_state_update')
+    chosen = [[row[name] for name in names] for row in rows if row['target'] == 'sm_90' and row['K'] == 16]
+    parts.append('Each kernel on sm_90, K = 16:\n\n' + table([name.replace('_', ' ') for name in names], chosen))
+    return '\n'.join(parts)
+
+
+def recall(report: dict) -> str:
+    setting = report['setting']
+    names = [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]
+    rows = [
+        [*(row[name] for name in names), f'{row["mean"]:.1%}', f'{row["lowest"]:.1%}', f'{row["highest"]:.1%}', row['seeds']]
+        for row in sorted(summarize(report['runs'], names), key=lambda row: [row[name] for name in names[::-1]])
+    ]
+    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
+    return (f'### {setting["title"]}\n\n{measured_on(report["machine"])} {options}.\n\n'
+            + table([*names, 'mean recall', 'lowest', 'highest', 'seeds'], rows))
+
+
+def language_modeling(report: dict) -> str:
+    rows = [
+        [run['model'], f'{run["parameters"]:,}', f'{run["loss"]:.4f}', f'{run["perplexity"]:.3f}'] for run in report['runs']
+    ]
+    return (f'### {report["setting"]["title"]}\n\n{measured_on(report["machine"])} '
+            f'{report["setting"]["training"]["max_steps"]} steps.\n\n'
+            + table(['model', 'parameters', 'held-out loss (nats a token)', 'perplexity'], rows))
+
+
+def extrapolation(report: dict) -> str:
+    ends = [x['end'] for x in report['runs'][0]['spans']]
+    shown = [i for i, end in enumerate(ends) if (i + 1) & i == 0 or i == len(ends) - 1]
+    rows = [[run['model'], *(f'{run["spans"][i]["perplexity"]:.2f}' for i in shown)] for run in report['runs']]
+    return (f'### Length extrapolation\n\nPerplexity of the {report["block_size"]} tokens up to a position; trained on '
+            f'{report["block_size"]} tokens. {report["texts"]} held-out texts.\n\n'
+            + table(['model', *(f'up to {ends[i]}' for i in shown)], rows))
+
+
+# file, what turns it into text, and its picture
+SECTIONS: tuple[tuple[str, Callable, str | None], ...] = (
+    ('kernels', kernels, None),
+    ('mqar_exact', recall, 'mqar_exact'),
+    ('mqar_small', recall, 'mqar_small'),
+    ('lm_small', language_modeling, 'lm_small'),
+    ('extrapolation', extrapolation, 'extrapolation'),
+)
+
+
+def page() -> str:
+    parts = [HEADER]
+    for name, describe, picture in SECTIONS:
+        path = RESULTS / f'{name}.json'
+        if not path.exists():
+            parts.append(f'## {name}\n\nNot measured.\n')
+            continue
+        parts.append(describe(json.loads(path.read_text())) + '\n')
+        if picture:
+            parts.append(f'![{name}](../benchmarks/results/{picture}.png)\n')
+    return '\n'.join(parts)
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog='python -m benchmarks.report', description=__doc__.splitlines()[0])
+    parser.add_argument('--check', action='store_true', help='fail if the page is not up to date')
+    options = parser.parse_args(args)
+    text = page()
+    if options.check:
+        if PAGE.read_text() != text:
+            print(f'{PAGE} differs from what the results hold: run python -m benchmarks.report', file=sys.stderr)
+            return 1
+        return 0
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
