@@ -10,7 +10,9 @@ import torch.nn as nn
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
 
 from fla_longhorn.modules import Padding, ShortConvolution
+from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.inputs import check_cp_context
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -146,6 +148,9 @@ class Longhorn(nn.Module):
                 Ignored: there is no attention matrix. Default: `False`.
             cu_seqlens (torch.Tensor, Optional):
                 Boundaries `[N + 1]` of sequences packed into one row; they win over `attention_mask`.
+            cp_context (FLACPContext, Optional):
+                fla's context of this rank, from `fla.ops.cp.build_cp_context`: `hidden_states` `[1, T, hidden_size]` are
+                this rank's tokens, and the boundaries are the context's. No mask and no cache with it.
 
         Returns:
             `(o, None, past_key_values)` with `o` of the shape of `hidden_states`.
@@ -157,7 +162,13 @@ class Longhorn(nn.Module):
             )
         batch_size, q_len, _ = hidden_states.shape
         last_state = get_layer_cache(self, past_key_values)
-        cu_seqlens, padding = kwargs.get('cu_seqlens'), None
+        cu_seqlens, padding, cp_context = kwargs.get('cu_seqlens'), None, kwargs.get('cp_context')
+        if cp_context is not None:
+            check_cp_context(cp_context)
+            if attention_mask is not None or use_cache or last_state is not None:
+                raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
+                                 'use_cache False, which a model is told in the call or by train()')
+            cu_seqlens = cp_context.cu_seqlens
         # a trace can't have shapes that depend on the mask
         if torch.compiler.is_compiling() and attention_mask is not None and cu_seqlens is None:
             padding, attention_mask = Padding(attention_mask[:, -q_len:]), None
@@ -165,13 +176,16 @@ class Longhorn(nn.Module):
         hidden_states, indices, cu_seqlens = unpad_hidden_states(hidden_states, cu_seqlens, attention_mask, q_len)
 
         x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
-        x, conv_state = self.conv1d(
-            x=x,
-            cache=None if last_state is None else last_state['conv_state'],
-            output_final_state=use_cache,
-            cu_seqlens=cu_seqlens,
-            **({} if padding is None else {'lengths': padding.lengths}),
-        )
+        if cp_context is not None:
+            x, conv_state = convolve_part(self.conv1d, x, cp_context), None
+        else:
+            x, conv_state = self.conv1d(
+                x=x,
+                cache=None if last_state is None else last_state['conv_state'],
+                output_final_state=use_cache,
+                cu_seqlens=cu_seqlens,
+                **({} if padding is None else {'lengths': padding.lengths}),
+            )
         key_dim = self.num_heads * self.state_size
         beta, k, q = self.x_proj(x).split([self.beta_rank, key_dim, key_dim], dim=-1)
         beta = self.beta_proj(beta)
@@ -194,7 +208,9 @@ class Longhorn(nn.Module):
             # an exported program has one op for all lengths
             long = torch.compiler.is_exporting() or q_len > MAX_RECURRENT_LENGTH
             op = OPS[self.mode if long else 'fused_recurrent']
-            o, recurrent_state = op(initial_state=recurrent_state, output_final_state=bool(use_cache), **inputs)
+            o, recurrent_state = op(
+                initial_state=recurrent_state, output_final_state=bool(use_cache), cp_context=cp_context, **inputs,
+            )
         update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
 
         o = self.out_proj(o.flatten(-2))

@@ -127,7 +127,7 @@ def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -
 
 
 def check_cp_context(
-    cp_context: FLACPContext, initial_state: torch.Tensor | None, output_final_state: bool,
+    cp_context: FLACPContext, initial_state: torch.Tensor | None = None, output_final_state: bool = False,
 ) -> None:
     """Refuse what isn't one contiguous part of the tokens on each rank, and states, which no rank has to itself."""
     from fla.ops.cp import FLACPContext

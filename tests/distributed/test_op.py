@@ -1,9 +1,6 @@
 """Context parallelism of the ops: two and four ranks against one, and the calls that it refuses."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,31 +9,27 @@ import torch.distributed as dist
 from fla.ops.cp import FLACPContext, build_cp_context
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from tests.distributed.process import run
 from tests.distributed.scripts import op as script
 from tests.ops.cases import TOLERANCE
 
-ROOT = Path(__file__).parents[2]
 # what a file starts once stays in one worker
 pytestmark = pytest.mark.xdist_group('context parallel op')
 
 
-def results(path: Path, interpret: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, '-m', 'tests.distributed.scripts.op', '4', path], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, 'TRITON_INTERPRET': interpret, 'OMP_NUM_THREADS': '1'}, timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+def results(path: Path, interpret: bool) -> dict:
+    run('-m', 'tests.distributed.scripts.op', 4, path, interpret=interpret)
     return json.loads(path.read_text())
 
 
 @pytest.fixture(scope='module')
 def cpu(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'cpu.json', '0')
+    return results(tmp_path_factory.mktemp('op') / 'cpu.json', False)
 
 
 @pytest.fixture(scope='module')
 def triton(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'triton.json', '1')
+    return results(tmp_path_factory.mktemp('op') / 'triton.json', True)
 
 
 def check(found: dict, jobs: dict, size: int, exact: bool, name: str) -> None:

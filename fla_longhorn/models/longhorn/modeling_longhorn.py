@@ -146,6 +146,8 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[dict],
     ) -> tuple | BaseModelOutputWithPast:
+        if kwargs.get('cp_context') is not None and self.config.attn is not None:
+            raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
         if torch.compiler.is_compiling() and past_key_values is None:
             # fla makes a cache where no trace can follow
             use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
@@ -165,6 +167,11 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.criterion = None
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # FSDP2 keeps a tied head tied from `meta` on, and the embeddings' initialisation is the one that counts
+        if module is not self.lm_head or module.weight is not self.model.embeddings.weight:
+            super()._init_weights(module)
 
     def _compute_logits_and_loss(
         self,

@@ -1,0 +1,66 @@
+"""The causal convolution of one rank's part of sequences that lie on several ranks (fla's `FLACPContext`).
+
+An output looks back at W - 1 inputs, so a part's first sequence needs as many of the tokens before the part. They are put
+in front of it and their outputs dropped: any convolution serves, on any device, and a part may be shorter than W - 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
+
+
+class TokensBefore(torch.autograd.Function):
+    """The `count` tokens `[count, D]` before this rank's `x` `[T, D]`, zeros where there are none; all ranks have T tokens."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, count: int, group: dist.ProcessGroup) -> torch.Tensor:
+        T, D = x.shape
+        ctx.shape, ctx.count, ctx.group = (T, D), count, group
+        tails = gather(x[-min(T, count):], group)
+        before = torch.cat([x.new_zeros(count, D), *tails[:dist.get_rank(group)]])
+        return before[-count:].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dbefore: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (T, D), count, rank = ctx.shape, ctx.count, dist.get_rank(ctx.group)
+        m = min(T, count)
+        dx = dbefore.new_zeros(T, D)
+        dtail = dx[T - m:]
+        for distance, later in enumerate(gather(dbefore, ctx.group)[rank + 1:], 1):
+            # where this rank's tail begins among the tokens that the later rank was given
+            first = count - distance * m
+            if first > -m:
+                dtail[max(-first, 0):] += later[max(first, 0):first + m]
+        return dx, None, None
+
+
+def gather(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    x = x.contiguous()
+    gathered = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, x, group=group)
+    return gathered
+
+
+@torch.compiler.disable
+def convolve_part(convolution: nn.Module, x: torch.Tensor, cp_context: FLACPContext) -> torch.Tensor:
+    """Outputs `[1, T, D]` of fla's `ShortConvolution`; `x` `[1, T, D]` is this rank's part."""
+    cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
+    if group is None or width == 1:
+        return convolution(x=x, cu_seqlens=cu_seqlens)[0]
+    if cp_context.pre_num_conv_tokens is None:
+        raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
+    count = min(width - 1, cp_context.pre_num_conv_tokens)
+    # all ranks take part in the exchange, also those that use nothing of it
+    before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
+    cu_seqlens = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
+    y, _ = convolution(x=torch.cat([before, x[0]])[None], cu_seqlens=cu_seqlens)
+    return y[:, count:]

@@ -1,0 +1,95 @@
+"""The layer over four ranks and the model's initialisation under FSDP2: writes what it finds to the file it is given.
+
+    python -m tests.distributed.scripts.layer NUMBER_OF_RANKS FILE
+"""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from fla.ops.cp import build_cp_context
+from torch.distributed.fsdp import fully_shard
+
+from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
+from tests.distributed.scripts.launch import fork
+from tests.ops.cases import relative_error
+
+LAYERS = {
+    'paper': {},
+    'heads': {'num_heads': 2, 'state_size': 5, 'mode': 'fused_recurrent'},
+    'scalar_beta': {'scalar_beta': True, 'num_heads': 4, 'state_size': 8},
+    'exact': {'exact': True, 'num_heads': 2, 'state_size': 6},
+    'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5},
+    'no look back': {'conv_size': 1},
+}
+# of the sequences, for four ranks
+LENGTHS = {
+    'whole': (280,),
+    'ragged': (3, 60, 8, 1, 208),
+    'on the edges, and next to them': (70, 71, 68, 71),
+    'two tokens a rank, fewer than the convolution sees': (1, 7),
+    'one token a rank': (4,),
+}
+
+
+def layer_errors(name: str, lengths: tuple[int, ...]) -> dict[str, float] | None:
+    """On rank 0, those of the output, of the input's gradient and of each parameter's, summed over ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    layer = Longhorn(hidden_size=24, layer_idx=0, **LAYERS[name])
+    with torch.no_grad():
+        for x in layer.parameters():
+            x.add_(torch.randn_like(x) * 0.2)
+    h, do = torch.randn(2, 1, sum(lengths), 24)
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+
+    def run(h, do, **options):
+        layer.zero_grad()
+        h = h.clone().requires_grad_()
+        o, _, _ = layer(h, **options)
+        o.backward(do)
+        return {'o': o.detach(), 'h': h.grad, **{x: p.grad.clone() for x, p in layer.named_parameters()}}
+
+    part = run(*(x.chunk(size, 1)[rank] for x in (h, do)), cp_context=build_cp_context(cu_seqlens, dist.group.WORLD))
+    parts = [None] * size if rank == 0 else None
+    dist.gather_object(part, parts)
+    if rank > 0:
+        return None
+    got = {x: torch.cat([p[x] for p in parts], 1) if x in ('o', 'h') else sum(p[x] for p in parts) for x in part}
+    ref = run(h, do, cu_seqlens=cu_seqlens)
+    return {x: relative_error(got[x], ref[x]) for x in ref}
+
+
+def initialised_from_meta() -> dict:
+    """A sharded model's parameters after `to_empty` and `init_weights`, each rank with its own seed."""
+    with torch.device('meta'):
+        model = LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=2, vocab_size=256))
+    for block in model.model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    model.to_empty(device='cpu')
+    torch.manual_seed(dist.get_rank())
+    model.init_weights()
+    full = {name: x.full_tensor().detach() for name, x in model.named_parameters()}
+    return {
+        'tied': model.lm_head.weight is model.model.embeddings.weight,
+        'std': {name: x.std().item() for name, x in full.items()},
+        'mean': {name: x.mean().item() for name, x in full.items()},
+        'max': {name: x.abs().max().item() for name, x in full.items()},
+        'shards differ': not torch.equal(*full['model.embeddings.weight'].chunk(dist.get_world_size())[:2]),
+    }
+
+
+def main(path: str):
+    errors = {
+        f'{name}, {case}': layer_errors(name, lengths) for name in LAYERS for case, lengths in LENGTHS.items()
+    }
+    init = initialised_from_meta()
+    if dist.get_rank() == 0:
+        with open(path, 'w') as file:
+            json.dump({'errors': errors, 'init': init}, file)
+
+
+if __name__ == '__main__':
+    fork(main, int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,82 @@
+"""Context parallelism of the layer: four ranks against one. Initialisation of a sharded model from the meta device."""
+
+import json
+
+import pytest
+import torch
+from fla.ops.cp import FLACPContext
+
+from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
+from fla_longhorn.modules.context_parallel import convolve_part
+from tests.distributed.process import run
+from tests.distributed.scripts.layer import LAYERS, LENGTHS
+
+pytestmark = pytest.mark.xdist_group('context parallel layer')
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory) -> dict:
+    path = tmp_path_factory.mktemp('layer') / 'found.json'
+    run('-m', 'tests.distributed.scripts.layer', 4, path)
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize('case', list(LENGTHS))
+@pytest.mark.parametrize('name', list(LAYERS))
+def test_equals_one_rank(found, name, case):
+    errors = found['errors'][f'{name}, {case}']
+    assert set(errors) == {'o', 'h', *(x for x, _ in Longhorn(hidden_size=24, **LAYERS[name]).named_parameters())}
+    assert errors.pop('o') <= 1e-5
+    assert max(errors.values()) <= 1e-4, errors
+
+
+def test_initialisation_from_meta(found):
+    """FSDP2 on `meta`, `to_empty`, `init_weights`: the distributions are those of a model made the usual way."""
+    init = found['init']
+    assert init['tied']
+    assert init['shards differ']
+    model = LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=2, vocab_size=256))
+    expected = dict(model.named_parameters())
+    assert set(expected) == set(init['std'])
+    for name, x in expected.items():
+        assert init['std'][name] == pytest.approx(x.std().item(), rel=0.15), name
+        assert init['max'][name] == pytest.approx(x.abs().max().item(), rel=0.25), name
+        assert init['mean'][name] == pytest.approx(x.mean().item(), abs=0.05), name
+
+
+def context(**changes) -> FLACPContext:
+    return FLACPContext(**{'cu_seqlens': torch.tensor([0, 2, 6]), 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
+
+
+def test_without_a_group():
+    layer, h = Longhorn(hidden_size=16), torch.randn(1, 6, 16)
+    assert torch.equal(layer(h, cp_context=context())[0], layer(h, cu_seqlens=torch.tensor([0, 2, 6]))[0])
+
+
+@pytest.mark.parametrize('options', [{'use_cache': True}, {'attention_mask': torch.ones(1, 6)}], ids=lambda x: next(iter(x)))
+def test_no_mask_and_no_cache(options):
+    with pytest.raises(ValueError, match='cp_context .*attention_mask must be None, and use_cache False'):
+        Longhorn(hidden_size=16, layer_idx=0)(torch.randn(1, 6, 16), cp_context=context(), **options)
+
+
+def test_rows():
+    with pytest.raises(ValueError, match='cp_context.cu_seqlens packs all sequences into one row'):
+        Longhorn(hidden_size=16)(torch.randn(2, 6, 16), cp_context=context())
+
+
+def test_not_a_context():
+    with pytest.raises(TypeError, match='cp_context must be a fla.ops.cp.FLACPContext or None, got str'):
+        Longhorn(hidden_size=16)(torch.randn(1, 6, 16), cp_context='2')
+
+
+def test_a_context_without_tokens_to_look_back():
+    with pytest.raises(ValueError, match='cp_context must hold pre_num_conv_tokens'):
+        convolve_part(Longhorn(hidden_size=16).conv1d, torch.randn(1, 6, 32), context(group='not asked'))
+
+
+def test_attention_layers_are_refused():
+    model = LonghornForCausalLM(LonghornConfig(
+        hidden_size=32, num_hidden_layers=2, vocab_size=20, attn={'layers': [1], 'num_heads': 2},
+    ))
+    with pytest.raises(ValueError, match='cp_context must be None with attention layers'):
+        model(torch.randint(20, (1, 6)), cp_context=context())
