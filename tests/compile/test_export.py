@@ -20,8 +20,7 @@ class Logits(nn.Module):
         return self.model(ids, attention_mask=mask, use_cache=False).logits
 
 
-@pytest.mark.parametrize('strict', [False, True], ids=['', 'strict'])
-@pytest.mark.parametrize('padded', [False, True], ids=['', 'mask'])
+@pytest.mark.parametrize(('padded', 'strict'), [(False, False), (True, False), (True, True)], ids=['', 'mask', 'strict'])
 def test_model(padded, strict, tmp_path, device):
     module = Logits(build(device, hidden_ratio=2, exact=padded).eval())
 

@@ -68,9 +68,9 @@ def test_reductions(options, device):
     """The number of items given, and no label to learn from."""
     model, inputs = build(device, **options), batch(device)
     function, _ = compiled(model)
-    for items in (7, torch.tensor(5, device=device)):
-        got, expected = (results(call, model, **inputs, num_items_in_batch=items) for call in (function, model))
-        assert_equal(got, expected)
+    items = torch.tensor(5, device=device)
+    got, expected = (results(call, model, **inputs, num_items_in_batch=items) for call in (function, model))
+    assert_equal(got, expected)
     inputs['labels'].fill_(-100)
     got, expected = function(**inputs).loss, model(**inputs).loss
     torch.testing.assert_close(got, expected, equal_nan=True)
