@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
 SCRIPTS = ROOT / 'tests' / 'integration' / 'scripts'
 # pages of these tests, with their numbers of (python, bash, sh) blocks
-PAGES = {'train.md': (4, 2, 0), 'flame.md': (0, 0, 2), 'evaluate.md': (0, 2, 0)}
+PAGES = {'exact.md': (1, 0, 0), 'swap.md': (1, 0, 0), 'train.md': (4, 2, 0), 'flame.md': (0, 0, 2), 'evaluate.md': (0, 2, 0)}
 PROGRAM = '''
 import os
 from transformers import AutoConfig
@@ -62,6 +62,11 @@ def test_every_block_is_accounted_for(page):
 def test_links(page):
     for target in re.findall(r'\]\((?!https?://)([^)#]+)', (DOCS / page).read_text()):
         assert (DOCS / target).exists(), target
+
+
+@pytest.mark.parametrize('page', ['exact.md', 'swap.md'])
+def test_python_blocks(page, tmp_path):
+    execute_page(page, tmp_path)
 
 
 def test_train(tmp_path):
