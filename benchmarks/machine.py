@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ('fla-longhorn', 'flash-linear-attention', 'torch', 'triton', 'transformers', 'numba')
+PACKAGES = ('fla-longhorn', 'flash-linear-attention', 'torch', 'triton', 'transformers', 'numba', 'mamba-ssm')
 
 
 def describe_machine(device: torch.device | str = 'cpu') -> dict:
@@ -19,6 +19,7 @@ def describe_machine(device: torch.device | str = 'cpu') -> dict:
         'device': torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU ({processor()})',
         'cpu_count': os.cpu_count(),
         'threads': torch.get_num_threads(),
+        'load_average': round(os.getloadavg()[0], 1) if hasattr(os, 'getloadavg') else None,
         'python': platform.python_version(),
         'versions': {name: installed(name) for name in PACKAGES},
         'commit': commit(),

@@ -1,0 +1,150 @@
+"""Time and memory of a call on a CPU or a GPU, what the device can do at best, and one report held against another."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+
+
+def measure_times(run: Callable, device: torch.device, seconds: float = 0.3) -> list[float]:
+    """Milliseconds of each repeat of what has run before.
+
+    On a GPU after a warm-up, between two events, with the L2 cache flushed before each repeat; on a CPU by the clock.
+    """
+    if device.type == 'cuda':
+        from triton.testing import do_bench
+
+        return list(do_bench(run, warmup=100, rep=1e3 * seconds, return_mode='all'))
+    return clock_times(run, device, seconds)
+
+
+def clock_times(run: Callable, device: torch.device, seconds: float = 0.3) -> list[float]:
+    """Milliseconds of each repeat by the clock, host included: three repeats or more of what has run before."""
+    times = []
+    while len(times) < 3 or (sum(times) < 1e3 * seconds and len(times) < 100):
+        start = time.perf_counter()
+        run()
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def summarize(times: list[float]) -> dict:
+    """Median and quartiles, in milliseconds."""
+    low, _, high = quantiles(times, n=4, method='inclusive') if len(times) > 1 else times * 3
+    return {'ms': median(times), 'ms_low': low, 'ms_high': high, 'repeats': len(times)}
+
+
+def peak_bytes(run: Callable, device: torch.device) -> int | None:
+    """Memory that a call takes at its peak, beyond what was in use before it, its result included.
+
+    On a GPU what PyTorch's allocator handed out; on a CPU the process's resident pages, or None where Linux's
+    `/proc/self/clear_refs` is missing.
+    """
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    try:
+        # memory that the C library keeps for later would hide what the call takes
+        ctypes.CDLL(None).malloc_trim(0)
+        Path('/proc/self/clear_refs').write_text('5')
+        before = resident_bytes('VmRSS')
+        run()
+        return max(resident_bytes('VmHWM') - before, 0)
+    except (OSError, AttributeError):
+        return None
+
+
+def resident_bytes(name: str) -> int:
+    return 1024 * int(re.search(rf'{name}:\s*(\d+)', Path('/proc/self/status').read_text()).group(1))
+
+
+def saved_bytes(run: Callable) -> int:
+    """Bytes of all storages that `run`'s graph keeps for its backward, inputs included, each counted once."""
+    storages = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return x.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        result = run()
+    del result
+    return sum(storages.values())
+
+
+def device_rates(device: torch.device) -> dict:
+    """Bytes a second of a large copy (read and written), multiply-adds a second of a float32 matrix product, at their best."""
+    large = device.type == 'cuda'
+    source = torch.ones(2**28 if large else 2**24, device=device)
+    target = torch.empty_like(source)
+    n = 8192 if large else 1024
+    a = torch.ones(n, n, device=device)
+    c = torch.empty_like(a)
+    target.copy_(source), torch.mm(a, a, out=c)
+    copy = min(measure_times(lambda: target.copy_(source), device))
+    product = min(measure_times(lambda: torch.mm(a, a, out=c), device))
+    return {'bytes_per_s': 2e3 * source.nbytes / copy, 'fma_per_s': 1e3 * n**3 / product}
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def describe_error(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f'{type(error).__name__}: {lines[0][:200]}' if lines else type(error).__name__
+
+
+def write_report(report: dict, path: str) -> None:
+    Path(path).write_text(json.dumps(report, indent=1) + '\n')
+
+
+def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[str]:
+    """Lines that hold the times of `report` against those of `other`; `timed` gives a report's times by their names.
+
+    A time that lies outside of the other's quartiles by its own is called faster or slower.
+    """
+    lines = []
+    for name in ('device', 'threads', 'commit', 'versions'):
+        before, now = other['machine'].get(name), report['machine'].get(name)
+        if before != now:
+            lines.append(f'{name} then: {before}; now: {now}')
+    times, before = timed(report), timed(other)
+    common = [name for name in times if name in before]
+    for name in common:
+        now, then = times[name], before[name]
+        ratio = now['ms'] / then['ms']
+        verdict = 'slower' if now['ms_low'] > then['ms_high'] else 'faster' if now['ms_high'] < then['ms_low'] else 'the same'
+        lines.append(f'{name}: {then["ms"]:.3f} -> {now["ms"]:.3f} ms, x {ratio:.2f}, {verdict} within the spread')
+    if common:
+        mean = math.exp(sum(math.log(times[name]['ms'] / before[name]['ms']) for name in common) / len(common))
+        lines.append(f'{len(common)} times in both, geometric mean x {mean:.3f}')
+    lines.append(f'only now: {len(times) - len(common)}, only then: {len(before) - len(common)}')
+    return lines
