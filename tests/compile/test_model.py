@@ -106,7 +106,8 @@ def test_lengths_share_graphs(device):
     function, counter = compiled(model)
     for B, T in ((2, 9), (3, 20), (5, 4), (2, 65), (3, 110)):
         inputs = batch(device, B, T)
-        assert_equal(results(function, model, **inputs), results(model, model, **inputs))
+        with torch.no_grad():
+            torch.testing.assert_close(function(**inputs).loss, model(**inputs).loss)
     assert counter.frame_count == 3
 
 
