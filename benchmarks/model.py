@@ -3,8 +3,8 @@
     python -m benchmarks.model [--device cuda] [--json FILE] [--plot FILE.png] [--compare OLD.json]
 
 Training: forward, backward and AdamW on random tokens; tokens a second (from the median step), and peak memory beyond the
-model's and the optimizer's own. Generation by `generate`: milliseconds of the prompt, milliseconds of each token after it, and
-bytes of the cache, at growing prompts. On a GPU at the paper's 120M size under bfloat16 autocast, on a CPU at a small one in
+model's and the optimizer's own. Generation by `generate`: milliseconds of the prompt and of each token after it, and bytes of
+the cache, at growing prompts. On a GPU at the paper's 120M size under bfloat16 autocast, on a CPU at a small one in
 float32. A model that can't run is reported as not run, with the reason.
 """
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -56,7 +58,7 @@ class Row:
 
 SIZES = {
     'cuda': Size(768, 12, 64, 50304, 8, 2048, (512, 2048, 8192, 32768), 32),
-    'cpu': Size(128, 2, 32, 1000, 2, 256, (64, 256, 1024), 8),
+    'cpu': Size(128, 2, 32, 1000, 2, 256, (64, 256, 1024), 16),
 }
 
 
@@ -129,24 +131,42 @@ def measure_training(model: PreTrainedModel, size: Size, device: torch.device, s
     return figures | {'tokens_per_s': 1e3 * ids.numel() / figures['ms'], 'peak_bytes': peak}
 
 
-@torch.no_grad()
-def measure_generation(model: PreTrainedModel, size: Size, prompt: int, device: torch.device, seconds: float) -> dict:
-    ids = random_tokens(size, 1, prompt, device)
+class Clock:
+    """A streamer of `generate` that notes when the prompt and each token passed by, in milliseconds."""
 
-    def generate(tokens: int):
+    def __init__(self):
+        self.runs = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.runs[-1].append(1e3 * time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def measure_generation(model: PreTrainedModel, size: Size, prompt: int, device: torch.device, seconds: float) -> dict:
+    """Times of the prompt with the first token and of each later token, and the bytes of the cache in the end."""
+    ids = random_tokens(size, 1, prompt, device)
+    clock = Clock()
+
+    def generate():
+        clock.runs.append([])
         with torch.autocast('cuda', torch.bfloat16) if device.type == 'cuda' else nullcontext():
             return model.generate(
-                ids, attention_mask=torch.ones_like(ids), min_new_tokens=tokens, max_new_tokens=tokens, do_sample=False,
-                return_dict_in_generate=True,
+                ids, attention_mask=torch.ones_like(ids), min_new_tokens=1 + size.new_tokens,
+                max_new_tokens=1 + size.new_tokens, do_sample=False, return_dict_in_generate=True, streamer=clock,
             )
 
-    whole = generate(1 + size.new_tokens)
-    if whole.sequences.shape[1] != prompt + 1 + size.new_tokens:
-        raise ValueError(f'generated {whole.sequences.shape[1] - prompt} tokens in place of {1 + size.new_tokens}')
-    first = timing.summarize(timing.clock_times(partial(generate, 1), device, seconds))
-    times = timing.clock_times(partial(generate, 1 + size.new_tokens), device, seconds)
-    tokens = timing.summarize([max(x - first['ms'], 0) / size.new_tokens for x in times])
-    return {'prompt': prompt, 'first': first, 'token': tokens, 'state_bytes': tensor_bytes(whole.past_key_values)}
+    cache = generate().past_key_values
+    clock.runs.clear()
+    timing.clock_times(generate, device, seconds)
+    steps = [[after - before for before, after in pairwise(run)] for run in clock.runs]
+    if any(len(run) != 1 + size.new_tokens for run in steps):
+        raise ValueError(f'generated {[len(run) for run in steps]} tokens in place of {1 + size.new_tokens}')
+    return {
+        'prompt': prompt, 'first': timing.summarize([run[0] for run in steps]),
+        'token': timing.summarize([x for run in steps for x in run[1:]]), 'state_bytes': tensor_bytes(cache),
+    }
 
 
 def tensor_bytes(value: object, seen: set[int] | None = None) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
+
+COLORS = colormaps['tab20'].colors[::2] + colormaps['tab20b'].colors[::3]
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +20,7 @@ def style(name: str, names: list[str]) -> dict:
     """Longhorn in solid lines with dots, everything else dashed."""
     own = 'longhorn' in name.lower()
     return {
-        'color': f'C{names.index(name) % 10}', 'linestyle': '-' if own else '--', 'linewidth': 1.6 if own else 1,
+        'color': COLORS[names.index(name) % len(COLORS)], 'linestyle': '-' if own else '--', 'linewidth': 1.6 if own else 1,
         'marker': 'o' if own else 's', 'markersize': 3, 'label': name,
     }
 
@@ -47,7 +50,7 @@ def describe(report: dict) -> str:
 
 def draw_operators(lines: dict, bars: dict[str, float], shape: str, report: dict, path: str) -> None:
     """Time against T and K for both passes, and how many times as long as Longhorn others take."""
-    names = list(dict.fromkeys(name for group in lines.values() for name in group) | dict.fromkeys(bars))
+    names = list(dict.fromkeys(name for group in lines.values() for name in group))
     figure = Figure(figsize=(17, 9), dpi=120, layout='constrained')
     axes = figure.subplot_mosaic(
         [['forward T', 'forward K', 'bars'], ['forward_backward T', 'forward_backward K', 'bars']],
@@ -58,12 +61,11 @@ def draw_operators(lines: dict, bars: dict[str, float], shape: str, report: dict
         plot_lines(axis, group, names)
         finish(axis, name.replace('_', ' + '), {'T': 'tokens', 'K': 'entries of a key'}[x], 'milliseconds')
     axis = axes['bars']
-    axis.barh(list(bars), list(bars.values()), color=[style(name, names)['color'] for name in bars])
+    axis.barh(list(bars), list(bars.values()), color=[style(x, names)['color'] if x in names else 'silver' for x in bars])
     for i, value in enumerate(bars.values()):
         axis.text(value, i, f' {value:.2f}', va='center', fontsize=7)
     axis.invert_yaxis()
-    axis.set(title=f"forward + backward at {shape}: time as a multiple of chunk_longhorn's")
-    axis.title.set_fontsize(9)
+    axis.set_title(f"forward + backward, as a multiple of chunk_longhorn's time\n{shape}", fontsize=10)
     axis.tick_params(axis='y', labelsize=7)
     if bars:
         axis.set_xscale('log')
