@@ -54,8 +54,8 @@ def longhorn_fwd(
     BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
     launch(
         longhorn_loops.forward, longhorn_loops.forward_parallel, B * T * H * K * V, N * H * -(-V // BV),
-        flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(k_first(initial_state, state_v_first)), flat(D), flat(z),
-        bounds, flat(o), flat(final_state), flat(states), H, K, V, C, BV,
+        flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(k_first(initial_state, state_v_first)), flat_copy(D),
+        flat(z), bounds, flat(o), flat(final_state), flat(states), H, K, V, C, BV,
         exact, beta.dim() == 3, use_beta_sigmoid, cu_seqlens is not None,
     )
     if output_final_state and state_v_first:
@@ -89,8 +89,8 @@ def longhorn_bwd(
     dz = torch.empty(0 if z is None else z.shape)
     launch(
         longhorn_loops_bwd.backward, longhorn_loops_bwd.backward_parallel, B * T * H * K * V, N * H * NG,
-        flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(D), flat(z),
-        bounds, flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
+        flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat_copy(D),
+        flat(z), bounds, flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
         H, K, V, C, BG, BT, NT, exact, is_scalar, use_beta_sigmoid, cu_seqlens is not None,
     )
     dq, dk = add_parts(dqk).unbind(-1)
@@ -139,6 +139,11 @@ def flat(x) -> np.ndarray:
         return _ABSENT
     x = x.detach()
     return (x if x.dtype is torch.float32 else x.float()).contiguous().numpy().reshape(-1)
+
+
+def flat_copy(x) -> np.ndarray:
+    """The same of a parameter: torch never again resizes memory that NumPy has seen, as FSDP2 does to free parameters."""
+    return flat(None if x is None else x.detach().clone())
 
 
 def k_first(state, state_v_first: bool):

@@ -9,7 +9,7 @@ from fla.ops.cp import FLACPContext
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
 from fla_longhorn.modules.context_parallel import convolve_part
 from tests.distributed.process import run
-from tests.distributed.scripts.layer import LAYERS, LENGTHS
+from tests.distributed.scripts.layer import CHECKPOINTED, LAYERS, LENGTHS
 
 pytestmark = pytest.mark.xdist_group('context parallel layer')
 
@@ -21,12 +21,15 @@ def found(tmp_path_factory) -> dict:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize('case', list(LENGTHS))
-@pytest.mark.parametrize('name', list(LAYERS))
+@pytest.mark.parametrize('name, case', [
+    *((name, case) for name in LAYERS for case in LENGTHS), *((name, 'checkpointed') for name in CHECKPOINTED),
+])
 def test_equals_one_rank(found, name, case):
     errors = found['errors'][f'{name}, {case}']
-    assert set(errors) == {'o', 'h', *(x for x, _ in Longhorn(hidden_size=24, **LAYERS[name]).named_parameters())}
+    parameters = [x for x, _ in Longhorn(hidden_size=24, **LAYERS[name]).named_parameters()]
+    assert set(errors) == {'o', 'o without grad', 'h', *parameters}
     assert errors.pop('o') <= 1e-5
+    assert errors.pop('o without grad') <= 1e-5
     assert max(errors.values()) <= 1e-4, errors
 
 

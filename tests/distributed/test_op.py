@@ -9,6 +9,7 @@ import torch.distributed as dist
 from fla.ops.cp import FLACPContext, build_cp_context
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops.context_parallel import Part, pieces_of
 from tests.distributed.process import run
 from tests.distributed.scripts import op as script
 from tests.ops.cases import TOLERANCE
@@ -58,6 +59,34 @@ def test_triton_equals_one_rank(triton, size, name, exact):
 def test_repeats_are_bit_equal(cpu):
     assert len(cpu['repeats']) == 4
     assert all(cpu['repeats'].values()), cpu['repeats']
+
+
+def test_diagonal_gathers_once_each_way(cpu):
+    """`docs/scale.md`: two arrays of the size of a state, whatever the number of ranks and wherever the boundaries."""
+    for name, job in script.jobs(4).items():
+        size = 2 * job.case.H * job.case.K * job.case.V * 4
+        for counts in cpu['traffic']:
+            assert counts[f'4 ranks, diagonal, {name}'] == {'all_gather': [size, size]}
+
+
+def test_exact_passes_the_state_on(cpu):
+    """One state to the next rank and its gradient to the previous one, where a sequence goes on there."""
+    size = 4 * 2 * 5 * 7
+    whole = [traffic['4 ranks, exact, whole'] for traffic in cpu['traffic']]
+    assert whole == [{'isend': [size] * n, 'recv': [size] * n} for n in (1, 2, 2, 1)]
+    assert [traffic['4 ranks, exact, boundaries on the edges'] for traffic in cpu['traffic']] == [{}] * 4
+
+
+def test_what_goes_does_not_wait_for_what_comes():
+    """A rank in whose middle one sequence ends and the next begins runs them apart, and one inside a sequence can't."""
+    cu_seqlens = torch.tensor([0, 3, 5, 9])
+    head, rest = pieces_of(Part(None, 1, before=1, after=1, bounds=(0, 3, 5, 9)), cu_seqlens)
+    assert (head.tokens, head.receives, head.sends) == (slice(0, 3), True, False)
+    assert (rest.tokens, rest.receives, rest.sends) == (slice(3, 9), False, True)
+    assert rest.cu_seqlens.tolist() == [0, 2, 6]
+    for before, after, bounds in [(1, 1, (0, 9)), (1, 0, (0, 3, 9)), (0, 1, (0, 3, 9)), (0, 0, (0, 3, 9))]:
+        (piece,) = pieces_of(Part(None, 1, before, after, bounds), cu_seqlens)
+        assert (piece.receives, piece.sends) == (bool(before), bool(after))
 
 
 def arguments(T: int = 6, **changes) -> dict:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from fla.ops.cp import build_cp_context
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
 from tests.distributed.scripts.launch import fork
@@ -31,9 +32,10 @@ LENGTHS = {
     'two tokens a rank, fewer than the convolution sees': (1, 7),
     'one token a rank': (4,),
 }
+CHECKPOINTED = ('paper', 'exact')
 
 
-def layer_errors(name: str, lengths: tuple[int, ...]) -> dict[str, float] | None:
+def layer_errors(name: str, lengths: tuple[int, ...], checkpointed: bool = False) -> dict[str, float] | None:
     """On rank 0, those of the output, of the input's gradient and of each parameter's, summed over ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -44,19 +46,25 @@ def layer_errors(name: str, lengths: tuple[int, ...]) -> dict[str, float] | None
     h, do = torch.randn(2, 1, sum(lengths), 24)
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
 
-    def run(h, do, **options):
+    def run(h, do, checkpointed=False, **options):
         layer.zero_grad()
         h = h.clone().requires_grad_()
-        o, _, _ = layer(h, **options)
+        o = checkpoint(layer, h, use_reentrant=False, **options)[0] if checkpointed else layer(h, **options)[0]
         o.backward(do)
-        return {'o': o.detach(), 'h': h.grad, **{x: p.grad.clone() for x, p in layer.named_parameters()}}
+        with torch.no_grad():
+            without_grad = layer(h, **options)[0]
+        grads = {x: p.grad.clone() for x, p in layer.named_parameters()}
+        return {'o': o.detach(), 'o without grad': without_grad, 'h': h.grad, **grads}
 
-    part = run(*(x.chunk(size, 1)[rank] for x in (h, do)), cp_context=build_cp_context(cu_seqlens, dist.group.WORLD))
+    part = run(
+        *(x.chunk(size, 1)[rank] for x in (h, do)), checkpointed, cp_context=build_cp_context(cu_seqlens, dist.group.WORLD),
+    )
     parts = [None] * size if rank == 0 else None
     dist.gather_object(part, parts)
     if rank > 0:
         return None
-    got = {x: torch.cat([p[x] for p in parts], 1) if x in ('o', 'h') else sum(p[x] for p in parts) for x in part}
+    tokenwise = ('o', 'o without grad', 'h')
+    got = {x: torch.cat([p[x] for p in parts], 1) if x in tokenwise else sum(p[x] for p in parts) for x in part}
     ref = run(h, do, cu_seqlens=cu_seqlens)
     return {x: relative_error(got[x], ref[x]) for x in ref}
 
@@ -85,6 +93,8 @@ def main(path: str):
     errors = {
         f'{name}, {case}': layer_errors(name, lengths) for name in LAYERS for case, lengths in LENGTHS.items()
     }
+    for name in CHECKPOINTED:
+        errors[f'{name}, checkpointed'] = layer_errors(name, LENGTHS['ragged'], checkpointed=True)
     init = initialised_from_meta()
     if dist.get_rank() == 0:
         with open(path, 'w') as file:

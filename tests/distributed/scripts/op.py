@@ -89,6 +89,30 @@ def run(job: Job, exact: bool, group: dist.ProcessGroup) -> dict[str, torch.Tens
     return {'o': o.detach(), **{f'd{name}': x.grad for name, x in inputs.items()}}
 
 
+class Traffic:
+    """What the op sends and receives: the number of calls of each kind, and the bytes of one."""
+
+    def __init__(self):
+        self.counts = {}
+        self.functions = {name: getattr(dist, name) for name in ('all_gather', 'isend', 'recv')}
+
+    def __enter__(self) -> dict[str, list[int]]:
+        for name, function in self.functions.items():
+            setattr(dist, name, self.counted(name, function))
+        return self.counts
+
+    def counted(self, name: str, function: Callable) -> Callable:
+        def call(*args, **kwargs):
+            x = args[1] if name == 'all_gather' else args[0]
+            self.counts.setdefault(name, []).append(x.nbytes)
+            return function(*args, **kwargs)
+        return call
+
+    def __exit__(self, *_):
+        for name, function in self.functions.items():
+            setattr(dist, name, function)
+
+
 def options(case: Case, exact: bool) -> dict:
     return dict(scale=case.scale, use_beta_sigmoid_in_kernel=case.sigmoid, state_v_first=case.state_v_first, exact=exact)
 
@@ -117,7 +141,7 @@ def main(path: str):
     make_jobs = triton_jobs if os.environ.get('TRITON_INTERPRET') == '1' else jobs
 
     # all collectives first, then each rank computes the references of some cases
-    results, repeats = {}, {}
+    results, repeats, traffic = {}, {}, {}
     for group, members in groups:
         for i, (name, job) in enumerate(make_jobs(len(members)).items()):
             for exact in job.updates:
@@ -125,8 +149,10 @@ def main(path: str):
                 if rank not in members or (len(members) < size and pairs[i % len(pairs)][1] != members):
                     continue
                 owner = members[i % len(members)]
-                got = run(job, exact, group)
+                with Traffic() as counts:
+                    got = run(job, exact, group)
                 key = f'{len(members)} ranks, {"exact" if exact else "diagonal"}, {name}'
+                traffic[key] = counts
                 if name == 'boundaries inside':
                     again = run(job, exact, group)
                     repeats[key] = all(torch.equal(got[x], again[x]) for x in got)
@@ -136,12 +162,13 @@ def main(path: str):
                     results[key] = (job.case, exact, parts)
     found = {key: errors(*result) for key, result in results.items()}
     everything = [None] * size if rank == 0 else None
-    dist.gather_object((found, repeats), everything)
+    dist.gather_object((found, repeats, traffic), everything)
     if rank == 0:
         with open(path, 'w') as file:
             json.dump({
-                'errors': {key: value for found, _ in everything for key, value in found.items()},
-                'repeats': {key: value for _, repeats in everything for key, value in repeats.items()},
+                'errors': {key: value for found, *_ in everything for key, value in found.items()},
+                'repeats': {key: value for _, repeats, _ in everything for key, value in repeats.items()},
+                'traffic': [traffic for *_, traffic in everything],
             }, file)
 
 

@@ -1,0 +1,77 @@
+"""The program of `docs/scale.md` under torchrun: each of its loss curves is that of one process."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from tests.distributed.process import ROOT, run
+
+pytestmark = pytest.mark.xdist_group('scale')
+PAGE = (ROOT / 'docs/scale.md').read_text()
+
+
+@pytest.fixture(scope='module')
+def losses(tmp_path_factory) -> dict[str, list[float]]:
+    folder = tmp_path_factory.mktemp('scale')
+    (folder / 'scale.py').write_text('\n\n'.join(re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)))
+    (command,) = re.findall(r'^```sh\n(.*?)\n```', PAGE, re.M | re.S)
+    program, *arguments = command.split()
+    assert program == 'torchrun'
+    printed = run('-m', 'torch.distributed.run', *arguments, cwd=folder)
+    return {name: [float(x) for x in values.split()] for name, values in re.findall(r'^(.+): ([\d. ]+)$', printed, re.M)}
+
+
+def rows(model, batch):
+    return model(batch, labels=batch).loss
+
+
+def packed(model, batch):
+    ids, cu_seqlens = batch.view(1, -1), torch.tensor([0, 100, 300, 384])
+    logits = model(ids, cu_seqlens=cu_seqlens).logits
+    labels = ids.clone()
+    labels[0, cu_seqlens[:-1]] = -100
+    return F.cross_entropy(logits[0, :-1], labels[0, 1:])
+
+
+def one_process(loss_of, exact: bool = False) -> list[float]:
+    """The page's training, without the page's code."""
+    torch.manual_seed(1)
+    batches = (torch.randint(64, (8, 4, 1)) + torch.randint(1, 4, (8, 4, 1)) * torch.arange(96)) % 64
+    torch.manual_seed(0)
+    model = LonghornForCausalLM(LonghornConfig(
+        hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=8, exact=exact,
+    )).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for batch in batches:
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize('name, loss_of, exact', [
+    ('DDP', rows, False), ('FSDP2', rows, False),
+    ('diagonal, DDP', packed, False), ('diagonal, FSDP2', packed, False),
+    ('exact, DDP', packed, True), ('exact, FSDP2', packed, True),
+])
+def test_equals_one_process(losses, name, loss_of, exact):
+    expected = one_process(loss_of, exact)
+    print(name, *(f'{a:.7f}/{b:.7f}' for a, b in zip(losses[name], expected, strict=True)))
+    assert losses[name] == pytest.approx(expected, rel=1e-5)
+    assert losses[name][-1] < 0.8 * losses[name][0]
+
+
+def test_own_initialisation_trains(losses):
+    assert losses['FSDP2 initialised'][0] == pytest.approx(torch.tensor(64.).log().item(), rel=0.02)
+    assert len(losses['FSDP2 initialised']) == 8
+
+
+def test_links():
+    for target in re.findall(r'\]\((?!https?://)([^)#]+)\)', PAGE):
+        assert (ROOT / 'docs' / target).exists(), target
