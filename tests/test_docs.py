@@ -15,7 +15,17 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
 SCRIPTS = ROOT / 'tests' / 'integration' / 'scripts'
 # pages of these tests, with their numbers of (python, bash, sh) blocks
-PAGES = {'exact.md': (1, 0, 0), 'swap.md': (1, 0, 0), 'train.md': (4, 2, 0), 'flame.md': (0, 0, 2), 'evaluate.md': (0, 2, 0)}
+PAGES = {
+    'README.md': (0, 0, 0),
+    'compile.md': (2, 0, 0),
+    'evaluate.md': (0, 2, 0),
+    'exact.md': (1, 0, 0),
+    'flame.md': (0, 0, 2),
+    'generate.md': (2, 0, 0),
+    'migrate.md': (1, 0, 0),
+    'swap.md': (1, 0, 0),
+    'train.md': (4, 2, 0),
+}
 PROGRAM = '''
 import os
 from transformers import AutoConfig
@@ -64,7 +74,7 @@ def test_links(page):
         assert (DOCS / target).exists(), target
 
 
-@pytest.mark.parametrize('page', ['exact.md', 'swap.md'])
+@pytest.mark.parametrize('page', ['exact.md', 'swap.md', 'compile.md', 'generate.md', 'migrate.md'])
 def test_python_blocks(page, tmp_path):
     execute_page(page, tmp_path)
 
