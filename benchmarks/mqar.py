@@ -24,12 +24,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from transformers import AutoModelForCausalLM, PreTrainedConfig, set_seed
 
-import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.machine import describe_machine
 from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
+from fla_longhorn import LonghornConfig
 
 LONGHORN = {
     'diagonal': {},
@@ -39,7 +39,6 @@ LONGHORN = {
 }
 # fla's models, with what makes one the size of a Longhorn of the same width
 OTHERS = {
-    'attention': ('transformer', lambda cell: {'num_heads': cell['num_attention_heads']}),
     'GLA': ('gla', lambda cell: {'num_heads': 1, 'use_short_conv': True}),
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
@@ -49,11 +48,13 @@ DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
 
 
 def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
-    """The model of a cell: `examples/mqar`'s Longhorn, or another mixer with the same width, depth and embeddings."""
-    if cell['mixer'] in LONGHORN:
+    """The model of a cell: `examples/mqar`'s Longhorn, the same with attention for its mixers, or a model of fla's."""
+    if cell['mixer'] in (*LONGHORN, 'attention'):
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
-        config.update(LONGHORN[cell['mixer']] | {'hidden_ratio': cell['mlp_ratio']})
-        return config
+        options = LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
+        if cell['mixer'] == 'attention':
+            options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
+        return LonghornConfig(**config.to_dict() | options)
     model_type, options = OTHERS[cell['mixer']]
     return transformers.AutoConfig.for_model(
         model_type, hidden_size=cell['hidden_size'], num_hidden_layers=cell['num_hidden_layers'], vocab_size=task.vocab_size,

@@ -28,6 +28,9 @@ def test_grid():
     assert {(cell['seq_len'], cell['num_pairs']) for cell in cells} == {(16, 2), (24, 4)}
     config = mqar.model_config(cells[1], mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2))
     assert (config.exact, config.scalar_beta, config.state_size) == (True, True, 4)
+    attention = mqar.model_config(cells[0] | {'mixer': 'attention'}, mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2))
+    assert attention.attn['layers'] == [0]
+    assert (attention.hidden_size, attention.tie_word_embeddings) == (16, False)
 
 
 def test_unfinished_grid_goes_on(tmp_path, monkeypatch):
