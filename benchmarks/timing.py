@@ -24,7 +24,7 @@ def measure_times(run: Callable, device: torch.device, seconds: float = 0.3) -> 
     if device.type == 'cuda':
         from triton.testing import do_bench
 
-        return list(do_bench(run, warmup=100, rep=1e3 * seconds, return_mode='all'))
+        return [float(x) for x in do_bench(run, warmup=100, rep=1e3 * seconds, return_mode='all')]
     return clock_times(run, device, seconds)
 
 

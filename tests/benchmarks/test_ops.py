@@ -11,7 +11,7 @@ from benchmarks.ops import run
 from benchmarks.ops.registry import OPERATORS, SHAPE_SETS, Shape
 from fla_longhorn.ops import chunk_longhorn
 
-SHAPE = ['--shape', 'B=1', 'T=32', 'H=2', 'K=4', 'V=8', '--seconds', '0', '--verify_tokens', '16', '--device', 'cpu']
+SHAPE = ['--shape', 'B=1', 'T=32', 'H=2', 'K=4', 'V=8', '--seconds', '0', '--verify_gradients', '16', '--device', 'cpu']
 BY_NAME = {f'{x.name}-{x.backend}': x for x in OPERATORS}
 
 
