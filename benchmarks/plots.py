@@ -51,7 +51,7 @@ def describe(report: dict) -> str:
 def draw_operators(lines: dict, bars: dict[str, float], shape: str, report: dict, path: str) -> None:
     """Time against T and K for both passes, and how many times as long as Longhorn others take."""
     names = list(dict.fromkeys(name for group in lines.values() for name in group))
-    figure = Figure(figsize=(17, 9), dpi=120, layout='constrained')
+    figure = Figure(figsize=(17, 9), dpi=100, layout='constrained')
     axes = figure.subplot_mosaic(
         [['forward T', 'forward K', 'bars'], ['forward_backward T', 'forward_backward K', 'bars']],
         width_ratios=[1, 1, 1.1],
@@ -82,7 +82,7 @@ def draw_models(report: dict, path: str) -> None:
     """Training tokens a second, time of a generated token and bytes of its cache against the prompt's length."""
     rows = [row for row in report['rows'] if row['status'] == 'ok']
     names = [row['model'] for row in rows]
-    figure = Figure(figsize=(15, 4.5), dpi=120, layout='constrained')
+    figure = Figure(figsize=(15, 4.5), dpi=100, layout='constrained')
     training, token, state = figure.subplots(1, 3)
     training.barh(names, [row['training']['tokens_per_s'] for row in rows], color=[style(x, names)['color'] for x in names])
     training.invert_yaxis()

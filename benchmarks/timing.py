@@ -132,7 +132,7 @@ def write_report(report: dict, path: str) -> None:
 def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[str]:
     """Lines that hold the times of `report` against those of `other`; `timed` gives a report's times by their names.
 
-    A time that lies outside of the other's quartiles by its own is called faster or slower.
+    It is called faster or slower where the quartiles of the two don't overlap.
     """
     lines = []
     for name in ('device', 'threads', 'commit', 'versions'):
@@ -144,8 +144,9 @@ def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[st
     for name in common:
         now, then = times[name], before[name]
         ratio = now['ms'] / then['ms']
-        verdict = 'slower' if now['ms_low'] > then['ms_high'] else 'faster' if now['ms_high'] < then['ms_low'] else 'the same'
-        lines.append(f'{name}: {then["ms"]:.3f} -> {now["ms"]:.3f} ms, x {ratio:.2f}, {verdict} within the spread')
+        slower, faster = now['ms_low'] > then['ms_high'], now['ms_high'] < then['ms_low']
+        verdict = 'slower' if slower else 'faster' if faster else 'within the spread'
+        lines.append(f'{name}: {then["ms"]:.3f} -> {now["ms"]:.3f} ms, x {ratio:.2f}, {verdict}')
     if common:
         mean = math.exp(sum(math.log(times[name]['ms'] / before[name]['ms']) for name in common) / len(common))
         lines.append(f'{len(common)} times in both, geometric mean x {mean:.3f}')
