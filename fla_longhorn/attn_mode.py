@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
+from fla.layers.attn import Attention
 from fla.models.configuration_utils import parse_attention_config
 from fla.models.modeling_utils import get_attention
 
@@ -229,6 +230,12 @@ def append_v_first(module: nn.Module, args: tuple, kwargs: dict[str, Any], outpu
     return *output, kwargs['v_first']
 
 
+def refuse_cp_context(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of attention layers, which would leave out what other ranks hold."""
+    if kwargs.get('cp_context') is not None:
+        raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
+
+
 def wrap_model_init(init: Callable) -> Callable:
     """`__init__` of fla's models, which checks and completes the config before anything is built from it."""
     def __init__(self, config, *args, **kwargs):
@@ -247,6 +254,9 @@ def wrap_block_init(init: FunctionType, family: Family) -> Callable:
             return
         names = {**init.__globals__, family.mixer: lambda **_: build_mixer(config, layer_idx)}
         FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)(self, config, layer_idx)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.register_forward_pre_hook(refuse_cp_context, with_kwargs=True)
         if config.model_type == 'rwkv7':
             self.attn.register_forward_hook(append_v_first, with_kwargs=True)
 

@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+from fla.models import GLAConfig
 from fla.ops.cp import FLACPContext
+from transformers import AutoModelForCausalLM
 
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
 from fla_longhorn.modules.context_parallel import convolve_part
@@ -81,5 +83,15 @@ def test_attention_layers_are_refused():
     model = LonghornForCausalLM(LonghornConfig(
         hidden_size=32, num_hidden_layers=2, vocab_size=20, attn={'layers': [1], 'num_heads': 2},
     ))
+    with pytest.raises(ValueError, match='cp_context must be None with attention layers'):
+        model(torch.randint(20, (1, 6)), cp_context=context())
+
+
+def test_attention_in_a_swapped_family():
+    config = GLAConfig(
+        attn_mode='longhorn', attn={'layers': [1], 'num_heads': 2}, hidden_size=32, num_heads=2, num_hidden_layers=2,
+        vocab_size=20,
+    )
+    model = AutoModelForCausalLM.from_config(config).train()
     with pytest.raises(ValueError, match='cp_context must be None with attention layers'):
         model(torch.randint(20, (1, 6)), cp_context=context())
