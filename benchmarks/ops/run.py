@@ -256,7 +256,7 @@ def main(args: list[str] | None = None) -> None:
     precision = str(dtype).removeprefix('torch.')
     print(f'{machine["device"]}, {machine["threads"]} threads, {precision}, commit {machine["commit"]}')
     print(f'copies {rates["bytes_per_s"] / 1e9:.1f} GB/s, multiply-adds {rates["fma_per_s"] / 1e9:.1f} G/s')
-    if not gpu:
+    if not gpu and not options.shape:
         print('On the CPU the sets are small (one sequence, up to 2048 tokens); those of a GPU go up to 131072 tokens.')
     rows = []
     for name, shapes in sets.items():
