@@ -36,7 +36,8 @@ format: setup
 	$(RUN) -m ruff check --fix .
 
 bench: setup
-	$(RUN) -m benchmarks.cpu
+	$(RUN) -m benchmarks.ops
+	$(RUN) -m benchmarks.model
 	$(RUN) -m benchmarks.kernels
 
 clean:
