@@ -64,6 +64,63 @@ def kernels(rows: list[dict]) -> str:
     return '\n'.join(parts)
 
 
+def milliseconds(figures: dict | None) -> str:
+    if figures is None:
+        return ''
+    return f"{figures['ms']:.1f} ({figures['ms_low']:.1f} to {figures['ms_high']:.1f})"
+
+
+def operators(report: dict) -> str:
+    """The paper's shapes, and equal state sizes; the other sets are in the picture and the file."""
+    parts = [
+        f'## Operators on a CPU\n\n`python -m benchmarks.ops`. {measured_on(report["machine"])} {report["dtype"]}; times are '
+        'medians in ms (and the spread), beside them the multiple of `chunk_longhorn` and of the floor, the larger of bytes '
+        'over copy bandwidth and multiply-adds over their rate. An operator is timed only where its results agree with a '
+        'float64 reference.\n'
+    ]
+    shapes = dict.fromkeys((row['set'], row['shape']) for row in report['rows'] if row['set'] in ('paper', 'equal_state'))
+    for name, shape in shapes:
+        lines = []
+        for row in report['rows']:
+            if (row['set'], row['shape']) != (name, shape):
+                continue
+            forward, both = row.get('forward'), row.get('forward_backward')
+            saved = row.get('saved_bytes')
+            lines.append([
+                row['operator'], row['backend'], row['status'], milliseconds(forward), milliseconds(both),
+                f"{both['of_longhorn']:.1f}x" if both else '', f"{both['of_floor']:.1f}x" if both else '',
+                f'{saved / 1e6:.1f}' if saved else '',
+            ])
+        columns = [
+            'operator', 'backend', 'status', 'forward', 'forward + backward', 'of chunk_longhorn', 'of the floor', 'saved MB',
+        ]
+        parts.append(f'{name.replace("_", " ")}: `{shape}`\n\n{table(columns, lines)}\n')
+    parts.append('Not run: ' + '; '.join(f'{name}: {reason}' for name, reason in report['not_run'].items()) + '.')
+    return '\n'.join(parts)
+
+
+def models(report: dict) -> str:
+    size = ', '.join(f'{name} {value}' for name, value in report['size'].items())
+    rows = []
+    for row in report['rows']:
+        if row['status'] != 'ok':
+            rows.append([row['model'], f'{row["status"]}: {row["reason"]}'] + [''] * 4)
+            continue
+        last = row['generation'][-1]
+        rows.append([
+            row['model'], f'{row["parameters"]:,}', f'{row["training"]["tokens_per_s"]:,.0f}',
+            ', '.join(f'{x["token"]["ms"]:.1f}' for x in row['generation']),
+            ', '.join(f'{x["state_bytes"] / 1024:.0f}' for x in row['generation']), f'{last["first"]["ms"]:.0f}',
+        ])
+    prompts = ', '.join(str(x) for x in report['size']['prompts'])
+    columns = [
+        'model', 'parameters', 'training, tokens/s', f'ms a token after {prompts} tokens', 'KB of cache',
+        'ms to read the last',
+    ]
+    return (f'## Models on a CPU\n\n`python -m benchmarks.model`. {measured_on(report["machine"])} {size}.\n\n'
+            + table(columns, rows))
+
+
 def recall(report: dict) -> str:
     setting = report['setting']
     names = [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]
@@ -96,6 +153,8 @@ def extrapolation(report: dict) -> str:
 
 # file, what turns it into text, and its picture
 SECTIONS: tuple[tuple[str, Callable, str | None], ...] = (
+    ('cpu_ops', operators, 'cpu_ops'),
+    ('cpu_model', models, 'cpu_model'),
     ('kernels', kernels, None),
     ('mqar_exact', recall, 'mqar_exact'),
     ('mqar_small', recall, 'mqar_small'),
