@@ -18,64 +18,26 @@ from fla_longhorn.ops.exact_fwd import chunk_longhorn_exact_fwd
 from fla_longhorn.ops.exact_recurrent import fused_recurrent_longhorn_exact_fwd
 
 
-def exact_fwd(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    scale: float,
-    initial_state: torch.Tensor | None,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
-    output_final_state: bool,
-    save_states: bool,
-    parallel: bool,
-    final_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def exact_fwd(q, k, v, beta, *, initial_state, D, z, cu_seqlens, parallel: bool, **options) -> tuple[torch.Tensor, ...]:
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; what isn't wanted is empty."""
     forward = chunk_longhorn_exact_fwd if parallel else fused_recurrent_longhorn_exact_fwd
     q, k, v, beta, initial_state, D, z, cu_seqlens = _contiguous(q, k, v, beta, initial_state, D, z, cu_seqlens)
-    o, ht, states = forward(
-        q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens,
-        use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, output_final_state=output_final_state,
-        save_states=save_states, final_state=final_state,
-    )
-    empty = q.new_empty(0, dtype=torch.float32)
-    return o, empty if ht is None else ht, empty.clone() if states is None else states
+    o, ht, states = forward(q, k, v, beta, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, **options)
+    return o, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, states))
 
 
 def exact_bwd(
-    do: torch.Tensor,
-    dht: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    scale: float,
-    initial_state: torch.Tensor | None,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    states: torch.Tensor,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
-    parallel: bool,
+    do, dht, q, k, v, beta, *, initial_state, D, z, cu_seqlens, parallel: bool, **options,
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k, v, beta, initial_state, D and z in their dtypes; an absent one's is empty.
 
     The chunkwise backward serves both forms: `parallel` changes nothing here.
     """
     do, dht, q, k, v, beta, initial_state, D, z, cu_seqlens = _contiguous(
-        do, dht, q, k, v, beta, initial_state, D, z, cu_seqlens
+        do, dht, q, k, v, beta, initial_state, D, z, cu_seqlens,
     )
     gradients = chunk_longhorn_exact_bwd(
-        do, dht, q, k, v, beta, scale=scale, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, states=states,
-        use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first,
+        do, dht, q, k, v, beta, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, **options,
     )
     return tuple(q.new_empty(0) if dx is None else dx for dx in gradients)
 
