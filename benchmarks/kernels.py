@@ -5,7 +5,8 @@
 A state update is one of K * V entries for one token. `instructions_per_state_update` counts, per lane, the instructions of a
 kernel's loops divided by the state updates that a lane does in them, each loop weighted by how often it runs; the rows of one
 pass add up to its cost. The exact update's cost hardly grows with K; for it, `instructions_per_token_channel` counts those
-for a token and channel with all its K entries. Needs no GPU, and a process without TRITON_INTERPRET.
+for a token and channel with all its K entries. `issue_bound_ms` is the time that a GPU of the target takes to issue them for
+the paper's 1.3B layer (B=8, T=2048, V=4096), were there nothing to wait for. Needs no GPU, and a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from benchmarks.compiled import TARGETS, Compiled, compile_kernel
 from fla_longhorn.ops import diagonal_bwd, diagonal_common, diagonal_fwd, segments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 
-# the paper's 1.3B layer
+# the paper's 1.3B layer, and the tokens of its batch
 V, H = 4096, 1
+TOKENS = 8 * 2048
+# lane-instructions a second at the boost clock of an A100, H100 and B200 (SXM): multiprocessors * 128 lanes * clock
+ISSUE_RATES = {'sm_80': 108 * 128 * 1.41e9, 'sm_90': 132 * 128 * 1.755e9, 'sm_100': 148 * 128 * 1.85e9}
 STATE_SIZES = (16, 32, 64, 128)
 
 
@@ -195,6 +199,7 @@ class Result:
     barriers: int | None
     instructions_per_state_update: float | None
     instructions_per_token_channel: float | None
+    issue_bound_ms: float | None
 
     def as_json(self) -> dict:
         row = asdict(self)
@@ -215,6 +220,7 @@ def measure(row: Row, target: str, K: int, dtype: str = 'bf16') -> Result:
         instructions_per_state_update=None if cost is None else round(cost, 3),
         # what counts where products over K are the tensor cores'
         instructions_per_token_channel=None if cost is None or row.update != 'exact' else round(cost * K, 1),
+        issue_bound_ms=None if cost is None else round(1e3 * cost * TOKENS * V * K / ISSUE_RATES[target], 4),
     )
 
 

@@ -58,7 +58,10 @@ def kernels(rows: list[dict]) -> str:
                 lines.append([target, update, direction, *cells])
     parts.append('Instructions a state update, of all kernels of a pass:\n\n'
                  + table(['target', 'update', 'pass', *(f'K = {K}' for K in sizes)], lines) + '\n')
-    names = ('kernel', 'update', 'pass', 'registers', 'spills', 'shared_bytes', 'barriers', 'instructions_per_state_update')
+    names = (
+        'kernel', 'update', 'pass', 'registers', 'spills', 'shared_bytes', 'barriers', 'instructions_per_state_update',
+        'issue_bound_ms',
+    )
     chosen = [[row[name] for name in names] for row in rows if row['target'] == 'sm_90' and row['K'] == 16]
     parts.append('Each kernel on sm_90, K = 16:\n\n' + table([name.replace('_', ' ') for name in names], chosen))
     return '\n'.join(parts)
