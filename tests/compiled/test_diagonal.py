@@ -11,7 +11,7 @@ from benchmarks.kernels import ROWS, SEGMENT_ROWS, STATE_SIZES, measure
 # one worker: what the module's fixture computes is most of its time
 pytestmark = pytest.mark.xdist_group('compiled diagonal')
 
-KERNELS = {f'{row.kernel} {row.direction}': row for row in (*ROWS, *SEGMENT_ROWS)}
+KERNELS = {f'{row.kernel} {row.direction}': row for row in (*ROWS, *SEGMENT_ROWS) if row.update == 'diagonal'}
 FORWARD, BACKWARD = 'forward forward', 'backward backward'
 SEGMENTS = ('segment forward segments', 'segment backward segments')
 SMALL = ('prepare backward', 'reduce backward', *SEGMENTS)
