@@ -71,7 +71,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     elif name == 'bwd':
         kernel, tile = chunk_longhorn_exact_bwd_kernel, backward_tile(K)
         types = inputs | dict.fromkeys(('dy', 'dv', 'dbeta'), x) | dict.fromkeys(('a', 'ws', 'dhs'), operand)
-        types |= {'cs': '*fp32', 'g': '*fp32', 'scale': 'fp32', 'T': 'i32'}
+        types |= {'cs': operand if flags['USE_BETA_SIGMOID'] else '*fp32', 'g': '*fp32', 'scale': 'fp32', 'T': 'i32'}
         constants['STORE_W'] = operand != x or flags['HAS_D'] or flags['SCALAR_BETA']
     elif name == 'gram':
         kernel, tile = chunk_longhorn_exact_kernel_gram, {'num_warps': 1}

@@ -12,20 +12,20 @@ from fla_longhorn.ops.exact_common import (
     CHUNK_SIZE,
     first_slot,
     load_rows,
+    logit_steps,
     operand,
     operand_dtype,
     operand_precision,
     product,
-    ratio,
     reverse_substitution,
     rounded,
     sequence_range,
-    sigmoid,
     split_product,
     split_product_t,
     state_mask,
     state_offsets,
     state_tile,
+    step_sizes,
     tile_mask,
 )
 from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
@@ -41,7 +41,7 @@ def backward_tile(K: int) -> dict:
 
 @triton.jit
 def undo_chunk(
-    b_dh, b_dy, b_q, b_k, b_D, p_beta, p_g, p_a, p_cs, p_ws, p_dv, p_dbeta, o_t, o_x, i_x, o_b, left, m_v,
+    b_dh, b_dy, p_dy, b_q, b_k, b_D, p_beta, p_g, p_a, p_cs, p_ws, p_dv, p_dbeta, o_t, o_x, i_x, o_b, left, m_v,
     V: tl.constexpr, DOT: tl.constexpr, A_PARTS: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, SCALAR_BETA: tl.constexpr,
     HAS_D: tl.constexpr, STORE_W: tl.constexpr,
 ):
@@ -57,27 +57,32 @@ def undo_chunk(
     b_dh = product(b_dyt, b_q, b_dh, DOT)
     # [BT, BV]
     b_b = load_rows(p_beta, i_x, V, o_b, o_t, left, m_v, SCALAR_BETA)
-    if USE_BETA_SIGMOID:
-        b_b = sigmoid(b_b)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
     # [BT, BV]
-    b_e = tl.broadcast_to(ratio(b_b, 1.0 + b_b * b_n[:, None]), (BT, BV))
+    if USE_BETA_SIGMOID:
+        b_e, b_s = logit_steps(b_b, b_n[:, None])
+    else:
+        b_e = step_sizes(b_b, b_n[:, None], False)
+    b_e = tl.broadcast_to(b_e, (BT, BV))
     # the sum with a loaded tile gives X that layout
     if SCALAR_BETA:
         b_x = tl.trans(b_x) + 0.0 * b_dy.to(tl.float32)
     else:
-        b_x = tl.trans(b_x) + 0.0 * b_b
+        b_x = tl.trans(b_x) + 0.0 * (b_e if USE_BETA_SIGMOID else b_b)
     b_x = reverse_substitution(b_x, b_e, p_g, BT)
     b_w = b_x * b_e
     b_dv = b_w
     if HAS_D:
-        b_dv += b_D[None, :] * b_dy.to(tl.float32)
+        # loaded again, for registers don't hold it so long
+        b_dv += b_D[None, :] * tl.load(p_dy + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
     tl.store(p_dv + i_x * V + o_x, rounded(b_dv, p_dv.dtype.element_ty), mask=m_v)
     if SCALAR_BETA:
         tl.store(p_ws + i_x * V + o_x, operand(b_x, DOT), mask=m_v)
     else:
         b_c = tl.load(p_cs + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+        if USE_BETA_SIGMOID:
+            b_c *= b_s
         tl.store(p_dbeta + i_x * V + o_x, rounded(b_x * b_c, p_dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
             tl.store(p_ws + i_x * V + o_x, operand(b_w, DOT), mask=m_v)
@@ -141,8 +146,9 @@ def chunk_longhorn_exact_bwd_kernel(
         X = A^\top dY + K\,dS - \mathrm{tril}_{<}(G)^\top W, \quad W = E \odot X, \quad
         dV = W, \quad d\epsilon = X \odot R, \quad dS \leftarrow dS + Q^\top dY - K^\top W
 
-    `a` holds the scale, q doesn't. `ws` takes W (X of a scalar step) and `dhs` the gradients of the state at the ends of
-    the spans, for the products that sum over channels.
+    `a` holds the scale, q doesn't. dbeta multiplies X with `cs`, of logits with U in its place and the slope of the steps.
+    `ws` takes W (X of a scalar step) and `dhs` the gradients of the state at the ends of the spans, for the products that
+    sum over channels.
     """
     i_v, i_h, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
@@ -184,8 +190,8 @@ def chunk_longhorn_exact_bwd_kernel(
         if HAS_SCALE:
             b_q = b_q.to(tl.float32) * scale
         b_dh = undo_chunk(
-            b_dh, b_dy, b_q, b_k, b_D, beta, g + (i_g + H) * ((BT + 1) * BT), a + (i_g + H) * (A_PARTS * BT * BT), cs, ws,
-            dv, dbeta, o_t, o_x, i_x + BT * H, o_b, left, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D,
+            b_dh, b_dy, dy, b_q, b_k, b_D, beta, g + (i_g + H) * ((BT + 1) * BT), a + (i_g + H) * (A_PARTS * BT * BT), cs,
+            ws, dv, dbeta, o_t, o_x, i_x + BT * H, o_b, left, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D,
             STORE_W,
         )
     if PREFETCH:
@@ -213,7 +219,7 @@ def chunk_longhorn_exact_bwd_kernel(
             else:
                 b_dy = tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0)
             b_dh = undo_chunk(
-                b_dh, b_dy, b_q, b_k, b_D, beta, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), cs, ws, dv,
+                b_dh, b_dy, dy, b_q, b_k, b_D, beta, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), cs, ws, dv,
                 dbeta, o_t, o_x, i_x, o_b, BT, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D, STORE_W,
             )
             i_x -= BT * H
@@ -250,7 +256,7 @@ def chunk_longhorn_exact_bwd(
 
     dv, dbeta = torch.empty_like(v), torch.empty_like(beta)
     dh0, dz = (None if x is None else torch.empty_like(x) for x in (initial_state, z))
-    cs = torch.empty_like(v, dtype=torch.float32) if not scalar_beta else None
+    cs = None if scalar_beta or use_beta_sigmoid else torch.empty_like(v, dtype=torch.float32)
     us = torch.empty_like(v, dtype=dtype)
     # one buffer where dv is W
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
@@ -267,8 +273,8 @@ def chunk_longhorn_exact_bwd(
     )
     tile = backward_tile(K)
     chunk_longhorn_exact_bwd_kernel[(triton.cdiv(V, tile['BV']), H, N)](
-        dy, dht, q, k, beta, D, g, a, cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE,
-        SPAN=span, DOT=precision, STATE_V_FIRST=state_v_first, **flags, **tile,
+        dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
+        V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=state_v_first, **flags, **tile,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(
         q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid,

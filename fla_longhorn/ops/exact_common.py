@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+LOG2E = tl.constexpr(1.4426950408889634)
 INTERPRETING = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
 # tokens in a chunk: the substitution costs (C - 1) / 2 FMA a (token, channel), and 32 rows don't fit the registers
@@ -163,6 +164,29 @@ def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
 
 
 @triton.jit
+def add_updates(b_h, b_o, b_u, b_k, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr, OUTPUT: tl.constexpr):
+    """The state `[BV, BK]` at a chunk's end, and with `OUTPUT` `O^T [BV, BT]`, from those of its start and U `[BT, BV]`."""
+    BT: tl.constexpr = b_u.shape[0]
+    o_t = tl.arange(0, BT)
+    if OUTPUT:
+        # [BT, BT]
+        b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
+    if SPLIT and DOT != 'ieee':
+        # what rounding adds to the state would pile up over the chunks
+        b_hi, b_lo = split(b_u, DOT)
+        b_hi, b_lo = tl.trans(b_hi), tl.trans(b_lo)
+        if OUTPUT:
+            b_o = product(b_lo, b_a, product(b_hi, b_a, b_o, DOT), DOT)
+        b_h = product(b_lo, b_k, product(b_hi, b_k, b_h, DOT), DOT)
+    else:
+        b_u = tl.trans(operand(b_u, DOT))
+        if OUTPUT:
+            b_o = product(b_u, b_a, b_o, DOT)
+        b_h = product(b_u, b_k, b_h, DOT)
+    return b_h, b_o
+
+
+@triton.jit
 def operand(b_x, DOT: tl.constexpr):
     """`b_x` as an operand of products, rounded before it changes its layout."""
     return rounded(b_x, tl.bfloat16) if DOT == 'bf16' else b_x
@@ -170,7 +194,7 @@ def operand(b_x, DOT: tl.constexpr):
 
 @triton.jit
 def sigmoid(b_x):
-    return ratio(1.0, 1.0 + tl.exp(-b_x))
+    return ratio(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
 
 
 @triton.jit
@@ -180,6 +204,26 @@ def ratio(b_a, b_b):
         return b_a / b_b
     else:
         return libdevice.fast_dividef(b_a, b_b)
+
+
+@triton.jit
+def step_sizes(b_b, b_n, USE_BETA_SIGMOID: tl.constexpr):
+    """Step sizes `beta / (1 + beta n)` from beta, or its logits, and the squares `n` of the keys."""
+    if USE_BETA_SIGMOID:
+        return ratio(1.0, 1.0 + tl.exp2(b_b * -LOG2E) + b_n)
+    else:
+        return ratio(b_b, 1.0 + b_b * b_n)
+
+
+@triton.jit
+def logit_steps(b_b, b_n):
+    """Step sizes `e` from logits of beta, and the `s` of their slopes `e s`.
+
+    With `x = exp(-logit)`: `e = 1 / (1 + x + n)`, `s = x e`; x is held finite, so that s is.
+    """
+    b_x = tl.exp2(tl.minimum(b_b * -LOG2E, 126.0))
+    b_e = ratio(1.0, 1.0 + b_x + b_n)
+    return b_e, b_x * b_e
 
 
 @triton.jit

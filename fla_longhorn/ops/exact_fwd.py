@@ -9,20 +9,19 @@ import triton.language as tl
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.exact_common import (
     CHUNK_SIZE,
+    add_updates,
     first_slot,
     forward_substitution,
-    operand,
     operand_precision,
     product,
-    ratio,
     rounded,
     sequence_range,
     sigmoid,
-    split,
     split_product,
     state_mask,
     state_offsets,
     state_tile,
+    step_sizes,
     tile_mask,
 )
 from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
@@ -43,64 +42,52 @@ def forward_tile(K: int, save_states: bool) -> dict:
 
 
 @triton.jit
-def chunk_products(b_h, b_q, b_k, DOT: tl.constexpr, SPLIT: tl.constexpr):
-    """`(Q S)^T` and `(K S)^T`, both `[BV, BT]`."""
+def recalled(b_h, b_k, DOT: tl.constexpr, SPLIT: tl.constexpr):
+    """`(K S)^T [BV, BT]`."""
     b_zero = tl.zeros([b_h.shape[0], b_k.shape[0]], dtype=tl.float32)
     if SPLIT:
-        b_o = split_product(b_h, tl.trans(b_q), b_zero, DOT)
-        b_p = split_product(b_h, tl.trans(b_k), b_zero, DOT)
+        return split_product(b_h, tl.trans(b_k), b_zero, DOT)
     else:
-        b_o = product(b_h, tl.trans(b_q), b_zero, DOT)
-        b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
-    return b_o, b_p
+        return product(b_h, tl.trans(b_k), b_zero, DOT)
 
 
 @triton.jit
-def chunk_rows(b_p, b_v, b_b, p_g, USE_BETA_SIGMOID: tl.constexpr):
-    """`V - K S` and step sizes, both `[BT, BV]`."""
+def chunk_update(
+    b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr,
+    LATE: tl.constexpr,
+):
+    """Residuals by substitution, then the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`.
+
+    `LATE`: Q S not before the substitution, which needs the registers.
+    """
     BT: tl.constexpr = b_v.shape[0]
-    if USE_BETA_SIGMOID:
-        b_b = sigmoid(b_b)
     # [BT]
     b_n = tl.load(p_g + BT * BT + tl.arange(0, BT))
-    return b_v - tl.trans(b_p), tl.broadcast_to(ratio(b_b, 1.0 + b_b * b_n[:, None]), b_v.shape)
-
-
-@triton.jit
-def chunk_update(b_h, b_o, b_r, b_e, b_k, p_g, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr):
-    """Residuals by substitution, then the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`."""
-    BT: tl.constexpr = b_r.shape[0]
-    o_t = tl.arange(0, BT)
-    b_u = forward_substitution(b_r, b_e, p_g, BT) * b_e
-    # [BT, BT]
-    b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
-    if SPLIT and DOT != 'ieee':
-        # what rounding adds to the state would pile up over the chunks
-        b_hi, b_lo = split(b_u, DOT)
-        b_hi, b_lo = tl.trans(b_hi), tl.trans(b_lo)
-        b_o = product(b_lo, b_a, product(b_hi, b_a, b_o, DOT), DOT)
-        b_h = product(b_lo, b_k, product(b_hi, b_k, b_h, DOT), DOT)
-    else:
-        b_u = tl.trans(operand(b_u, DOT))
-        b_o = product(b_u, b_a, b_o, DOT)
-        b_h = product(b_u, b_k, b_h, DOT)
-    return b_h, b_o
+    # [BT, BV]
+    b_e = tl.broadcast_to(step_sizes(b_b, b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
+    b_o = tl.zeros([b_h.shape[0], BT], dtype=tl.float32)
+    if not LATE:
+        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT) * b_e
+    if LATE:
+        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
+    return add_updates(b_h, b_o, b_u, b_k, p_a, DOT, SPLIT, True)
 
 
 @triton.jit
 def store_output(
-    p_o, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_SCALE: tl.constexpr,
+    p_o, b_o, p_v, b_D, p_z, m_v, scale, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_SCALE: tl.constexpr,
 ):
-    """`(scale * O + D * V) * silu(Z)`, from `O^T`."""
+    """`(scale * O + D * V) * silu(Z)`, from `O^T`; v is loaded again, for registers don't hold it so long."""
     if HAS_SCALE:
         b_o *= scale
     if HAS_D or HAS_Z:
         # [BT, BV]
         b_y = tl.trans(b_o)
         if HAS_D:
-            b_y += b_D[None, :] * b_v
+            b_y += b_D[None, :] * tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
         if HAS_Z:
-            b_z = tl.load(p_z + o_x, mask=m_v, other=0.0).to(tl.float32)
+            b_z = tl.load(p_z, mask=m_v, other=0.0).to(tl.float32)
             b_y *= b_z * sigmoid(b_z)
         tl.store(p_o, rounded(b_y, p_o.dtype.element_ty), mask=m_v)
     else:
@@ -197,6 +184,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
 
     NT = T_n // BT
+    LATE: tl.constexpr = BK > 16 and (HAS_D or HAS_Z)
     BB: tl.constexpr = 1 if SCALAR_BETA else BV
     if PREFETCH:
         # v and beta of full chunks are loaded one ahead: [BT, BV]
@@ -211,7 +199,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
             m_k = tile_mask(o_t, o_k, BT, K, BK, False)
             b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
             b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
-            b_o, b_p = chunk_products(b_h, b_q, b_k, DOT, SPLIT)
+            b_p = recalled(b_h, b_k, DOT, SPLIT)
             # loads placed after the products keep the layout in which a thread owns columns
             m_v = tile_mask(o_t, o_v, BT, V, BV, False)
             if PREFETCH:
@@ -219,15 +207,16 @@ def chunk_longhorn_exact_fwd_kernel_o(
             else:
                 b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
                 b_b = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, BT, V, BB, False), other=0.0).to(tl.float32)
-            b_r, b_e = chunk_rows(b_p, b_v, b_b, p_g, USE_BETA_SIGMOID)
             p_v += BT * H * V
             p_b += BT * H if SCALAR_BETA else BT * H * V
             if PREFETCH:
                 left = NT - 1 - i_t
                 b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
                 b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, left, V, BB, False), other=0.0)
-            b_h, b_o = chunk_update(b_h, b_o, b_r, b_e, b_k, p_g, p_a, DOT, SPLIT)
-            store_output(p_o + o_x, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D, HAS_Z, HAS_SCALE)
+            b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID, LATE)
+            store_output(
+                p_o + o_x, b_o, p_v - BT * H * V + o_x, b_D, p_z + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z, HAS_SCALE,
+            )
             p_q += BT * H * K
             p_k += BT * H * K
             p_o += BT * H * V
@@ -242,12 +231,13 @@ def chunk_longhorn_exact_fwd_kernel_o(
         m_v = tile_mask(o_t, o_v, left, V, BV, True)
         b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
         b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
-        b_o, b_p = chunk_products(b_h, b_q, b_k, DOT, SPLIT)
+        b_p = recalled(b_h, b_k, DOT, SPLIT)
         b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
         b_b = tl.load(p_b + o_b, mask=(o_t < left)[:, None] if SCALAR_BETA else m_v, other=0.0).to(tl.float32)
-        b_r, b_e = chunk_rows(b_p, b_v, b_b, p_g, USE_BETA_SIGMOID)
-        b_h, b_o = chunk_update(b_h, b_o, b_r, b_e, b_k, p_g, p_a, DOT, SPLIT)
-        store_output(p_o + o_x, b_o, b_v, b_D, p_z, o_x, m_v, scale, HAS_D, HAS_Z, HAS_SCALE)
+        b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID, LATE)
+        store_output(
+            p_o + o_x, b_o, p_v + o_x, b_D, p_z + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z, HAS_SCALE,
+        )
 
     if STORE_FINAL_STATE:
         p_ht = ht + (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
