@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
+from benchmarks.language_modeling import checkpoint_folder, plot_band
 from benchmarks.machine import describe_machine
 from benchmarks.text import TextArguments, token_blocks
 
@@ -47,9 +48,9 @@ def by_span(losses: torch.Tensor, span: int) -> list[dict]:
 def draw(report: dict, path: Path) -> None:
     figure = Figure(figsize=(6, 4), dpi=160, layout='constrained')
     axis = figure.subplots()
-    for run in report['runs']:
-        axis.plot([x['end'] for x in run['spans']], [x['perplexity'] for x in run['spans']], marker='o', markersize=3,
-                  label=run['model'])
+    for name in dict.fromkeys(run['model'] for run in report['runs']):
+        curves = [run['spans'] for run in report['runs'] if run['model'] == name]
+        plot_band(axis, [x['end'] for x in curves[0]], [[x['perplexity'] for x in spans] for spans in curves], name)
     axis.axvline(report['block_size'], color='grey', linestyle=':', linewidth=1, label='training length')
     axis.set(title='Perplexity by position', xlabel='position', ylabel='perplexity of the tokens up to there', yscale='log')
     axis.set_xscale('log', base=2)
@@ -74,9 +75,12 @@ def main(args: list[str] | None = None) -> None:
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     runs = []
     for run in trained['runs']:
-        model = AutoModelForCausalLM.from_pretrained(output / run['model'].replace(' ', '_') / 'checkpoint').to(device).eval()
-        runs.append({'model': run['model'], 'spans': by_span(loss_by_position(model, blocks, count), setting['block_size'])})
-        print(f'{run["model"]:>20}: ' + '  '.join(f'{x["end"]}: {x["perplexity"]:.3f}' for x in runs[-1]['spans'][:16]))
+        folder = checkpoint_folder(output, run['model'], run['seed'])
+        model = AutoModelForCausalLM.from_pretrained(folder / 'checkpoint').to(device).eval()
+        spans = by_span(loss_by_position(model, blocks, count), setting['block_size'])
+        runs.append({'model': run['model'], 'seed': run['seed'], 'spans': spans})
+        described = '  '.join(f'{x["end"]}: {x["perplexity"]:.3f}' for x in spans[:16])
+        print(f'{run["model"]:>20}, seed {run["seed"]}: {described}')
     report = {'block_size': setting['block_size'], 'texts': count, 'machine': describe_machine(device), 'runs': runs}
     (output / 'extrapolation.json').write_text(json.dumps(report, indent=1) + '\n')
     draw(report, output / 'extrapolation.png')

@@ -6,7 +6,9 @@ A state update is one of K * V entries for one token. `instructions_per_state_up
 kernel's loops divided by the state updates that a lane does in them, each loop weighted by how often it runs; the rows of one
 pass add up to its cost. The exact update's cost hardly grows with K; for it, `instructions_per_token_channel` counts those
 for a token and channel with all its K entries. `issue_bound_ms` is the time that a GPU of the target takes to issue them for
-the paper's 1.3B layer (B=8, T=2048, V=4096), were there nothing to wait for. Needs no GPU, and a process without TRITON_INTERPRET.
+the paper's 1.3B layer (B=8, T=2048, V=4096), were there nothing to wait for.
+
+Needs no GPU, and a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations

@@ -3,15 +3,16 @@
     python -m benchmarks.language_modeling benchmarks/settings/lm_small.json [--output_dir outputs/lm_small]
 
 A setting is a JSON file: `text` (:class:`benchmarks.text.TextArguments`), `block_size`, `models` (by name, the keywords of
-`AutoConfig.for_model`, over those of `model` that all share) and `training` (transformers' `TrainingArguments`). Each model
-is trained in turn, its checkpoint kept in the output folder; a finished one is not trained again, and an interrupted one goes
-on from its last checkpoint where `training` saves any. `results.json` holds held-out loss and perplexity over training, and
-`results.png` draws them.
+`AutoConfig.for_model`, over those of `model` that all share), `training` (transformers' `TrainingArguments`) and, optionally,
+`seeds`. Each model is trained in turn, its checkpoint kept in the output folder; a finished one is not trained again, and an
+interrupted one goes on from its last checkpoint where `training` saves any. `results.json` holds held-out loss and perplexity
+over training, and `results.png` draws them, seeds as a band around their mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -36,17 +37,21 @@ from benchmarks.machine import describe_machine
 from benchmarks.text import TextArguments, token_blocks, vocabulary_size
 
 
-def train_model(setting: dict, name: str, output: Path) -> dict:
+def checkpoint_folder(output: Path, name: str, seed: int) -> Path:
+    return output / f'{name.replace(" ", "_")}-{seed}'
+
+
+def train_model(setting: dict, name: str, seed: int, output: Path) -> dict:
     """Train one model of the setting; return its losses on held-out text."""
     started = time.perf_counter()
     text = TextArguments(**setting['text'])
     options = {'vocab_size': vocabulary_size(text)} | setting.get('model', {}) | setting['models'][name]
-    folder = output / name.replace(' ', '_')
+    folder = checkpoint_folder(output, name, seed)
     arguments = TrainingArguments(**{
         'output_dir': str(folder / 'trainer'), 'eval_strategy': 'steps', 'logging_strategy': 'steps', 'report_to': 'none',
-        'save_strategy': 'no', **setting['training'],
+        'save_strategy': 'no', **setting['training'], 'seed': seed,
     })
-    set_seed(arguments.seed)
+    set_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
     trainer = Trainer(
         model=model, args=arguments, data_collator=default_data_collator,
@@ -59,16 +64,25 @@ def train_model(setting: dict, name: str, output: Path) -> dict:
     model.save_pretrained(folder / 'checkpoint')
     history = [(x['step'], x['eval_loss']) for x in trainer.state.log_history if 'eval_loss' in x]
     return {
-        'model': name, 'options': options, 'parameters': model.num_parameters(), 'history': history,
+        'model': name, 'seed': seed, 'options': options, 'parameters': model.num_parameters(), 'history': history,
         'loss': history[-1][1], 'perplexity': math.exp(history[-1][1]), 'seconds': time.perf_counter() - started,
     }
+
+
+def plot_band(axis, xs: list, curves: list[list[float]], label: str) -> None:
+    """The mean of several curves over the same `xs`, and the range between the lowest and the highest."""
+    columns = list(zip(*curves, strict=True))
+    line, = axis.plot(xs, [sum(ys) / len(ys) for ys in columns], marker='o', markersize=3, label=label)
+    axis.fill_between(xs, [min(ys) for ys in columns], [max(ys) for ys in columns], color=line.get_color(), alpha=0.15)
 
 
 def draw(setting: dict, runs: list[dict], path: Path) -> None:
     figure = Figure(figsize=(6, 4), dpi=160, layout='constrained')
     axis = figure.subplots()
-    for run in runs:
-        axis.plot(*zip(*run['history'], strict=True), marker='o', markersize=3, label=f'{run["model"]}: {run["loss"]:.3f}')
+    for name in dict.fromkeys(run['model'] for run in runs):
+        curves = [run['history'] for run in runs if run['model'] == name]
+        final = sum(curve[-1][1] for curve in curves) / len(curves)
+        plot_band(axis, [step for step, _ in curves[0]], [[loss for _, loss in x] for x in curves], f'{name}: {final:.3f}')
     axis.set(title=setting['title'], xlabel='step', ylabel='held-out loss (nats a token)')
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[['top', 'right']].set_visible(False)
@@ -89,15 +103,16 @@ def main(args: list[str] | None = None) -> None:
 
     results = output / 'results.json'
     runs = json.loads(results.read_text())['runs'] if results.exists() else []
-    for name in setting['models']:
-        if name in [run['model'] for run in runs]:
+    done = [(run['model'], run['seed']) for run in runs]
+    for seed, name in itertools.product(setting.get('seeds', [0]), setting['models']):
+        if (name, seed) in done:
             continue
-        print(name, flush=True)
-        runs.append(train_model(setting, name, output))
+        print(f'{name}, seed {seed}', flush=True)
+        runs.append(train_model(setting, name, seed, output))
         report = {'setting': setting, 'machine': describe_machine(), 'runs': runs}
         results.write_text(json.dumps(report, indent=1) + '\n')
     for run in runs:
-        print(f'{run["model"]:>20}: {run["parameters"]:,} parameters, loss {run["loss"]:.4f}, '
+        print(f'{run["model"]:>20}, seed {run["seed"]}: {run["parameters"]:,} parameters, loss {run["loss"]:.4f}, '
               f'perplexity {run["perplexity"]:.3f}, {run["seconds"]:.0f} s')
     draw(setting, runs, output / 'results.png')
 

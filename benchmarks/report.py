@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,18 +138,31 @@ def recall(report: dict) -> str:
 
 
 def language_modeling(report: dict) -> str:
-    rows = [
-        [run['model'], f'{run["parameters"]:,}', f'{run["loss"]:.4f}', f'{run["perplexity"]:.3f}'] for run in report['runs']
-    ]
+    rows = []
+    for name, runs in by_model(report['runs']):
+        losses = [run['loss'] for run in runs]
+        mean = sum(losses) / len(losses)
+        rows.append([name, f'{runs[0]["parameters"]:,}', f'{mean:.4f} ({min(losses):.4f} to {max(losses):.4f})',
+                     f'{math.exp(mean):.3f}', len(runs)])
     return (f'### {report["setting"]["title"]}\n\n{measured_on(report["machine"])} '
             f'{report["setting"]["training"]["max_steps"]} steps.\n\n'
-            + table(['model', 'parameters', 'held-out loss (nats a token)', 'perplexity'], rows))
+            + table(['model', 'parameters', 'held-out loss (nats a token)', 'perplexity', 'seeds'], rows))
+
+
+def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
+    return [(name, [run for run in runs if run['model'] == name]) for name in dict.fromkeys(run['model'] for run in runs)]
 
 
 def extrapolation(report: dict) -> str:
     ends = [x['end'] for x in report['runs'][0]['spans']]
     shown = [i for i, end in enumerate(ends) if (i + 1) & i == 0 or i == len(ends) - 1]
-    rows = [[run['model'], *(f'{run["spans"][i]["perplexity"]:.2f}' for i in shown)] for run in report['runs']]
+    rows = []
+    for name, runs in by_model(report['runs']):
+        cells = []
+        for i in shown:
+            values = [run['spans'][i]['perplexity'] for run in runs]
+            cells.append(f'{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})')
+        rows.append([name, *cells])
     return (f'### Length extrapolation\n\nPerplexity of the {report["block_size"]} tokens up to a position; trained on '
             f'{report["block_size"]} tokens. {report["texts"]} held-out texts.\n\n'
             + table(['model', *(f'up to {ends[i]}' for i in shown)], rows))

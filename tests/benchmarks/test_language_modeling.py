@@ -49,6 +49,7 @@ def test_train_and_extrapolate(folder):
         'title': 'tiny', 'text': {'files': [str(folder / 'text' / '*.txt')]}, 'block_size': 32,
         'model': {'hidden_size': 16, 'num_hidden_layers': 1, 'bos_token_id': None, 'eos_token_id': None},
         'models': {'a model': {'model_type': 'longhorn'}, 'exact': {'model_type': 'longhorn', 'exact': True}},
+        'seeds': [0, 1],
         'training': {
             'max_steps': 4, 'eval_steps': 2, 'per_device_train_batch_size': 4, 'learning_rate': 1e-2, 'use_cpu': True,
             'dataloader_pin_memory': False, 'disable_tqdm': True,
@@ -58,7 +59,8 @@ def test_train_and_extrapolate(folder):
     path.write_text(json.dumps(setting))
     language_modeling.main([str(path), '--output_dir', str(output)])
     runs = json.loads((output / 'results.json').read_text())['runs']
-    assert [run['model'] for run in runs] == ['a model', 'exact']
+    assert [(run['model'], run['seed']) for run in runs] == [('a model', 0), ('exact', 0), ('a model', 1), ('exact', 1)]
+    assert runs[0]['loss'] != runs[2]['loss']
     assert all([step for step, _ in run['history']] == [2, 4] for run in runs)
     assert all(run['perplexity'] == pytest.approx(math.exp(run['loss'])) and run['loss'] < math.log(256) for run in runs)
 
@@ -68,6 +70,6 @@ def test_train_and_extrapolate(folder):
 
     extrapolation.main([str(output / 'results.json'), '--factor', '4'])
     report = json.loads((output / 'extrapolation.json').read_text())
-    assert [[x['end'] for x in run['spans']] for run in report['runs']] == [[33, 65, 97, 128]] * 2
+    assert [[x['end'] for x in run['spans']] for run in report['runs']] == [[33, 65, 97, 128]] * 4
     for name in ('results', 'extrapolation'):
         assert (output / f'{name}.png').read_bytes().startswith(b'\x89PNG')
