@@ -29,11 +29,34 @@ FIGURES = {
     ('replay', 'backward', 64): (52, 0, 0),
     ('backward', 'backward', 64): (60, 0, 0),
     ('products', 'backward', 64): (6, 0, 0),
+    # as the layer calls the op, and with all that its call may add
+    ('forward', 'layer', 16): (54, 0, 0),
+    ('replay', 'layer', 16): (63, 0, 0),
+    ('backward', 'layer', 16): (48, 0, 0),
+    ('products', 'layer', 16): (6, 0, 16),
+    ('forward', 'layer', 64): (74, 0, 0),
+    ('replay', 'layer', 64): (83, 0, 0),
+    ('backward', 'layer', 64): (72, 0, 0),
+    ('forward', 'packed layer', 16): (54, 0, 0),
+    ('replay', 'packed layer', 16): (63, 0, 0),
+    ('backward', 'packed layer', 16): (48, 0, 0),
+    ('forward', 'packed layer', 64): (74, 0, 0),
+    ('replay', 'packed layer', 64): (83, 0, 0),
+    ('backward', 'packed layer', 64): (72, 0, 0),
+    # z alone
+    ('replay', 'gate', 16): (60, 0, 0),
 }
 SCRIPT = """
 import json, sys
-from benchmarks.kernels import INFERENCE_ROWS, ROWS, measure
+from benchmarks.exact_rows import table_row
+from benchmarks.kernels import INFERENCE_ROWS, ROWS, Row, measure
 rows = {(row.kernel, row.direction): row for row in (*ROWS, *INFERENCE_ROWS) if row.update == 'exact'}
+layer = ('HAS_D', 'HAS_Z', 'USE_BETA_SIGMOID')
+packed = (*layer, 'IS_VARLEN', 'USE_INITIAL_STATE', 'STORE_FINAL_STATE', 'USE_FINAL_STATE_GRADIENT')
+for direction, flags in {'layer': layer, 'packed layer': packed, 'gate': ('HAS_Z',)}.items():
+    for kernel, name in {'forward': 'fwd', 'replay': 'replay', 'backward': 'bwd', 'products': 'qk'}.items():
+        flags = dict.fromkeys(flags, True) | {'SAVE_STATES': True}
+        rows[kernel, direction] = Row(*table_row(name, kernel, direction, **flags))
 for kernel, direction, K in json.loads(sys.argv[1]):
     print(json.dumps(measure(rows[kernel, direction], 'sm_90', K).as_json()), flush=True)
 """
