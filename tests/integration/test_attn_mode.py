@@ -236,7 +236,6 @@ def test_options_reach_the_layer():
     assert mixer.scalar_beta and mixer.mode == 'fused_recurrent' and model.config.longhorn_expand == 1.5
 
 
-@pytest.mark.skipif('exact' not in OPTIONS, reason='the layer has no such option')
 def test_exact():
     model = spread(make_model('gla', longhorn_exact=True)).train()
     assert all(mixer.exact for mixer in mixers(model))

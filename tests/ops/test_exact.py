@@ -1,4 +1,4 @@
-"""The kernels of the exact update (the paper's Theorem 3.1), behind no public argument yet, against a float64 loop."""
+"""The Triton kernels of the exact update (the paper's Theorem 3.1), called as a backend is, against a float64 loop."""
 
 import itertools
 
