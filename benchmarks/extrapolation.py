@@ -22,8 +22,9 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
-from benchmarks.language_modeling import checkpoint_folder, plot_band
+from benchmarks.language_modeling import checkpoint_folder
 from benchmarks.machine import describe_machine
+from benchmarks.plots import plot_band, tidy
 from benchmarks.text import TextArguments, token_blocks
 
 
@@ -54,8 +55,7 @@ def draw(report: dict, path: Path) -> None:
     axis.axvline(report['block_size'], color='grey', linestyle=':', linewidth=1, label='training length')
     axis.set(title='Perplexity by position', xlabel='position', ylabel='perplexity of the tokens up to there', yscale='log')
     axis.set_xscale('log', base=2)
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.spines[['top', 'right']].set_visible(False)
+    tidy(axis)
     axis.legend(fontsize=8, frameon=False)
     figure.savefig(path)
 

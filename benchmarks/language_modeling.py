@@ -34,6 +34,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.machine import describe_machine
+from benchmarks.plots import plot_band, tidy
 from benchmarks.text import TextArguments, token_blocks, vocabulary_size
 
 
@@ -69,13 +70,6 @@ def train_model(setting: dict, name: str, seed: int, output: Path) -> dict:
     }
 
 
-def plot_band(axis, xs: list, curves: list[list[float]], label: str) -> None:
-    """The mean of several curves over the same `xs`, and the range between the lowest and the highest."""
-    columns = list(zip(*curves, strict=True))
-    line, = axis.plot(xs, [sum(ys) / len(ys) for ys in columns], marker='o', markersize=3, label=label)
-    axis.fill_between(xs, [min(ys) for ys in columns], [max(ys) for ys in columns], color=line.get_color(), alpha=0.15)
-
-
 def draw(setting: dict, runs: list[dict], path: Path) -> None:
     figure = Figure(figsize=(6, 4), dpi=160, layout='constrained')
     axis = figure.subplots()
@@ -84,8 +78,7 @@ def draw(setting: dict, runs: list[dict], path: Path) -> None:
         final = sum(curve[-1][1] for curve in curves) / len(curves)
         plot_band(axis, [step for step, _ in curves[0]], [[loss for _, loss in x] for x in curves], f'{name}: {final:.3f}')
     axis.set(title=setting['title'], xlabel='step', ylabel='held-out loss (nats a token)')
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.spines[['top', 'right']].set_visible(False)
+    tidy(axis)
     axis.legend(fontsize=8, frameon=False)
     figure.savefig(path)
 

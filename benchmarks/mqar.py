@@ -25,6 +25,7 @@ from matplotlib.ticker import PercentFormatter
 from transformers import AutoModelForCausalLM, PreTrainedConfig, set_seed
 
 from benchmarks.machine import describe_machine
+from benchmarks.plots import tidy
 from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
@@ -142,8 +143,7 @@ def draw(setting: dict, runs: list[dict], path: Path) -> None:
         if x_name != 'step':
             axis.set_xscale('log', base=2)
         axis.yaxis.set_major_formatter(PercentFormatter(1))
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[['top', 'right']].set_visible(False)
+        tidy(axis)
     axes[0].set_ylabel('recall')
     axes[0].legend(fontsize=8, frameon=False)
     figure.suptitle(setting['title'], fontsize=11)

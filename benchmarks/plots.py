@@ -25,11 +25,23 @@ def style(name: str, names: list[str]) -> dict:
     }
 
 
+def tidy(axis) -> None:
+    """A faint grid, and no frame above and on the right."""
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[['top', 'right']].set_visible(False)
+
+
+def plot_band(axis, xs: list, curves: list[list[float]], label: str) -> None:
+    """The mean of several curves over the same `xs`, and the range between the lowest and the highest."""
+    columns = list(zip(*curves, strict=True))
+    line, = axis.plot(xs, [sum(ys) / len(ys) for ys in columns], marker='o', markersize=3, label=label)
+    axis.fill_between(xs, [min(ys) for ys in columns], [max(ys) for ys in columns], color=line.get_color(), alpha=0.15)
+
+
 def finish(axis, title: str, x: str, y: str) -> None:
     axis.set(title=title, xlabel=x, ylabel=y, xscale='log', yscale='log')
     axis.set_xscale('log', base=2)
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.spines[['top', 'right']].set_visible(False)
+    tidy(axis)
 
 
 def plot_lines(axis, lines: dict[str, list[tuple]], names: list[str]) -> None:
