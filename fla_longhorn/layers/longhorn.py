@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
 
-from fla_longhorn.modules import Padding, ShortConvolution
+from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
@@ -56,6 +56,9 @@ class Longhorn(nn.Module):
             (Eq. 7). Default: `False`, as in the paper.
         scalar_beta (bool, Optional):
             Whether a head has one step size instead of one a channel. Default: `False`.
+        k_norm (str, Optional):
+            `'l2'` divides each head's key by its L2 norm, `k / sqrt(|k|^2 + 1e-6)`, computed in float32; queries stay as
+            they are. Default: `None`, keys as projected, as in the paper.
         norm_eps (float, Optional):
             Accepted because fla's layers take it; this block has no norm of its own. Default: 1e-5.
         layer_idx (int, Optional):
@@ -75,6 +78,7 @@ class Longhorn(nn.Module):
         use_bias: bool = False,
         exact: bool = False,
         scalar_beta: bool = False,
+        k_norm: str | None = None,
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
     ) -> None:
@@ -88,6 +92,8 @@ class Longhorn(nn.Module):
             raise ValueError(f'num_heads must divide expand * hidden_size = {intermediate_size}, got {num_heads}')
         if not 1 <= state_size <= 256:
             raise ValueError(f'state_size must be between 1 and 256, got {state_size}')
+        if k_norm not in (None, 'l2'):
+            raise ValueError(f"k_norm must be None or 'l2', got {k_norm!r}")
         if beta_rank == 'auto':
             beta_rank = math.ceil(hidden_size / 16)
         elif not isinstance(beta_rank, int) or beta_rank < 1:
@@ -112,6 +118,7 @@ class Longhorn(nn.Module):
         )
         self.x_proj = nn.Linear(intermediate_size, beta_rank + 2 * num_heads * state_size, bias=False)
         self.beta_proj = nn.Linear(beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
+        self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
         self.D = nn.Parameter(torch.ones(intermediate_size))
         self.D._no_weight_decay = True
         self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
@@ -193,6 +200,7 @@ class Longhorn(nn.Module):
             # a key of zero leaves the state as it is
             k = padding.silence(k)
         q, k = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k))
+        k = self.k_norm(k)
         v, z = (y.unflatten(-1, (self.num_heads, -1)) for y in (x, z))
         if not self.scalar_beta:
             beta = beta.unflatten(-1, (self.num_heads, -1))

@@ -1,4 +1,4 @@
-"""fla's RMSNorm, traceable."""
+"""fla's RMSNorm and L2Norm, traceable."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ class RMSNorm(modules.RMSNorm):
             y = y + self.bias.to(rows.dtype)
         y = y.to(x.dtype)
         return (y, stream) if prenorm else y
+
+
+class L2Norm(modules.L2Norm):
+    """:class:`fla.modules.L2Norm`, in PyTorch while a compiler traces it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x / sqrt(|x|^2 + eps)` over the last dimension of `x`, of any shape; a row of zeros stays one."""
+        if not torch.compiler.is_compiling():
+            return super().forward(x)
+        rows = widen(x)
+        y = rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + self.eps)
+        return y.to(x.dtype if self.output_dtype is None else self.output_dtype)

@@ -11,7 +11,7 @@ LAYERS = {
     'paper': {},
     'heads': {'num_heads': 2, 'state_size': 5, 'mode': 'fused_recurrent'},
     'exact': {'exact': True, 'scalar_beta': True, 'num_heads': 4},
-    'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5},
+    'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'k_norm': 'l2'},
 }
 MASKS = {
     'left': [[0, 0, 0, 1, 1, 1, 1], [1] * 7, [0, 0, 0, 0, 0, 0, 1]],

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from fla_longhorn import registry
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
 from fla_longhorn.layers import Longhorn
+from fla_longhorn.modules import L2Norm
 
 DOCS = Path(__file__).parents[2] / 'docs' / 'swap.md'
 TINY = dict(hidden_size=64, num_hidden_layers=2, vocab_size=64, max_position_embeddings=128)
@@ -228,11 +229,12 @@ def test_options_reach_the_layer():
     model = make_model(
         'gla', expand_v=2, longhorn_state_size=5, longhorn_expand=1.5, longhorn_num_heads=3, longhorn_conv_size=3,
         longhorn_conv_bias=False, longhorn_beta_rank=2, longhorn_use_bias=True, longhorn_scalar_beta=True,
-        longhorn_mode='fused_recurrent',
+        longhorn_mode='fused_recurrent', longhorn_k_norm='l2',
     )
     mixer = mixers(model)[0]
     assert (mixer.state_size, mixer.intermediate_size, mixer.num_heads, mixer.beta_rank) == (5, 96, 3, 2)
     assert mixer.conv1d.kernel_size == (3,) and mixer.conv1d.bias is None and mixer.in_proj.bias is not None
+    assert isinstance(mixer.k_norm, L2Norm)
     assert mixer.scalar_beta and mixer.mode == 'fused_recurrent' and model.config.longhorn_expand == 1.5
 
 

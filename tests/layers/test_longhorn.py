@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from fla.models.utils import Cache
 
 from fla_longhorn.layers import Longhorn
+from fla_longhorn.modules import L2Norm
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 LAYERS = {
@@ -13,6 +14,8 @@ LAYERS = {
     'heads': {'num_heads': 2, 'state_size': 5},
     'scalar_beta': {'scalar_beta': True, 'num_heads': 4, 'state_size': 8},
     'exact': {'exact': True, 'num_heads': 2, 'state_size': 6},
+    'k_norm': {'k_norm': 'l2', 'num_heads': 2, 'state_size': 5},
+    'k_norm, exact': {'k_norm': 'l2', 'exact': True, 'scalar_beta': True},
     'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'beta_rank': 7},
 }
 
@@ -24,6 +27,10 @@ def layer(request, device):
         for x in layer.parameters():
             x.add_(torch.randn_like(x) * 0.2)
     return layer.to(device)
+
+
+def l2_normalised(k: torch.Tensor) -> torch.Tensor:
+    return k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def written_out(layer: Longhorn, h: torch.Tensor) -> torch.Tensor:
@@ -39,6 +46,7 @@ def written_out(layer: Longhorn, h: torch.Tensor) -> torch.Tensor:
     beta = F.linear(b, p['beta_proj.weight'], p['beta_proj.bias']).sigmoid()
     q, k, v, z = (y.unflatten(-1, (heads, -1)) for y in (q, k, v, z))
     beta = beta if layer.scalar_beta else beta.unflatten(-1, (heads, -1))
+    k = l2_normalised(k) if isinstance(layer.k_norm, L2Norm) else k
     o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=layer.exact)
     o = (o + p['D'].unflatten(0, (heads, -1)) * v) * F.silu(z)
     return F.linear(o.flatten(-2), p['out_proj.weight'], p.get('out_proj.bias'))
@@ -54,9 +62,10 @@ def test_equation(layer, device, T):
     assert (o - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_gradients(device):
+@pytest.mark.parametrize('options', [{}, {'k_norm': 'l2'}, {'k_norm': 'l2', 'exact': True}], ids=str)
+def test_gradients(options, device):
     """Of the input and of every parameter, against autograd through the same layer with the naive op in float64."""
-    layer = Longhorn(hidden_size=16, num_heads=2, state_size=4).to(device)
+    layer = Longhorn(hidden_size=16, num_heads=2, state_size=4, **options).to(device)
     h = torch.randn(2, 70, 16, device=device, requires_grad=True)
     layer(h)[0].square().sum().backward()
     exact = torch.func.functional_call
@@ -79,7 +88,8 @@ def test_gradients(device):
             y.unflatten(-1, (2, -1)) for y in (q, k, v, z, F.linear(b, layer.beta_proj.weight, layer.beta_proj.bias))
         )
         o, _ = naive_recurrent_longhorn(
-            q, k, v, beta, D=layer.D.unflatten(0, (2, -1)), z=z, use_beta_sigmoid_in_kernel=True,
+            q, l2_normalised(k) if 'k_norm' in options else k, v, beta, exact='exact' in options,
+            D=layer.D.unflatten(0, (2, -1)), z=z, use_beta_sigmoid_in_kernel=True,
         )
         return F.linear(o.flatten(-2), layer.out_proj.weight)
 
@@ -180,6 +190,22 @@ def test_autocast(device):
     assert all(x.grad is not None and x.grad.dtype == torch.float32 for x in layer.parameters())
 
 
+@pytest.mark.parametrize('scale', [1e-2, 1e3])
+def test_normalised_keys_have_no_scale(scale, device):
+    """Each head's keys by themselves, whatever their size, in low precision too; queries keep theirs."""
+    layer = Longhorn(hidden_size=32, num_heads=2, state_size=4, k_norm='l2').to(device, torch.float16)
+    h = torch.randn(2, 70, 32, device=device, dtype=torch.float16)
+    keys = slice(layer.beta_rank, layer.beta_rank + 8)
+    with torch.no_grad():
+        layer.x_proj.weight[keys] *= 10
+        expected, _, _ = layer(h)
+        layer.x_proj.weight[keys][:4] *= scale
+        o, _, _ = layer(h)
+        assert (o - expected).float().norm() <= 5e-3 * expected.float().norm()
+        layer.x_proj.weight[keys.stop:] *= 2
+        assert (layer(h)[0] - expected).float().norm() > 0.1 * expected.float().norm()
+
+
 def test_bfloat16_keeps_a_float32_state(device):
     layer = Longhorn(hidden_size=32, layer_idx=0).to(device, torch.bfloat16)
     cache = Cache()
@@ -196,6 +222,8 @@ BAD = [
     ({'num_heads': 5}, 'num_heads must divide expand \\* hidden_size = 48, got 5'),
     ({'state_size': 257}, 'state_size must be between 1 and 256, got 257'),
     ({'beta_rank': 0}, "beta_rank must be 'auto' or a positive integer, got 0"),
+    ({'k_norm': 'sum'}, "k_norm must be None or 'l2', got 'sum'"),
+    ({'k_norm': True}, "k_norm must be None or 'l2', got True"),
 ]
 
 

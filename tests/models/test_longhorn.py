@@ -40,6 +40,7 @@ VARIANTS = {
     'fused loss': {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True},
     'untied': {'tie_word_embeddings': False, 'scalar_beta': True, 'num_heads': 2, 'use_bias': True},
     'exact': {'exact': True, 'num_heads': 2},
+    'k_norm': {'k_norm': 'l2', 'num_heads': 2},
     'hybrid': {'attn': {'layers': [1], 'num_heads': 2}, 'hidden_ratio': 2},
     'l2warp': {'use_l2warp': True, 'attn_mode': 'fused_recurrent'},
 }
@@ -91,12 +92,13 @@ def test_save_and_load_is_exact(tied, tmp_path, device):
 
 
 def test_config_round_trip(tmp_path):
-    config = small(num_heads=2, scalar_beta=True, beta_rank=3, expand=1.5)
+    config = small(num_heads=2, scalar_beta=True, k_norm='l2', beta_rank=3, expand=1.5)
     config.save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
     assert type(again) is LonghornConfig
     assert again.to_diff_dict() == config.to_diff_dict()
     assert again.to_diff_dict()['beta_rank'] == 3
+    assert again.to_diff_dict()['k_norm'] == 'l2'
 
 
 @pytest.mark.parametrize('name', list(SIZES))
@@ -229,11 +231,12 @@ class TestGeneration:
 
 @pytest.mark.parametrize('options', [
     {'exact': True, 'num_heads': 2},
+    {'k_norm': 'l2', 'num_heads': 2},
     {'attn': {'layers': [0, 2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}},
     {'attn': [{'layers': [1], 'num_heads': 2}, {'layers': [2], 'num_heads': 4, 'window_size': 4}], 'exact': True},
 ], ids=str)
 def test_variants_from_a_checkpoint(options, tmp_path, device):
-    """Exact and hybrid models: saved and loaded, cached generation in a padded batch, packed sequences."""
+    """Exact, normalised keys and hybrid: saved and loaded, cached generation in a padded batch, packed sequences."""
     LonghornForCausalLM(small(tie_word_embeddings=False, initializer_range=1.0, **options)).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).to(device).eval()
     for name, value in options.items():
@@ -265,12 +268,13 @@ def test_packed(model, device):
     torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-4)
 
 
-def test_gradient_checkpointing(device):
+@pytest.mark.parametrize('options', [{}, {'exact': True, 'k_norm': 'l2'}], ids=str)
+def test_gradient_checkpointing(options, device):
     ids = torch.randint(53, (2, 70), device=device)
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = LonghornForCausalLM(small()).to(device).train()
+        model = LonghornForCausalLM(small(**options)).to(device).train()
         if checkpointing:
             model.gradient_checkpointing_enable()
         model(ids, labels=ids).loss.backward()

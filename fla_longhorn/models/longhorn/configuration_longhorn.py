@@ -14,7 +14,7 @@ class LonghornConfig(PreTrainedConfig):
             Op that runs on more than 64 tokens, `chunk` or `fused_recurrent`. Default: `'chunk'`.
         hidden_size, num_hidden_layers, vocab_size (int, Optional):
             Size of the model. Default: 768, 24, 50304.
-        state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta (Optional):
+        state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta, k_norm (Optional):
             The mixer, see :class:`fla_longhorn.layers.Longhorn`.
         attn (dict or list of dict, Optional):
             Layers of fla's attention instead of Longhorn: `{'layers': [3], 'num_heads': 12}`, also with `num_kv_heads`,
@@ -45,6 +45,7 @@ class LonghornConfig(PreTrainedConfig):
         use_bias: bool = False,
         exact: bool = False,
         scalar_beta: bool = False,
+        k_norm: str | None = None,
         attn: dict | list[dict] | None = None,
         hidden_ratio: int | None = None,
         intermediate_size: int | None = None,
@@ -77,6 +78,7 @@ class LonghornConfig(PreTrainedConfig):
         self.use_bias = use_bias
         self.exact = exact
         self.scalar_beta = scalar_beta
+        self.k_norm = k_norm
         self.attn = parse_attention_config(attn, num_hidden_layers=num_hidden_layers)
         self.hidden_ratio = hidden_ratio
         self.intermediate_size = intermediate_size

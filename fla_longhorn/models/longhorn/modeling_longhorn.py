@@ -82,6 +82,7 @@ def build_mixer(config: LonghornConfig, layer_idx: int) -> Longhorn:
         use_bias=config.use_bias,
         exact=config.exact,
         scalar_beta=config.scalar_beta,
+        k_norm=config.k_norm,
         norm_eps=config.norm_eps,
         layer_idx=layer_idx,
     )

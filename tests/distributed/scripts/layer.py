@@ -21,7 +21,7 @@ LAYERS = {
     'heads': {'num_heads': 2, 'state_size': 5, 'mode': 'fused_recurrent'},
     'scalar_beta': {'scalar_beta': True, 'num_heads': 4, 'state_size': 8},
     'exact': {'exact': True, 'num_heads': 2, 'state_size': 6},
-    'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5},
+    'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'k_norm': 'l2'},
     'no look back': {'conv_size': 1},
 }
 # of the sequences, for four ranks
