@@ -37,6 +37,8 @@ LONGHORN = {
     'exact': {'exact': True},
     'scalar beta': {'scalar_beta': True},
     'exact, scalar beta': {'exact': True, 'scalar_beta': True},
+    'diagonal, normalised keys': {'k_norm': 'l2'},
+    'exact, normalised keys': {'exact': True, 'k_norm': 'l2'},
 }
 # fla's models, with what makes one the size of a Longhorn of the same width
 OTHERS = {

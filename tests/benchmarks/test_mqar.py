@@ -26,9 +26,12 @@ def test_grid():
     cells = mqar.grid_cells(SETTING)
     assert len(cells) == 8
     assert {(cell['seq_len'], cell['num_pairs']) for cell in cells} == {(16, 2), (24, 4)}
-    config = mqar.model_config(cells[1], mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2))
+    task = mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2)
+    config = mqar.model_config(cells[1], task)
     assert (config.exact, config.scalar_beta, config.state_size) == (True, True, 4)
-    attention = mqar.model_config(cells[0] | {'mixer': 'attention'}, mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2))
+    normalised = mqar.model_config(cells[0] | {'mixer': 'diagonal, normalised keys'}, task)
+    assert (normalised.exact, normalised.k_norm) == (False, 'l2')
+    attention = mqar.model_config(cells[0] | {'mixer': 'attention'}, task)
     assert attention.attn['layers'] == [0]
     assert (attention.hidden_size, attention.tie_word_embeddings) == (16, False)
 
