@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median, quantiles
+from textwrap import fill
 
 import torch
 from matplotlib.figure import Figure
@@ -224,14 +225,16 @@ def summary(rows: list[dict], cell: dict) -> str:
     exact = [row for row in rows if row['op_distance']['largest'] < 1e-5]
     formula, op = (number(max(row[x]['largest'] for row in exact)) for x in ('update_distance', 'op_distance'))
     errors = {name: f'{x:.2f}' for name, x in cell['recall_error'].items()}
-    return (
-        f'- {", ".join(row["model"] for row in exact)}: the update is the minimiser. Largest distance {formula} for the formulas, '
-        f'{op} for the code that runs them, of which fla\'s computes in float32.\n'
-        f'- Longhorn, diagonal: it is not. At K = {cell["K"]} and β|k|² = {cell["beta_k2"]:g}, a step ends '
-        f'{number(cell["of_step"]["median"])} of the minimiser\'s step away from the minimiser. It removes {cell["erased"]:.0%} of '
-        f'the old recall that the minimiser removes, and leaves {errors["diagonal"]} of the input as an error, where the minimiser '
-        f'leaves {errors["minimiser"]} and {errors["before"]} was before.'
+    step, share = number(cell['of_step']['median']), f'{cell["erased"]:.0%}'
+    points = (
+        f'- {", ".join(row["model"] for row in exact)}: the update is the minimiser. Largest distance {formula} for the '
+        f'formulas, {op} for the code that runs them, of which fla\'s computes in float32.',
+        f'- Longhorn, diagonal: it is not. At K = {cell["K"]} and β|k|² = {cell["beta_k2"]:g}, a step ends {step} of the '
+        f'minimiser\'s step away from the minimiser. It removes {share} of the old recall that the minimiser removes. The '
+        f'recall is {errors["before"]} of the input off before the step, {errors["diagonal"]} after it, and '
+        f'{errors["minimiser"]} at the minimiser.',
     )
+    return '\n'.join(fill(point, 127, subsequent_indent='  ') for point in points)
 
 
 def draw(report: dict, path: str) -> None:
@@ -255,6 +258,7 @@ def draw(report: dict, path: str) -> None:
                  yscale='log')
     repeated.axhline(1, color='grey', linestyle=':', linewidth=1, label='the input')
     for axis in (far, erased, repeated):
+        axis.title.set_fontsize(10)
         axis.set_xscale('log', base=2)
         tidy(axis)
         axis.legend(fontsize=7, frameon=False)

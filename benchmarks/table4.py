@@ -75,7 +75,7 @@ def griffin_bare(S, P, t):
 
 
 def griffin_published(S, P, t):
-    """With the factor that Griffin has in its own paper (arXiv 2402.19427, Eq. 4) and code."""
+    """With the factor that Griffin has in its own paper (arXiv 2402.19427) and in transformers."""
     return square(S - P, t.a) + square(S, 1 - t.a) - 2 * (S * (1 - t.a.square()).sqrt() * t.i * t.x).sum()
 
 

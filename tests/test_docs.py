@@ -23,6 +23,7 @@ PAGES = {
     'flame.md': (0, 0, 2),
     'generate.md': (2, 0, 0),
     'migrate.md': (1, 0, 0),
+    'objectives.md': (1, 0, 0),
     'swap.md': (1, 0, 0),
     'train.md': (4, 2, 0),
 }
@@ -74,7 +75,7 @@ def test_links(page):
         assert (DOCS / target).exists(), target
 
 
-@pytest.mark.parametrize('page', ['exact.md', 'swap.md', 'compile.md', 'generate.md', 'migrate.md'])
+@pytest.mark.parametrize('page', ['exact.md', 'swap.md', 'compile.md', 'generate.md', 'migrate.md', 'objectives.md'])
 def test_python_blocks(page, tmp_path):
     execute_page(page, tmp_path)
 
