@@ -59,7 +59,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
         DOT=precision, A_PARTS=1 if precision == 'ieee' else 2, **flags,
     )
     if name == 'fwd':
-        kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, flags['SAVE_STATES'])
+        kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K)
         types = inputs | {'g': '*fp32', 'a': operand, 'o': x, 'scale': 'fp32', 'T': 'i32'}
     elif name == 'recurrent':
         kernel, tile = fused_recurrent_longhorn_exact_fwd_kernel, recurrent_tile(K)

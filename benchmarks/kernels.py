@@ -76,7 +76,7 @@ def prepare_arguments(squares: bool) -> Callable:
         types = dict(q=f'*{dtype}', k=f'*{dtype}', rows='*fp32', scale='fp32')
         types |= dict.fromkeys(('T', 'TT', 's_qb', 's_qt', 's_qh', 's_kb', 's_kt', 's_kh'), 'i32')
         constants = dict(
-            s_qk=1, s_kk=1, K=K, BT=max(1024 // BK, 4), BK=BK, R=(3 if squares else 2) * BK + 4, PADDED=BK != K,
+            s_qk=1, s_kk=1, H=H, K=K, BT=max(1024 // BK, 4), BK=BK, R=(3 if squares else 2) * BK + 4, PADDED=BK != K,
             SQUARES=squares,
         )
         return types, constants, 4
@@ -198,6 +198,7 @@ class Result:
     spills: int | None
     shared_bytes: int
     shuffles: int | None
+    loop_shuffles: int | None
     barriers: int | None
     instructions_per_state_update: float | None
     instructions_per_token_channel: float | None
@@ -218,6 +219,7 @@ def measure(row: Row, target: str, K: int, dtype: str = 'bf16') -> Result:
         kernel=row.kernel, update=row.update, direction=row.direction, target=target, dtype=dtype, K=K,
         registers=compiled.registers, spills=compiled.spills, shared_bytes=compiled.shared_bytes,
         shuffles=compiled.count('SHFL') if nvidia else compiled.count('ds_bpermute_b32', 'ds_swizzle_b32'),
+        loop_shuffles=sum(loop.mix['SHFL'] for loop in exact_rows.hot_loops(compiled)) if nvidia else None,
         barriers=compiled.count('BAR') if nvidia else compiled.count('s_barrier'),
         instructions_per_state_update=None if cost is None else round(cost, 3),
         # what counts where products over K are the tensor cores'

@@ -17,7 +17,6 @@ from fla_longhorn.ops.exact_common import (
     rounded,
     sequence_range,
     sigmoid,
-    split_product,
     state_mask,
     state_offsets,
     state_tile,
@@ -27,34 +26,18 @@ from fla_longhorn.ops.exact_common import (
 from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
 
 
-def forward_tile(K: int, save_states: bool) -> dict:
-    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program.
-
-    States that backward restarts from keep all their digits (`SPLIT`), for dbeta multiplies what they leave of `v - k^T S`.
-    Outputs alone are well within the precision of low-precision inputs without it; above K = 64 the registers don't allow it.
-    """
+def forward_tile(K: int) -> dict:
+    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program."""
     BK = state_tile(K)
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
     return {
-        'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'SPLIT': save_states and BK <= 64,
-        'PREFETCH': BK <= 64,
+        'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'PREFETCH': BK <= 64,
     }
 
 
 @triton.jit
-def recalled(b_h, b_k, DOT: tl.constexpr, SPLIT: tl.constexpr):
-    """`(K S)^T [BV, BT]`."""
-    b_zero = tl.zeros([b_h.shape[0], b_k.shape[0]], dtype=tl.float32)
-    if SPLIT:
-        return split_product(b_h, tl.trans(b_k), b_zero, DOT)
-    else:
-        return product(b_h, tl.trans(b_k), b_zero, DOT)
-
-
-@triton.jit
 def chunk_update(
-    b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr,
-    LATE: tl.constexpr,
+    b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, LATE: tl.constexpr,
 ):
     """Residuals by substitution, then the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`.
 
@@ -68,10 +51,10 @@ def chunk_update(
     b_o = tl.zeros([b_h.shape[0], BT], dtype=tl.float32)
     if not LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT) * b_e
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT, DOT, True) * b_e
     if LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    return add_updates(b_h, b_o, b_u, b_k, p_a, DOT, SPLIT, True)
+    return add_updates(b_h, b_o, b_u, b_k, p_a, DOT, False, True)
 
 
 @triton.jit
@@ -130,7 +113,6 @@ def chunk_longhorn_exact_fwd_kernel_o(
     VEC: tl.constexpr,
     INTERVAL: tl.constexpr,
     DOT: tl.constexpr,
-    SPLIT: tl.constexpr,
     PREFETCH: tl.constexpr,
     A_PARTS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
@@ -183,6 +165,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     else:
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
 
+    b_zero = tl.zeros([BV, BT], dtype=tl.float32)
     NT = T_n // BT
     LATE: tl.constexpr = BK > 16 and (HAS_D or HAS_Z)
     BB: tl.constexpr = 1 if SCALAR_BETA else BV
@@ -192,14 +175,14 @@ def chunk_longhorn_exact_fwd_kernel_o(
         b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, NT, V, BB, False), other=0.0)
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
-            tl.store(p_s + state_offsets(o_k, o_v, K, V, False), b_h, mask=m_h)
+            tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
             # [BT, BK]
             m_k = tile_mask(o_t, o_k, BT, K, BK, False)
             b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
             b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
-            b_p = recalled(b_h, b_k, DOT, SPLIT)
+            b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
             # loads placed after the products keep the layout in which a thread owns columns
             m_v = tile_mask(o_t, o_v, BT, V, BV, False)
             if PREFETCH:
@@ -213,7 +196,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
                 left = NT - 1 - i_t
                 b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
                 b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, left, V, BB, False), other=0.0)
-            b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID, LATE)
+            b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE)
             store_output(
                 p_o + o_x, b_o, p_v - BT * H * V + o_x, b_D, p_z + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z, HAS_SCALE,
             )
@@ -231,10 +214,10 @@ def chunk_longhorn_exact_fwd_kernel_o(
         m_v = tile_mask(o_t, o_v, left, V, BV, True)
         b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
         b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
-        b_p = recalled(b_h, b_k, DOT, SPLIT)
+        b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
         b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
         b_b = tl.load(p_b + o_b, mask=(o_t < left)[:, None] if SCALAR_BETA else m_v, other=0.0).to(tl.float32)
-        b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, SPLIT, USE_BETA_SIGMOID, LATE)
+        b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE)
         store_output(
             p_o + o_x, b_o, p_v + o_x, b_D, p_z + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z, HAS_SCALE,
         )
@@ -279,7 +262,7 @@ def chunk_longhorn_exact_fwd(
     if save_states:
         slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
         states = q.new_empty((slots, H, K, V), dtype=torch.float32)
-    tile = forward_tile(K, save_states)
+    tile = forward_tile(K)
     chunk_longhorn_exact_fwd_kernel_o[(triton.cdiv(V, tile['BV']), H, N)](
         q, k, v, beta, D, z, g, a, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE,
         INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,

@@ -80,7 +80,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     i_x = bos * H + i_h
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
-            tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, False)), b_h, mask=m_h)
+            tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), b_h, mask=m_h)
             p_s += H * K * V
         for _ in range(i_s * INTERVAL, tl.minimum((i_s + 1) * INTERVAL, T_n)):
             # [BK], [BV]

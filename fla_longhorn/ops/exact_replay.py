@@ -54,7 +54,7 @@ def replay_chunk(
         b_e = b_b * b_f
     # [BT, BV]
     b_e = tl.broadcast_to(b_e, b_v.shape)
-    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT)
+    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT, DOT, False)
     b_u = b_r * b_e
     if SCALAR_BETA:
         tl.store(p_us + i_x * V + o_x, operand(b_r, DOT), mask=m_v)
@@ -183,7 +183,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
     b_dD = tl.zeros([BV], dtype=tl.float32)
     # [BV, BK]
-    b_h = tl.load(p_s + o_k[None, :].to(tl.int64) * V + o_v[:, None], mask=m_h & (o_v * 0 < T_i)[:, None], other=0.0)
+    b_h = tl.load(p_s + o_h, mask=m_h & (o_v * 0 < T_i)[:, None], other=0.0)
     for i_s in range(tl.cdiv(NT, SPAN // BT)):
         tl.store(p_hs + o_h, rounded(b_h, hs.dtype.element_ty), mask=m_h)
         p_hs += H * K * V

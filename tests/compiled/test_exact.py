@@ -14,34 +14,35 @@ import pytest
 pytestmark = pytest.mark.xdist_group('compiled exact')
 
 ROOT = Path(__file__).parents[2]
-# (kernel, pass, K) -> most instructions a (token, channel), spilled values, shuffles (gram's and products' are outside loops)
+# (kernel, pass, K) -> most instructions a (token, channel), spilled values, shuffles in the loop over tokens
 FIGURES = {
     ('forward', 'inference', 16): (30, 0, 0),
     ('forward', 'inference', 64): (40, 0, 0),
     ('forward', 'inference', 128): (50, 50, 0),
     ('recurrent', 'decoding', 16): (140, 0, 12),
-    ('gram', 'forward', 16): (1, 0, 12),
-    ('forward', 'forward', 16): (37, 0, 0),
-    ('forward', 'forward', 64): (56, 0, 0),
+    ('gram', 'forward', 16): (1, 0, 0),
+    ('forward', 'forward', 16): (30, 0, 0),
+    ('forward', 'forward', 64): (40, 0, 0),
+    ('forward', 'forward', 128): (50, 80, 0),
     ('replay', 'backward', 16): (35, 0, 0),
     ('backward', 'backward', 16): (36, 0, 0),
-    ('products', 'backward', 16): (6, 0, 16),
+    ('products', 'backward', 16): (6, 0, 0),
     ('replay', 'backward', 64): (52, 0, 0),
     ('backward', 'backward', 64): (60, 0, 0),
     ('products', 'backward', 64): (6, 0, 0),
     # as the layer calls the op, and with all that its call may add
-    ('forward', 'layer', 16): (54, 0, 0),
-    ('replay', 'layer', 16): (63, 0, 0),
+    ('forward', 'layer', 16): (47, 0, 0),
+    ('replay', 'layer', 16): (62, 0, 0),
     ('backward', 'layer', 16): (48, 0, 0),
-    ('products', 'layer', 16): (6, 0, 16),
-    ('forward', 'layer', 64): (74, 0, 0),
-    ('replay', 'layer', 64): (83, 0, 0),
+    ('products', 'layer', 16): (6, 0, 0),
+    ('forward', 'layer', 64): (55, 2, 0),
+    ('replay', 'layer', 64): (81, 0, 0),
     ('backward', 'layer', 64): (72, 0, 0),
-    ('forward', 'packed layer', 16): (54, 0, 0),
-    ('replay', 'packed layer', 16): (63, 0, 0),
+    ('forward', 'packed layer', 16): (47, 0, 0),
+    ('replay', 'packed layer', 16): (62, 0, 0),
     ('backward', 'packed layer', 16): (48, 0, 0),
-    ('forward', 'packed layer', 64): (74, 0, 0),
-    ('replay', 'packed layer', 64): (83, 0, 0),
+    ('forward', 'packed layer', 64): (55, 10, 0),
+    ('replay', 'packed layer', 64): (81, 0, 0),
     ('backward', 'packed layer', 64): (72, 0, 0),
     # z alone
     ('replay', 'gate', 16): (60, 0, 0),
@@ -80,7 +81,7 @@ def measured() -> dict[tuple, dict]:
 @pytest.mark.parametrize('row', FIGURES, ids=str)
 def test_compiled_figures(measured, row):
     figures = measured[row]
-    names = ('instructions_per_token_channel', 'spills', 'shuffles')
+    names = ('instructions_per_token_channel', 'spills', 'loop_shuffles')
     assert all(figures[name] <= most for name, most in zip(names, FIGURES[row], strict=True)), figures
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn
 from tests.conftest import INTERPRETING
-from tests.ops.cases import Case, assert_close, check, make_inputs, make_options
+from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
     from fla_longhorn.ops.exact import exact_bwd, exact_fwd
@@ -73,3 +73,14 @@ if INTERPRETING or torch.cuda.is_available():
     @pytest.mark.parametrize('case', LOW_PRECISION, ids=str)
     def test_bfloat16(case, device):
         check(chunk_longhorn, case, device, exact=True)
+
+    @pytest.mark.parametrize('keys', [1, 3])
+    def test_repeated_keys(keys, device):
+        """Every repetition meets the memory that rounding left: its errors must not add up, in the state and in dbeta."""
+        case = Case(B=1, T=80, H=1, K=16, V=32, dtype=torch.bfloat16)
+        inputs, options = make_inputs(case, device), make_options(case, device, exact=True)
+        which = torch.arange(case.T, device=device) * 5 % keys
+        inputs['k'] = inputs['k'].detach()[:, which].requires_grad_()
+        got, ref = run(chunk_longhorn, inputs, options), reference(inputs, options)
+        names = ('o', 'final_state', 'dbeta')
+        assert_close({name: got[name] for name in names}, {name: ref[name] for name in names}, case.dtype)
