@@ -235,7 +235,7 @@ def longhorn_reduce_kernel(
     """The gradients of q, k and a head's beta: the channel blocks' sums added in order."""
     R: tl.constexpr = 3 * KP + 4
     PR: tl.constexpr = 2 * KP + 4
-    i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
     m_t = o_t < TT
     m = m_t[:, None] & (o_k < K)[None, :]
@@ -267,8 +267,11 @@ def keeps_decay(K: int, plain: bool, capability: int) -> bool:
 
 
 def device_capability(device: torch.device) -> int:
-    """CUDA's major compute capability; others are taken as having registers enough."""
-    return torch.cuda.get_device_capability(device)[0] if device.type == 'cuda' and torch.version.hip is None else 9
+    """CUDA's major compute capability of the current device; others are taken as having registers enough."""
+    if device.type == 'cpu':
+        return 9
+    target = triton.runtime.driver.active.get_current_target()
+    return target.arch // 10 if target.backend == 'cuda' else 9
 
 
 def longhorn_bwd_segments(
@@ -320,7 +323,7 @@ def longhorn_bwd_segments(
         SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta, STATE_V_FIRST=state_v_first, num_warps=BV // 32, num_stages=1,
     )
     BT = max(512 // KP, 2)
-    longhorn_reduce_kernel[(triton.cdiv(B * T, BT), H)](
+    longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](
         part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, KP=KP, BT=BT, SCALAR_BETA=scalar_beta, num_warps=2,
     )
     return dq, dk, dv, dbeta, None if D is None else dD.sum(0).to(D.dtype), dz

@@ -150,6 +150,7 @@ def longhorn_prepare_kernel(
     s_kt,
     s_kh,
     s_kk,
+    H: tl.constexpr,
     K: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
@@ -158,7 +159,7 @@ def longhorn_prepare_kernel(
     SQUARES: tl.constexpr,
 ):
     """Rows of float32 `(k, scale * q, |k|^2 and three unused, k^2)` for every head and token, K padded with zeros to BK."""
-    i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, BK)
     m_t = o_t < TT
     m = m_t[:, None]
@@ -166,8 +167,10 @@ def longhorn_prepare_kernel(
         m = m & (o_k < K)[None, :]
     i_b, i_t = o_t // T, o_t % T
     # [BT, BK]
-    b_q = tl.load(q + (i_b * s_qb + i_t * s_qt + i_h * s_qh)[:, None] + o_k[None, :] * s_qk, mask=m, other=0.).to(tl.float32)
-    b_k = tl.load(k + (i_b * s_kb + i_t * s_kt + i_h * s_kh)[:, None] + o_k[None, :] * s_kk, mask=m, other=0.).to(tl.float32)
+    p_q = q + (i_b * s_qb + i_t * s_qt + i_h * s_qh)[:, None] + o_k[None, :].to(tl.int64) * s_qk
+    p_k = k + (i_b * s_kb + i_t * s_kt + i_h * s_kh)[:, None] + o_k[None, :].to(tl.int64) * s_kk
+    b_q = tl.load(p_q, mask=m, other=0.).to(tl.float32)
+    b_k = tl.load(p_k, mask=m, other=0.).to(tl.float32)
     p_r = rows + (i_h * TT + o_t)[:, None] * R + o_k[None, :]
     b_k2 = b_k * b_k
     tl.store(p_r, b_k, mask=m_t[:, None])
@@ -186,8 +189,8 @@ def prepare_rows(
     R = (3 if squares else 2) * BK + 4
     BT = max(1024 // BK, 4)
     rows = torch.empty(H, B * T, R, dtype=torch.float32, device=q.device)
-    longhorn_prepare_kernel[(triton.cdiv(B * T, BT), H)](
-        q, k, rows, scale, T, B * T, *q.stride(), *k.stride(), K=K, BT=BT, BK=BK, R=R, SQUARES=squares, num_warps=4,
+    longhorn_prepare_kernel[(triton.cdiv(B * T, BT) * H,)](
+        q, k, rows, scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, BT=BT, BK=BK, R=R, SQUARES=squares, num_warps=4,
     )
     return rows
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 import triton
+from fla.utils import custom_device_ctx
 from torch import Tensor
 
 from fla_longhorn.backends.select import OP_BACKENDS, select_backend
@@ -29,8 +30,9 @@ def forward_summary(
     """(decay, local), or (None, local) where nobody asks for the decay."""
     if runs_on_triton(k.device):
         v, s_v = with_token_stride(v)
-        rows = prepare_rows(k, k, 1., squares=False)
-        return summarize(rows, v, s_v, beta, None, 0, K=k.shape[-1], reverse=False, use_beta_sigmoid=use_beta_sigmoid)
+        with custom_device_ctx(k.device.index):
+            rows = prepare_rows(k, k, 1., squares=False)
+            return summarize(rows, v, s_v, beta, None, 0, K=k.shape[-1], reverse=False, use_beta_sigmoid=use_beta_sigmoid)
     h0 = None
     if with_decay:
         zeros = k.new_zeros(1, *k.shape[2:], v.shape[-1], dtype=torch.float32)
@@ -52,8 +54,9 @@ def backward_summary(
     if runs_on_triton(q.device):
         do, s_do = with_token_stride(do)
         z, s_z = (None, 0) if z is None else with_token_stride(z)
-        rows = prepare_rows(q, k, scale, squares=False)
-        return summarize(rows, do, s_do, beta, z, s_z, K=K, reverse=True, use_beta_sigmoid=use_beta_sigmoid)[1]
+        with custom_device_ctx(q.device.index):
+            rows = prepare_rows(q, k, scale, squares=False)
+            return summarize(rows, do, s_do, beta, z, s_z, K=K, reverse=True, use_beta_sigmoid=use_beta_sigmoid)[1]
     states = states[:num_checkpoints(1, T, 1, checkpoint_interval(K), False)]
     return longhorn_bwd(
         do, None, q, k, v, beta, scale, states[:1], None, z, None, states, False, use_beta_sigmoid, False, parallel,
