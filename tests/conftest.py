@@ -8,21 +8,31 @@ import fla_longhorn  # noqa: F401  registers
 
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 
-# the same draws in every run, and no deadline: compiling and interpreting take as long as they take
-settings.register_profile(
-    'suite', deadline=None, derandomize=True, max_examples=4 if INTERPRETING else 30,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-settings.load_profile('suite')
-
-
 def pytest_addoption(parser):
     parser.addoption('--device', default='cpu', help='where the tests run: cpu or cuda')
+
+
+def pytest_configure(config):
+    # the same draws in every run, and no deadline: compiling and interpreting take as long as they take
+    examples = 4 if INTERPRETING else 30 if config.getoption('--device') == 'cpu' else 8
+    settings.register_profile(
+        'suite', deadline=None, derandomize=True, max_examples=examples,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile('suite')
+    # what is compared with a kernel's float32 must not be rounded to TF32, as cuDNN's convolutions are by default
+    torch.backends.cudnn.allow_tf32 = False
 
 
 @pytest.fixture(scope='session')
 def device(request) -> torch.device:
     return torch.device(request.config.getoption('--device'))
+
+
+@pytest.fixture
+def triton_device() -> torch.device:
+    """Where Triton's kernels run, whatever `--device` says: under the interpreter on the CPU, else on a GPU."""
+    return torch.device('cpu' if INTERPRETING else 'cuda')
 
 
 @pytest.fixture(autouse=True)

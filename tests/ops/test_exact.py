@@ -41,8 +41,8 @@ if INTERPRETING or torch.cuda.is_available():
     @pytest.mark.usefixtures('poison')
     @pytest.mark.parametrize('parallel', [True, False])
     @pytest.mark.parametrize('case', CASES, ids=str)
-    def test_exact_kernels(case, parallel, device):
-        inputs, cu_seqlens = make_inputs(case, device), make_options(case, device).get('cu_seqlens')
+    def test_exact_kernels(case, parallel, triton_device):
+        inputs, cu_seqlens = make_inputs(case, triton_device), make_options(case, triton_device).get('cu_seqlens')
         bounds = list(itertools.pairwise([0, case.T] if cu_seqlens is None else cu_seqlens.tolist()))
         exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
         o, state = recurrence(**exact, bounds=bounds)
@@ -71,15 +71,15 @@ if INTERPRETING or torch.cuda.is_available():
     ]
 
     @pytest.mark.parametrize('case', LOW_PRECISION, ids=str)
-    def test_bfloat16(case, device):
-        check(chunk_longhorn, case, device, exact=True)
+    def test_bfloat16(case, triton_device):
+        check(chunk_longhorn, case, triton_device, exact=True)
 
     @pytest.mark.parametrize('keys', [1, 3])
-    def test_repeated_keys(keys, device):
+    def test_repeated_keys(keys, triton_device):
         """Every repetition meets the memory that rounding left: its errors must not add up, in the state and in dbeta."""
         case = Case(B=1, T=80, H=1, K=16, V=32, dtype=torch.bfloat16)
-        inputs, options = make_inputs(case, device), make_options(case, device, exact=True)
-        which = torch.arange(case.T, device=device) * 5 % keys
+        inputs, options = make_inputs(case, triton_device), make_options(case, triton_device, exact=True)
+        which = torch.arange(case.T, device=triton_device) * 5 % keys
         inputs['k'] = inputs['k'].detach()[:, which].requires_grad_()
         got, ref = run(chunk_longhorn, inputs, options), reference(inputs, options)
         names = ('o', 'final_state', 'dbeta')

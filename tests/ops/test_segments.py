@@ -12,10 +12,9 @@ INTERVAL = checkpoint_interval(4)
 
 
 @pytest.fixture
-def segment_length(monkeypatch, device):
+def segment_length(monkeypatch):
     """Choose the length of the segments; only the Triton backend has any."""
-    if device.type == 'cpu':
-        monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
 
     def choose(length: int):
         monkeypatch.setattr(segments, 'choose_segment_length', lambda *args: length)
@@ -31,23 +30,23 @@ if INTERPRETING or torch.cuda.is_available():
         Case(B=1, T=3 * INTERVAL, H=1, K=3, V=33, scalar_beta=True, sigmoid=True, D=True, z=True, state_v_first=True),
         Case(H=1, K=4, V=5, D=True, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 1, 9),
     ], ids=str)
-    def test_any_number_of_segments(segment_length, count, case, device):
+    def test_any_number_of_segments(segment_length, count, case, triton_device):
         segment_length({1: 5 * INTERVAL, 2: 2 * INTERVAL, 3: INTERVAL}[count])
-        check(chunk_longhorn, case, device)
+        check(chunk_longhorn, case, triton_device)
 
-    def test_repeats_are_bit_equal(segment_length, device):
+    def test_repeats_are_bit_equal(segment_length, triton_device):
         segment_length(INTERVAL)
         case = Case(B=1, T=2 * INTERVAL + 5, H=1, K=3, V=33, scalar_beta=True, D=True, initial_state=True)
-        inputs, options = make_inputs(case, device), make_options(case, device)
+        inputs, options = make_inputs(case, triton_device), make_options(case, triton_device)
         first, second = (run(chunk_longhorn, inputs, options) for _ in range(2))
         assert all(torch.equal(first[name], second[name]) for name in first)
 
     @pytest.mark.parametrize('state_v_first', [False, True])
-    def test_summary(state_v_first, device):
+    def test_summary(state_v_first, triton_device):
         """final state = decay * initial state + state from zero."""
         case = Case(B=1, H=2, K=4, V=6, sigmoid=True, initial_state=True, state_v_first=state_v_first).packed(5, 0, 9)
-        inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
-        options = make_options(case, device)
+        inputs = {name: x.detach() for name, x in make_inputs(case, triton_device).items()}
+        options = make_options(case, triton_device)
         decay, state = segments.segment_summary(
             inputs['k'], inputs['v'], inputs['beta'], cu_seqlens=options['cu_seqlens'], use_beta_sigmoid=True,
             state_v_first=state_v_first,
