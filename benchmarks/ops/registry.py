@@ -137,7 +137,7 @@ def longhorn_rows() -> list[Operator]:
     for name, backend, device in (
         *((name, 'triton', 'cuda') for name in ops), *((name, 'numba', 'cpu') for name in ops), (ops[0], 'torch', 'cpu'),
     ):
-        variables = {'FLA_LONGHORN_BACKEND': backend, 'FLA_LONGHORN_SCALAR_BETA': ''}
+        variables = {'FLA_LONGHORN_BACKEND': backend, 'FLA_LONGHORN_SCALAR_BETA': 'own'}
         rows += [longhorn(name, backend, device, *variant, variables) for variant in variants]
     # fla's own kernels serve a step size a head
     rows += [

@@ -145,7 +145,7 @@ def split(b_x, DOT: tl.constexpr):
 
 @triton.jit
 def nearest(b_x, DOT: tl.constexpr):
-    """`b_x` rounded to the digits that `DOT` holds exactly, in float32; cheaper than there and back, but a NaN may get lost."""
+    """`b_x` rounded to the digits that `DOT` holds, in float32; cheaper than there and back, but a NaN may get lost."""
     if DOT == 'ieee':
         return b_x
     else:

@@ -166,7 +166,7 @@ def run(
     parallel: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Call the operator on checked arguments, saving states only where a gradient will ask for them."""
-    if parallel and scalar_beta.applies(q, k, v, beta):
+    if parallel and scalar_beta.applies(q, k, v, beta, exact):
         return scalar_beta.chunk_scalar_beta(
             q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D,
             z=z, use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first, cu_seqlens=cu_seqlens,

@@ -4,8 +4,9 @@
     \\mathrm{diagonal:}\\; g_k = \\log(1 - \\epsilon k^2),\\; v' = \\epsilon v \\;\\text{in GLA}, \\qquad
     \\mathrm{exact:}\\; \\beta' = \\epsilon \\;\\text{in DeltaNet}, \\qquad \\epsilon = \\beta / (1 + \\beta |k|^2)
 
-`FLA_LONGHORN_SCALAR_BETA=fla` sends the calls that fla's kernels can serve (a GPU, one 16-bit dtype) this way; without it
-our own kernels serve them all.
+Calls on a GPU in one 16-bit dtype go this way where fla's kernels should be faster: the diagonal update from K = 32 on, whose
+own kernels' cost grows with K while GLA's are matrix products. The exact update's own kernels are such products too and move
+fewer bytes than the delta rule's (`python -m benchmarks.traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides that.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ROUTES = ('auto', 'fla', 'own')
+# the smallest state of the diagonal update that `auto` sends to fla
+FLA_STATE_SIZE = 32
 
-def applies(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> bool:
-    """Whether fla's kernels are asked for and take these arguments."""
-    if os.environ.get('FLA_LONGHORN_SCALAR_BETA') != 'fla' or beta.dim() != 3 or torch.compiler.is_compiling():
+
+def applies(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, exact: bool) -> bool:
+    """Whether fla's kernels take these arguments, and are asked for or should be faster."""
+    route = os.environ.get('FLA_LONGHORN_SCALAR_BETA') or 'auto'
+    if route not in ROUTES:
+        raise ValueError(f'FLA_LONGHORN_SCALAR_BETA must be one of {ROUTES}, got {route!r}')
+    if beta.dim() != 3 or q.device.type != 'cuda' or torch.compiler.is_compiling():
         return False
-    return q.device.type == 'cuda' and q.dtype == k.dtype == v.dtype and q.dtype in (torch.float16, torch.bfloat16)
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return route == 'fla' or route == 'auto' and not exact and q.shape[-1] >= FLA_STATE_SIZE
 
 
 def chunk_scalar_beta(
