@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.mqar import summarize
+from benchmarks.mqar import best_runs, summarize
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md'
@@ -125,6 +125,12 @@ def models(report: dict) -> str:
             + table(columns, rows))
 
 
+def guessing(num_pairs: int) -> float:
+    """Recall of one that knows a sequence's values, 1 to `num_pairs` of them, but not their keys (`examples/mqar/data.py`)."""
+    right = sum(1 / left for n in range(1, num_pairs + 1) for left in range(1, n + 1))
+    return right / (num_pairs * (num_pairs + 1) / 2)
+
+
 def recall(report: dict) -> str:
     setting = report['setting']
     names = [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]
@@ -133,7 +139,12 @@ def recall(report: dict) -> str:
         for row in sorted(summarize(report['runs'], names), key=lambda row: [row[name] for name in names[::-1]])
     ]
     options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
-    return (f'### {setting["title"]}\n\n{measured_on(report["machine"])} {options}.\n\n'
+    pairs = sorted({run['cell']['num_pairs'] for run in report['runs']})
+    guesses = ', '.join(f'{guessing(n):.1%} with up to {n} pairs' for n in pairs)
+    rates = ' and '.join(str(rate) for rate in sorted({run['cell']['learning_rate'] for run in report['runs']}))
+    return (f'### {setting["title"]}\n\n{measured_on(report["machine"])} {options}; of the learning rates {rates} the better, '
+            'where both were run. Guessing among the values that a sequence has not yet shown as answers recalls '
+            f'{guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
             + table([*names, 'mean recall', 'lowest', 'highest', 'seeds'], rows))
 
 
@@ -168,28 +179,65 @@ def extrapolation(report: dict) -> str:
             + table(['model', *(f'up to {ends[i]}' for i in shown)], rows))
 
 
-# file, what turns it into text, and its picture
-SECTIONS: tuple[tuple[str, Callable, str | None], ...] = (
-    ('cpu_ops', operators, 'cpu_ops'),
-    ('cpu_model', models, 'cpu_model'),
-    ('kernels', kernels, None),
-    ('mqar_exact', recall, 'mqar_exact'),
-    ('mqar_small', recall, 'mqar_small'),
-    ('lm_small', language_modeling, 'lm_small'),
-    ('extrapolation', extrapolation, 'extrapolation'),
+# what is changed, from which mixer to which
+CHANGES = (
+    ('one step size a head, not a channel', 'diagonal', 'scalar beta'),
+    ('exact, not diagonal', 'diagonal', 'exact'),
+    ('normalised keys, diagonal', 'diagonal', 'diagonal, normalised keys'),
+    ('normalised keys, exact', 'exact', 'exact, normalised keys'),
+)
+
+
+def ablations(recalls: dict, losses: dict, long: dict) -> str:
+    """What each change does to recall and loss, seed by seed."""
+    figures = {}
+    for run in best_runs(recalls['runs']):
+        cell = run['cell']
+        column = f'recall, {cell["seq_len"]} tokens, width {cell["hidden_size"]}', '{:+.1f}'
+        figures.setdefault(column, {})[cell['mixer'], cell['seed']] = 100 * run['recall']
+    for run in losses['runs']:
+        column = f'loss, {losses["setting"]["block_size"]} tokens', '{:+.4f}'
+        figures.setdefault(column, {})[run['model'].removeprefix('Longhorn, '), run['seed']] = run['loss']
+    for run in long['runs']:
+        last = run['spans'][-1]
+        column = f'loss, up to {last["end"]} tokens', '{:+.4f}'
+        figures.setdefault(column, {})[run['model'].removeprefix('Longhorn, '), run['seed']] = last['loss']
+    rows = []
+    for change, before, after in CHANGES:
+        cells = []
+        for (_, form), x in figures.items():
+            by_seed = [y - x[before, seed] for (mixer, seed), y in x.items() if mixer == after]
+            mean, low, high = (form.format(y) for y in (sum(by_seed) / len(by_seed), min(by_seed), max(by_seed)))
+            cells.append(f'{mean} ({low} to {high})' if len(by_seed) > 1 else mean)
+        rows.append([change, *cells])
+    return ('### Ablations\n\nThe difference that one change makes in runs of the sections above, mean over the seeds (lowest '
+            'to highest): recall in points, where more is better, and loss in nats a token, where less is. The last column is '
+            f'of the {long["block_size"]} tokens before that position.\n\n'
+            + table(['change', *(name for name, _ in figures)], rows))
+
+
+# files, what turns them into text, and its picture
+SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
+    (('cpu_ops',), operators, 'cpu_ops'),
+    (('cpu_model',), models, 'cpu_model'),
+    (('kernels',), kernels, None),
+    (('mqar_exact',), recall, 'mqar_exact'),
+    (('mqar_small',), recall, 'mqar_small'),
+    (('lm_small',), language_modeling, 'lm_small'),
+    (('extrapolation',), extrapolation, 'extrapolation'),
 )
 
 
 def page() -> str:
     parts = [HEADER]
-    for name, describe, picture in SECTIONS:
-        path = RESULTS / f'{name}.json'
-        if not path.exists():
-            parts.append(f'## {name}\n\nNot measured.\n')
+    for names, describe, picture in SECTIONS:
+        paths = [RESULTS / f'{name}.json' for name in names]
+        if not all(path.exists() for path in paths):
+            parts.append(f'## {", ".join(names)}\n\nNot measured.\n')
             continue
-        parts.append(describe(json.loads(path.read_text())) + '\n')
+        parts.append(describe(*(json.loads(path.read_text()) for path in paths)) + '\n')
         if picture:
-            parts.append(f'![{name}](../benchmarks/results/{picture}.png)\n')
+            parts.append(f'![{picture}](../benchmarks/results/{picture}.png)\n')
     return '\n'.join(parts)
 
 

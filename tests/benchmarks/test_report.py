@@ -18,3 +18,9 @@ def test_an_old_page_is_noticed(tmp_path, monkeypatch, capsys):
 def test_what_is_missing_is_said_to_be(tmp_path, monkeypatch):
     monkeypatch.setattr(report, 'RESULTS', tmp_path)
     assert report.page().count('Not measured.') == len(report.SECTIONS)
+
+
+def test_guessing():
+    """One value left is known; of two, the first answer is right half of the time and the second always."""
+    assert report.guessing(1) == 1
+    assert report.guessing(2) == (1 + 1.5) / 3
