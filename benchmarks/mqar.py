@@ -3,9 +3,10 @@
     python -m benchmarks.mqar benchmarks/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
 
 A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
-combinations are trained one after the other; a `note` is for the results page. Finished runs are kept in `results.json`: the same command goes on after an
-interruption. Where the grid has several learning rates, the one with the best held-out recall counts, and its recall on
-other held-out sequences is the result. `results.png` is drawn from the same file (again with `--plot_only`).
+combinations are trained one after the other; a `note` is for the results page. Finished runs are kept in `results.json`: the
+same command goes on after an interruption. Where the grid has several learning rates, the one with the best held-out recall
+counts, and its recall on other held-out sequences is the result. `results.png` is drawn from the same file (again with
+`--plot_only`).
 """
 
 from __future__ import annotations
