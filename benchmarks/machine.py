@@ -10,19 +10,30 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ('fla-longhorn', 'flash-linear-attention', 'torch', 'triton', 'transformers', 'numba', 'mamba-ssm')
+PACKAGES = (
+    'fla-longhorn', 'flash-linear-attention', 'torch', 'triton', 'transformers', 'numba', 'mamba-ssm', 'flash-attn',
+)
 
 
 def describe_machine(device: torch.device | str = 'cpu') -> dict:
     device = torch.device(device)
     return {
         'device': torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU ({processor()})',
+        **(describe_gpu(device) if device.type == 'cuda' else {}),
         'cpu_count': os.cpu_count(),
         'threads': torch.get_num_threads(),
         'load_average': round(os.getloadavg()[0], 1) if hasattr(os, 'getloadavg') else None,
         'python': platform.python_version(),
         'versions': {name: installed(name) for name in PACKAGES},
         'commit': commit(),
+    }
+
+
+def describe_gpu(device: torch.device) -> dict:
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        'capability': f'{properties.major}.{properties.minor}', 'multiprocessors': properties.multi_processor_count,
+        'memory_bytes': properties.total_memory, 'runtime': torch.version.cuda or torch.version.hip,
     }
 
 

@@ -5,7 +5,8 @@
 Training: forward, backward and AdamW on random tokens; tokens a second (from the median step), and peak memory beyond the
 model's and the optimizer's own. Generation by `generate`: milliseconds of the prompt and of each token after it, and bytes of
 the cache, at growing prompts. On a GPU at the paper's 120M size under bfloat16 autocast, on a CPU at a small one in
-float32. A model that can't run is reported as not run, with the reason.
+float32. A model that can't run is reported as not run, with the reason. An interrupt ends the measuring and reports what
+there is; the JSON is written after every model.
 """
 
 from __future__ import annotations
@@ -242,12 +243,16 @@ def main(args: list[str] | None = None) -> None:
     print(', '.join(f'{name} {value}' for name, value in asdict(size).items()))
     prompts = ''.join(f'{f"a token after {n}":>24}' for n in size.prompts)
     print(f'\n{"model":30}{"parameters":>10}{"tokens/s":>12}{"peak MB":>10}{prompts}', flush=True)
-    rows = []
-    for row in MODELS:
-        if not options.models or any(part in row.name for part in options.models):
-            rows.append(measure(row, size, device, seconds))
-            print_row(rows[-1])
-    report = {'machine': machine, 'size': asdict(size), 'rows': rows}
+    report = {'machine': machine, 'size': asdict(size), 'rows': []}
+    try:
+        for row in MODELS:
+            if not options.models or any(part in row.name for part in options.models):
+                report['rows'].append(measure(row, size, device, seconds))
+                print_row(report['rows'][-1])
+                if options.json:
+                    timing.write_report(report, options.json)
+    except KeyboardInterrupt:
+        print('stopped')
     if options.json:
         timing.write_report(report, options.json)
     if options.plot:

@@ -14,9 +14,11 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version as package_version
+from multiprocessing import get_context
 
 import torch
 
@@ -240,18 +242,28 @@ def cases_of(op: str, quick: bool) -> list[Case]:
     return list({replace(case, name=''): case for case in short}.values())
 
 
-def run_checks(device: torch.device, dtypes: list[str], quick: bool, report: Callable[[Result], None]) -> list[Result]:
-    """All ops, both updates, all cases, each handed to `report` as it is done."""
-    reference, results = Reference(), []
-    plan = [
-        (dtype, exact, case, op)
-        for dtype in dtypes for exact in (False, True) for case in CASES for op in OPS
-        for case in [c for c in cases_of(op, quick) if c.name == case.name]
-    ]
-    for dtype, exact, case, op in plan:
-        results.append(check(op, case, dtype, exact, device, reference))
-        report(results[-1])
+def run_checks(
+    device: torch.device, dtypes: list[str], quick: bool, report: Callable[[Result], None], workers: int = 1,
+) -> list[Result]:
+    """All ops, both updates, all cases, each handed to `report` as it is done; `workers` processes share them."""
+    plan = [(device, dtype, exact, case.name, quick) for dtype in dtypes for exact in (False, True) for case in CASES]
+    pool = None if workers == 1 else ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
+    results = []
+    with pool or nullcontext():
+        for group in (pool.map if pool else map)(check_case, *zip(*plan, strict=True)):
+            for result in group:
+                results.append(result)
+                report(result)
     return results
+
+
+def check_case(device: torch.device, dtype: str, exact: bool, name: str, quick: bool) -> list[Result]:
+    """All ops on the case of this name."""
+    reference = Reference()
+    return [
+        check(op, case, dtype, exact, device, reference)
+        for op in OPS for case in cases_of(op, quick) if case.name == name
+    ]
 
 
 def supported_dtypes(device: torch.device) -> list[str]:
@@ -342,6 +354,7 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--dtype', choices=DTYPES, action='append', help='only this one; may be given again')
     parser.add_argument('--backend', choices=OP_BACKENDS, help='this implementation of the ops, not the device\'s usual one')
     parser.add_argument('--quick', action='store_true', help='fewer cases')
+    parser.add_argument('--workers', type=int, default=1, help='processes; most of the time on a GPU goes into compiling')
     parser.add_argument('--json', metavar='FILE', help='write device, versions and the error of each case to FILE')
     parser.add_argument('--verbose', action='store_true', help='a line for each case as it is done')
     options = parser.parse_args(args)
@@ -369,7 +382,8 @@ def main(args: list[str] | None = None) -> int:
             print(f'{result.op} {result.update} {result.dtype} {result.case}: {state}, {result.seconds:.2f} s', flush=True)
 
     started = time.perf_counter()
-    results = run_checks(options.device, options.dtype or supported_dtypes(options.device), options.quick, report)
+    dtypes = options.dtype or supported_dtypes(options.device)
+    results = run_checks(options.device, dtypes, options.quick, report, options.workers)
     seconds = time.perf_counter() - started
     Table(results).print()
     wrong = [result for result in results if not result.ok]

@@ -11,6 +11,8 @@ peak memory, bytes kept for the backward, and the time as a multiple of its floo
 
 Both rates are measured first. What fits a CPU's caches moves faster than the copy, so that small shapes can undercut it.
 
+An interrupt ends the measuring and reports what there is; the JSON is written after every shape.
+
 An operator is timed only where it is right: its outputs, finite ones, are within the bounds of a float64 recurrence
 (`--verify_outputs` tokens of them), and so are all gradients where the first `--verify_gradients` tokens are the sequence.
 """
@@ -21,7 +23,9 @@ import argparse
 import importlib.util
 import json
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -35,6 +39,9 @@ from benchmarks.ops.registry import OPERATORS, SHAPE_SETS, Operator, Shape
 BOUNDS = {torch.float32: (1e-4, 1e-3), torch.float16: (1e-2, 3e-2), torch.bfloat16: (1e-2, 3e-2)}
 PASSES = ('forward', 'forward_backward')
 BASELINE = 'chunk_longhorn'
+# of `--workers`: sequences no longer than that, and no longer than so many seconds, for the rest compiles where it is measured
+MAX_COMPILED_TOKENS = 8192
+COMPILE_SECONDS = 300
 
 
 class Problem:
@@ -114,14 +121,18 @@ def wrong(errors: dict[str, float], dtype: torch.dtype) -> str | None:
     return 'error of ' + ', '.join(bad) if bad else None
 
 
+def own_shape(operator: Operator, name: str, asked: Shape) -> Shape:
+    """What an operator is given at a shape of the set `name`."""
+    shape = operator.equal_state(asked) if name == 'equal_state' else asked
+    return shape if any('K' in x.dims for x in operator.inputs.values()) else replace(shape, K=1)
+
+
 def measure(
     operator: Operator, name: str, asked: Shape, device: torch.device, dtype: torch.dtype, rates: dict,
     verified: tuple[int, int], seconds: float,
 ) -> dict:
     """One row: identity, status, and unless the operator is wrong or fails, its figures."""
-    shape = operator.equal_state(asked) if name == 'equal_state' else asked
-    if not any('K' in x.dims for x in operator.inputs.values()):
-        shape = replace(shape, K=1)
+    shape = own_shape(operator, name, asked)
     row = {'operator': operator.name, 'backend': operator.backend, 'set': name, 'shape': str(asked), **asdict(shape)}
     row['state'] = shape.state
     if operator.max_tokens and operator.max_tokens < shape.T and name in SHAPE_SETS[device.type]:
@@ -153,6 +164,49 @@ def measure(
             if device.type == 'cuda':
                 torch.cuda.empty_cache()
     return row | {'status': 'ok'}
+
+
+def measure_shape(report: dict, operators: list[Operator], name: str, shape: Shape, *arguments) -> None:
+    """Add a row to the report for each operator at a shape of the set `name`; `arguments` are those of `measure`."""
+    print(f'\n{name}: {shape}', flush=True)
+    print_header()
+    group = []
+    for operator in operators:
+        row = measure(operator, name, shape, *arguments)
+        group.append(row)
+        report['rows'].append(row)
+        add_relative(row, group)
+        print_row(row)
+
+
+def compile_ahead(operators: list[Operator], sets: dict, device: torch.device, dtype: torch.dtype, workers: int) -> None:
+    """Call every operator at every shape once, several at a time, so that Triton's cache holds the kernels to be measured."""
+    jobs = {}
+    for name, shapes in sets.items():
+        for shape in shapes:
+            for operator in operators:
+                # the code depends on T by how it is cut, not by its size
+                own = own_shape(operator, name, replace(shape, T=min(shape.T, MAX_COMPILED_TOKENS)))
+                jobs[operator.name, operator.backend, own] = OPERATORS.index(operator), own, device, dtype
+    pool = ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
+    try:
+        wait([pool.submit(call_once, *job) for job in jobs.values()], timeout=COMPILE_SECONDS)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def call_once(index: int, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+    operator = OPERATORS[index]
+    with timing.environment(operator.environment):
+        try:
+            problem = Problem(operator, shape, device, dtype)
+            o = problem.forward()
+            torch.autograd.grad(o, list(problem.inputs.values()), problem.output_gradient(o))
+        except Exception:  # what is wrong will show where it is measured
+            return
+        finally:
+            if device.type == 'cuda':
+                torch.cuda.empty_cache()
 
 
 def missing(operator: Operator, device: torch.device) -> str | None:
@@ -236,6 +290,7 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 0.3 on a GPU, else 0.02)')
     parser.add_argument('--verify_gradients', type=int, help='tokens of that check (default: 256 on a GPU, else 64)')
     parser.add_argument('--verify_outputs', type=int, help='tokens of that check (default: 16384 on a GPU, else 2048)')
+    parser.add_argument('--workers', type=int, help='processes that compile all kernels first (default: none do)')
     plots.add_report_arguments(parser)
     return parser.parse_args(args)
 
@@ -258,27 +313,23 @@ def main(args: list[str] | None = None) -> None:
     print(f'copies {rates["bytes_per_s"] / 1e9:.1f} GB/s, multiply-adds {rates["fma_per_s"] / 1e9:.1f} G/s')
     if not gpu and not options.shape:
         print('On the CPU the sets are small (one sequence, up to 2048 tokens); those of a GPU go up to 131072 tokens.')
-    rows = []
-    for name, shapes in sets.items():
-        for shape in shapes:
-            print(f'\n{name}: {shape}', flush=True)
-            print_header()
-            group = []
-            for operator in chosen:
-                if f'{operator.name} ({operator.backend})' in absent:
-                    continue
-                row = measure(operator, name, shape, device, dtype, rates, verified, seconds)
-                group.append(row)
-                add_relative(row, group)
-                print_row(row)
-            rows += group
-    for reason in dict.fromkeys(absent.values()):
-        print(f'\nnot run: {", ".join(x for x in absent if absent[x] == reason)}: {reason}')
-
     report = {
-        'machine': machine, 'rates': rates, 'dtype': precision, 'rows': rows,
+        'machine': machine, 'rates': rates, 'dtype': precision, 'rows': [],
         'verified_tokens': dict(zip(('gradients', 'outputs'), verified, strict=True)), 'not_run': absent,
     }
+    present = [x for x in chosen if f'{x.name} ({x.backend})' not in absent]
+    try:
+        if options.workers:
+            compile_ahead(present, sets, device, dtype, options.workers)
+        for name, shapes in sets.items():
+            for shape in shapes:
+                measure_shape(report, present, name, shape, device, dtype, rates, verified, seconds)
+                if options.json:
+                    timing.write_report(report, options.json)
+    except KeyboardInterrupt:
+        print('\nstopped')
+    for reason in dict.fromkeys(absent.values()):
+        print(f'\nnot run: {", ".join(x for x in absent if absent[x] == reason)}: {reason}')
     if options.json:
         timing.write_report(report, options.json)
     if options.plot:

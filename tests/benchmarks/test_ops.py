@@ -34,6 +34,20 @@ def refuses(q, k, v, beta, exact):
     raise NotImplementedError('not at this shape')
 
 
+def test_an_interrupt_keeps_what_is_measured(tmp_path, monkeypatch):
+    measure, path = run.measure, tmp_path / 'ops.json'
+
+    def interrupted(operator, *arguments):
+        if operator.name == 'fused_recurrent_longhorn':
+            raise KeyboardInterrupt
+        return measure(operator, *arguments)
+
+    monkeypatch.setattr(run, 'measure', interrupted)
+    run.main([*SHAPE, '--operators', 'chunk_longhorn', 'fused_recurrent_longhorn', '--json', str(path)])
+    rows = json.loads(path.read_text())['rows']
+    assert [row['operator'] for row in rows][:1] == ['chunk_longhorn'] and all(row['status'] == 'ok' for row in rows)
+
+
 def test_rows(tmp_path):
     path, plot = tmp_path / 'ops.json', tmp_path / 'ops.png'
     operators = ['chunk_longhorn', 'fused_recurrent_longhorn', 'naive_recurrent', 'delta_rule_recurrence', 'mamba']
