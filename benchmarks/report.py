@@ -225,6 +225,7 @@ SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('mqar_small',), recall, 'mqar_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('extrapolation',), extrapolation, 'extrapolation'),
+    (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),
 )
 
 
