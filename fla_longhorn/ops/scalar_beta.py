@@ -82,7 +82,9 @@ def steps(k: Tensor, beta: Tensor, use_beta_sigmoid: bool) -> tuple[Tensor, Tens
     k, beta = (x if x.dtype == torch.float64 else x.float() for x in (k, beta))
     beta = beta.sigmoid() if use_beta_sigmoid else beta
     squares = k.square()
-    # the sum of the other entries' squares, without taking one off their total
-    others = squares @ (1 - torch.eye(k.shape[-1], dtype=k.dtype, device=k.device))
+    # the sum of the other entries' squares, without taking one off their total, nor a product that TF32 may round
+    before = F.pad(squares[..., :-1], (1, 0)).cumsum(-1)
+    behind = F.pad(squares[..., 1:].flip(-1), (1, 0)).cumsum(-1).flip(-1)
+    others = before + behind
     norm = 1 + beta * squares.sum(-1)
     return beta / norm, torch.log1p(beta[..., None] * others) - torch.log(norm)[..., None]
