@@ -24,6 +24,19 @@ def pytest_configure(config):
     torch.backends.cudnn.allow_tf32 = False
 
 
+def pytest_generate_tests(metafunc):
+    """A test of the `backend` fixture runs once with each backend that serves its device."""
+    if 'backend' in metafunc.fixturenames:
+        on_triton = INTERPRETING or metafunc.config.getoption('--device') != 'cpu'
+        metafunc.parametrize('backend', ['triton'] if on_triton else ['numba', 'torch'], indirect=True)
+
+
+@pytest.fixture
+def backend(request, monkeypatch) -> str:
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
+    return request.param
+
+
 @pytest.fixture(scope='session')
 def device(request) -> torch.device:
     return torch.device(request.config.getoption('--device'))

@@ -18,7 +18,7 @@ INTERVAL = checkpoint_interval(4)
 # the interpreter takes a time in proportion to batch, heads and tokens
 BATCH = 1 if INTERPRETING else 2
 
-pytestmark = pytest.mark.usefixtures('poison')
+pytestmark = pytest.mark.usefixtures('backend', 'poison')
 
 
 @pytest.fixture(params=list(OPS))
@@ -29,13 +29,6 @@ def op(request):
 @pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
 def exact(request):
     return request.param
-
-
-@pytest.fixture(params=['triton'] if INTERPRETING else ['numba', 'torch'], autouse=True)
-def backend(request, monkeypatch, device):
-    name = 'triton' if device.type == 'cuda' else request.param
-    monkeypatch.setenv('FLA_LONGHORN_BACKEND', name)
-    return name
 
 
 SHAPES = [

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update
-from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, make_inputs, make_options, reference, relative_error
 
 CASES = [
@@ -17,12 +16,7 @@ CASES = [
     Case(H=1, K=4, V=9, initial_state=True).packed(1, 0, 3, 1),
 ]
 
-pytestmark = pytest.mark.usefixtures('poison')
-
-
-@pytest.fixture(params=['triton'] if INTERPRETING else ['numba', 'torch'], autouse=True)
-def backend(request, monkeypatch, device):
-    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton' if device.type == 'cuda' else request.param)
+pytestmark = pytest.mark.usefixtures('backend', 'poison')
 
 
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
