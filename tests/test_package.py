@@ -28,14 +28,21 @@ ORDERS = {
     'submodule first': 'import fla_longhorn.ops.naive',
 }
 
+# fla itself asks a GPU for its name when it is imported; who else starts CUDA is noted
 WATCH = '''
-import sys, torch, triton
+import sys, torch, traceback, triton
+callers, start_cuda = [], torch.cuda._lazy_init
+def watched():
+    files = [frame.filename for frame in traceback.extract_stack()[:-1]]
+    callers.append(next(x for x in reversed(files) if '/torch/' not in x and '/triton/' not in x))
+    start_cuda()
+torch.cuda._lazy_init = watched
 launches = []
 triton.knobs.runtime.launch_enter_hook = launches.append
 triton.compile = lambda *args, **kwargs: launches.append(args)
 '''
 NOTHING_STARTED = '''
-assert not torch.cuda.is_initialized()
+assert all('/fla/' in x for x in callers), callers
 assert not launches, launches
 assert 'numba' not in sys.modules
 '''
