@@ -189,11 +189,11 @@ CHANGES = (
 
 
 # held against the figures by tests/benchmarks/test_report.py
-ABLATIONS = """At width 64 all of them recall nearly everything, and at the training length no change moves the mean loss by 0.01
-nats. At width 32, and 16 times past the training length, exact is ahead of diagonal in every seed. Normalised keys lose in every
-seed with the diagonal update at width 32, with the exact one there in the longer sequences, and with both past the training
-length. One step size a head is on average not behind in recall at width 32; its losses are higher on average, though not in
-every seed."""
+ABLATIONS = """At width 64 all of them recall nearly everything, and at the training length no change moves the mean
+loss by 0.01 nats. At width 32, and 16 times past the training length, exact is ahead of diagonal in every seed.
+Normalised keys lose in every seed with the diagonal update at width 32, with the exact one there in the longer
+sequences, and with both past the training length. One step size a head is on average not behind in recall at width 32;
+its losses are higher on average, though not in every seed."""
 
 
 def differences(recalls: dict, losses: dict, long: dict) -> dict[str, dict[str, list[float]]]:
