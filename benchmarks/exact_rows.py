@@ -77,7 +77,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
         kernel, tile = chunk_longhorn_exact_kernel_gram, {'num_warps': 1}
         types = {'q': x, 'k': x, 'g': '*fp32', 'a': operand, 'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
     else:
-        kernel, tile = chunk_longhorn_exact_bwd_kernel_qk, products_tile(K, precision)
+        kernel, tile = chunk_longhorn_exact_bwd_kernel_qk, products_tile(K, precision, target == 'sm_80')
         types = dict.fromkeys(('q', 'k', 'beta', 'dy', 'dq', 'dk', 'dbeta'), x) | {'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
         types |= dict.fromkeys(('us', 'ws', 'hs', 'dhs'), operand)
         constants['BT'] = span_size(K, precision)
@@ -92,8 +92,10 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     arguments = argument_names(kernel)
     types = {n: t for n, t in types.items() if n in arguments}
     constants = {n: c for n, c in constants.items() if n in arguments and n not in types}
-    tokens = constants.get('BT', 1)
-    work = tokens * constants.get('BV', 0) / (32 * num_warps)
+    work = constants.get('BT', 1) * constants.get('BV', 0) / (32 * num_warps)
+    if name == 'qk':
+        # programs for parts of the keys
+        work *= constants['BK'] / state_tile(K)
     return ExactKernel(name, K, dtype, kernel, types, constants, num_warps, work)
 
 

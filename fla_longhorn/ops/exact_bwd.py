@@ -11,6 +11,7 @@ from fla_longhorn.ops.exact_bwd_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.exact_common import (
     CHUNK_SIZE,
     first_slot,
+    head_and_index,
     load_rows,
     logit_steps,
     operand,
@@ -150,7 +151,7 @@ def chunk_longhorn_exact_bwd_kernel(
     `ws` takes W (X of a scalar step) and `dhs` the gradients of the state at the ends of the spans, for the products that
     sum over channels.
     """
-    i_v, i_h, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    (i_h, i_n), i_v = head_and_index(H), tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     NT = T_n // BT
     left = T_n - NT * BT
@@ -267,12 +268,12 @@ def chunk_longhorn_exact_bwd(
     flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
 
     tile = replay_tile(K)
-    chunk_longhorn_exact_bwd_kernel_replay[(triton.cdiv(V, tile['BV']), H, states.shape[0])](
+    chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0], triton.cdiv(V, tile['BV']))](
         q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V,
         BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile,
     )
     tile = backward_tile(K)
-    chunk_longhorn_exact_bwd_kernel[(triton.cdiv(V, tile['BV']), H, N)](
+    chunk_longhorn_exact_bwd_kernel[(H * N, triton.cdiv(V, tile['BV']))](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
         V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=state_v_first, **flags, **tile,
     )

@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.diagonal_bwd import device_capability
 from fla_longhorn.ops.exact_common import (
     first_slot,
+    head_and_index,
     product,
     ratio,
     rounded,
@@ -28,11 +30,21 @@ def span_size(K: int, precision: str) -> int:
     return 16 if precision == 'ieee' else min(state_tile(K), 64)
 
 
-def products_tile(K: int, precision: str) -> dict:
-    """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit the registers of the program."""
-    BK = state_tile(K)
-    num_warps = {16: 1, 32: 2, 64: 4, 128: 8, 256: 8}[BK]
-    return {'BK': BK, 'BV': 32 if precision == 'ieee' else 64, 'num_warps': num_warps}
+def products_tile(K: int, precision: str, operands_in_registers: bool) -> dict:
+    """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit the registers of the program, and operands held there."""
+    BK = min(state_tile(K), 64)
+    return {'BK': BK, 'BV': 32 if precision == 'ieee' or BK == 64 and operands_in_registers else 64, 'num_warps': BK // 16}
+
+
+@triton.jit
+def squares(p_k, m_t, K: tl.constexpr, BK: tl.constexpr):
+    """`|k|^2 [BT]` of the tokens whose keys lie at `p_k [BT, 1]`."""
+    b_n = tl.zeros([p_k.shape[0]], dtype=tl.float32)
+    for i_k in range(0, K, BK):
+        o_k = i_k + tl.arange(0, BK)
+        b_k = tl.load(p_k + o_k[None, :], mask=m_t[:, None] & (o_k < K)[None, :], other=0.0).to(tl.float32)
+        b_n += tl.sum(b_k * b_k, 1)
+    return b_n
 
 
 @triton.heuristics({
@@ -77,14 +89,15 @@ def chunk_longhorn_exact_bwd_kernel_qk(
         dA = \mathrm{tril}(dY U^\top), \quad M = \mathrm{tril}(W U^\top)
 
     M's diagonal :math:`\sum_v d\epsilon\,\epsilon^2` is the gradient through :math:`|k|^2`. Of a scalar step, `us` and `ws`
-    are R and X, and the step of a row multiplies what sums over the channels.
+    are R and X, and the step of a row multiplies what sums over the channels. A program gives `BK` entries of dq and dk, with
+    a dA and an M of its own.
     """
-    i_c, i_h = tl.program_id(0), tl.program_id(1)
+    (i_h, i_c), i_k = head_and_index(H), tl.program_id(1)
     i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     i_t = ((i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)) * BT).to(tl.int32)
     if i_t < T_n:
-        o_t, o_k, o_v = tl.arange(0, BT), tl.arange(0, BK), tl.arange(0, BV)
+        o_t, o_k, o_v = tl.arange(0, BT), i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
         m_t = i_t + o_t < T_n
         m_k = m_t[:, None] & (o_k < K)[None, :]
         i_x = (bos + i_t) * H + i_h
@@ -122,12 +135,11 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            b_kk = b_k.to(tl.float32)
-            b_f = ratio(1.0, 1.0 + b_b * tl.sum(b_kk * b_kk, 1))
+            b_f = ratio(1.0, 1.0 + b_b * squares(k + i_x * K + o_t[:, None] * (H * K), m_t, K, BK))
             b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
             if USE_BETA_SIGMOID:
                 b_db *= b_b * (1.0 - b_b)
-            tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t)
+            tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t & (o_t * 0 == i_k))
             b_e = b_b * b_f
             b_m *= b_e[:, None] * b_e[None, :]
             b_da *= b_e[None, :]
@@ -165,10 +177,12 @@ def chunk_longhorn_exact_bwd_qk(
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    # before Hopper the tensor cores don't read shared memory
+    tile = products_tile(K, precision, device_capability(q.device) < 9)
     dq, dk = torch.empty_like(q), torch.empty_like(k)
-    chunk_longhorn_exact_bwd_kernel_qk[(hs.shape[0], H)](
+    chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
         BT=span_size(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        **products_tile(K, precision),
+        **tile,
     )
     return dq, dk

@@ -41,6 +41,13 @@ def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
 
 
 @triton.jit
+def head_and_index(H: tl.constexpr):
+    """This program's head, and its sequence or slot: both in the grid's first dimension, for the others end at 65535."""
+    i = tl.program_id(0)
+    return i % H, i // H
+
+
+@triton.jit
 def sequence_range(cu_seqlens, i_n, T, IS_VARLEN: tl.constexpr):
     """First token (int64) and length of sequence `i_n`."""
     if IS_VARLEN:

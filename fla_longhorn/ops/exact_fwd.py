@@ -12,6 +12,8 @@ from fla_longhorn.ops.exact_common import (
     add_updates,
     first_slot,
     forward_substitution,
+    head_and_index,
+    load_rows,
     operand_precision,
     product,
     rounded,
@@ -137,7 +139,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     State and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`: then the
     substitution is pure FMA.
     """
-    i_v, i_h, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    (i_h, i_n), i_v = head_and_index(H), tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns
@@ -145,11 +147,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     m_h = state_mask(o_k, o_v, K, V, BV)
 
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
-    p_g, p_a = g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT)
-    i_k, i_x = (bos * H + i_h) * K, (bos * H + i_h) * V
-    p_q, p_k, p_v, p_o = q + i_k, k + i_k, v + i_x, o + i_x
-    p_b = beta + (bos * H + i_h if SCALAR_BETA else i_x)
-    p_z = z + i_x if HAS_Z else None
+    i_x = bos * H + i_h
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
     o_qk = o_t[:, None] * (H * K) + o_k[None, :]
     # int64, so that a row's offset is a constant of the load
@@ -169,10 +167,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
     NT = T_n // BT
     LATE: tl.constexpr = BK > 16 and (HAS_D or HAS_Z)
     BB: tl.constexpr = 1 if SCALAR_BETA else BV
+    VB: tl.constexpr = 1 if SCALAR_BETA else V
     if PREFETCH:
         # v and beta of full chunks are loaded one ahead: [BT, BV]
-        b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
-        b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, NT, V, BB, False), other=0.0)
+        b_v_next = tl.load(v + i_x * V + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
+        b_b_next = tl.load(beta + i_x * VB + o_b, mask=tile_mask(o_t, o_v, NT, V, BB, False), other=0.0)
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
             tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
@@ -180,46 +179,47 @@ def chunk_longhorn_exact_fwd_kernel_o(
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
             # [BT, BK]
             m_k = tile_mask(o_t, o_k, BT, K, BK, False)
-            b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
-            b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
+            b_q = tl.load(q + i_x * K + o_qk, mask=m_k, other=0.0)
+            b_k = tl.load(k + i_x * K + o_qk, mask=m_k, other=0.0)
             b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
             # loads placed after the products keep the layout in which a thread owns columns
             m_v = tile_mask(o_t, o_v, BT, V, BV, False)
             if PREFETCH:
                 b_v, b_b = b_v_next.to(tl.float32), b_b_next.to(tl.float32)
-            else:
-                b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
-                b_b = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, BT, V, BB, False), other=0.0).to(tl.float32)
-            p_v += BT * H * V
-            p_b += BT * H if SCALAR_BETA else BT * H * V
-            if PREFETCH:
                 left = NT - 1 - i_t
-                b_v_next = tl.load(p_v + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
-                b_b_next = tl.load(p_b + o_b, mask=tile_mask(o_t, o_v, left, V, BB, False), other=0.0)
-            b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE)
-            store_output(
-                p_o + o_x, b_o, p_v - BT * H * V + o_x, b_D, p_z + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z, HAS_SCALE,
+                i_next = i_x + BT * H
+                b_v_next = tl.load(v + i_next * V + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
+                b_b_next = tl.load(beta + i_next * VB + o_b, mask=tile_mask(o_t, o_v, left, V, BB, False), other=0.0)
+            else:
+                b_v = tl.load(v + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+                b_b = load_rows(beta, i_x, V, o_b, o_t, BT, m_v, SCALAR_BETA)
+            b_h, b_o = chunk_update(
+                b_h, b_p, b_v, b_b, b_q, b_k, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), DOT, USE_BETA_SIGMOID,
+                LATE,
             )
-            p_q += BT * H * K
-            p_k += BT * H * K
-            p_o += BT * H * V
-            p_g += H * (BT + 1) * BT
-            p_a += H * A_PARTS * BT * BT
-            if HAS_Z:
-                p_z += BT * H * V
+            store_output(
+                o + i_x * V + o_x, b_o, v + i_x * V + o_x, b_D, z + i_x * V + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z,
+                HAS_SCALE,
+            )
+            i_x += BT * H
+            i_g += H
     # the tokens after the last full chunk
     left = T_n - NT * BT
     if left > 0:
         m_k = tile_mask(o_t, o_k, left, K, BK, True)
         m_v = tile_mask(o_t, o_v, left, V, BV, True)
-        b_q = tl.load(p_q + o_qk, mask=m_k, other=0.0)
-        b_k = tl.load(p_k + o_qk, mask=m_k, other=0.0)
+        b_q = tl.load(q + i_x * K + o_qk, mask=m_k, other=0.0)
+        b_k = tl.load(k + i_x * K + o_qk, mask=m_k, other=0.0)
         b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
-        b_v = tl.load(p_v + o_x, mask=m_v, other=0.0).to(tl.float32)
-        b_b = tl.load(p_b + o_b, mask=(o_t < left)[:, None] if SCALAR_BETA else m_v, other=0.0).to(tl.float32)
-        b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE)
+        b_v = tl.load(v + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+        b_b = load_rows(beta, i_x, V, o_b, o_t, left, m_v, SCALAR_BETA)
+        b_h, b_o = chunk_update(
+            b_h, b_p, b_v, b_b, b_q, b_k, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), DOT, USE_BETA_SIGMOID,
+            LATE,
+        )
         store_output(
-            p_o + o_x, b_o, p_v + o_x, b_D, p_z + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z, HAS_SCALE,
+            o + i_x * V + o_x, b_o, v + i_x * V + o_x, b_D, z + i_x * V + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z,
+            HAS_SCALE,
         )
 
     if STORE_FINAL_STATE:
@@ -263,7 +263,7 @@ def chunk_longhorn_exact_fwd(
         slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
         states = q.new_empty((slots, H, K, V), dtype=torch.float32)
     tile = forward_tile(K)
-    chunk_longhorn_exact_fwd_kernel_o[(triton.cdiv(V, tile['BV']), H, N)](
+    chunk_longhorn_exact_fwd_kernel_o[(H * N, triton.cdiv(V, tile['BV']))](
         q, k, v, beta, D, z, g, a, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE,
         INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
         STATE_V_FIRST=state_v_first, **tile,

@@ -10,6 +10,7 @@ from fla_longhorn.ops.exact_common import (
     CHUNK_SIZE,
     chunk_slots,
     first_slot,
+    head_and_index,
     product,
     rounded,
     sequence_of_slot,
@@ -41,7 +42,7 @@ def chunk_longhorn_exact_kernel_gram(
     IS_VARLEN: tl.constexpr,
 ):
     """Write `G = K K^T`, its diagonal as one more row, and `tril(scale Q K^T)^T`, in two parts unless DOT keeps float32."""
-    i_c, i_h = tl.program_id(0), tl.program_id(1)
+    i_h, i_c = head_and_index(H)
     i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     i_t = (i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)).to(tl.int32)
@@ -85,7 +86,7 @@ def chunk_longhorn_exact_gram(
     parts = 1 if precision == 'ieee' else 2
     a_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
     a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=a_dtype)
-    chunk_longhorn_exact_kernel_gram[(slots, H)](
+    chunk_longhorn_exact_kernel_gram[(H * slots,)](
         q, k, g, a, cu_seqlens, scale, T, N, H=H, K=K, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision, num_warps=1,
     )
     return g, a

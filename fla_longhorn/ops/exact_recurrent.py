@@ -7,7 +7,16 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.exact_common import first_slot, ratio, rounded, sequence_range, sigmoid, state_offsets, state_tile
+from fla_longhorn.ops.exact_common import (
+    first_slot,
+    head_and_index,
+    ratio,
+    rounded,
+    sequence_range,
+    sigmoid,
+    state_offsets,
+    state_tile,
+)
 
 
 def recurrent_tile(K: int) -> dict:
@@ -62,7 +71,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     .. math::
         u_t = \epsilon_t \odot (v_t - k_t^\top S_{t-1}), \qquad S_t = S_{t-1} + k_t \otimes u_t, \qquad o_t = q_t^\top S_t
     """
-    i_v, i_h, i_n = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    (i_h, i_n), i_v = head_and_index(H), tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k = tl.arange(0, BK)
     # what a thread may load at once decides which channels it owns
@@ -141,7 +150,7 @@ def fused_recurrent_longhorn_exact_fwd(
     if save_states:
         slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
         states = q.new_empty((slots, H, K, V), dtype=torch.float32)
-    fused_recurrent_longhorn_exact_fwd_kernel[(triton.cdiv(V, tile['BV']), H, N)](
+    fused_recurrent_longhorn_exact_fwd_kernel[(H * N, triton.cdiv(V, tile['BV']))](
         q, k, v, beta, D, z, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, INTERVAL=interval,
         USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, **tile,
     )

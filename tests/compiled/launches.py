@@ -299,7 +299,7 @@ def size_calls(exact: bool) -> list[Call]:
             dict(B=2**17, T=16, V=64),
             dict(T=2**20, N=100_000, V=4096, dtype='float32'),
             dict(T=16, H=70_000, V=1),
-            dict(T=16, V=2**22),
+            dict(T=16, V=2**21),
             dict(mode='train recurrent', B=70_000, T=3, V=4096),
             dict(mode='train recurrent', T=2**20, N=100_000, K=256, V=512),
             dict(mode='update', B=70_000, T=1, V=4096),

@@ -18,30 +18,31 @@ ROOT = Path(__file__).parents[2]
 FIGURES = {
     ('forward', 'inference', 16): (30, 0, 0),
     ('forward', 'inference', 64): (40, 0, 0),
-    ('forward', 'inference', 128): (50, 50, 0),
+    ('forward', 'inference', 128): (50, 60, 0),
     ('recurrent', 'decoding', 16): (140, 0, 12),
     ('gram', 'forward', 16): (1, 0, 0),
     ('forward', 'forward', 16): (30, 0, 0),
     ('forward', 'forward', 64): (40, 0, 0),
-    ('forward', 'forward', 128): (50, 80, 0),
+    ('forward', 'forward', 128): (50, 60, 0),
     ('replay', 'backward', 16): (35, 0, 0),
     ('backward', 'backward', 16): (36, 0, 0),
     ('products', 'backward', 16): (6, 0, 0),
+    ('products', 'backward', 128): (12, 0, 0),
     ('replay', 'backward', 64): (52, 0, 0),
     ('backward', 'backward', 64): (60, 0, 0),
     ('products', 'backward', 64): (6, 0, 0),
     # as the layer calls the op, and with all that its call may add
     ('forward', 'layer', 16): (47, 0, 0),
     ('replay', 'layer', 16): (62, 0, 0),
-    ('backward', 'layer', 16): (48, 0, 0),
+    ('backward', 'layer', 16): (48, 4, 0),
     ('products', 'layer', 16): (6, 0, 0),
-    ('forward', 'layer', 64): (55, 2, 0),
+    ('forward', 'layer', 64): (56, 12, 0),
     ('replay', 'layer', 64): (81, 0, 0),
     ('backward', 'layer', 64): (72, 0, 0),
     ('forward', 'packed layer', 16): (47, 0, 0),
     ('replay', 'packed layer', 16): (62, 0, 0),
     ('backward', 'packed layer', 16): (48, 0, 0),
-    ('forward', 'packed layer', 64): (55, 10, 0),
+    ('forward', 'packed layer', 64): (56, 4, 0),
     ('replay', 'packed layer', 64): (81, 0, 0),
     ('backward', 'packed layer', 64): (72, 0, 0),
     # z alone
@@ -82,7 +83,8 @@ def measured() -> dict[tuple, dict]:
 def test_compiled_figures(measured, row):
     figures = measured[row]
     names = ('instructions_per_token_channel', 'spills', 'loop_shuffles')
-    assert all(figures[name] <= most for name, most in zip(names, FIGURES[row], strict=True)), figures
+    over = {name: (figures[name], most) for name, most in zip(names, FIGURES[row], strict=True) if figures[name] > most}
+    assert not over, over
 
 
 def test_a_training_step_costs_less_than_the_diagonal_update(measured):

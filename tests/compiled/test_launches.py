@@ -31,10 +31,7 @@ def rehearse(*args: str) -> list[dict]:
     pytest.param('options', 'types', marks=pytest.mark.xdist_group('launches of all options')),
     pytest.param('few', 'code', marks=pytest.mark.xdist_group('launches of a few')),
     pytest.param('sizes', 'launch', marks=pytest.mark.xdist_group('launches of large sizes')),
-    pytest.param('exact sizes', 'launch', marks=[
-        pytest.mark.xdist_group('launches of large sizes'),
-        pytest.mark.xfail(strict=True, reason='the exact kernels count sequences, intervals and heads in y and z of the grid'),
-    ]),
+    pytest.param('exact sizes', 'launch', marks=pytest.mark.xdist_group('launches of large sizes')),
 ])
 def test_launches(calls, depth):
     outcomes = rehearse('--calls', calls, '--depth', depth)
