@@ -3,6 +3,7 @@
 import json
 
 from benchmarks import report
+from benchmarks.mqar import best_runs
 
 
 def test_the_page_is_up_to_date(capsys):
@@ -50,16 +51,23 @@ def test_ablations_are_differences_by_seed():
 
 
 def test_what_the_ablations_say():
-    changes = report.differences(*(json.loads((report.RESULTS / f'{name}.json').read_text())
-                                   for name in ('mqar_small', 'lm_small', 'extrapolation')))
+    recalls, losses, extrapolated = (
+        json.loads((report.RESULTS / f'{name}.json').read_text()) for name in ('mqar_small', 'lm_small', 'extrapolation')
+    )
+    changes = report.differences(recalls, losses, extrapolated)
     scalar, exact, diagonal_keys, exact_keys = changes.values()
     short, long = ('recall, 32 tokens, width 32', 'recall, 64 tokens, width 32')
     trained, past = ('loss, 128 tokens', 'loss, up to 2048 tokens')
     for figures in changes.values():
         assert all(abs(x) < 3 for column, xs in figures.items() if column.endswith('width 64') for x in xs)
         assert abs(sum(figures[trained]) / 3) < 0.01
-    assert min(exact[short] + exact[long]) > 0 > max(exact[past])
+    assert min(exact[short]) > 0 > max(exact[past])
+    assert sum(x > 0 for x in exact[long]) == 2
     assert max(diagonal_keys[short] + diagonal_keys[long] + exact_keys[long]) < 0
     assert min(diagonal_keys[past] + exact_keys[past]) > 0
     assert sum(scalar[short]) > 0 and sum(scalar[long]) > 0
     assert all(min(scalar[column]) < 0 < sum(scalar[column]) for column in (trained, past))
+    assert all(run['recall'] > 0.999 for run in best_runs(recalls['runs']) if run['cell']['mixer'] == 'attention')
+    for runs, loss in ((losses['runs'], lambda run: run['loss']), (extrapolated['runs'], lambda run: run['spans'][-1]['loss'])):
+        means = {name: sum(map(loss, some)) for name, some in report.by_model(runs)}
+        assert max(means, key=means.get) == 'attention'
