@@ -68,6 +68,8 @@ def test_what_the_ablations_say():
     assert sum(scalar[short]) > 0 and sum(scalar[long]) > 0
     assert all(min(scalar[column]) < 0 < sum(scalar[column]) for column in (trained, past))
     assert all(run['recall'] > 0.999 for run in best_runs(recalls['runs']) if run['cell']['mixer'] == 'attention')
-    for runs, loss in ((losses['runs'], lambda run: run['loss']), (extrapolated['runs'], lambda run: run['spans'][-1]['loss'])):
+    for runs, loss in (
+        (losses['runs'], lambda run: run['loss']), (extrapolated['runs'], lambda run: run['spans'][-1]['loss']),
+    ):
         means = {name: sum(map(loss, some)) for name, some in report.by_model(runs)}
         assert max(means, key=means.get) == 'attention'
