@@ -59,17 +59,17 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
         DOT=precision, A_PARTS=1 if precision == 'ieee' else 2, **flags,
     )
     if name == 'fwd':
-        kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K)
+        kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, precision)
         types = inputs | {'g': '*fp32', 'a': operand, 'o': x, 'scale': 'fp32', 'T': 'i32'}
     elif name == 'recurrent':
         kernel, tile = fused_recurrent_longhorn_exact_fwd_kernel, recurrent_tile(K)
         types = inputs | {'o': x, 'scale': 'fp32', 'T': 'i32'}
     elif name == 'replay':
-        kernel, tile = chunk_longhorn_exact_bwd_kernel_replay, replay_tile(K)
+        kernel, tile = chunk_longhorn_exact_bwd_kernel_replay, replay_tile(K, precision)
         types = inputs | {'do': x, 'cs': '*fp32', 'a': operand, 'us': operand, 'hs': operand, 'dy': operand, 'scale': 'fp32'}
         types |= {'g': '*fp32', 'states': '*fp32', 'T': 'i32', 'N': 'i32'}
     elif name == 'bwd':
-        kernel, tile = chunk_longhorn_exact_bwd_kernel, backward_tile(K)
+        kernel, tile = chunk_longhorn_exact_bwd_kernel, backward_tile(K, precision)
         types = inputs | dict.fromkeys(('dy', 'dv', 'dbeta'), x) | dict.fromkeys(('a', 'ws', 'dhs'), operand)
         types |= {'cs': operand if flags['USE_BETA_SIGMOID'] else '*fp32', 'g': '*fp32', 'scale': 'fp32', 'T': 'i32'}
         constants['STORE_W'] = operand != x or flags['HAS_D'] or flags['SCALAR_BETA']

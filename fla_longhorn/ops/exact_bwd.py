@@ -10,6 +10,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.exact_bwd_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.exact_common import (
     CHUNK_SIZE,
+    chunk_tile,
     first_slot,
     head_and_index,
     load_rows,
@@ -25,7 +26,6 @@ from fla_longhorn.ops.exact_common import (
     split_product_t,
     state_mask,
     state_offsets,
-    state_tile,
     step_sizes,
     tile_mask,
 )
@@ -33,11 +33,9 @@ from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.exact_replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
 
 
-def backward_tile(K: int) -> dict:
-    """Launch parameters: the gradient of the state and two tiles `[BT, BV]` fit the registers of the program."""
-    BK = state_tile(K)
-    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
-    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'PREFETCH': BK <= 64}
+def backward_tile(K: int, precision: str) -> dict:
+    """Launch parameters; the state's gradient takes the place of the state."""
+    return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
 
 
 @triton.jit
@@ -267,12 +265,12 @@ def chunk_longhorn_exact_bwd(
     hs, dhs = (q.new_empty((slots, H, V, K), dtype=dtype) for _ in range(2))
     flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
 
-    tile = replay_tile(K)
+    tile = replay_tile(K, precision)
     chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0], triton.cdiv(V, tile['BV']))](
         q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V,
         BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile,
     )
-    tile = backward_tile(K)
+    tile = backward_tile(K, precision)
     chunk_longhorn_exact_bwd_kernel[(H * N, triton.cdiv(V, tile['BV']))](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
         V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=state_v_first, **flags, **tile,

@@ -35,6 +35,16 @@ def state_tile(K: int) -> int:
     return max(16, triton.next_power_of_2(K))
 
 
+def chunk_tile(K: int, precision: str) -> dict:
+    """Launch parameters of a chunk `[BT, BV]`: a thread owns `VEC` columns, and a state `[BV, BK]` fits the registers."""
+    BK = state_tile(K)
+    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
+    if precision == 'ieee' and BK >= 128:
+        # products by FMA hold their operands in registers: here threads share columns
+        BV = 64
+    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
+
+
 def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
     """Slots of per-chunk buffers, by the rule of :func:`fla_longhorn.ops.checkpoints.num_checkpoints`."""
     return T // CHUNK_SIZE + N if is_varlen else B * triton.cdiv(T, CHUNK_SIZE)

@@ -10,6 +10,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.exact_common import (
     CHUNK_SIZE,
     add_updates,
+    chunk_tile,
     first_slot,
     forward_substitution,
     head_and_index,
@@ -21,20 +22,15 @@ from fla_longhorn.ops.exact_common import (
     sigmoid,
     state_mask,
     state_offsets,
-    state_tile,
     step_sizes,
     tile_mask,
 )
 from fla_longhorn.ops.exact_gram import chunk_longhorn_exact_gram
 
 
-def forward_tile(K: int) -> dict:
-    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program."""
-    BK = state_tile(K)
-    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
-    return {
-        'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'PREFETCH': BK <= 64,
-    }
+def forward_tile(K: int, precision: str) -> dict:
+    """Launch parameters."""
+    return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
 
 
 @triton.jit
@@ -262,7 +258,7 @@ def chunk_longhorn_exact_fwd(
     if save_states:
         slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
         states = q.new_empty((slots, H, K, V), dtype=torch.float32)
-    tile = forward_tile(K)
+    tile = forward_tile(K, precision)
     chunk_longhorn_exact_fwd_kernel_o[(H * N, triton.cdiv(V, tile['BV']))](
         q, k, v, beta, D, z, g, a, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE,
         INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,

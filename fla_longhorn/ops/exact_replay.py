@@ -7,6 +7,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.exact_common import (
     add_updates,
+    chunk_tile,
     first_slot,
     forward_substitution,
     head_and_index,
@@ -20,17 +21,15 @@ from fla_longhorn.ops.exact_common import (
     sigmoid,
     split_product,
     state_mask,
-    state_tile,
     step_sizes,
     tile_mask,
 )
 
 
-def replay_tile(K: int) -> dict:
-    """Launch parameters: a thread owns `VEC` columns of a chunk, and the state fits the registers of the program."""
-    BK = state_tile(K)
-    BV, num_warps = {16: (64, 1), 32: (64, 1), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
-    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
+def replay_tile(K: int, precision: str) -> dict:
+    """Launch parameters; without loads ahead, one warp has registers for K = 32."""
+    tile = chunk_tile(K, precision)
+    return {**tile, 'num_warps': 1, 'VEC': 2} if tile['BK'] == 32 else tile
 
 
 @triton.jit
