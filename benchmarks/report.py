@@ -68,6 +68,22 @@ def kernels(rows: list[dict]) -> str:
     return '\n'.join(parts)
 
 
+def traffic(report: dict) -> str:
+    """Bytes that a step moves at least, by operator and K."""
+    rows = {(row['operator'], row['K']): row for row in report['rows']}
+    names, sizes = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
+    lines = []
+    for name in names:
+        cells = [f"{rows[name, K]['forward']['bytes']:.1f} + {rows[name, K]['backward']['bytes']:.1f}" for K in sizes]
+        lines.append([name, *cells, sum(rows[name, sizes[0]][key]['launches'] for key in ('forward', 'backward'))])
+    return (
+        '## Bytes moved\n\n`python -m benchmarks.traffic`: bytes a (token, channel) that the Triton kernels of forward + '
+        'backward move at least, one head, bfloat16, every tensor of a launch counted once; beside them fla\'s GLA and delta '
+        'rule, which are what one step size a head makes of the two updates. Counted, not timed; without gate and skip.\n\n'
+        + table(['operator', *(f'K = {K}' for K in sizes), 'launches'], lines)
+    )
+
+
 def milliseconds(figures: dict | None) -> str:
     if figures is None:
         return ''
@@ -235,10 +251,16 @@ def ablations(*reports: dict) -> str:
 
 
 # files, what turns them into text, and its picture
+def experiments() -> str:
+    return "## The paper's experiments, at a small size"
+
+
 SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('kernels',), kernels, None),
+    (('traffic',), traffic, None),
+    ((), experiments, None),
     (('mqar_exact',), recall, 'mqar_exact'),
     (('mqar_small',), recall, 'mqar_small'),
     (('lm_small',), language_modeling, 'lm_small'),
