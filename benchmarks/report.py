@@ -1,8 +1,8 @@
-"""The results page, `docs/results.md`, from the JSON files in `benchmarks/results/`.
+"""The results page, `docs/results.md`, and the results in the README, from the JSON files in `benchmarks/results/`.
 
     python -m benchmarks.report [--check]
 
-`--check` writes nothing, and fails where the page differs from what the files hold.
+`--check` writes nothing, and fails where a page differs from what the files hold.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.mqar import best_runs, summarize
+from benchmarks.summary import replaced, summary, table
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md'
+RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
 HEADER = """# Results
 
 Drawn from the files in [`benchmarks/results`](../benchmarks/results) by `python -m benchmarks.report`. Each section names the
 command, the device and the commit. What isn't here has not been measured: above all, **no kernel has been timed on a GPU**.
 """
-
-
-def table(columns: list[str], rows: list[list]) -> str:
-    lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
-    return '\n'.join(lines + ['| ' + ' | '.join(map(str, row)) + ' |' for row in rows])
 
 
 def measured_on(machine: dict) -> str:
@@ -250,23 +246,26 @@ def ablations(*reports: dict) -> str:
             + table(['change', *next(iter(changes.values()))], rows) + '\n\n' + ABLATIONS)
 
 
+def experiments(report: dict) -> str:
+    return "## The paper's experiments, at a small size\n\n" + recall(report)
+
+
 # files, what turns them into text, and its picture
-def experiments() -> str:
-    return "## The paper's experiments, at a small size"
-
-
 SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('kernels',), kernels, None),
     (('traffic',), traffic, None),
-    ((), experiments, None),
-    (('mqar_exact',), recall, 'mqar_exact'),
+    (('mqar_exact',), experiments, 'mqar_exact'),
     (('mqar_small',), recall, 'mqar_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('extrapolation',), extrapolation, 'extrapolation'),
     (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),
 )
+
+
+def read(name: str) -> dict | list:
+    return json.loads((RESULTS / f'{name}.json').read_text())
 
 
 def page() -> str:
@@ -276,7 +275,7 @@ def page() -> str:
         if not all(path.exists() for path in paths):
             parts.append(f'## {", ".join(names)}\n\nNot measured.\n')
             continue
-        parts.append(describe(*(json.loads(path.read_text()) for path in paths)) + '\n')
+        parts.append(describe(*map(read, names)) + '\n')
         if picture:
             parts.append(f'![{picture}](../benchmarks/results/{picture}.png)\n')
     return '\n'.join(parts)
@@ -286,13 +285,14 @@ def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.report', description=__doc__.splitlines()[0])
     parser.add_argument('--check', action='store_true', help='fail if the page is not up to date')
     options = parser.parse_args(args)
-    text = page()
+    pages = {PAGE: page(), README: replaced(README.read_text(), summary(read))}
     if options.check:
-        if PAGE.read_text() != text:
-            print(f'{PAGE} differs from what the results hold: run python -m benchmarks.report', file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(text)
+        old = [path for path, text in pages.items() if path.read_text() != text]
+        for path in old:
+            print(f'{path} differs from what the results hold: run python -m benchmarks.report', file=sys.stderr)
+        return len(old)
+    for path, text in pages.items():
+        path.write_text(text)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import report
 from benchmarks.mqar import best_runs
 
@@ -10,12 +12,18 @@ def test_the_page_is_up_to_date(capsys):
     assert report.main(['--check']) == 0, capsys.readouterr().err
 
 
-def test_an_old_page_is_noticed(tmp_path, monkeypatch, capsys):
-    page = tmp_path / 'results.md'
-    page.write_text(report.PAGE.read_text() + 'more')
-    monkeypatch.setattr(report, 'PAGE', page)
+@pytest.mark.parametrize(('name', 'old'), [('PAGE', '# Results\n'), ('README', '| attention | 100% |')])
+def test_an_old_page_is_noticed(name, old, tmp_path, monkeypatch, capsys):
+    texts = {page: getattr(report, page).read_text() for page in ('PAGE', 'README')}
+    for page, text in texts.items():
+        monkeypatch.setattr(report, page, tmp_path / page)
+        (tmp_path / page).write_text(text)
+    assert old in texts[name]
+    (tmp_path / name).write_text(texts[name].replace(old, ''))
     assert report.main(['--check']) == 1
-    assert 'run python -m benchmarks.report' in capsys.readouterr().err
+    assert f'{tmp_path / name} differs from what the results hold: run python -m benchmarks.report' in capsys.readouterr().err
+    assert report.main([]) == report.main(['--check']) == 0
+    assert (tmp_path / name).read_text() == texts[name]
 
 
 def test_what_is_missing_is_said_to_be(tmp_path, monkeypatch):
@@ -73,3 +81,17 @@ def test_what_the_ablations_say():
     ):
         means = {name: sum(map(loss, some)) for name, some in report.by_model(runs)}
         assert max(means, key=means.get) == 'attention'
+
+
+def test_what_docs_exact_says_of_the_kernels():
+    """Its table of instructions a (token, channel) holds the committed figures."""
+    rows = json.loads((report.RESULTS / 'kernels.json').read_text())
+    text = (report.ROOT / 'docs' / 'exact.md').read_text()
+
+    def cost(update, direction, K):
+        some = [x for x in rows if (x['target'], x['update'], x['pass'], x['K']) == ('sm_90', update, direction, K)]
+        return round(K * sum(x['instructions_per_state_update'] for x in some if x['kernel'] != 'recurrent'))
+
+    for label, direction in (('forward, saving states', 'forward'), ('backward', 'backward')):
+        cells = [cost(update, direction, K) for K in (16, 64, 128) for update in ('diagonal', 'exact')]
+        assert f'| {label} | {" | ".join(map(str, cells))} |' in text, cells
