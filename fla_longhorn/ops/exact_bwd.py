@@ -149,7 +149,8 @@ def chunk_longhorn_exact_bwd_kernel(
     `ws` takes W (X of a scalar step) and `dhs` the gradients of the state at the ends of the spans, for the products that
     sum over channels.
     """
-    (i_h, i_n), i_v = head_and_index(H), tl.program_id(1)
+    i_h, i_n = head_and_index(H)
+    i_v = tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     NT = T_n // BT
     left = T_n - NT * BT

@@ -92,7 +92,8 @@ def chunk_longhorn_exact_bwd_kernel_qk(
     are R and X, and the step of a row multiplies what sums over the channels. A program gives `BK` entries of dq and dk, with
     a dA and an M of its own.
     """
-    (i_h, i_c), i_k = head_and_index(H), tl.program_id(1)
+    i_h, i_c = head_and_index(H)
+    i_k = tl.program_id(1)
     i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     i_t = ((i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)) * BT).to(tl.int32)

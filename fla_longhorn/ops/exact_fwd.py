@@ -135,7 +135,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
     State and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`: then the
     substitution is pure FMA.
     """
-    (i_h, i_n), i_v = head_and_index(H), tl.program_id(1)
+    i_h, i_n = head_and_index(H)
+    i_v = tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # what a thread may load at once decides which columns it owns

@@ -71,7 +71,8 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     .. math::
         u_t = \epsilon_t \odot (v_t - k_t^\top S_{t-1}), \qquad S_t = S_{t-1} + k_t \otimes u_t, \qquad o_t = q_t^\top S_t
     """
-    (i_h, i_n), i_v = head_and_index(H), tl.program_id(1)
+    i_h, i_n = head_and_index(H)
+    i_v = tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k = tl.arange(0, BK)
     # what a thread may load at once decides which channels it owns

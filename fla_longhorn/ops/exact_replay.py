@@ -158,7 +158,8 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     gradients that concern a token's output alone are taken here too: `dz`, `dy` of what is gated, and this interval's part
     of `dD`.
     """
-    (i_h, i_c), i_v = head_and_index(H), tl.program_id(1)
+    i_h, i_c = head_and_index(H)
+    i_v = tl.program_id(1)
     i_n = sequence_of_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     # the interval's tokens: none in a slot that no sequence uses

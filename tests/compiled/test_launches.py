@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -84,3 +85,14 @@ def test_wrong_launches_are_found(tmp_path):
     assert 'grid.x = 0' in empty
     assert 'power of 2' in odd
     assert missing.startswith('CompilationError') and large.startswith('OutOfResources'), (missing, large)
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'fla_longhorn' / 'ops').glob('*.py')), ids=lambda path: path.name)
+def test_no_kernel_unpacks_nested_tuples(path):
+    """Which Triton 3.6 fails on when it looks for what a kernel depends on."""
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef) and any('triton.jit' in ast.unparse(x) for x in function.decorator_list):
+            targets = [target for node in ast.walk(function) if isinstance(node, ast.Assign) for target in node.targets]
+            tuples = [target for target in targets if isinstance(target, ast.Tuple)]
+            nested = [ast.unparse(target) for target in tuples if any(isinstance(x, ast.Tuple) for x in target.elts)]
+            assert not nested, (function.name, nested)
