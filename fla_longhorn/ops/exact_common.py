@@ -161,13 +161,14 @@ def split(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
-def nearest(b_x, DOT: tl.constexpr):
-    """`b_x` rounded to the digits that `DOT` holds, in float32; cheaper than there and back, but a NaN may get lost."""
-    if DOT == 'ieee':
-        return b_x
+def kept(b_x, DOT: tl.constexpr):
+    """What products keep of `b_x`, in float32: rounded to the nearest for `bf16` (a NaN may get lost), cut for `tf32`."""
+    if DOT == 'bf16':
+        return ((b_x.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
+    elif DOT == 'tf32':
+        return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
     else:
-        half: tl.constexpr = 32768 if DOT == 'bf16' else 4096
-        return ((b_x.to(tl.int32, bitcast=True) + half) & (-2 * half)).to(tl.float32, bitcast=True)
+        return b_x
 
 
 @triton.jit
@@ -264,14 +265,14 @@ def row(b_x, s: tl.constexpr):
 def forward_substitution(b_r, b_e, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr):
     """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`; G's rows at `p_g`.
 
-    With `ROUND` a row counts for those after it as the products will round it: they mend its error, which else every
-    repetition of a key would add to.
+    With `ROUND` a row counts for those after it by what products keep of it: they mend its error, which else every repetition
+    of a key would add to.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
         b_u = row(b_r, s) * row(b_e, s)
         if ROUND:
-            b_u = nearest(b_u, DOT)
+            b_u = kept(b_u, DOT)
         # [BT]
         b_g = tl.load(p_g + s * BT + o_t)
         b_r -= tl.where((o_t > s)[:, None], b_g[:, None] * b_u[None, :], 0.0)

@@ -14,6 +14,7 @@ from fla_longhorn.ops.exact_common import (
     first_slot,
     forward_substitution,
     head_and_index,
+    kept,
     load_rows,
     operand_precision,
     product,
@@ -50,6 +51,9 @@ def chunk_update(
     if not LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
     b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT, DOT, True) * b_e
+    if DOT == 'tf32':
+        # as the substitution took it
+        b_u = kept(b_u, DOT)
     if LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
     return add_updates(b_h, b_o, b_u, b_k, p_a, DOT, False, True)
