@@ -22,8 +22,9 @@ RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'result
 HEADER = """# Results
 
 Drawn from the files in [`benchmarks/results`](../benchmarks/results) by `python -m benchmarks.report`. Each section names the
-command, the device and the commit. What isn't here has not been measured: above all, **no kernel has been timed on a GPU**.
+command, the device and the commit. What isn't here has not been measured.
 """
+NO_GPU = 'Above all, **no kernel has been timed on a GPU**.\n'
 
 
 def measured_on(machine: dict) -> str:
@@ -80,6 +81,11 @@ def traffic(report: dict) -> str:
     )
 
 
+def place(report: dict) -> str:
+    device = report['machine']['device']
+    return 'a CPU' if device.startswith('CPU') else device
+
+
 def milliseconds(figures: dict | None) -> str:
     if figures is None:
         return ''
@@ -89,7 +95,8 @@ def milliseconds(figures: dict | None) -> str:
 def operators(report: dict) -> str:
     """The paper's shapes, and equal state sizes; the other sets are in the picture and the file."""
     parts = [
-        f'## Operators on a CPU\n\n`python -m benchmarks.ops`. {measured_on(report["machine"])} {report["dtype"]}; times are '
+        f'## Operators on {place(report)}\n\n`python -m benchmarks.ops`. {measured_on(report["machine"])} '
+        f'{report["dtype"]}; times are '
         'medians in ms (and the spread), beside them the multiple of `chunk_longhorn` and of the floor, the larger of bytes '
         'over copy bandwidth and multiply-adds over their rate. An operator is timed only where its results agree with a '
         'float64 reference.\n'
@@ -133,7 +140,7 @@ def models(report: dict) -> str:
         'model', 'parameters', 'training, tokens/s', f'ms a token after {prompts} tokens', 'KB of cache',
         'ms to read the last',
     ]
-    return (f'## Models on a CPU\n\n`python -m benchmarks.model`. {measured_on(report["machine"])} {size}.\n\n'
+    return (f'## Models on {place(report)}\n\n`python -m benchmarks.model`. {measured_on(report["machine"])} {size}.\n\n'
             + table(columns, rows))
 
 
@@ -268,9 +275,19 @@ def read(name: str) -> dict | list:
     return json.loads((RESULTS / f'{name}.json').read_text())
 
 
+def gpu_sections() -> list[tuple]:
+    """Sections of what `benchmarks.all` left of other devices: `<device>_ops.json`, `<device>_model.json`."""
+    return [
+        ((path.stem,), describe, path.stem if path.with_suffix('.png').exists() else None)
+        for kind, describe in (('ops', operators), ('model', models)) for path in sorted(RESULTS.glob(f'*_{kind}.json'))
+        if path.stem != f'cpu_{kind}'
+    ]
+
+
 def page() -> str:
-    parts = [HEADER]
-    for names, describe, picture in SECTIONS:
+    others = gpu_sections()
+    parts = [HEADER if others else HEADER + NO_GPU]
+    for names, describe, picture in (*others, *SECTIONS):
         paths = [RESULTS / f'{name}.json' for name in names]
         if not all(path.exists() for path in paths):
             parts.append(f'## {", ".join(names)}\n\nNot measured.\n')
@@ -285,7 +302,7 @@ def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.report', description=__doc__.splitlines()[0])
     parser.add_argument('--check', action='store_true', help='fail if the page is not up to date')
     options = parser.parse_args(args)
-    pages = {PAGE: page(), README: replaced(README.read_text(), summary(read))}
+    pages = {PAGE: page(), README: replaced(README.read_text(), summary(read, bool(gpu_sections())))}
     if options.check:
         old = [path for path, text in pages.items() if path.read_text() != text]
         for path in old:

@@ -75,12 +75,13 @@ def learning(recalls: dict, losses: dict, long: dict) -> str:
     )
 
 
-def summary(read) -> str:
+def summary(read, timed_on_gpu: bool) -> str:
     """The text between the marks; `read` gives a file's figures by its name."""
+    missing = ("models of the paper's sizes" if timed_on_gpu else "times on any GPU, and models of the paper's sizes")
     parts = [
         operators(read('cpu_ops')), kernels(read('kernels')),
         learning(read('mqar_small'), read('lm_small'), read('extrapolation')),
-        'Not measured: times on any GPU, and models of the paper\'s sizes. [All results](docs/results.md), with devices, '
+        f'Not measured: {missing}. [All results](docs/results.md), with devices, '
         'versions, spreads and pictures; [the ablations](docs/results.md#ablations); [Table 4](docs/objectives.md).',
     ]
     return START + '\n\n'.join(parts) + '\n' + END

@@ -1,6 +1,7 @@
 """The results page is what the committed figures say."""
 
 import json
+import shutil
 
 import pytest
 
@@ -29,6 +30,22 @@ def test_an_old_page_is_noticed(name, old, tmp_path, monkeypatch, capsys):
 def test_what_is_missing_is_said_to_be(tmp_path, monkeypatch):
     monkeypatch.setattr(report, 'RESULTS', tmp_path)
     assert report.page().count('Not measured.') == len(report.SECTIONS)
+
+
+def test_results_of_a_gpu_come_first(tmp_path, monkeypatch):
+    """As `benchmarks.all` leaves them, by the device's name."""
+    text = report.page()
+    for path in report.RESULTS.glob('*.json'):
+        shutil.copy(path, tmp_path)
+    for kind in ('ops', 'model'):
+        figures = json.loads((report.RESULTS / f'cpu_{kind}.json').read_text())
+        figures['machine']['device'] = 'NVIDIA H200'
+        (tmp_path / f'nvidia_h200_{kind}.json').write_text(json.dumps(figures))
+    monkeypatch.setattr(report, 'RESULTS', tmp_path)
+    page = report.page()
+    assert 0 < page.index('## Operators on NVIDIA H200') < page.index('## Models on NVIDIA H200') < page.index('on a CPU')
+    assert report.NO_GPU in text and report.NO_GPU not in page
+    assert page.endswith(text[text.index('## Operators on a CPU'):])
 
 
 def test_guessing():
