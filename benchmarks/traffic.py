@@ -10,6 +10,7 @@ fla's, the gate after it) are not among the launches.
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ def longhorn(exact: bool, scalar: bool) -> Callable:
 
 def fla_op(name: str, module: str, argument: str) -> Callable:
     def passes(q, k, v, steps, step, decays) -> Iterator[None]:
-        op = getattr(__import__(f'fla.ops.{module}', fromlist=[name]), name)
+        op = getattr(importlib.import_module(f'fla.ops.{module}'), name)
         o, _ = op(q, k, v, **{argument: step if argument == 'beta' else decays}, scale=1.0)
         yield
         o.backward(torch.empty_like(o))

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.capability import device_capability
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.diagonal_bwd_steps import (
     backward_block,
@@ -264,14 +265,6 @@ def keeps_decay(K: int, plain: bool, capability: int) -> bool:
     `plain` is 16-bit v and beta, one beta a channel, and nothing fused: each option takes registers of its own.
     """
     return K <= 16 and plain and capability >= 9
-
-
-def device_capability(device: torch.device) -> int:
-    """CUDA's major compute capability of the current device; others are taken as having registers enough."""
-    if device.type == 'cpu':
-        return 9
-    target = triton.runtime.driver.active.get_current_target()
-    return target.arch // 10 if target.backend == 'cuda' else 9
 
 
 def longhorn_bwd_segments(

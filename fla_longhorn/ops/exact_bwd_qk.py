@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.diagonal_bwd import device_capability
+from fla_longhorn.ops.capability import device_capability
 from fla_longhorn.ops.exact_common import (
     first_slot,
     head_and_index,

@@ -175,6 +175,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
         b_b_next = tl.load(beta + i_x * VB + o_b, mask=tile_mask(o_t, o_v, NT, V, BB, False), other=0.0)
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
+            # [V, K], as the registers hold it
             tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
