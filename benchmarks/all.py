@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import device_name
+from benchmarks.measure.machine import device_name
 
 ROOT = Path(__file__).parents[1]
 # of an interrupted command to write its results

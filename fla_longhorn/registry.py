@@ -54,12 +54,12 @@ def register_auto_classes() -> None:
 def register_cpu_modules() -> None:
     """Norms, convolution, losses, activations, rotary embedding and what RWKV needs of fla, for tensors on the CPU."""
     for name in CPU_MODULES:
-        importlib.import_module(f'fla_longhorn.backends.{name}')
+        importlib.import_module(f'fla_longhorn.cpu.{name}')
 
 
 def register_flash_attention() -> None:
     """PyTorch's attention in the modules of fla that looked for the package `flash_attn` and did not find it."""
-    from fla_longhorn.backends import flash_attention
+    from fla_longhorn.cpu import flash_attention
 
     for name in flash_attention.MODULES:
         module = _import(name)

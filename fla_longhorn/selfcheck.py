@@ -24,7 +24,7 @@ import torch
 
 import fla_longhorn
 from fla_longhorn import ops
-from fla_longhorn.backends.select import OP_BACKENDS, select_backend
+from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}

@@ -1,4 +1,4 @@
 from benchmarks.ops.run import main
 
 if __name__ == '__main__':
-    main()
+    raise SystemExit(main())

@@ -31,9 +31,10 @@ from pathlib import Path
 import torch
 
 import fla_longhorn  # noqa: F401  registers
-from benchmarks import plots, timing
-from benchmarks.machine import describe_machine
+from benchmarks.measure import timing
+from benchmarks.measure.machine import describe_machine
 from benchmarks.ops.registry import OPERATORS, SHAPE_SETS, Operator, Shape
+from benchmarks.report import plots
 
 # bounds on |a - ref| / |ref| beyond which an operator is wrong: (outputs, gradients)
 BOUNDS = {torch.float32: (1e-4, 1e-3), torch.float16: (1e-2, 3e-2), torch.bfloat16: (1e-2, 3e-2)}

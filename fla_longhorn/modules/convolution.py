@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from fla import modules
 
-from fla_longhorn.backends.cpu import widen
+from fla_longhorn.cpu.backend import widen
 
 
 def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:

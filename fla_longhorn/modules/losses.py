@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fla_longhorn.backends.cpu import widen
+from fla_longhorn.cpu.backend import widen
 
 IGNORE_INDEX = -100
 L2_PENALTY_FACTOR = 1e-4

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules import mlp
 
-from fla_longhorn.backends.cpu import widen
+from fla_longhorn.cpu.backend import widen
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

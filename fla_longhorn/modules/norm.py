@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from fla import modules
 
-from fla_longhorn.backends.cpu import widen
+from fla_longhorn.cpu.backend import widen
 
 
 class RMSNorm(modules.RMSNorm):

@@ -1,7 +1,7 @@
 """The operator behind the public functions: `torch.library` custom ops, forward and backward, with fakes and autograd.
 
-A backend is a module with `longhorn_fwd` and `longhorn_bwd` (see :mod:`fla_longhorn.backends.longhorn_triton`, whose
-docstring is the contract). The device of `q` chooses it; `fla_longhorn.backends` knows which serve the CPU.
+A backend is a module with `longhorn_fwd` and `longhorn_bwd` (see :mod:`fla_longhorn.ops.triton`, whose
+docstring is the contract). :mod:`fla_longhorn.ops.backend` chooses it by the device of `q`.
 
 Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
 for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence.
@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fla_longhorn.backends import select_backend
-from fla_longhorn.ops import scalar_beta
+from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton import scalar_beta
 
 
 @torch.library.custom_op('fla_longhorn::longhorn_fwd', mutates_args=())

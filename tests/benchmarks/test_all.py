@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import benchmarks.all as every
-from benchmarks import machine, model
 from benchmarks.all import STEPS, Step
+from benchmarks.measure import machine
+from benchmarks.models import run as model
 from benchmarks.ops import run as ops
 
 VALUES = {'device': 'cpu', 'device_name': 'cpu', 'out': 'out', 'workers': 2}

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from benchmarks import extrapolation, language_modeling
-from benchmarks.text import HELD_OUT_SHARE, TextArguments, token_blocks, vocabulary_size
+from benchmarks.experiments import extrapolation, language_modeling
+from benchmarks.experiments.text import HELD_OUT_SHARE, TextArguments, token_blocks, vocabulary_size
 
 
 @pytest.fixture

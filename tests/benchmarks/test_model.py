@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import model
+from benchmarks.models import run as model
 
 TINY = [
     '--device', 'cpu', '--hidden_size', '32', '--blocks', '1', '--batch_size', '1', '--seq_len', '16', '--prompts', '8', '16',

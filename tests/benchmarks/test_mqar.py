@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import mqar
+from benchmarks.experiments import mqar
 
 SETTING = {
     'title': 'tiny',

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from benchmarks import objectives
-from benchmarks.report import RESULTS, ROOT
+from benchmarks.experiments import objectives
+from benchmarks.report.page import RESULTS, ROOT
 
 REPORT = json.loads((RESULTS / 'objectives.json').read_text())
 PAGE = (ROOT / 'docs' / 'objectives.md').read_text()

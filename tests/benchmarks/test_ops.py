@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import timing
+from benchmarks.measure import timing
 from benchmarks.ops import run
 from benchmarks.ops.registry import OPERATORS, SHAPE_SETS, Shape
 from fla_longhorn.ops import chunk_longhorn

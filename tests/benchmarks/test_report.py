@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from benchmarks import report
-from benchmarks.mqar import best_runs
+from benchmarks.experiments.mqar import best_runs
+from benchmarks.report import page as report
 
 
 def test_the_page_is_up_to_date(capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fla_longhorn import selfcheck
-from fla_longhorn.backends import select_backend
+from fla_longhorn.ops.backend import select_backend
 
 QUICK = ('--device', 'cpu', '--quick', '--dtype', 'float32')
 
@@ -142,7 +142,7 @@ def test_the_backend_can_be_named(monkeypatch, capsys):
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
     monkeypatch.setattr(selfcheck, 'CASES', tuple(case for case in selfcheck.CASES if case.name == 'packed'))
     ran = []
-    backend = importlib.import_module('fla_longhorn.backends.longhorn_torch')
+    backend = importlib.import_module('fla_longhorn.ops.torch')
     fwd = backend.longhorn_fwd
     monkeypatch.setattr(backend, 'longhorn_fwd', lambda *args, **options: ran.append(args) or fwd(*args, **options))
     assert selfcheck.main([*QUICK, '--backend', 'torch']) == 0

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fla_longhorn.backends import longhorn_triton
-from fla_longhorn.ops import summaries
+from fla_longhorn.ops import triton as longhorn_triton
+from fla_longhorn.ops.context_parallel import summaries
 
 
 @pytest.fixture

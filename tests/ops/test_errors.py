@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fla_longhorn.backends import select_backend
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops.backend import select_backend
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn]
 B, T, H, K, V = 2, 5, 2, 3, 4
@@ -127,7 +127,7 @@ class TestBackend:
             select_backend(torch.device('cuda'))
 
     @pytest.mark.parametrize('interpret, name', [
-        ('1', 'fla_longhorn.backends.longhorn_triton'), ('0', 'fla_longhorn.backends.longhorn_numba'),
+        ('1', 'fla_longhorn.ops.triton'), ('0', 'fla_longhorn.ops.numba'),
     ])
     def test_default_on_the_cpu(self, monkeypatch, interpret, name):
         monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)

@@ -10,7 +10,7 @@ from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
-    from fla_longhorn.ops.exact import exact_bwd, exact_fwd
+    from fla_longhorn.ops.triton.exact import exact_bwd, exact_fwd
 
 
 def recurrence(q, k, v, beta, initial_state, D=None, z=None, bounds=None):

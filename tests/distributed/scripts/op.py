@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from fla.ops.cp import build_cp_context
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn, segments
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.diagonal import segments
 from tests.distributed.scripts.launch import fork
 from tests.ops.cases import Case, make_inputs, relative_error
 

@@ -1,0 +1,366 @@
+"""Rehearsal of launches: the Triton backend called as the operators call it, on a GPU that is not there.
+
+    python -m benchmarks.kernels.launches [--target sm_90] [--depth code] [--calls options] [--workers 2]
+
+Tensors are meta tensors, which have a shape and no data, and Triton's driver is replaced by one that takes every launch and
+checks what a GPU would refuse: it compiles the kernel for what the arguments are (dtypes, alignment, None, flags that the
+heuristics compute), and holds grid, shared memory, threads and integers against the target's limits. How deep it goes is a
+matter of time: `launch` compiles nothing, `types` lets Triton's frontend go through the kernel, `code` makes the target's
+machine code. One line of JSON for each call of the op; a failed one has an `error`.
+
+Only in a process without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from multiprocessing import get_context
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton._C.libtriton import ir
+from triton.backends.driver import DriverBase
+from triton.compiler import make_backend
+from triton.runtime.driver import driver
+
+from benchmarks.kernels.compiled import TARGETS
+from fla_longhorn.ops.context_parallel.summaries import backward_summary, forward_summary
+from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+
+# of a block on an A100, H100 and B200; threads and grid are the same on all of them
+SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448}
+MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132, 'sm_100': 148}
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_THREADS = 1024
+DEPTHS = ('launch', 'types', 'code')
+RANGES = {'i32': (-2**31, 2**31), 'i64': (-2**63, 2**63), 'u64': (0, 2**64)}
+
+
+class Driver(DriverBase):
+    """Triton's driver of a device that compiles for `target` and, in place of running, keeps and checks what it is given."""
+
+    def __init__(self, target: str, depth: str) -> None:
+        self.target, self.launches = target, []
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: {
+                'max_shared_mem': SHARED_MEMORY[target], 'multiprocessor_count': MULTIPROCESSORS[target],
+            },
+            load_binary=load_binary, unload_module=lambda module: None,
+        )
+        # kernels are cached by device
+        self.device = len(DEPTHS) * list(TARGETS).index(target) + DEPTHS.index(depth)
+
+    def launcher_cls(self, source, metadata):
+        def launch(x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
+            check_grid((x, y, z))
+            check_arguments(source, arguments)
+            self.launches.append({'kernel': source.fn.__name__, 'grid': [x, y, z]})
+            if function is not None:
+                self.launches[-1] |= function | {'num_warps': metadata.num_warps, 'shared': metadata.shared}
+        return launch
+
+    def get_current_target(self):
+        return TARGETS[self.target]
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device('meta')
+
+    def get_benchmarker(self):
+        raise NotImplementedError
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise NotImplementedError
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+
+@cache
+def make_driver(target: str, depth: str) -> Driver:
+    """One for all calls, for Triton keeps what it made with a driver."""
+    return Driver(target, depth)
+
+
+def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple:
+    """(module, function, registers, spills, most threads) of a cubin; what the launch shall know of it is the function."""
+    tool = os.path.join(os.path.dirname(triton.__file__), 'backends', 'nvidia', 'bin', 'cuobjdump')
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
+        file.write(binary)
+        file.flush()
+        command = [tool, '--dump-resource-usage', file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.search(rf'{key}:(\d+)', usage)[1]) for key in ('REG', 'STACK'))
+    return object(), {'registers': registers, 'stack': stack}, registers, stack, MAX_THREADS
+
+
+def check_grid(grid: tuple[int, ...]) -> None:
+    for axis, size, most in zip('xyz', grid, MAX_GRID, strict=True):
+        if not isinstance(size, int) or not 0 < size <= most:
+            raise ValueError(f'grid.{axis} = {size} is not between 1 and {most}')
+
+
+def check_arguments(source, arguments: tuple) -> None:
+    """Refuse what Triton's launcher would: no tensor for a pointer, no number for a number, or one out of its range."""
+    for (name, kind), x in zip(source.signature.items(), arguments, strict=True):
+        if kind.startswith('*') and not hasattr(x, 'data_ptr'):
+            raise TypeError(f'{name} is a pointer ({kind}), got {type(x).__name__}')
+        if kind in RANGES and not (isinstance(x, int) and RANGES[kind][0] <= x < RANGES[kind][1]):
+            raise TypeError(f'{name} is {kind}, got {x!r}')
+        if kind.startswith('fp') and not isinstance(x, float):
+            raise TypeError(f'{name} is {kind}, got {x!r}')
+
+
+def check_types(source, target, options: dict) -> None:
+    """What compiling begins with: Triton's frontend."""
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options(options)
+    source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+
+
+@contextmanager
+def rehearsal(target: str, depth: str):
+    """Have Triton launch on a `Driver`, whose `launches` are given."""
+    before, compiler = driver._active, triton.compiler.compile
+    active = make_driver(target, depth)
+    active.launches.clear()
+
+    def uncompiled(source, target, options, **_):
+        if depth == 'types':
+            check_types(source, target, options)
+        return SimpleNamespace(
+            run=active.launcher_cls(source, None), function=None, packed_metadata=None, launch_metadata=lambda *_: None,
+        )
+
+    if depth != 'code':
+        triton.compiler.compile = uncompiled
+    driver.set_active(active)
+    try:
+        yield active.launches
+    finally:
+        driver._active, triton.compiler.compile = before, compiler
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the op; `mode` says what becomes of it, `layout` how v, z, q and k lie in memory."""
+
+    mode: str = 'train'
+    exact: bool = False
+    B: int = 1
+    T: int = 100
+    H: int = 1
+    K: int = 16
+    V: int = 64
+    N: int | None = None
+    dtype: str = 'bfloat16'
+    index: str = 'int64'
+    layout: str = 'dense'
+    scalar_beta: bool = False
+    sigmoid: bool = False
+    D: bool = False
+    z: bool = False
+    initial_state: bool = False
+    final_state: bool = False
+    state_v_first: bool = False
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        default = Call()
+        parts = [f'{name}={x}' for name, x in vars(self).items() if x != getattr(default, name)]
+        return ' '.join(parts) or 'default'
+
+
+def empty(*shape: int, dtype: torch.dtype, layout: str = 'dense') -> torch.Tensor:
+    """A tensor without data: dense, channels out of a wider projection (`view`), or not aligned to 16 bytes (`shifted`)."""
+    if layout == 'view':
+        return torch.empty(*shape[:-1], 2 * shape[-1], dtype=dtype, device='meta')[..., shape[-1]:]
+    if layout == 'shifted':
+        size = 1
+        for n in shape:
+            size *= n
+        return torch.empty(size + 1, dtype=dtype, device='meta')[1:].view(shape)
+    return torch.empty(shape, dtype=dtype, device='meta')
+
+
+def rehearse(call: Call) -> None:
+    """Launch all kernels of a call: the forward, and with `train` the backward."""
+    B, T, H, K, V = call.B, call.T, call.H, call.K, call.V
+    mixed = call.dtype == 'mixed'
+    dtype = torch.bfloat16 if mixed else getattr(torch, call.dtype)
+    N = B if call.N is None else call.N
+    q, k = (empty(B, T, H, K, dtype=torch.float16 if mixed and x == 'k' else dtype, layout=call.layout) for x in 'qk')
+    v, z = (empty(B, T, H, V, dtype=torch.float32 if mixed and x == 'v' else dtype, layout=call.layout) for x in 'vz')
+    z = z if call.z else None
+    beta = empty(*((B, T, H) if call.scalar_beta else (B, T, H, V)), dtype=dtype)
+    D = empty(H, V, dtype=torch.float32 if mixed else dtype) if call.D else None
+    state = empty(*((N, H, V, K) if call.state_v_first else (N, H, K, V)), dtype=torch.float32)
+    cu_seqlens = None if call.N is None else empty(N + 1, dtype=getattr(torch, call.index))
+    if call.mode == 'summary':
+        forward_summary(k, v, beta, with_decay=True, use_beta_sigmoid=call.sigmoid)
+        backward_summary(v, q, k, v, beta, z, state, scale=call.scale, use_beta_sigmoid=call.sigmoid, parallel=True)
+        return
+    options = dict(
+        scale=call.scale, initial_state=state if call.initial_state or call.mode == 'update' else None, D=D, z=z,
+        cu_seqlens=cu_seqlens, exact=call.exact, use_beta_sigmoid=call.sigmoid, state_v_first=call.state_v_first,
+        parallel=call.mode in ('train', 'infer'),
+    )
+    train = call.mode in ('train', 'train recurrent')
+    o, _, states = longhorn_fwd(
+        q, k, v, beta, output_final_state=call.final_state or call.mode == 'update', save_states=train,
+        final_state=state if call.mode == 'update' else None, **options,
+    )
+    if train:
+        # what a sum hands back is one number, expanded
+        do = torch.empty((), dtype=o.dtype, device='meta').expand(o.shape) if call.layout == 'view' else torch.empty_like(o)
+        longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, q, k, v, beta, states=states, **options)
+
+
+FACTORS = {
+    'mode': ('train', 'infer', 'train recurrent', 'update', 'summary'),
+    'exact': (False, True),
+    'shape': ((2, 1), (3, 100), (1, 8192)),
+    'H': (1, 3),
+    'K': (1, 3, 16, 17, 32, 64, 100, 128, 256),
+    'V': (1, 33, 64, 130, 768),
+    'packed': (None, 'int32', 'int64'),
+    'dtype': ('bfloat16', 'float16', 'float32', 'mixed'),
+    'layout': ('dense', 'view', 'shifted'),
+    'scale': (1.0, 0.25),
+    **dict.fromkeys(('scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'final_state', 'state_v_first'), (False, True)),
+}
+
+
+def pairwise(factors: dict[str, tuple], seed: int = 0) -> list[dict]:
+    """Rows in which every two values of two factors meet, by a greedy choice among random rows; the first cover most."""
+    names, generator = list(factors), random.Random(seed)
+    left = {
+        (a, x, b, y) for a, b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]
+    }
+    rows = []
+    while left:
+        a, x, b, y = min(left, key=str)
+        best, covered = None, set()
+        for _ in range(60):
+            row = {name: generator.choice(values) for name, values in factors.items()} | {a: x, b: y}
+            pairs = {(c, row[c], d, row[d]) for c, d in itertools.combinations(names, 2)} & left
+            if len(pairs) > len(covered):
+                best, covered = row, pairs
+        rows.append(best)
+        left -= covered
+    return rows
+
+
+def option_calls() -> list[Call]:
+    """All pairs of options."""
+    calls = []
+    for row in pairwise(FACTORS):
+        (B, T), packed = row.pop('shape'), row.pop('packed')
+        if row['mode'] == 'summary':
+            # of one sequence, of the diagonal update
+            B, packed, row['exact'] = 1, None, False
+        if packed:
+            B, row = 1, row | {'N': 3, 'index': packed}
+        calls.append(Call(B=B, T=T, **row))
+    return calls
+
+
+def size_calls(exact: bool) -> list[Call]:
+    """Shapes at which a grid or a number may overflow."""
+    everything = dict(exact=exact, D=True, z=True, initial_state=True, final_state=True)
+    calls = [
+        Call(**everything, **shape) for shape in (
+            dict(T=131072, V=4096),
+            dict(T=2**24, V=64),
+            dict(T=2**21, K=4, V=64),
+            dict(B=4096, T=2048, V=4096),
+            dict(B=64, T=8192, V=8192),
+            dict(B=2**17, T=16, V=64),
+            dict(T=2**20, N=100_000, V=4096, dtype='float32'),
+            dict(T=16, H=70_000, V=1),
+            dict(T=16, V=2**21),
+            dict(mode='train recurrent', B=70_000, T=3, V=4096),
+            dict(mode='train recurrent', T=2**20, N=100_000, K=256, V=512),
+            dict(mode='update', B=70_000, T=1, V=4096),
+            dict(mode='update', T=70_000, N=70_000, V=4096),
+        )
+    ]
+    return calls if exact else [*calls, Call(mode='summary', T=2**24, V=4096)]
+
+
+def few_calls() -> list[Call]:
+    """Every kernel once, as the layer calls the op or with much else."""
+    layer = dict(T=8192, V=1536, layout='view', sigmoid=True, D=True, z=True)
+    other = dict(K=17, V=33, H=3, N=3, dtype='mixed', layout='shifted', scalar_beta=True, initial_state=True)
+    step = dict(mode='update', B=3, T=1, state_v_first=True, sigmoid=True, D=True, z=True)
+    return [
+        Call(exact=True, **layer), Call(**other), Call(**step), Call(exact=True, **step),
+        Call(mode='summary', T=8192, z=True, sigmoid=True),
+    ]
+
+
+CALLS = {
+    'options': option_calls, 'sizes': partial(size_calls, False), 'exact sizes': partial(size_calls, True), 'few': few_calls,
+}
+
+
+@dataclass
+class Outcome:
+    call: str
+    target: str
+    seconds: float = 0.0
+    error: str | None = None
+    launches: list[dict] = field(default_factory=list)
+
+
+def run_call(call: Call, target: str, depth: str) -> Outcome:
+    outcome, started = Outcome(str(call), target), time.perf_counter()
+    with rehearsal(target, depth) as launches:
+        try:
+            rehearse(call)
+        except Exception as error:
+            cause = error.__cause__ or error
+            outcome.error = f'{type(error).__name__} after {[x["kernel"] for x in launches]}: {error} {cause}'.strip()[:2000]
+        outcome.launches, outcome.seconds = list(launches), round(time.perf_counter() - started, 2)
+    return outcome
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog='python -m benchmarks.kernels.launches', description=__doc__.splitlines()[0])
+    parser.add_argument('--target', choices=list(SHARED_MEMORY), default='sm_90')
+    parser.add_argument('--depth', choices=DEPTHS, default='code')
+    parser.add_argument('--calls', choices=list(CALLS), default='options', help='pairs of options, large sizes, or a few')
+    parser.add_argument('--workers', type=int, default=1, help='processes')
+    options = parser.parse_args(args)
+    failed = 0
+    with ProcessPoolExecutor(options.workers, mp_context=get_context('spawn')) as pool:
+        calls = CALLS[options.calls]()
+        for outcome in pool.map(run_call, calls, itertools.repeat(options.target), itertools.repeat(options.depth)):
+            print(json.dumps(vars(outcome)), flush=True)
+            failed += outcome.error is not None
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,124 @@
+"""Bytes that a training step's kernels move at least, counted without a GPU: Longhorn beside fla's GLA and delta rule.
+
+    python -m benchmarks.traffic [--json FILE]
+
+Every Triton launch is taken, not run, and each tensor among its arguments counts once: what is read several times, or
+partly, is not seen. Divided by tokens and channels, with one head of 16-bit inputs. PyTorch's own kernels (`eps * v` before
+fla's, the gate after it) are not among the launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.jit import JITFunction
+
+from benchmarks.measure import timing
+from benchmarks.measure.machine import describe_machine
+from fla_longhorn.ops import triton as longhorn_triton
+
+STATE_SIZES = (16, 32, 64, 128)
+T, V = 512, 1024
+
+
+@dataclass
+class Launch:
+    kernel: str
+    tensors: dict[str, int]
+
+
+@contextmanager
+def taken_launches() -> Iterator[list[Launch]]:
+    """Triton's launches, each with the bytes of the tensors that it is given, in place of running them."""
+    launches = []
+
+    def take(self, *args, grid=None, warmup=False, **kwargs) -> None:
+        function = self
+        while not isinstance(function, JITFunction):
+            function = function.fn
+        given = dict(zip(function.arg_names, args, strict=False)) | kwargs
+        sizes = {x.data_ptr(): (name, x.nbytes) for name, x in given.items() if isinstance(x, torch.Tensor)}
+        launches.append(Launch(inspect.unwrap(function.fn).__name__, dict(sizes.values())))
+
+    with mock.patch.object(JITFunction, 'run', take), mock.patch.object(Autotuner, 'run', take), \
+            mock.patch.object(Heuristics, 'run', take):
+        yield launches
+
+
+def longhorn(exact: bool, scalar: bool) -> Callable:
+    """Forward and backward of our own kernels; the arguments are q, k, v and beta."""
+    options = dict(
+        scale=1.0, initial_state=None, D=None, z=None, cu_seqlens=None, use_beta_sigmoid=False, state_v_first=False,
+        parallel=True, exact=exact,
+    )
+
+    def passes(q, k, v, steps, step, decays) -> Iterator[None]:
+        tensors = [x.detach() for x in (q, k, v, step if scalar else steps)]
+        o, _, states = longhorn_triton.longhorn_fwd(*tensors, output_final_state=False, save_states=True, **options)
+        yield
+        longhorn_triton.longhorn_bwd(torch.empty_like(o), None, *tensors, states=states, **options)
+        yield
+    return passes
+
+
+def fla_op(name: str, module: str, argument: str) -> Callable:
+    def passes(q, k, v, steps, step, decays) -> Iterator[None]:
+        op = getattr(importlib.import_module(f'fla.ops.{module}'), name)
+        o, _ = op(q, k, v, **{argument: step if argument == 'beta' else decays}, scale=1.0)
+        yield
+        o.backward(torch.empty_like(o))
+        yield
+    return passes
+
+
+OPERATORS = {
+    'Longhorn': longhorn(exact=False, scalar=False),
+    'Longhorn exact': longhorn(exact=True, scalar=False),
+    'Longhorn scalar': longhorn(exact=False, scalar=True),
+    'chunk_gla': fla_op('chunk_gla', 'gla', 'g'),
+    'Longhorn exact scalar': longhorn(exact=True, scalar=True),
+    'chunk_delta_rule': fla_op('chunk_delta_rule', 'delta_rule', 'beta'),
+}
+
+
+def measure(name: str, K: int) -> dict:
+    """Bytes a (token, channel) and launches, forward and backward."""
+    def draw(*shape):
+        return torch.rand(1, T, 1, *shape, dtype=torch.bfloat16).requires_grad_()
+
+    row = {'operator': name, 'K': K}
+    with taken_launches() as launches:
+        passes = OPERATORS[name](draw(K), draw(K), draw(V), draw(V), draw(), draw(K).detach().float().log().requires_grad_())
+        for key in ('forward', 'backward'):
+            before = len(launches)
+            next(passes)
+            own = launches[before:]
+            total = sum(sum(launch.tensors.values()) for launch in own)
+            row[key] = {'bytes': round(total / (T * V), 2), 'launches': len(own)}
+    return row
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog='python -m benchmarks.traffic', description=__doc__.splitlines()[0])
+    parser.add_argument('--json', metavar='FILE', help='file for the rows')
+    options = parser.parse_args(args)
+    print(f'{"bytes a (token, channel)":26}{"K":>5}{"forward":>10}{"backward":>10}{"sum":>8}{"launches":>10}')
+    rows = []
+    for K in STATE_SIZES:
+        for name in OPERATORS:
+            row = measure(name, K)
+            rows.append(row)
+            forward, backward = row['forward'], row['backward']
+            total, launches = forward['bytes'] + backward['bytes'], forward['launches'] + backward['launches']
+            print(f'{name:26}{K:5}{forward["bytes"]:10.1f}{backward["bytes"]:10.1f}{total:8.1f}{launches:10}', flush=True)
+    if options.json:
+        report = {'machine': describe_machine(torch.device('cpu')), 'tokens': T, 'channels': V, 'rows': rows}
+        timing.write_report(report, options.json)

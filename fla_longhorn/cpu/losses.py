@@ -1,0 +1,186 @@
+"""Cross entropy and KL divergence on the CPU.
+
+Registered: `cross_entropy_fwd`, `cross_entropy_bwd` (behind `cross_entropy_loss`, and behind
+`fused_linear_cross_entropy_fwd`, which is PyTorch but for these two), `fused_linear_cross_entropy_bwd`, `logsumexp_fwd`,
+`fused_kl_div_fwd` and `fused_kl_div_bwd`. A vocabulary split over a process group stays with fla.
+
+Logits are taken a block of rows at a time, so that a block stays in the cache and only it exists in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from fla.modules.fused_cross_entropy import ops as cross_entropy
+from fla.modules.fused_kl_div import ops as kl_div
+from fla.modules.fused_linear_cross_entropy import ops as linear_cross_entropy
+
+from fla_longhorn.cpu.backend import register_cpu, verify_cpu, widen
+
+# logits at a time: 2 MiB of float32 where they are only read, 64 MiB where every block costs a pass over the weights
+BLOCK_ELEMENTS = 1 << 19
+MATMUL_BLOCK_ELEMENTS = 1 << 24
+
+
+def verify_one_process(*args, process_group=None, **kwargs) -> tuple[bool, str | None]:
+    """Accept CPU tensors whose vocabulary is not split over processes."""
+    if process_group is not None:
+        return False, 'a vocabulary split over a process group has no CPU implementation'
+    return verify_cpu(*args, **kwargs)
+
+
+def _blocks(rows: int, columns: int, elements: int) -> Iterator[slice]:
+    size = max(1, elements // max(1, columns))
+    return (slice(start, start + size) for start in range(0, rows, size))
+
+
+def _transform(logits: torch.Tensor, scale: float | None, softcapping: float | None) -> torch.Tensor:
+    """Scale, then cap by `softcapping * tanh(logits / softcapping)`. May return its argument."""
+    logits = widen(logits)
+    if scale is not None and scale != 1:
+        logits = logits * scale
+    if softcapping is not None:
+        logits = (logits / softcapping).tanh_().mul_(softcapping)
+    return logits
+
+
+@register_cpu(cross_entropy.cross_entropy_fwd, verifier=verify_one_process)
+def cross_entropy_fwd(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    label_smoothing: float = 0.0,
+    logit_scale: float = 1.0,
+    lse_square_scale: float = 0.0,
+    logit_softcapping: float | None = None,
+    ignore_index: int = -100,
+    process_group: None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """Return the loss, its z-loss part and the logsumexp `[N]` of `logits` `[N, V]`, then V and 0, the first class."""
+    N, V = logits.shape
+    ignored = target == ignore_index
+    # an ignored row may point outside the vocabulary
+    index = target.long().masked_fill(ignored, 0)[:, None]
+    lse = torch.empty(N, dtype=torch.promote_types(logits.dtype, torch.float32))
+    score = torch.empty_like(lse)
+    for block in _blocks(N, V, BLOCK_ELEMENTS):
+        block_logits = _transform(logits[block], logit_scale, logit_softcapping)
+        lse[block] = block_logits.logsumexp(-1)
+        score[block] = (1 - label_smoothing) * block_logits.gather(-1, index[block]).squeeze(-1)
+        if label_smoothing > 0:
+            score[block] += label_smoothing * block_logits.mean(-1)
+    z_loss = (lse_square_scale * lse.square()).masked_fill_(ignored, 0)
+    loss = (lse - score + z_loss).masked_fill_(ignored, 0)
+    return loss, z_loss, lse, V, 0
+
+
+@register_cpu(cross_entropy.cross_entropy_bwd)
+def cross_entropy_bwd(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    dloss: torch.Tensor,
+    label_smoothing: float = 0.0,
+    logit_scale: float = 1.0,
+    lse_square_scale: float = 0.0,
+    logit_softcapping: float | None = None,
+    ignore_index: int = -100,
+    total_classes: int | None = None,
+    class_start_idx: int = 0,
+    inplace_backward: bool = False,
+) -> torch.Tensor:
+    """Return the gradient `[N, V]` of the logits, written over them with `inplace_backward`."""
+    N, V = logits.shape
+    dlogits = logits if inplace_backward else torch.empty_like(logits)
+    dloss = dloss.masked_fill(target == ignore_index, 0) * logit_scale
+    index = target.long() - class_start_idx
+    for block in _blocks(N, V, BLOCK_ELEMENTS):
+        block_logits = _transform(logits[block], logit_scale, logit_softcapping)
+        block_lse = lse[block, None]
+        grad = (block_logits - block_lse).exp_()
+        if lse_square_scale != 0:
+            grad.mul_(1 + 2 * lse_square_scale * block_lse)
+        if label_smoothing > 0:
+            grad.sub_(label_smoothing / (V if total_classes is None else total_classes))
+        here = ((index[block] >= 0) & (index[block] < V)).nonzero().squeeze(-1)
+        grad[here, index[block][here]] -= 1 - label_smoothing
+        if logit_softcapping is not None:
+            grad.mul_(1 - (block_logits / logit_softcapping).square_())
+        dlogits[block] = grad.mul_(dloss[block, None])
+    return dlogits
+
+
+def _scaled(grad: torch.Tensor | None, do: torch.Tensor) -> torch.Tensor | None:
+    """The gradient saved by a forward times that of the loss. It stays as saved, so a second backward is right too."""
+    return grad if grad is None or do == 1 else grad * do
+
+
+@register_cpu(linear_cross_entropy.fused_linear_cross_entropy_bwd)
+def fused_linear_cross_entropy_bwd(
+    do: torch.Tensor,
+    dx: torch.Tensor,
+    dw: torch.Tensor | None,
+    db: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    """Scale the gradients that the forward computed by `do`, a scalar."""
+    return _scaled(dx, do), _scaled(dw, do), _scaled(db, do)
+
+
+@register_cpu(linear_cross_entropy.logsumexp_fwd)
+def logsumexp_fwd(
+    x: torch.Tensor,
+    scale: float | None = None,
+    softcapping: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The logsumexp `[...]` over the last dimension of `x` `[..., D]`, float32 unless `dtype` says otherwise."""
+    rows = x.reshape(-1, x.shape[-1])
+    z = torch.empty(len(rows), dtype=torch.promote_types(x.dtype, torch.float32))
+    for block in _blocks(*rows.shape, BLOCK_ELEMENTS):
+        z[block] = _transform(rows[block], scale, softcapping).logsumexp(-1)
+    return z.view(x.shape[:-1]).to(z.dtype if dtype is None else dtype)
+
+
+@register_cpu(kl_div.fused_kl_div_fwd)
+def fused_kl_div_fwd(
+    x: torch.Tensor,
+    target_x: torch.Tensor,
+    weight: torch.Tensor,
+    target_weight: torch.Tensor,
+    reduction: str = 'batchmean',
+    accumulate_grad_in_fp32: bool = True,
+    use_dx: bool = True,
+    use_dw: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """KL divergence of the student's classes from the teacher's, with the student's gradients.
+
+    `x`, `target_x` are `[N, H]` and `[N, H']`, the weights `[V, H]` and `[V, H']`; `batchmean` divides by N.
+    """
+    N, V = len(x), len(weight)
+    factor = 1 / N if reduction == 'batchmean' else 1.0
+    grad_dtype = torch.promote_types(weight.dtype, torch.float32) if accumulate_grad_in_fp32 else weight.dtype
+    dx = torch.empty_like(x) if use_dx else None
+    dw = torch.zeros_like(weight, dtype=grad_dtype) if use_dw else None
+    loss = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+    for block in _blocks(N, V, MATMUL_BLOCK_ELEMENTS):
+        log_student = F.log_softmax(widen(F.linear(x[block], weight)), -1)
+        log_teacher = F.log_softmax(widen(F.linear(target_x[block], target_weight)), -1)
+        teacher = log_teacher.exp()
+        loss += F.kl_div(log_student, log_teacher, reduction='sum', log_target=True) * factor
+        dlogits = log_student.exp_().sub_(teacher).mul_(factor).to(x.dtype)
+        if dx is not None:
+            dx[block] = dlogits @ weight
+        if dw is not None:
+            dw.addmm_(dlogits.t().to(grad_dtype), x[block].to(grad_dtype))
+    return loss, dx, None if dw is None else dw.to(weight)
+
+
+@register_cpu(kl_div.fused_kl_div_bwd)
+def fused_kl_div_bwd(
+    do: torch.Tensor,
+    dx: torch.Tensor | None,
+    dw: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Scale the gradients that the forward computed by `do`, a scalar."""
+    return _scaled(dx, do), _scaled(dw, do)

@@ -1,0 +1,159 @@
+"""Both updates on the CPU, compiled by Numba on the first call (seconds, once: the machine code is kept on disk).
+
+The backend's interface: tensors in the order and layout that the loops take (:mod:`fla_longhorn.ops.numba.forward`),
+and how many threads run them. float32 tensors are passed as they are, without a copy; others are converted, here and back.
+Deterministic, and bit-equal for any number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numba
+import numpy as np
+import torch
+
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.numba import backward, forward
+from fla_longhorn.ops.numba.simd import W
+
+# state updates (tokens * K * V) below which one thread does it all, such as decoding's: a launch costs tens of microseconds
+MIN_PARALLEL_UPDATES = 2**18
+# bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
+L1_BYTES, L2_BYTES = 2**14, 2**17
+
+_ABSENT = np.empty(0, np.float32)
+
+# one launch at a time: Numba's workqueue layer bears no more
+_launch_lock = threading.Lock()
+# the process that has Numba's threads
+_threads_pid: int | None = None
+
+
+def longhorn_fwd(
+    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, use_beta_sigmoid: bool,
+    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None,
+):
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`.
+
+    Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here. Where `final_state` is given it is
+    written and returned; it may be `initial_state` itself, as each block reads its part of the one before it writes the other.
+    """
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    bounds = boundaries(B, T, cu_seqlens)
+    N = len(bounds) - 1
+    C = checkpoint_interval(K) if save_states else T
+    o = torch.empty(v.shape)
+    given, output_final_state = final_state, output_final_state or final_state is not None
+    if given is None or state_v_first:
+        final_state = torch.empty((N, H, K, V) if output_final_state else 0)
+    states = torch.empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V) if save_states else 0)
+    # four vectors are a block, for the threads' sake; a single token has nothing but its states to read, in long rows
+    BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
+    launch(
+        forward.forward, forward.forward_parallel, B * T * H * K * V, N * H * -(-V // BV),
+        flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(k_first(initial_state, state_v_first)), flat_copy(D),
+        flat(z), bounds, flat(o), flat(final_state), flat(states), H, K, V, C, BV,
+        exact, beta.dim() == 3, use_beta_sigmoid, cu_seqlens is not None,
+    )
+    if output_final_state and state_v_first:
+        final_state = final_state.transpose(-1, -2)
+        final_state = final_state.contiguous() if given is None else given.copy_(final_state)
+    return o.to(v.dtype), final_state, states
+
+
+def longhorn_bwd(
+    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, states,
+    use_beta_sigmoid: bool, state_v_first: bool, parallel: bool,
+):
+    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty.
+
+    Blocks of `BG >= 2 K` channels leave their parts of dq and dk, together no larger than v, to be added here.
+    """
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    bounds = boundaries(B, T, cu_seqlens)
+    N, C = len(bounds) - 1, checkpoint_interval(K)
+    is_scalar = beta.dim() == 3
+    BG = min(-(-max(2 * K, 4 * W) // W), -(-V // W)) * W
+    NG = -(-V // BG)
+    NT = min(C, T)
+    BT = min(NT, max(L2_BYTES // (4 * K * W), 16))
+    dqk = torch.empty(NG, *q.shape, 2)
+    dv = torch.empty(v.shape)
+    dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape)
+    dh0 = torch.empty(0 if initial_state is None else (N, H, K, V))
+    dD = torch.zeros(0 if D is None else (N, H, V))
+    dz = torch.empty(0 if z is None else z.shape)
+    launch(
+        backward.backward, backward.backward_parallel, B * T * H * K * V, N * H * NG,
+        flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat_copy(D),
+        flat(z), bounds, flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
+        H, K, V, C, BG, BT, NT, exact, is_scalar, use_beta_sigmoid, cu_seqlens is not None,
+    )
+    dq, dk = add_parts(dqk).unbind(-1)
+    if is_scalar:
+        dbeta = add_parts(dbeta)
+    if initial_state is not None and state_v_first:
+        dh0 = dh0.transpose(-1, -2).contiguous()
+    dD = q.new_empty(0) if D is None else add_parts(dD).to(D.dtype)
+    dz = q.new_empty(0) if z is None else dz.to(z.dtype)
+    dh0 = q.new_empty(0) if initial_state is None else dh0
+    # copies: dq and dk must not share memory
+    dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((scaled(dq, scale), q), (dk, k)))
+    return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
+
+
+def launch(serial, parallel, updates: int, blocks: int, *args) -> None:
+    """Run `blocks` blocks on as many threads as torch uses.
+
+    The child of a process that has launched threads stays on its own one: Numba's threads don't survive a fork.
+    """
+    global _threads_pid
+    n_w = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, blocks)
+    if n_w == 1 or updates < MIN_PARALLEL_UPDATES or _threads_pid not in (None, os.getpid()):
+        serial(0, 1, *args)
+        return
+    with _launch_lock:
+        _threads_pid = os.getpid()
+        before = numba.get_num_threads()
+        numba.set_num_threads(n_w)
+        try:
+            parallel(n_w, *args)
+        finally:
+            numba.set_num_threads(before)
+
+
+def boundaries(B: int, T: int, cu_seqlens) -> np.ndarray:
+    """First tokens of the sequences, and the end, over the rows of the batch."""
+    if cu_seqlens is None:
+        return np.arange(0, (B + 1) * T, T)
+    return cu_seqlens.numpy().astype(np.int64)
+
+
+def flat(x) -> np.ndarray:
+    """The tensor's elements in order as float32, without a copy where that is how they lie in memory."""
+    if x is None:
+        return _ABSENT
+    x = x.detach()
+    return (x if x.dtype is torch.float32 else x.float()).contiguous().numpy().reshape(-1)
+
+
+def flat_copy(x) -> np.ndarray:
+    """The same of a parameter: torch never again resizes memory that NumPy has seen, as FSDP2 does to free parameters."""
+    return flat(None if x is None else x.detach().clone())
+
+
+def k_first(state, state_v_first: bool):
+    return state.transpose(-1, -2) if state is not None and state_v_first else state
+
+
+def scaled(q, scale: float):
+    return q if scale == 1 else q.float() * scale
+
+
+def add_parts(parts):
+    """Sum over the first dimension, one part after the other: NumPy's order doesn't depend on the number of threads."""
+    return torch.from_numpy(parts.numpy().sum(0)) if len(parts) > 1 else parts[0]

@@ -1,0 +1,262 @@
+"""The compiled loops of the Numba backend's backward; names and layouts as in :mod:`fla_longhorn.ops.numba.forward`.
+
+A block of `BG` channels walks its sequence chunk by chunk from the end, each chunk from the state that forward saved at its
+start. The chunk's states are computed again, `W` channels at a time, and kept in the cache; where `C` of them don't fit,
+the chunk is cut into strips of `BT` tokens, whose first states are computed beforehand.
+
+With `G_t` the gradient of `S_t`, `du = sum_j G k` and `dy = do * silu(z)`, channelwise:
+
+    diagonal:  deps = sum_j G k r_j, with r_j = v - k_j S_{t-1},    G_{t-1} += G (1 - eps k^2),
+               dk_j = sum_v G eps (r_j - k_j S_{t-1}) + e_j
+    exact:     deps = du r, with r = v - k^T S_{t-1},    G_{t-1} += G - k (x) (eps du),
+               dk_j = sum_v (G eps r - S_{t-1} eps du) + e_j
+    both:      dq_j = sum_v dy S_t,    dv = eps du + D dy,    dbeta = deps / (1 + beta |k|^2)^2,
+               e_j = -2 k_j sum_v deps eps^2,    dz = do * y * silu'(z),    dD = sum_t dy * v
+
+Sums over the channels (dq, dk, dbeta of a head) are left as one part a block, dD as one a sequence, for the caller to add.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from fla_longhorn.ops.numba.forward import (
+    compiled,
+    copy_tile,
+    diagonal_advance,
+    diagonal_update,
+    exact_update,
+    first_slot,
+    inlined,
+    load_beta,
+    load_tile,
+    read,
+    sigmoid,
+    square_norms,
+    store_tile,
+)
+from fla_longhorn.ops.numba.simd import (
+    W,
+    add_sums,
+    exp_neg,
+    load,
+    load_lanes,
+    load_splat,
+    splat,
+    store,
+    store_lanes,
+    sum_lanes,
+)
+
+
+@njit
+def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens):
+    """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
+    s_v, s_eps, s_dy, s_slope, s_dz = tokens
+    b_one, n = splat(np.float32(1)), V - o_v
+    for t in range(L):
+        row, i = (t0 + t) * H + i_h, t * W
+        p = row * V + o_v
+        b_b, b_slope = load_beta(beta, row, p, n, is_scalar), b_one
+        if use_sigmoid:
+            b_e = exp_neg(b_b)
+            b_b = b_one / (b_one + b_e)
+            b_slope = b_e * b_b * b_b
+        b_f = b_one / (b_one + b_b * load_splat(s_k2, t))
+        b_do = load_lanes(do, p, n)
+        if len(z) > 0:
+            b_z = load_lanes(z, p, n)
+            b_gate = sigmoid(b_z)
+            store(s_dz, i, b_do * (b_gate * (b_one + b_z * (b_one - b_gate))))
+            b_do = b_do * (b_z * b_gate)
+        store(s_v, i, load_lanes(v, p, n))
+        store(s_eps, i, b_b * b_f)
+        store(s_dy, i, b_do)
+        store(s_slope, i, b_f * b_f * b_slope)
+
+
+@njit
+def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
+    """The state after the strip of `L` tokens that starts `i_s` tokens into the chunk at `t0`."""
+    p_k = ((t0 + i_s) * H + i_h) * K
+    b_x = read(S, p_old, k, p_k, K) if exact else splat(np.float32(0))
+    for t in range(L):
+        i, p_next = (i_s + t) * W, p_k + (H * K if t + 1 < L else 0)
+        b_v, b_eps = load(tokens[0], i), load(tokens[1], i)
+        if exact:
+            _, b_x = exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_eps * (b_v - b_x))
+        else:
+            diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps)
+        p_old, p_k = p_new, p_next
+
+
+@njit
+def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S, tokens):
+    """The states around the strip's tokens, from the first one in `S`; dz and dD; for the exact update r in v's place."""
+    s_v, s_eps, s_dy, _, s_dz = tokens
+    n, KW, b_dD = V - o_v, K * W, splat(np.float32(0))
+    b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_dD
+    p_k = ((t0 + i_s) * H + i_h) * K
+    b_x, b_y = read(S, 0, k, p_k, K) if exact else b_D, b_D
+    for t in range(L):
+        i, p_s, p_next = (i_s + t) * W, t * KW, p_k + (H * K if t + 1 < L else 0)
+        b_v, b_eps = load(s_v, i), load(s_eps, i)
+        if exact:
+            b_r = b_v - b_x
+            store(s_v, i, b_r)
+            b_y, b_x = exact_update(S, p_s, p_s + KW, q, k, p_k, p_next, K, b_eps * b_r)
+        elif len(dz) > 0:
+            b_y = diagonal_update(S, p_s, p_s + KW, q, k, p_k, K, b_v, b_eps)
+        else:
+            diagonal_advance(S, p_s, p_s + KW, k, p_k, K, b_v, b_eps)
+        if len(dz) > 0:
+            store_lanes(dz, ((t0 + i_s + t) * H + i_h) * V + o_v, load(s_dz, i) * (b_y + b_D * b_v), n)
+        b_dD = b_dD + load(s_dy, i) * b_v
+        p_k = p_next
+    if len(D) > 0:
+        store_lanes(dD, p_dD, load_lanes(dD, p_dD, n) + b_dD, n)
+
+
+@inlined
+def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk):
+    """Take `G` one token back and add these channels' dq and dk, `[K, 2]`; returns du and deps."""
+    b_du, b_deps = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(K):
+        b_k = load_splat(k, p_k + j)
+        b_s = load(S, p_s + j * W)
+        b_g = load(G, p_g + j * W) + load_splat(q, p_k + j) * b_dy
+        b_r = b_v - b_k * b_s
+        b_kg = b_k * b_g
+        b_ge = b_g * b_eps
+        b_du = b_du + b_kg
+        b_deps = b_deps + b_kg * b_r
+        store(G, p_g + j * W, b_g - (b_k * b_k) * b_ge)
+        add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_ge * (b_r - b_k * b_s))
+    return b_du, b_deps
+
+
+@njit
+def add_output(G, p_g, q, k, p_k, K, b_dy):
+    """Add the output's part to `G`, so that it is the whole gradient of a token's state; returns du, `k^T G`."""
+    b_du = splat(np.float32(0))
+    for j in range(K):
+        b_g = load(G, p_g + j * W) + load_splat(q, p_k + j) * b_dy
+        store(G, p_g + j * W, b_g)
+        b_du = b_du + load_splat(k, p_k + j) * b_g
+    return b_du
+
+
+@inlined
+def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_next, dqk, p_dqk):
+    """Take the whole `G` one token back, `w = eps du`, and add these channels' dq and dk, `[K, 2]`.
+
+    The token before, whose key is at `p_next`, comes next: the sweep does its `add_output`, and returns its du.
+    """
+    b_du = splat(np.float32(0))
+    for j in range(K):
+        b_g = load(G, p_g + j * W)
+        b_g1 = b_g - load_splat(k, p_k + j) * b_w + load_splat(q, p_next + j) * b_dy_next
+        store(G, p_g + j * W, b_g1)
+        b_du = b_du + load_splat(k, p_next + j) * b_g1
+        add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_g * b_u - load(S, p_s + j * W) * b_w)
+    return b_du
+
+
+@njit
+def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x):
+    """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`."""
+    s_r, s_eps, s_dy, s_slope, _ = tokens
+    n, b_zero = V - o_v, splat(np.float32(0))
+    b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_zero
+    b_next = b_zero
+    if exact:
+        b_next = add_output(G, p_g, q, k, ((t0 + i_s + L - 1) * H + i_h) * K, K, load(s_dy, (i_s + L - 1) * W))
+    for t in range(L - 1, -1, -1):
+        row, i, p_s = (t0 + i_s + t) * H + i_h, (i_s + t) * W, t * K * W
+        b_r, b_eps, b_dy = load(s_r, i), load(s_eps, i), load(s_dy, i)
+        p_k, p_dqk = row * K, (part + row) * K
+        if exact:
+            b_du = b_next
+            p_next, b_dy_next = (p_k - H * K, load(s_dy, i - W)) if t > 0 else (p_k, b_zero)
+            b_next = exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_eps * b_r, b_eps * b_du, b_dy, b_dy_next, dqk,
+                                    p_dqk)
+            b_deps = b_du * b_r
+        else:
+            b_du, b_deps = diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_r, b_eps, b_dy, dqk, p_dqk)
+        store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
+        s_x[i_s + t] += sum_lanes(b_deps * b_eps * b_eps)
+        b_dbeta = b_deps * load(s_slope, i)
+        if is_scalar:
+            dbeta[part + row] += sum_lanes(b_dbeta)
+        else:
+            store_lanes(dbeta, row * V + o_v, b_dbeta, n)
+
+
+@njit
+def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta, dh0, dD, dz,
+                   H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
+    """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
+    KW = K * W
+    p_starts = (BT + 1) * KW
+    channels = range(0, min(BG, V - o_g), W)
+    for i in channels:
+        load_tile(dht, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)
+    for i_c in range((eos - bos + C - 1) // C - 1, -1, -1):
+        t0 = bos + i_c * C
+        L = min(C, eos - t0)
+        s_x[:L] = 0
+        square_norms(t0, L, i_h, k, H, K, s_k2)
+        for t in range(t0, t0 + L):
+            row = part + t * H + i_h
+            dqk[2 * row * K:2 * (row + 1) * K] = 0
+            if is_scalar:
+                dbeta[row] = 0
+        for i in channels:
+            o_v = o_g + i
+            prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens)
+            load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
+            NS = (L + BT - 1) // BT
+            for i_s in range(NS - 1):
+                p = p_starts + i_s * KW
+                strip_start(t0, BT, i_s * BT, i_h, q, k, H, K, exact, S, p, p + KW, tokens)
+            for i_s in range(NS - 1, -1, -1):
+                copy_tile(S, p_starts + i_s * KW, 0, K)
+                t, L_s = i_s * BT, min(BT, L - i_s * BT)
+                strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens)
+                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, i * K,
+                               tokens, s_x)
+        for t in range(L):
+            row = (t0 + t) * H + i_h
+            for j in range(K):
+                dqk[2 * ((part + row) * K + j) + 1] -= np.float32(2) * k[row * K + j] * s_x[t]
+    if len(dh0) > 0:
+        for i in channels:
+            store_tile(dh0, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)
+
+
+@compiled()
+def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT,
+             NT, exact, is_scalar, use_sigmoid, is_varlen):
+    """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
+    NG = (V + BG - 1) // BG
+    rows = cu_seqlens[-1] * H
+    G = np.empty(K * BG, np.float32)
+    S = np.empty((BT + 1 + (NT + BT - 1) // BT) * K * W, np.float32)
+    tokens = (np.empty(NT * W, np.float32), np.empty(NT * W, np.float32), np.empty(NT * W, np.float32),
+              np.empty(NT * W, np.float32), np.empty(NT * W, np.float32))
+    s_x, s_k2 = np.empty(NT, np.float32), np.empty(NT, np.float32)
+    for block in range(i_w, (len(cu_seqlens) - 1) * H * NG, n_w):
+        i_n, i_h, i_g = block // (H * NG), block // NG % H, block % NG
+        bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
+        slot = first_slot(i_n, bos, eos, C, is_varlen)
+        backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta,
+                       dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)
+
+
+@compiled(parallel=True)
+def backward_parallel(n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
+                      BT, NT, exact, is_scalar, use_sigmoid, is_varlen):
+    for i_w in prange(n_w):
+        backward(np.int64(i_w), n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C,
+                 BG, BT, NT, exact, is_scalar, use_sigmoid, is_varlen)

@@ -1,0 +1,230 @@
+"""The compiled loops of the Numba backend: one block of channels at a time, all of its tokens, states in the cache.
+
+    diagonal:  S_t = S_{t-1} + (k_t (x) eps_t) * (r_t - k_t * S_{t-1}),    r_t = v_t
+    exact:     S_t = S_{t-1} + k_t (x) (eps_t * r_t),                      r_t = v_t - k_t^T S_{t-1}
+    both:      y_t = q_t^T S_t + D * v_t,    o_t = y_t * silu(z_t)
+
+Arrays are flat float32, in the order of their shapes: q, k `[T, H, K]` and v, z, o `[T, H, V]` with the rows of a batch
+as further tokens, beta like v or `[T, H]`, D `[H, V]`, states `[N, H, K, V]`. An absent one has no elements. Tiles of a
+state are `[K, W]`, so that an instruction takes `W` channels of one key (:mod:`fla_longhorn.ops.numba.simd`).
+
+A worker takes every `n_w`-th block. No result depends on how many there are: what one block writes no other does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from fla_longhorn.ops.numba.simd import (
+    W,
+    exp_neg,
+    load,
+    load_lanes,
+    load_splat,
+    splat,
+    store,
+    store_lanes,
+    sum_lanes,
+)
+
+# tokens that a forward block takes at a time, a divisor of every checkpoint interval
+STRIP = 32
+
+
+def compiled(**options):
+    """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written.
+
+    Numba compiles again when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
+    """
+    def decorate(function):
+        try:
+            return njit(cache=True, nogil=True, **options)(function)
+        except RuntimeError:
+            return njit(nogil=True, **options)(function)
+    return decorate
+
+
+# for the steps of one token: a call, with all its arrays' parts as arguments, costs more than updating a small state
+inlined = njit(forceinline=True)
+
+
+@njit
+def load_tile(x, p, V, K, n, tile, p_t):
+    """A tile `[K, W]` from `n` channels of a state `[K, V]`; zero where there is no state or no channel."""
+    for j in range(K):
+        store(tile, p_t + j * W, load_lanes(x, p + j * V, n if len(x) > 0 else 0))
+
+
+@njit
+def store_tile(x, p, V, K, n, tile, p_t):
+    for j in range(K):
+        store_lanes(x, p + j * V, load(tile, p_t + j * W), n)
+
+
+@njit
+def copy_tile(tile, p_from, p_to, K):
+    for j in range(K):
+        store(tile, p_to + j * W, load(tile, p_from + j * W))
+
+
+@njit
+def square_norm(k, p, K):
+    """`|k|^2` of one key."""
+    b_sum = splat(np.float32(0))
+    for j in range(0, K - W + 1, W):
+        b_k = load(k, p + j)
+        b_sum = b_sum + b_k * b_k
+    total = sum_lanes(b_sum)
+    for j in range(K - K % W, K):
+        total += k[p + j] * k[p + j]
+    return total
+
+
+@njit
+def load_beta(beta, row, p, n, is_scalar):
+    return load_splat(beta, row) if is_scalar else load_lanes(beta, p, n)
+
+
+@njit
+def sigmoid(b_x):
+    b_one = splat(np.float32(1))
+    return b_one / (b_one + exp_neg(b_x))
+
+
+@inlined
+def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
+    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`."""
+    b_o = splat(np.float32(0))
+    for j in range(K):
+        b_k = load_splat(k, p_k + j)
+        b_s = load(S, p_old + j * W)
+        b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
+        store(S, p_new + j * W, b_s)
+        b_o = b_o + load_splat(q, p_k + j) * b_s
+    return b_o
+
+
+@inlined
+def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
+    """`diagonal_update` without the output."""
+    for j in range(K):
+        b_k = load_splat(k, p_k + j)
+        b_s = load(S, p_old + j * W)
+        store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))
+
+
+@inlined
+def read(S, p_s, k, p_k, K):
+    """`k^T S`."""
+    b_x = splat(np.float32(0))
+    for j in range(K):
+        b_x = b_x + load_splat(k, p_k + j) * load(S, p_s + j * W)
+    return b_x
+
+
+@inlined
+def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
+    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns `k^T S` for the key at `p_next`."""
+    b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(K):
+        b_s = load(S, p_old + j * W) + load_splat(k, p_k + j) * b_u
+        store(S, p_new + j * W, b_s)
+        b_o = b_o + load_splat(q, p_k + j) * b_s
+        b_x = b_x + load_splat(k, p_next + j) * b_s
+    return b_o, b_x
+
+
+@njit
+def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, p_s, tokens):
+    """`W` channels of `L` tokens; `tokens` holds `|k|^2` of each, and room for eps and v.
+
+    What doesn't depend on the state goes first, so that nothing waits for a division between two tokens.
+    """
+    s_k2, s_eps, s_v = tokens
+    b_one, n = splat(np.float32(1)), V - o_v
+    for t in range(L):
+        row = (t0 + t) * H + i_h
+        b_b = load_beta(beta, row, row * V + o_v, n, is_scalar)
+        if use_sigmoid:
+            b_b = sigmoid(b_b)
+        store(s_eps, t * W, b_b / (b_one + b_b * load_splat(s_k2, t)))
+        store(s_v, t * W, load_lanes(v, row * V + o_v, n))
+    # eps isn't needed again: its place takes the output
+    if exact:
+        b_x = read(S, p_s, k, (t0 * H + i_h) * K, K)
+        for t in range(L):
+            p_k, p_next = ((t0 + t) * H + i_h) * K, ((t0 + min(t + 1, L - 1)) * H + i_h) * K
+            b_u = load(s_eps, t * W) * (load(s_v, t * W) - b_x)
+            b_o, b_x = exact_update(S, p_s, p_s, q, k, p_k, p_next, K, b_u)
+            store(s_eps, t * W, b_o)
+    else:
+        for t in range(L):
+            p_k = ((t0 + t) * H + i_h) * K
+            store(s_eps, t * W, diagonal_update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
+    for t in range(L):
+        p = ((t0 + t) * H + i_h) * V + o_v
+        b_o = load(s_eps, t * W)
+        if len(D) > 0:
+            b_o = b_o + load_lanes(D, i_h * V + o_v, n) * load(s_v, t * W)
+        if len(z) > 0:
+            b_z = load_lanes(z, p, n)
+            b_o = b_o * (b_z * sigmoid(b_z))
+        store_lanes(o, p, b_o, n)
+
+
+@njit
+def square_norms(t0, L, i_h, k, H, K, s_k2):
+    for t in range(L):
+        s_k2[t] = square_norm(k, ((t0 + t) * H + i_h) * K, K)
+
+
+@njit
+def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, exact,
+                  is_scalar, use_sigmoid, S, tokens):
+    """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`."""
+    channels = range(0, min(BV, V - o_v), W)
+    p_h = (i_n * H + i_h) * K * V + o_v
+    for i in channels:
+        load_tile(h0, p_h + i, V, K, V - o_v - i, S, i * K)
+    for t in range(bos, eos, STRIP):
+        L = min(STRIP, eos - t)
+        square_norms(t, L, i_h, k, H, K, tokens[0])
+        if len(states) > 0 and (t - bos) % C == 0:
+            p = ((slot + (t - bos) // C) * H + i_h) * K * V + o_v
+            for i in channels:
+                store_tile(states, p + i, V, K, V - o_v - i, S, i * K)
+        for i in channels:
+            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, i * K, tokens)
+    if len(ht) > 0:
+        for i in channels:
+            store_tile(ht, p_h + i, V, K, V - o_v - i, S, i * K)
+
+
+@njit
+def first_slot(i_n, bos, eos, C, is_varlen):
+    """Where the saved states of a sequence start (`fla_longhorn.ops.checkpoints`)."""
+    return bos // C + i_n if is_varlen else i_n * ((eos - bos + C - 1) // C)
+
+
+@compiled()
+def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
+            use_sigmoid, is_varlen):
+    """One worker's blocks of the forward pass."""
+    NV = (V + BV - 1) // BV
+    S = np.empty(K * BV, np.float32)
+    tokens = np.empty(STRIP, np.float32), np.empty(STRIP * W, np.float32), np.empty(STRIP * W, np.float32)
+    for block in range(i_w, (len(cu_seqlens) - 1) * H * NV, n_w):
+        i_n, i_h, i_v = block // (H * NV), block // NV % H, block % NV
+        bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
+        slot = first_slot(i_n, bos, eos, C, is_varlen)
+        forward_block(i_n, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV,
+                      exact, is_scalar, use_sigmoid, S, tokens)
+
+
+@compiled(parallel=True)
+def forward_parallel(n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
+                     use_sigmoid, is_varlen):
+    for i_w in prange(n_w):
+        forward(np.int64(i_w), n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
+                use_sigmoid, is_varlen)

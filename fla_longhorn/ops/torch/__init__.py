@@ -1,0 +1,152 @@
+"""The PyTorch backend, for CPUs without Numba (any device works): strips of `STRIP` tokens, one after the other.
+
+What happens inside a strip is the update's own: :mod:`fla_longhorn.ops.torch.diagonal`, or for the exact one
+:mod:`fla_longhorn.ops.torch.exact`. Backward restarts from the states that forward saved every
+`checkpoint_interval(K)` tokens. Tensors inside are float32 with time first, `[L, B, H, *]` for L tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.torch import diagonal as diagonal_update
+from fla_longhorn.ops.torch import exact as exact_update
+
+# tokens whose states `[STRIP, B, H, K, V]` are held at a time
+STRIP = 16
+
+
+def longhorn_fwd(
+    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, use_beta_sigmoid: bool,
+    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state=None,
+):
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` changes nothing here."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    spans = sequence_spans(B, T, K, cu_seqlens)
+    N = B if cu_seqlens is None else len(spans)
+    update = exact_update if exact else diagonal_update
+    q, k, v32 = (time_first(x) for x in (q, k, v))
+    eps = step_sizes(k, time_first(beta), use_beta_sigmoid)[0].expand_as(v32)
+    h = initial_states(initial_state, N, H, K, V, state_v_first, q)
+    C = checkpoint_interval(K)
+    o = torch.empty_like(v32)
+    states = q.new_empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V) if save_states else 0)
+    for i, (rows, bos, eos, slots) in enumerate(spans):
+        sequences = slice(0, N) if cu_seqlens is None else slice(i, i + 1)
+        S = h[sequences]
+        for t in range(bos, eos, STRIP):
+            if save_states and (t - bos) % C == 0:
+                states[slots + (t - bos) // C] = S
+            strip = slice(t, min(t + STRIP, eos)), rows
+            y, S = update.strip_forward(q[strip], k[strip], v32[strip], eps[strip], S)
+            o[strip] = y * scale
+        h[sequences] = S
+    if D is not None:
+        o += D.float() * v32
+    if z is not None:
+        o *= torch.nn.functional.silu(time_first(z))
+    if output_final_state:
+        h = h.transpose(-1, -2).contiguous() if state_v_first else h
+        final_state = h if final_state is None else final_state.copy_(h)
+    else:
+        final_state = q.new_empty(0)
+    return batch_first(o, v), final_state, states
+
+
+def longhorn_bwd(
+    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, states, exact: bool,
+    use_beta_sigmoid: bool, state_v_first: bool, parallel: bool,
+):
+    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    inputs = q, k, v, beta
+    update = exact_update if exact else diagonal_update
+    spans = sequence_spans(B, T, K, cu_seqlens)
+    N = B if cu_seqlens is None else len(spans)
+    q, k, v, beta, do = (time_first(x) for x in (q, k, v, beta, do))
+    eps, chain = step_sizes(k, beta, use_beta_sigmoid)
+    eps = eps.expand_as(v)
+    dh = initial_states(dht, N, H, K, V, state_v_first, q)
+    gate = None if z is None else torch.sigmoid(time_first(z))
+    dy = do if z is None else do * time_first(z) * gate
+    C = checkpoint_interval(K)
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    # y: what the gate multiplies
+    du, deps, y = (torch.empty_like(v) for _ in range(3))
+    for i, (rows, bos, eos, slots) in enumerate(spans):
+        sequences = slice(0, N) if cu_seqlens is None else slice(i, i + 1)
+        G = dh[sequences]
+        for t_c in reversed(range(bos, eos, C)):
+            strips = [slice(t, min(t + STRIP, eos, t_c + C)) for t in range(t_c, min(t_c + C, eos), STRIP)]
+            starts = [states[slots + (t_c - bos) // C]]
+            for t in strips[:-1]:
+                starts.append(update.strip_end(k[t, rows], v[t, rows], eps[t, rows], starts[-1]))
+            for t in reversed(strips):
+                strip = t, rows
+                grads, G = update.strip_backward(
+                    q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G,
+                )
+                dq[strip], dk[strip], du[strip], deps[strip], y[strip] = grads
+        dh[sequences] = G
+
+    dk -= 2 * k * (deps * eps.square()).sum(-1, keepdim=True)
+    dbeta = deps * chain
+    if inputs[3].dim() == 3:
+        dbeta = dbeta.sum(-1)
+    dv = eps * du
+    y *= scale
+    dD, dz = inputs[0].new_empty(0), inputs[0].new_empty(0)
+    if D is not None:
+        y += D.float() * v
+        dv += D.float() * dy
+        dD = (dy * v).sum((0, 1)).to(D.dtype)
+    if z is not None:
+        dz = batch_first(do * y * gate * (1 + time_first(z) * (1 - gate)), z)
+    if initial_state is None:
+        dh = inputs[0].new_empty(0)
+    elif state_v_first:
+        dh = dh.transpose(-1, -2).contiguous()
+    return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz)
+
+
+def step_sizes(k, beta, use_beta_sigmoid: bool):
+    """`eps = b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]` or `[T, B, H, 1]` for one step size a head."""
+    if beta.dim() == 3:
+        beta = beta[..., None]
+    b = beta.sigmoid() if use_beta_sigmoid else beta
+    f = 1 / (1 + b * k.square().sum(-1, keepdim=True))
+    chain = f.square()
+    return b * f, chain * b * (-beta).sigmoid() if use_beta_sigmoid else chain
+
+
+def sequence_spans(B: int, T: int, K: int, cu_seqlens):
+    """(rows, first token, last token + 1, first slot in the saved states of each row) of what can run together."""
+    C = checkpoint_interval(K)
+    if cu_seqlens is None:
+        return [(slice(0, B), 0, T, torch.arange(B) * ((T + C - 1) // C))]
+    bounds = cu_seqlens.tolist()
+    return [
+        (slice(0, 1), bos, eos, torch.tensor([bos // C + i_n]))
+        for i_n, (bos, eos) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+    ]
+
+
+def initial_states(state, N: int, H: int, K: int, V: int, state_v_first: bool, like):
+    """A fresh float32 `[N, H, K, V]`: a copy of `state`, or zeros."""
+    if state is None:
+        return like.new_zeros(N, H, K, V)
+    state = state.transpose(-1, -2) if state_v_first else state
+    return state.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+
+
+def time_first(x):
+    """`[B, T, ...]` in any dtype as contiguous float32 `[T, B, ...]`."""
+    return x.detach().float().transpose(0, 1).contiguous()
+
+
+def batch_first(x, like):
+    """`[T, B, ...]` as a contiguous `[B, T, ...]` in the dtype of `like`."""
+    return x.transpose(0, 1).to(like.dtype).contiguous()

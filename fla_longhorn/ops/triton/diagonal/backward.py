@@ -1,0 +1,322 @@
+"""Backward kernels of the diagonal update: from saved states back along each segment, then the sum over channel blocks.
+
+With G_t = dL/dS_t, y = v - k S_{t-1} per entry and m = G (v / 2 - k S_{t-1}), per channel g = sum_j k_j G_j:
+
+    dv = eps g,   deps = sum_j k_j m_j + (v / 2) g,   dbeta = deps f^2  with f = 1 / (1 + beta |k|^2)
+    dq_j = scale sum_v dy S_t[j],   dk_j = 2 sum_v eps m_j - 2 k_j sum_v eps^2 deps,   G_{t-1} = (1 - eps k^2) G_t
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import num_checkpoints
+from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.diagonal.backward_steps import (
+    backward_block,
+    finish_token,
+    from_ring,
+    load_token,
+    replay_block,
+    ring_offsets,
+    to_ring,
+)
+from fla_longhorn.ops.triton.diagonal.common import first_slot, locate_segment, padded_state_size, state_offsets
+
+# programs that hold a scratch buffer each and walk over the work; no more than fit at once
+PROGRAMS_PER_MULTIPROCESSOR = 4
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'USE_FINAL_STATE_GRADIENT': lambda args: args['dht'] is not None,
+    'STORE_INITIAL_STATE_GRADIENT': lambda args: args['dh0'] is not None,
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+    'MASKED': lambda args: args['V'] % args['BV'] != 0,
+})
+@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS'])
+def longhorn_bwd_kernel(
+    rows,
+    v,
+    beta,
+    D,
+    z,
+    do,
+    dht,
+    states,
+    dv,
+    dbeta,
+    dD,
+    dz,
+    dh0,
+    part,
+    scratch,
+    cu_seqlens,
+    T,
+    TT,
+    N,
+    L,
+    NS,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    S_V: tl.constexpr,
+    S_Z: tl.constexpr,
+    S_DO: tl.constexpr,
+    KP: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEEP_DECAY: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    USE_FINAL_STATE_GRADIENT: tl.constexpr,
+    STORE_INITIAL_STATE_GRADIENT: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """All gradients but those summed over channels, whose sums over BV channels go to `part`.
+
+    A program walks over (segment, head, channel block) with one scratch buffer: for each chunk of C tokens, from the last,
+    and each BK entries of K, it runs the states again from the saved one, keeps every fourth, and goes back along them.
+    `dht` holds the gradient that enters each segment slot from behind.
+    """
+    R: tl.constexpr = 3 * KP + 4
+    PR: tl.constexpr = 2 * KP + 4
+    NV: tl.constexpr = (V + BV - 1) // BV
+    NK: tl.constexpr = (K + BK - 1) // BK
+    S_B: tl.constexpr = H if SCALAR_BETA else H * V
+    NW: tl.constexpr = 2 if SCALAR_BETA else 1
+    BT: tl.constexpr = min(C, 128)
+    NA: tl.constexpr = 0 if NK == 1 else 3
+    o_i = tl.arange(0, BK)[:, None]
+    o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
+    # a program's scratch: states of a chunk, gradients of the state, per token and channel what is summed or added up
+    p_ring = scratch + tl.program_id(0).to(tl.int64) * ((C // 4 + NK) * BK * BV + (NW + NA) * C * BV)
+    p_G = p_ring + (C // 4) * BK * BV + o_i * BV + o_x
+    p_sums = p_ring + (C // 4 + NK) * BK * BV
+    p_acc = p_sums + NW * C * BV + o_x
+    o_ring = ring_offsets(BK, BV)
+    o_part = tl.arange(0, 4)[:, None] * PR + tl.arange(0, BK)[None, :]
+
+    for i in range(0, tl.cdiv(NS * H * NV - tl.program_id(0), tl.num_programs(0))):
+        i_w = tl.program_id(0) + i * tl.num_programs(0)
+        i_v, i_h, i_s = i_w % NV, (i_w // NV) % H, i_w // (NV * H)
+        i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
+        n_t = (end - beg).to(tl.int32)
+        n_t = tl.where(used, n_t, 0)
+        o_v = i_v * BV + o_x
+        m_v = o_v < V
+        b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
+        b_dD = tl.zeros([1, BV], dtype=tl.float32)
+        i_c = (first_slot(i_n, bos, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+
+        for i_k in range(0, NK):
+            o_k = i_k * BK + o_i
+            if USE_FINAL_STATE_GRADIENT:
+                p_dht = dht + (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+                b_G = tl.load(p_dht, mask=(o_k < K) & m_v, other=0.)
+            else:
+                b_G = tl.zeros([BK, BV], dtype=tl.float32)
+            tl.store(p_G + i_k * BK * BV, b_G)
+
+        for j in range(0, tl.cdiv(n_t, C)):
+            i_t = (tl.cdiv(n_t, C) - 1 - j) * C
+            n_c = tl.minimum(n_t - i_t, C)
+            t = beg + i_t
+            p_r = rows + (i_h.to(tl.int64) * TT + t) * R
+            p_v = v + (t * S_V + i_h * V + i_v * BV) + o_x
+            p_beta = beta + t * H + i_h if SCALAR_BETA else beta + ((t * H + i_h) * V + i_v * BV) + o_x
+            p_do = do + (t * S_DO + i_h * V + i_v * BV) + o_x
+            p_z = z + (t * S_Z + i_h * V + i_v * BV) + o_x if HAS_Z else p_v
+            i_o = (t * H + i_h) * V + i_v * BV
+            p_dv = dv + i_o + o_x
+            p_dbeta = dbeta + i_o + o_x
+            p_dz = dz + i_o + o_x if HAS_Z else p_dv
+            p_token = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
+            p_part = p_token + o_part
+            n_b = tl.cdiv(n_c, 4)
+            for i_k in range(0, NK):
+                o_k = i_k * BK + o_i
+                b_h = tl.load(
+                    states + (i_c + i_t // C * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
+                )
+                tl.store(p_ring + o_ring, to_ring(b_h))
+                # pointers that step along with the loop cost two instructions each; recomputed ones cost twice that
+                x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
+                for _ in range(0, n_b - 1):
+                    b_h = replay_block(
+                        b_h, x_r, x_r + i_k * BK, x_v, x_beta, m_v, S_V, S_B, R, KP, BK, MASKED, SIGMOID, SCALAR_BETA,
+                    )
+                    x_r, x_v, x_beta, x_ring = x_r + 4 * R, x_v + 4 * S_V, x_beta + 4 * S_B, x_ring + BK * BV
+                    tl.store(x_ring + o_ring, to_ring(b_h))
+                tl.debug_barrier()
+                b_G = tl.load(p_G + i_k * BK * BV)
+                j = n_c // 4
+                x_r, x_v, x_beta, x_ring = p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_ring + j * BK * BV
+                x_do, x_z, x_dv, x_dbeta = p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B
+                x_dz, x_sums, x_acc, x_part = p_dz + j * 4 * H * V, p_sums + j * 4, p_acc + j * 4 * BV, p_part + j * 4 * PR
+                if n_c % 4 != 0:
+                    b_G, b_dD = backward_block(
+                        b_G, b_dD, b_D, b_h, i_k, n_c % 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums, x_acc,
+                        x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, BK, False, MASKED, True, SIGMOID,
+                        HAS_D, HAS_Z, SCALAR_BETA,
+                    )
+                for _ in range(0, j):
+                    x_r, x_v, x_beta, x_ring = x_r - 4 * R, x_v - 4 * S_V, x_beta - 4 * S_B, x_ring - BK * BV
+                    x_do, x_z, x_dv, x_dbeta = x_do - 4 * S_DO, x_z - 4 * S_Z, x_dv - 4 * H * V, x_dbeta - 4 * S_B
+                    x_dz, x_sums, x_acc, x_part = x_dz - 4 * H * V, x_sums - 4, x_acc - 4 * BV, x_part - 4 * PR
+                    b_h = from_ring(tl.load(x_ring + o_ring))
+                    b_G, b_dD = backward_block(
+                        b_G, b_dD, b_D, b_h, i_k, n_c * 0 + 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums,
+                        x_acc, x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, KEEP_DECAY, MASKED,
+                        False, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                    )
+                tl.store(p_G + i_k * BK * BV, b_G)
+            if NK > 1:
+                for j in range(0, n_c):
+                    b_v, b_beta, b_f, b_dy = load_token(
+                        p_r + j * R + 2 * KP, p_v + j * S_V, p_beta + j * S_B, p_do + j * S_DO, p_z + j * S_Z, j < n_c, m_v,
+                        MASKED, SIGMOID, HAS_Z, SCALAR_BETA,
+                    )
+                    p_a = p_acc + j * BV
+                    b_y = tl.load(p_a + 2 * C * BV) if HAS_Z else b_D
+                    b_w, b_db = finish_token(
+                        tl.load(p_a), tl.load(p_a + C * BV), b_y, b_v, b_beta, b_beta * b_f, b_f, b_dy, b_D, m_v,
+                        p_do + j * S_DO, p_z + j * S_Z, p_dv + j * H * V, p_dbeta + j * S_B, p_dz + j * H * V, MASKED, SIGMOID,
+                        HAS_D, HAS_Z, SCALAR_BETA,
+                    )
+                    tl.store(p_sums + o_x * C + j, b_w)
+                    if SCALAR_BETA:
+                        tl.store(p_sums + C * BV + o_x * C + j, b_db)
+            tl.debug_barrier()
+            for j in range(0, tl.cdiv(n_c, BT)):
+                o_t = j * BT + tl.arange(0, BT)
+                p_w = p_sums + tl.arange(0, BV)[:, None] * C + o_t[None, :]
+                # [BT]
+                tl.store(p_token + o_t * PR + 2 * KP, tl.sum(tl.load(p_w), 0), mask=o_t < n_c)
+                if SCALAR_BETA:
+                    tl.store(p_token + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 0), mask=o_t < n_c)
+            tl.debug_barrier()
+
+        tl.debug_barrier()
+        if STORE_INITIAL_STATE_GRADIENT:
+            if used & (beg == bos):
+                for i_k in range(0, NK):
+                    o_k = i_k * BK + o_i
+                    p_dh0 = dh0 + (i_n.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+                    tl.store(p_dh0, tl.load(p_G + i_k * BK * BV), mask=(o_k < K) & m_v)
+        if HAS_D:
+            tl.store(dD + (i_s.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=m_v)
+
+
+@triton.jit(do_not_specialize=['TT'])
+def longhorn_reduce_kernel(
+    part,
+    rows,
+    dq,
+    dk,
+    dbeta,
+    scale,
+    TT,
+    NV: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    BT: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+):
+    """The gradients of q, k and a head's beta: the channel blocks' sums added in order."""
+    R: tl.constexpr = 3 * KP + 4
+    PR: tl.constexpr = 2 * KP + 4
+    i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
+    o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
+    m_t = o_t < TT
+    m = m_t[:, None] & (o_k < K)[None, :]
+    b_dq, b_dk = tl.zeros([BT, KP], dtype=tl.float32), tl.zeros([BT, KP], dtype=tl.float32)
+    b_w, b_db = tl.zeros([BT], dtype=tl.float32), tl.zeros([BT], dtype=tl.float32)
+    for i_v in range(0, NV):
+        p_t = part + ((i_v * H + i_h) * TT + o_t) * PR
+        p_row = p_t[:, None] + o_k[None, :]
+        # [BT, KP]
+        b_dq += tl.load(p_row, mask=m, other=0.)
+        b_dk += tl.load(p_row + KP, mask=m, other=0.)
+        b_w += tl.load(p_t + 2 * KP, mask=m_t, other=0.)
+        if SCALAR_BETA:
+            b_db += tl.load(p_t + 2 * KP + 1, mask=m_t, other=0.)
+    b_k = tl.load(rows + ((i_h * TT + o_t) * R)[:, None] + o_k[None, :], mask=m, other=0.)
+    p_d = ((o_t * H + i_h) * K)[:, None] + o_k[None, :]
+    tl.store(dq + p_d, (b_dq * scale).to(dq.dtype.element_ty), mask=m)
+    tl.store(dk + p_d, (2. * b_dk - 2. * b_k * b_w[:, None]).to(dk.dtype.element_ty), mask=m)
+    if SCALAR_BETA:
+        tl.store(dbeta + o_t * H + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
+
+
+def keeps_decay(K: int, plain: bool, capability: int) -> bool:
+    """Whether the decays of four tokens fit in registers on the way back: an instruction an entry less, 50 registers more.
+
+    `plain` is 16-bit v and beta, one beta a channel, and nothing fused: each option takes registers of its own.
+    """
+    return K <= 16 and plain and capability >= 9
+
+
+def longhorn_bwd_segments(
+    rows: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s_v: int,
+    beta: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    s_z: int,
+    do: torch.Tensor,
+    s_do: int,
+    dht: torch.Tensor | None,
+    dh0: torch.Tensor | None,
+    states: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    *,
+    scale: float,
+    L: int,
+    C: int,
+    multiprocessors: int,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Run every segment of L tokens back from the gradient in `dht`; returns (dq, dk, dv, dbeta, dD, dz), fills `dh0`."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    scalar_beta = beta.dim() == 3
+    KP, BK, BV = padded_state_size(K), 16, 64 if V > 32 else 32
+    NS, NV, NK = num_checkpoints(B, T, N, L, cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
+    plain = not (scalar_beta or use_beta_sigmoid) and D is None and z is None and max(v.itemsize, beta.itemsize) == 2
+    programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+    floats = (C // 4 + NK) * BK * BV + ((2 if scalar_beta else 1) + (0 if NK == 1 else 3)) * C * BV
+
+    def fresh(x):
+        return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    dq, dk, dv, dbeta, dz = fresh(q), fresh(k), fresh(v), fresh(beta), fresh(z)
+    f32 = dict(dtype=torch.float32, device=v.device)
+    part = torch.empty(NV, H, B * T, 2 * KP + 4, **f32)
+    dD = None if D is None else torch.empty(NS, H, V, **f32)
+    longhorn_bwd_kernel[(programs,)](
+        rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
+        T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
+        KEEP_DECAY=keeps_decay(K, plain, device_capability(v.device)),
+        SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta, STATE_V_FIRST=state_v_first, num_warps=BV // 32, num_stages=1,
+    )
+    BT = max(512 // KP, 2)
+    longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](
+        part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, KP=KP, BT=BT, SCALAR_BETA=scalar_beta, num_warps=2,
+    )
+    return dq, dk, dv, dbeta, None if D is None else dD.sum(0).to(D.dtype), dz

@@ -1,0 +1,318 @@
+"""Forward kernels of the diagonal update: one pass over the tokens of a segment, and the single step of decoding."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import num_checkpoints
+from fla_longhorn.ops.triton.diagonal.common import (
+    first_slot,
+    load_channels,
+    load_pairs,
+    locate_segment,
+    padded_state_size,
+    state_offsets,
+    step_size,
+    update,
+    weighted_rows,
+)
+
+
+@triton.jit
+def forward_token(
+    b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_v, m_v,
+    BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """The state after one token; stores its output."""
+    o_k = tl.arange(0, BK)
+    # [BK, 1]
+    b_k, b_q = tl.load(p_r + o_k)[:, None], tl.load(p_r + BK + o_k)[:, None]
+    b_n = tl.load(p_r + 2 * BK)
+    # [1, BV]
+    b_v = load_pairs(p_v, BV) if PAIRS else load_channels(p_v + o_v, m_v, MASKED)
+    if SCALAR_BETA:
+        b_beta = tl.load(p_beta).to(tl.float32) + tl.zeros_like(b_v)
+    elif PAIRS:
+        b_beta = load_pairs(p_beta, BV)
+    else:
+        b_beta = load_channels(p_beta + o_v, m_v, MASKED)
+    b_h = update(b_h, b_k, step_size(b_beta, b_n, SIGMOID), b_v)
+    b_o = weighted_rows(b_q, b_h, ROWS)
+    if HAS_D:
+        b_o += b_D * b_v
+    if HAS_Z:
+        b_z = load_channels(p_z + o_v, m_v, MASKED)
+        b_o *= b_z * tl.sigmoid(b_z)
+    if MASKED:
+        tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
+    else:
+        tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty))
+    return b_h
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
+    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
+    'SAVE_STATES': lambda args: args['states'] is not None,
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+    'MASKED': lambda args: args['V'] % args['BV'] != 0,
+})
+@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'C'])
+def longhorn_fwd_kernel(
+    rows,
+    v,
+    beta,
+    D,
+    z,
+    o,
+    h0,
+    ht,
+    states,
+    cu_seqlens,
+    T,
+    TT,
+    N,
+    L,
+    C,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    S_V: tl.constexpr,
+    S_Z: tl.constexpr,
+    R: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    BC: tl.constexpr,
+    U: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr,
+    SAVE_STATES: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """o_t = (q_t^T S_t + D v_t) silu(z_t) along one segment, for BV channels of a head; BC of them to a thread.
+
+    `h0` holds the state at the start of each segment slot, `states` gets the state at the start of every C tokens.
+    """
+    i_p = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_h, i_s = i_p % NV, (i_p // NV) % H, i_p // (NV * H)
+    i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
+    if not used:
+        return
+
+    o_k = tl.arange(0, BK)[:, None]
+    o_x = tl.max_contiguous(tl.arange(0, BV), BC)[None, :]
+    o_v = i_v * BV + o_x
+    m_v = o_v < V
+    m_h = (o_k < K) & m_v
+    p_r = rows + (i_h.to(tl.int64) * TT + beg) * R
+    p_v = v + (beg * S_V + i_h * V + i_v * BV)
+    p_o = o + ((beg * H + i_h) * V + i_v * BV)
+    p_beta = beta + beg * H + i_h if SCALAR_BETA else beta + ((beg * H + i_h) * V + i_v * BV)
+    p_z = z + (beg * S_Z + i_h * V + i_v * BV) if HAS_Z else p_v
+    S_B: tl.constexpr = H if SCALAR_BETA else H * V
+    # [1, BV]
+    b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else 0.
+    # [BK, BV]
+    o_h = state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    if USE_INITIAL_STATE:
+        b_h = tl.load(h0 + (i_s.to(tl.int64) * H + i_h) * K * V + o_h, mask=m_h, other=0.)
+    else:
+        b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    i_c = (first_slot(i_n, bos, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+
+    n_t = (end - beg).to(tl.int32)
+    for i_t in range(0, n_t, C):
+        if SAVE_STATES:
+            tl.store(states + i_c * K * V + o_k * V + o_v, b_h, mask=m_h)
+            i_c += H
+        for _ in range(0, tl.minimum(n_t - i_t, C) // U):
+            for u in tl.static_range(U):
+                b_h = forward_token(
+                    b_h, p_r + u * R, p_v + u * S_V, p_beta + u * S_B, p_z + u * S_Z, p_o + u * H * V, b_D, o_x, m_v,
+                    BK, BV, ROWS, PAIRS, MASKED, SIGMOID, HAS_D, HAS_Z,
+                    SCALAR_BETA,
+                )
+            p_r += U * R
+            p_v += U * S_V
+            p_beta += U * S_B
+            p_z += U * S_Z
+            p_o += U * H * V
+    for _ in range(0, n_t % U):
+        b_h = forward_token(
+            b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_x, m_v, BK, BV, ROWS, PAIRS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+        )
+        p_r += R
+        p_v += S_V
+        p_beta += S_B
+        p_z += S_Z
+        p_o += H * V
+    if STORE_FINAL_STATE:
+        if end == eos:
+            tl.store(ht + (i_n.to(tl.int64) * H + i_h) * K * V + o_h, b_h, mask=m_h)
+
+
+@triton.heuristics({
+    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
+    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+})
+@triton.jit
+def longhorn_step_kernel(
+    q,
+    k,
+    v,
+    beta,
+    D,
+    z,
+    o,
+    h0,
+    ht,
+    scale,
+    s_qb,
+    s_qh,
+    s_qk,
+    s_kb,
+    s_kh,
+    s_kk,
+    s_vb,
+    s_zb,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
+):
+    """One token of every sequence in one launch, from q and k as they come."""
+    i_p = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    i_v, i_h, i_b = i_p % NV, (i_p // NV) % H, (i_p // (NV * H)).to(tl.int64)
+    o_k, o_v = tl.arange(0, BK)[:, None], (i_v * BV + tl.arange(0, BV))[None, :]
+    m_k, m_v = o_k < K, o_v < V
+    # [BK, 1]
+    b_q = tl.load(q + i_b * s_qb + i_h * s_qh + o_k * s_qk, mask=m_k, other=0.).to(tl.float32) * scale
+    b_k = tl.load(k + i_b * s_kb + i_h * s_kh + o_k * s_kk, mask=m_k, other=0.).to(tl.float32)
+    # [1, BV]
+    b_v = tl.load(v + i_b * s_vb + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32)
+    if SCALAR_BETA:
+        b_beta = tl.load(beta + i_b * H + i_h).to(tl.float32) + tl.zeros_like(b_v)
+    else:
+        b_beta = tl.load(beta + (i_b * H + i_h) * V + o_v, mask=m_v, other=0.).to(tl.float32)
+    # [BK, BV]
+    p_h = (i_b * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    if USE_INITIAL_STATE:
+        b_h = tl.load(h0 + p_h, mask=m_k & m_v, other=0.)
+    else:
+        b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    b_h = update(b_h, b_k, step_size(b_beta, tl.sum(b_k * b_k), SIGMOID), b_v)
+    if STORE_FINAL_STATE:
+        tl.store(ht + p_h, b_h, mask=m_k & m_v)
+    b_o = tl.sum(b_q * b_h, 0)[None, :]
+    if HAS_D:
+        b_o += tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) * b_v
+    if HAS_Z:
+        b_z = tl.load(z + i_b * s_zb + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32)
+        b_o *= b_z * tl.sigmoid(b_z)
+    tl.store(o + (i_b * H + i_h) * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
+
+
+def forward_tiles(K: int, V: int) -> dict:
+    """Tile sizes by rule: at most 64 state entries to a thread, which leaves registers for the rest; 128 rows unrolled.
+
+    BC channels to a thread: two share the loads of keys and queries where their states fit. From K = 65 on a warp holds fewer
+    channels than it has threads, and each channel's entries spread over several.
+    """
+    BK = padded_state_size(K)
+    BC = 2 if BK <= 32 and V > 32 else 1
+    BV = min(32 * BC, 2048 // BK)
+    return dict(BK=BK, BV=BV, BC=BC, U=max(128 // BK, 2), ROWS={16: 1, 32: 2}.get(BK, 4))
+
+
+def loads_pairs(v: torch.Tensor, s_v: int, beta: torch.Tensor, tiles: dict) -> bool:
+    """Whether v and beta can be loaded as words of two bfloat16 values."""
+    return (
+        tiles['BC'] == 2 and v.shape[-1] % tiles['BV'] == 0 and s_v % 2 == 0 and beta.dim() == 4
+        and all(x.dtype == torch.bfloat16 and x.data_ptr() % 4 == 0 for x in (v, beta))
+    )
+
+
+def longhorn_fwd_segments(
+    rows: torch.Tensor,
+    v: torch.Tensor,
+    s_v: int,
+    beta: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    s_z: int,
+    h0: torch.Tensor | None,
+    ht: torch.Tensor | None,
+    states: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    *,
+    K: int,
+    L: int,
+    C: int,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> torch.Tensor:
+    """Run every segment of L tokens from its state in `h0` and return `o [B, T, H, V]`."""
+    B, T, H, V = v.shape
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
+    tiles = forward_tiles(K, V)
+    grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, tiles['BV']),)
+    longhorn_fwd_kernel[grid](
+        rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, C, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
+        R=rows.shape[-1], SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
+        PAIRS=loads_pairs(v, s_v, beta, tiles), num_warps=1, num_stages=1, **tiles,
+    )
+    return o
+
+
+def longhorn_fwd_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    h0: torch.Tensor | None,
+    ht: torch.Tensor | None,
+    *,
+    scale: float,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> torch.Tensor:
+    """One token of B sequences: a single launch, without rows prepared beforehand."""
+    B, _, H, K = q.shape
+    V = v.shape[-1]
+    o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
+    BK = padded_state_size(K)
+    BV = max(min(triton.next_power_of_2(V), 1024 // BK), 16)
+    longhorn_step_kernel[(B * H * triton.cdiv(V, BV),)](
+        q, k, v, beta, D, z, o, h0, ht, scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2), k.stride(3),
+        v.stride(0), 0 if z is None else z.stride(0), H=H, K=K, V=V, BK=BK, BV=BV, SIGMOID=use_beta_sigmoid,
+        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, num_warps=1,
+    )
+    return o

@@ -1,0 +1,273 @@
+"""Time in parallel: each segment's decay and end state from zero, and their combination in order.
+
+A segment of L tokens maps the state that enters it to `decay * state + local`, elementwise on `[K, V]`, and the gradient
+that leaves it backwards likewise. Segments combine by `(a2 a1, a2 b1 + b2)`. Slots are those of `ops/checkpoints.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.diagonal.common import (
+    first_slot,
+    load_channels,
+    locate_segment,
+    prepare_rows,
+    state_offsets,
+    step_size,
+    with_token_stride,
+)
+
+# warps of 32 channels that a multiprocessor should hold: two for each of its four schedulers
+BLOCKS_PER_MULTIPROCESSOR = 8
+# tokens below which a second pass costs more than it hides
+MIN_SEGMENT_LENGTH = 256
+INTERPRETED_MULTIPROCESSORS = 4
+
+
+def multiprocessor_count(device: torch.device) -> int:
+    if device.type == 'cpu':
+        return INTERPRETED_MULTIPROCESSORS
+    from fla.utils import get_multiprocessor_count
+    return get_multiprocessor_count(device.index)
+
+
+def choose_segment_length(T: int, blocks: int, K: int, device: torch.device) -> int:
+    """Tokens to a segment, a multiple of the checkpoint interval, for rows of T tokens and `blocks` programs without cuts.
+
+    One segment where the blocks fill at least half of the device, because cutting doubles the arithmetic.
+    """
+    wanted = BLOCKS_PER_MULTIPROCESSOR * multiprocessor_count(device) // blocks
+    L = one_segment(T, K)
+    if wanted > 2:
+        L = min(L, max(triton.cdiv(T, wanted), MIN_SEGMENT_LENGTH))
+    return round_up(L, checkpoint_interval(K))
+
+
+def one_segment(T: int, K: int) -> int:
+    """A segment length above T, for which slots are sequences."""
+    return round_up(T + 1, checkpoint_interval(K))
+
+
+def round_up(x: int, multiple: int) -> int:
+    return triton.cdiv(x, multiple) * multiple
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+    'MASKED': lambda args: args['V'] % args['BV'] != 0,
+})
+@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L'])
+def longhorn_segment_kernel(
+    rows,
+    x,
+    beta,
+    z,
+    decay,
+    local,
+    cu_seqlens,
+    T,
+    TT,
+    N,
+    L,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    S_X: tl.constexpr,
+    S_Z: tl.constexpr,
+    R: tl.constexpr,
+    KP: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    U: tl.constexpr,
+    REVERSE: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Decay product of a segment, and its end state from zero; REVERSE: the gradient of its start state from zero.
+
+    With a_t = 1 - eps_t k_t^2: S = a_t S + k_t (eps_t v_t), or backwards G = a_t (G + q_t dy_t); x is v, or do.
+    """
+    i_p = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    NK: tl.constexpr = (K + BK - 1) // BK
+    i_v, i_k, i_h, i_s = i_p % NV, i_p // NV % NK, (i_p // (NV * NK)) % H, i_p // (NV * NK * H)
+    _, _, _, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
+    if not used:
+        return
+
+    o_k = i_k * BK + tl.arange(0, BK)
+    o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), 1)[None, :]
+    m_v = o_v < V
+    n_t = (end - beg).to(tl.int32)
+    # the first token of the walk, and the way to the next
+    i_t = tl.maximum(end - 1, beg) if REVERSE else beg
+    STEP: tl.constexpr = -1 if REVERSE else 1
+    S_B: tl.constexpr = H if SCALAR_BETA else H * V
+    p_r = rows + (i_h.to(tl.int64) * TT + i_t) * R
+    p_x = x + (i_t * S_X + i_h * V) + o_v
+    p_beta = beta + i_t * H + i_h if SCALAR_BETA else beta + (i_t * H + i_h) * V + o_v
+    p_z = z + (i_t * S_Z + i_h * V) + o_v if HAS_Z else p_x
+    # [BK, BV]
+    b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    b_a = tl.full([BK, BV], 1., dtype=tl.float32)
+    for i in range(0, tl.cdiv(n_t, U)):
+        for u in tl.static_range(U):
+            # masked in the last block only, where the walk would leave the segment
+            m_t = i * U + u < n_t
+            m_x, m_r = m_v & (tl.full([1, BV], u, tl.int32) + i * U < n_t), tl.full([BK], u, tl.int32) + i * U < n_t
+            # [BK, 1]
+            b_k = tl.load(p_r + u * STEP * R + o_k, mask=m_r, other=0.)[:, None]
+            b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=m_t, other=0.)
+            # [1, BV]
+            b_x = load_channels(p_x + u * STEP * S_X, m_x, True)
+            if SCALAR_BETA:
+                b_beta = tl.load(p_beta + u * STEP * S_B, mask=m_t, other=0.).to(tl.float32) + tl.zeros_like(b_x)
+            else:
+                b_beta = load_channels(p_beta + u * STEP * S_B, m_x, True)
+            b_eps = step_size(b_beta, b_n, SIGMOID)
+            b_decay = 1. - b_k * (b_k * b_eps)
+            if REVERSE:
+                if HAS_Z:
+                    b_z = load_channels(p_z + u * STEP * S_Z, m_x, True)
+                    b_x *= b_z * tl.sigmoid(b_z)
+                b_q = tl.load(p_r + u * STEP * R + KP + o_k, mask=m_r, other=0.)[:, None]
+                b_h = b_decay * (b_h + b_q * b_x)
+            else:
+                b_h = b_decay * b_h + b_k * (b_eps * b_x)
+            b_a *= b_decay
+        p_r += U * STEP * R
+        p_x += U * STEP * S_X
+        p_beta += U * STEP * S_B
+        p_z += U * STEP * S_Z
+    o_k = o_k[:, None]
+    o_h = (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    tl.store(local + o_h, b_h, mask=(o_k < K) & m_v)
+    tl.store(decay + o_h, b_a, mask=(o_k < K) & m_v)
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'USE_START': lambda args: args['start'] is not None,
+})
+@triton.jit(do_not_specialize=['T', 'L'])
+def longhorn_combine_kernel(
+    decay,
+    local,
+    start,
+    bounds,
+    cu_seqlens,
+    T,
+    L,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    BS: tl.constexpr,
+    REVERSE: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    USE_START: tl.constexpr,
+):
+    """What enters each segment of a sequence: x = start, then x = decay x + local, segment after segment."""
+    i_p = tl.program_id(0)
+    NS: tl.constexpr = (KV + BS - 1) // BS
+    i_e, i_h, i_n = i_p % NS, (i_p // NS) % H, i_p // (NS * H)
+    if IS_VARLEN:
+        bos, eos = tl.load(cu_seqlens + i_n).to(tl.int64), tl.load(cu_seqlens + i_n + 1).to(tl.int64)
+    else:
+        bos = i_n.to(tl.int64) * T
+        eos = bos + T
+    i_s = first_slot(i_n, bos, T, L, IS_VARLEN)
+    n_s = tl.maximum(tl.cdiv(eos - bos, L), 1).to(tl.int32)
+    o_e = i_e * BS + tl.arange(0, BS)
+    m_e = o_e < KV
+    if USE_START:
+        b_x = tl.load(start + (i_n.to(tl.int64) * H + i_h) * KV + o_e, mask=m_e, other=0.)
+    else:
+        b_x = tl.zeros([BS], dtype=tl.float32)
+    for i in range(0, n_s):
+        i_l = i_s + (n_s - 1 - i if REVERSE else i)
+        p_e = (i_l * H + i_h) * KV + o_e
+        tl.store(bounds + p_e, b_x, mask=m_e)
+        b_x = tl.load(decay + p_e, mask=m_e, other=0.) * b_x + tl.load(local + p_e, mask=m_e, other=0.)
+
+
+def summarize_segments(
+    rows: torch.Tensor,
+    x: torch.Tensor,
+    s_x: int,
+    beta: torch.Tensor,
+    z: torch.Tensor | None,
+    s_z: int,
+    cu_seqlens: torch.Tensor | None,
+    *,
+    K: int,
+    L: int,
+    reverse: bool,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; x is v, or with `reverse` the gradient of y."""
+    B, T, H, V = x.shape
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    S = num_checkpoints(B, T, N, L, cu_seqlens is not None)
+    decay = torch.empty((S, H, V, K) if state_v_first else (S, H, K, V), dtype=torch.float32, device=x.device)
+    local = torch.empty_like(decay)
+    BK, BV = 16, 32
+    grid = (S * H * triton.cdiv(K, BK) * triton.cdiv(V, BV),)
+    KP = max(triton.next_power_of_2(K), 16)
+    longhorn_segment_kernel[grid](
+        rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1], KP=KP,
+        BK=BK, BV=BV, U=4, REVERSE=reverse, SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
+        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1,
+    )
+    return decay, local
+
+
+def combine_segments(
+    decay: torch.Tensor,
+    local: torch.Tensor,
+    start: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    *,
+    N: int,
+    T: int,
+    L: int,
+    reverse: bool,
+) -> torch.Tensor:
+    """What enters each segment `[S, H, K, V]`, given what enters each sequence (`start`, zero if None)."""
+    bounds = torch.empty_like(decay)
+    H, KV = decay.shape[1], decay.shape[2] * decay.shape[3]
+    BS = 128
+    longhorn_combine_kernel[(N * H * triton.cdiv(KV, BS),)](
+        decay, local, start, bounds, cu_seqlens, T, L, H=H, KV=KV, BS=BS, REVERSE=reverse, num_warps=1,
+    )
+    return bounds
+
+
+def segment_summary(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    cu_seqlens: torch.Tensor | None = None,
+    use_beta_sigmoid: bool = False,
+    state_v_first: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(decay, state) `[N, H, K, V]` of whole sequences: their final state is `decay * initial_state + state`.
+
+    What ranks exchange when a sequence is spread over several. k `[B, T, H, K]`, v `[B, T, H, V]`, beta one or the other
+    of `[B, T, H, V]` and `[B, T, H]`.
+    """
+    T, K = k.shape[1], k.shape[-1]
+    v, s_v = with_token_stride(v)
+    return summarize_segments(
+        prepare_rows(k, k, 1., squares=False), v, s_v, beta.contiguous(), None, 0, cu_seqlens, K=K, L=one_segment(T, K),
+        reverse=False, use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first,
+    )

@@ -1,0 +1,282 @@
+"""Exact update, chunkwise backward: a replay of all intervals, one reverse pass over time, and the products over channels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
+from fla_longhorn.ops.triton.exact.common import (
+    CHUNK_SIZE,
+    chunk_tile,
+    first_slot,
+    head_and_index,
+    load_rows,
+    logit_steps,
+    operand,
+    operand_dtype,
+    operand_precision,
+    product,
+    reverse_substitution,
+    rounded,
+    sequence_range,
+    split_product,
+    split_product_t,
+    state_mask,
+    state_offsets,
+    step_sizes,
+    tile_mask,
+)
+from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
+from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
+
+
+def backward_tile(K: int, precision: str) -> dict:
+    """Launch parameters; the state's gradient takes the place of the state."""
+    return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
+
+
+@triton.jit
+def undo_chunk(
+    b_dh, b_dy, p_dy, b_q, b_k, b_D, p_beta, p_g, p_a, p_cs, p_ws, p_dv, p_dbeta, o_t, o_x, i_x, o_b, left, m_v,
+    V: tl.constexpr, DOT: tl.constexpr, A_PARTS: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    HAS_D: tl.constexpr, STORE_W: tl.constexpr,
+):
+    """Store the gradients of v and beta of a chunk, and return that of the state before it `[BV, BK]`."""
+    BT: tl.constexpr = o_t.shape[0]
+    BV: tl.constexpr = b_dh.shape[0]
+    # X^T [BV, BT]; `a` is transposed, and once more for this product
+    b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+    b_dyt = tl.trans(operand(b_dy, DOT))
+    for part in tl.static_range(A_PARTS):
+        b_a = tl.load(p_a + part * (BT * BT) + o_t[:, None] * BT + o_t[None, :])
+        b_x = product(b_dyt, tl.trans(b_a), b_x, DOT)
+    b_dh = product(b_dyt, b_q, b_dh, DOT)
+    # [BT, BV]
+    b_b = load_rows(p_beta, i_x, V, o_b, o_t, left, m_v, SCALAR_BETA)
+    # [BT]
+    b_n = tl.load(p_g + BT * BT + o_t)
+    # [BT, BV]
+    if USE_BETA_SIGMOID:
+        b_e, b_s = logit_steps(b_b, b_n[:, None])
+    else:
+        b_e = step_sizes(b_b, b_n[:, None], False)
+    b_e = tl.broadcast_to(b_e, (BT, BV))
+    # the sum with a loaded tile gives X that layout
+    if SCALAR_BETA:
+        b_x = tl.trans(b_x) + 0.0 * b_dy.to(tl.float32)
+    else:
+        b_x = tl.trans(b_x) + 0.0 * (b_e if USE_BETA_SIGMOID else b_b)
+    b_x = reverse_substitution(b_x, b_e, p_g, BT)
+    b_w = b_x * b_e
+    b_dv = b_w
+    if HAS_D:
+        # loaded again, for registers don't hold it so long
+        b_dv += b_D[None, :] * tl.load(p_dy + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+    tl.store(p_dv + i_x * V + o_x, rounded(b_dv, p_dv.dtype.element_ty), mask=m_v)
+    if SCALAR_BETA:
+        tl.store(p_ws + i_x * V + o_x, operand(b_x, DOT), mask=m_v)
+    else:
+        b_c = tl.load(p_cs + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+        if USE_BETA_SIGMOID:
+            b_c *= b_s
+        tl.store(p_dbeta + i_x * V + o_x, rounded(b_x * b_c, p_dbeta.dtype.element_ty), mask=m_v)
+        if STORE_W:
+            tl.store(p_ws + i_x * V + o_x, operand(b_w, DOT), mask=m_v)
+    return split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
+
+
+@triton.heuristics({
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_SCALE': lambda args: args['scale'] != 1.0,
+    'USE_INITIAL_STATE': lambda args: args['dh0'] is not None,
+    'USE_FINAL_STATE_GRADIENT': lambda args: args['dht'] is not None,
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'STORE_W': lambda args: args['ws'] is not args['dv'],
+    'A_PARTS': lambda args: 1 if args['DOT'] == 'ieee' else 2,
+})
+@triton.jit(do_not_specialize=['T'])
+def chunk_longhorn_exact_bwd_kernel(
+    dy,
+    dht,
+    q,
+    k,
+    beta,
+    D,
+    g,
+    a,
+    cs,
+    ws,
+    dhs,
+    dv,
+    dbeta,
+    dh0,
+    cu_seqlens,
+    scale,
+    T,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    VEC: tl.constexpr,
+    SPAN: tl.constexpr,
+    DOT: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    A_PARTS: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
+    USE_FINAL_STATE_GRADIENT: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    STORE_W: tl.constexpr,
+):
+    r"""One block of channels of one sequence, chunk by chunk from its end, the state's gradient `[BV, BK]` in registers.
+
+    With the letters of the forward kernel and `dS` the gradient of the state at the chunk's end:
+
+    .. math::
+        X = A^\top dY + K\,dS - \mathrm{tril}_{<}(G)^\top W, \quad W = E \odot X, \quad
+        dV = W, \quad d\epsilon = X \odot R, \quad dS \leftarrow dS + Q^\top dY - K^\top W
+
+    `a` holds the scale, q doesn't. dbeta multiplies X with `cs`, of logits with U in its place and the slope of the steps.
+    `ws` takes W (X of a scalar step) and `dhs` the gradients of the state at the ends of the spans, for the products that
+    sum over channels.
+    """
+    i_h, i_n = head_and_index(H)
+    i_v = tl.program_id(1)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    NT = T_n // BT
+    left = T_n - NT * BT
+
+    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+    # what a thread may load at once decides which columns it owns
+    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
+    m_h = state_mask(o_k, o_v, K, V, BV)
+    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
+    # int64, so that a row's offset is a constant of the load
+    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
+    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
+    o_h = o_v[:, None] * K + o_k[None, :]
+    o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
+
+    # of the last full chunk from here on
+    i_x = (bos + (NT - 1) * BT) * H + i_h
+    i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
+    p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (K * V)
+
+    # [BV, BK]
+    b_dh = tl.load(dht + o_state, mask=m_h, other=0.0) if USE_FINAL_STATE_GRADIENT else tl.zeros([BV, BK], dtype=tl.float32)
+    # whether the tokens after the last full chunk lie in its span, whose dS is then stored
+    shared = left * 0
+    if left > 0:
+        tl.store(p_dhs + o_h, rounded(b_dh, dhs.dtype.element_ty), mask=m_h)
+        if NT % (SPAN // BT) == 0:
+            p_dhs -= H * K * V
+        else:
+            shared = left * 0 + 1
+        m_k = tile_mask(o_t, o_k, left, K, BK, True)
+        m_v = tile_mask(o_t, o_v, left, V, BV, True)
+        b_q = tl.load(q + (i_x + BT * H) * K + o_qk, mask=m_k, other=0.0)
+        b_k = tl.load(k + (i_x + BT * H) * K + o_qk, mask=m_k, other=0.0)
+        b_dy = tl.load(dy + (i_x + BT * H) * V + o_x, mask=m_v, other=0.0)
+        if HAS_SCALE:
+            b_q = b_q.to(tl.float32) * scale
+        b_dh = undo_chunk(
+            b_dh, b_dy, dy, b_q, b_k, b_D, beta, g + (i_g + H) * ((BT + 1) * BT), a + (i_g + H) * (A_PARTS * BT * BT), cs,
+            ws, dv, dbeta, o_t, o_x, i_x + BT * H, o_b, left, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D,
+            STORE_W,
+        )
+    if PREFETCH:
+        # [BT, BV], loaded a chunk ahead
+        b_dy_next = tl.load(dy + i_x * V + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
+    NS = tl.cdiv(NT, SPAN // BT)
+    for j_s in range(NS):
+        i_s = NS - 1 - j_s
+        tl.store(p_dhs + o_h, rounded(b_dh, dhs.dtype.element_ty), mask=m_h & (o_v * 0 < j_s + 1 - shared)[:, None])
+        p_dhs -= H * K * V
+        chunks = tl.minimum(SPAN // BT, NT - i_s * (SPAN // BT))
+        for j in tl.range(chunks, num_stages=1):
+            # [BT, BK]
+            m_k = tile_mask(o_t, o_k, BT, K, BK, False)
+            b_q = tl.load(q + i_x * K + o_qk, mask=m_k, other=0.0)
+            b_k = tl.load(k + i_x * K + o_qk, mask=m_k, other=0.0)
+            if HAS_SCALE:
+                b_q = b_q.to(tl.float32) * scale
+            m_v = tile_mask(o_t, o_v, BT, V, BV, False)
+            if PREFETCH:
+                b_dy = b_dy_next
+                before = i_s * (SPAN // BT) + chunks - 1 - j
+                m_before = tile_mask(o_t, o_v, before, V, BV, False)
+                b_dy_next = tl.load(dy + (i_x - BT * H) * V + o_x, mask=m_before, other=0.0)
+            else:
+                b_dy = tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0)
+            b_dh = undo_chunk(
+                b_dh, b_dy, dy, b_q, b_k, b_D, beta, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), cs, ws, dv,
+                dbeta, o_t, o_x, i_x, o_b, BT, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D, STORE_W,
+            )
+            i_x -= BT * H
+            i_g -= H
+    if USE_INITIAL_STATE:
+        tl.store(dh0 + o_state, b_dh, mask=m_h)
+
+
+def chunk_longhorn_exact_bwd(
+    do: torch.Tensor,
+    dht: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    scale: float,
+    initial_state: torch.Tensor | None,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    states: torch.Tensor,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one); arguments contiguous."""
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
+    span, scalar_beta = span_size(K, precision), beta.dim() == 3
+    dtype = operand_dtype(precision)
+    g, a = chunk_longhorn_exact_gram(q, k, cu_seqlens, precision, scale)
+
+    dv, dbeta = torch.empty_like(v), torch.empty_like(beta)
+    dh0, dz = (None if x is None else torch.empty_like(x) for x in (initial_state, z))
+    cs = None if scalar_beta or use_beta_sigmoid else torch.empty_like(v, dtype=torch.float32)
+    us = torch.empty_like(v, dtype=dtype)
+    # one buffer where dv is W
+    ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
+    dy = do if z is None else torch.empty_like(us)
+    dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
+    slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)
+    hs, dhs = (q.new_empty((slots, H, V, K), dtype=dtype) for _ in range(2))
+    flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
+
+    tile = replay_tile(K, precision)
+    chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0], triton.cdiv(V, tile['BV']))](
+        q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V,
+        BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile,
+    )
+    tile = backward_tile(K, precision)
+    chunk_longhorn_exact_bwd_kernel[(H * N, triton.cdiv(V, tile['BV']))](
+        dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
+        V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=state_v_first, **flags, **tile,
+    )
+    dq, dk = chunk_longhorn_exact_bwd_qk(
+        q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid,
+    )
+    return dq, dk, dv, dbeta, dh0, None if D is None else dD.sum(0).to(D.dtype), dz

@@ -1,0 +1,189 @@
+"""Exact update, the end of backward: what sums over the channels, dq and dk (and dbeta of a scalar step)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.exact.common import (
+    first_slot,
+    head_and_index,
+    product,
+    ratio,
+    rounded,
+    sequence_of_slot,
+    sequence_range,
+    sigmoid,
+    split_product,
+    state_tile,
+)
+
+
+def span_size(K: int, precision: str) -> int:
+    """Tokens of a program, and between the states it needs.
+
+    A state's rounding cancels against the steps after it once K of them have replaced it, so a span isn't longer than that;
+    and it is short where products are unrolled.
+    """
+    return 16 if precision == 'ieee' else min(state_tile(K), 64)
+
+
+def products_tile(K: int, precision: str, operands_in_registers: bool) -> dict:
+    """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit the registers of the program, and operands held there."""
+    BK = min(state_tile(K), 64)
+    return {'BK': BK, 'BV': 32 if precision == 'ieee' or BK == 64 and operands_in_registers else 64, 'num_warps': BK // 16}
+
+
+@triton.jit
+def squares(p_k, m_t, K: tl.constexpr, BK: tl.constexpr):
+    """`|k|^2 [BT]` of the tokens whose keys lie at `p_k [BT, 1]`."""
+    b_n = tl.zeros([p_k.shape[0]], dtype=tl.float32)
+    for i_k in range(0, K, BK):
+        o_k = i_k + tl.arange(0, BK)
+        b_k = tl.load(p_k + o_k[None, :], mask=m_t[:, None] & (o_k < K)[None, :], other=0.0).to(tl.float32)
+        b_n += tl.sum(b_k * b_k, 1)
+    return b_n
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'HAS_SCALE': lambda args: args['scale'] != 1.0,
+})
+@triton.jit(do_not_specialize=['T', 'N'])
+def chunk_longhorn_exact_bwd_kernel_qk(
+    q,
+    k,
+    beta,
+    dy,
+    us,
+    ws,
+    hs,
+    dhs,
+    dq,
+    dk,
+    dbeta,
+    cu_seqlens,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    r"""The span of `BT` tokens of one program, block by block of its channels.
+
+    With `S` the state at the span's start and `dS` the gradient of that at its end, whatever the span's length:
+
+    .. math::
+        dQ = dY S^\top + dA\,K, \quad dK = dA^\top Q + U dS^\top - W S^\top - (M + M^\top) K, \quad
+        dA = \mathrm{tril}(dY U^\top), \quad M = \mathrm{tril}(W U^\top)
+
+    M's diagonal :math:`\sum_v d\epsilon\,\epsilon^2` is the gradient through :math:`|k|^2`. Of a scalar step, `us` and `ws`
+    are R and X, and the step of a row multiplies what sums over the channels. A program gives `BK` entries of dq and dk, with
+    a dA and an M of its own.
+    """
+    i_h, i_c = head_and_index(H)
+    i_k = tl.program_id(1)
+    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    i_t = ((i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)) * BT).to(tl.int32)
+    if i_t < T_n:
+        o_t, o_k, o_v = tl.arange(0, BT), i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
+        m_t = i_t + o_t < T_n
+        m_k = m_t[:, None] & (o_k < K)[None, :]
+        i_x = (bos + i_t) * H + i_h
+        o_qk = i_x * K + o_t[:, None] * (H * K) + o_k[None, :]
+        o_x = i_x * V + o_t[:, None] * (H * V) + o_v[None, :]
+        o_h = (i_c.to(tl.int64) * H + i_h) * (K * V) + o_v[:, None] * K + o_k[None, :]
+        # [BT, BK]
+        b_dq = tl.zeros([BT, BK], dtype=tl.float32)
+        b_dk = tl.zeros([BT, BK], dtype=tl.float32)
+        b_dw = tl.zeros([BT, BK], dtype=tl.float32)
+        # [BT, BT]
+        b_da = tl.zeros([BT, BT], dtype=tl.float32)
+        b_m = tl.zeros([BT, BT], dtype=tl.float32)
+        for i_v in range(0, V, BV):
+            m_v = m_t[:, None] & (i_v + o_v < V)[None, :]
+            m_h = (i_v + o_v < V)[:, None] & (o_k < K)[None, :]
+            # [BT, BV]
+            b_dy = tl.load(dy + o_x, mask=m_v, other=0.0)
+            b_u = tl.load(us + o_x, mask=m_v, other=0.0)
+            b_w = tl.load(ws + o_x, mask=m_v, other=0.0)
+            # [BV, BK]
+            b_h = tl.load(hs + o_h, mask=m_h, other=0.0)
+            b_dh = tl.load(dhs + o_h, mask=m_h, other=0.0)
+            b_dq = product(b_dy, b_h, b_dq, DOT)
+            b_dw = product(b_w, b_h, b_dw, DOT)
+            b_dk = product(b_u, b_dh, b_dk, DOT)
+            b_u = tl.trans(b_u)
+            b_da = product(b_dy, b_u, b_da, DOT)
+            b_m = product(b_w, b_u, b_m, DOT)
+            o_x += BV
+            o_h += BV * K
+        b_q = tl.load(q + o_qk, mask=m_k, other=0.0)
+        b_k = tl.load(k + o_qk, mask=m_k, other=0.0)
+        if SCALAR_BETA:
+            b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
+            if USE_BETA_SIGMOID:
+                b_b = sigmoid(b_b)
+            b_f = ratio(1.0, 1.0 + b_b * squares(k + i_x * K + o_t[:, None] * (H * K), m_t, K, BK))
+            b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
+            if USE_BETA_SIGMOID:
+                b_db *= b_b * (1.0 - b_b)
+            tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t & (o_t * 0 == i_k))
+            b_e = b_b * b_f
+            b_m *= b_e[:, None] * b_e[None, :]
+            b_da *= b_e[None, :]
+            b_dk = (b_dk - b_dw) * b_e[:, None]
+        else:
+            b_dk -= b_dw
+        if HAS_SCALE:
+            b_dq *= scale
+            b_da *= scale
+        lower = o_t[:, None] >= o_t[None, :]
+        b_da = tl.where(lower, b_da, 0.0)
+        b_m = tl.where(lower, b_m, 0.0)
+        b_dq = split_product(b_da, b_k, b_dq, DOT)
+        b_dk = split_product(tl.trans(b_da), b_q, b_dk, DOT)
+        b_dk = split_product(-(b_m + tl.trans(b_m)), b_k, b_dk, DOT)
+        tl.store(dq + o_qk, rounded(b_dq, dq.dtype.element_ty), mask=m_k)
+        tl.store(dk + o_qk, rounded(b_dk, dk.dtype.element_ty), mask=m_k)
+
+
+def chunk_longhorn_exact_bwd_qk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    beta: torch.Tensor,
+    dy: torch.Tensor,
+    us: torch.Tensor,
+    ws: torch.Tensor,
+    hs: torch.Tensor,
+    dhs: torch.Tensor,
+    dbeta: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    scale: float,
+    precision: str,
+    use_beta_sigmoid: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
+    T, H, K = q.shape[1:]
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    # before Hopper the tensor cores don't read shared memory
+    tile = products_tile(K, precision, device_capability(q.device) < 9)
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
+        q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
+        BT=span_size(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
+        **tile,
+    )
+    return dq, dk

@@ -1,0 +1,92 @@
+"""Gram matrices of the chunks, shared by all channels of a head: one small kernel ahead of forward and of backward."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.triton.exact.common import (
+    CHUNK_SIZE,
+    chunk_slots,
+    first_slot,
+    head_and_index,
+    product,
+    rounded,
+    sequence_of_slot,
+    sequence_range,
+    state_tile,
+)
+
+
+@triton.heuristics({
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+    'HAS_SCALE': lambda args: args['scale'] != 1.0,
+})
+@triton.jit(do_not_specialize=['T', 'N'])
+def chunk_longhorn_exact_kernel_gram(
+    q,
+    k,
+    g,
+    a,
+    cu_seqlens,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    DOT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    """Write `G = K K^T`, its diagonal as one more row, and `tril(scale Q K^T)^T`, in two parts unless DOT keeps float32."""
+    i_h, i_c = head_and_index(H)
+    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    i_t = (i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)).to(tl.int32)
+    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+    m_k = (i_t * BT + o_t < T_n)[:, None] & (o_k < K)[None, :]
+    # [BT, BK]
+    p_k = ((bos + i_t * BT) * H + i_h) * K + o_t[:, None] * (H * K) + o_k[None, :]
+    b_q = tl.load(q + p_k, mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(k + p_k, mask=m_k, other=0.0).to(tl.float32)
+    # [BT, BT], rows are keys
+    b_zero = tl.zeros([BT, BT], dtype=tl.float32)
+    b_g = product(b_k, tl.trans(b_k), b_zero, DOT)
+    b_a = product(b_k, tl.trans(b_q), b_zero, DOT)
+    if HAS_SCALE:
+        b_a *= scale
+    b_a = tl.where(o_t[:, None] <= o_t[None, :], b_a, 0.0)
+
+    o_g = o_t[:, None] * BT + o_t[None, :]
+    i_g = i_c.to(tl.int64) * H + i_h
+    p_g = g + i_g * ((BT + 1) * BT)
+    tl.store(p_g + o_g, b_g)
+    tl.store(p_g + BT * BT + o_t, tl.sum(b_k * b_k, 1))
+    if DOT == 'ieee':
+        tl.store(a + i_g * (BT * BT) + o_g, b_a)
+    else:
+        # the first part alone serves outputs, so it is rounded to the nearest
+        b_hi = rounded(b_a, a.dtype.element_ty)
+        b_lo = rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty)
+        tl.store(a + i_g * (2 * BT * BT) + o_g, b_hi)
+        tl.store(a + i_g * (2 * BT * BT) + BT * BT + o_g, b_lo)
+
+
+def chunk_longhorn_exact_gram(
+    q: torch.Tensor, k: torch.Tensor, cu_seqlens: torch.Tensor | None, precision: str, scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `g [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed."""
+    B, T, H, K = q.shape
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    slots = chunk_slots(B, T, N, cu_seqlens is not None)
+    g = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
+    parts = 1 if precision == 'ieee' else 2
+    a_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
+    a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=a_dtype)
+    chunk_longhorn_exact_kernel_gram[(H * slots,)](
+        q, k, g, a, cu_seqlens, scale, T, N, H=H, K=K, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision, num_warps=1,
+    )
+    return g, a

@@ -1,0 +1,158 @@
+"""Exact update as the plain recurrence, 3 FMA a state entry: decoding and short sequences, in one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.exact.common import (
+    first_slot,
+    head_and_index,
+    ratio,
+    rounded,
+    sequence_range,
+    sigmoid,
+    state_offsets,
+    state_tile,
+)
+
+
+def recurrent_tile(K: int) -> dict:
+    """Launch parameters: a thread owns `VEC` channels with all their states, so that the sums over K need no exchange."""
+    BK = state_tile(K)
+    BV, num_warps, VEC = {16: (64, 1, 2), 32: (64, 1, 2), 64: (32, 1, 1), 128: (32, 1, 1), 256: (32, 2, 1)}[BK]
+    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': VEC}
+
+
+@triton.heuristics({
+    'HAS_D': lambda args: args['D'] is not None,
+    'HAS_Z': lambda args: args['z'] is not None,
+    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
+    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
+    'SAVE_STATES': lambda args: args['states'] is not None,
+    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
+})
+@triton.jit(do_not_specialize=['T'])
+def fused_recurrent_longhorn_exact_fwd_kernel(
+    q,
+    k,
+    v,
+    beta,
+    D,
+    z,
+    h0,
+    o,
+    ht,
+    states,
+    cu_seqlens,
+    scale,
+    T,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    VEC: tl.constexpr,
+    INTERVAL: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr,
+    SAVE_STATES: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+):
+    r"""One block of channels of one sequence, token by token (arXiv 2407.14207, Theorem 3.1, Eq. 6):
+
+    .. math::
+        u_t = \epsilon_t \odot (v_t - k_t^\top S_{t-1}), \qquad S_t = S_{t-1} + k_t \otimes u_t, \qquad o_t = q_t^\top S_t
+    """
+    i_h, i_n = head_and_index(H)
+    i_v = tl.program_id(1)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    o_k = tl.arange(0, BK)
+    # what a thread may load at once decides which channels it owns
+    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
+    m_k, m_v = o_k < K, o_v < V
+    m_h = m_k[:, None] & m_v[None, :]
+    o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + tl.trans(state_offsets(o_k, o_v, K, V, STATE_V_FIRST))
+    if SAVE_STATES:
+        p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
+    if HAS_D:
+        b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+
+    # [BK, BV]
+    b_h = tl.load(h0 + o_state, mask=m_h, other=0.0) if USE_INITIAL_STATE else tl.zeros([BK, BV], dtype=tl.float32)
+    i_x = bos * H + i_h
+    for i_s in range(tl.cdiv(T_n, INTERVAL)):
+        if SAVE_STATES:
+            tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), b_h, mask=m_h)
+            p_s += H * K * V
+        for _ in range(i_s * INTERVAL, tl.minimum((i_s + 1) * INTERVAL, T_n)):
+            # [BK], [BV]
+            b_q = tl.load(q + i_x * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_k = tl.load(k + i_x * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_v = tl.load(v + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            if SCALAR_BETA:
+                b_b = tl.load(beta + i_x).to(tl.float32) + tl.zeros([BV], dtype=tl.float32)
+            else:
+                b_b = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            if USE_BETA_SIGMOID:
+                b_b = sigmoid(b_b)
+            b_e = ratio(b_b, 1.0 + b_b * tl.sum(b_k * b_k, 0))
+            b_u = b_e * (b_v - tl.sum(b_h * b_k[:, None], 0))
+            b_h += b_k[:, None] * b_u[None, :]
+            b_o = tl.sum(b_h * b_q[:, None], 0) * scale
+            if HAS_D:
+                b_o += b_D * b_v
+            if HAS_Z:
+                b_z = tl.load(z + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+                b_o *= b_z * sigmoid(b_z)
+            tl.store(o + i_x * V + o_v, rounded(b_o, o.dtype.element_ty), mask=m_v)
+            i_x += H
+    if STORE_FINAL_STATE:
+        tl.store(ht + o_state, b_h, mask=m_h)
+
+
+def fused_recurrent_longhorn_exact_fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    scale: float,
+    initial_state: torch.Tensor | None,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    use_beta_sigmoid: bool,
+    state_v_first: bool,
+    output_final_state: bool,
+    save_states: bool,
+    final_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return `o`, the final state and the states saved for backward; arguments are contiguous.
+
+    The final state is written to `final_state` (float32) where given, which may be the initial state itself: a program
+    reads its block of that before it writes it.
+    """
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    interval, tile = checkpoint_interval(K), recurrent_tile(K)
+    o = torch.empty_like(v)
+    ht, states = final_state, None
+    if ht is None and output_final_state:
+        ht = q.new_empty((N, H, V, K) if state_v_first else (N, H, K, V), dtype=torch.float32)
+    if save_states:
+        slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
+        states = q.new_empty((slots, H, K, V), dtype=torch.float32)
+    fused_recurrent_longhorn_exact_fwd_kernel[(H * N, triton.cdiv(V, tile['BV']))](
+        q, k, v, beta, D, z, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, INTERVAL=interval,
+        USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, **tile,
+    )
+    return o, ht, states

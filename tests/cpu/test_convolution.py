@@ -1,0 +1,238 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fla.modules import ShortConvolution
+from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_update_states
+
+from tests.cpu.reference import assert_close, compare, convolve, strided, tensor
+
+# one worker: what the module's fixture computes is most of its time
+pytestmark = pytest.mark.xdist_group('interpreted convolution')
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# empty, shorter than any width, and long sequences
+LENGTHS = [3, 0, 1, 2, 17, 1, 0, 9]
+BOUNDS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
+
+
+def batched(x, weight, bias=None, residual=None, state=None, activation=None, lengths=None):
+    """The reference for every sequence by itself: rows of a batch, or of `lengths` in a packed one."""
+    pieces = list(x) if lengths is None else x[0].split(lengths)
+    residuals = [None] * len(pieces)
+    if residual is not None:
+        residuals = list(residual) if lengths is None else residual[0].split(lengths)
+    states = [None] * len(pieces) if state is None else state
+    pairs = [
+        convolve(piece, weight, bias, extra, before, activation)
+        for piece, extra, before in zip(pieces, residuals, states, strict=True)
+    ]
+    outputs, finals = zip(*pairs, strict=True)
+    return torch.stack(outputs) if lengths is None else torch.cat(outputs)[None], torch.stack(finals)
+
+
+def inputs_of(shape, width, sequences, dtype, bias=True, residual=True, state=True):
+    channels = shape[-1]
+    return {
+        'x': strided(*shape, dtype=dtype),
+        'weight': tensor(channels, width, dtype=dtype),
+        'bias': tensor(channels, dtype=dtype) if bias else None,
+        'residual': strided(*shape, dtype=dtype) if residual else None,
+        'state': tensor(sequences, channels, width, dtype=dtype) if state else None,
+    }
+
+
+def run(activation, cu_seqlens=None):
+    def function(x, weight, bias, residual, state):
+        return causal_conv1d(
+            x, weight, bias, residual, initial_state=state, output_final_state=True, activation=activation,
+            cu_seqlens=cu_seqlens,
+        )
+    return function
+
+
+@pytest.mark.parametrize('activation', [None, 'silu', 'swish'])
+@pytest.mark.parametrize('extras', [True, False])
+@pytest.mark.parametrize('state', [True, False])
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize(('length', 'width'), [(1, 4), (2, 4), (3, 4), (4, 4), (33, 4), (5, 1), (6, 2), (7, 3), (4, 5)])
+def test_batch(activation, extras, state, dtype, length, width):
+    inputs = inputs_of((2, length, 6), width, 2, dtype, bias=extras, residual=extras, state=state)
+    compare(run(activation), lambda **given: batched(**given, activation=activation), inputs, dtype)
+
+
+@pytest.mark.parametrize('activation', [None, 'silu'])
+@pytest.mark.parametrize('extras', [True, False])
+@pytest.mark.parametrize('state', [True, False])
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('width', [1, 2, 3, 4, 6])
+def test_packed_is_separate(activation, extras, state, dtype, width):
+    inputs = inputs_of((1, sum(LENGTHS), 5), width, len(LENGTHS), dtype, bias=extras, residual=extras, state=state)
+    compare(
+        run(activation, BOUNDS), lambda **given: batched(**given, activation=activation, lengths=LENGTHS), inputs, dtype,
+    )
+
+
+def test_packed_bounds_of_int32():
+    inputs = inputs_of((1, sum(LENGTHS), 5), 4, len(LENGTHS), torch.float32)
+    compare(run('silu', BOUNDS.int()), run('silu', BOUNDS), inputs, torch.float32)
+
+
+def test_several_blocks_of_time(monkeypatch):
+    monkeypatch.setattr('fla_longhorn.cpu.convolution.BLOCK_ELEMENTS', 30)
+    inputs = inputs_of((2, 23, 6), 4, 2, torch.float32)
+    compare(run('silu'), lambda **given: batched(**given, activation='silu'), inputs, torch.float32)
+
+
+@pytest.mark.parametrize('cut', [1, 2, 3, 7, 10])
+def test_split_is_whole(cut):
+    x, weight, bias = tensor(2, 11, 6), tensor(6, 4), tensor(6)
+
+    def whole(x, weight, bias):
+        return causal_conv1d(x, weight, bias, output_final_state=True, activation='silu')
+
+    def split(x, weight, bias):
+        first, state = causal_conv1d(x[:, :cut], weight, bias, output_final_state=True, activation='silu')
+        second, state = causal_conv1d(
+            x[:, cut:], weight, bias, initial_state=state, output_final_state=True, activation='silu',
+        )
+        return torch.cat([first, second], 1), state
+
+    compare(split, whole, {'x': x, 'weight': weight, 'bias': bias}, torch.float32)
+
+
+def test_heads_are_flattened():
+    x, residual = strided(2, 9, 3, 4), tensor(2, 9, 3, 4)
+    weight, bias, state = tensor(12, 4), tensor(12), tensor(2, 12, 4)
+
+    def reference(x, weight, bias, residual, state):
+        y, final = batched(x.flatten(2), weight, bias, residual.flatten(2), state, 'silu')
+        return y.view_as(x), final
+
+    inputs = {'x': x, 'weight': weight, 'bias': bias, 'residual': residual, 'state': state}
+    compare(run('silu'), reference, inputs, torch.float32)
+
+
+def short_convolution(width=4, bias=True, activation='silu', dtype=torch.float32):
+    module = ShortConvolution(6, width, bias=bias, activation=activation, dtype=dtype)
+    return module, module.weight.detach().squeeze(1).double(), module.bias.detach().double() if bias else None
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('width', [1, 2, 4, 5])
+@pytest.mark.parametrize('chunks', [[1] * 9, [5, 1, 1, 1, 1], [2, 3, 1, 3], [1, 2, 6]])
+def test_short_convolution_with_a_cache(dtype, width, chunks):
+    module, weight, bias = short_convolution(width, dtype=dtype)
+    x, residual = strided(3, 9, 6, dtype=dtype, requires_grad=False), torch.randn(3, 9, 6, dtype=dtype)
+    want, final = batched(x.double(), weight, bias, residual.double(), activation='silu')
+    cache, outputs = None, []
+    with torch.no_grad():
+        for piece, extra in zip(x.split(chunks, 1), residual.split(chunks, 1), strict=True):
+            y, cache = module(piece, residual=extra, cache=cache, output_final_state=True)
+            outputs.append(y)
+    assert cache.dtype == dtype and cache.shape == (3, 6, width)
+    assert_close('output', torch.cat(outputs, 1), want, {torch.float32: 1e-5}.get(dtype, 5e-3))
+    # nothing is computed on the way into the cache
+    assert torch.equal(cache.double(), final)
+
+
+@pytest.mark.parametrize('requires_grad', [True, False])
+def test_short_convolution_packed_with_a_cache(requires_grad):
+    module, weight, bias = short_convolution()
+    x, cache = torch.randn(1, sum(LENGTHS), 6), torch.randn(len(LENGTHS), 6, 4)
+    want, final = batched(x.double(), weight, bias, state=cache.double(), activation='silu', lengths=LENGTHS)
+    before = cache.clone()
+    with torch.set_grad_enabled(requires_grad):
+        y, after = module(x, cache=cache, output_final_state=True, cu_seqlens=BOUNDS)
+    assert_close('output', y, want, 1e-5)
+    assert torch.equal(after.double(), final)
+    assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize('packed', [True, False])
+def test_decoding_updates_the_cache_in_place(packed):
+    module, weight, bias = short_convolution()
+    x, cache = torch.randn(5, 1, 6), torch.randn(5, 6, 4)
+    want, final = batched(x.double(), weight, bias, state=cache.double(), activation='silu')
+    storage = cache.data_ptr()
+    with torch.no_grad():
+        if packed:
+            y, after = module(x.view(1, 5, 6), cache=cache, output_final_state=True, cu_seqlens=torch.arange(6))
+        else:
+            y, after = module(x, cache=cache, output_final_state=True)
+    assert after is cache and cache.data_ptr() == storage
+    assert_close('output', y.view_as(want), want, 1e-5)
+    assert torch.equal(cache.double(), final)
+
+
+@pytest.mark.parametrize('shape', [(5, 6), (5, 1, 6), (1, 5, 6), (5, 1, 2, 3)])
+@pytest.mark.parametrize('activation', [None, 'silu'])
+def test_update(shape, activation):
+    x, cache = strided(*shape, requires_grad=False), torch.randn(5, 4, 6, dtype=torch.bfloat16).mT
+    weight, bias, residual = torch.randn(6, 4), torch.randn(6), torch.randn(shape)
+    rows = (t.double().reshape(5, 1, 6) for t in (x, residual))
+    token, extra = rows
+    want, final = batched(token, weight.double(), bias.double(), extra, cache.double(), activation)
+    y, after = causal_conv1d_update(x, cache, residual, weight, bias, activation)
+    assert y.shape == x.shape and after is cache
+    assert_close('output', y.reshape(5, 1, 6), want, 1e-5)
+    assert torch.equal(cache, final.to(cache.dtype))
+
+
+def test_states_of_a_packed_matrix():
+    x = torch.randn(sum(LENGTHS), 6)
+    got = causal_conv1d_update_states(x=x, state_len=4, cu_seqlens=BOUNDS)
+    assert torch.equal(got, batched(x[None], torch.ones(6, 4), lengths=LENGTHS)[1])
+
+
+def test_mask_zeroes_the_padding():
+    module, weight, bias = short_convolution()
+    x, mask = torch.randn(2, 7, 6), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    want, _ = batched((x * mask[..., None]).double(), weight, bias, activation='silu')
+    assert_close('output', module(x.clone(), mask=mask)[0], want, 1e-5)
+
+
+def test_unknown_activation_is_refused():
+    with pytest.raises(ValueError, match="got 'relu'"):
+        causal_conv1d(torch.ones(1, 4, 2), torch.ones(2, 4), activation='relu')
+
+
+def test_gradients_in_float64():
+    x, weight, bias, state = (torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+                              for shape in ((1, 9, 2), (2, 3), (2,), (4, 2, 3)))
+    bounds = torch.tensor([0, 2, 2, 3, 9])
+
+    def function(x, weight, bias, state):
+        return causal_conv1d(
+            x, weight, bias, initial_state=state, output_final_state=True, activation='silu', cu_seqlens=bounds,
+        )
+
+    assert torch.autograd.gradcheck(function, (x, weight, bias, state))
+
+
+@pytest.fixture(scope='module')
+def interpreted(tmp_path_factory):
+    """What fla's own Triton kernels compute, under Triton's interpreter: that needs a fresh process."""
+    path = tmp_path_factory.mktemp('interpreted') / 'cases.pt'
+    environment = {**os.environ, 'TRITON_INTERPRET': '1', 'FLA_CPU': '0'}
+    script = Path(__file__).with_name('interpret_convolution.py')
+    subprocess.run([sys.executable, script, path], env=environment, check=True, timeout=300)
+    return torch.load(path)
+
+
+def test_agrees_with_the_triton_kernels(interpreted):
+    assert len(interpreted) == 24
+    for case in interpreted:
+        arguments = {
+            name: value.requires_grad_(value.is_floating_point()) if isinstance(value, torch.Tensor) else value
+            for name, value in case['arguments'].items()
+        }
+        outputs = causal_conv1d(**arguments, output_final_state=True)
+        gradients = torch.autograd.grad(outputs, [arguments[name] for name in case['gradients']], case['seeds'])
+        for got, want in zip(outputs, case['outputs'], strict=True):
+            assert_close('output', got, want, 1e-6)
+        for (name, want), got in zip(case['gradients'].items(), gradients, strict=True):
+            assert_close(f'gradient of {name}', got, want, 1e-5)

@@ -1,0 +1,68 @@
+import os
+import subprocess
+import sys
+from inspect import unwrap
+
+import pytest
+import torch
+from fla import backends
+from fla.modules.norm import l2norm
+
+from fla_longhorn.cpu.backend import CPUBackend, register_cpu, verify_cpu, widen
+
+MODULES = ('activations', 'convolution', 'losses', 'norms', 'rotary')
+
+
+def registry_of(entry_point):
+    return backends._function_registries[unwrap(entry_point)]
+
+
+def test_verifier_looks_at_the_first_tensor():
+    here, elsewhere = torch.ones(1), torch.ones(1, device='meta')
+    assert verify_cpu(here, elsewhere)[0]
+    assert verify_cpu(None, 3, bias=None, x=here)[0]
+    assert verify_cpu(elsewhere, here) == (False, 'the first tensor is on meta')
+    assert verify_cpu(3, eps=1e-5) == (False, 'no tensor argument')
+
+
+def test_other_devices_keep_the_kernels():
+    backend = registry_of(l2norm.l2norm_fwd)._backends['cpu']
+    assert not backend.verify('l2norm_fwd', x=torch.ones(2, 4, device='meta'))[0]
+    assert backend.verify('l2norm_fwd', x=torch.ones(2, 4))[0]
+
+
+def test_registering_again_replaces():
+    registry = registry_of(l2norm.l2norm_fwd)
+    before = dict(registry._backends)
+    implementation = before['cpu'].implementation
+    assert register_cpu(l2norm.l2norm_fwd)(implementation) is implementation
+    assert registry._backends.keys() == before.keys()
+    assert registry._get_sorted_backends()[0].backend_type == CPUBackend.backend_type
+
+
+@pytest.mark.parametrize(('dtype', 'wide'), [
+    (torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.float32),
+    (torch.float64, torch.float64),
+])
+def test_compute_dtype(dtype, wide):
+    assert widen(torch.ones(1, dtype=dtype)).dtype == wide
+
+
+def test_switched_off_by_the_environment(monkeypatch):
+    registry = registry_of(l2norm.l2norm_fwd)
+    assert registry.get_active().backend_type == 'cpu'
+    monkeypatch.setenv('FLA_CPU', '0')
+    assert registry.get_active() is None or registry.get_active().backend_type != 'cpu'
+
+
+def test_imports_without_the_registry():
+    code = f"""
+from importlib import import_module
+for name in {MODULES}:
+    import_module(f'fla_longhorn.cpu.{{name}}')
+from fla import backends
+print(len(backends._function_registries))
+"""
+    environment = {**os.environ, 'FLA_DISABLE_BACKEND_DISPATCH': '1'}
+    run = subprocess.run([sys.executable, '-c', code], env=environment, check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ['0']

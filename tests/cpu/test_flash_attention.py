@@ -1,0 +1,119 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fla_longhorn import registry
+from fla_longhorn.cpu.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
+from tests.cpu.reference import compare, tensor
+
+
+def attend(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):
+    """Softmax attention of `[B, T, HQ, K]`, `[B, S, H, K]` and `[B, S, H, V]`, one query and head at a time."""
+    (B, T, HQ, K), (S, H) = q.shape, k.shape[1:3]
+    scale = K ** -0.5 if softmax_scale is None else softmax_scale
+    left, right = window_size[0], 0 if causal else window_size[1]
+    outputs = []
+    for t in range(T):
+        position = t + S - T
+        start = 0 if left < 0 else max(0, position - left)
+        end = max(start, S if right < 0 else min(S, position + right + 1))
+        for h in range(HQ):
+            keys, values = (x[:, start:end, h // (HQ // H)] for x in (k, v))
+            weights = (keys * q[:, t, None, h] * scale).sum(-1).softmax(-1) if end > start else keys.sum(-1)
+            outputs.append((weights[..., None] * values).sum(1))
+    return torch.stack(outputs, 1).view(B, T, HQ, -1)
+
+
+def pack(function, q, k, v, bounds_q, bounds_k, **options):
+    """`function` sequence by sequence."""
+    ranges = zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:], strict=False)
+    return torch.cat([function(q[None, a:b], k[None, c:d], v[None, c:d], **options)[0] for a, b, c, d in ranges if b > a])
+
+
+@pytest.mark.parametrize('heads', [(2, 2), (4, 2), (3, 1)])
+@pytest.mark.parametrize(('T', 'S', 'options'), [
+    (9, 9, {}),
+    (9, 9, dict(causal=True)),
+    (9, 9, dict(causal=True, window_size=(3, 0))),
+    (9, 9, dict(causal=True, window_size=(0, 5))),
+    (9, 9, dict(window_size=(2, 1))),
+    (9, 9, dict(window_size=(-1, 2), softmax_scale=0.3)),
+    (3, 9, dict(causal=True)),
+    (3, 9, dict(causal=True, window_size=(4, 0))),
+    (3, 9, {}),
+    (1, 9, dict(causal=True)),
+    (1, 9, dict(causal=True, window_size=(2, 0))),
+    (9, 4, dict(causal=True)),
+    (9, 4, dict(window_size=(1, 1))),
+])
+def test_against_float64(heads, T, S, options):
+    torch.manual_seed(0)
+    HQ, H = heads
+    inputs = dict(q=tensor(2, T, HQ, 16), k=tensor(2, S, H, 16), v=tensor(2, S, H, 8))
+    compare(
+        lambda **x: (flash_attn_func(**x, **options),), lambda **x: (attend(**x, **options),), inputs, torch.float32,
+    )
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_keeps_the_dtype(dtype):
+    q, k, v = (torch.randn(1, 5, 2, 8, dtype=dtype) for _ in range(3))
+    o = flash_attn_func(q, k, v, causal=True, window_size=(2, 0))
+    assert o.dtype == dtype
+    want = attend(*(x.double() for x in (q, k, v)), causal=True, window_size=(2, 0))
+    assert (o.double() - want).norm() <= {2: 1e-2, 4: 1e-6, 8: 1e-14}[dtype.itemsize] * want.norm()
+
+
+@pytest.mark.parametrize('options', [dict(causal=True), dict(causal=True, window_size=(3, 0)), dict(window_size=(1, 2))])
+@pytest.mark.parametrize('bounds', [
+    ([0, 7, 8, 16], [0, 7, 8, 16]), ([0, 1, 2, 3], [0, 5, 6, 12]), ([0, 2, 2, 6], [0, 4, 4, 4]),
+])
+def test_packed(bounds, options):
+    torch.manual_seed(0)
+    bounds_q, bounds_k = bounds
+    inputs = dict(q=tensor(bounds_q[-1], 4, 16), k=tensor(bounds_k[-1], 2, 16), v=tensor(bounds_k[-1], 2, 16))
+    tensors = [torch.tensor(x, dtype=torch.int32) for x in bounds]
+    lengths = [max(b - a for a, b in zip(x, x[1:], strict=False)) for x in bounds]
+    compare(
+        lambda **x: (flash_attn_varlen_func(**x, cu_seqlens_q=tensors[0], cu_seqlens_k=tensors[1],
+                                            max_seqlen_q=lengths[0], max_seqlen_k=lengths[1], **options),),
+        lambda **x: (pack(attend, **x, bounds_q=bounds_q, bounds_k=bounds_k, **options),),
+        inputs, torch.float32,
+    )
+
+
+@pytest.mark.parametrize('option', [
+    dict(softcap=30.0), dict(return_attn_probs=True), dict(alibi_slopes=torch.zeros(2)), dict(block_table=torch.zeros(1, 1)),
+])
+def test_refuses_what_it_lacks(option):
+    q = torch.randn(4, 2, 8)
+    bounds = torch.tensor([0, 4])
+    with pytest.raises(NotImplementedError, match=next(iter(option))):
+        flash_attn_varlen_func(q, q, q, bounds, bounds, 4, 4, **option)
+
+
+def test_a_real_flash_attn_stays(monkeypatch):
+    for name in MODULES:
+        monkeypatch.setattr(f'{name}.flash_attn_func', len)
+        monkeypatch.setattr(f'{name}.flash_attn_varlen_func', max, raising=False)
+    registry.register_flash_attention()
+    for name in MODULES:
+        assert sys.modules[name].flash_attn_func is len
+        assert sys.modules[name].flash_attn_varlen_func is max
+
+
+def test_no_package_appears():
+    """In its own process: no `flash_attn` for others to find, and the names are where fla looks."""
+    done = subprocess.run([sys.executable, '-c', '''
+import importlib.util, sys
+real = importlib.util.find_spec('flash_attn') is not None
+import fla_longhorn, fla.layers.attn
+from transformers.utils import is_flash_attn_2_available
+print('flash_attn' in sys.modules, real, is_flash_attn_2_available(), fla.layers.attn.flash_attn_func.__module__)
+'''], capture_output=True, text=True, check=True)
+    found, real, available, module = done.stdout.split()
+    assert found == real
+    if real == 'False':
+        assert available == 'False' and module == 'fla_longhorn.cpu.flash_attention'

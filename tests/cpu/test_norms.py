@@ -1,0 +1,222 @@
+import fla.modules as modules
+import pytest
+import torch
+import torch.nn.functional as F
+from fla.modules.norm import fused_norm_gate, l2norm, layernorm
+
+from tests.cpu.reference import assert_close, compare, norm, strided, tensor
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KINDS = {'layer': (False, 1), 'rms': (True, 1), 'group': (False, 4), 'group_rms': (True, 4)}
+
+
+def parameters(hidden, dtype, weight=True, bias=True):
+    return {
+        'weight': tensor(hidden, dtype=dtype) if weight else None,
+        'bias': tensor(hidden, dtype=dtype) if bias else None,
+    }
+
+
+def module(kind, hidden, weight, bias, eps=1e-5):
+    is_rms_norm, num_groups = KINDS[kind]
+    settings = {'elementwise_affine': weight is not None, 'bias': bias is not None, 'eps': eps}
+    if num_groups > 1:
+        built = modules.GroupNorm(num_groups, hidden, is_rms_norm=is_rms_norm, **settings)
+    else:
+        built = (modules.RMSNorm if is_rms_norm else modules.LayerNorm)(hidden, **settings)
+    # the tests need the gradients of tensors that are also given to the reference
+    for name, value in (('weight', weight), ('bias', bias)):
+        if value is not None:
+            delattr(built, name)
+            setattr(built, name, value)
+    return built
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(('weight', 'bias'), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('hidden', [12, 68])
+def test_norm(kind, weight, bias, dtype, hidden):
+    is_rms_norm, num_groups = KINDS[kind]
+    inputs = {'x': strided(2, 7, hidden, dtype=dtype), **parameters(hidden, dtype, weight, bias)}
+
+    def reference(x, weight, bias):
+        return (norm(x, weight, bias, 1e-5, is_rms_norm, num_groups),)
+
+    compare(lambda x, weight, bias: (module(kind, hidden, weight, bias)(x),), reference, inputs, dtype)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('residual_dtype', [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize('residual_in_fp32', [False, True])
+def test_residual_stream(kind, dtype, residual_dtype, residual_in_fp32):
+    hidden = 24
+    is_rms_norm, num_groups = KINDS[kind]
+    residual = None if residual_dtype is None else strided(3, 5, hidden, dtype=residual_dtype)
+    inputs = {'x': strided(3, 5, hidden, dtype=dtype), 'residual': residual, **parameters(hidden, torch.float32)}
+
+    def reference(x, residual, weight, bias):
+        stream = x if residual is None else x + residual
+        return norm(stream, weight, bias, 1e-5, is_rms_norm, num_groups), stream
+
+    def function(x, residual, weight, bias):
+        built = module(kind, hidden, weight, bias)
+        y, stream = built(x, residual=residual, prenorm=True, residual_in_fp32=residual_in_fp32)
+        assert y.dtype == dtype
+        assert stream.dtype == (residual_dtype or (torch.float32 if residual_in_fp32 else dtype))
+        return y, stream
+
+    # the stream is rounded to its own dtype before the backward reads it
+    coarsest = dtype if residual_dtype in (None, torch.float32) else torch.bfloat16
+    compare(function, reference, inputs, coarsest)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_residual_without_prenorm(kind):
+    is_rms_norm, num_groups = KINDS[kind]
+    inputs = {'x': tensor(2, 5, 16), 'residual': tensor(2, 5, 16), **parameters(16, torch.float32)}
+
+    def reference(x, residual, weight, bias):
+        return (norm(x + residual, weight, bias, 1e-5, is_rms_norm, num_groups),)
+
+    compare(lambda x, residual, weight, bias: (module(kind, 16, weight, bias)(x, residual),), reference, inputs, torch.float32)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_norm_linear_recomputes_its_input(kind, dtype):
+    is_rms_norm, num_groups = KINDS[kind]
+    inputs = {
+        'x': tensor(2, 6, 32, dtype=dtype),
+        'residual': tensor(2, 6, 32, dtype=torch.float32),
+        **parameters(32, dtype),
+        'matrix': tensor(48, 32, dtype=dtype),
+        'shift': tensor(48, dtype=dtype),
+    }
+
+    def reference(x, residual, weight, bias, matrix, shift):
+        y = norm(x + residual, weight, bias, 1e-5, is_rms_norm, num_groups)
+        return F.linear(y, matrix, shift), x + residual
+
+    def function(x, residual, weight, bias, matrix, shift):
+        return layernorm.group_norm_linear(
+            x, weight, bias, matrix, shift, residual=residual, prenorm=True, is_rms_norm=is_rms_norm, num_groups=num_groups,
+        )
+
+    compare(function, reference, inputs, dtype)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_forward_returns_statistics_and_dtypes(kind):
+    is_rms_norm, num_groups = KINDS[kind]
+    x = torch.randn(12, 8, dtype=torch.bfloat16)
+    y, mean, rstd, residual_out = layernorm.layer_norm_fwd(
+        x=x, weight=None, bias=None, eps=0.1, out_dtype=torch.float32, is_rms_norm=is_rms_norm, num_groups=num_groups,
+    )
+    wide = x.double()
+    center = torch.zeros(12) if is_rms_norm else wide.mean(-1)
+    assert y.dtype == rstd.dtype == torch.float32 and residual_out is x
+    assert_close('rstd', rstd, ((wide - center[:, None]).square().mean(-1) + 0.1).rsqrt(), 1e-5)
+    if is_rms_norm:
+        assert mean is None
+    else:
+        assert_close('mean', mean, center, 1e-5)
+
+
+@pytest.mark.parametrize('is_rms_norm', [False, True])
+@pytest.mark.parametrize('activation', ['swish', 'silu', 'sigmoid'])
+@pytest.mark.parametrize('affine', [True, False])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_gated_norm(is_rms_norm, activation, affine, dtype):
+    hidden = 20
+    inputs = {
+        'x': strided(2, 5, hidden, dtype=dtype),
+        'g': strided(2, 5, hidden, dtype=dtype),
+        'residual': tensor(2, 5, hidden, dtype=torch.float32),
+        'weight': tensor(hidden, dtype=dtype) if affine else None,
+        'bias': tensor(hidden, dtype=dtype) if affine and not is_rms_norm else None,
+    }
+
+    def reference(x, g, residual, weight, bias):
+        gate = torch.sigmoid(g) if activation == 'sigmoid' else F.silu(g)
+        return norm(x + residual, weight, bias, 1e-5, is_rms_norm) * gate, x + residual
+
+    def function(x, g, residual, weight, bias):
+        if is_rms_norm:
+            built = modules.FusedRMSNormGated(hidden, elementwise_affine=affine, activation=activation)
+        else:
+            built = modules.FusedLayerNormGated(hidden, elementwise_affine=affine, bias=affine, activation=activation)
+        del built.weight, built.bias
+        built.weight, built.bias = weight, bias
+        return built(x, g, residual, prenorm=True)
+
+    compare(function, reference, inputs, dtype)
+
+
+@pytest.mark.parametrize('x_dtype', [None, torch.float16])
+def test_gated_backward_dtypes(x_dtype):
+    """`x` is the residual stream, so the dtype of the input that its gradient belongs to is an argument."""
+    x, g, dy = torch.randn(3, 8), torch.randn(3, 8).bfloat16(), torch.randn(3, 8).bfloat16()
+    *_, rstd, _ = fused_norm_gate.layer_norm_gated_fwd(x=x, g=g, weight=None, bias=None, is_rms_norm=True)
+    dx, dg, dweight, dbias, dresidual, y = fused_norm_gate.layer_norm_gated_bwd(
+        dy=dy, x=x, g=g, weight=None, bias=None, rstd=rstd, has_residual=True, is_rms_norm=True, x_dtype=x_dtype,
+        recompute_output=True,
+    )
+    assert (dx.dtype, dg.dtype) == ((torch.float32, torch.bfloat16) if x_dtype is None else (x_dtype, x_dtype))
+    assert (dresidual.dtype, y.dtype) == (torch.float32, torch.bfloat16)
+    assert dweight is None and dbias is None
+
+
+@pytest.mark.parametrize('is_rms_norm', [False, True])
+def test_gated_norm_linear_recomputes_its_input(is_rms_norm):
+    names = ('x', 'g', 'residual')
+    inputs = {name: tensor(2, 5, 16) for name in names}
+    inputs |= {**parameters(16, torch.float32), 'matrix': tensor(24, 16), 'shift': tensor(24)}
+
+    def reference(x, g, residual, weight, bias, matrix, shift):
+        y = norm(x + residual, weight, bias, 1e-6, is_rms_norm) * F.silu(g)
+        return F.linear(y, matrix, shift), x + residual
+
+    def function(x, g, residual, weight, bias, matrix, shift):
+        form = fused_norm_gate.rms_norm_swish_gate_linear if is_rms_norm else fused_norm_gate.layer_norm_swish_gate_linear
+        return form(x, g, weight, bias, matrix, shift, residual=residual, prenorm=True)
+
+    compare(function, reference, inputs, torch.float32)
+
+
+def test_unknown_gate_is_refused():
+    with pytest.raises(ValueError, match="got 'relu'"):
+        fused_norm_gate.layer_norm_gated(torch.ones(2, 4), torch.ones(2, 4), None, None, activation='relu')
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('output_dtype', [None, torch.float32])
+def test_l2norm(dtype, output_dtype):
+    inputs = {'x': strided(2, 5, 3, 17, dtype=dtype)}
+
+    def function(x):
+        y = l2norm.l2norm(x, eps=1e-3, output_dtype=output_dtype)
+        assert y.dtype == (output_dtype or dtype)
+        return (y,)
+
+    compare(function, lambda x: (x / (x.square().sum(-1, keepdim=True) + 1e-3).sqrt(),), inputs, dtype)
+
+
+def test_rows_of_zeros_are_finite():
+    x = torch.zeros(3, 8, requires_grad=True)
+    for y in (modules.RMSNorm(8)(x), modules.LayerNorm(8)(x), l2norm.l2norm(x)):
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert y.eq(0).all() and grad.isfinite().all()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_gradients_in_float64(kind):
+    is_rms_norm, num_groups = KINDS[kind]
+    x, residual = (torch.randn(4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    weight, bias = (torch.randn(8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def function(x, residual, weight, bias):
+        return layernorm.group_norm(x, weight, bias, residual, 1e-5, True, False, is_rms_norm, num_groups)
+
+    assert torch.autograd.gradcheck(function, (x, residual, weight, bias))

@@ -1,0 +1,105 @@
+import pytest
+import torch
+from fla.modules import RotaryEmbedding
+from fla.modules.rotary import rotary_embedding
+
+from tests.cpu.reference import assert_close, compare, strided
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def rotate(x, cos, sin, positions, interleaved):
+    """Pairs of channels as complex numbers times `cos + i sin`; `positions` `[B or 1, T]`, negative ones become zero."""
+    width = cos.shape[-1]
+    turned, rest = x[..., :2 * width], x[..., 2 * width:]
+    pairs = turned.unflatten(-1, (width, 2)) if interleaved else turned.unflatten(-1, (2, width)).mT
+    angle = torch.complex(cos, sin)[positions.clamp_min(0)][:, :, None] * (positions >= 0)[..., None, None]
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angle)
+    return torch.cat([turned.flatten(-2) if interleaved else turned.mT.flatten(-2), rest], -1)
+
+
+def tables(length, width, dtype):
+    angle = torch.rand(length, width, dtype=torch.float64) * 6
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+@pytest.mark.parametrize('interleaved', [False, True])
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('width', [4, 3])
+@pytest.mark.parametrize('offset', [0, 3, -2, 'each'])
+def test_batch(interleaved, dtype, width, offset):
+    x, (cos, sin) = strided(2, 7, 3, 8, dtype=dtype), tables(16, width, dtype)
+    offsets = torch.tensor([-2, 4]) if offset == 'each' else offset
+    positions = torch.arange(7) + (offsets[:, None] if offset == 'each' else torch.tensor([[offset]]))
+
+    def reference(x):
+        return (rotate(x, cos.double(), sin.double(), positions, interleaved),)
+
+    def function(x):
+        return (rotary_embedding(x, cos, sin, interleaved=interleaved, seqlen_offsets=offsets),)
+
+    compare(function, reference, {'x': x}, dtype)
+
+
+@pytest.mark.parametrize('interleaved', [False, True])
+@pytest.mark.parametrize('offset', [0, 'each'])
+@pytest.mark.parametrize('bounds_dtype', [torch.int32, torch.int64])
+def test_packed(interleaved, offset, bounds_dtype):
+    lengths = [3, 0, 1, 5]
+    bounds = torch.tensor([0, 3, 3, 4, 9], dtype=bounds_dtype)
+    offsets = torch.tensor([2, 0, 5, -1]) if offset == 'each' else 0
+    each = offsets.tolist() if offset == 'each' else [0] * 4
+    positions = torch.cat([torch.arange(length) + start for length, start in zip(lengths, each, strict=True)])[None]
+    x, (cos, sin) = strided(1, 9, 2, 6), tables(12, 3, torch.float32)
+
+    def reference(x):
+        return (rotate(x, cos.double(), sin.double(), positions, interleaved),)
+
+    def function(x):
+        return (rotary_embedding(x, cos, sin, interleaved=interleaved, seqlen_offsets=offsets, cu_seqlens=bounds),)
+
+    compare(function, reference, {'x': x}, torch.float32)
+
+
+@pytest.mark.parametrize('interleaved', [False, True])
+def test_inplace_keeps_tokens_before_the_first_position(interleaved):
+    x, (cos, sin) = torch.randn(2, 5, 3, 8), tables(8, 3, torch.float32)
+    positions = torch.arange(-2, 3)[None]
+    want = rotate(x.double(), cos.double(), sin.double(), positions, interleaved)
+    want[:, :2] = x[:, :2].double()
+    y = rotary_embedding(x, cos, sin, interleaved=interleaved, inplace=True, seqlen_offsets=-2)
+    assert y.data_ptr() == x.data_ptr()
+    assert_close('output', x, want, 1e-6)
+
+
+@pytest.mark.parametrize('scale_base', [None, 512.])
+def test_module(scale_base):
+    module = RotaryEmbedding(8, scale_base=scale_base)
+    q, k = strided(2, 6, 3, 8), strided(2, 6, 1, 8)
+    positions = torch.arange(2, 8)[None]
+
+    def function(q, k):
+        return module(q, k, seqlen_offset=2)
+
+    def reference(q, k):
+        tables_q = module._cos_cached.double(), module._sin_cached.double()
+        tables_k = tables_q if scale_base is None else (module._cos_k_cached.double(), module._sin_k_cached.double())
+        return rotate(q, *tables_q, positions, False), rotate(k, *tables_k, positions, False)
+
+    compare(function, reference, {'q': q, 'k': k}, torch.float32)
+    frequency = 10000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    if scale_base is None:
+        assert_close('cosines', module._cos_cached, torch.outer(torch.arange(8.), frequency).cos(), 1e-6)
+
+
+@pytest.mark.parametrize('offsets', [3, torch.tensor([0, 3])])
+def test_a_position_without_an_angle_is_refused(offsets):
+    cos, sin = tables(6, 2, torch.float32)
+    with pytest.raises(ValueError, match='position 6'):
+        rotary_embedding(torch.ones(2, 4, 1, 4), cos, sin, seqlen_offsets=offsets)
+
+
+def test_more_angles_than_pairs_are_refused():
+    cos, sin = tables(6, 3, torch.float32)
+    with pytest.raises(ValueError, match='at most 2'):
+        rotary_embedding(torch.ones(2, 4, 1, 4), cos, sin)

@@ -1,0 +1,97 @@
+"""What the kernels compile to, without a GPU: every target, no spills, no more instructions than recorded."""
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from benchmarks.kernels.compiled import TARGETS, compile_kernel
+from benchmarks.kernels.run import ROWS, SEGMENT_ROWS, STATE_SIZES, measure
+
+# one worker: what the module's fixture computes is most of its time
+pytestmark = pytest.mark.xdist_group('compiled diagonal')
+
+KERNELS = {f'{row.kernel} {row.direction}': row for row in (*ROWS, *SEGMENT_ROWS) if row.update == 'diagonal'}
+FORWARD, BACKWARD = 'forward forward', 'backward backward'
+SEGMENTS = ('segment forward segments', 'segment backward segments')
+SMALL = ('prepare backward', 'reduce backward', *SEGMENTS)
+
+# instructions per state update on sm_90 in bfloat16, rounded up: raise one only with a reason in the commit
+RECORDED = {
+    ('prepare forward', 16): 0.02, (FORWARD, 16): 4.80, ('prepare backward', 16): 0.02, (BACKWARD, 16): 20.15,
+    ('reduce backward', 16): 0.09,
+}
+
+# (kernel, K, target, dtype, flags): each flag and dtype that changes the code, in few compilations
+EVERYTHING = dict(SIGMOID=True, HAS_D=True, HAS_Z=True, IS_VARLEN=True, MASKED=True)
+STATES_FORWARD = dict(USE_INITIAL_STATE=True, STORE_FINAL_STATE=True)
+STATES_BACKWARD = dict(USE_FINAL_STATE_GRADIENT=True, STORE_INITIAL_STATE_GRADIENT=True)
+CASES = [
+    *((FORWARD, K, target, 'bf16', {}) for K in STATE_SIZES for target in ('sm_80', 'sm_90', 'sm_100')),
+    *((BACKWARD, 16, target, 'bf16', {}) for target in TARGETS),
+    # above K = 16 backward walks over blocks of 16 with one and the same code
+    *((BACKWARD, K, target, 'bf16', {}) for K, target in ((32, 'sm_90'), (64, 'sm_80'), (128, 'sm_100'))),
+    *((name, 16, target, 'bf16', {}) for name in SMALL for target in ('sm_90', 'gfx942')),
+    ('prepare forward', 16, 'sm_90', 'bf16', {}),
+    (FORWARD, 256, 'sm_90', 'fp16', dict(STATE_V_FIRST=True, **STATES_FORWARD)),
+    (FORWARD, 16, 'gfx942', 'fp32', dict(**EVERYTHING, **STATES_FORWARD)),
+    (FORWARD, 16, 'sm_90', 'fp32', dict(**EVERYTHING, **STATES_FORWARD)),
+    (FORWARD, 16, 'sm_80', 'fp16', dict(SCALAR_BETA=True, SAVE_STATES=False)),
+    (BACKWARD, 16, 'sm_90', 'fp16', dict(**EVERYTHING, **STATES_BACKWARD)),
+    (BACKWARD, 64, 'gfx942', 'fp32', dict(SCALAR_BETA=True, STATE_V_FIRST=True, HAS_Z=True, **STATES_BACKWARD)),
+    (SEGMENTS[1], 16, 'sm_80', 'fp16', dict(SCALAR_BETA=True, SIGMOID=True, STATE_V_FIRST=True, HAS_Z=True)),
+]
+POINTERS = {
+    'USE_INITIAL_STATE': ('h0', '*fp32'), 'STORE_FINAL_STATE': ('ht', '*fp32'), 'HAS_Z': ('z', None), 'HAS_D': ('D', '*fp32'),
+    'IS_VARLEN': ('cu_seqlens', '*i64'), 'USE_FINAL_STATE_GRADIENT': ('dht', '*fp32'),
+    'STORE_INITIAL_STATE_GRADIENT': ('dh0', '*fp32'),
+}
+
+
+def compile_case(case):
+    name, K, target, dtype, flags = case
+    row = KERNELS[name]
+    if not flags:
+        return measure(row, target, K, dtype)
+    types, constants, num_warps = row.arguments(K, dtype, target)
+    constants |= flags
+    for flag, (pointer, kind) in POINTERS.items():
+        if flags.get(flag):
+            types[pointer] = kind or f'*{dtype}'
+    if name == BACKWARD:
+        constants['KEEP_DECAY'] = False
+        types |= {'dz': f'*{dtype}'} if flags.get('HAS_Z') else {}
+        types |= {'dD': '*fp32'} if flags.get('HAS_D') else {}
+    return compile_kernel(row.function, types, constants, target, num_warps)
+
+
+@pytest.fixture(scope='module')
+def compiled():
+    # two processes: compiling is most of this file's time
+    with ProcessPoolExecutor(max_workers=2, mp_context=get_context('spawn')) as pool:
+        order = sorted(range(len(CASES)), key=lambda i: CASES[i][0] != BACKWARD)
+        results = dict(zip(order, pool.map(compile_case, [CASES[i] for i in order]), strict=True))
+    return {describe(CASES[i]): results[i] for i in order}
+
+
+def describe(case):
+    name, K, target, dtype, flags = case
+    return ' '.join((name, f'K={K}', target, dtype, *flags))
+
+
+@pytest.mark.parametrize('case', CASES, ids=describe)
+def test_compiles_without_spills(compiled, case):
+    result = compiled[describe(case)]
+    assert result.registers > 0
+    assert not result.spills, f'{describe(case)}: {result.spills} accesses of local memory, {result.registers} registers'
+
+
+@pytest.mark.parametrize(('name', 'K'), RECORDED, ids=str)
+def test_instructions_stay_at_recorded_figures(compiled, name, K):
+    result = compiled[describe((name, K, 'sm_90', 'bf16', {}))]
+    assert result.instructions_per_state_update <= RECORDED[name, K]
+
+
+def test_forward_and_backward_stay_below_25_instructions_a_state_update(compiled):
+    total = sum(compiled[describe((name, 16, 'sm_90', 'bf16', {}))].instructions_per_state_update for name, _ in RECORDED)
+    assert total <= 25

@@ -1,0 +1,94 @@
+"""The compiled kernels of the exact update hold their figures: no spills, no shuffles, few instructions (no GPU needed)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# one worker: what the module's fixture computes is most of its time
+pytestmark = pytest.mark.xdist_group('compiled exact')
+
+ROOT = Path(__file__).parents[2]
+# (kernel, pass, K) -> most instructions a (token, channel), spilled values, shuffles in the loop over tokens
+FIGURES = {
+    ('forward', 'inference', 16): (30, 0, 0),
+    ('forward', 'inference', 64): (40, 0, 0),
+    ('forward', 'inference', 128): (50, 60, 0),
+    ('recurrent', 'decoding', 16): (140, 0, 12),
+    ('gram', 'forward', 16): (1, 0, 0),
+    ('forward', 'forward', 16): (30, 0, 0),
+    ('forward', 'forward', 64): (40, 0, 0),
+    ('forward', 'forward', 128): (50, 60, 0),
+    ('replay', 'backward', 16): (35, 0, 0),
+    ('backward', 'backward', 16): (36, 0, 0),
+    ('products', 'backward', 16): (6, 0, 0),
+    ('products', 'backward', 128): (12, 0, 0),
+    ('replay', 'backward', 64): (52, 0, 0),
+    ('backward', 'backward', 64): (60, 0, 0),
+    ('products', 'backward', 64): (6, 0, 0),
+    # as the layer calls the op, and with all that its call may add
+    ('forward', 'layer', 16): (47, 0, 0),
+    ('replay', 'layer', 16): (62, 0, 0),
+    ('backward', 'layer', 16): (48, 4, 0),
+    ('products', 'layer', 16): (6, 0, 0),
+    ('forward', 'layer', 64): (56, 12, 0),
+    ('replay', 'layer', 64): (81, 0, 0),
+    ('backward', 'layer', 64): (72, 0, 0),
+    ('forward', 'packed layer', 16): (47, 0, 0),
+    ('replay', 'packed layer', 16): (62, 0, 0),
+    ('backward', 'packed layer', 16): (48, 0, 0),
+    ('forward', 'packed layer', 64): (56, 4, 0),
+    ('replay', 'packed layer', 64): (81, 0, 0),
+    ('backward', 'packed layer', 64): (72, 0, 0),
+    # z alone
+    ('replay', 'gate', 16): (60, 0, 0),
+}
+SCRIPT = """
+import json, sys
+from benchmarks.kernels.exact_rows import table_row
+from benchmarks.kernels.run import INFERENCE_ROWS, ROWS, Row, measure
+rows = {(row.kernel, row.direction): row for row in (*ROWS, *INFERENCE_ROWS) if row.update == 'exact'}
+layer = ('HAS_D', 'HAS_Z', 'USE_BETA_SIGMOID')
+packed = (*layer, 'IS_VARLEN', 'USE_INITIAL_STATE', 'STORE_FINAL_STATE', 'USE_FINAL_STATE_GRADIENT')
+for direction, flags in {'layer': layer, 'packed layer': packed, 'gate': ('HAS_Z',)}.items():
+    for kernel, name in {'forward': 'fwd', 'replay': 'replay', 'backward': 'bwd', 'products': 'qk'}.items():
+        flags = dict.fromkeys(flags, True) | {'SAVE_STATES': True}
+        rows[kernel, direction] = Row(*table_row(name, kernel, direction, **flags))
+for kernel, direction, K in json.loads(sys.argv[1]):
+    print(json.dumps(measure(rows[kernel, direction], 'sm_90', K).as_json()), flush=True)
+"""
+# instructions for an entry of the state and token, forward and backward together, of the diagonal update
+DIAGONAL = 25
+
+
+@pytest.fixture(scope='module')
+def measured() -> dict[tuple, dict]:
+    """The figures, from a process of its own: under `TRITON_INTERPRET` kernels don't compile."""
+    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
+    environment['PYTHONPATH'] = os.pathsep.join([str(ROOT), environment.get('PYTHONPATH', '')])
+    process = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', SCRIPT, json.dumps(list(FIGURES))], cwd=ROOT, env=environment,
+        capture_output=True, text=True, check=False,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return dict(zip(FIGURES, map(json.loads, process.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize('row', FIGURES, ids=str)
+def test_compiled_figures(measured, row):
+    figures = measured[row]
+    names = ('instructions_per_token_channel', 'spills', 'loop_shuffles')
+    over = {name: (figures[name], most) for name, most in zip(names, FIGURES[row], strict=True) if figures[name] > most}
+    assert not over, over
+
+
+def test_a_training_step_costs_less_than_the_diagonal_update(measured):
+    rows = [row for row in FIGURES if row[1] in ('forward', 'backward') and row[2] == 16]
+    # the gram kernel runs in both passes
+    rows.append(('gram', 'forward', 16))
+    assert sum(measured[row]['instructions_per_state_update'] for row in rows) < DIAGONAL

@@ -1,0 +1,167 @@
+"""One step a head as GLA and as the delta rule: the translation alone, and with fla's kernels."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+
+from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.ops.triton import scalar_beta
+from tests.conftest import INTERPRETING
+from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
+
+CASES = [
+    Case(B=2, T=19, H=2, K=5, V=7, scalar_beta=True, initial_state=True),
+    Case(B=1, T=11, H=1, K=4, V=6, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True, state_v_first=True,
+         scale=0.3),
+    Case(H=1, K=3, V=4, scalar_beta=True, z=True, initial_state=True).packed(3, 0, 5),
+]
+
+
+def sequences(cu_seqlens, T):
+    bounds = [0, T] if cu_seqlens is None else cu_seqlens.tolist()
+    return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+def loop(step):
+    """An op with fla's signature whose state takes `step(S, k, v, x)` at each token."""
+    def op(q, k, v, x, scale, initial_state, output_final_state, cu_seqlens):
+        outputs, states = [], []
+        for i, (bos, eos) in enumerate(sequences(cu_seqlens, q.shape[1])):
+            S = initial_state.double() if cu_seqlens is None else initial_state[i:i + 1].double()
+            for t in range(bos, eos):
+                S = step(S, k[:, t, :, :, None], v[:, t, :, None], x[:, t])
+                outputs.append(scale * (q[:, t, :, :, None] * S).sum(-2))
+            states.append(S)
+        return torch.stack(outputs, 1), torch.cat(states) if output_final_state else None
+    return op
+
+
+def gla(S, k, v, g):
+    return g.exp()[..., None] * S + k * v
+
+
+def delta_rule(S, k, v, beta):
+    return S + k * (beta[..., None, None] * (v - (k * S).sum(-2, keepdim=True)))
+
+
+def through_fla(D=None, z=None, initial_state=None, **options):
+    """`chunk_scalar_beta`, called as the public op is."""
+    options['use_beta_sigmoid'] = options.pop('use_beta_sigmoid_in_kernel')
+    return scalar_beta.chunk_scalar_beta(
+        D=D, z=z, initial_state=initial_state, cu_seqlens=options.pop('cu_seqlens', None), **options,
+    )
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+@pytest.mark.parametrize('case', CASES, ids=str)
+def test_translation(case, exact, monkeypatch):
+    monkeypatch.setattr('fla.ops.gla.chunk_gla', loop(gla))
+    monkeypatch.setattr('fla.ops.delta_rule.chunk_delta_rule', loop(delta_rule))
+    inputs, options = make_inputs(case), make_options(case, exact=exact)
+    ref = reference(inputs, options)
+    doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    assert_close(run(through_fla, doubles, options), ref, case.dtype)
+
+
+def test_no_cancellation():
+    """`1 - eps k^2` keeps its digits where it is near 0, down to one entry a key."""
+    for k in (torch.tensor([[[[1e4, 0.0]]]]), torch.tensor([[[[3e3]]]])):
+        beta = torch.full(k.shape[:3], 0.5)
+        eps, log_decay = scalar_beta.steps(k, beta, False)
+        exact_eps, exact_decay = scalar_beta.steps(k.double(), beta.double(), False)
+        torch.testing.assert_close(eps.double(), exact_eps, rtol=1e-6, atol=0)
+        torch.testing.assert_close(log_decay.double(), exact_decay, rtol=1e-6, atol=1e-6)
+        k, beta = k.double(), beta.double()[..., None]
+        naive = torch.log1p(-beta / (1 + beta * k.square().sum(-1, keepdim=True)) * k.square())
+        torch.testing.assert_close(exact_decay, naive, rtol=1e-6, atol=1e-9)
+
+
+def test_route(monkeypatch):
+    """The CPU and float32 have no such kernels; a GPU's calls go by the rule, or where they are sent."""
+    inputs = make_inputs(CASES[0])
+    tensors = [inputs[name] for name in ('q', 'k', 'v', 'beta')]
+
+    class OnGPU:
+        device = torch.device('cuda')
+
+        def __init__(self, *shape, dtype=torch.bfloat16):
+            self.shape, self.dtype, self.dim = shape, dtype, lambda: len(shape)
+
+    def arguments(K, dtype=torch.bfloat16, scalar=True):
+        return *(OnGPU(2, 64, 1, size, dtype=dtype) for size in (K, K, 48)), OnGPU(2, 64, 1, *[48] * (not scalar))
+
+    def route(*args, exact):
+        return scalar_beta.applies(*args, exact)
+
+    for asked, small, large, exact in (('', False, True, False), ('fla', True, True, True), ('own', False, False, False)):
+        monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', asked)
+        assert route(*arguments(16), exact=False) is small
+        assert route(*arguments(32), exact=False) is large
+        assert route(*arguments(128), exact=True) is exact
+        assert not route(*arguments(128, torch.float32), exact=False)
+        assert not route(*arguments(128, scalar=False), exact=False)
+        assert not route(*tensors, exact=False)
+    monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'gla')
+    with pytest.raises(ValueError, match="FLA_LONGHORN_SCALAR_BETA must be one of .*, got 'gla'"):
+        route(*tensors, exact=False)
+
+
+if INTERPRETING:
+    def interpreted_range(*bounds):
+        """Tensors, as `range` gives in compiled kernels: fla's cast them."""
+        handle = type(tl.full((1,), 0, tl.int32).handle)
+        bounds = [int(x.handle.data.item()) if isinstance(x, tl.tensor) else int(getattr(x, 'value', x)) for x in bounds]
+        for i in builtins.range(*bounds):
+            yield tl.tensor(handle(np.array([i], np.int32), tl.int32), tl.int32)
+
+    @pytest.fixture
+    def interpreted_fla(monkeypatch):
+        """fla's kernels under the interpreter: the first configuration, for choosing one takes a GPU."""
+        import fla.ops.delta_rule
+        import fla.ops.gla  # noqa: F401
+
+        monkeypatch.setattr(Autotuner, 'run', lambda self, *args, **kwargs: self.fn.run(
+            *args, **{**kwargs, **self.configs[0].kwargs},
+        ))
+        for name, module in list(sys.modules.items()):
+            if name.startswith(('fla.ops.common.', 'fla.ops.gla.', 'fla.ops.delta_rule.')):
+                monkeypatch.setattr(module, 'range', interpreted_range, raising=False)
+
+    @pytest.mark.usefixtures('interpreted_fla')
+    @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+    @pytest.mark.parametrize('size', [1, 6], ids=lambda size: f'keys x {size}')
+    def test_kernels_interpreted(exact, size):
+        """fla's own kernels give our results, also where `1 - eps k^2` is near 0; in float16, which the interpreter can."""
+        case = Case(B=1, T=70, H=1, K=32, V=32, dtype=torch.float16, scalar_beta=True, initial_state=True)
+        inputs, options = make_inputs(case), make_options(case, exact=exact)
+        inputs['k'] = (inputs['k'].detach() * size).requires_grad_()
+        assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
+
+    @pytest.mark.usefixtures('interpreted_fla')
+    @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+    def test_kernels_interpreted_packed(exact):
+        case = Case(
+            H=2, K=16, V=32, dtype=torch.float16, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True,
+            scale=0.5, state_v_first=True,
+        ).packed(17, 1, 66)
+        inputs, options = make_inputs(case), make_options(case, exact=exact)
+        assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
+
+
+if torch.cuda.is_available():
+    # fla's delta rule rounds the inverse of a chunk's triangle to its inputs' dtype, which in bfloat16 costs about 1e-2
+    @pytest.mark.parametrize('exact, dtype', [
+        (False, torch.bfloat16), (False, torch.float16), (True, torch.float16),
+    ], ids=['diagonal-bfloat16', 'diagonal-float16', 'exact-float16'])
+    @pytest.mark.parametrize('K', [16, 64, 128])
+    def test_kernels(exact, dtype, K, monkeypatch):
+        monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'fla')
+        case = Case(B=2, T=300, H=2, K=K, V=64, dtype=dtype, scalar_beta=True, initial_state=True)
+        check(chunk_longhorn, case, 'cuda', exact)

@@ -1,0 +1,81 @@
+"""Time cut into segments: one, two and many give what one pass gives, wherever packed sequences begin and end."""
+
+import pytest
+import torch
+
+from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.diagonal import segments
+from tests.conftest import INTERPRETING
+from tests.ops.cases import Case, check, make_inputs, make_options, relative_error, run
+
+INTERVAL = checkpoint_interval(4)
+
+
+@pytest.fixture
+def segment_length(monkeypatch):
+    """Choose the length of the segments; only the Triton backend has any."""
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
+
+    def choose(length: int):
+        monkeypatch.setattr(segments, 'choose_segment_length', lambda *args: length)
+
+    return choose
+
+
+if INTERPRETING or torch.cuda.is_available():
+    @pytest.mark.usefixtures('poison')
+    @pytest.mark.parametrize('count', [1, 2, 3])
+    @pytest.mark.parametrize('case', [
+        Case(B=1, T=2 * INTERVAL + 5, H=1, K=4, V=9, initial_state=True),
+        Case(B=1, T=3 * INTERVAL, H=1, K=3, V=33, scalar_beta=True, sigmoid=True, D=True, z=True, state_v_first=True),
+        Case(H=1, K=4, V=5, D=True, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 1, 9),
+    ], ids=str)
+    def test_any_number_of_segments(segment_length, count, case, triton_device):
+        segment_length({1: 5 * INTERVAL, 2: 2 * INTERVAL, 3: INTERVAL}[count])
+        check(chunk_longhorn, case, triton_device)
+
+    def test_repeats_are_bit_equal(segment_length, triton_device):
+        segment_length(INTERVAL)
+        case = Case(B=1, T=2 * INTERVAL + 5, H=1, K=3, V=33, scalar_beta=True, D=True, initial_state=True)
+        inputs, options = make_inputs(case, triton_device), make_options(case, triton_device)
+        first, second = (run(chunk_longhorn, inputs, options) for _ in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    @pytest.mark.parametrize('state_v_first', [False, True])
+    def test_summary(state_v_first, triton_device):
+        """final state = decay * initial state + state from zero."""
+        case = Case(B=1, H=2, K=4, V=6, sigmoid=True, initial_state=True, state_v_first=state_v_first).packed(5, 0, 9)
+        inputs = {name: x.detach() for name, x in make_inputs(case, triton_device).items()}
+        options = make_options(case, triton_device)
+        decay, state = segments.segment_summary(
+            inputs['k'], inputs['v'], inputs['beta'], cu_seqlens=options['cu_seqlens'], use_beta_sigmoid=True,
+            state_v_first=state_v_first,
+        )
+        _, expected = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
+        assert relative_error(decay * inputs['initial_state'] + state, expected) <= 1e-6
+
+
+class TestRule:
+    """`choose_segment_length`: sizes and the multiprocessor count decide, nothing else."""
+
+    @pytest.fixture(autouse=True)
+    def multiprocessors(self, monkeypatch):
+        monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
+
+    @pytest.mark.parametrize('T', [1, 100, 4096, 131072])
+    @pytest.mark.parametrize('blocks', [1, 16, 500, 100_000])
+    @pytest.mark.parametrize('K', [1, 16, 256])
+    def test_is_a_multiple_of_the_interval(self, T, blocks, K):
+        L = segments.choose_segment_length(T, blocks, K, torch.device('cuda'))
+        assert L > 0
+        assert L % checkpoint_interval(K) == 0
+
+    def test_a_filled_device_is_not_cut(self):
+        assert segments.choose_segment_length(2048, 8 * 128, 16, torch.device('cuda')) > 2048
+
+    def test_a_long_row_is_cut(self):
+        assert segments.choose_segment_length(131072, 48, 16, torch.device('cuda')) <= 131072 // 16
+
+    def test_a_short_row_is_not_cut(self):
+        assert segments.choose_segment_length(200, 1, 16, torch.device('cuda')) >= 200

@@ -1,0 +1,97 @@
+"""Decoding with a compiled model: no compilation per step and no new state."""
+
+import pytest
+import torch
+from torch._inductor.utils import run_and_get_code
+
+from tests.torch_compile.graphs import assert_equal, cheap_kernels, compiled
+from tests.torch_compile.test_model import build
+
+STEPS, PROMPT = 8, 6
+
+
+def decode(prefill, step, ids, mask=None) -> tuple[torch.Tensor, list, list]:
+    """Logits of all steps, the states' addresses at each, and the last states."""
+    def masked(length):
+        return None if mask is None else mask[:, :length].clone()
+
+    output = prefill(ids[:, :PROMPT], attention_mask=masked(PROMPT), use_cache=True)
+    cache, logits, addresses = output.past_key_values, [output.logits], []
+    for t in range(PROMPT, PROMPT + STEPS):
+        addresses.append([(x['recurrent_state'].data_ptr(), x['conv_state'].data_ptr()) for x in cache])
+        output = step(ids[:, t:t + 1], attention_mask=masked(t + 1), past_key_values=cache, use_cache=True)
+        assert output.past_key_values is cache
+        logits.append(output.logits)
+    assert cache.get_seq_length() == PROMPT + STEPS
+    return torch.cat(logits, 1), addresses, list(cache)
+
+
+@pytest.mark.parametrize(('mode', 'padding'), [
+    (torch.no_grad, 'left'), (torch.inference_mode, None), (torch.inference_mode, 'anywhere'),
+])
+def test_steps(mode, padding, device):
+    model = build(device, layers=2, exact=padding is None, num_heads=2).eval()
+    ids = torch.randint(53, (3, PROMPT + STEPS), device=device)
+    mask = None
+    if padding is not None:
+        mask = torch.ones_like(ids)
+        mask[0, :4] = 0
+    if padding == 'anywhere':
+        mask[1, [2, 7, 8, 12]] = 0
+    function, counter = compiled(model)
+    with mode():
+        expected, _, expected_states = decode(model, model, ids, mask)
+        logits, addresses, states = decode(model, function, ids, mask)
+    # one for the number of tokens first seen in the cache, one for any other
+    assert counter.frame_count == 2
+    assert all(x == addresses[0] for x in addresses)
+    assert_equal({'logits': logits}, {'logits': expected})
+    for got, ref in zip(states, expected_states, strict=True):
+        assert_equal(*({name: x[name] for name in ('recurrent_state', 'conv_state')} for x in (got, ref)))
+
+
+def test_prefill_compiled_too(device):
+    model = build(device).eval()
+    ids = torch.randint(53, (2, PROMPT + STEPS), device=device)
+    function, counter = compiled(model)
+    with torch.no_grad():
+        expected, _, _ = decode(model, model, ids)
+        logits, addresses, _ = decode(function, function, ids)
+    assert counter.frame_count == 3
+    assert all(x == addresses[0] for x in addresses)
+    assert_equal({'logits': logits}, {'logits': expected})
+
+
+@cheap_kernels
+@torch.no_grad()
+def test_no_state_is_allocated(device):
+    """The compiler's own code hands the operator the cache's state, and allocates nothing of its size."""
+    model = build(device).eval()
+    ids = torch.randint(53, (3, PROMPT + 2), device=device)
+    outputs = [model(ids[:, :PROMPT], use_cache=True) for _ in range(2)]
+    expected = model(ids[:, PROMPT:PROMPT + 1], past_key_values=outputs[0].past_key_values, use_cache=True)
+    cache = outputs[1].past_key_values
+    torch._dynamo.reset()
+    function = torch.compile(model, fullgraph=True)
+    output, (code,) = run_and_get_code(
+        function, ids[:, PROMPT:PROMPT + 1], past_key_values=cache, use_cache=True,
+    )
+    assert_equal({'logits': output.logits}, {'logits': expected.logits})
+    shape = '({}, {}, {}, {})'.format(*cache[0]['recurrent_state'].shape)
+    assert code.count('longhorn_update.default(') == 1
+    assert shape in code
+    allocations = [line for line in code.splitlines() if '= empty_strided' in line]
+    assert allocations
+    assert not any(shape in line for line in allocations)
+
+
+def test_generate(device):
+    model = build(device).eval()
+    ids = torch.randint(3, 53, (2, 5), device=device)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5], device=device)
+    options = {'attention_mask': mask, 'max_new_tokens': STEPS, 'do_sample': False, 'eos_token_id': None}
+    expected = model.generate(ids, **options)
+    forward, counter = compiled(model.forward)
+    model.forward = forward
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert counter.frame_count <= 4

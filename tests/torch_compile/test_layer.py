@@ -1,0 +1,133 @@
+"""The layer under `torch.compile`: every way a sequence can reach it, in one graph, equal to eager."""
+
+import pytest
+import torch
+from fla.models.utils import Cache
+
+from fla_longhorn.layers import Longhorn
+from tests.torch_compile.graphs import assert_equal, assert_unbroken, compiled, gradients, weighted
+
+LAYERS = {
+    'paper': {},
+    'heads': {'num_heads': 2, 'state_size': 5, 'mode': 'fused_recurrent'},
+    'exact': {'exact': True, 'scalar_beta': True, 'num_heads': 4},
+    'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'k_norm': 'l2'},
+}
+MASKS = {
+    'left': [[0, 0, 0, 1, 1, 1, 1], [1] * 7, [0, 0, 0, 0, 0, 0, 1]],
+    'right': [[1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0], [1] * 7],
+    'middle': [[1, 0, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 1, 0], [0] * 7],
+}
+
+
+def build(device, name: str = 'paper') -> Longhorn:
+    layer = Longhorn(**{'hidden_size': 24, 'state_size': 4, 'layer_idx': 0, **LAYERS[name]})
+    with torch.no_grad():
+        for x in layer.parameters():
+            x.add_(torch.randn_like(x) * 0.2)
+    return layer.to(device)
+
+
+def results(call, layer: Longhorn, h: torch.Tensor, cache: Cache | None = None, **options) -> dict[str, torch.Tensor]:
+    """Output, states in the cache, and the gradients of the input and of every parameter."""
+    h = h.detach().requires_grad_()
+    o, _, cache = call(h, past_key_values=cache, use_cache=cache is not None, **options)
+    outputs = {'o': o} if cache is None else {'o': o, **{k: x for k, x in cache[0].items() if x is not None}}
+    return outputs | gradients(weighted(*outputs.values()), [('h', h), *layer.named_parameters()])
+
+
+def check(layer: Longhorn, h: torch.Tensor, make_cache=lambda: None, **options) -> None:
+    expected = results(layer, layer, h, make_cache(), **options)
+    function, counter = compiled(layer)
+    assert_equal(results(function, layer, h, make_cache(), **options), expected)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize('name', list(LAYERS))
+@pytest.mark.parametrize('T', [13, 70])
+def test_equals_eager(name, T, device):
+    check(build(device, name), torch.randn(2, T, 24, device=device))
+
+
+@pytest.mark.parametrize('lengths', [[5, 1, 0, 3], [2, 66, 7]], ids=str)
+def test_packed(lengths, device):
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
+    check(build(device, 'exact'), torch.randn(1, sum(lengths), 24, device=device), Cache, cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.parametrize('dtype', [torch.long, torch.bool], ids=str)
+@pytest.mark.parametrize('name', list(MASKS))
+def test_padding(name, dtype, device):
+    mask = torch.tensor(MASKS[name], device=device).to(dtype)
+    check(build(device, 'bias'), torch.randn(3, 7, 24, device=device), Cache, attention_mask=mask)
+
+
+def test_padding_in_pieces(device):
+    """From a cache, with a mask longer than the input, on both sides of the length at which the op changes."""
+    layer, h = build(device, 'heads'), torch.randn(3, 80, 24, device=device)
+    mask = (torch.rand(3, 80, device=device) < 0.7).long()
+    mask[0, :10] = 0
+
+    def prefix():
+        cache = Cache()
+        with torch.no_grad():
+            layer(h[:, :9], mask[:, :9], cache, use_cache=True)
+        return cache
+
+    check(layer, h[:, 9:], prefix, attention_mask=mask)
+
+
+def test_continued(device):
+    layer, h = build(device), torch.randn(2, 12, 24, device=device)
+
+    def prefix():
+        cache = Cache()
+        with torch.no_grad():
+            layer(h[:, :5], past_key_values=cache, use_cache=True)
+        return cache
+
+    check(layer, h[:, 5:], prefix)
+
+
+def test_padding_is_not_read(device):
+    layer, h = build(device), torch.randn(2, 6, 24, device=device)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1], [1] * 6], device=device)
+    h[mask == 0] = float('nan')
+    function, _ = compiled(layer)
+    assert_equal(results(function, layer, h, attention_mask=mask), results(layer, layer, h, attention_mask=mask))
+
+
+@pytest.mark.parametrize('options', [{}, {'attention_mask': torch.ones(2, 9)}], ids=['', 'mask'])
+def test_no_graph_break(options, device):
+    options = {name: x.to(device) for name, x in options.items()}
+    assert_unbroken(build(device), torch.randn(2, 9, 24, device=device), **options)
+
+
+@pytest.mark.parametrize('padded', [False, True], ids=['', 'mask'])
+def test_lengths_share_graphs(padded, device):
+    """One for the first length seen and one for all up to 64 tokens, one for all above."""
+    layer = build(device)
+    function, counter = compiled(layer)
+    for B, T in ((2, 9), (3, 20), (4, 64), (2, 33), (2, 65), (5, 130), (3, 80)):
+        h = torch.randn(B, T, 24, device=device)
+        mask = (torch.rand(B, T, device=device) < 0.7).long() if padded else None
+        with torch.no_grad():
+            assert_equal({'o': function(h, mask)[0]}, {'o': layer(h, mask)[0]})
+    assert counter.frame_count == 3
+
+
+def test_autocast(device):
+    layer, h = build(device), torch.randn(2, 9, 24, device=device)
+    function, counter = compiled(layer)
+    got, expected, full = (results(call, layer, h) for call in (
+        torch.autocast(device.type, torch.bfloat16)(function), torch.autocast(device.type, torch.bfloat16)(layer), layer))
+    assert got['o'].dtype == torch.bfloat16
+    assert_equal(got, expected, 2e-2)
+    assert_equal({name: x.to(full[name].dtype) for name, x in got.items()}, full, 4e-2)
+    assert counter.frame_count == 1
+
+
+def test_bfloat16(device):
+    layer, h = build(device).bfloat16(), torch.randn(2, 9, 24, device=device).bfloat16()
+    function, _ = compiled(layer)
+    assert_equal(results(function, layer, h, Cache()), results(layer, layer, h, Cache()), 2e-2)

@@ -1,0 +1,137 @@
+"""`LonghornForCausalLM` under `torch.compile`: logits, losses and gradients in one graph, equal to eager."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from fla_longhorn import LonghornForCausalLM
+from tests.models.test_longhorn import small
+from tests.torch_compile.graphs import assert_equal, assert_unbroken, cheap_kernels, compiled, gradients
+
+LINEAR = {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}
+VARIANTS = {
+    'paper': {},
+    'mlp': {'hidden_ratio': 2, 'exact': True},
+    'powlu': {'intermediate_size': 40, 'hidden_act': 'powlu', 'fuse_swiglu': False},
+    'plain modules': {'fuse_norm': False, 'fuse_swiglu': False, 'fuse_cross_entropy': False, 'intermediate_size': 40},
+    'linear loss': LINEAR,
+    'untied': {'tie_word_embeddings': False, 'scalar_beta': True, 'num_heads': 2, 'use_bias': True},
+    'l2warp': {'use_l2warp': True},
+    'linear loss, l2warp': {**LINEAR, 'use_l2warp': True, 'tie_word_embeddings': False},
+}
+
+
+def build(device, layers: int = 1, **options) -> LonghornForCausalLM:
+    model = LonghornForCausalLM(small(num_hidden_layers=layers, **options)).to(device).train()
+    with torch.no_grad():
+        for x in model.parameters():
+            x.add_(torch.randn_like(x) * 0.1)
+    return model
+
+
+def batch(device, B: int = 2, T: int = 17) -> dict[str, torch.Tensor]:
+    ids = torch.randint(53, (B, T), device=device)
+    return {'input_ids': ids, 'labels': ids.masked_fill(torch.rand(B, T, device=device) < 0.3, -100)}
+
+
+def results(call, model: LonghornForCausalLM, **inputs) -> dict[str, torch.Tensor]:
+    """Loss, logits and the gradients of all parameters."""
+    output = call(**inputs)
+    # fla's loss writes the logits' gradient over them
+    logits = {} if output.logits is None else {'logits': output.logits.detach().clone()}
+    return {'loss': output.loss.detach(), **logits} | gradients(output.loss, model.named_parameters())
+
+
+@pytest.mark.parametrize('name', list(VARIANTS))
+def test_training(name, device):
+    model, inputs = build(device, **VARIANTS[name]), batch(device)
+    function, counter = compiled(model)
+    assert_equal(results(function, model, **inputs), results(model, model, **inputs))
+    assert counter.frame_count == 1
+
+
+@cheap_kernels
+def test_inductor(device):
+    model, inputs = build(device), batch(device)
+    function, counter = compiled(model, 'inductor')
+    assert_equal(results(function, model, **inputs), results(model, model, **inputs), 5e-6)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize('options', [{}, LINEAR], ids=['', 'linear loss'])
+def test_no_graph_break(options, device):
+    assert_unbroken(build(device, layers=2, **options), **batch(device))
+
+
+@pytest.mark.parametrize('options', [{}, LINEAR], ids=['', 'linear loss'])
+def test_reductions(options, device):
+    """The number of items given, and no label to learn from."""
+    model, inputs = build(device, **options), batch(device)
+    function, _ = compiled(model)
+    items = torch.tensor(5, device=device)
+    got, expected = (results(call, model, **inputs, num_items_in_batch=items) for call in (function, model))
+    assert_equal(got, expected)
+    inputs['labels'].fill_(-100)
+    got, expected = function(**inputs).loss, model(**inputs).loss
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_criterion_of_the_user(device):
+    model, inputs = build(device, use_l2warp=True), batch(device)
+    model.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    function, counter = compiled(model)
+    assert_equal(results(function, model, **inputs), results(model, model, **inputs))
+    assert counter.frame_count == 1
+
+
+def test_packed_and_long(device):
+    model, inputs = build(device), batch(device, 1, 80)
+    inputs['cu_seqlens'] = torch.tensor([0, 3, 70, 80], device=device)
+    function, counter = compiled(model)
+    assert_equal(results(function, model, **inputs), results(model, model, **inputs))
+    assert counter.frame_count == 1
+
+
+def test_gradient_checkpointing(device):
+    model, inputs = build(device), batch(device)
+    expected = results(model, model, **inputs)
+    model.gradient_checkpointing_enable({'use_reentrant': False})
+    function, counter = compiled(model)
+    assert_equal(results(function, model, **inputs), expected)
+    assert counter.frame_count == 1
+
+
+def test_lengths_share_graphs(device):
+    model = build(device, **LINEAR, use_l2warp=True)
+    function, counter = compiled(model)
+    for B, T in ((2, 9), (3, 20), (5, 4), (2, 65), (3, 110)):
+        inputs = batch(device, B, T)
+        with torch.no_grad():
+            torch.testing.assert_close(function(**inputs).loss, model(**inputs).loss)
+    assert counter.frame_count == 3
+
+
+def test_bfloat16(device):
+    model, inputs = build(device, hidden_ratio=2).bfloat16(), batch(device)
+    function, _ = compiled(model)
+    got, expected = (results(call, model, **inputs) for call in (function, model))
+    assert got['loss'].dtype == torch.float32
+    assert_equal(got, expected, 3e-2)
+
+
+def test_inference_outputs(device):
+    """Hidden states, tuples, and the cache that a call without one returns."""
+    model = build(device).eval()
+    ids = batch(device)['input_ids']
+    function, counter = compiled(model)
+    with torch.no_grad():
+        output, expected = (call(ids, output_hidden_states=True) for call in (function, model))
+        assert_equal(dict(enumerate(output.hidden_states)), dict(enumerate(expected.hidden_states)))
+        assert_equal({'logits': output.logits}, {'logits': expected.logits})
+        cache = output.past_key_values
+        assert type(cache) is type(expected.past_key_values)
+        assert cache.get_seq_length() == 17
+        states = ('recurrent_state', 'conv_state')
+        assert_equal(*({name: x[0][name] for name in states} for x in (cache, expected.past_key_values)))
+        assert counter.frame_count == 1
+        assert_equal({'logits': function(ids, return_dict=False, use_cache=False)[0]}, {'logits': expected.logits})

@@ -1,0 +1,99 @@
+"""The traceable modules against the modules of fla that they extend."""
+
+import pytest
+import torch
+from fla import modules as fla
+
+from fla_longhorn import modules
+from tests.torch_compile.graphs import assert_equal, compiled, gradients, weighted
+
+
+def against_fla(ours, theirs, inputs: dict, **options) -> None:
+    """Compiled outputs and gradients, and those outside a trace bit by bit."""
+    theirs.load_state_dict(ours.state_dict())
+    assert isinstance(ours, type(theirs))
+    results = []
+    function, counter = compiled(ours)
+    for module, call in ((theirs, theirs), (ours, ours), (ours, function)):
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+        outputs = call(**leaves, **options)
+        outputs = [y for y in (outputs if isinstance(outputs, tuple) else (outputs,)) if y is not None]
+        named = [*leaves.items(), *module.named_parameters()]
+        results.append(dict(enumerate(outputs)) | gradients(weighted(*outputs), named))
+    expected, eager, got = results
+    assert all(torch.equal(eager[name], x) for name, x in expected.items())
+    tolerance = 2e-6 if inputs['x'].dtype == torch.float32 else 1e-2
+    assert_equal(got, expected, tolerance)
+    assert counter.frame_count == 1
+
+
+def noise(module, device, dtype=torch.float32):
+    with torch.no_grad():
+        for x in module.parameters():
+            x.add_(torch.randn_like(x) * 0.3)
+    return module.to(device, dtype)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('residual', [False, True])
+@pytest.mark.parametrize('options', [{}, {'bias': True}, {'elementwise_affine': False}], ids=str)
+def test_norm(options, residual, dtype, device):
+    ours, theirs = (noise(package.RMSNorm(24, **options), device, dtype) for package in (modules, fla))
+    inputs = {'x': torch.randn(2, 5, 24, device=device, dtype=dtype)}
+    if residual:
+        inputs['residual'] = torch.randn(2, 5, 24, device=device)
+    against_fla(ours, theirs, inputs, prenorm=residual, residual_in_fp32=residual)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('options', [{}, {'eps': 1e-2, 'output_dtype': torch.float32}], ids=str)
+def test_l2_norm(options, dtype, device):
+    x = torch.randn(2, 5, 3, 7, device=device, dtype=dtype)
+    x[1, 2] = 0
+    against_fla(modules.L2Norm(**options), fla.L2Norm(**options), {'x': x})
+
+
+@pytest.mark.parametrize('fuse_swiglu', [True, False])
+@pytest.mark.parametrize('hidden_act', ['swish', 'powlu'])
+def test_mlp(hidden_act, fuse_swiglu, device):
+    options = {'hidden_size': 8, 'intermediate_size': 12, 'hidden_act': hidden_act, 'fuse_swiglu': fuse_swiglu}
+    ours, theirs = (noise(package.GatedMLP(**options), device) for package in (modules, fla))
+    against_fla(ours, theirs, {'x': torch.randn(2, 5, 8, device=device)})
+
+
+@pytest.mark.parametrize('lengths', [None, [1, 9, 0, 2, 3, 0]], ids=['rows', 'packed'])
+@pytest.mark.parametrize('given', [False, True], ids=['', 'cache'])
+@pytest.mark.parametrize('width', [1, 2, 4])
+def test_convolution(width, given, lengths, device):
+    N, shape = (2, (2, 7, 6)) if lengths is None else (len(lengths), (1, sum(lengths), 6))
+    options = {'bias': given, 'activation': 'silu' if given else None}
+    ours, theirs = (noise(package.ShortConvolution(6, width, **options), device) for package in (modules, fla))
+    inputs = {'x': torch.randn(shape, device=device)}
+    if given:
+        inputs |= {'cache': torch.randn(N, 6, width, device=device), 'residual': torch.randn(shape, device=device)}
+    cu_seqlens = None if lengths is None else torch.tensor([0, *lengths], device=device).cumsum(0)
+    against_fla(ours, theirs, inputs, output_final_state=True, cu_seqlens=cu_seqlens)
+
+
+def test_lengths_outside_a_trace(device):
+    convolution = modules.ShortConvolution(6, 4).to(device)
+    with pytest.raises(ValueError, match='lengths serves a trace'):
+        convolution(torch.randn(1, 5, 6, device=device), lengths=torch.tensor([3], device=device))
+
+
+def test_padding(device):
+    mask = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], device=device)
+    x = torch.arange(1., 21., device=device).view(4, 5, 1)
+    padding = modules.Padding(mask)
+    expected = [[2, 4, 5, 0, 0], [0] * 5, [11, 12, 13, 14, 15], [16, 0, 0, 0, 0]]
+    assert padding.move(x)[..., 0].tolist() == expected
+    assert padding.lengths.tolist() == [3, 0, 5, 1]
+    assert torch.equal(padding.restore(padding.move(x)), x * mask[..., None])
+    assert torch.equal(padding.silence(torch.ones_like(x))[..., 0], (torch.tensor(expected, device=device) > 0).float())
+
+
+def test_padding_keeps_what_is_not_finite_out(device):
+    padding = modules.Padding(torch.tensor([[0, 1, 1]], device=device))
+    x = torch.tensor([float('nan'), 1, 2], device=device).view(1, 3, 1)
+    assert padding.move(x).flatten().tolist() == [1, 2, 0]
+    assert padding.restore(x).flatten().tolist()[0] == 0

@@ -1,0 +1,97 @@
+"""The ops under `torch.compile`, and the operators behind them under `torch.library.opcheck`."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.operator import longhorn_fwd
+from tests.ops.cases import Case, make_inputs, make_options, run
+from tests.torch_compile.graphs import assert_equal, assert_unbroken, compiled
+
+OPS = [chunk_longhorn, fused_recurrent_longhorn]
+EVERYTHING = Case(B=2, T=37, H=2, K=5, V=6, sigmoid=True, D=True, z=True, initial_state=True, scale=0.5)
+CASES = [
+    Case(T=35, K=4, V=7),
+    EVERYTHING,
+    Case(H=1, K=4, V=5, scalar_beta=True, D=True, initial_state=True, state_v_first=True).packed(5, 0, 1, 40),
+]
+
+
+@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
+def exact(request):
+    return request.param
+
+
+@pytest.mark.parametrize('case', CASES, ids=str)
+@pytest.mark.parametrize('op', OPS, ids=lambda op: op.__name__)
+def test_equals_eager(op, case, exact, device):
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    expected = run(op, inputs, options)
+    function, counter = compiled(op)
+    assert_equal(run(function, inputs, options), expected)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize('op', OPS, ids=lambda op: op.__name__)
+def test_no_graph_break(op, exact, device):
+    assert_unbroken(op, **make_inputs(EVERYTHING, device), **make_options(EVERYTHING, device, exact))
+
+
+def test_lengths_share_a_graph(exact, device):
+    """The second length makes the graph dynamic, and any other length then fits it."""
+    function, counter = compiled(chunk_longhorn)
+    for T in (9, 20, 64, 65, 130, 31):
+        case = Case(T=T, B=2, H=1, K=3, V=4, z=True)
+        inputs, options = make_inputs(case, device), make_options(case, device, exact)
+        assert_equal(run(function, inputs, options), run(chunk_longhorn, inputs, options))
+    assert counter.frame_count == 2
+
+
+def test_packings_share_a_graph(exact, device):
+    function, counter = compiled(chunk_longhorn)
+    for lengths in ((4, 5), (3, 0, 9), (70, 2, 1, 8), (2, 2), (5, 6, 7, 8, 9)):
+        case = Case(H=1, K=3, V=4, initial_state=True).packed(*lengths)
+        inputs, options = make_inputs(case, device), make_options(case, device, exact)
+        assert_equal(run(function, inputs, options), run(chunk_longhorn, inputs, options))
+    assert counter.frame_count == 2
+
+
+def test_state_update(exact, device):
+    case = Case(B=2, T=1, H=2, K=5, V=6, sigmoid=True, D=True, z=True, initial_state=True)
+    options = {name: x for name, x in make_options(case, device, exact).items() if name != 'output_final_state'}
+    inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
+    state = inputs.pop('initial_state')
+    expected_state, pointer = state.clone(), state.data_ptr()
+    function, counter = compiled(longhorn_state_update)
+    for _ in range(4):
+        expected = longhorn_state_update(expected_state, **inputs, **options)
+        o = function(state, **inputs, **options)
+        assert_equal({'o': o, 'state': state}, {'o': expected, 'state': expected_state})
+    assert counter.frame_count == 1
+    assert state.data_ptr() == pointer
+
+
+@pytest.mark.parametrize('case', [EVERYTHING, replace(CASES[2], B=1, T=80, lengths=(40, 40))], ids=str)
+def test_opcheck(case, exact, device):
+    """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes, of the three operators.
+
+    The sequences are of lengths that leave no slot for a saved state unused: nobody writes such a slot, or reads it.
+    """
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    x = {name: inputs.get(name) for name in ('q', 'k', 'v', 'beta', 'initial_state', 'D', 'z')}
+    scale, cu_seqlens = 0.5, options.get('cu_seqlens')
+    flags = (exact, case.sigmoid, case.state_v_first)
+    for parallel in (False, True):
+        forward = (*list(x.values())[:4], scale, *list(x.values())[4:], cu_seqlens, *flags, True, True, parallel)
+        torch.library.opcheck(torch.ops.fla_longhorn.longhorn_fwd, forward)
+        o, final_state, states = longhorn_fwd(*forward)
+        q, k, v, beta, h0, D, z = (None if y is None else y.detach() for y in x.values())
+        torch.library.opcheck(torch.ops.fla_longhorn.longhorn_bwd, (
+            torch.randn_like(o), torch.randn_like(final_state), q, k, v, beta, scale, h0, D, z, cu_seqlens, states.detach(),
+            *flags, parallel,
+        ))
+    torch.library.opcheck(
+        torch.ops.fla_longhorn.longhorn_update, (q, k, v, beta, scale, h0, D, z, cu_seqlens, *flags),
+    )
