@@ -19,7 +19,7 @@ def bytes_moved(tmp_path_factory) -> dict[tuple[str, int], tuple[float, float]]:
     file = tmp_path_factory.mktemp('traffic') / 'traffic.json'
     environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
     subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.kernels.traffic', '--json', str(file)], cwd=ROOT, env=environment,
+        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.traffic', '--json', str(file)], cwd=ROOT, env=environment,
         check=True, capture_output=True,
     )
     return by_operator(file)
