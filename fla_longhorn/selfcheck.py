@@ -275,7 +275,7 @@ def supported_dtypes(device: torch.device) -> list[str]:
 def describe(device: torch.device) -> dict[str, str]:
     """Device, backend and versions: what a report of a wrong kernel has to name."""
     about = {'device': str(device), 'hardware': hardware(device)}
-    about['backend'] = select_backend(device).__name__.rsplit('_', 1)[-1]
+    about['backend'] = select_backend(device).__name__.rsplit('.', 1)[-1]
     about['platform'] = platform.platform()
     about['python'] = platform.python_version()
     about['fla-longhorn'] = fla_longhorn.__version__

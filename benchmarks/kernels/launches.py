@@ -37,8 +37,8 @@ from triton.compiler import make_backend
 from triton.runtime.driver import driver
 
 from benchmarks.kernels.compiled import TARGETS
-from fla_longhorn.ops.context_parallel.summaries import backward_summary, forward_summary
-from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton import backward_summary, forward_summary, longhorn_bwd, longhorn_fwd
 
 # of a block on an A100, H100 and B200; threads and grid are the same on all of them
 SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448}
@@ -217,24 +217,20 @@ def rehearse(call: Call) -> None:
     D = empty(H, V, dtype=torch.float32 if mixed else dtype) if call.D else None
     state = empty(*((N, H, V, K) if call.state_v_first else (N, H, K, V)), dtype=torch.float32)
     cu_seqlens = None if call.N is None else empty(N + 1, dtype=getattr(torch, call.index))
+    update, train, parallel = call.mode == 'update', call.mode in ('train', 'train recurrent'), call.mode in ('train', 'infer')
+    args = Arguments(
+        q, k, v, beta, call.scale, state if call.initial_state or update else None, call.final_state or update, call.exact,
+        D, z, call.sigmoid, call.state_v_first, cu_seqlens,
+    )
     if call.mode == 'summary':
-        forward_summary(k, v, beta, with_decay=True, use_beta_sigmoid=call.sigmoid)
-        backward_summary(v, q, k, v, beta, z, state, scale=call.scale, use_beta_sigmoid=call.sigmoid, parallel=True)
+        forward_summary(args)
+        backward_summary(v, args)
         return
-    options = dict(
-        scale=call.scale, initial_state=state if call.initial_state or call.mode == 'update' else None, D=D, z=z,
-        cu_seqlens=cu_seqlens, exact=call.exact, use_beta_sigmoid=call.sigmoid, state_v_first=call.state_v_first,
-        parallel=call.mode in ('train', 'infer'),
-    )
-    train = call.mode in ('train', 'train recurrent')
-    o, _, states = longhorn_fwd(
-        q, k, v, beta, output_final_state=call.final_state or call.mode == 'update', save_states=train,
-        final_state=state if call.mode == 'update' else None, **options,
-    )
+    o, _, states = longhorn_fwd(args, save_states=train, parallel=parallel, final_state=state if update else None)
     if train:
         # what a sum hands back is one number, expanded
         do = torch.empty((), dtype=o.dtype, device='meta').expand(o.shape) if call.layout == 'view' else torch.empty_like(o)
-        longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, q, k, v, beta, states=states, **options)
+        longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, states, args, parallel=parallel)
 
 
 FACTORS = {

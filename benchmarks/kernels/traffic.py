@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from fla_longhorn.ops import triton as longhorn_triton
+from fla_longhorn.ops.arguments import Arguments
 
 STATE_SIZES = (16, 32, 64, 128)
 T, V = 512, 1024
@@ -55,16 +56,11 @@ def taken_launches() -> Iterator[list[Launch]]:
 
 def longhorn(exact: bool, scalar: bool) -> Callable:
     """Forward and backward of our own kernels; the arguments are q, k, v and beta."""
-    options = dict(
-        scale=1.0, initial_state=None, D=None, z=None, cu_seqlens=None, use_beta_sigmoid=False, state_v_first=False,
-        parallel=True, exact=exact,
-    )
-
     def passes(q, k, v, steps, step, decays) -> Iterator[None]:
-        tensors = [x.detach() for x in (q, k, v, step if scalar else steps)]
-        o, _, states = longhorn_triton.longhorn_fwd(*tensors, output_final_state=False, save_states=True, **options)
+        args = Arguments(*(x.detach() for x in (q, k, v, step if scalar else steps)), exact=exact)
+        o, _, states = longhorn_triton.longhorn_fwd(args, save_states=True, parallel=True)
         yield
-        longhorn_triton.longhorn_bwd(torch.empty_like(o), None, *tensors, states=states, **options)
+        longhorn_triton.longhorn_bwd(torch.empty_like(o), None, states, args, parallel=True)
         yield
     return passes
 

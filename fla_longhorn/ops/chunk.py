@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops import context_parallel
-from fla_longhorn.ops.inputs import check_inputs
-from fla_longhorn.ops.operator import run
+from fla_longhorn.ops.apply import apply
+from fla_longhorn.ops.arguments import Arguments
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -100,17 +99,10 @@ def chunk_longhorn(
         >>> o.shape, state.shape
         (torch.Size([2, 64, 1, 32]), torch.Size([2, 1, 16, 32]))
     """
-    if cp_context is not None:
-        return context_parallel.run(
-            q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D,
-            z=z, use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cp_context=cp_context,
-            parallel=True,
-        )
-    check_inputs(
-        q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first,
-    )
-    return run(
-        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D, z=z,
-        use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens, parallel=True,
+    return apply(
+        Arguments(
+            q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
+            use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
+        ),
+        cu_seqlens_cpu, cp_context, parallel=True,
     )

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops import context_parallel
+from fla_longhorn.ops.apply import apply
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.chunk import chunk_longhorn
-from fla_longhorn.ops.inputs import check_inputs
-from fla_longhorn.ops.operator import run
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -32,19 +31,12 @@ def fused_recurrent_longhorn(
     cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if cp_context is not None:
-        return context_parallel.run(
-            q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D,
-            z=z, use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cp_context=cp_context,
-            parallel=False,
-        )
-    check_inputs(
-        q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first,
-    )
-    return run(
-        q, k, v, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state, exact=exact, D=D, z=z,
-        use_beta_sigmoid=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens, parallel=False,
+    return apply(
+        Arguments(
+            q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
+            use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
+        ),
+        cu_seqlens_cpu, cp_context, parallel=False,
     )
 
 

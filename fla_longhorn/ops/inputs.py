@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fla_longhorn.ops.arguments import FLAGS, Arguments
+
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
 
@@ -19,33 +21,28 @@ _last_checked: tuple | None = None
 
 
 def check_inputs(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    scale: float | None,
-    initial_state: torch.Tensor | None,
-    exact: bool,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
+    args: Arguments,
     cu_seqlens_cpu: torch.Tensor | None,
-    state_v_first: bool,
+    *,
     allow_float64: bool = False,
     state_name: str = 'initial_state',
     cu_seqlens_name: str = 'cu_seqlens',
 ) -> None:
-    """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together."""
-    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, state_name: initial_state}
+    """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together.
+
+    `state_name` and `cu_seqlens_name` are what the caller calls these two.
+    """
+    q, k, v, beta, D, z, cu_seqlens = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens
+    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, state_name: args.initial_state}
     for name, x in tensors.items():
         if x is None and name in ('D', 'z', 'initial_state'):
             continue
         _check_tensor(name, x, q, allow_float64)
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (numbers.Real, torch.SymFloat))):
-        raise TypeError(f'scale must be a number or None, got {type(scale).__name__}')
-    if not isinstance(exact, bool):
-        raise TypeError(f'exact must be True or False, got {type(exact).__name__}')
+    if isinstance(args.scale, bool) or not isinstance(args.scale, (numbers.Real, torch.SymFloat)):
+        raise TypeError(f'scale must be a number or None, got {type(args.scale).__name__}')
+    for name in FLAGS:
+        if not isinstance(getattr(args, name), bool):
+            raise TypeError(f'{name} must be True or False, got {type(getattr(args, name)).__name__}')
 
     if q.dim() != 4:
         raise ValueError(f'q must have shape [B, T, H, K], got {list(q.shape)}')
@@ -67,16 +64,13 @@ def check_inputs(
     if z is not None:
         _check_shape('z', z, (B, T, H, V), '[B, T, H, V], the shape of v')
 
-    N = B
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, cu_seqlens_cpu, B, T, q.device, cu_seqlens_name)
-        N = cu_seqlens.shape[0] - 1
     elif cu_seqlens_cpu is not None:
         raise ValueError('cu_seqlens_cpu is the host copy of cu_seqlens and needs cu_seqlens beside it, got None')
-    if initial_state is not None:
-        layout = '[N, H, V, K] (state_v_first=True)' if state_v_first else '[N, H, K, V]'
-        wanted = (N, H, V, K) if state_v_first else (N, H, K, V)
-        _check_shape(state_name, initial_state, wanted, f'{layout}, one state a sequence')
+    if args.initial_state is not None:
+        layout = '[N, H, V, K] (state_v_first=True)' if args.state_v_first else '[N, H, K, V]'
+        _check_shape(state_name, args.initial_state, args.state_shape, f'{layout}, one state a sequence')
 
 
 def check_cu_seqlens(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.inputs import check_inputs
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ def naive_recurrent_longhorn(
     """
     if cp_context is not None:
         raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
-    check_inputs(
-        q, k, v, beta, scale=scale, initial_state=initial_state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first, allow_float64=True,
+    scale = 1.0 if scale is None else scale
+    args = Arguments(
+        q, k, v, beta, scale, initial_state, output_final_state, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
+        cu_seqlens,
     )
+    check_inputs(args, cu_seqlens_cpu, allow_float64=True)
     B, T, H, K = q.shape
     V = v.shape[-1]
     tensors = [x for x in (q, k, v, beta, initial_state, D, z) if x is not None]
@@ -92,7 +95,7 @@ def naive_recurrent_longhorn(
             outputs.append((q_t * S).sum(-2))
         final_states.append(S)
 
-    o = torch.stack(outputs, 1) * (1.0 if scale is None else scale)
+    o = torch.stack(outputs, 1) * scale
     if D is not None:
         o = o + D.to(dtype) * v
     if z is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.inputs import check_inputs
-from fla_longhorn.ops.operator import longhorn_update
+from fla_longhorn.ops.operator import longhorn_update, needs_gradient
 
 
 def longhorn_state_update(
@@ -50,20 +51,18 @@ def longhorn_state_update(
         >>> longhorn_state_update(state, q, k, v, beta).shape
         torch.Size([2, 1, 1, 32])
     """
-    check_inputs(
-        q, k, v, beta, scale=scale, initial_state=state, exact=exact, D=D, z=z, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu, state_v_first=state_v_first, state_name='state',
+    args = Arguments(
+        q, k, v, beta, 1.0 if scale is None else scale, state, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
+        cu_seqlens,
     )
+    check_inputs(args, cu_seqlens_cpu, state_name='state')
     if state.dtype != torch.float32:
         raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
     if not state.is_contiguous():
         raise ValueError(f'state must be contiguous to be updated in place, got strides {state.stride()}')
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (state, q, k, v, beta, D, z)):
+    if needs_gradient(args):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'
         )
-    return longhorn_update(
-        q, k, v, beta, 1.0 if scale is None else float(scale), state, D, z, cu_seqlens, exact, use_beta_sigmoid_in_kernel,
-        state_v_first,
-    )
+    return longhorn_update(*args._replace(scale=float(args.scale)))

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from fla.ops.cp import FLACPContext, build_cp_context
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
-from fla_longhorn.ops.context_parallel import Part, pieces_of
+from fla_longhorn.ops.context_parallel.part import Part
+from fla_longhorn.ops.context_parallel.ring import pieces_of
 from tests.distributed.process import run
 from tests.distributed.scripts import op as script
 from tests.ops.cases import TOLERANCE

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fla_longhorn.ops import triton as longhorn_triton
-from fla_longhorn.ops.context_parallel import summaries
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton.diagonal import summaries
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def entered(monkeypatch):
 
 @pytest.fixture
 def second():
-    """What stands for a tensor on the second of two GPUs."""
-    return SimpleNamespace(device=torch.device('cuda:1'), shape=(1, 4, 1, 3))
+    """Arguments whose tensors are on the second of two GPUs, by what stands for a tensor there."""
+    return Arguments(*[SimpleNamespace(device=torch.device('cuda:1'), shape=(1, 4, 1, 3))] * 4)
 
 
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
@@ -37,18 +38,16 @@ def test_ops(exact, entered, second, monkeypatch):
     name = 'exact' if exact else 'diagonal'
     for direction in ('fwd', 'bwd'):
         monkeypatch.setattr(longhorn_triton, f'{name}_{direction}', lambda *args, **options: list(entered))
-    assert longhorn_triton.longhorn_fwd(*[second] * 4, exact=exact) == [1]
-    assert longhorn_triton.longhorn_bwd(None, None, *[second] * 4, exact=exact) == [1]
+    args = second._replace(exact=exact)
+    assert longhorn_triton.longhorn_fwd(args, save_states=False, parallel=True) == [1]
+    assert longhorn_triton.longhorn_bwd(None, None, None, args, parallel=True) == [1]
     assert not entered
 
 
 def test_summaries(entered, second, monkeypatch):
-    monkeypatch.setattr(summaries, 'runs_on_triton', lambda device: True)
     monkeypatch.setattr(summaries, 'with_token_stride', lambda x: (x, 0))
     monkeypatch.setattr(summaries, 'prepare_rows', lambda *args, **options: None)
     monkeypatch.setattr(summaries, 'summarize', lambda *args, **options: (None, list(entered)))
-    assert summaries.forward_summary(*[second] * 3, with_decay=True, use_beta_sigmoid=False)[1] == [1]
-    assert summaries.backward_summary(
-        *[second] * 5, None, None, scale=1.0, use_beta_sigmoid=False, parallel=True,
-    ) == [1]
+    assert summaries.forward_summary(second)[1] == [1]
+    assert summaries.backward_summary(None, second) == [1]
     assert not entered

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.ops.arguments import Arguments
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
@@ -50,14 +51,10 @@ if INTERPRETING or torch.cuda.is_available():
         torch.autograd.backward((o, state), (do.double(), dht.double()))
         ref = {'o': o.detach(), 'final_state': state.detach(), **{f'd{name}': x.grad for name, x in exact.items()}}
 
-        x = {name: x.detach() for name, x in inputs.items()}
-        tensors = [x.pop(name) for name in ('q', 'k', 'v', 'beta')]
-        options = dict(
-            scale=1.0, D=x.get('D'), z=x.get('z'), initial_state=x['initial_state'], cu_seqlens=cu_seqlens,
-            use_beta_sigmoid=False, state_v_first=False, parallel=parallel,
-        )
-        o, state, states = exact_fwd(*tensors, output_final_state=True, save_states=True, **options)
-        gradients = exact_bwd(do, dht, *tensors, states=states, **options)
+        tensors = {name: x.detach() for name, x in inputs.items()}
+        args = Arguments(**tensors, cu_seqlens=cu_seqlens, output_final_state=True, exact=True)
+        o, state, states = exact_fwd(args, save_states=True, parallel=parallel)
+        gradients = exact_bwd(do, dht, states, args, parallel=parallel)
         names = ('dq', 'dk', 'dv', 'dbeta', 'dinitial_state', 'dD', 'dz')
         got = {'o': o, 'final_state': state, **dict(zip(names, gradients, strict=True))}
         assert_close(got, ref, case.dtype)

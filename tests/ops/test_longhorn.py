@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from tests.conftest import INTERPRETING
 from tests.ops.cases import TOLERANCE, Case, assert_close, check, make_inputs, make_options, reference, relative_error, run
@@ -298,7 +299,6 @@ def test_opcheck(op, exact, device):
     x = make_inputs(case, device)
     torch.library.opcheck(
         torch.ops.fla_longhorn.longhorn_fwd,
-        (x['q'], x['k'], x['v'], x['beta'], 1.0, x['initial_state'], x['D'], x['z'], None, exact, False, False, True,
-         True, op is chunk_longhorn),
+        (*Arguments(**x, exact=exact, output_final_state=True), True, op is chunk_longhorn),
         test_utils=('test_schema', 'test_autograd_registration', 'test_faketensor'),
     )

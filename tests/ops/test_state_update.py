@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.arguments import Arguments
 from tests.ops.cases import Case, make_inputs, make_options, reference, relative_error
 
 CASES = [
@@ -44,7 +45,7 @@ def test_opcheck(device):
     x = {name: x.detach() for name, x in inputs.items()}
     torch.library.opcheck(
         torch.ops.fla_longhorn.longhorn_update,
-        (x['q'], x['k'], x['v'], x['beta'], 1.0, x['initial_state'], x['D'], None, None, False, False, False),
+        Arguments(**x, output_final_state=True),
         test_utils=('test_schema', 'test_faketensor'),
     )
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import longhorn_fwd
 from tests.ops.cases import Case, make_inputs, make_options, run
 from tests.torch_compile.graphs import assert_equal, assert_unbroken, compiled
@@ -80,18 +81,12 @@ def test_opcheck(case, exact, device):
     The sequences are of lengths that leave no slot for a saved state unused: nobody writes such a slot, or reads it.
     """
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    x = {name: inputs.get(name) for name in ('q', 'k', 'v', 'beta', 'initial_state', 'D', 'z')}
-    scale, cu_seqlens = 0.5, options.get('cu_seqlens')
-    flags = (exact, case.sigmoid, case.state_v_first)
+    args = Arguments(**inputs, **{**options, 'scale': 0.5, 'output_final_state': True})
+    detached = args._replace(**{name: x.detach() for name, x in inputs.items()})
     for parallel in (False, True):
-        forward = (*list(x.values())[:4], scale, *list(x.values())[4:], cu_seqlens, *flags, True, True, parallel)
-        torch.library.opcheck(torch.ops.fla_longhorn.longhorn_fwd, forward)
-        o, final_state, states = longhorn_fwd(*forward)
-        q, k, v, beta, h0, D, z = (None if y is None else y.detach() for y in x.values())
+        torch.library.opcheck(torch.ops.fla_longhorn.longhorn_fwd, (*args, True, parallel))
+        o, final_state, states = longhorn_fwd(*args, True, parallel)
         torch.library.opcheck(torch.ops.fla_longhorn.longhorn_bwd, (
-            torch.randn_like(o), torch.randn_like(final_state), q, k, v, beta, scale, h0, D, z, cu_seqlens, states.detach(),
-            *flags, parallel,
+            torch.randn_like(o), torch.randn_like(final_state), states.detach(), *detached, parallel,
         ))
-    torch.library.opcheck(
-        torch.ops.fla_longhorn.longhorn_update, (q, k, v, beta, scale, h0, D, z, cu_seqlens, *flags),
-    )
+    torch.library.opcheck(torch.ops.fla_longhorn.longhorn_update, detached)

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 import torch
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.numba import backward, forward
 from fla_longhorn.ops.numba.simd import W
@@ -31,52 +32,44 @@ _launch_lock = threading.Lock()
 _threads_pid: int | None = None
 
 
-def longhorn_fwd(
-    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, use_beta_sigmoid: bool,
-    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None,
-):
+def longhorn_fwd(args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`.
 
     Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here. Where `final_state` is given it is
     written and returned; it may be `initial_state` itself, as each block reads its part of the one before it writes the other.
     """
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    bounds = boundaries(B, T, cu_seqlens)
-    N = len(bounds) - 1
+    B, T, H, K, V = args.sizes
+    N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
     C = checkpoint_interval(K) if save_states else T
-    o = torch.empty(v.shape)
-    given, output_final_state = final_state, output_final_state or final_state is not None
+    o = torch.empty(args.v.shape)
+    given, output_final_state = final_state, args.output_final_state or final_state is not None
     if given is None or state_v_first:
         final_state = torch.empty((N, H, K, V) if output_final_state else 0)
-    states = torch.empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V) if save_states else 0)
+    states = torch.empty((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     # four vectors are a block, for the threads' sake; a single token has nothing but its states to read, in long rows
     BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
     launch(
         forward.forward, forward.forward_parallel, B * T * H * K * V, N * H * -(-V // BV),
-        flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat(k_first(initial_state, state_v_first)), flat_copy(D),
-        flat(z), bounds, flat(o), flat(final_state), flat(states), H, K, V, C, BV,
-        exact, beta.dim() == 3, use_beta_sigmoid, cu_seqlens is not None,
+        flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v), flat(args.beta),
+        flat(k_first(args.initial_state, state_v_first)), flat_copy(args.D), flat(args.z), boundaries(B, T, args.cu_seqlens),
+        flat(o), flat(final_state), flat(states), H, K, V, C, BV,
+        args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     if output_final_state and state_v_first:
         final_state = final_state.transpose(-1, -2)
         final_state = final_state.contiguous() if given is None else given.copy_(final_state)
-    return o.to(v.dtype), final_state, states
+    return o.to(args.v.dtype), final_state, states
 
 
-def longhorn_bwd(
-    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, states,
-    use_beta_sigmoid: bool, state_v_first: bool, parallel: bool,
-):
+def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty.
 
     Blocks of `BG >= 2 K` channels leave their parts of dq and dk, together no larger than v, to be added here.
     """
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    bounds = boundaries(B, T, cu_seqlens)
-    N, C = len(bounds) - 1, checkpoint_interval(K)
-    is_scalar = beta.dim() == 3
+    q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
+    B, T, H, K, V = args.sizes
+    N, C, state_v_first = args.num_sequences, checkpoint_interval(K), args.state_v_first
+    is_scalar, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
     BG = min(-(-max(2 * K, 4 * W) // W), -(-V // W)) * W
     NG = -(-V // BG)
     NT = min(C, T)
@@ -84,25 +77,26 @@ def longhorn_bwd(
     dqk = torch.empty(NG, *q.shape, 2)
     dv = torch.empty(v.shape)
     dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape)
-    dh0 = torch.empty(0 if initial_state is None else (N, H, K, V))
+    dh0 = torch.empty(0 if args.initial_state is None else (N, H, K, V))
     dD = torch.zeros(0 if D is None else (N, H, V))
     dz = torch.empty(0 if z is None else z.shape)
     launch(
         backward.backward, backward.backward_parallel, B * T * H * K * V, N * H * NG,
-        flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, scale)), flat(k), flat(v), flat(beta), flat_copy(D),
-        flat(z), bounds, flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD), flat(dz),
-        H, K, V, C, BG, BT, NT, exact, is_scalar, use_beta_sigmoid, cu_seqlens is not None,
+        flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v), flat(beta), flat_copy(D),
+        flat(z), boundaries(B, T, args.cu_seqlens), flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD),
+        flat(dz), H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     dq, dk = add_parts(dqk).unbind(-1)
     if is_scalar:
         dbeta = add_parts(dbeta)
-    if initial_state is not None and state_v_first:
+    if args.initial_state is not None and state_v_first:
         dh0 = dh0.transpose(-1, -2).contiguous()
     dD = q.new_empty(0) if D is None else add_parts(dD).to(D.dtype)
     dz = q.new_empty(0) if z is None else dz.to(z.dtype)
-    dh0 = q.new_empty(0) if initial_state is None else dh0
+    dh0 = q.new_empty(0) if args.initial_state is None else dh0
     # copies: dq and dk must not share memory
-    dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((scaled(dq, scale), q), (dk, k)))
+    dq = scaled(dq, args.scale)
+    dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, q), (dk, k)))
     return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.torch import diagonal as diagonal_update
 from fla_longhorn.ops.torch import exact as exact_update
@@ -17,67 +18,56 @@ from fla_longhorn.ops.torch import exact as exact_update
 STRIP = 16
 
 
-def longhorn_fwd(
-    q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, exact: bool, use_beta_sigmoid: bool,
-    state_v_first: bool, output_final_state: bool, save_states: bool, parallel: bool, final_state=None,
-):
+def longhorn_fwd(args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` changes nothing here."""
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    spans = sequence_spans(B, T, K, cu_seqlens)
-    N = B if cu_seqlens is None else len(spans)
-    update = exact_update if exact else diagonal_update
-    q, k, v32 = (time_first(x) for x in (q, k, v))
-    eps = step_sizes(k, time_first(beta), use_beta_sigmoid)[0].expand_as(v32)
-    h = initial_states(initial_state, N, H, K, V, state_v_first, q)
+    B, T, H, K, V = args.sizes
+    N, is_varlen = args.num_sequences, args.cu_seqlens is not None
+    update = exact_update if args.exact else diagonal_update
+    q, k, v = (time_first(x) for x in (args.q, args.k, args.v))
+    eps = step_sizes(k, time_first(args.beta), args.use_beta_sigmoid_in_kernel)[0].expand_as(v)
+    h = initial_states(args, args.initial_state)
     C = checkpoint_interval(K)
-    o = torch.empty_like(v32)
-    states = q.new_empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V) if save_states else 0)
-    for i, (rows, bos, eos, slots) in enumerate(spans):
-        sequences = slice(0, N) if cu_seqlens is None else slice(i, i + 1)
+    o = torch.empty_like(v)
+    states = q.new_empty((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
+    for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
+        sequences = slice(i, i + 1) if is_varlen else slice(0, N)
         S = h[sequences]
         for t in range(bos, eos, STRIP):
             if save_states and (t - bos) % C == 0:
                 states[slots + (t - bos) // C] = S
             strip = slice(t, min(t + STRIP, eos)), rows
-            y, S = update.strip_forward(q[strip], k[strip], v32[strip], eps[strip], S)
-            o[strip] = y * scale
+            y, S = update.strip_forward(q[strip], k[strip], v[strip], eps[strip], S)
+            o[strip] = y * args.scale
         h[sequences] = S
-    if D is not None:
-        o += D.float() * v32
-    if z is not None:
-        o *= torch.nn.functional.silu(time_first(z))
-    if output_final_state:
-        h = h.transpose(-1, -2).contiguous() if state_v_first else h
+    if args.D is not None:
+        o += args.D.float() * v
+    if args.z is not None:
+        o *= torch.nn.functional.silu(time_first(args.z))
+    if args.output_final_state:
+        h = h.transpose(-1, -2).contiguous() if args.state_v_first else h
         final_state = h if final_state is None else final_state.copy_(h)
     else:
         final_state = q.new_empty(0)
-    return batch_first(o, v), final_state, states
+    return batch_first(o, args.v), final_state, states
 
 
-def longhorn_bwd(
-    do, dht, q, k, v, beta, *, scale: float, initial_state, D, z, cu_seqlens, states, exact: bool,
-    use_beta_sigmoid: bool, state_v_first: bool, parallel: bool,
-):
+def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty."""
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    inputs = q, k, v, beta
-    update = exact_update if exact else diagonal_update
-    spans = sequence_spans(B, T, K, cu_seqlens)
-    N = B if cu_seqlens is None else len(spans)
-    q, k, v, beta, do = (time_first(x) for x in (q, k, v, beta, do))
-    eps, chain = step_sizes(k, beta, use_beta_sigmoid)
+    B, T, _, K, _ = args.sizes
+    inputs, D, z, scale = (args.q, args.k, args.v, args.beta), args.D, args.z, args.scale
+    update = exact_update if args.exact else diagonal_update
+    q, k, v, beta, do = (time_first(x) for x in (*inputs, do))
+    eps, chain = step_sizes(k, beta, args.use_beta_sigmoid_in_kernel)
     eps = eps.expand_as(v)
-    dh = initial_states(dht, N, H, K, V, state_v_first, q)
+    dh = initial_states(args, dht)
     gate = None if z is None else torch.sigmoid(time_first(z))
     dy = do if z is None else do * time_first(z) * gate
     C = checkpoint_interval(K)
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     # y: what the gate multiplies
     du, deps, y = (torch.empty_like(v) for _ in range(3))
-    for i, (rows, bos, eos, slots) in enumerate(spans):
-        sequences = slice(0, N) if cu_seqlens is None else slice(i, i + 1)
+    for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
+        sequences = slice(0, B) if args.cu_seqlens is None else slice(i, i + 1)
         G = dh[sequences]
         for t_c in reversed(range(bos, eos, C)):
             strips = [slice(t, min(t + STRIP, eos, t_c + C)) for t in range(t_c, min(t_c + C, eos), STRIP)]
@@ -105,9 +95,9 @@ def longhorn_bwd(
         dD = (dy * v).sum((0, 1)).to(D.dtype)
     if z is not None:
         dz = batch_first(do * y * gate * (1 + time_first(z) * (1 - gate)), z)
-    if initial_state is None:
+    if args.initial_state is None:
         dh = inputs[0].new_empty(0)
-    elif state_v_first:
+    elif args.state_v_first:
         dh = dh.transpose(-1, -2).contiguous()
     return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz)
 
@@ -134,11 +124,12 @@ def sequence_spans(B: int, T: int, K: int, cu_seqlens):
     ]
 
 
-def initial_states(state, N: int, H: int, K: int, V: int, state_v_first: bool, like):
+def initial_states(args: Arguments, state):
     """A fresh float32 `[N, H, K, V]`: a copy of `state`, or zeros."""
     if state is None:
-        return like.new_zeros(N, H, K, V)
-    state = state.transpose(-1, -2) if state_v_first else state
+        _, _, H, K, V = args.sizes
+        return args.q.new_zeros(args.num_sequences, H, K, V, dtype=torch.float32)
+    state = state.transpose(-1, -2) if args.state_v_first else state
     return state.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
 

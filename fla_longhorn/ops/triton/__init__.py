@@ -1,20 +1,28 @@
-"""The Triton backend: `longhorn_fwd` and `longhorn_bwd`, the two functions of every backend.
+"""The Triton backend, and the contract of every backend: a module with these functions.
 
-Plain tensors in, fresh tensors out, no autograd. With B rows, T tokens, H heads, K state entries a channel, V channels and N
-sequences (B without `cu_seqlens`):
+Plain tensors in, fresh tensors out, no autograd. `args` is a checked :class:`fla_longhorn.ops.arguments.Arguments`. With B
+rows, T tokens, H heads, K entries of a key, V channels and N sequences (B without `cu_seqlens`):
 
     q, k [B, T, H, K]; v, z [B, T, H, V]; beta [B, T, H, V] or [B, T, H]; D [H, V], in float16, bfloat16 or float32, each its
     own, in any strides; initial_state, dht [N, H, K, V] float32 ([N, H, V, K] with state_v_first); cu_seqlens [N + 1].
 
-    longhorn_fwd -> o (contiguous, dtype of v), final_state, and states [S, H, K, V]: the state at the start of each chunk of
-    `checkpoint_interval(K)` tokens of each sequence, slots as in `ops/checkpoints.py`; how one lies in its K * V entries is
-    the backend's affair. What isn't wanted is empty.
-    longhorn_bwd -> the gradients of q, k, v, beta, initial_state, D, z in their inputs' dtypes; an absent input's is empty.
+    longhorn_fwd(args, save_states, parallel, final_state=None) -> o, final_state, states
+        o is contiguous and has the dtype of v. states [S, H, K, V] holds the state at the start of each chunk of
+        `checkpoint_interval(K)` tokens of each sequence, in the slots of `ops/checkpoints.py`; each backend arranges the
+        K * V entries of a slot as it likes. An output that was not asked for has no elements.
+    longhorn_bwd(do, dht, states, args, parallel) -> the gradients of q, k, v, beta, initial_state, D, z
+        each in its input's dtype; the gradient of an absent input has no elements.
 
-`final_state`, where given, is the contiguous float32 tensor that the final state is written to; it may be `initial_state`,
-which is then updated in place. `exact` chooses the update, `parallel` allows to cut time into segments or chunks. All sums
-are float32 and in a fixed order; unwritten memory is never read. Kernels run on the device of the tensors, whichever is
-PyTorch's current one.
+`final_state`, where given, is the contiguous float32 tensor that the final state is written to; it may be the initial state,
+which is then updated in place. `args.exact` chooses the update; with `parallel` time may be cut into segments or chunks. All
+sums are float32 and in a fixed order. Memory is never read before it is written. Kernels run on the device of the tensors,
+also where PyTorch's current one is another.
+
+A backend may also have:
+
+    longhorn_shortcut(args) -> (o, final_state) by another differentiable implementation that is faster for these arguments, or
+        None where the operator is to run.
+    forward_summary, backward_summary: see `ops/context_parallel/summaries.py`.
 """
 
 from __future__ import annotations
@@ -22,17 +30,30 @@ from __future__ import annotations
 from fla.utils import custom_device_ctx
 from torch import Tensor
 
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton import scalar_beta
 from fla_longhorn.ops.triton.diagonal import diagonal_bwd, diagonal_fwd
+from fla_longhorn.ops.triton.diagonal.summaries import backward_summary, forward_summary
 from fla_longhorn.ops.triton.exact import exact_bwd, exact_fwd
 
+__all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd', 'longhorn_shortcut']
 
-def longhorn_fwd(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, exact: bool, **options) -> tuple[Tensor, Tensor, Tensor]:
-    with custom_device_ctx(q.device.index):
-        return (exact_fwd if exact else diagonal_fwd)(q, k, v, beta, **options)
+
+def longhorn_fwd(
+    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    update = exact_fwd if args.exact else diagonal_fwd
+    with custom_device_ctx(args.q.device.index):
+        return update(args, save_states=save_states, parallel=parallel, final_state=final_state)
 
 
 def longhorn_bwd(
-    do: Tensor, dht: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, exact: bool, **options,
+    do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
 ) -> tuple[Tensor, ...]:
-    with custom_device_ctx(q.device.index):
-        return (exact_bwd if exact else diagonal_bwd)(do, dht, q, k, v, beta, **options)
+    update = exact_bwd if args.exact else diagonal_bwd
+    with custom_device_ctx(args.q.device.index):
+        return update(do, dht, states, args, parallel=parallel)
+
+
+def longhorn_shortcut(args: Arguments) -> tuple[Tensor, Tensor | None] | None:
+    return scalar_beta.chunk_scalar_beta(args) if scalar_beta.applies(args) else None

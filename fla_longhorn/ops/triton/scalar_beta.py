@@ -17,51 +17,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fla_longhorn.ops.arguments import Arguments
+
 ROUTES = ('auto', 'fla', 'own')
 # the smallest state of the diagonal update that `auto` sends to fla
 FLA_STATE_SIZE = 32
 
 
-def applies(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, exact: bool) -> bool:
+def applies(args: Arguments) -> bool:
     """Whether fla's kernels take these arguments, and are asked for or should be faster."""
     route = os.environ.get('FLA_LONGHORN_SCALAR_BETA') or 'auto'
     if route not in ROUTES:
         raise ValueError(f'FLA_LONGHORN_SCALAR_BETA must be one of {ROUTES}, got {route!r}')
-    if beta.dim() != 3 or q.device.type != 'cuda' or torch.compiler.is_compiling():
+    dtype = args.q.dtype
+    if args.beta.dim() != 3 or args.q.device.type != 'cuda':
         return False
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16):
+    if not dtype == args.k.dtype == args.v.dtype or dtype not in (torch.float16, torch.bfloat16):
         return False
-    return route == 'fla' or route == 'auto' and not exact and q.shape[-1] >= FLA_STATE_SIZE
+    return route == 'fla' or route == 'auto' and not args.exact and args.q.shape[-1] >= FLA_STATE_SIZE
 
 
-def chunk_scalar_beta(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    *,
-    scale: float | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    exact: bool,
-    D: Tensor | None,
-    z: Tensor | None,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:
     """`o` and the final state, as :func:`fla_longhorn.ops.chunk_longhorn` returns them."""
     from fla.ops.delta_rule import chunk_delta_rule
     from fla.ops.gla import chunk_gla
 
-    eps, log_decay = steps(k, beta, use_beta_sigmoid)
-    if initial_state is not None and state_v_first:
+    q, k, v, initial_state, D, z = args.q, args.k, args.v, args.initial_state, args.D, args.z
+    eps, log_decay = steps(k, args.beta, args.use_beta_sigmoid_in_kernel)
+    if initial_state is not None and args.state_v_first:
         initial_state = initial_state.mT
     options = dict(
-        scale=1.0 if scale is None else float(scale), output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+        scale=float(args.scale), output_final_state=args.output_final_state, cu_seqlens=args.cu_seqlens,
         initial_state=None if initial_state is None else initial_state.float().contiguous(),
     )
-    if exact:
+    if args.exact:
         o, final_state = chunk_delta_rule(q, k, v, eps, **options)
     else:
         o, final_state = chunk_gla(q, k, (eps[..., None] * v).to(v.dtype), log_decay, **options)
@@ -69,7 +58,7 @@ def chunk_scalar_beta(
         o = o.float()
         o = o if D is None else o + D.float() * v.float()
         o = (o if z is None else o * F.silu(z.float())).to(v.dtype)
-    if final_state is not None and state_v_first:
+    if final_state is not None and args.state_v_first:
         final_state = final_state.mT
     return o, final_state
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton import scalar_beta
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
@@ -51,12 +52,9 @@ def delta_rule(S, k, v, beta):
     return S + k * (beta[..., None, None] * (v - (k * S).sum(-2, keepdim=True)))
 
 
-def through_fla(D=None, z=None, initial_state=None, **options):
+def through_fla(scale=None, **options):
     """`chunk_scalar_beta`, called as the public op is."""
-    options['use_beta_sigmoid'] = options.pop('use_beta_sigmoid_in_kernel')
-    return scalar_beta.chunk_scalar_beta(
-        D=D, z=z, initial_state=initial_state, cu_seqlens=options.pop('cu_seqlens', None), **options,
-    )
+    return scalar_beta.chunk_scalar_beta(Arguments(scale=1.0 if scale is None else scale, **options))
 
 
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
@@ -98,7 +96,7 @@ def test_route(monkeypatch):
         return *(OnGPU(2, 64, 1, size, dtype=dtype) for size in (K, K, 48)), OnGPU(2, 64, 1, *[48] * (not scalar))
 
     def route(*args, exact):
-        return scalar_beta.applies(*args, exact)
+        return scalar_beta.applies(Arguments(*args, exact=exact))
 
     for asked, small, large, exact in (('', False, True, False), ('fla', True, True, True), ('own', False, False, False)):
         monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', asked)

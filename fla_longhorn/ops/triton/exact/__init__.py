@@ -11,35 +11,43 @@ form of `forward.py`, else the recurrence of `recurrent.py`; both save the same 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
 from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd
 
 
-def exact_fwd(q, k, v, beta, *, initial_state, D, z, cu_seqlens, parallel: bool, **options) -> tuple[torch.Tensor, ...]:
-    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; what isn't wanted is empty."""
+def exact_fwd(
+    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not asked for.
+
+    `final_state` may be the initial state itself: a program reads its block of that before it writes it.
+    """
+    args = args.contiguous()
+    B, T, H, K, V = args.sizes
+    ht, states = final_state, None
+    if ht is None and args.output_final_state:
+        ht = args.q.new_empty(args.state_shape, dtype=torch.float32)
+    if save_states:
+        slots = num_checkpoints(B, T, args.num_sequences, checkpoint_interval(K), args.cu_seqlens is not None)
+        states = args.q.new_empty((slots, H, K, V), dtype=torch.float32)
     forward = chunk_longhorn_exact_fwd if parallel else fused_recurrent_longhorn_exact_fwd
-    q, k, v, beta, initial_state, D, z, cu_seqlens = _contiguous(q, k, v, beta, initial_state, D, z, cu_seqlens)
-    o, ht, states = forward(q, k, v, beta, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, **options)
-    return o, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, states))
+    o = forward(args, ht, states)
+    return o, *(args.q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, states))
 
 
 def exact_bwd(
-    do, dht, q, k, v, beta, *, initial_state, D, z, cu_seqlens, parallel: bool, **options,
-) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of q, k, v, beta, initial_state, D and z in their dtypes; an absent one's is empty.
+    do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v, beta, initial_state, D and z in their dtypes; an absent input's is empty.
 
     The chunkwise backward serves both forms: `parallel` changes nothing here.
     """
-    do, dht, q, k, v, beta, initial_state, D, z, cu_seqlens = _contiguous(
-        do, dht, q, k, v, beta, initial_state, D, z, cu_seqlens,
-    )
     gradients = chunk_longhorn_exact_bwd(
-        do, dht, q, k, v, beta, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, **options,
+        do.contiguous(), None if dht is None else dht.contiguous(), states, args.contiguous(),
     )
-    return tuple(q.new_empty(0) if dx is None else dx for dx in gradients)
-
-
-def _contiguous(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [None if x is None else x.contiguous() for x in tensors]
+    return tuple(args.q.new_empty(0) if dx is None else dx for dx in gradients)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.triton.exact.common import (
@@ -229,33 +230,19 @@ def chunk_longhorn_exact_bwd_kernel(
 
 
 def chunk_longhorn_exact_bwd(
-    do: torch.Tensor,
-    dht: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    scale: float,
-    initial_state: torch.Tensor | None,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    states: torch.Tensor,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
+    do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one); arguments contiguous."""
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    q, k, v, beta, D, z, cu_seqlens, scale = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens, args.scale
+    B, T, H, K, V = args.sizes
+    N = args.num_sequences
     interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
-    span, scalar_beta = span_size(K, precision), beta.dim() == 3
+    span, scalar_beta, use_beta_sigmoid = span_size(K, precision), beta.dim() == 3, args.use_beta_sigmoid_in_kernel
     dtype = operand_dtype(precision)
     g, a = chunk_longhorn_exact_gram(q, k, cu_seqlens, precision, scale)
 
     dv, dbeta = torch.empty_like(v), torch.empty_like(beta)
-    dh0, dz = (None if x is None else torch.empty_like(x) for x in (initial_state, z))
+    dh0, dz = (None if x is None else torch.empty_like(x) for x in (args.initial_state, z))
     cs = None if scalar_beta or use_beta_sigmoid else torch.empty_like(v, dtype=torch.float32)
     us = torch.empty_like(v, dtype=dtype)
     # one buffer where dv is W
@@ -274,7 +261,7 @@ def chunk_longhorn_exact_bwd(
     tile = backward_tile(K, precision)
     chunk_longhorn_exact_bwd_kernel[(H * N, triton.cdiv(V, tile['BV']))](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
-        V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=state_v_first, **flags, **tile,
+        V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(
         q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid,

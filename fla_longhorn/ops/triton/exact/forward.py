@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     add_updates,
@@ -229,45 +230,17 @@ def chunk_longhorn_exact_fwd_kernel_o(
         tl.store(p_ht, b_h, mask=m_h)
 
 
-def chunk_longhorn_exact_fwd(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    scale: float,
-    initial_state: torch.Tensor | None,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
-    output_final_state: bool,
-    save_states: bool,
-    final_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return `o`, the final state and the states saved for backward; arguments are contiguous.
-
-    The final state is written to `final_state` (float32) where given, which may be the initial state itself: a program
-    reads its block of that before it writes it.
-    """
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    interval = checkpoint_interval(K)
-    precision = operand_precision(q, k, v)
-    g, a = chunk_longhorn_exact_gram(q, k, cu_seqlens, precision)
-    o = torch.empty_like(v)
-    ht, states = final_state, None
-    if ht is None and output_final_state:
-        ht = q.new_empty((N, H, V, K) if state_v_first else (N, H, K, V), dtype=torch.float32)
-    if save_states:
-        slots = num_checkpoints(B, T, N, interval, cu_seqlens is not None)
-        states = q.new_empty((slots, H, K, V), dtype=torch.float32)
+def chunk_longhorn_exact_fwd(args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None) -> torch.Tensor:
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given. `args` is contiguous."""
+    _, T, H, K, V = args.sizes
+    precision = operand_precision(args.q, args.k, args.v)
+    g, a = chunk_longhorn_exact_gram(args.q, args.k, args.cu_seqlens, precision)
+    o = torch.empty_like(args.v)
     tile = forward_tile(K, precision)
-    chunk_longhorn_exact_fwd_kernel_o[(H * N, triton.cdiv(V, tile['BV']))](
-        q, k, v, beta, D, z, g, a, initial_state, o, ht, states, cu_seqlens, scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE,
-        INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=state_v_first, **tile,
+    chunk_longhorn_exact_fwd_kernel_o[(H * args.num_sequences, triton.cdiv(V, tile['BV']))](
+        args.q, args.k, args.v, args.beta, args.D, args.z, g, a, args.initial_state, o, ht, states, args.cu_seqlens,
+        args.scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=checkpoint_interval(K), DOT=precision,
+        USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel, SCALAR_BETA=args.beta.dim() == 3,
+        STATE_V_FIRST=args.state_v_first, **tile,
     )
-    return o, ht, states
+    return o

@@ -1,0 +1,64 @@
+"""What a Longhorn operator is called with: one value from the public function down to the backend."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, get_type_hints
+
+from torch import Tensor
+
+
+class Arguments(NamedTuple):
+    """The arguments of :func:`fla_longhorn.ops.chunk_longhorn`, in its order, as far as a backend needs them.
+
+    A field with a new option is all that checks, operator and context parallelism need to hand it on: the operators' schema
+    is made from the fields. Tensors are those whose annotation says so; all but `cu_seqlens` have a gradient.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    scale: float = 1.0
+    initial_state: Tensor | None = None
+    output_final_state: bool = False
+    exact: bool = False
+    D: Tensor | None = None
+    z: Tensor | None = None
+    use_beta_sigmoid_in_kernel: bool = False
+    state_v_first: bool = False
+    cu_seqlens: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """`B, T, H, K, V`: rows, tokens, heads, entries of a key, channels of a head."""
+        B, T, H, K = self.q.shape
+        return B, T, H, K, self.v.shape[-1]
+
+    @property
+    def num_sequences(self) -> int:
+        """N: one a row, or as many as `cu_seqlens` packs into the only row."""
+        return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the states before the first tokens and after the last ones."""
+        _, _, H, K, V = self.sizes
+        return (self.num_sequences, H, V, K) if self.state_v_first else (self.num_sequences, H, K, V)
+
+    @property
+    def differentiable(self) -> dict[str, Tensor | None]:
+        """The tensors that have a gradient, by name."""
+        return {name: getattr(self, name) for name in DIFFERENTIABLE}
+
+    def contiguous(self) -> Arguments:
+        return self._replace(**{name: None if x is None else x.contiguous() for name, x in self.tensors.items()})
+
+    @property
+    def tensors(self) -> dict[str, Tensor | None]:
+        return {name: getattr(self, name) for name in TENSORS}
+
+
+TYPES = get_type_hints(Arguments)
+TENSORS = tuple(name for name, kind in TYPES.items() if kind in (Tensor, Tensor | None))
+FLAGS = tuple(name for name, kind in TYPES.items() if kind is bool)
+DIFFERENTIABLE = tuple(name for name in TENSORS if name != 'cu_seqlens')

@@ -1,0 +1,83 @@
+"""What a rank holds of the sequences, and the operator called on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import Tensor
+
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
+
+
+@dataclass(frozen=True)
+class Part:
+    """This rank's part: how many ranks before and after it hold its first and its last sequence, and where these lie."""
+
+    group: dist.ProcessGroup
+    rank: int
+    before: int
+    after: int
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, context: FLACPContext) -> Part:
+        bounds = context.cu_seqlens if context.cu_seqlens_cpu is None else context.cu_seqlens_cpu
+        return cls(
+            context.group, dist.get_rank(context.group), context.pre_num_ranks, context.post_num_ranks, tuple(bounds.tolist()),
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def head(self) -> slice:
+        return slice(0, self.bounds[1])
+
+    @property
+    def tail(self) -> slice:
+        return slice(self.bounds[-2], self.bounds[-1])
+
+    @property
+    def inside(self) -> bool:
+        """Whether a state passes through: all of the part is the middle of one sequence."""
+        return self.num_sequences == 1 and self.before > 0 and self.after > 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the operator on this rank's part: `args` holds all but the tensors that have a gradient."""
+
+    args: Arguments
+    part: Part
+    save_states: bool
+    parallel: bool
+
+    def fwd(
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor | None, z: Tensor | None, cu_seqlens: Tensor | None,
+        h0: Tensor | None, output_final_state: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        args = self.args._replace(
+            q=q, k=k, v=v, beta=beta, D=D, z=z, cu_seqlens=cu_seqlens, initial_state=h0, output_final_state=output_final_state,
+        )
+        return longhorn_fwd(*args, self.save_states, self.parallel)
+
+    def bwd(
+        self, do: Tensor, dht: Tensor | None, states: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor | None,
+        z: Tensor | None, cu_seqlens: Tensor | None, h0: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        args = self.args._replace(q=q, k=k, v=v, beta=beta, D=D, z=z, cu_seqlens=cu_seqlens, initial_state=h0)
+        return longhorn_bwd(do, dht, states, *args, self.parallel)
+
+
+def state_at(row: int, state: Tensor, N: int) -> Tensor:
+    """States `[N, H, K, V]` that are zero but for one sequence's, `[1, H, K, V]`."""
+    states = state.new_zeros(N, *state.shape[1:])
+    states[row] = state[0]
+    return states
