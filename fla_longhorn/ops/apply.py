@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fla_longhorn.ops import context_parallel, operator
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.inputs import check_inputs
+from fla_longhorn.ops.naive import recurrence
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -21,4 +24,23 @@ def apply(
     if cp_context is not None:
         return context_parallel.run(args, cp_context, parallel=parallel)
     check_inputs(args, cu_seqlens_cpu)
+    if takes_other_derivatives(args):
+        return recurrence(args, cu_seqlens_cpu)
     return operator.run(args, parallel)
+
+
+def takes_other_derivatives(args: Arguments) -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation is at work, which the operators don't serve.
+
+    `torch.library` operators have one formula, backward's: forward mode would drop the tangents without a word.
+    """
+    return under_transform() or has_tangent(args)
+
+
+def under_transform() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+def has_tangent(args: Arguments) -> bool:
+    tensors = (x for x in args.differentiable.values() if x is not None)
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)

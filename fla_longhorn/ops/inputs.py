@@ -98,6 +98,10 @@ def check_cu_seqlens(
     # the values of a traced or captured tensor can't be read
     if torch.compiler.is_compiling() or (device.type == 'cuda' and torch.cuda.is_current_stream_capturing()):
         return
+    if cu_seqlens_cpu is not None and device.type == 'cpu' and not torch.equal(cu_seqlens, cu_seqlens_cpu):
+        raise ValueError(
+            f'{cu}_cpu must be the host copy of {cu} ({cu_seqlens.tolist()}), got {cu_seqlens_cpu.tolist()}'
+        )
     check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T, cu)
 
 

@@ -49,20 +49,23 @@ def naive_recurrent_longhorn(
     """
     if cp_context is not None:
         raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
-    scale = 1.0 if scale is None else scale
     args = Arguments(
-        q, k, v, beta, scale, initial_state, output_final_state, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
-        cu_seqlens,
+        q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
+        use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
     )
     check_inputs(args, cu_seqlens_cpu, allow_float64=True)
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    tensors = [x for x in (q, k, v, beta, initial_state, D, z) if x is not None]
-    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
-    out_dtype = v.dtype
+    return recurrence(args, cu_seqlens_cpu)
 
-    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
-    if use_beta_sigmoid_in_kernel:
+
+def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The loop, on checked arguments."""
+    _, T, H, K, V = args.sizes
+    N, cu_seqlens, D, z = args.num_sequences, args.cu_seqlens, args.D, args.z
+    is_double = any(x is not None and x.dtype == torch.float64 for x in args.differentiable.values())
+    dtype = torch.float64 if is_double else torch.float32
+
+    q, k, v, beta = (x.to(dtype) for x in (args.q, args.k, args.v, args.beta))
+    if args.use_beta_sigmoid_in_kernel:
         beta = beta.sigmoid()
     if beta.dim() == 3:
         beta = beta[..., None].expand_as(v)
@@ -75,10 +78,9 @@ def naive_recurrent_longhorn(
     else:
         bounds = (cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
         spans = [(slice(0, 1), bos, eos) for bos, eos in zip(bounds[:-1], bounds[1:], strict=True)]
-    N = B if cu_seqlens is None else len(spans)
     # [N, H, K, V]
-    states = q.new_zeros(N, H, K, V) if initial_state is None else initial_state.to(dtype)
-    if initial_state is not None and state_v_first:
+    states = q.new_zeros(N, H, K, V) if args.initial_state is None else args.initial_state.to(dtype)
+    if args.initial_state is not None and args.state_v_first:
         states = states.transpose(-1, -2)
 
     outputs, final_states = [], []
@@ -88,21 +90,21 @@ def naive_recurrent_longhorn(
             # [B, H, K, 1] and [B, H, 1, V]
             q_t, k_t = q[rows, t, :, :, None], k[rows, t, :, :, None]
             v_t, eps_t = v[rows, t, :, None, :], eps[rows, t, :, None, :]
-            if exact:
+            if args.exact:
                 S = S + k_t * (eps_t * (v_t - (k_t * S).sum(-2, keepdim=True)))
             else:
                 S = (1 - k_t.square() * eps_t) * S + k_t * (eps_t * v_t)
             outputs.append((q_t * S).sum(-2))
         final_states.append(S)
 
-    o = torch.stack(outputs, 1) * scale
+    o = torch.stack(outputs, 1) * args.scale
     if D is not None:
         o = o + D.to(dtype) * v
     if z is not None:
         o = o * torch.nn.functional.silu(z.to(dtype))
     final_state = None
-    if output_final_state:
+    if args.output_final_state:
         final_state = torch.cat(final_states)
-        if state_v_first:
+        if args.state_v_first:
             final_state = final_state.transpose(-1, -2)
-    return o.to(out_dtype), final_state
+    return o.to(args.v.dtype), final_state

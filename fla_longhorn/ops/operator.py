@@ -16,6 +16,7 @@ from torch import Tensor
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.inputs import check_boundaries
 
 SCHEMA_TYPES = {Tensor: 'Tensor', Tensor | None: 'Tensor?', float: 'float', bool: 'bool'}
 FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in TYPES.items()}
@@ -25,6 +26,13 @@ GRADIENTS = ', '.join(['Tensor'] * len(DIFFERENTIABLE))
 UPDATE_SCHEMA = ', '.join((FIELDS | {'initial_state': 'Tensor(a!) initial_state'}).values())
 
 
+def with_boundaries_checked(args: Arguments) -> Arguments:
+    """Check boundaries on the CPU, where the values of a compiled program's are known only now."""
+    if args.cu_seqlens is not None and args.cu_seqlens.device.type == 'cpu':
+        check_boundaries(args.cu_seqlens, args.q.shape[1])
+    return args
+
+
 @torch.library.custom_op(
     'fla_longhorn::longhorn_fwd', mutates_args=(),
     schema=f'({SCHEMA}, bool save_states, bool parallel) -> (Tensor, Tensor, Tensor)',
@@ -32,7 +40,7 @@ UPDATE_SCHEMA = ', '.join((FIELDS | {'initial_state': 'Tensor(a!) initial_state'
 def longhorn_fwd(*inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not asked for."""
     *fields, save_states, parallel = inputs
-    args = Arguments(*fields)
+    args = with_boundaries_checked(Arguments(*fields))
     return select_backend(args.q.device).longhorn_fwd(args, save_states=save_states, parallel=parallel)
 
 
@@ -92,12 +100,22 @@ def _backward(ctx, do, dht, _):
 longhorn_fwd.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _second_backward(ctx, *gradients):
+    raise RuntimeError(
+        'the Longhorn operators have no second derivative (create_graph=True): call naive_recurrent_longhorn, which '
+        'is differentiable any number of times, or torch.func.hessian, which runs it'
+    )
+
+
+longhorn_bwd.register_autograd(_second_backward)
+
+
 @torch.library.custom_op(
     'fla_longhorn::longhorn_update', mutates_args=('initial_state',), schema=f'({UPDATE_SCHEMA}) -> Tensor',
 )
 def longhorn_update(*inputs) -> Tensor:
     """Return `o [B, T, H, V]` and leave the final state in `initial_state`."""
-    args = Arguments(*inputs)
+    args = with_boundaries_checked(Arguments(*inputs))
     backend = select_backend(args.q.device)
     return backend.longhorn_fwd(args, save_states=False, parallel=False, final_state=args.initial_state)[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fla_longhorn.ops.apply import takes_other_derivatives
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.operator import longhorn_update, needs_gradient
@@ -60,7 +61,7 @@ def longhorn_state_update(
         raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
     if not state.is_contiguous():
         raise ValueError(f'state must be contiguous to be updated in place, got strides {state.stride()}')
-    if needs_gradient(args):
+    if needs_gradient(args) or takes_other_derivatives(args):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'

@@ -71,6 +71,18 @@ BAD = {
     'another host copy': (
         packed([0, T], cu_seqlens_cpu=torch.tensor([0, 2, T])), ValueError, 'cu_seqlens_cpu must be the host copy',
     ),
+    'host copy with other values': (
+        packed([0, 4, T], cu_seqlens_cpu=torch.tensor([0, 2, T])), ValueError,
+        r'cu_seqlens_cpu must be the host copy of cu_seqlens \(\[0, 4, 5\]\), got \[0, 2, 5\]',
+    ),
+    'boundaries far behind the end beside a good copy': (
+        packed([0, 10**8], cu_seqlens_cpu=torch.tensor([0, T])), ValueError, 'cu_seqlens_cpu must be the host copy',
+    ),
+    'sigmoid is a number': (
+        arguments(use_beta_sigmoid_in_kernel=1), TypeError, 'use_beta_sigmoid_in_kernel must be True or False, got int',
+    ),
+    'layout is a string': (arguments(state_v_first='no'), TypeError, 'state_v_first must be True or False, got str'),
+    'exact is a number': (arguments(exact=1), TypeError, 'exact must be True or False, got int'),
     'states for rows, not sequences': (
         packed([0, 2, T], initial_state=torch.zeros(1, H, K, V)), ValueError, r'initial_state must .*\[2, 2, 3, 4\]',
     ),
@@ -107,6 +119,16 @@ def test_changed_boundaries_are_checked_again():
     call['cu_seqlens'][1] = T + 1
     with pytest.raises(ValueError, match='cu_seqlens must not decrease'):
         chunk_longhorn(**call)
+
+
+@pytest.mark.parametrize('op', OPS[:2])
+@pytest.mark.parametrize('bounds', [(0, 4, 2, 5), (0, 2, 10**8), (0, 2, 4), (1, 2, 5)], ids=str)
+def test_compiled_programs_check_boundaries_when_they_run(op, bounds):
+    torch.compiler.reset()
+    compiled = torch.compile(op, backend='eager', fullgraph=True)
+    compiled(**packed([0, 2, T]))
+    with pytest.raises(ValueError, match='cu_seqlens must'):
+        compiled(**packed(bounds))
 
 
 class TestBackend:

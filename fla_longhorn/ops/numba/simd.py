@@ -5,7 +5,8 @@ channels must keep their order. Every operation here is one LLVM vector instruct
 into its own registers; `+`, `-`, `*`, `/` work on vectors, and a product that is added fuses (`contract`), nothing else
 is relaxed: NaN and inf behave as everywhere.
 
-Arrays are flat, contiguous float32; an index is the position of the first element. Nothing checks bounds.
+Arrays are flat, contiguous float32; an index is the position of the first element. Bounds are checked only where Numba's own
+`NUMBA_BOUNDSCHECK=1` asks for it (with another `NUMBA_CACHE_DIR`: the cache doesn't tell the two apart).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import operator
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
+from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
@@ -52,9 +54,12 @@ for _op, _instruction in (
     _register_arithmetic(_op, _instruction)
 
 
-def _address(context, builder, array_type, array, index):
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.gep(data, [index])
+def _address(context, builder, array_type, array, index, width=1):
+    array = context.make_array(array_type)(context, builder, array)
+    if config.BOUNDSCHECK:
+        for i in (index, builder.add(index, index.type(width - 1))):
+            cgutils.do_boundscheck(context, builder, i, array.nitems)
+    return builder.gep(array.data, [index])
 
 
 def _splat(builder, scalar):
@@ -66,7 +71,7 @@ def _splat(builder, scalar):
 def load(typingctx, x, index):
     """`x[index:index + W]`."""
     def codegen(context, builder, sig, args):
-        p = _address(context, builder, sig.args[0], *args)
+        p = _address(context, builder, sig.args[0], *args, W)
         return builder.load(builder.bitcast(p, _VECTOR.as_pointer()), align=4, typ=_VECTOR)
     return vec(x, types.intp), codegen
 
@@ -75,7 +80,7 @@ def load(typingctx, x, index):
 def store(typingctx, x, index, value):
     """`x[index:index + W] = value`."""
     def codegen(context, builder, sig, args):
-        p = _address(context, builder, sig.args[0], *args[:2])
+        p = _address(context, builder, sig.args[0], *args[:2], W)
         builder.store(args[2], builder.bitcast(p, _VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
     return types.void(x, types.intp, vec), codegen
@@ -145,7 +150,7 @@ def add_sums(typingctx, x, index, a, b):
         while width > 2:
             width //= 2
             value = builder.fadd(shuffle(value, list(range(width))), shuffle(value, list(range(width, 2 * width))))
-        p = builder.bitcast(_address(context, builder, sig.args[0], *args[:2]), value.type.as_pointer())
+        p = builder.bitcast(_address(context, builder, sig.args[0], *args[:2], 2), value.type.as_pointer())
         builder.store(builder.fadd(builder.load(p, align=4, typ=value.type), value), p, align=4)
         return context.get_dummy_value()
     return types.void(x, types.intp, vec, vec), codegen
