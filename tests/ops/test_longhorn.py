@@ -302,3 +302,17 @@ def test_opcheck(op, exact, device):
         (*Arguments(**x, exact=exact, output_final_state=True), True, op is chunk_longhorn),
         test_utils=('test_schema', 'test_autograd_registration', 'test_faketensor'),
     )
+
+
+@pytest.mark.parametrize('wanted', [
+    ('D',), ('z',), ('v',), ('beta',), ('initial_state',), ('q',), ('k',), ('D', 'z'), ('v', 'beta'),
+], ids='+'.join)
+def test_gradients_of_some_inputs(op, wanted, exact, device):
+    """Whichever input asks for a gradient, backward has the states that it starts from."""
+    case = Case(T=37, K=4, V=6, D=True, z=True, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    expected = run(op, inputs, options)
+    some = {name: x.detach().requires_grad_(name in wanted) for name, x in inputs.items()}
+    got = run(op, some, options)
+    assert all(torch.equal(got[f'd{name}'], expected[f'd{name}']) for name in wanted)
+    assert all(got[f'd{name}'] is None for name in some if name not in wanted)
