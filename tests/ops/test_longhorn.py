@@ -316,3 +316,25 @@ def test_gradients_of_some_inputs(op, wanted, exact, device):
     got = run(op, some, options)
     assert all(torch.equal(got[f'd{name}'], expected[f'd{name}']) for name in wanted)
     assert all(got[f'd{name}'] is None for name in some if name not in wanted)
+
+
+@pytest.mark.parametrize('size', [1e2, 1e6, 1e12, 1e17])
+def test_large_keys(op, exact, size, device):
+    """Keys need no normalisation: the documented range, and which gradients underflow float32 in it."""
+    inputs, options = make_inputs(Case(T=40, K=16, V=8, initial_state=True), device), make_options(Case(), device, exact)
+    inputs['k'] = (inputs['k'].detach() * size).requires_grad_()
+    got, ref = run(op, inputs, options), reference(inputs, options)
+    names = ['o', 'final_state', 'dq', 'dv', 'dinitial_state']
+    names += ['dk'] if size <= 1e6 else []
+    names += ['dbeta'] if size <= 1e3 else []
+    assert_close({name: got[name] for name in names}, {name: ref[name] for name in names}, torch.float32)
+    assert all(x.isfinite().all() for x in got.values())
+
+
+@pytest.mark.parametrize('size', [1.0, 30.0])
+def test_keys_of_one_entry(op, exact, size, device):
+    """With K = 1 `1 - eps k^2` cancels; up to |k| of 30 every bound holds all the same."""
+    inputs, options = make_inputs(Case(T=40, K=1, V=8, initial_state=True), device), make_options(Case(), device, exact)
+    inputs['k'] = (inputs['k'].detach().clamp(-1, 1) * size).requires_grad_()
+    got, ref = run(op, inputs, options), reference(inputs, options)
+    assert_close(got, ref, torch.float32)
