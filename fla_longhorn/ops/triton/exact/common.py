@@ -112,12 +112,34 @@ def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def load_rows(beta, i_x, V: tl.constexpr, o_b, o_t, left, m_v, SCALAR_BETA: tl.constexpr):
-    """Step sizes of a chunk in float32: `[BT, BV]`, or `[BT, 1]` of a scalar step."""
-    if SCALAR_BETA:
-        return tl.load(beta + i_x + o_b, mask=(o_t < left)[:, None], other=0.0).to(tl.float32)
-    else:
-        return tl.load(beta + i_x * V + o_b, mask=m_v, other=0.0).to(tl.float32)
+def chunk_offsets(
+    i_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """`o_t`, `o_k`, `o_v` and the offsets of a chunk's tiles in q and k, in v, and in beta (`[BT, 1]` of a scalar step)."""
+    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+    # what a thread may load at once decides which columns it owns
+    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
+    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
+    # int64, so that a row's offset is a constant of the load
+    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
+    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
+    return o_t, o_k, o_v, o_qk, o_x, o_b
+
+
+@triton.jit
+def gram_pointers(g, a, i_g, BT: tl.constexpr, DOT: tl.constexpr):
+    """Where the matrices that the gram kernel wrote for chunk `i_g` lie."""
+    PARTS: tl.constexpr = 1 if DOT == 'ieee' else 2
+    return g + i_g * ((BT + 1) * BT), a + i_g * (PARTS * BT * BT)
+
+
+@triton.jit
+def load_tile(x, i_x, o_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
+    """Tile of `x`, which has `X` columns a token, at the offsets `o_x` from token `i_x`; offsets `[BT, 1]` mean one column."""
+    BX: tl.constexpr = o_x.shape[1]
+    SX: tl.constexpr = 1 if BX == 1 else X
+    return tl.load(x + i_x * SX + o_x, mask=tile_mask(o_t, o_c, left, X, BX, PARTIAL), other=0.0)
 
 
 @triton.jit
