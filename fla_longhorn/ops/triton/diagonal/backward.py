@@ -14,6 +14,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
     finish_token,
@@ -23,7 +24,7 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
     ring_offsets,
     to_ring,
 )
-from fla_longhorn.ops.triton.diagonal.common import first_slot, locate_segment, padded_state_size, state_offsets
+from fla_longhorn.ops.triton.diagonal.common import locate_segment, padded_state_size, state_offsets
 
 # programs that hold a scratch buffer each and walk over the work; no more than fit at once
 PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -116,7 +117,7 @@ def longhorn_bwd_kernel(
         m_v = o_v < V
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
         b_dD = tl.zeros([1, BV], dtype=tl.float32)
-        i_c = (first_slot(i_n, bos, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+        i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
 
         for i_k in range(0, NK):
             o_k = i_k * BK + o_i

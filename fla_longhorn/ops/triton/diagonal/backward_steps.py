@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.diagonal.common import divide, step_size, update, weighted_rows
+from fla_longhorn.ops.triton.common import divide
+from fla_longhorn.ops.triton.diagonal.common import load_masked, step_size, update, weighted_rows
 
 
 @triton.jit
@@ -26,14 +27,6 @@ def sum_channels(m, w, BK: tl.constexpr):
 def side_by_side(x, BV: tl.constexpr):
     """Four `[1, BV]` as `[BV, 4]`."""
     return tl.reshape(tl.join(tl.join(x[0], x[2]), tl.join(x[1], x[3])), (BV, 4))
-
-
-@triton.jit
-def load_masked(p, m, MASKED: tl.constexpr):
-    if MASKED:
-        return tl.load(p, mask=m, other=0.).to(tl.float32)
-    else:
-        return tl.load(p).to(tl.float32)
 
 
 @triton.jit

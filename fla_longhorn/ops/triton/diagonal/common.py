@@ -9,18 +9,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton import knobs
-from triton.language.extra import libdevice
 
-INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-
-if knobs.runtime.interpret:
-    @triton.jit
-    def divide(x, y):
-        return x / y
-else:
-    # one reciprocal and one product; the divisors here lie in [1, 1e13], where it is right to two units in the last place
-    divide = libdevice.fast_dividef
+from fla_longhorn.ops.triton.common import INTERPRETING, divide
 
 
 @triton.jit
@@ -52,15 +42,6 @@ def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):
 
 
 @triton.jit
-def first_slot(i_n, bos, T, L, IS_VARLEN: tl.constexpr):
-    """Slot of sequence `i_n`'s first chunk of L tokens."""
-    if IS_VARLEN:
-        return bos // L + i_n
-    else:
-        return i_n.to(tl.int64) * tl.cdiv(T, L)
-
-
-@triton.jit
 def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
     """Offsets `[BK, BV]` inside one state, `[V, K]` or `[K, V]`."""
     if STATE_V_FIRST:
@@ -70,8 +51,8 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
 
 
 @triton.jit
-def load_channels(p, m, MASKED: tl.constexpr):
-    """A float32 value of each channel `[1, BV]`; zero where masked."""
+def load_masked(p, m, MASKED: tl.constexpr):
+    """What lies at `p`, in float32; with `MASKED`, zero where `m` is false."""
     if MASKED:
         return tl.load(p, mask=m, other=0.).to(tl.float32)
     else:
@@ -124,7 +105,7 @@ def add_rows(b_acc, a, m, R: tl.constexpr):
 @triton.jit
 def weighted_rows(b_a, b_m, R: tl.constexpr):
     """sum_j a[j] m[j, v] as `[1, BV]`, through R chains of fused multiply-adds: `tl.sum` would keep half of them apart."""
-    if INTERPRETED:
+    if INTERPRETING:
         return tl.sum(b_a * b_m, 0)[None, :]
     else:
         b_acc = add_rows(None, tl.broadcast_to(b_a, b_m.shape), b_m, R)

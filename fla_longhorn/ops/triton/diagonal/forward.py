@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.common import (
-    first_slot,
-    load_channels,
+    load_masked,
     load_pairs,
     locate_segment,
     padded_state_size,
@@ -32,19 +32,19 @@ def forward_token(
     b_k, b_q = tl.load(p_r + o_k)[:, None], tl.load(p_r + BK + o_k)[:, None]
     b_n = tl.load(p_r + 2 * BK)
     # [1, BV]
-    b_v = load_pairs(p_v, BV) if PAIRS else load_channels(p_v + o_v, m_v, MASKED)
+    b_v = load_pairs(p_v, BV) if PAIRS else load_masked(p_v + o_v, m_v, MASKED)
     if SCALAR_BETA:
         b_beta = tl.load(p_beta).to(tl.float32) + tl.zeros_like(b_v)
     elif PAIRS:
         b_beta = load_pairs(p_beta, BV)
     else:
-        b_beta = load_channels(p_beta + o_v, m_v, MASKED)
+        b_beta = load_masked(p_beta + o_v, m_v, MASKED)
     b_h = update(b_h, b_k, step_size(b_beta, b_n, SIGMOID), b_v)
     b_o = weighted_rows(b_q, b_h, ROWS)
     if HAS_D:
         b_o += b_D * b_v
     if HAS_Z:
-        b_z = load_channels(p_z + o_v, m_v, MASKED)
+        b_z = load_masked(p_z + o_v, m_v, MASKED)
         b_o *= b_z * tl.sigmoid(b_z)
     if MASKED:
         tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
@@ -132,7 +132,7 @@ def longhorn_fwd_kernel(
         b_h = tl.load(h0 + (i_s.to(tl.int64) * H + i_h) * K * V + o_h, mask=m_h, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    i_c = (first_slot(i_n, bos, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+    i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
 
     n_t = (end - beg).to(tl.int32)
     for i_t in range(0, n_t, C):

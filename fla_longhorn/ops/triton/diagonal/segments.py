@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.common import (
-    first_slot,
-    load_channels,
+    load_masked,
     locate_segment,
     prepare_rows,
     state_offsets,
@@ -128,16 +128,16 @@ def longhorn_segment_kernel(
             b_k = tl.load(p_r + u * STEP * R + o_k, mask=m_r, other=0.)[:, None]
             b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=m_t, other=0.)
             # [1, BV]
-            b_x = load_channels(p_x + u * STEP * S_X, m_x, True)
+            b_x = load_masked(p_x + u * STEP * S_X, m_x, True)
             if SCALAR_BETA:
                 b_beta = tl.load(p_beta + u * STEP * S_B, mask=m_t, other=0.).to(tl.float32) + tl.zeros_like(b_x)
             else:
-                b_beta = load_channels(p_beta + u * STEP * S_B, m_x, True)
+                b_beta = load_masked(p_beta + u * STEP * S_B, m_x, True)
             b_eps = step_size(b_beta, b_n, SIGMOID)
             b_decay = 1. - b_k * (b_k * b_eps)
             if REVERSE:
                 if HAS_Z:
-                    b_z = load_channels(p_z + u * STEP * S_Z, m_x, True)
+                    b_z = load_masked(p_z + u * STEP * S_Z, m_x, True)
                     b_x *= b_z * tl.sigmoid(b_z)
                 b_q = tl.load(p_r + u * STEP * R + KP + o_k, mask=m_r, other=0.)[:, None]
                 b_h = b_decay * (b_h + b_q * b_x)
@@ -183,7 +183,7 @@ def longhorn_combine_kernel(
     else:
         bos = i_n.to(tl.int64) * T
         eos = bos + T
-    i_s = first_slot(i_n, bos, T, L, IS_VARLEN)
+    i_s = first_slot(bos, i_n, T, L, IS_VARLEN)
     n_s = tl.maximum(tl.cdiv(eos - bos, L), 1).to(tl.int32)
     o_e = i_e * BS + tl.arange(0, BS)
     m_e = o_e < KV

@@ -8,12 +8,12 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     chunk_offsets,
     chunk_tile,
-    first_slot,
     gram_pointers,
     head_and_index,
     load_tile,

@@ -7,14 +7,12 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.common import divide
 from fla_longhorn.ops.triton.exact.common import (
-    first_slot,
     head_and_index,
+    locate_slot,
     product,
-    ratio,
     rounded,
-    sequence_of_slot,
-    sequence_range,
     sigmoid,
     split_product,
     state_tile,
@@ -94,9 +92,8 @@ def chunk_longhorn_exact_bwd_kernel_qk(
     """
     i_h, i_c = head_and_index(H)
     i_k = tl.program_id(1)
-    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    i_t = ((i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)) * BT).to(tl.int32)
+    _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    i_t = i_t.to(tl.int32)
     if i_t < T_n:
         o_t, o_k, o_v = tl.arange(0, BT), i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
         m_t = i_t + o_t < T_n
@@ -136,7 +133,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            b_f = ratio(1.0, 1.0 + b_b * squares(k + i_x * K + o_t[:, None] * (H * K), m_t, K, BK))
+            b_f = divide(1.0, 1.0 + b_b * squares(k + i_x * K + o_t[:, None] * (H * K), m_t, K, BK))
             b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
             if USE_BETA_SIGMOID:
                 b_db *= b_b * (1.0 - b_b)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
+
+from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot
 
 LOG2E = tl.constexpr(1.4426950408889634)
-INTERPRETING = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
 # tokens in a chunk: the substitution costs (C - 1) / 2 FMA a (token, channel), and 32 rows don't fit the registers
 CHUNK_SIZE = 16
@@ -68,15 +66,6 @@ def sequence_range(cu_seqlens, i_n, T, IS_VARLEN: tl.constexpr):
 
 
 @triton.jit
-def first_slot(bos, i_n, T, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
-    """Slot (int64) of the first span of `SIZE` tokens of sequence `i_n`."""
-    if IS_VARLEN:
-        return bos // SIZE + i_n
-    else:
-        return i_n.to(tl.int64) * tl.cdiv(T, SIZE)
-
-
-@triton.jit
 def sequence_of_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
     """The sequence that owns slot `i_c`: the last one whose first slot is not beyond it."""
     if IS_VARLEN:
@@ -93,10 +82,19 @@ def sequence_of_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.co
 
 
 @triton.jit
+def locate_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
+    """The sequence that owns slot `i_c`, its first token and its length, and the slot's first token, counted from there."""
+    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, SIZE, IS_VARLEN)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    return i_n, bos, T_n, (i_c - first_slot(bos, i_n, T, SIZE, IS_VARLEN)) * SIZE
+
+
+@triton.jit
 def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.constexpr):
     """Mask of a tile `[BT, BX]`: the `left` tokens of a `PARTIAL` chunk (of a full one, all if any), the columns below `X`."""
     m_t = (o_t < left)[:, None] if PARTIAL else (o_t * 0 < left)[:, None]
-    if X % BX == 0:
+    # not `X % BX`, which the interpreter lacks for a shape
+    if X // BX * BX == X:
         return m_t
     else:
         return m_t & (o_x < X)[None, :]
@@ -244,25 +242,16 @@ def operand(b_x, DOT: tl.constexpr):
 
 @triton.jit
 def sigmoid(b_x):
-    return ratio(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
-
-
-@triton.jit
-def ratio(b_a, b_b):
-    """`b_a / b_b` for `b_b >= 1`, by the fast reciprocal (2 ulp) where there is one."""
-    if INTERPRETING:
-        return b_a / b_b
-    else:
-        return libdevice.fast_dividef(b_a, b_b)
+    return divide(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
 
 
 @triton.jit
 def step_sizes(b_b, b_n, USE_BETA_SIGMOID: tl.constexpr):
     """Step sizes `beta / (1 + beta n)` from beta, or its logits, and the squares `n` of the keys."""
     if USE_BETA_SIGMOID:
-        return ratio(1.0, 1.0 + tl.exp2(b_b * -LOG2E) + b_n)
+        return divide(1.0, 1.0 + tl.exp2(b_b * -LOG2E) + b_n)
     else:
-        return ratio(b_b, 1.0 + b_b * b_n)
+        return divide(b_b, 1.0 + b_b * b_n)
 
 
 @triton.jit
@@ -272,7 +261,7 @@ def logit_steps(b_b, b_n):
     With `x = exp(-logit)`: `e = 1 / (1 + x + n)`, `s = x e`; x is held finite, so that s is.
     """
     b_x = tl.exp2(tl.minimum(b_b * -LOG2E, 126.0))
-    b_e = ratio(1.0, 1.0 + b_x + b_n)
+    b_e = divide(1.0, 1.0 + b_x + b_n)
     return b_e, b_x * b_e
 
 

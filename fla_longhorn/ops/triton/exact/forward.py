@@ -8,12 +8,12 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     add_updates,
     chunk_offsets,
     chunk_tile,
-    first_slot,
     forward_substitution,
     gram_pointers,
     head_and_index,

@@ -9,12 +9,10 @@ import triton.language as tl
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     chunk_slots,
-    first_slot,
     head_and_index,
+    locate_slot,
     product,
     rounded,
-    sequence_of_slot,
-    sequence_range,
     state_tile,
 )
 
@@ -43,13 +41,11 @@ def chunk_longhorn_exact_kernel_gram(
 ):
     """Write `G = K K^T`, its diagonal as one more row, and `tril(scale Q K^T)^T`, in two parts unless DOT keeps float32."""
     i_h, i_c = head_and_index(H)
-    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    i_t = (i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)).to(tl.int32)
+    _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    m_k = (i_t * BT + o_t < T_n)[:, None] & (o_k < K)[None, :]
+    m_k = (i_t.to(tl.int32) + o_t < T_n)[:, None] & (o_k < K)[None, :]
     # [BT, BK]
-    p_k = ((bos + i_t * BT) * H + i_h) * K + o_t[:, None] * (H * K) + o_k[None, :]
+    p_k = ((bos + i_t) * H + i_h) * K + o_t[:, None] * (H * K) + o_k[None, :]
     b_q = tl.load(q + p_k, mask=m_k, other=0.0).to(tl.float32)
     b_k = tl.load(k + p_k, mask=m_k, other=0.0).to(tl.float32)
     # [BT, BT], rows are keys

@@ -5,21 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.triton.common import divide, first_slot
 from fla_longhorn.ops.triton.exact.common import (
     add_updates,
     chunk_offsets,
     chunk_tile,
-    first_slot,
     forward_substitution,
     gram_pointers,
     head_and_index,
     load_tile,
+    locate_slot,
     operand,
     product,
-    ratio,
     rounded,
-    sequence_of_slot,
-    sequence_range,
     sigmoid,
     split_product,
     state_mask,
@@ -59,7 +57,7 @@ def replay_chunk(
     if USE_BETA_SIGMOID:
         b_e = step_sizes(b_b, b_n[:, None], True)
     else:
-        b_f = ratio(1.0, 1.0 + b_b * b_n[:, None])
+        b_f = divide(1.0, 1.0 + b_b * b_n[:, None])
         b_e = b_b * b_f
     # [BT, BV]
     b_e = tl.broadcast_to(b_e, b_v.shape)
@@ -166,10 +164,8 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     """
     i_h, i_c = head_and_index(H)
     i_v = tl.program_id(1)
-    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    # the interval's tokens: none in a slot that no sequence uses
-    bos_i = (i_c - first_slot(bos, i_n, T, INTERVAL, IS_VARLEN)) * INTERVAL
+    i_n, bos, T_n, bos_i = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
+    # tokens of this interval: none in a slot that no sequence uses
     T_i = tl.maximum(tl.minimum(T_n - bos_i, INTERVAL), 0).to(tl.int32)
     NT = T_i // BT
 
