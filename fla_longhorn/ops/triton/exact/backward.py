@@ -1,4 +1,4 @@
-"""Exact update, chunkwise backward: a replay of all intervals, one reverse pass over time, and the products over channels."""
+"""Exact update, chunkwise backward: a replay of all intervals, one reverse pass over time, then the sums over channels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel
 
 
 def backward_tile(K: int, precision: str) -> dict:
-    """Launch parameters; the state's gradient takes the place of the state."""
+    """Launch parameters, as of forward: the state's gradient takes the place of the state."""
     return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
 
 
@@ -70,7 +70,7 @@ def backward_chunk(
     else:
         b_dy = load_tile(dy, i_x, o_x, o_t, o_v, left, V, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
-    # X^T [BV, BT]; `a` is transposed, and once more for this product
+    # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
     b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     b_dyt = tl.trans(operand(b_dy, DOT))
     for part in tl.static_range(1 if DOT == 'ieee' else 2):
@@ -159,17 +159,17 @@ def chunk_longhorn_exact_bwd_kernel(
     IS_VARLEN: tl.constexpr,
     STORE_W: tl.constexpr,
 ):
-    r"""One block of channels of one sequence, chunk by chunk from its end, the state's gradient `[BV, BK]` in registers.
+    r"""One block of channels of one sequence, chunk by chunk from its end, with the state's gradient `[BV, BK]` in registers.
 
-    With the letters of the forward kernel and `dS` the gradient of the state at the chunk's end:
+    In the notation of the forward kernel, with `dS` the gradient of the state at the chunk's end:
 
     .. math::
         X = A^\top dY + K\,dS - \mathrm{tril}_{<}(G)^\top W, \quad W = E \odot X, \quad
         dV = W, \quad d\epsilon = X \odot R, \quad dS \leftarrow dS + Q^\top dY - K^\top W
 
-    `a` holds the scale, q doesn't. dbeta multiplies X with `cs`, of logits with U in its place and the slope of the steps.
-    `ws` takes W (X of a scalar step) and `dhs` the gradients of the state at the ends of the spans, for the products that
-    sum over channels.
+    `a` includes the scale, q does not. dbeta is X times `cs`; for logits of beta, `cs` holds U, and the slope of the step
+    size is a factor too. For the kernel that sums over channels, `ws` takes W (X for a scalar step) and `dhs` the gradients
+    of the state at the ends of the spans.
     """
     i_h, i_n = head_and_index(H)
     i_v = tl.program_id(1)
@@ -178,7 +178,7 @@ def chunk_longhorn_exact_bwd_kernel(
     left = T_n - NT * BT
 
     offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
-    o_k, o_v = offsets[1], offsets[2]
+    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
     o_h = o_v[:, None] * K + o_k[None, :]
     o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
@@ -206,8 +206,8 @@ def chunk_longhorn_exact_bwd_kernel(
             b_dh, b_dh, b_D, inputs, outputs, offsets, i_x + BT * H, i_g + H, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID,
             STORE_W, False, True,
         )[0]
-    # dY of the last full chunk, which the compiler drops without PREFETCH: [BT, BV]
-    b_dy = load_tile(dy, i_x, offsets[4], offsets[0], o_v, NT, V, False)
+    # dY [BT, BV] of the last full chunk; without PREFETCH the compiler drops this load
+    b_dy = load_tile(dy, i_x, o_x, o_t, o_v, NT, V, False)
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s

@@ -1,4 +1,4 @@
-"""Exact update, chunkwise forward: matrix products and one forward substitution per chunk of 16 tokens."""
+"""Exact update, chunkwise forward: matrix products and one forward substitution for each chunk of 16 tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
 
 def forward_tile(K: int, precision: str) -> dict:
-    """Launch parameters."""
+    """Launch parameters; above K = 64 there are no registers left to load v and beta of the next chunk ahead."""
     return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
 
 
@@ -111,9 +111,7 @@ def forward_chunk(
         b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL).to(tl.float32)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
-    b_h, b_o = chunk_update(
-        b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE,
-    )
+    b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE)
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     store_output(b_o, b_D, v, z, o, i_x * V, o_x, m_v, scale)
     return b_h, b_v_next, b_b_next
@@ -166,22 +164,22 @@ def chunk_longhorn_exact_fwd_kernel_o(
     SAVE_STATES: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    r"""One block of channels of one sequence, chunk by chunk, the state `[BV, BK]` in registers.
+    r"""The outputs of one block of channels of one sequence, chunk by chunk, with the state `[BV, BK]` in registers.
 
     With `E` the step sizes, `G = K K^T`, `A = tril(Q K^T)` and `S` the state at the chunk's start:
 
     .. math::
         R = V - K S - \mathrm{tril}_{<}(G)\,U, \quad U = E \odot R, \quad O = Q S + A U, \quad S \leftarrow S + K^\top U
 
-    (Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk, as DeltaNet's chunkwise form with a step per channel.)
-    State and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`: then the
-    substitution is pure FMA.
+    This is Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk: DeltaNet's chunkwise form with a step size per channel.
+    The state and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`, so that the
+    substitution takes FMA only.
     """
     i_h, i_n = head_and_index(H)
     i_v = tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
-    o_k, o_v = offsets[1], offsets[2]
+    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
     i_x = bos * H + i_h
@@ -199,12 +197,12 @@ def chunk_longhorn_exact_fwd_kernel_o(
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
 
     NT = T_n // BT
-    # v and beta of the first full chunk, which the compiler drops without PREFETCH
-    b_v = load_tile(v, i_x, offsets[4], offsets[0], o_v, NT, V, False)
-    b_b = load_tile(beta, i_x, offsets[5], offsets[0], o_v, NT, V, False)
+    # v and beta of the first full chunk; without PREFETCH the compiler drops these loads
+    b_v = load_tile(v, i_x, o_x, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta, i_x, o_b, o_t, o_v, NT, V, False)
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
-            # [V, K], as the registers hold it
+            # as [V, K], the order of the registers
             tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):

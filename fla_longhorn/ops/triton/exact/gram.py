@@ -1,4 +1,4 @@
-"""Gram matrices of the chunks, shared by all channels of a head: one small kernel ahead of forward and of backward."""
+"""Gram matrices of the chunks, which all channels of a head share: one small kernel before forward and before backward."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def chunk_longhorn_exact_kernel_gram(
     HAS_SCALE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Write `G = K K^T`, its diagonal as one more row, and `tril(scale Q K^T)^T`, in two parts unless DOT keeps float32."""
+    """Write `G = K K^T`, its diagonal in float32 as one more row, and `A^T` with `A = tril(scale Q K^T)`.
+
+    `A^T` is stored in two parts whose sum keeps its digits, unless `DOT` is `ieee`.
+    """
     i_h, i_c = head_and_index(H)
     _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
@@ -64,7 +67,7 @@ def chunk_longhorn_exact_kernel_gram(
     if DOT == 'ieee':
         tl.store(a + i_g * (BT * BT) + o_g, b_a)
     else:
-        # the first part alone serves outputs, so it is rounded to the nearest
+        # rounded to the nearest: outputs use the first part alone
         b_hi = rounded(b_a, a.dtype.element_ty)
         b_lo = rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty)
         tl.store(a + i_g * (2 * BT * BT) + o_g, b_hi)

@@ -1,4 +1,4 @@
-"""Exact update, backward's first kernel: every interval is replayed from its saved state, all intervals at once."""
+"""Exact update, the first kernel of backward: all intervals at once compute the forward again from their saved states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fla_longhorn.ops.triton.exact.common import (
 
 
 def replay_tile(K: int, precision: str) -> dict:
-    """Launch parameters; without loads ahead, one warp has registers for K = 32."""
+    """Launch parameters; nothing is loaded ahead here, so one warp has enough registers for K = 32."""
     tile = chunk_tile(K, precision)
     return {**tile, 'num_warps': 1, 'VEC': 2} if tile['BK'] == 32 else tile
 
@@ -155,12 +155,12 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     HAS_SCALE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    r"""One block of channels of one interval, forwards: the residuals and steps of its tokens, the states of its spans.
+    r"""Compute one block of channels of one interval again, and store what the other kernels of backward need.
 
-    With the letters of the forward kernel, `us` takes U and `cs` what dbeta multiplies X with,
-    :math:`R / (1 + \beta |k|^2)^2`; `us` takes R of a scalar step, which needs no `cs`, nor do logits. With z or D, the
-    gradients that concern a token's output alone are taken here too: `dz`, `dy` of what is gated, and this interval's part
-    of `dD`.
+    In the notation of the forward kernel, these are U in `us`, :math:`R / (1 + \beta |k|^2)^2` in `cs`, which is the factor
+    of X in dbeta, and the states at the starts of the spans in `hs`. For a scalar step, `us` takes R. A scalar step and
+    logits of beta need no `cs`. With z or D, the kernel also stores `dz`, `dy` (the gradient of what z gates) and this
+    interval's part of `dD`.
     """
     i_h, i_c = head_and_index(H)
     i_v = tl.program_id(1)
