@@ -45,8 +45,9 @@ def chunk_longhorn_exact_kernel_gram(
     """
     i_h, i_c = head_and_index(H)
     _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    i_t = i_t.to(tl.int32)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    m_k = (i_t.to(tl.int32) + o_t < T_n)[:, None] & (o_k < K)[None, :]
+    m_k = (i_t + o_t < T_n)[:, None] & (o_k < K)[None, :]
     # [BT, BK]
     p_k = ((bos + i_t) * H + i_h) * K + o_t[:, None] * (H * K) + o_k[None, :]
     b_q = tl.load(q + p_k, mask=m_k, other=0.0).to(tl.float32)
