@@ -44,6 +44,7 @@ def replay_chunk(
     SCALAR_BETA: tl.constexpr = o_b.shape[1] == 1
     BT: tl.constexpr = o_t.shape[0]
     BV: tl.constexpr = o_v.shape[0]
+    m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     b_zero = tl.zeros([BV, BT], dtype=tl.float32)
@@ -51,7 +52,6 @@ def replay_chunk(
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL).to(tl.float32)
     b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL).to(tl.float32)
-    m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
     if USE_BETA_SIGMOID:
@@ -88,23 +88,26 @@ def gate_gradients(b_o, b_D, b_dD, v, z, do, dy, dz, i_x, o_x, m_v):
 
     v is loaded a second time: there are not enough registers to hold it.
     """
+    p_v, p_do = v + i_x + o_x, do + i_x + o_x
+    if z is not None:
+        p_z, p_dy, p_dz = z + i_x + o_x, dy + i_x + o_x, dz + i_x + o_x
     # [BT, BV]
-    b_do = tl.load(do + i_x + o_x, mask=m_v, other=0.0).to(tl.float32)
+    b_do = tl.load(p_do, mask=m_v, other=0.0).to(tl.float32)
     if b_D is not None:
-        b_v = tl.load(v + i_x + o_x, mask=m_v, other=0.0).to(tl.float32)
+        b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
     if z is not None:
         b_y = tl.trans(b_o)
         if b_D is not None:
             b_y += b_D[None, :] * b_v
-        b_z = tl.load(z + i_x + o_x, mask=m_v, other=0.0).to(tl.float32)
+        b_z = tl.load(p_z, mask=m_v, other=0.0).to(tl.float32)
         b_sig = sigmoid(b_z)
         # dz = do y (sig + silu (1 - sig))
         b_dz = b_do * b_y
         b_silu = b_z * b_sig
         b_dz *= b_sig + b_silu * (1.0 - b_sig)
-        tl.store(dz + i_x + o_x, rounded(b_dz, dz.dtype.element_ty), mask=m_v)
+        tl.store(p_dz, rounded(b_dz, dz.dtype.element_ty), mask=m_v)
         b_do *= b_silu
-        tl.store(dy + i_x + o_x, rounded(b_do, dy.dtype.element_ty), mask=m_v)
+        tl.store(p_dy, rounded(b_do, dy.dtype.element_ty), mask=m_v)
     if b_D is not None:
         b_dD += tl.sum(b_do * b_v, 0)
     return b_dD
