@@ -56,7 +56,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}
     constants = dict(
         H=1, K=K, V=V, BT=CHUNK_SIZE, BK=state_tile(K), INTERVAL=checkpoint_interval(K), SPAN=span_size(K, precision),
-        DOT=precision, A_PARTS=1 if precision == 'ieee' else 2, **flags,
+        DOT=precision, **flags,
     )
     if name == 'fwd':
         kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, precision)

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.kernels.launches import CALLS
 
 ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / 'fla_longhorn' / 'ops' / 'triton'
 
 
 def rehearse(*args: str) -> list[dict]:
@@ -87,7 +88,7 @@ def test_wrong_launches_are_found(tmp_path):
     assert missing.startswith('CompilationError') and large.startswith('OutOfResources'), (missing, large)
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'fla_longhorn' / 'ops').glob('*.py')), ids=lambda path: path.name)
+@pytest.mark.parametrize('path', sorted(KERNELS.rglob('*.py')), ids=lambda path: str(path.relative_to(KERNELS)))
 def test_no_kernel_unpacks_nested_tuples(path):
     """Which Triton 3.6 fails on when it looks for what a kernel depends on."""
     for function in ast.walk(ast.parse(path.read_text())):

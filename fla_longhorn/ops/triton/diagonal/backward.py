@@ -1,4 +1,4 @@
-"""Backward kernels of the diagonal update: from saved states back along each segment, then the sum over channel blocks.
+"""Backward kernels of the diagonal update: one walks back along each segment from saved states, one sums channel blocks.
 
 With G_t = dL/dS_t, y = v - k S_{t-1} per entry and m = G (v / 2 - k S_{t-1}), per channel g = sum_j k_j G_j:
 
@@ -14,6 +14,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
     finish_token,
@@ -23,9 +24,9 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
     ring_offsets,
     to_ring,
 )
-from fla_longhorn.ops.triton.diagonal.common import first_slot, locate_segment, padded_state_size, state_offsets
+from fla_longhorn.ops.triton.diagonal.common import locate_segment, padded_state_size, state_offsets
 
-# programs that hold a scratch buffer each and walk over the work; no more than fit at once
+# each program has a scratch buffer and loops over the work, so there are no more than run at once
 PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
@@ -84,9 +85,10 @@ def longhorn_bwd_kernel(
 ):
     """All gradients but those summed over channels, whose sums over BV channels go to `part`.
 
-    A program walks over (segment, head, channel block) with one scratch buffer: for each chunk of C tokens, from the last,
-    and each BK entries of K, it runs the states again from the saved one, keeps every fourth, and goes back along them.
-    `dht` holds the gradient that enters each segment slot from behind.
+    A program loops over (segment, head, channel block) with one scratch buffer. For each chunk of C tokens, from the last,
+    and each block of BK entries of K, it computes the states again from the saved one, keeps every fourth, and walks back
+    along them.
+    `dht` holds the gradient of the state at the end of each segment slot.
     """
     R: tl.constexpr = 3 * KP + 4
     PR: tl.constexpr = 2 * KP + 4
@@ -98,7 +100,7 @@ def longhorn_bwd_kernel(
     NA: tl.constexpr = 0 if NK == 1 else 3
     o_i = tl.arange(0, BK)[:, None]
     o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
-    # a program's scratch: states of a chunk, gradients of the state, per token and channel what is summed or added up
+    # a program's scratch: states of a chunk, the state's gradients, and by token and channel what is summed later
     p_ring = scratch + tl.program_id(0).to(tl.int64) * ((C // 4 + NK) * BK * BV + (NW + NA) * C * BV)
     p_G = p_ring + (C // 4) * BK * BV + o_i * BV + o_x
     p_sums = p_ring + (C // 4 + NK) * BK * BV
@@ -116,7 +118,7 @@ def longhorn_bwd_kernel(
         m_v = o_v < V
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
         b_dD = tl.zeros([1, BV], dtype=tl.float32)
-        i_c = (first_slot(i_n, bos, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+        i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
 
         for i_k in range(0, NK):
             o_k = i_k * BK + o_i
@@ -149,7 +151,7 @@ def longhorn_bwd_kernel(
                     states + (i_c + i_t // C * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
                 )
                 tl.store(p_ring + o_ring, to_ring(b_h))
-                # pointers that step along with the loop cost two instructions each; recomputed ones cost twice that
+                # a pointer that advances with the loop costs two instructions, a recomputed one four
                 x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
                 for _ in range(0, n_b - 1):
                     b_h = replay_block(
@@ -233,7 +235,7 @@ def longhorn_reduce_kernel(
     BT: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
 ):
-    """The gradients of q, k and a head's beta: the channel blocks' sums added in order."""
+    """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
     R: tl.constexpr = 3 * KP + 4
     PR: tl.constexpr = 2 * KP + 4
     i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
@@ -260,9 +262,9 @@ def longhorn_reduce_kernel(
 
 
 def keeps_decay(K: int, plain: bool, capability: int) -> bool:
-    """Whether the decays of four tokens fit in registers on the way back: an instruction an entry less, 50 registers more.
+    """Whether the decays of four tokens stay in registers for the way back: one instruction less an entry, 50 registers more.
 
-    `plain` is 16-bit v and beta, one beta a channel, and nothing fused: each option takes registers of its own.
+    `plain`: v and beta have 16 bits, beta is one a channel, nothing is fused. Each of these options takes more registers.
     """
     return K <= 16 and plain and capability >= 9
 

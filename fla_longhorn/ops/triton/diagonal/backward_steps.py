@@ -1,11 +1,12 @@
-"""Steps of the diagonal backward kernel: four tokens forward and back with their states in registers."""
+"""Steps of the diagonal update's backward kernel: four tokens forward, then back, with their states in registers."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.diagonal.common import divide, step_size, update, weighted_rows
+from fla_longhorn.ops.triton.common import divide
+from fla_longhorn.ops.triton.diagonal.common import load_masked, step_size, update, weighted_rows
 
 
 @triton.jit
@@ -17,7 +18,7 @@ def stack4(a, b, c, d):
 
 @triton.jit
 def sum_channels(m, w, BK: tl.constexpr):
-    """sum_v m_t[j, v] w_t[v] of four tokens `[4, BK]`, as a product of float32 matrices: no shuffles."""
+    """sum_v m_t[j, v] w_t[v] of four tokens `[4, BK]`, as a float32 matrix product, which needs no shuffles."""
     b_w = tl.permute(stack4(w[0], w[1], w[2], w[3]), (0, 2, 1))
     return tl.reshape(tl.dot(stack4(m[0], m[1], m[2], m[3]), b_w, input_precision='ieee'), (4, BK))
 
@@ -29,19 +30,11 @@ def side_by_side(x, BV: tl.constexpr):
 
 
 @triton.jit
-def load_masked(p, m, MASKED: tl.constexpr):
-    if MASKED:
-        return tl.load(p, mask=m, other=0.).to(tl.float32)
-    else:
-        return tl.load(p).to(tl.float32)
-
-
-@triton.jit
 def load_token(
     p_n, p_v, p_beta, p_do, p_z, m_t, m,
     MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """(v, beta, f, dy) of a token, each `[1, BV]`: all zero where masked but f, so that nothing happens there."""
+    """(v, beta, f, dy) of a token, each `[1, BV]`; all but f are zero where masked, so a masked token changes nothing."""
     b_v = load_masked(p_v, m, MASKED)
     b_dy = load_masked(p_do, m, MASKED)
     if HAS_Z:
@@ -73,7 +66,7 @@ def finish_token(
     MASKED: tl.constexpr, SIGMOID: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """Store one token's gradients of v, beta and z; returns (eps^2 deps, dbeta), to be summed over the channels."""
+    """Store one token's gradients of v, beta and z; return (eps^2 deps, dbeta), which are summed over the channels later."""
     b_deps = b_d + (0.5 * b_v) * b_g
     b_dv = b_eps * b_g
     b_db = b_f * (b_f * b_deps)
@@ -120,7 +113,7 @@ def backward_block(
     C: tl.constexpr, ROWS: tl.constexpr, KEEP_DECAY: tl.constexpr, MASKED: tl.constexpr, TAIL: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """Four tokens forward from the state before them, kept in registers, and back; TAIL: only the first n_u exist."""
+    """Four tokens forward from the state before them, with all states kept, and back; with TAIL only the first n_u exist."""
     o_k, o_u = tl.arange(0, BK), tl.arange(0, 4)
     p_k = p_r + i_k * BK
     M: tl.constexpr = MASKED or TAIL
@@ -191,7 +184,7 @@ def backward_block(
 
 @triton.jit
 def ring_offsets(BK: tl.constexpr, BV: tl.constexpr):
-    """Offsets `[BK / 4, BV, 4]` of a state tile in scratch: four entries of a channel side by side, one access."""
+    """Offsets `[BK / 4, BV, 4]` of a state tile in scratch: four entries of a channel are adjacent, for wide accesses."""
     o_r, o_v, o_4 = tl.arange(0, BK // 4), tl.arange(0, BV), tl.arange(0, 4)
     return o_r[:, None, None] * (4 * BV) + o_v[None, :, None] * 4 + o_4[None, None, :]
 

@@ -1,4 +1,4 @@
-"""Steps that the diagonal kernels share, each with its one home here.
+"""Steps that the kernels of the diagonal update share.
 
 Tiles: a state is `[BK, BV]`, a value of all channels `[1, BV]`, a key or query `[BK, 1]`. A thread owns one or two channels
 and all their BK entries, so sums over K stay inside it.
@@ -9,23 +9,13 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton import knobs
-from triton.language.extra import libdevice
 
-INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-
-if knobs.runtime.interpret:
-    @triton.jit
-    def divide(x, y):
-        return x / y
-else:
-    # one reciprocal and one product; the divisors here lie in [1, 1e13], where it is right to two units in the last place
-    divide = libdevice.fast_dividef
+from fla_longhorn.ops.triton.common import INTERPRETING, divide
 
 
 @triton.jit
 def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):
-    """Segment slot `i_s` -> (sequence, its first token, its last + 1, the segment's first token, its last + 1, is it used).
+    """Return segment slot `i_s`'s sequence, that sequence's first token and end, the segment's, and whether it is in use.
 
     Slots are those of `ops/checkpoints.py` for segments of L tokens; an empty sequence has one empty segment.
     """
@@ -52,15 +42,6 @@ def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):
 
 
 @triton.jit
-def first_slot(i_n, bos, T, L, IS_VARLEN: tl.constexpr):
-    """Slot of sequence `i_n`'s first chunk of L tokens."""
-    if IS_VARLEN:
-        return bos // L + i_n
-    else:
-        return i_n.to(tl.int64) * tl.cdiv(T, L)
-
-
-@triton.jit
 def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
     """Offsets `[BK, BV]` inside one state, `[V, K]` or `[K, V]`."""
     if STATE_V_FIRST:
@@ -70,8 +51,8 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
 
 
 @triton.jit
-def load_channels(p, m, MASKED: tl.constexpr):
-    """A float32 value of each channel `[1, BV]`; zero where masked."""
+def load_masked(p, m, MASKED: tl.constexpr):
+    """What lies at `p`, in float32; with `MASKED`, zero where `m` is false."""
     if MASKED:
         return tl.load(p, mask=m, other=0.).to(tl.float32)
     else:
@@ -80,7 +61,7 @@ def load_channels(p, m, MASKED: tl.constexpr):
 
 @triton.jit
 def load_pairs(p, BV: tl.constexpr):
-    """BV bfloat16 values `[1, BV]` from an even address as float32: as words of two, which take fewer instructions apart."""
+    """BV bfloat16 values `[1, BV]` as float32, loaded as words of two: fewer instructions. The first index must be even."""
     o_p = tl.arange(0, BV // 2)[None, :]
     b_x = tl.load(p.to(tl.pointer_type(tl.int32), bitcast=True) + o_p)
     return tl.reshape(tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True)), (1, BV))
@@ -96,13 +77,13 @@ def step_size(b_beta, b_n, SIGMOID: tl.constexpr):
 
 @triton.jit
 def update(b_h, b_k, b_eps, b_v):
-    """S + (k eps) (v - k S): three instructions an entry."""
+    """S + (k eps) (v - k S): three instructions for each entry of the state."""
     return b_h + (b_k * b_eps) * (b_v - b_k * b_h)
 
 
 @triton.jit
 def halves(x):
-    """The two halves of the rows `[R, BV]`; renames registers, moves nothing."""
+    """The two halves of the rows `[R, BV]`; takes no instructions."""
     R: tl.constexpr = x.shape[0]
     BV: tl.constexpr = x.shape[1]
     return tl.split(tl.permute(tl.reshape(x, (2, R // 2, BV)), (1, 2, 0)))
@@ -123,8 +104,8 @@ def add_rows(b_acc, a, m, R: tl.constexpr):
 
 @triton.jit
 def weighted_rows(b_a, b_m, R: tl.constexpr):
-    """sum_j a[j] m[j, v] as `[1, BV]`, through R chains of fused multiply-adds: `tl.sum` would keep half of them apart."""
-    if INTERPRETED:
+    """sum_j a[j] m[j, v] as `[1, BV]`, in R chains of FMA: `tl.sum` would leave half of the products unfused."""
+    if INTERPRETING:
         return tl.sum(b_a * b_m, 0)[None, :]
     else:
         b_acc = add_rows(None, tl.broadcast_to(b_a, b_m.shape), b_m, R)
@@ -158,7 +139,7 @@ def longhorn_prepare_kernel(
     PADDED: tl.constexpr,
     SQUARES: tl.constexpr,
 ):
-    """Rows of float32 `(k, scale * q, |k|^2 and three unused, k^2)` for every head and token, K padded with zeros to BK."""
+    """Write float32 rows `(k, scale * q, |k|^2 and three unused, k^2)` for every head and token; K is zero-padded to BK."""
     i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, BK)
     m_t = o_t < TT
@@ -183,7 +164,7 @@ def longhorn_prepare_kernel(
 def prepare_rows(
     q: torch.Tensor, k: torch.Tensor, scale: float, squares: bool,
 ) -> torch.Tensor:
-    """Float32 rows `[H, B * T, R]` that the kernels walk along: wide loads without conversions, whatever q and k were."""
+    """Float32 rows `[H, B * T, R]` of keys and queries: the kernels load them wide and without conversions."""
     B, T, H, K = q.shape
     BK = padded_state_size(K)
     R = (3 if squares else 2) * BK + 4

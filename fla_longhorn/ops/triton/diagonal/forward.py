@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.common import (
-    first_slot,
-    load_channels,
+    load_masked,
     load_pairs,
     locate_segment,
     padded_state_size,
@@ -26,25 +26,25 @@ def forward_token(
     BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """The state after one token; stores its output."""
+    """Store the output of one token, return the state after it."""
     o_k = tl.arange(0, BK)
     # [BK, 1]
     b_k, b_q = tl.load(p_r + o_k)[:, None], tl.load(p_r + BK + o_k)[:, None]
     b_n = tl.load(p_r + 2 * BK)
     # [1, BV]
-    b_v = load_pairs(p_v, BV) if PAIRS else load_channels(p_v + o_v, m_v, MASKED)
+    b_v = load_pairs(p_v, BV) if PAIRS else load_masked(p_v + o_v, m_v, MASKED)
     if SCALAR_BETA:
         b_beta = tl.load(p_beta).to(tl.float32) + tl.zeros_like(b_v)
     elif PAIRS:
         b_beta = load_pairs(p_beta, BV)
     else:
-        b_beta = load_channels(p_beta + o_v, m_v, MASKED)
+        b_beta = load_masked(p_beta + o_v, m_v, MASKED)
     b_h = update(b_h, b_k, step_size(b_beta, b_n, SIGMOID), b_v)
     b_o = weighted_rows(b_q, b_h, ROWS)
     if HAS_D:
         b_o += b_D * b_v
     if HAS_Z:
-        b_z = load_channels(p_z + o_v, m_v, MASKED)
+        b_z = load_masked(p_z + o_v, m_v, MASKED)
         b_o *= b_z * tl.sigmoid(b_z)
     if MASKED:
         tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
@@ -102,9 +102,9 @@ def longhorn_fwd_kernel(
     HAS_Z: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """o_t = (q_t^T S_t + D v_t) silu(z_t) along one segment, for BV channels of a head; BC of them to a thread.
+    """o_t = (q_t^T S_t + D v_t) silu(z_t) along one segment, for BV channels of a head; a thread has BC of them.
 
-    `h0` holds the state at the start of each segment slot, `states` gets the state at the start of every C tokens.
+    `h0` holds the state at the start of each segment slot; `states` takes the state before every C tokens.
     """
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -132,7 +132,7 @@ def longhorn_fwd_kernel(
         b_h = tl.load(h0 + (i_s.to(tl.int64) * H + i_h) * K * V + o_h, mask=m_h, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    i_c = (first_slot(i_n, bos, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+    i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
 
     n_t = (end - beg).to(tl.int32)
     for i_t in range(0, n_t, C):
@@ -204,7 +204,7 @@ def longhorn_step_kernel(
     HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr,
 ):
-    """One token of every sequence in one launch, from q and k as they come."""
+    """One token of every sequence in one launch; reads q and k themselves, not prepared rows."""
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_h, i_b = i_p % NV, (i_p // NV) % H, (i_p // (NV * H)).to(tl.int64)
@@ -238,10 +238,10 @@ def longhorn_step_kernel(
 
 
 def forward_tiles(K: int, V: int) -> dict:
-    """Tile sizes by rule: at most 64 state entries to a thread, which leaves registers for the rest; 128 rows unrolled.
+    """Tile sizes: at most 64 state entries a thread, which leaves registers for the rest; 128 rows of keys unrolled.
 
-    BC channels to a thread: two share the loads of keys and queries where their states fit. From K = 65 on a warp holds fewer
-    channels than it has threads, and each channel's entries spread over several.
+    BC is the channels of a thread: two, which share the loads of keys and queries, where their states fit. From K = 65 on, a
+    warp has fewer channels than threads, and several threads share the entries of a channel.
     """
     BK = padded_state_size(K)
     BC = 2 if BK <= 32 and V > 32 else 1

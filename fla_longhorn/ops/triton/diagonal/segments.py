@@ -1,4 +1,4 @@
-"""Time in parallel: each segment's decay and end state from zero, and their combination in order.
+"""Parallel in time: the decay and the end state from zero of each segment, and their combination in order.
 
 A segment of L tokens maps the state that enters it to `decay * state + local`, elementwise on `[K, V]`, and the gradient
 that leaves it backwards likewise. Segments combine by `(a2 a1, a2 b1 + b2)`. Slots are those of `ops/checkpoints.py`.
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.common import (
-    first_slot,
-    load_channels,
+    load_masked,
     locate_segment,
     prepare_rows,
     state_offsets,
@@ -38,7 +38,7 @@ def multiprocessor_count(device: torch.device) -> int:
 def choose_segment_length(T: int, blocks: int, K: int, device: torch.device) -> int:
     """Tokens to a segment, a multiple of the checkpoint interval, for rows of T tokens and `blocks` programs without cuts.
 
-    One segment where the blocks fill at least half of the device, because cutting doubles the arithmetic.
+    One segment where the blocks fill at least half of the device, because segments double the arithmetic.
     """
     wanted = BLOCKS_PER_MULTIPROCESSOR * multiprocessor_count(device) // blocks
     L = one_segment(T, K)
@@ -48,7 +48,7 @@ def choose_segment_length(T: int, blocks: int, K: int, device: torch.device) -> 
 
 
 def one_segment(T: int, K: int) -> int:
-    """A segment length above T, for which slots are sequences."""
+    """A segment length above T, so that every sequence is one segment."""
     return round_up(T + 1, checkpoint_interval(K))
 
 
@@ -92,7 +92,7 @@ def longhorn_segment_kernel(
     HAS_Z: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Decay product of a segment, and its end state from zero; REVERSE: the gradient of its start state from zero.
+    """Decay product of a segment, and its end state from zero; REVERSE: the gradient at its start, from zero at its end.
 
     With a_t = 1 - eps_t k_t^2: S = a_t S + k_t (eps_t v_t), or backwards G = a_t (G + q_t dy_t); x is v, or do.
     """
@@ -108,7 +108,7 @@ def longhorn_segment_kernel(
     o_v = tl.max_contiguous(i_v * BV + tl.arange(0, BV), 1)[None, :]
     m_v = o_v < V
     n_t = (end - beg).to(tl.int32)
-    # the first token of the walk, and the way to the next
+    # the first token to visit, and the step to the next
     i_t = tl.maximum(end - 1, beg) if REVERSE else beg
     STEP: tl.constexpr = -1 if REVERSE else 1
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
@@ -121,23 +121,23 @@ def longhorn_segment_kernel(
     b_a = tl.full([BK, BV], 1., dtype=tl.float32)
     for i in range(0, tl.cdiv(n_t, U)):
         for u in tl.static_range(U):
-            # masked in the last block only, where the walk would leave the segment
+            # false in the last block only, beyond the segment's tokens
             m_t = i * U + u < n_t
             m_x, m_r = m_v & (tl.full([1, BV], u, tl.int32) + i * U < n_t), tl.full([BK], u, tl.int32) + i * U < n_t
             # [BK, 1]
             b_k = tl.load(p_r + u * STEP * R + o_k, mask=m_r, other=0.)[:, None]
             b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=m_t, other=0.)
             # [1, BV]
-            b_x = load_channels(p_x + u * STEP * S_X, m_x, True)
+            b_x = load_masked(p_x + u * STEP * S_X, m_x, True)
             if SCALAR_BETA:
                 b_beta = tl.load(p_beta + u * STEP * S_B, mask=m_t, other=0.).to(tl.float32) + tl.zeros_like(b_x)
             else:
-                b_beta = load_channels(p_beta + u * STEP * S_B, m_x, True)
+                b_beta = load_masked(p_beta + u * STEP * S_B, m_x, True)
             b_eps = step_size(b_beta, b_n, SIGMOID)
             b_decay = 1. - b_k * (b_k * b_eps)
             if REVERSE:
                 if HAS_Z:
-                    b_z = load_channels(p_z + u * STEP * S_Z, m_x, True)
+                    b_z = load_masked(p_z + u * STEP * S_Z, m_x, True)
                     b_x *= b_z * tl.sigmoid(b_z)
                 b_q = tl.load(p_r + u * STEP * R + KP + o_k, mask=m_r, other=0.)[:, None]
                 b_h = b_decay * (b_h + b_q * b_x)
@@ -174,7 +174,7 @@ def longhorn_combine_kernel(
     IS_VARLEN: tl.constexpr,
     USE_START: tl.constexpr,
 ):
-    """What enters each segment of a sequence: x = start, then x = decay x + local, segment after segment."""
+    """Write the state that enters each segment of a sequence: x = start, then x = decay x + local, segment by segment."""
     i_p = tl.program_id(0)
     NS: tl.constexpr = (KV + BS - 1) // BS
     i_e, i_h, i_n = i_p % NS, (i_p // NS) % H, i_p // (NS * H)
@@ -183,7 +183,7 @@ def longhorn_combine_kernel(
     else:
         bos = i_n.to(tl.int64) * T
         eos = bos + T
-    i_s = first_slot(i_n, bos, T, L, IS_VARLEN)
+    i_s = first_slot(bos, i_n, T, L, IS_VARLEN)
     n_s = tl.maximum(tl.cdiv(eos - bos, L), 1).to(tl.int32)
     o_e = i_e * BS + tl.arange(0, BS)
     m_e = o_e < KV

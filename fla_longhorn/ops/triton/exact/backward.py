@@ -1,4 +1,4 @@
-"""Exact update, chunkwise backward: a replay of all intervals, one reverse pass over time, and the products over channels."""
+"""Exact update, chunkwise backward: a replay of all intervals, one reverse pass over time, then the sums over channels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
+    chunk_offsets,
     chunk_tile,
-    first_slot,
+    gram_pointers,
     head_and_index,
-    load_rows,
+    load_tile,
     logit_steps,
     operand,
     operand_dtype,
@@ -35,28 +37,48 @@ from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel
 
 
 def backward_tile(K: int, precision: str) -> dict:
-    """Launch parameters; the state's gradient takes the place of the state."""
+    """Launch parameters, as of forward: the state's gradient takes the place of the state."""
     return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
 
 
 @triton.jit
-def undo_chunk(
-    b_dh, b_dy, p_dy, b_q, b_k, b_D, p_beta, p_g, p_a, p_cs, p_ws, p_dv, p_dbeta, o_t, o_x, i_x, o_b, left, m_v,
-    V: tl.constexpr, DOT: tl.constexpr, A_PARTS: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, SCALAR_BETA: tl.constexpr,
-    HAS_D: tl.constexpr, STORE_W: tl.constexpr,
+def backward_chunk(
+    b_dh, b_dy_next, b_D, inputs, outputs, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr, PREFETCH: tl.constexpr,
+    PARTIAL: tl.constexpr,
 ):
-    """Store the gradients of v and beta of a chunk, and return that of the state before it `[BV, BK]`."""
+    """Store the gradients of v and beta of one chunk; return that of the state before it `[BV, BK]`, and dY of the next chunk.
+
+    The next chunk lies before this one. With `PREFETCH`, this chunk's dY comes in `b_dy_next`, and that of the next is loaded.
+    """
+    dy, q, k, beta, g, a, cs = inputs
+    ws, dv, dbeta = outputs
+    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
+    SCALAR_BETA: tl.constexpr = o_b.shape[1] == 1
     BT: tl.constexpr = o_t.shape[0]
-    BV: tl.constexpr = b_dh.shape[0]
-    # X^T [BV, BT]; `a` is transposed, and once more for this product
+    BV: tl.constexpr = o_v.shape[0]
+    # [BT, BK]
+    b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+    b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+    if scale is not None:
+        b_q = b_q.to(tl.float32) * scale
+    # [BT, BV]
+    m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
+    if PREFETCH:
+        b_dy = b_dy_next
+        b_dy_next = load_tile(dy, i_x - BT * H, o_x, o_t, o_v, left_next, V, False)
+    else:
+        b_dy = load_tile(dy, i_x, o_x, o_t, o_v, left, V, PARTIAL)
+    p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
+    # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
     b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     b_dyt = tl.trans(operand(b_dy, DOT))
-    for part in tl.static_range(A_PARTS):
+    for part in tl.static_range(1 if DOT == 'ieee' else 2):
         b_a = tl.load(p_a + part * (BT * BT) + o_t[:, None] * BT + o_t[None, :])
         b_x = product(b_dyt, tl.trans(b_a), b_x, DOT)
     b_dh = product(b_dyt, b_q, b_dh, DOT)
     # [BT, BV]
-    b_b = load_rows(p_beta, i_x, V, o_b, o_t, left, m_v, SCALAR_BETA)
+    b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL).to(tl.float32)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
     # [BT, BV]
@@ -65,7 +87,7 @@ def undo_chunk(
     else:
         b_e = step_sizes(b_b, b_n[:, None], False)
     b_e = tl.broadcast_to(b_e, (BT, BV))
-    # the sum with a loaded tile gives X that layout
+    # the sum with a loaded tile gives X that tile's layout
     if SCALAR_BETA:
         b_x = tl.trans(b_x) + 0.0 * b_dy.to(tl.float32)
     else:
@@ -73,20 +95,21 @@ def undo_chunk(
     b_x = reverse_substitution(b_x, b_e, p_g, BT)
     b_w = b_x * b_e
     b_dv = b_w
-    if HAS_D:
-        # loaded again, for registers don't hold it so long
-        b_dv += b_D[None, :] * tl.load(p_dy + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
-    tl.store(p_dv + i_x * V + o_x, rounded(b_dv, p_dv.dtype.element_ty), mask=m_v)
+    if b_D is not None:
+        # dY is loaded a second time: there are not enough registers to hold it
+        b_dv += b_D[None, :] * tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+    tl.store(dv + i_x * V + o_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
     if SCALAR_BETA:
-        tl.store(p_ws + i_x * V + o_x, operand(b_x, DOT), mask=m_v)
+        tl.store(ws + i_x * V + o_x, operand(b_x, DOT), mask=m_v)
     else:
-        b_c = tl.load(p_cs + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+        b_c = tl.load(cs + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
         if USE_BETA_SIGMOID:
             b_c *= b_s
-        tl.store(p_dbeta + i_x * V + o_x, rounded(b_x * b_c, p_dbeta.dtype.element_ty), mask=m_v)
+        tl.store(dbeta + i_x * V + o_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
-            tl.store(p_ws + i_x * V + o_x, operand(b_w, DOT), mask=m_v)
-    return split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
+            tl.store(ws + i_x * V + o_x, operand(b_w, DOT), mask=m_v)
+    b_dh = split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
+    return b_dh, b_dy_next
 
 
 @triton.heuristics({
@@ -96,7 +119,6 @@ def undo_chunk(
     'USE_FINAL_STATE_GRADIENT': lambda args: args['dht'] is not None,
     'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
     'STORE_W': lambda args: args['ws'] is not args['dv'],
-    'A_PARTS': lambda args: 1 if args['DOT'] == 'ieee' else 2,
 })
 @triton.jit(do_not_specialize=['T'])
 def chunk_longhorn_exact_bwd_kernel(
@@ -127,7 +149,6 @@ def chunk_longhorn_exact_bwd_kernel(
     SPAN: tl.constexpr,
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
-    A_PARTS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
@@ -138,17 +159,17 @@ def chunk_longhorn_exact_bwd_kernel(
     IS_VARLEN: tl.constexpr,
     STORE_W: tl.constexpr,
 ):
-    r"""One block of channels of one sequence, chunk by chunk from its end, the state's gradient `[BV, BK]` in registers.
+    r"""One block of channels of one sequence, chunk by chunk from its end, with the state's gradient `[BV, BK]` in registers.
 
-    With the letters of the forward kernel and `dS` the gradient of the state at the chunk's end:
+    In the notation of the forward kernel, with `dS` the gradient of the state at the chunk's end:
 
     .. math::
         X = A^\top dY + K\,dS - \mathrm{tril}_{<}(G)^\top W, \quad W = E \odot X, \quad
         dV = W, \quad d\epsilon = X \odot R, \quad dS \leftarrow dS + Q^\top dY - K^\top W
 
-    `a` holds the scale, q doesn't. dbeta multiplies X with `cs`, of logits with U in its place and the slope of the steps.
-    `ws` takes W (X of a scalar step) and `dhs` the gradients of the state at the ends of the spans, for the products that
-    sum over channels.
+    `a` includes the scale, q does not. dbeta is X times `cs`; for logits of beta, `cs` holds U, and the slope of the step
+    size is a factor too. For the kernel that sums over channels, `ws` takes W (X for a scalar step) and `dhs` the gradients
+    of the state at the ends of the spans.
     """
     i_h, i_n = head_and_index(H)
     i_v = tl.program_id(1)
@@ -156,26 +177,24 @@ def chunk_longhorn_exact_bwd_kernel(
     NT = T_n // BT
     left = T_n - NT * BT
 
-    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    # what a thread may load at once decides which columns it owns
-    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
+    offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
+    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
-    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
-    # int64, so that a row's offset is a constant of the load
-    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
-    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
     o_h = o_v[:, None] * K + o_k[None, :]
     o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
 
-    # of the last full chunk from here on
+    inputs, outputs = (dy, q, k, beta, g, a, cs), (ws, dv, dbeta)
+    factor = scale if HAS_SCALE else None
+
+    # the position of the last full chunk
     i_x = (bos + (NT - 1) * BT) * H + i_h
     i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
     p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (K * V)
 
     # [BV, BK]
     b_dh = tl.load(dht + o_state, mask=m_h, other=0.0) if USE_FINAL_STATE_GRADIENT else tl.zeros([BV, BK], dtype=tl.float32)
-    # whether the tokens after the last full chunk lie in its span, whose dS is then stored
+    # whether the tokens after the last full chunk lie in its span, whose dS is then stored already
     shared = left * 0
     if left > 0:
         tl.store(p_dhs + o_h, rounded(b_dh, dhs.dtype.element_ty), mask=m_h)
@@ -183,21 +202,12 @@ def chunk_longhorn_exact_bwd_kernel(
             p_dhs -= H * K * V
         else:
             shared = left * 0 + 1
-        m_k = tile_mask(o_t, o_k, left, K, BK, True)
-        m_v = tile_mask(o_t, o_v, left, V, BV, True)
-        b_q = tl.load(q + (i_x + BT * H) * K + o_qk, mask=m_k, other=0.0)
-        b_k = tl.load(k + (i_x + BT * H) * K + o_qk, mask=m_k, other=0.0)
-        b_dy = tl.load(dy + (i_x + BT * H) * V + o_x, mask=m_v, other=0.0)
-        if HAS_SCALE:
-            b_q = b_q.to(tl.float32) * scale
-        b_dh = undo_chunk(
-            b_dh, b_dy, dy, b_q, b_k, b_D, beta, g + (i_g + H) * ((BT + 1) * BT), a + (i_g + H) * (A_PARTS * BT * BT), cs,
-            ws, dv, dbeta, o_t, o_x, i_x + BT * H, o_b, left, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D,
-            STORE_W,
-        )
-    if PREFETCH:
-        # [BT, BV], loaded a chunk ahead
-        b_dy_next = tl.load(dy + i_x * V + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
+        b_dh = backward_chunk(
+            b_dh, b_dh, b_D, inputs, outputs, offsets, i_x + BT * H, i_g + H, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID,
+            STORE_W, False, True,
+        )[0]
+    # dY [BT, BV] of the last full chunk; without PREFETCH the compiler drops this load
+    b_dy = load_tile(dy, i_x, o_x, o_t, o_v, NT, V, False)
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s
@@ -205,23 +215,9 @@ def chunk_longhorn_exact_bwd_kernel(
         p_dhs -= H * K * V
         chunks = tl.minimum(SPAN // BT, NT - i_s * (SPAN // BT))
         for j in tl.range(chunks, num_stages=1):
-            # [BT, BK]
-            m_k = tile_mask(o_t, o_k, BT, K, BK, False)
-            b_q = tl.load(q + i_x * K + o_qk, mask=m_k, other=0.0)
-            b_k = tl.load(k + i_x * K + o_qk, mask=m_k, other=0.0)
-            if HAS_SCALE:
-                b_q = b_q.to(tl.float32) * scale
-            m_v = tile_mask(o_t, o_v, BT, V, BV, False)
-            if PREFETCH:
-                b_dy = b_dy_next
-                before = i_s * (SPAN // BT) + chunks - 1 - j
-                m_before = tile_mask(o_t, o_v, before, V, BV, False)
-                b_dy_next = tl.load(dy + (i_x - BT * H) * V + o_x, mask=m_before, other=0.0)
-            else:
-                b_dy = tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0)
-            b_dh = undo_chunk(
-                b_dh, b_dy, dy, b_q, b_k, b_D, beta, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), cs, ws, dv,
-                dbeta, o_t, o_x, i_x, o_b, BT, m_v, V, DOT, A_PARTS, USE_BETA_SIGMOID, SCALAR_BETA, HAS_D, STORE_W,
+            b_dh, b_dy = backward_chunk(
+                b_dh, b_dy, b_D, inputs, outputs, offsets, i_x, i_g, BT, i_s * (SPAN // BT) + chunks - 1 - j, factor, H, K, V,
+                DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, False,
             )
             i_x -= BT * H
             i_g -= H

@@ -1,4 +1,4 @@
-"""Exact update, the end of backward: what sums over the channels, dq and dk (and dbeta of a scalar step)."""
+"""Exact update, the last kernel of backward: the sums over channels, dq and dk (and dbeta of a scalar step)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.common import divide
 from fla_longhorn.ops.triton.exact.common import (
-    first_slot,
     head_and_index,
+    locate_slot,
     product,
-    ratio,
     rounded,
-    sequence_of_slot,
-    sequence_range,
     sigmoid,
     split_product,
     state_tile,
@@ -22,16 +20,16 @@ from fla_longhorn.ops.triton.exact.common import (
 
 
 def span_size(K: int, precision: str) -> int:
-    """Tokens of a program, and between the states it needs.
+    """Tokens of a program, which is also the distance between the states that it loads.
 
-    A state's rounding cancels against the steps after it once K of them have replaced it, so a span isn't longer than that;
-    and it is short where products are unrolled.
+    After K steps the state at a span's start is replaced: it cancels against these steps, but its rounding error does not.
+    So a span has at most K tokens, and fewer where products are unrolled.
     """
     return 16 if precision == 'ieee' else min(state_tile(K), 64)
 
 
 def products_tile(K: int, precision: str, operands_in_registers: bool) -> dict:
-    """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit the registers of the program, and operands held there."""
+    """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, beside operands where they are held there."""
     BK = min(state_tile(K), 64)
     return {'BK': BK, 'BV': 32 if precision == 'ieee' or BK == 64 and operands_in_registers else 64, 'num_warps': BK // 16}
 
@@ -80,23 +78,22 @@ def chunk_longhorn_exact_bwd_kernel_qk(
     SCALAR_BETA: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    r"""The span of `BT` tokens of one program, block by block of its channels.
+    r"""dq and dk of one span of `BT` tokens, summed over the channels block by block.
 
-    With `S` the state at the span's start and `dS` the gradient of that at its end, whatever the span's length:
+    With `S` the state at the span's start and `dS` the gradient of the state at its end:
 
     .. math::
         dQ = dY S^\top + dA\,K, \quad dK = dA^\top Q + U dS^\top - W S^\top - (M + M^\top) K, \quad
         dA = \mathrm{tril}(dY U^\top), \quad M = \mathrm{tril}(W U^\top)
 
-    M's diagonal :math:`\sum_v d\epsilon\,\epsilon^2` is the gradient through :math:`|k|^2`. Of a scalar step, `us` and `ws`
-    are R and X, and the step of a row multiplies what sums over the channels. A program gives `BK` entries of dq and dk, with
-    a dA and an M of its own.
+    The diagonal of M, :math:`\sum_v d\epsilon\,\epsilon^2`, is the gradient through :math:`|k|^2`. For a scalar step, `us` and
+    `ws` hold R and X, and the sums over channels are multiplied by the step sizes of their rows. A program computes `BK`
+    entries of dq and dk; the programs of a span each compute dA and M.
     """
     i_h, i_c = head_and_index(H)
     i_k = tl.program_id(1)
-    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    i_t = ((i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)) * BT).to(tl.int32)
+    _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    i_t = i_t.to(tl.int32)
     if i_t < T_n:
         o_t, o_k, o_v = tl.arange(0, BT), i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
         m_t = i_t + o_t < T_n
@@ -136,7 +133,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            b_f = ratio(1.0, 1.0 + b_b * squares(k + i_x * K + o_t[:, None] * (H * K), m_t, K, BK))
+            b_f = divide(1.0, 1.0 + b_b * squares(k + i_x * K + o_t[:, None] * (H * K), m_t, K, BK))
             b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
             if USE_BETA_SIGMOID:
                 b_db *= b_b * (1.0 - b_b)
@@ -178,7 +175,7 @@ def chunk_longhorn_exact_bwd_qk(
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    # before Hopper the tensor cores don't read shared memory
+    # before Hopper, tensor cores read their operands from registers only
     tile = products_tile(K, precision, device_capability(q.device) < 9)
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](

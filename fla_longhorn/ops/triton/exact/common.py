@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
+
+from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot
 
 LOG2E = tl.constexpr(1.4426950408889634)
-INTERPRETING = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
-# tokens in a chunk: the substitution costs (C - 1) / 2 FMA a (token, channel), and 32 rows don't fit the registers
+# tokens in a chunk: the substitution costs (C - 1) / 2 FMA for each token and channel, and 32 rows don't fit in registers
 CHUNK_SIZE = 16
 
 
 def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    """How products round their operands: `bf16`, `tf32` (float16 keeps its digits and needs the range) or `ieee` (float32)."""
+    """How products round their operands: `bf16`, `ieee` (float32, not at all) or `tf32`, which holds every float16 exactly."""
     dtypes = {q.dtype, k.dtype, v.dtype}
     if torch.float32 in dtypes:
         return 'ieee'
@@ -27,7 +25,7 @@ def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
 
 
 def operand_dtype(precision: str) -> torch.dtype:
-    """What kernels hand each other to multiply."""
+    """The dtype in which a kernel stores what a later kernel multiplies."""
     return torch.bfloat16 if precision == 'bf16' else torch.float32
 
 
@@ -36,11 +34,11 @@ def state_tile(K: int) -> int:
 
 
 def chunk_tile(K: int, precision: str) -> dict:
-    """Launch parameters of a chunk `[BT, BV]`: a thread owns `VEC` columns, and a state `[BV, BK]` fits the registers."""
+    """Launch parameters: a thread owns `VEC` columns of a chunk `[BT, BV]`, and the state `[BV, BK]` fits in registers."""
     BK = state_tile(K)
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
     if precision == 'ieee' and BK >= 128:
-        # products by FMA hold their operands in registers: here threads share columns
+        # products without tensor cores hold their operands in registers, so threads share columns
         BV = 64
     return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
 
@@ -52,7 +50,7 @@ def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
 
 @triton.jit
 def head_and_index(H: tl.constexpr):
-    """This program's head, and its sequence or slot: both in the grid's first dimension, for the others end at 65535."""
+    """This program's head, and its sequence or slot. Both lie in the grid's first dimension: the other two end at 65535."""
     i = tl.program_id(0)
     return i % H, i // H
 
@@ -68,17 +66,8 @@ def sequence_range(cu_seqlens, i_n, T, IS_VARLEN: tl.constexpr):
 
 
 @triton.jit
-def first_slot(bos, i_n, T, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
-    """Slot (int64) of the first span of `SIZE` tokens of sequence `i_n`."""
-    if IS_VARLEN:
-        return bos // SIZE + i_n
-    else:
-        return i_n.to(tl.int64) * tl.cdiv(T, SIZE)
-
-
-@triton.jit
 def sequence_of_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
-    """The sequence that owns slot `i_c`: the last one whose first slot is not beyond it."""
+    """The sequence that owns slot `i_c`: the last one whose first slot is not after `i_c`."""
     if IS_VARLEN:
         i_n = 0
         end = N
@@ -93,10 +82,19 @@ def sequence_of_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.co
 
 
 @triton.jit
+def locate_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
+    """The sequence of slot `i_c`, its first token and length, and the slot's first token counted from the sequence's."""
+    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, SIZE, IS_VARLEN)
+    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+    return i_n, bos, T_n, (i_c - first_slot(bos, i_n, T, SIZE, IS_VARLEN)) * SIZE
+
+
+@triton.jit
 def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.constexpr):
-    """Mask of a tile `[BT, BX]`: the `left` tokens of a `PARTIAL` chunk (of a full one, all if any), the columns below `X`."""
+    """Mask of a tile `[BT, BX]`: columns below `X`, the first `left` tokens (without `PARTIAL`: all tokens if `left > 0`)."""
     m_t = (o_t < left)[:, None] if PARTIAL else (o_t * 0 < left)[:, None]
-    if X % BX == 0:
+    # not `X % BX`, which the interpreter lacks for a shape
+    if X // BX * BX == X:
         return m_t
     else:
         return m_t & (o_x < X)[None, :]
@@ -104,7 +102,7 @@ def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.con
 
 @triton.jit
 def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
-    """Mask of a tile `[BV, BK]` of a state, or what broadcasts to it."""
+    """Mask of a state's tile `[BV, BK]`, in a shape that broadcasts to it."""
     if V % BV == 0:
         return (o_k < K)[None, :]
     else:
@@ -112,17 +110,39 @@ def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def load_rows(beta, i_x, V: tl.constexpr, o_b, o_t, left, m_v, SCALAR_BETA: tl.constexpr):
-    """Step sizes of a chunk in float32: `[BT, BV]`, or `[BT, 1]` of a scalar step."""
-    if SCALAR_BETA:
-        return tl.load(beta + i_x + o_b, mask=(o_t < left)[:, None], other=0.0).to(tl.float32)
-    else:
-        return tl.load(beta + i_x * V + o_b, mask=m_v, other=0.0).to(tl.float32)
+def chunk_offsets(
+    i_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """`o_t`, `o_k`, `o_v` and the offsets of a chunk's tiles in q and k, in v, and in beta (`[BT, 1]` of a scalar step)."""
+    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+    # what a thread may load at once decides which columns it owns
+    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
+    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
+    # int64, so that a row's offset is a constant of the load
+    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
+    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
+    return o_t, o_k, o_v, o_qk, o_x, o_b
+
+
+@triton.jit
+def gram_pointers(g, a, i_g, BT: tl.constexpr, DOT: tl.constexpr):
+    """Where the matrices that the gram kernel wrote for chunk `i_g` lie."""
+    PARTS: tl.constexpr = 1 if DOT == 'ieee' else 2
+    return g + i_g * ((BT + 1) * BT), a + i_g * (PARTS * BT * BT)
+
+
+@triton.jit
+def load_tile(x, i_x, o_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
+    """Tile of `x`, which has `X` columns a token, at the offsets `o_x` from token `i_x`; offsets `[BT, 1]` mean one column."""
+    BX: tl.constexpr = o_x.shape[1]
+    SX: tl.constexpr = 1 if BX == 1 else X
+    return tl.load(x + i_x * SX + o_x, mask=tile_mask(o_t, o_c, left, X, BX, PARTIAL), other=0.0)
 
 
 @triton.jit
 def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
-    """Offsets of a `[BV, BK]` tile in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`; int64, as constants of the load."""
+    """Offsets `[BV, BK]` in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`; as int64 they are constants of the load."""
     if STATE_V_FIRST:
         return o_v[:, None].to(tl.int64) * K + o_k[None, :]
     else:
@@ -131,7 +151,7 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
 
 @triton.jit
 def rounded(b_x, dtype: tl.constexpr):
-    """`b_x` in `dtype`, to the nearest also under the interpreter, which would cut digits off for bfloat16."""
+    """`b_x` rounded to the nearest value of `dtype`; the interpreter's own conversion to bfloat16 truncates."""
     if INTERPRETING and dtype == tl.bfloat16:
         b_i = b_x.to(tl.float32).to(tl.int32, bitcast=True)
         b_x = (b_i + 0x7fff + ((b_i >> 16) & 1)).to(tl.float32, bitcast=True)
@@ -154,7 +174,7 @@ def product(b_a, b_b, b_acc, DOT: tl.constexpr):
 
 @triton.jit
 def split(b_x, DOT: tl.constexpr):
-    """`b_x` cut to the digits that `DOT` holds exactly, and the rest: two products keep twice the digits."""
+    """`b_x` as two operands: the digits that `DOT` holds exactly, and the rest. Two products keep twice the digits."""
     cut: tl.constexpr = -65536 if DOT == 'bf16' else -8192
     b_hi = (b_x.to(tl.int32, bitcast=True) & cut).to(tl.float32, bitcast=True)
     return operand(b_hi, DOT), operand(b_x - b_hi, DOT)
@@ -162,7 +182,7 @@ def split(b_x, DOT: tl.constexpr):
 
 @triton.jit
 def kept(b_x, DOT: tl.constexpr):
-    """What products keep of `b_x`, in float32: rounded to the nearest for `bf16` (a NaN may get lost), cut for `tf32`."""
+    """What products keep of `b_x`, in float32: rounded to nearest for `bf16` (a NaN may get lost), truncated for `tf32`."""
     if DOT == 'bf16':
         return ((b_x.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
     elif DOT == 'tf32':
@@ -173,7 +193,7 @@ def kept(b_x, DOT: tl.constexpr):
 
 @triton.jit
 def split_product(b_x, b_b, b_acc, DOT: tl.constexpr):
-    """`b_acc + b_x b_b` for a `b_x` that must not lose digits to `DOT`."""
+    """`b_acc + b_x b_b` with `b_x` in two parts, so that it does not lose digits to `DOT`."""
     if DOT == 'ieee':
         return product(b_x, b_b, b_acc, DOT)
     else:
@@ -183,7 +203,7 @@ def split_product(b_x, b_b, b_acc, DOT: tl.constexpr):
 
 @triton.jit
 def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
-    """`b_acc + b_x^T b_b`, as :func:`split_product`: the parts are cheaper to transpose than the whole."""
+    """`b_acc + b_x^T b_b`, as :func:`split_product`; the two parts are cheaper to transpose than `b_x`."""
     if DOT == 'ieee':
         return product(tl.trans(b_x), b_b, b_acc, DOT)
     else:
@@ -193,14 +213,14 @@ def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
 
 @triton.jit
 def add_updates(b_h, b_o, b_u, b_k, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr, OUTPUT: tl.constexpr):
-    """The state `[BV, BK]` at a chunk's end, and with `OUTPUT` `O^T [BV, BT]`, from those of its start and U `[BT, BV]`."""
+    """Add what a chunk's U `[BT, BV]` gives to the state `[BV, BK]` and, with `OUTPUT`, to `O^T [BV, BT]`; return both."""
     BT: tl.constexpr = b_u.shape[0]
     o_t = tl.arange(0, BT)
     if OUTPUT:
         # [BT, BT]
         b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
     if SPLIT and DOT != 'ieee':
-        # what rounding adds to the state would pile up over the chunks
+        # without it, the errors of rounding U would add up in the state
         b_hi, b_lo = split(b_u, DOT)
         b_hi, b_lo = tl.trans(b_hi), tl.trans(b_lo)
         if OUTPUT:
@@ -222,41 +242,32 @@ def operand(b_x, DOT: tl.constexpr):
 
 @triton.jit
 def sigmoid(b_x):
-    return ratio(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
-
-
-@triton.jit
-def ratio(b_a, b_b):
-    """`b_a / b_b` for `b_b >= 1`, by the fast reciprocal (2 ulp) where there is one."""
-    if INTERPRETING:
-        return b_a / b_b
-    else:
-        return libdevice.fast_dividef(b_a, b_b)
+    return divide(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
 
 
 @triton.jit
 def step_sizes(b_b, b_n, USE_BETA_SIGMOID: tl.constexpr):
     """Step sizes `beta / (1 + beta n)` from beta, or its logits, and the squares `n` of the keys."""
     if USE_BETA_SIGMOID:
-        return ratio(1.0, 1.0 + tl.exp2(b_b * -LOG2E) + b_n)
+        return divide(1.0, 1.0 + tl.exp2(b_b * -LOG2E) + b_n)
     else:
-        return ratio(b_b, 1.0 + b_b * b_n)
+        return divide(b_b, 1.0 + b_b * b_n)
 
 
 @triton.jit
 def logit_steps(b_b, b_n):
     """Step sizes `e` from logits of beta, and the `s` of their slopes `e s`.
 
-    With `x = exp(-logit)`: `e = 1 / (1 + x + n)`, `s = x e`; x is held finite, so that s is.
+    With `x = exp(-logit)`: `e = 1 / (1 + x + n)`, `s = x e`; x is clamped, so that s is finite.
     """
     b_x = tl.exp2(tl.minimum(b_b * -LOG2E, 126.0))
-    b_e = ratio(1.0, 1.0 + b_x + b_n)
+    b_e = divide(1.0, 1.0 + b_x + b_n)
     return b_e, b_x * b_e
 
 
 @triton.jit
 def row(b_x, s: tl.constexpr):
-    """Row `s` of `[BT, BV]`; free of instructions where a thread owns whole columns (-0.0 is what sums drop)."""
+    """Row `s` of `[BT, BV]`. Where a thread owns whole columns it takes no instructions: the compiler drops sums with -0.0."""
     o_t = tl.arange(0, b_x.shape[0])
     return tl.sum(tl.where((o_t == s)[:, None], b_x, -0.0), 0)
 
@@ -265,8 +276,8 @@ def row(b_x, s: tl.constexpr):
 def forward_substitution(b_r, b_e, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr):
     """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`; G's rows at `p_g`.
 
-    With `ROUND` a row counts for those after it by what products keep of it: they mend its error, which else every repetition
-    of a key would add to.
+    With `ROUND`, later rows use a row of U as products round it, and so correct the rounding error. Otherwise the error would
+    grow with every repetition of a key.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):

@@ -1,4 +1,4 @@
-"""Exact update, chunkwise forward: matrix products and one forward substitution per chunk of 16 tokens."""
+"""Exact update, chunkwise forward: matrix products and one forward substitution for each chunk of 16 tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     add_updates,
+    chunk_offsets,
     chunk_tile,
-    first_slot,
     forward_substitution,
+    gram_pointers,
     head_and_index,
     kept,
-    load_rows,
+    load_tile,
     operand_precision,
     product,
     rounded,
@@ -31,7 +33,7 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
 
 def forward_tile(K: int, precision: str) -> dict:
-    """Launch parameters."""
+    """Launch parameters; above K = 64 there are no registers left to load v and beta of the next chunk ahead."""
     return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
 
 
@@ -39,9 +41,9 @@ def forward_tile(K: int, precision: str) -> dict:
 def chunk_update(
     b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, LATE: tl.constexpr,
 ):
-    """Residuals by substitution, then the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`.
+    """Return the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`, given `(K S)^T` at its start in `b_p`.
 
-    `LATE`: Q S not before the substitution, which needs the registers.
+    `LATE`: compute Q S after the substitution, which needs the registers.
     """
     BT: tl.constexpr = b_v.shape[0]
     # [BT]
@@ -53,7 +55,7 @@ def chunk_update(
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
     b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT, DOT, True) * b_e
     if DOT == 'tf32':
-        # as the substitution took it
+        # the substitution used these digits of U
         b_u = kept(b_u, DOT)
     if LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
@@ -61,23 +63,58 @@ def chunk_update(
 
 
 @triton.jit
-def store_output(
-    p_o, b_o, p_v, b_D, p_z, m_v, scale, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_SCALE: tl.constexpr,
-):
-    """`(scale * O + D * V) * silu(Z)`, from `O^T`; v is loaded again, for registers don't hold it so long."""
-    if HAS_SCALE:
+def store_output(b_o, b_D, v, z, o, i_x, o_x, m_v, scale):
+    """Store `(scale * O + D * V) * silu(Z)` given `O^T`; scale, D and z may be None.
+
+    v is loaded a second time: there are not enough registers to hold it.
+    """
+    if scale is not None:
         b_o *= scale
-    if HAS_D or HAS_Z:
+    if b_D is not None or z is not None:
         # [BT, BV]
         b_y = tl.trans(b_o)
-        if HAS_D:
-            b_y += b_D[None, :] * tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
-        if HAS_Z:
-            b_z = tl.load(p_z, mask=m_v, other=0.0).to(tl.float32)
+        if b_D is not None:
+            b_y += b_D[None, :] * tl.load(v + i_x + o_x, mask=m_v, other=0.0).to(tl.float32)
+        if z is not None:
+            b_z = tl.load(z + i_x + o_x, mask=m_v, other=0.0).to(tl.float32)
             b_y *= b_z * sigmoid(b_z)
-        tl.store(p_o, rounded(b_y, p_o.dtype.element_ty), mask=m_v)
+        tl.store(o + i_x + o_x, rounded(b_y, o.dtype.element_ty), mask=m_v)
     else:
-        tl.store(p_o, tl.trans(rounded(b_o, p_o.dtype.element_ty)), mask=m_v)
+        tl.store(o + i_x + o_x, tl.trans(rounded(b_o, o.dtype.element_ty)), mask=m_v)
+
+
+@triton.jit
+def forward_chunk(
+    b_h, b_v_next, b_b_next, b_D, tensors, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, PARTIAL: tl.constexpr,
+):
+    """Store the output of one chunk; return the state `[BV, BK]` at its end, and v and beta of the next chunk.
+
+    With `PREFETCH`, this chunk's v and beta come in `b_v_next` and `b_b_next`, and those of the next chunk are loaded.
+    """
+    q, k, v, beta, z, g, a, o = tensors
+    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
+    BT: tl.constexpr = o_t.shape[0]
+    BK: tl.constexpr = o_k.shape[0]
+    BV: tl.constexpr = o_v.shape[0]
+    # [BT, BK]
+    b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+    b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+    b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+    # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
+    if PREFETCH:
+        b_v, b_b = b_v_next.to(tl.float32), b_b_next.to(tl.float32)
+        b_v_next = load_tile(v, i_x + BT * H, o_x, o_t, o_v, left_next, V, False)
+        b_b_next = load_tile(beta, i_x + BT * H, o_b, o_t, o_v, left_next, V, False)
+    else:
+        b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL).to(tl.float32)
+        b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL).to(tl.float32)
+    p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
+    LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
+    b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE)
+    m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
+    store_output(b_o, b_D, v, z, o, i_x * V, o_x, m_v, scale)
+    return b_h, b_v_next, b_b_next
 
 
 @triton.heuristics({
@@ -88,7 +125,6 @@ def store_output(
     'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
     'SAVE_STATES': lambda args: args['states'] is not None,
     'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'A_PARTS': lambda args: 1 if args['DOT'] == 'ieee' else 2,
 })
 @triton.jit(do_not_specialize=['T'])
 def chunk_longhorn_exact_fwd_kernel_o(
@@ -117,7 +153,6 @@ def chunk_longhorn_exact_fwd_kernel_o(
     INTERVAL: tl.constexpr,
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
-    A_PARTS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
@@ -129,32 +164,28 @@ def chunk_longhorn_exact_fwd_kernel_o(
     SAVE_STATES: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    r"""One block of channels of one sequence, chunk by chunk, the state `[BV, BK]` in registers.
+    r"""The outputs of one block of channels of one sequence, chunk by chunk, with the state `[BV, BK]` in registers.
 
     With `E` the step sizes, `G = K K^T`, `A = tril(Q K^T)` and `S` the state at the chunk's start:
 
     .. math::
         R = V - K S - \mathrm{tril}_{<}(G)\,U, \quad U = E \odot R, \quad O = Q S + A U, \quad S \leftarrow S + K^\top U
 
-    (Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk, as DeltaNet's chunkwise form with a step per channel.)
-    State and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`: then the
-    substitution is pure FMA.
+    This is Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk: DeltaNet's chunkwise form with a step size per channel.
+    The state and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`, so that the
+    substitution takes FMA only.
     """
     i_h, i_n = head_and_index(H)
     i_v = tl.program_id(1)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    # what a thread may load at once decides which columns it owns
-    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
+    offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
+    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
-
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
     i_x = bos * H + i_h
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
-    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
-    # int64, so that a row's offset is a constant of the load
-    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
-    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
+    tensors = (q, k, v, beta, z, g, a, o)
+    factor = scale if HAS_SCALE else None
     if SAVE_STATES:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
 
@@ -165,65 +196,28 @@ def chunk_longhorn_exact_fwd_kernel_o(
     else:
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
 
-    b_zero = tl.zeros([BV, BT], dtype=tl.float32)
     NT = T_n // BT
-    LATE: tl.constexpr = BK > 16 and (HAS_D or HAS_Z)
-    BB: tl.constexpr = 1 if SCALAR_BETA else BV
-    VB: tl.constexpr = 1 if SCALAR_BETA else V
-    if PREFETCH:
-        # v and beta of full chunks are loaded one ahead: [BT, BV]
-        b_v_next = tl.load(v + i_x * V + o_x, mask=tile_mask(o_t, o_v, NT, V, BV, False), other=0.0)
-        b_b_next = tl.load(beta + i_x * VB + o_b, mask=tile_mask(o_t, o_v, NT, V, BB, False), other=0.0)
+    # v and beta of the first full chunk; without PREFETCH the compiler drops these loads
+    b_v = load_tile(v, i_x, o_x, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta, i_x, o_b, o_t, o_v, NT, V, False)
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
-            # [V, K], as the registers hold it
+            # as [V, K], the order of the registers
             tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
-            # [BT, BK]
-            m_k = tile_mask(o_t, o_k, BT, K, BK, False)
-            b_q = tl.load(q + i_x * K + o_qk, mask=m_k, other=0.0)
-            b_k = tl.load(k + i_x * K + o_qk, mask=m_k, other=0.0)
-            b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
-            # loads placed after the products keep the layout in which a thread owns columns
-            m_v = tile_mask(o_t, o_v, BT, V, BV, False)
-            if PREFETCH:
-                b_v, b_b = b_v_next.to(tl.float32), b_b_next.to(tl.float32)
-                left = NT - 1 - i_t
-                i_next = i_x + BT * H
-                b_v_next = tl.load(v + i_next * V + o_x, mask=tile_mask(o_t, o_v, left, V, BV, False), other=0.0)
-                b_b_next = tl.load(beta + i_next * VB + o_b, mask=tile_mask(o_t, o_v, left, V, BB, False), other=0.0)
-            else:
-                b_v = tl.load(v + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
-                b_b = load_rows(beta, i_x, V, o_b, o_t, BT, m_v, SCALAR_BETA)
-            b_h, b_o = chunk_update(
-                b_h, b_p, b_v, b_b, b_q, b_k, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), DOT, USE_BETA_SIGMOID,
-                LATE,
-            )
-            store_output(
-                o + i_x * V + o_x, b_o, v + i_x * V + o_x, b_D, z + i_x * V + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z,
-                HAS_SCALE,
+            b_h, b_v, b_b = forward_chunk(
+                b_h, b_v, b_b, b_D, tensors, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, H, K, V, DOT, USE_BETA_SIGMOID,
+                PREFETCH, False,
             )
             i_x += BT * H
             i_g += H
     # the tokens after the last full chunk
     left = T_n - NT * BT
     if left > 0:
-        m_k = tile_mask(o_t, o_k, left, K, BK, True)
-        m_v = tile_mask(o_t, o_v, left, V, BV, True)
-        b_q = tl.load(q + i_x * K + o_qk, mask=m_k, other=0.0)
-        b_k = tl.load(k + i_x * K + o_qk, mask=m_k, other=0.0)
-        b_p = product(b_h, tl.trans(b_k), b_zero, DOT)
-        b_v = tl.load(v + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
-        b_b = load_rows(beta, i_x, V, o_b, o_t, left, m_v, SCALAR_BETA)
-        b_h, b_o = chunk_update(
-            b_h, b_p, b_v, b_b, b_q, b_k, g + i_g * ((BT + 1) * BT), a + i_g * (A_PARTS * BT * BT), DOT, USE_BETA_SIGMOID,
-            LATE,
-        )
-        store_output(
-            o + i_x * V + o_x, b_o, v + i_x * V + o_x, b_D, z + i_x * V + o_x if HAS_Z else None, m_v, scale, HAS_D, HAS_Z,
-            HAS_SCALE,
-        )
+        b_h = forward_chunk(
+            b_h, b_v, b_b, b_D, tensors, offsets, i_x, i_g, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID, False, True,
+        )[0]
 
     if STORE_FINAL_STATE:
         p_ht = ht + (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)

@@ -1,4 +1,4 @@
-"""Gram matrices of the chunks, shared by all channels of a head: one small kernel ahead of forward and of backward."""
+"""Gram matrices of the chunks, which all channels of a head share: one small kernel before forward and before backward."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import triton.language as tl
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     chunk_slots,
-    first_slot,
     head_and_index,
+    locate_slot,
     product,
     rounded,
-    sequence_of_slot,
-    sequence_range,
     state_tile,
 )
 
@@ -41,15 +39,17 @@ def chunk_longhorn_exact_kernel_gram(
     HAS_SCALE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Write `G = K K^T`, its diagonal as one more row, and `tril(scale Q K^T)^T`, in two parts unless DOT keeps float32."""
+    """Write `G = K K^T`, its diagonal in float32 as one more row, and `A^T` with `A = tril(scale Q K^T)`.
+
+    `A^T` is stored in two parts whose sum keeps its digits, unless `DOT` is `ieee`.
+    """
     i_h, i_c = head_and_index(H)
-    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    i_t = (i_c - first_slot(bos, i_n, T, BT, IS_VARLEN)).to(tl.int32)
+    _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    i_t = i_t.to(tl.int32)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    m_k = (i_t * BT + o_t < T_n)[:, None] & (o_k < K)[None, :]
+    m_k = (i_t + o_t < T_n)[:, None] & (o_k < K)[None, :]
     # [BT, BK]
-    p_k = ((bos + i_t * BT) * H + i_h) * K + o_t[:, None] * (H * K) + o_k[None, :]
+    p_k = ((bos + i_t) * H + i_h) * K + o_t[:, None] * (H * K) + o_k[None, :]
     b_q = tl.load(q + p_k, mask=m_k, other=0.0).to(tl.float32)
     b_k = tl.load(k + p_k, mask=m_k, other=0.0).to(tl.float32)
     # [BT, BT], rows are keys
@@ -68,7 +68,7 @@ def chunk_longhorn_exact_kernel_gram(
     if DOT == 'ieee':
         tl.store(a + i_g * (BT * BT) + o_g, b_a)
     else:
-        # the first part alone serves outputs, so it is rounded to the nearest
+        # rounded to the nearest: outputs use the first part alone
         b_hi = rounded(b_a, a.dtype.element_ty)
         b_lo = rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty)
         tl.store(a + i_g * (2 * BT * BT) + o_g, b_hi)

@@ -8,10 +8,9 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.common import divide, first_slot
 from fla_longhorn.ops.triton.exact.common import (
-    first_slot,
     head_and_index,
-    ratio,
     rounded,
     sequence_range,
     sigmoid,
@@ -104,7 +103,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
                 b_b = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            b_e = ratio(b_b, 1.0 + b_b * tl.sum(b_k * b_k, 0))
+            b_e = divide(b_b, 1.0 + b_b * tl.sum(b_k * b_k, 0))
             b_u = b_e * (b_v - tl.sum(b_h * b_k[:, None], 0))
             b_h += b_k[:, None] * b_u[None, :]
             b_o = tl.sum(b_h * b_q[:, None], 0) * scale
