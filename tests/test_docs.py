@@ -4,6 +4,7 @@
 """
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -73,6 +74,32 @@ def test_every_block_is_accounted_for(page):
 def test_links(page):
     for target in re.findall(r'\]\((?!https?://)([^)#]+)', (DOCS / page).read_text()):
         assert (DOCS / target).exists(), target
+
+
+TEXTS = [path.relative_to(ROOT).as_posix() for path in (
+    ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'CHANGELOG.md', *sorted(DOCS.glob('*.md')),
+)]
+
+
+ROOMS = '(?:benchmarks|configs|docs|examples|fla_longhorn|tests)'
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_repository_paths(text):
+    """Every file, folder and pattern of the repository that a text names, and every .py in backticks, is there."""
+    words = (ROOT / text).read_text()
+    named = re.findall(rf'(?<![\w/.-])(?:\.\./)*({ROOMS}/[\w./*-]*)', words)
+    named += re.findall(r'`([\w.*-]+/[\w./*-]+\.py)`', words)
+    missing = [name for name in dict.fromkeys(x.rstrip('./') for x in named) if not any(ROOT.glob(name))]
+    assert not missing, f'{text} names {missing}'
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_modules(text):
+    """Every module or function of the repository that a text names by its dotted name can be imported."""
+    for name in set(re.findall(rf'(?<![\w/.-]){ROOMS}(?:\.[a-z_]\w*)+(?![\w.]*[/(])', (ROOT / text).read_text())):
+        if not name.endswith(('.py', '.json')):
+            pkgutil.resolve_name(name)
 
 
 @pytest.mark.parametrize('page', ['exact.md', 'swap.md', 'compile.md', 'generate.md', 'migrate.md', 'objectives.md'])

@@ -3,7 +3,7 @@
     python -m benchmarks.objectives [--json FILE] [--plot FILE.png]
 
 Prints the tables of `docs/objectives.md`. A distance is `|S - S*| / |S*|`, S* the minimiser, found from the objective alone in
-float64; the table's lines are those of `benchmarks/table4.py`.
+float64; the table's lines are those of `benchmarks/experiments/table4.py`.
 """
 
 from __future__ import annotations
