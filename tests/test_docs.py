@@ -25,6 +25,7 @@ PAGES = {
     'generate.md': (2, 0, 0),
     'migrate.md': (1, 0, 0),
     'objectives.md': (1, 0, 0),
+    'operators.md': (5, 0, 0),
     'swap.md': (1, 0, 0),
     'train.md': (4, 2, 0),
 }
@@ -102,7 +103,7 @@ def test_modules(text):
             pkgutil.resolve_name(name)
 
 
-@pytest.mark.parametrize('page', ['exact.md', 'swap.md', 'compile.md', 'generate.md', 'migrate.md', 'objectives.md'])
+@pytest.mark.parametrize('page', ['exact.md', 'swap.md', 'compile.md', 'generate.md', 'migrate.md', 'objectives.md', 'operators.md'])
 def test_python_blocks(page, tmp_path):
     execute_page(page, tmp_path)
 
