@@ -118,17 +118,3 @@ def test_what_the_recall_table_says():
     assert 'chosen after the fact' in text and report.RATES in text
     cells = [report.shares(found['exact', 64, rate]) for rate in (0.0046, 0.01)]
     assert f'| exact | 1 | 64 | 32 | {cells[0]} | {cells[1]} | 87.3% (69.1% to 98.6%) | 3 |' in text
-
-
-def test_what_docs_exact_says_of_the_kernels():
-    """Its table of instructions a (token, channel) holds the committed figures."""
-    rows = json.loads((report.RESULTS / 'kernels.json').read_text())
-    text = (report.ROOT / 'docs' / 'exact.md').read_text()
-
-    def cost(update, direction, K):
-        some = [x for x in rows if (x['target'], x['update'], x['pass'], x['K']) == ('sm_90', update, direction, K)]
-        return round(K * sum(x['instructions_per_state_update'] for x in some if x['kernel'] != 'recurrent'))
-
-    for label, direction in (('forward, saving states', 'forward'), ('backward', 'backward')):
-        cells = [cost(update, direction, K) for K in (16, 64, 128) for update in ('diagonal', 'exact')]
-        assert f'| {label} | {" | ".join(map(str, cells))} |' in text, cells
