@@ -123,7 +123,8 @@ def test_train(tmp_path):
 
 
 def test_evaluate(tmp_path):
-    (tmp_path / 'tasks').symlink_to(SCRIPTS / 'tasks')
+    # the command runs in a checkout
+    (tmp_path / 'tests').symlink_to(ROOT / 'tests')
     execute([sys.executable, '-m', 'fla_longhorn', str(SCRIPTS / 'make_checkpoint.py'), '.'], tmp_path)
     out = execute_page('evaluate.md', tmp_path)
     assert '|unseen_text|' in out and 'bits_per_byte' in out
