@@ -45,8 +45,8 @@ STEPS = (
     Step(
         'tests', 560,
         '-m pytest -q -p no:cacheprovider -n {workers} --dist worksteal --device {device} tests/ops tests/layers tests/models '
-        'tests/compile',
-        '--ignore tests/models --ignore tests/compile --ignore tests/layers -k test_opcheck',
+        'tests/torch_compile',
+        '--ignore tests/models --ignore tests/torch_compile --ignore tests/layers -k test_opcheck',
     ),
     Step(
         'selfcheck', 400,

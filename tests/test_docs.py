@@ -4,6 +4,7 @@
 """
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -24,9 +25,13 @@ PAGES = {
     'generate.md': (2, 0, 0),
     'migrate.md': (1, 0, 0),
     'objectives.md': (1, 0, 0),
+    'operators.md': (5, 0, 0),
     'swap.md': (1, 0, 0),
     'train.md': (4, 2, 0),
 }
+TEXTS = [path.relative_to(ROOT).as_posix() for path in (
+    ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'CHANGELOG.md', *sorted(DOCS.glob('*.md')),
+)]
 PROGRAM = '''
 import os
 from transformers import AutoConfig
@@ -69,13 +74,40 @@ def test_every_block_is_accounted_for(page):
     assert tuple(map(languages.count, ('python', 'bash', 'sh'))) == PAGES[page]
 
 
-@pytest.mark.parametrize('page', list(PAGES))
-def test_links(page):
-    for target in re.findall(r'\]\((?!https?://)([^)#]+)', (DOCS / page).read_text()):
-        assert (DOCS / target).exists(), target
+@pytest.mark.parametrize('text', TEXTS)
+def test_links(text):
+    """The files that a text links to are there, and so are the headings."""
+    path = ROOT / text
+    for target, heading in re.findall(r'\]\((?!https?://)([^)#]*)#?([^)]*)\)', path.read_text()):
+        linked = path.parent / target if target else path
+        assert linked.exists(), target
+        if heading:
+            titles = re.findall(r'^#+ (.*)', linked.read_text(), re.M)
+            assert heading in [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles], heading
 
 
-@pytest.mark.parametrize('page', ['exact.md', 'swap.md', 'compile.md', 'generate.md', 'migrate.md', 'objectives.md'])
+ROOMS = '(?:benchmarks|configs|docs|examples|fla_longhorn|tests)'
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_repository_paths(text):
+    """Every file, folder and pattern of the repository that a text names, and every .py in backticks, is there."""
+    words = (ROOT / text).read_text()
+    named = re.findall(rf'(?<![\w/.-])(?:\.\./)*({ROOMS}/[\w./*-]*)', words)
+    named += re.findall(r'`([\w.*-]+/[\w./*-]+\.py)`', words)
+    missing = [name for name in dict.fromkeys(x.rstrip('./') for x in named) if not any(ROOT.glob(name))]
+    assert not missing, f'{text} names {missing}'
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_modules(text):
+    """Every module or function of the repository that a text names by its dotted name can be imported."""
+    for name in set(re.findall(rf'(?<![\w/.-]){ROOMS}(?:\.[a-z_]\w*)+(?![\w.]*[/(])', (ROOT / text).read_text())):
+        if not name.endswith(('.py', '.json')):
+            pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize('page', [page for page in PAGES if page not in ('README.md', 'evaluate.md', 'flame.md', 'train.md')])
 def test_python_blocks(page, tmp_path):
     execute_page(page, tmp_path)
 
@@ -91,7 +123,8 @@ def test_train(tmp_path):
 
 
 def test_evaluate(tmp_path):
-    (tmp_path / 'tasks').symlink_to(SCRIPTS / 'tasks')
+    # the command runs in a checkout
+    (tmp_path / 'tests').symlink_to(ROOT / 'tests')
     execute([sys.executable, '-m', 'fla_longhorn', str(SCRIPTS / 'make_checkpoint.py'), '.'], tmp_path)
     out = execute_page('evaluate.md', tmp_path)
     assert '|unseen_text|' in out and 'bits_per_byte' in out

@@ -25,7 +25,7 @@ import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.experiments.language_modeling import checkpoint_folder
 from benchmarks.experiments.text import TextArguments, token_blocks
 from benchmarks.measure.machine import describe_machine
-from benchmarks.report.plots import plot_band, tidy
+from benchmarks.report.plots import finish, label_ends, plot_band, shown, style
 
 
 @torch.inference_mode()
@@ -46,17 +46,24 @@ def by_span(losses: torch.Tensor, span: int) -> list[dict]:
             for i, x in enumerate(spans)]
 
 
-def draw(report: dict, path: Path) -> None:
-    figure = Figure(figsize=(6, 4), dpi=160, layout='constrained')
+def draw(report: dict, path: Path | str) -> None:
+    figure = Figure(figsize=(8.5, 4.4), dpi=140, layout='constrained')
     axis = figure.subplots()
-    for name in dict.fromkeys(run['model'] for run in report['runs']):
-        curves = [run['spans'] for run in report['runs'] if run['model'] == name]
-        plot_band(axis, [x['end'] for x in curves[0]], [[x['perplexity'] for x in spans] for spans in curves], name)
-    axis.axvline(report['block_size'], color='grey', linestyle=':', linewidth=1, label='training length')
-    axis.set(title='Perplexity by position', xlabel='position', ylabel='perplexity of the tokens up to there', yscale='log')
-    axis.set_xscale('log', base=2)
-    tidy(axis)
-    axis.legend(fontsize=8, frameon=False)
+    curves = {}
+    for run in report['runs']:
+        curves.setdefault(run['model'], []).append(run['spans'])
+    names = shown(list(curves), {name: sum(x[-1]['loss'] for x in some) for name, some in curves.items()})
+    for name in names:
+        ends, perplexities = ([[x[key] for x in spans] for spans in curves[name]] for key in ('end', 'perplexity'))
+        plot_band(axis, ends[0], perplexities, name, style(name, names))
+    length = report['block_size']
+    finish(axis, f'Perplexity by position, trained on {length} tokens', 'position in the text',
+           f'perplexity of the {length} tokens up to there')
+    axis.set_yticks([y for y in (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30) if axis.get_ylim()[0] < y < axis.get_ylim()[1]])
+    # the training length; not a series
+    axis.vlines(length, 0, 1, transform=axis.get_xaxis_transform(), color='grey', linestyle=':', linewidth=1)
+    axis.text(length, 0.97, ' training length', transform=axis.get_xaxis_transform(), va='top', fontsize=8, color='grey')
+    label_ends(axis)
     figure.savefig(path)
 
 

@@ -35,7 +35,7 @@ from transformers.trainer_utils import get_last_checkpoint
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.experiments.text import TextArguments, token_blocks, vocabulary_size
 from benchmarks.measure.machine import describe_machine
-from benchmarks.report.plots import plot_band, tidy
+from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
 
 
 def checkpoint_folder(output: Path, name: str, seed: int) -> Path:
@@ -70,16 +70,21 @@ def train_model(setting: dict, name: str, seed: int, output: Path) -> dict:
     }
 
 
-def draw(setting: dict, runs: list[dict], path: Path) -> None:
-    figure = Figure(figsize=(6, 4), dpi=160, layout='constrained')
+def draw(report: dict, path: Path | str) -> None:
+    figure = Figure(figsize=(8.5, 4.4), dpi=140, layout='constrained')
     axis = figure.subplots()
-    for name in dict.fromkeys(run['model'] for run in runs):
-        curves = [run['history'] for run in runs if run['model'] == name]
-        final = sum(curve[-1][1] for curve in curves) / len(curves)
-        plot_band(axis, [step for step, _ in curves[0]], [[loss for _, loss in x] for x in curves], f'{name}: {final:.3f}')
-    axis.set(title=setting['title'], xlabel='step', ylabel='held-out loss (nats a token)')
+    runs = {}
+    for run in report['runs']:
+        runs.setdefault(run['model'], []).append(run)
+    losses = {name: sum(run['loss'] for run in some) / len(some) for name, some in runs.items()}
+    names = shown(list(runs), losses)
+    for name in names:
+        curves = [run['history'] for run in runs[name]]
+        plot_band(axis, [step for step, _ in curves[0]], [[loss for _, loss in x] for x in curves],
+                  f'{losses[name]:.3f}  {name}', style(name, names))
+    axis.set(title=report['setting']['title'], xlabel='step', ylabel='held-out loss (nats a token)')
     tidy(axis)
-    axis.legend(fontsize=8, frameon=False)
+    label_ends(axis)
     figure.savefig(path)
 
 
@@ -107,4 +112,4 @@ def main(args: list[str] | None = None) -> None:
     for run in runs:
         print(f'{run["model"]:>20}, seed {run["seed"]}: {run["parameters"]:,} parameters, loss {run["loss"]:.4f}, '
               f'perplexity {run["perplexity"]:.3f}, {run["seconds"]:.0f} s')
-    draw(setting, runs, output / 'results.png')
+    draw({'setting': setting, 'runs': runs}, output / 'results.png')

@@ -26,7 +26,7 @@ from matplotlib.ticker import PercentFormatter
 from transformers import AutoModelForCausalLM, PreTrainedConfig, set_seed
 
 from benchmarks.measure.machine import describe_machine
-from benchmarks.report.plots import tidy
+from benchmarks.report.plots import label_ends, shown, style, tidy
 from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
@@ -48,6 +48,8 @@ OTHERS = {
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
     'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
 }
+# options in the pictures
+LABELS = {'seq_len': 'sequence length', 'hidden_size': 'width', 'state_size': 'state size'}
 DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
 
 
@@ -123,34 +125,95 @@ def summarize(runs: list[dict], names: list[str]) -> list[dict]:
     ]
 
 
-def draw(setting: dict, runs: list[dict], path: Path) -> None:
-    """One panel for each value of the setting's `panels`, one line for each mixer, seeds as a band around their mean."""
-    runs, x_name, panel_name = best_runs(runs), setting['plot']['x'], setting['plot']['panels']
+def draw(report: dict, path: Path | str) -> None:
+    """One panel for each value of the setting's `panels`; every run as a dot where there are too few x for a line."""
+    x_name = report['setting']['plot']['x']
+    if x_name != 'step' and len({run['cell'][x_name] for run in report['runs']}) < 3:
+        draw_runs(report, path)
+    else:
+        draw_lines(report, path)
+
+
+def draw_lines(report: dict, path: Path | str) -> None:
+    """A line for each mixer, of the better learning rate for each seed, with the seeds as a band around their mean."""
+    plot = report['setting']['plot']
+    x_name, panel_name, runs = plot['x'], plot['panels'], best_runs(report['runs'])
     panels = sorted({run['cell'][panel_name] for run in runs})
-    columns = min(len(panels), 4)
-    figure = Figure(figsize=(3.4 * columns, 3.2 * math.ceil(len(panels) / columns)), dpi=160, layout='constrained')
-    axes = figure.subplots(math.ceil(len(panels) / columns), columns, sharey=True, squeeze=False).ravel()
-    mixers = list(dict.fromkeys(run['cell']['mixer'] for run in runs))
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.1 * columns, 3.2 * rows), dpi=140, layout='constrained')
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    lost = {mixer: [1 - run['recall'] for run in runs if run['cell']['mixer'] == mixer] for mixer in mixers_of(runs)}
+    mixers = shown(list(lost), {mixer: sum(x) / len(x) for mixer, x in lost.items()})
     for panel, axis in zip(panels, axes, strict=False):
-        for i, mixer in enumerate(mixers):
+        for mixer in mixers:
+            curves = [
+                run['history'] if x_name == 'step' else [(run['cell'][x_name], run['recall'])]
+                for run in runs if (run['cell'][panel_name], run['cell']['mixer']) == (panel, mixer)
+            ]
             points = {}
-            for run in runs:
-                if run['cell'][panel_name] == panel and run['cell']['mixer'] == mixer:
-                    curve = run['history'] if x_name == 'step' else [(run['cell'][x_name], run['recall'])]
-                    for x, recall in curve:
-                        points.setdefault(x, []).append(recall)
-            xs = sorted(points)
-            axis.plot(xs, [sum(points[x]) / len(points[x]) for x in xs], color=f'C{i}', marker='o', markersize=3, label=mixer)
-            axis.fill_between(xs, [min(points[x]) for x in xs], [max(points[x]) for x in xs], color=f'C{i}', alpha=0.15)
-        axis.set(title=f'{panel_name} {panel}', xlabel=x_name, ylim=(0, 1.03))
+            for x, recall in sorted(itertools.chain(*curves)):
+                points.setdefault(x, []).append(recall)
+            # seeds that stopped early have no later points
+            means, low, high = ([f(x) for x in points.values()] for f in (lambda x: sum(x) / len(x), min, max))
+            options = style(mixer, mixers)
+            axis.plot(list(points), means, **options)
+            axis.fill_between(list(points), low, high, color=options['color'], alpha=0.12, linewidth=0)
+        axis.set(title=f'{LABELS.get(panel_name, panel_name)} {panel}', xlabel=LABELS.get(x_name, x_name), ylim=(0, 1.03))
         if x_name != 'step':
             axis.set_xscale('log', base=2)
         axis.yaxis.set_major_formatter(PercentFormatter(1))
         tidy(axis)
-    axes[0].set_ylabel('recall')
-    axes[0].legend(fontsize=8, frameon=False)
-    figure.suptitle(setting['title'], fontsize=11)
+    for axis in axes[::columns]:
+        axis.set_ylabel('recall')
+    for axis in axes[len(panels):]:
+        axis.remove()
+    figure.suptitle(report['setting']['title'], fontsize=11)
+    for axis in axes[:len(panels)]:
+        label_ends(axis)
     figure.savefig(path)
+
+
+def draw_runs(report: dict, path: Path | str) -> None:
+    """Every run's recall as a dot, hollow for the higher learning rate, with the mean of the better rates as a bar."""
+    plot, runs = report['setting']['plot'], report['runs']
+    panels = sorted({(run['cell'][plot['x']], run['cell'][plot['panels']]) for run in runs})
+    columns = len({panel for _, panel in panels})
+    rates = sorted({run['cell']['learning_rate'] for run in runs})
+    lost = {mixer: [1 - run['recall'] for run in runs if run['cell']['mixer'] == mixer] for mixer in mixers_of(runs)}
+    mixers = shown(list(lost), {mixer: sum(x) / len(x) for mixer, x in lost.items()})
+    figure = Figure(figsize=(10, 0.8 + 2.2 * len(panels) / columns), dpi=140, layout='constrained')
+    axes = figure.subplots(-(-len(panels) // columns), columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for (x, panel), axis in zip(panels, axes, strict=True):
+        some = [run for run in runs if (run['cell'][plot['x']], run['cell'][plot['panels']]) == (x, panel)]
+        best = best_runs(some)
+        for i, mixer in enumerate(mixers):
+            color = style(mixer, mixers)['color']
+            for j, rate in enumerate(rates):
+                cells = [(run['recall'], run['cell']) for run in some]
+                recalls = [x for x, cell in cells if (cell['mixer'], cell['learning_rate']) == (mixer, rate)]
+                axis.scatter(recalls, [i - 0.14 + 0.28 * j / max(len(rates) - 1, 1)] * len(recalls), s=22, edgecolors=color,
+                             facecolors='none' if j else color, linewidths=1.1, clip_on=False, zorder=3)
+            chosen = [run['recall'] for run in best if run['cell']['mixer'] == mixer]
+            axis.vlines(sum(chosen) / len(chosen), i - 0.32, i + 0.32, color=color, linewidth=2)
+        names = {name: LABELS.get(name, name) for name in (plot['panels'], plot['x'])}
+        axis.set(title=f'{names[plot["panels"]]} {panel}, {names[plot["x"]]} {x}', xlim=(0, 1.02))
+        axis.set_yticks(range(len(mixers)), mixers)
+        axis.xaxis.set_major_formatter(PercentFormatter(1))
+        tidy(axis)
+    axes[0].invert_yaxis()
+    for axis in axes[::columns]:
+        for label, mixer in zip(axis.get_yticklabels(), mixers, strict=True):
+            label.set_color(style(mixer, mixers)['color'])
+    for axis in axes[-columns:]:
+        axis.set_xlabel('recall')
+    key = ', '.join(f'{kind}: learning rate {rate}' for kind, rate in zip(('filled', 'hollow'), rates, strict=False))
+    figure.suptitle(f'{report["setting"]["title"]}\nEvery run ({key}). Bars: mean over seeds of the better rate', fontsize=10)
+    figure.savefig(path)
+
+
+def mixers_of(runs: list[dict]) -> list[str]:
+    return list(dict.fromkeys(run['cell']['mixer'] for run in runs))
 
 
 def main(args: list[str] | None = None) -> None:
@@ -182,4 +245,4 @@ def main(args: list[str] | None = None) -> None:
         os.replace(temporary, results)
     for row in summarize(report['runs'], [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]):
         print(row)
-    draw(setting, report['runs'], output / 'results.png')
+    draw(report | {'setting': setting}, output / 'results.png')

@@ -3,7 +3,7 @@
     python -m benchmarks.objectives [--json FILE] [--plot FILE.png]
 
 Prints the tables of `docs/objectives.md`. A distance is `|S - S*| / |S*|`, S* the minimiser, found from the objective alone in
-float64; the table's lines are those of `benchmarks/table4.py`.
+float64; the table's lines are those of `benchmarks/experiments/table4.py`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from statistics import median, quantiles
 from textwrap import fill
 
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from benchmarks.experiments.table4 import TABLE, VARIANTS, Row, Token, longhorn, minimiser, op_longhorn
 from benchmarks.measure.machine import describe_machine
 from benchmarks.measure.timing import write_report
 from benchmarks.report.page import measured_on, table
-from benchmarks.report.plots import tidy
+from benchmarks.report.plots import MOST, finish, label_ends
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 SEED = 2407
 # entries of a key, and beta |k|^2, which decides how much of a channel's error a step corrects
 SIZES, STRENGTHS = (1, 2, 4, 8, 16, 32, 64, 128), (0.1, 1.0, 10.0, 100.0)
+NO_NUMBER = 'no number: the sum is missing'
 REPEATS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -60,17 +62,25 @@ def missed(objective: Callable, S: torch.Tensor, best: torch.Tensor, P: torch.Te
 
 
 def follow(row: Row, tokens: list[Token], P: torch.Tensor) -> dict:
-    """The deviations of a row along a sequence, each step from the state that the op left."""
-    updates, ops, gaps = [], [], []
+    """The deviations of a row along a sequence, each step from the state that the op left.
+
+    `printed` holds those from the objective as printed: None where that is not a number.
+    """
+    updates, ops, gaps, printed = [], [], [], []
     for token in tokens:
         best, S, run = minimiser(row.objective, P, token), row.update(P, token), row.op(P, token).to(P.dtype)
         updates.append(distance(S, best))
         ops.append(distance(run, best))
         gaps.append(missed(row.objective, S, best, P, token))
+        if row.printed:
+            best = minimiser(row.printed, P, token)
+            printed.append((distance(S, best), missed(row.printed, S, best, P, token)))
         P = run
     return {
         'model': row.name, 'op': row.op_name, 'update_distance': spread(updates), 'op_distance': spread(ops),
         'missed': spread(gaps),
+        'printed': {'update_distance': spread([x for x, _ in printed]), 'missed': spread([x for _, x in printed])}
+        if printed else None,
     }
 
 
@@ -191,12 +201,16 @@ def ranged(figures: dict) -> str:
 
 def tables(report: dict) -> dict[str, str]:
     """The page's tables and its summary, by name."""
-    columns = ['', 'distance of the formula', 'decrease missed', "the field's code", 'its distance']
-    result = {
-        name: table(columns, [[row['model'], *(ranged(row[x]) for x in ('update_distance', 'missed')), row['op'],
-                               ranged(row['op_distance'])] for row in report[name]])
-        for name in ('table', 'variants')
-    }
+    code = ["the field's code", 'its distance']
+    columns = ['', 'distance, as printed', 'decrease missed, as printed', 'distance, as it should be', *code]
+    result = {'table': table(columns, [
+        [row['model'], *(ranged(row['printed'][x]) if row['printed'] else NO_NUMBER for x in ('update_distance', 'missed')),
+         *(ranged(row['update_distance']), row['op'], ranged(row['op_distance']))] for row in report['table']
+    ])}
+    result['variants'] = table(['', 'distance of the formula', 'decrease missed', *code], [
+        [row['model'], *(ranged(row[x]) for x in ('update_distance', 'missed')), row['op'], ranged(row['op_distance'])]
+        for row in report['variants']
+    ])
     cells = {(row['K'], row['beta_k2']): row for row in report['diagonal']}
     sizes, strengths = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
 
@@ -221,48 +235,64 @@ def tables(report: dict) -> dict[str, str]:
 
 
 def summary(rows: list[dict], cell: dict) -> str:
-    """Two points: which updates are minimisers, and how far the diagonal one is from it in one case."""
-    exact = [row for row in rows if row['op_distance']['largest'] < 1e-5]
-    formula, op = (number(max(row[x]['largest'] for row in exact)) for x in ('update_distance', 'op_distance'))
+    """Which updates minimise the objectives as printed, what is wrong with the others, and how far the diagonal one is off."""
+    found = {row['model']: row for row in rows}
+    right = [
+        name.removeprefix('Longhorn, ') for name, row in found.items()
+        if row['printed'] and row['printed']['update_distance']['largest'] < 1e-5
+    ]
+    formula, op = (number(max(row[x]['largest'] for row in rows)) for x in ('update_distance', 'op_distance'))
+    gla, diagonal = (number(found[name]['printed']['update_distance']['median']) for name in ('GLA', 'Longhorn, diagonal'))
     errors = {name: f'{x:.2f}' for name, x in cell['recall_error'].items()}
     step, share = number(cell['of_step']['median']), f'{cell["erased"]:.0%}'
     points = (
-        f'- {", ".join(row["model"] for row in exact)}: the update is the minimiser. Largest distance {formula} for the '
-        f'formulas, {op} for the code that runs them, of which fla\'s computes in float32.',
-        f'- Longhorn, diagonal: it is not. At K = {cell["K"]} and β|k|² = {cell["beta_k2"]:g}, a step ends {step} of the '
-        f'minimiser\'s step away from the minimiser. It removes {share} of the old recall that the minimiser removes. The '
-        f'recall is {errors["before"]} of the input off before the step, {errors["diagonal"]} after it, and '
-        f'{errors["minimiser"]} at the minimiser.',
+        f'- {", ".join(right[:-1])} and {right[-1]}: the update is the minimiser of the objective as printed.',
+        f'- GLA: the printed sign of the inner product is a misprint. The update is {gla} away from the minimiser of what is '
+        'printed. With a minus in place of the plus it is the minimiser.',
+        '- Griffin: the last term of the printed objective is a vector, not a number: its sum is missing. With the sum, the '
+        'update is the minimiser.',
+        f'- Longhorn, diagonal: the printed update approximates. It is {diagonal} away from the minimiser; Theorem 3.1 is the '
+        'minimiser.',
+        f'- With the objectives as they should be, the largest distance of any row is {formula} for the formulas. It is {op} '
+        "for the code that runs them: fla's computes in float32.",
+        f'- How much the diagonal update misses, at K = {cell["K"]} and β|k|² = {cell["beta_k2"]:g}: a step ends {step} of '
+        f"the minimiser's step away from the minimiser. It removes {share} of the old recall that the minimiser removes. The "
+        f'error of the recall, relative to the input, is {errors["before"]} before the step, {errors["diagonal"]} after it, '
+        f'and {errors["minimiser"]} at the minimiser.',
     )
     return '\n'.join(fill(point, 127, subsequent_indent='  ') for point in points)
 
 
 def draw(report: dict, path: str) -> None:
     """How far, in which direction, and what it comes to, against K."""
-    figure = Figure(figsize=(13, 4), dpi=110, layout='constrained')
+    figure = Figure(figsize=(13, 4), dpi=140, layout='constrained')
     far, erased, repeated = figure.subplots(1, 3)
-    for strength in dict.fromkeys(row['beta_k2'] for row in report['diagonal']):
+    strengths = list(dict.fromkeys(row['beta_k2'] for row in report['diagonal']))[:MOST]
+    for strength, color in zip(strengths, shades(len(strengths)), strict=True):
         rows = [row for row in report['diagonal'] if row['beta_k2'] == strength]
-        sizes, label = [row['K'] for row in rows], f'β|k|² = {strength:g}'
-        line, = far.plot(sizes, [row['of_step']['median'] for row in rows], marker='o', markersize=3, label=label)
-        low, high = ([row['of_step'][x] for row in rows] for x in ('low', 'high'))
-        far.fill_between(sizes, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        erased.plot(sizes, [row['erased'] for row in rows], marker='o', markersize=3, label=label)
-    for K in dict.fromkeys(row['K'] for row in report['repeats']):
+        options = {'color': color, 'marker': 'o', 'markersize': 3, 'label': f'β|k|² = {strength:g}'}
+        far.plot([row['K'] for row in rows], [row['of_step']['median'] for row in rows], **options)
+        erased.plot([row['K'] for row in rows], [row['erased'] for row in rows], **options)
+    # every second size, down from the largest; one entry is the exact update, of any size
+    sizes = list(dict.fromkeys(row['K'] for row in report['repeats']))
+    sizes = sorted({sizes[0], *sizes[:0:-2][:MOST - 1]})
+    for K, color in zip(sizes, shades(len(sizes)), strict=True):
         rows = [row for row in report['repeats'] if row['K'] == K]
-        repeated.plot([row['repeats'] for row in rows], [row['diagonal'] for row in rows], marker='o', markersize=3,
-                      label=f'K = {K}')
-    far.set(title="One diagonal step: error, of the minimiser's step", xlabel='entries of a key', ylabel='|S - S*| / |S* - P|')
-    erased.set(title='Old recall removed, of what the minimiser removes', xlabel='entries of a key', ylim=(0, None))
-    repeated.set(title='One pair written again and again: recall', xlabel='times written', ylabel='multiple of the input',
-                 yscale='log')
-    repeated.axhline(1, color='grey', linestyle=':', linewidth=1, label='the input')
+        repeated.plot([row['repeats'] for row in rows], [row['diagonal'] for row in rows], color=color, marker='o',
+                      markersize=3, label='K = 1, and the exact update' if K == 1 else f'K = {K}')
+    finish(far, "One diagonal step: error, as a share of the exact step", 'K, entries of a key', '|S - S*| / |S* - P|', False)
+    finish(erased, 'Old recall removed, as a share of the exact step', 'K, entries of a key', '', False)
+    finish(repeated, 'One pair written again and again: recall', 'times written', 'multiple of the input (1 is right)')
+    for axis in (far, erased):
+        axis.set_ylim(0, None)
     for axis in (far, erased, repeated):
-        axis.title.set_fontsize(10)
-        axis.set_xscale('log', base=2)
-        tidy(axis)
-        axis.legend(fontsize=7, frameon=False)
+        label_ends(axis)
     figure.savefig(path)
+
+
+def shades(count: int) -> list:
+    """Blues from light to dark: all lines of a panel are the diagonal update's."""
+    return [colormaps['Blues'](0.4 + 0.6 * (i + 1) / count) for i in range(count)]
 
 
 def main(args: list[str] | None = None) -> None:

@@ -1,7 +1,8 @@
 """The paper's Table 4 (arXiv 2407.14207): objectives, updates, and the code that the field runs for them, one step each.
 
-A line of the table is a `Row`. `update` is its formula in float64; `op` runs fla's naive ops and transformers' RG-LRU, which
-compute in float32, and this package's. The table is transcribed: `docs/objectives.md` says what it was compared with.
+A line of the table is a `Row`. `printed` is the objective as the paper prints it, `objective` the one that the update
+minimises. They differ where the print has a mistake, and for Longhorn, whose printed update approximates. `update` is the
+formula in float64; `op` runs fla's naive ops and transformers' RG-LRU, which compute in float32, and this package's.
 """
 
 from __future__ import annotations
@@ -51,16 +52,28 @@ def retnet(S, P, t):
     return t.gamma * square(S - P) + (1 - t.gamma) * square(S) - 2 * (S.mT @ t.k).dot(t.x)
 
 
+def gla_printed(S, P, t):
+    """With the printed sign of the inner product."""
+    return square(S - t.alpha[:, None] * P) + 2 * (S.mT @ t.k).dot(t.x)
+
+
 def gla(S, P, t):
-    return square(S - P, t.alpha[:, None]) + square(S, 1 - t.alpha[:, None]) - 2 * (S.mT @ t.k).dot(t.x)
+    return square(S - t.alpha[:, None] * P) - 2 * (S.mT @ t.k).dot(t.x)
 
 
 def griffin(S, P, t):
+    """The last term is printed without its sum, as a vector."""
     return square(S - P, t.a) + square(S, 1 - t.a) - 2 * (S * (1 - t.a).sqrt() * t.i * t.x).sum()
 
 
 def longhorn(S, P, t):
     return square(S - P) + square(S.mT @ t.k - t.x, t.beta)
+
+
+def longhorn_entries(S, P, t):
+    """What the diagonal update minimises: each entry is to recall the input by itself."""
+    erased = torch.outer(t.k.square(), t.eps)
+    return square(S - P, 1 - erased) + square(t.k[:, None] * S - t.x, t.eps)
 
 
 # Other readings of the table, and other papers' versions of it.
@@ -151,6 +164,8 @@ class Row:
     update: Callable
     op_name: str
     op: Callable
+    # None: no line of the paper's, or what it prints is not a number
+    printed: Callable | None = None
 
 
 def update_griffin(P, t):
@@ -170,13 +185,15 @@ def update_published(P, t):
 
 
 TABLE = (
-    Row('LA', la, lambda P, t: P + torch.outer(t.k, t.x), 'fla `naive_recurrent_linear_attn`', op_la),
-    Row('RetNet', retnet, lambda P, t: t.gamma * P + torch.outer(t.k, t.x), 'fla `naive_recurrent_simple_gla`', op_retnet),
-    Row('GLA', gla, lambda P, t: t.alpha[:, None] * P + torch.outer(t.k, t.x), 'fla `naive_recurrent_gla`', op_gla),
+    Row('LA', la, lambda P, t: P + torch.outer(t.k, t.x), 'fla `naive_recurrent_linear_attn`', op_la, la),
+    Row('RetNet', retnet, lambda P, t: t.gamma * P + torch.outer(t.k, t.x), 'fla `naive_recurrent_simple_gla`', op_retnet,
+        retnet),
+    Row('GLA', gla, lambda P, t: t.alpha[:, None] * P + torch.outer(t.k, t.x), 'fla `naive_recurrent_gla`', op_gla,
+        gla_printed),
     Row('Griffin', griffin, update_griffin, 'fla `naive_recurrent_hgrn`', op_griffin),
     Row('Longhorn, Theorem 3.1', longhorn, update_exact, '`naive_recurrent_longhorn`, exact',
-        lambda P, t: op_longhorn(P, t, exact=True)),
-    Row('Longhorn, diagonal', longhorn, update_diagonal, '`naive_recurrent_longhorn`', op_longhorn),
+        lambda P, t: op_longhorn(P, t, exact=True), longhorn),
+    Row('Longhorn, diagonal', longhorn_entries, update_diagonal, '`naive_recurrent_longhorn`', op_longhorn, longhorn),
 )
 VARIANTS = (
     Row("Griffin's own update, the table's objective", griffin, update_published, 'transformers `RecurrentGemmaRglru`',

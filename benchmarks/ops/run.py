@@ -258,23 +258,38 @@ def times_by_name(report: dict) -> dict[str, dict]:
     }
 
 
+def shown_operators(rows: list[dict]) -> dict[str, str]:
+    """The lines of the picture, as backends by operator: both updates of `chunk_longhorn` and the fastest others."""
+    costs, backends = {}, {}
+    for row in sorted(rows, key=lambda row: row['forward_backward']['ms']):
+        name = row['operator']
+        if name not in costs and (not plots.own(name) or name in ('chunk_longhorn', 'chunk_longhorn exact')):
+            costs[name], backends[name] = row['forward_backward']['ms'], row['backend']
+    return {name: backends[name] for name in plots.shown(list(costs), costs)}
+
+
 def draw(report: dict, path: str) -> None:
     rows = [row for row in report['rows'] if row['status'] == 'ok']
-    lines = {}
-    for name in PASSES:
-        for axis in ('T', 'K'):
-            lines[name, axis] = {}
-            for row in rows:
-                # Longhorn with one step size a head is among the bars
-                if row['set'] == axis and 'scalar' not in row['operator'] and (axis != 'K' or row['K'] > 1):
-                    label = f'{row["operator"]} ({row["backend"]})'
-                    lines[name, axis].setdefault(label, []).append((row[axis], row[name]))
     first = next((row for row in rows if row['set'] not in ('T', 'K')), None)
+    at_first = [row for row in rows if first and (row['set'], row['shape']) == (first['set'], first['shape'])]
+    chosen = shown_operators(at_first or rows)
+    lines, shapes = {}, {'bars': first['shape'] if first else ''}
+    for axis in ('T', 'K'):
+        swept = [row for row in rows if row['set'] == axis and (axis != 'K' or row['K'] > 1)]
+        shapes[axis] = ', '.join(f'{name} = {swept[0][name]}' for name in 'BTKV' if name != axis) if swept else ''
+        for name in PASSES:
+            group = {}
+            for row in swept:
+                if chosen.get(row['operator']) == row['backend']:
+                    group.setdefault(row['operator'], []).append((row[axis], row[name]))
+            # a single point is no line
+            lines[name, axis] = {label: points for label, points in group.items() if len(points) > 1}
+    # one step size a head has a table of its own in docs/results.md
     bars = {
-        f'{row["operator"]} ({row["backend"]})': row['forward_backward']['of_longhorn'] for row in rows
-        if (row['set'], row['shape']) == (first['set'], first['shape']) and 'of_longhorn' in row['forward_backward']
-    } if first else {}
-    plots.draw_operators(lines, bars, first['shape'] if first else '', report, path)
+        f'{row["operator"]} ({row["backend"]})': row['forward_backward']['of_longhorn'] for row in at_first
+        if 'of_longhorn' in row['forward_backward'] and 'scalar' not in row['operator']
+    }
+    plots.draw_operators(lines, bars, shapes, report, path)
 
 
 def parse_shape(items: list[str]) -> Shape:

@@ -1,13 +1,20 @@
-"""The pictures of the benchmarks' reports, and the options that every report shares."""
+"""The pictures of the benchmarks' reports, and the options that every report shares.
+
+At most `MOST` lines a panel, each named at its end; Longhorn's in colour and the others in grey.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-COLORS = colormaps['tab20'].colors[::2] + colormaps['tab20b'].colors[::3]
+MOST = 6
+BLUE, ORANGE, GREEN = '#1f5fa8', '#d9822b', '#2f8f5b'
+GREYS, DASHES = ('#4f555d', '#7d848d', '#a3a9b1'), ('-', '--', ':', '-.')
+FONT = 8
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,42 +23,118 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--compare', metavar='OLD.json', help='hold the times against those of an earlier report')
 
 
+def own(name: str) -> bool:
+    """Whether a series is Longhorn's: an operator, a model, or one of its updates."""
+    return 'longhorn' in name.lower() or name.startswith(('diagonal', 'exact', 'scalar beta'))
+
+
+def shown(names: list[str], costs: dict[str, float]) -> list[str]:
+    """As many names as a panel takes: Longhorn's, then the others with the lowest costs, in the order of `names`."""
+    ranked = sorted(names, key=lambda name: (not own(name), costs.get(name, float('inf'))))[:MOST]
+    return [name for name in names if name in ranked]
+
+
 def style(name: str, names: list[str]) -> dict:
-    """Longhorn in solid lines with dots, everything else dashed."""
-    own = 'longhorn' in name.lower()
-    return {
-        'color': COLORS[names.index(name) % len(COLORS)], 'linestyle': '-' if own else '--', 'linewidth': 1.6 if own else 1,
-        'marker': 'o' if own else 's', 'markersize': 3, 'label': name,
-    }
+    """A colour for each update of Longhorn, dashed with normalised keys; greys for the others."""
+    if own(name):
+        color = ORANGE if 'exact' in name else GREEN if 'scalar' in name else BLUE
+        return {'color': color, 'linestyle': '--' if 'normalised' in name else '-', 'linewidth': 1.8, 'marker': 'o',
+                'markersize': 3.5, 'label': name}
+    i = [other for other in names if not own(other)].index(name)
+    return {'color': GREYS[i % len(GREYS)], 'linestyle': DASHES[i % len(DASHES)], 'linewidth': 1.2, 'marker': 's',
+            'markersize': 2.5, 'label': name}
 
 
-def tidy(axis) -> None:
+def tidy(axis: Axes) -> None:
     """A faint grid, and no frame above and on the right."""
     axis.grid(alpha=0.25, linewidth=0.6)
+    axis.set_axisbelow(True)
     axis.spines[['top', 'right']].set_visible(False)
+    axis.title.set_fontsize(10)
+    axis.tick_params(labelsize=FONT)
 
 
-def plot_band(axis, xs: list, curves: list[list[float]], label: str) -> None:
-    """The mean of several curves over the same `xs`, and the range between the lowest and the highest."""
-    columns = list(zip(*curves, strict=True))
-    line, = axis.plot(xs, [sum(ys) / len(ys) for ys in columns], marker='o', markersize=3, label=label)
-    axis.fill_between(xs, [min(ys) for ys in columns], [max(ys) for ys in columns], color=line.get_color(), alpha=0.15)
-
-
-def finish(axis, title: str, x: str, y: str) -> None:
-    axis.set(title=title, xlabel=x, ylabel=y, xscale='log', yscale='log')
+def finish(axis: Axes, title: str, x: str, y: str, log_y: bool = True) -> None:
+    """Titles and scales, x in powers of two, with plain numbers on both axes."""
+    axis.set(title=title, xlabel=x, ylabel=y, yscale='log' if log_y else 'linear')
     axis.set_xscale('log', base=2)
+    if log_y:
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_formatter(StrMethodFormatter('{x:g}'))
+        ticks.set_minor_formatter(NullFormatter())
     tidy(axis)
 
 
-def plot_lines(axis, lines: dict[str, list[tuple]], names: list[str]) -> None:
-    """Medians over x with the quartiles as a band; `lines` holds (x, figures) by name."""
+def spread_out(ys: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending positions as near to the ascending `ys` as a gap between them and the limits allow."""
+    blocks = []
+    for y in ys:
+        blocks.append([y, 1])
+        while True:
+            centre, count = blocks[-1]
+            blocks[-1][0] = centre = max(min(centre, high - (count - 1) * gap / 2), low + (count - 1) * gap / 2)
+            if len(blocks) == 1 or centre - blocks[-2][0] >= (count + blocks[-2][1]) * gap / 2:
+                break
+            centre, count = blocks.pop()
+            other, more = blocks[-1]
+            blocks[-1] = [(centre * count + other * more) / (count + more), count + more]
+    return [centre + (i - (count - 1) / 2) * gap for centre, count in blocks for i in range(count)]
+
+
+def label_ends(axis: Axes, size: float = FONT) -> None:
+    """The name of each line at the right edge, level with its end, in its colour.
+
+    Names that would overlap are moved up or down. A thin line leads to the end of what was moved or ends earlier.
+    """
+    axis.figure.draw_without_rendering()
+    box = axis.get_window_extent()
+    points = 72 / axis.figure.dpi
+    ends = sorted(
+        ((*line.get_transform().transform(line.get_xydata()[-1]), line) for line in axis.lines), key=lambda end: end[1],
+    )
+    places = spread_out([y for _, y, _ in ends], 1.25 * size / points, box.y0, box.y1)
+    for (x, y, line), place in zip(ends, places, strict=True):
+        near = abs(place - y) * points < 2 and x > box.x0 + 0.9 * box.width
+        axis.annotate(
+            line.get_label(), line.get_xydata()[-1], xycoords=line.get_transform(), va='center', fontsize=size,
+            xytext=(1.02, (place - box.y0) / box.height), textcoords='axes fraction', color=line.get_color(),
+            annotation_clip=False,
+            arrowprops=None if near else {
+                'arrowstyle': '-', 'color': line.get_color(), 'linewidth': 0.5, 'alpha': 0.6, 'shrinkA': 1,
+                'shrinkB': 2, 'relpos': (0, 0.5),
+            },
+        )
+
+
+def plot_band(axis: Axes, xs: list, curves: list[list[float]], label: str, options: dict) -> None:
+    """The mean of several curves over the same `xs`, and the range between the lowest and the highest."""
+    columns = list(zip(*curves, strict=True))
+    axis.plot(xs, [sum(ys) / len(ys) for ys in columns], **options | {'label': label})
+    low, high = [min(ys) for ys in columns], [max(ys) for ys in columns]
+    axis.fill_between(xs, low, high, color=options['color'], alpha=0.12, linewidth=0)
+
+
+def plot_lines(axis: Axes, lines: dict[str, list[tuple]], names: list[str]) -> None:
+    """Medians over x, Longhorn's with the quartiles as a band; `lines` holds (x, figures) by name."""
     for name, points in lines.items():
         xs, figures = zip(*sorted(points, key=lambda point: point[0]), strict=True)
         options = style(name, names)
         axis.plot(xs, [f['ms'] for f in figures], **options)
-        low, high = [f['ms_low'] for f in figures], [f['ms_high'] for f in figures]
-        axis.fill_between(xs, low, high, color=options['color'], alpha=0.12, linewidth=0)
+        if own(name):
+            low, high = [f['ms_low'] for f in figures], [f['ms_high'] for f in figures]
+            axis.fill_between(xs, low, high, color=options['color'], alpha=0.12, linewidth=0)
+
+
+def plot_bars(axis: Axes, bars: dict[str, float], form: str, title: str, x: str) -> None:
+    """One bar a name, from the top, with its value at the end."""
+    axis.barh(list(bars), list(bars.values()), color=[BLUE if own(name) else GREYS[-1] for name in bars])
+    for i, value in enumerate(bars.values()):
+        axis.text(value, i, ' ' + form.format(value), va='center', fontsize=FONT)
+    axis.invert_yaxis()
+    axis.set(title=title, xlabel=x)
+    tidy(axis)
+    axis.grid(visible=False)
 
 
 def describe(report: dict) -> str:
@@ -60,54 +143,52 @@ def describe(report: dict) -> str:
     return f'{machine["device"]}, {machine["threads"]} threads, torch {torch}, fla {fla}, commit {machine["commit"]}'
 
 
-def draw_operators(lines: dict, bars: dict[str, float], shape: str, report: dict, path: str) -> None:
-    """Time against T and K for both passes, and how many times as long as Longhorn others take."""
-    names = list(dict.fromkeys(name for group in lines.values() for name in group))
-    figure = Figure(figsize=(17, 9), dpi=100, layout='constrained')
+def draw_operators(lines: dict, bars: dict[str, float], shapes: dict[str, str], report: dict, path: str) -> None:
+    """Time against T and K for both passes, and how many times as long as Longhorn others take.
+
+    `lines` holds lines by (pass, 'T' or 'K'); `shapes` says what else is fixed, for 'T', 'K' and 'bars'.
+    """
+    figure = Figure(figsize=(11.5, 9), dpi=140, layout='constrained')
     axes = figure.subplot_mosaic(
-        [['forward T', 'forward K', 'bars'], ['forward_backward T', 'forward_backward K', 'bars']],
-        width_ratios=[1, 1, 1.1],
+        [['forward T', 'forward_backward T'], ['forward K', 'forward_backward K'], ['bars', 'bars']],
+        height_ratios=[1, 1, 0.35 + 0.055 * len(bars)],
     )
+    names = list(dict.fromkeys(name for group in lines.values() for name in group))
     for (name, x), group in lines.items():
         axis = axes[f'{name} {x}']
         plot_lines(axis, group, names)
-        finish(axis, name.replace('_', ' + '), {'T': 'tokens', 'K': 'entries of a key'}[x], 'milliseconds')
-    axis = axes['bars']
-    axis.barh(list(bars), list(bars.values()), color=[style(x, names)['color'] if x in names else 'silver' for x in bars])
-    for i, value in enumerate(bars.values()):
-        axis.text(value, i, f' {value:.2f}', va='center', fontsize=7)
-    axis.invert_yaxis()
-    axis.set_title(f"forward + backward, as a multiple of chunk_longhorn's time\n{shape}", fontsize=10)
-    axis.tick_params(axis='y', labelsize=7)
+        over = {'T': 'sequence length', 'K': 'state size'}[x]
+        finish(axis, f'{name.replace("_", " + ").capitalize()}, by {over} ({shapes[x]})',
+               {'T': 'tokens', 'K': 'K, state entries per channel'}[x], 'milliseconds')
+    plot_bars(axes['bars'], bars, '{:.2f}', 'Forward + backward: time as a multiple of chunk_longhorn\'s', shapes['bars'])
     if bars:
-        axis.set_xscale('log')
-    axis.spines[['top', 'right']].set_visible(False)
-    labelled = next((axes[f'{n} {x}'] for (n, x), group in lines.items() if group), None)
-    if labelled is not None:
-        handles, labels = labelled.get_legend_handles_labels()
-        figure.legend(handles, labels, fontsize=7, frameon=False, ncols=5, loc='outside lower center')
-    figure.suptitle(describe(report), fontsize=10)
+        axes['bars'].set_xscale('log')
+        axes['bars'].xaxis.set_major_formatter(StrMethodFormatter('{x:g}'))
+    figure.suptitle(f'Operators. {describe(report)}', fontsize=10)
+    for (name, x), group in lines.items():
+        if group:
+            label_ends(axes[f'{name} {x}'])
     figure.savefig(path)
 
 
 def draw_models(report: dict, path: str) -> None:
     """Training tokens a second, time of a generated token and bytes of its cache against the prompt's length."""
-    rows = [row for row in report['rows'] if row['status'] == 'ok']
-    names = [row['model'] for row in rows]
-    figure = Figure(figsize=(15, 4.5), dpi=100, layout='constrained')
-    training, token, state = figure.subplots(1, 3)
-    training.barh(names, [row['training']['tokens_per_s'] for row in rows], color=[style(x, names)['color'] for x in names])
-    training.invert_yaxis()
-    training.set(title='training', xlabel='tokens a second')
-    training.tick_params(axis='y', labelsize=8)
-    training.spines[['top', 'right']].set_visible(False)
-    plot_lines(token, {row['model']: [(x['prompt'], x['token']) for x in row['generation']] for row in rows}, names)
-    finish(token, 'generation: time', 'tokens of the prompt', 'milliseconds a token')
-    for row in rows:
-        xs, ys = [x['prompt'] for x in row['generation']], [x['state_bytes'] for x in row['generation']]
-        state.plot(xs, ys, **style(row['model'], names))
-    finish(state, 'generation: cache', 'tokens of the prompt', 'bytes')
-    if rows:
-        state.legend(fontsize=7, frameon=False)
-    figure.suptitle(describe(report), fontsize=10)
+    rows = {row['model']: row for row in report['rows'] if row['status'] == 'ok'}
+    # a family of fla with Longhorn in it has Longhorn's times: a bar each, no line
+    names = shown([name for name in rows if 'attn_mode' not in name], {})
+    figure = Figure(figsize=(13, 4.4), dpi=140, layout='constrained')
+    training, token, state = figure.subplots(1, 3, width_ratios=[0.9, 1, 1])
+    plot_bars(training, {name: row['training']['tokens_per_s'] for name, row in rows.items()}, '{:,.0f}', 'Training speed',
+              'tokens per second')
+    plot_lines(token, {name: [(x['prompt'], x['token']) for x in rows[name]['generation']] for name in names}, names)
+    finish(token, 'Generation: time per token', 'tokens in the prompt', 'milliseconds', log_y=False)
+    token.set_ylim(0, None)
+    for name in names:
+        xs, ys = zip(*((x['prompt'], x['state_bytes'] / 1024) for x in rows[name]['generation']), strict=True)
+        state.plot(xs, ys, **style(name, names))
+    finish(state, 'Generation: size of the cache', 'tokens in the prompt', 'KB')
+    figure.suptitle(f'Models. {describe(report)}', fontsize=10)
+    if names:
+        label_ends(token)
+        label_ends(state)
     figure.savefig(path)

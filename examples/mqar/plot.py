@@ -1,4 +1,4 @@
-"""The picture: recall and loss over training, and recall by number of pairs."""
+"""The picture: recall over training, and by number of pairs; each line has its name beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 BLUE, ORANGE, GREY = '#1f5fa8', '#d9822b', '#8a8f98'
+FONT = 8
 
 
 def draw_figure(report: dict, path: Path) -> None:
@@ -27,46 +28,53 @@ def draw_figure(report: dict, path: Path) -> None:
 
 
 def plot_training(axes, report: dict) -> None:
-    history, target = report['history'], report['options']['target_recall']
-    evaluations = [(entry['step'], entry['eval_recall']) for entry in history if 'eval_recall' in entry]
-    losses = [(entry['step'], entry['loss']) for entry in history if 'loss' in entry]
-    loss_axes = axes.twinx()
-    loss, = loss_axes.plot(*zip(*losses, strict=True), color=GREY, linewidth=1, label='training loss (right axis)')
-    loss_axes.set(ylabel='loss', ylim=(0, None))
-    loss_axes.spines['top'].set_visible(False)
-    recall, = axes.plot(
-        *zip(*evaluations, strict=True), color=BLUE, marker='o', markersize=3, label='recall on unseen sequences',
-    )
-    goal = axes.axhline(target, color=GREY, linestyle=':', linewidth=1, label=f'target: {target:.0%}')
-    axes.set(title='Over training', xlabel='step', ylabel='recall')
-    finish(axes, [recall, goal, loss])
+    target = report['options']['target_recall']
+    evaluations = [(entry['step'], entry['eval_recall']) for entry in report['history'] if 'eval_recall' in entry]
+    axes.axhline(target, color=GREY, linestyle=':', linewidth=1)
+    axes.text(0, target - 0.02, f'target: {target:.0%}', color=GREY, va='top', fontsize=FONT)
+    axes.plot(*zip(*evaluations, strict=True), color=BLUE, marker='o', markersize=3)
+    step, recall = evaluations[-1]
+    axes.text(step, recall - 0.04, f'{recall:.1%} after\n{step} steps', color=BLUE, ha='right', va='top', fontsize=FONT)
+    axes.set(title='Recall on unseen sequences, over training', xlabel='step', ylabel='recall', xlim=(0, None))
+    finish(axes)
 
 
 def plot_pairs(axes, report: dict) -> None:
     results = report['recall_by_pairs']
     trained = [(r['num_pairs'], r['recall']) for r in results if r['trained']]
     beyond = [(r['num_pairs'], r['recall']) for r in results if not r['trained']]
-    handles = axes.plot(*zip(*trained, strict=True), color=BLUE, marker='o', markersize=4, label='as many as in training')
+    axes.plot(*zip(*trained, strict=True), color=BLUE, marker='o', markersize=4)
+    axes.text(*centre(trained, -0.04), 'as many pairs as in training', color=BLUE, ha='center', va='top', fontsize=FONT)
     if beyond:
         axes.axvspan(trained[-1][0], beyond[-1][0] + 0.5, color=ORANGE, alpha=0.08, linewidth=0)
-        handles += axes.plot(
+        axes.plot(
             *zip(trained[-1], *beyond, strict=True), color=ORANGE, linestyle='--', marker='s', markersize=4,
-            markevery=slice(1, None), label='more pairs, longer sequences than in training',
+            markevery=slice(1, None),
         )
+        low = min(recall for _, recall in beyond)
+        axes.text(beyond[-1][0], low - 0.04, 'more pairs, in\nlonger sequences', color=ORANGE, ha='right', va='top',
+                  fontsize=FONT)
     counts = [r['num_pairs'] for r in results]
-    handles += axes.plot(
-        counts, [sum(1 / i for i in range(1, n + 1)) / n for n in counts], color=GREY, linestyle=':', linewidth=1,
-        label='guessing among the values not asked yet',
-    )
+    guesses = [(n, sum(1 / i for i in range(1, n + 1)) / n) for n in counts]
+    axes.plot(*zip(*guesses, strict=True), color=GREY, linestyle=':', linewidth=1)
+    # above the highest point that it spans
+    axes.text(counts[-1], guesses[len(guesses) // 2][1] + 0.02, 'guessing among the\nvalues not yet asked for', color=GREY,
+              ha='right', va='bottom', fontsize=FONT)
     axes.set(title='By number of key-value pairs', xlabel='pairs in the sequence', ylabel='recall')
-    finish(axes, handles)
+    finish(axes)
 
 
-def finish(axes, handles) -> None:
+def centre(points: list[tuple[float, float]], below: float) -> tuple[float, float]:
+    """Where a line's label goes: in its middle, so far from its lowest point."""
+    xs, ys = zip(*points, strict=True)
+    return (xs[0] + xs[-1]) / 2, min(ys) + below
+
+
+def finish(axes) -> None:
     axes.set_ylim(0, 1.04)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.spines['top'].set_visible(False)
-    axes.legend(handles=handles, fontsize=8, frameon=False, loc='center right')
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.title.set_fontsize(10)

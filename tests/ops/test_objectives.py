@@ -16,7 +16,7 @@ from fla_longhorn.ops import naive_recurrent_longhorn
 FLOAT32, FLOAT64 = 1e-6, 1e-10
 ROWS = {row.name: row for row in (*TABLE, *VARIANTS)}
 EXACT = [
-    'LA', 'RetNet', 'GLA', 'Griffin', 'Longhorn, Theorem 3.1',
+    'LA', 'RetNet', 'GLA', 'Griffin', 'Longhorn, Theorem 3.1', 'Longhorn, diagonal',
     "Griffin's own update, the factor √(1 - α²) in the objective too",
 ]
 SIZES = [(1, 3), (4, 6), (16, 5)]
@@ -70,6 +70,22 @@ def test_update_is_the_minimiser(name, K, V):
     updates, ops = distances(ROWS[name], *problem(name, K, V))
     assert max(updates) <= FLOAT64
     assert max(ops) <= (FLOAT64 if 'Longhorn' in name else FLOAT32)
+
+
+@pytest.mark.parametrize('name', [row.name for row in TABLE])
+def test_what_is_printed(name):
+    """LA, RetNet and Theorem 3.1 minimise it; GLA's sign and the diagonal of Theorem 3.1 don't; Griffin's is no number."""
+    row, (P, tokens) = ROWS[name], problem(name)
+    if name == 'Griffin':
+        assert row.printed is None
+        return
+    for token in tokens:
+        S, best = row.update(P, token), minimiser(row.printed, P, token)
+        if name == 'GLA':
+            torch.testing.assert_close(S - best, 2 * torch.outer(token.k, token.x), rtol=1e-9, atol=1e-12)
+        else:
+            assert (distance(S, best) <= FLOAT64) == (name != 'Longhorn, diagonal')
+        P = S
 
 
 @pytest.mark.parametrize('norm2', [0.01, 1.0, 100.0, 1e4])
