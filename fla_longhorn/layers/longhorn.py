@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn as nn
-from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
+from fla.layers.utils import repad_hidden_states, unpad_hidden_states, update_layer_cache
 
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
+from fla_longhorn.modules.cache import read_states
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
@@ -148,9 +149,10 @@ class Longhorn(nn.Module):
                 0-1 mask of shape `[B, >= T]` (its last T columns count), 0 for padding, which changes nothing and
                 gets output 0. Default: `None`.
             past_key_values (Cache, Optional):
-                fla's cache, to continue from and to update. Default: `None`.
+                fla's cache, to continue from. Default: `None`.
             use_cache (bool, Optional):
-                Whether to put the state after the last token into `past_key_values`. Default: `False`.
+                Whether to put the state after the last token into `past_key_values`, which stays as it is otherwise.
+                Default: `False`.
             output_attentions (bool, Optional):
                 Ignored: there is no attention matrix. Default: `False`.
             cu_seqlens (torch.Tensor, Optional):
@@ -168,11 +170,12 @@ class Longhorn(nn.Module):
                 f'got shape {list(attention_mask.shape)}'
             )
         batch_size, q_len, _ = hidden_states.shape
-        last_state = get_layer_cache(self, past_key_values)
         cu_seqlens, padding, cp_context = kwargs.get('cu_seqlens'), None, kwargs.get('cp_context')
+        N = batch_size if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        recurrent_state, conv_state = read_states(self, past_key_values, N)
         if cp_context is not None:
             check_cp_context(cp_context)
-            if attention_mask is not None or use_cache or last_state is not None:
+            if attention_mask is not None or use_cache or recurrent_state is not None:
                 raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
                                  'use_cache False, which a model is told in the call or by train()')
             cu_seqlens = cp_context.cu_seqlens
@@ -188,7 +191,7 @@ class Longhorn(nn.Module):
         else:
             x, conv_state = self.conv1d(
                 x=x,
-                cache=None if last_state is None else last_state['conv_state'],
+                cache=conv_state,
                 output_final_state=use_cache,
                 cu_seqlens=cu_seqlens,
                 **({} if padding is None else {'lengths': padding.lengths}),
@@ -209,7 +212,6 @@ class Longhorn(nn.Module):
             q=q, k=k, v=v, beta=beta, exact=self.exact, D=self.D.unflatten(0, (self.num_heads, -1)), z=z,
             use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
-        recurrent_state = None if last_state is None else last_state['recurrent_state']
         if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
             o = longhorn_state_update(recurrent_state, **inputs)
         else:
@@ -219,7 +221,8 @@ class Longhorn(nn.Module):
             o, recurrent_state = op(
                 initial_state=recurrent_state, output_final_state=bool(use_cache), cp_context=cp_context, **inputs,
             )
-        update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
+        if use_cache:
+            update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
 
         o = self.out_proj(o.flatten(-2))
         if padding is not None:
@@ -231,7 +234,4 @@ def can_update_in_place(state: torch.Tensor | None) -> bool:
     """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
     if state is None or torch.is_grad_enabled() or state.requires_grad:
         return False
-    if state.dtype != torch.float32 or not state.is_contiguous():
-        return False
-    # a trace can't ask
-    return torch.compiler.is_compiling() or state.is_inference() == torch.is_inference_mode_enabled()
+    return state.dtype == torch.float32 and state.is_contiguous()

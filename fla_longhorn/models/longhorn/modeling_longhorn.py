@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
+from fla_longhorn.modules.cache import check_layers, look_ahead
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ class LonghornBlock(GradientCheckpointingLayer):
         attnres_states: list[torch.Tensor] | None = None,
         **kwargs: Unpack[dict],
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
-        residual = hidden_states
-        hidden_states, attentions, past_key_values = self.attn(
+        residual, cache = hidden_states, past_key_values
+        if isinstance(self.attn, Attention) and cache is not None and not use_cache:
+            # fla's attention always updates what it is given
+            cache = look_ahead(cache)
+        hidden_states, attentions, _ = self.attn(
             hidden_states=self.attn_norm(hidden_states),
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            past_key_values=cache,
             use_cache=use_cache,
             output_attentions=output_attentions,
             **kwargs,
@@ -149,6 +153,7 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
     ) -> tuple | BaseModelOutputWithPast:
         if kwargs.get('cp_context') is not None and self.config.attn is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
+        check_layers(past_key_values, self.layers)
         if torch.compiler.is_compiling() and past_key_values is None:
             # fla makes a cache where no trace can follow
             use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
