@@ -12,6 +12,7 @@ from fla.layers.utils import repad_hidden_states, unpad_hidden_states, update_la
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
 from fla_longhorn.modules.cache import read_states
 from fla_longhorn.modules.context_parallel import convolve_part
+from fla_longhorn.modules.padding import check_attention_mask
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
 
@@ -146,8 +147,8 @@ class Longhorn(nn.Module):
             hidden_states (torch.Tensor):
                 Input of shape `[B, T, hidden_size]`.
             attention_mask (torch.Tensor, Optional):
-                0-1 mask of shape `[B, >= T]` (its last T columns count), 0 for padding, which changes nothing and
-                gets output 0. Default: `None`.
+                Mask of zeros and ones of shape `[B, >= T]` (its last T columns count) and of any dtype, 0 for padding, which
+                changes nothing and gets output 0. Default: `None`.
             past_key_values (Cache, Optional):
                 fla's cache, to continue from. Default: `None`.
             use_cache (bool, Optional):
@@ -164,12 +165,8 @@ class Longhorn(nn.Module):
         Returns:
             `(o, None, past_key_values)` with `o` of the shape of `hidden_states`.
         """
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
-                'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], '
-                f'got shape {list(attention_mask.shape)}'
-            )
         batch_size, q_len, _ = hidden_states.shape
+        check_attention_mask(attention_mask, batch_size, q_len)
         cu_seqlens, padding, cp_context = kwargs.get('cu_seqlens'), None, kwargs.get('cp_context')
         N = batch_size if cu_seqlens is None else cu_seqlens.shape[0] - 1
         recurrent_state, conv_state = read_states(self, past_key_values, N)

@@ -18,6 +18,7 @@ from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.cache import check_layers, look_ahead
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
+from fla_longhorn.modules.padding import check_attention_mask
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -154,6 +155,13 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         if kwargs.get('cp_context') is not None and self.config.attn is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
         check_layers(past_key_values, self.layers)
+        tokens = inputs_embeds if input_ids is None else input_ids
+        if tokens is not None:
+            length = None
+            if self.config.attn is not None:
+                # attention needs the mask of what it has seen too
+                length = tokens.shape[1] + (past_key_values.get_seq_length() if past_key_values is not None else 0)
+            check_attention_mask(attention_mask, *tokens.shape[:2], length)
         if torch.compiler.is_compiling() and past_key_values is None:
             # fla makes a cache where no trace can follow
             use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
