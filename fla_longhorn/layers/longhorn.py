@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 from fla.layers.utils import repad_hidden_states, unpad_hidden_states, update_layer_cache
 
+from fla_longhorn.layers.options import check_options
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
 from fla_longhorn.modules.cache import read_states
 from fla_longhorn.modules.context_parallel import convolve_part
@@ -85,21 +86,14 @@ class Longhorn(nn.Module):
         layer_idx: int | None = None,
     ) -> None:
         super().__init__()
-        if mode not in OPS:
-            raise ValueError(f'mode must be one of {sorted(OPS)}, got {mode!r}')
+        check_options(
+            mode=mode, hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=num_heads,
+            conv_size=conv_size, conv_bias=conv_bias, beta_rank=beta_rank, use_bias=use_bias, exact=exact,
+            scalar_beta=scalar_beta, k_norm=k_norm, norm_eps=norm_eps, layer_idx=layer_idx,
+        )
         intermediate_size = round(hidden_size * expand)
-        if not math.isclose(intermediate_size, hidden_size * expand) or intermediate_size < 1:
-            raise ValueError(f'expand * hidden_size must be a positive integer, got {expand} * {hidden_size}')
-        if num_heads < 1 or intermediate_size % num_heads:
-            raise ValueError(f'num_heads must divide expand * hidden_size = {intermediate_size}, got {num_heads}')
-        if not 1 <= state_size <= 256:
-            raise ValueError(f'state_size must be between 1 and 256, got {state_size}')
-        if k_norm not in (None, 'l2'):
-            raise ValueError(f"k_norm must be None or 'l2', got {k_norm!r}")
         if beta_rank == 'auto':
             beta_rank = math.ceil(hidden_size / 16)
-        elif not isinstance(beta_rank, int) or beta_rank < 1:
-            raise ValueError(f"beta_rank must be 'auto' or a positive integer, got {beta_rank!r}")
 
         self.mode = mode
         self.hidden_size = hidden_size
