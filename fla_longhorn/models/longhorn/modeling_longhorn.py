@@ -45,6 +45,13 @@ class LonghornBlock(GradientCheckpointingLayer):
                 hidden_act=config.hidden_act,
                 fuse_swiglu=config.fuse_swiglu,
             )
+        for projection in self.residual_projections():
+            # transformers never hands a module without parameters of its own, such as the MLP, to `_init_weights`
+            projection.ends_residual_branch = True
+
+    def residual_projections(self) -> list[nn.Linear]:
+        mixer = self.attn.out_proj if isinstance(self.attn, Longhorn) else self.attn.o_proj
+        return [mixer, self.mlp.down_proj] if self.has_mlp else [mixer]
 
     def forward(
         self,
@@ -107,16 +114,12 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
             module.reset_parameters()
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+            if getattr(module, 'ends_residual_branch', False):
+                self._init_residual_projection(module)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, Longhorn):
             nn.init.ones_(module.D)
-            module.D._no_weight_decay = True
-            self._init_residual_projection(module.out_proj)
-        elif isinstance(module, Attention):
-            self._init_residual_projection(module.o_proj)
-        elif isinstance(module, GatedMLP):
-            self._init_residual_projection(module.down_proj)
         elif hasattr(module, 'reset_parameters'):
             module.reset_parameters()
 
