@@ -10,6 +10,7 @@ import torch.nn as nn
 from fla.layers.utils import repad_hidden_states, unpad_hidden_states, update_layer_cache
 
 from fla_longhorn.layers.options import check_options
+from fla_longhorn.layers.weight_decay import mark_no_weight_decay
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
 from fla_longhorn.modules.cache import read_states
 from fla_longhorn.modules.context_parallel import convolve_part
@@ -68,6 +69,9 @@ class Longhorn(nn.Module):
             Index of the layer, needed with a cache. Default: `None`.
     """
 
+    # parameters that weight decay leaves alone, also by their attribute `_no_weight_decay`
+    no_weight_decay = ('D',)
+
     def __init__(
         self,
         mode: str = 'chunk',
@@ -116,9 +120,23 @@ class Longhorn(nn.Module):
         self.beta_proj = nn.Linear(beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
         self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
         self.D = nn.Parameter(torch.ones(intermediate_size))
-        self.D._no_weight_decay = True
         self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
         nn.init.zeros_(self.beta_proj.bias)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        mark_no_weight_decay(self)
+
+    def _apply(self, *args, **kwargs) -> Longhorn:
+        # `to_empty` makes new parameters
+        super()._apply(*args, **kwargs)
+        mark_no_weight_decay(self)
+        return self
+
+    def __setstate__(self, state: dict) -> None:
+        # a deep copy of a parameter has none of its attributes
+        super().__setstate__(state)
+        mark_no_weight_decay(self)
 
     def extra_repr(self) -> str:
         return (

@@ -15,11 +15,10 @@ from transformers.cache_utils import Cache as HFCache
 if TYPE_CHECKING:
     from fla.models.utils import Cache
 
-    from fla_longhorn.layers.longhorn import Longhorn
 
-
-def read_states(layer: Longhorn, cache: Cache | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """`(recurrent_state, conv_state)` of N sequences in `cache`, `(None, None)` where the layer has seen none of them.
+def read_states(layer: nn.Module, cache: Cache | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`(recurrent_state, conv_state)` of N sequences in `cache`, `(None, None)` where the layer of Longhorn has seen
+    none of them.
 
     Raises:
         ValueError: the cache holds something else for this layer, as the cache of another model does.
