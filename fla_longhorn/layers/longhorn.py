@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn as nn
-from fla.layers.utils import repad_hidden_states, unpad_hidden_states, update_layer_cache
+from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
 
 from fla_longhorn.layers.options import check_options
 from fla_longhorn.layers.weight_decay import mark_no_weight_decay
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
+from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import read_states
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.padding import check_attention_mask
@@ -71,6 +72,8 @@ class Longhorn(nn.Module):
 
     # parameters that weight decay leaves alone, also by their attribute `_no_weight_decay`
     no_weight_decay = ('D',)
+    # of `forward`, for a model that hands them to all its mixers
+    ignored_keywords: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -170,15 +173,29 @@ class Longhorn(nn.Module):
                 Ignored: there is no attention matrix. Default: `False`.
             cu_seqlens (torch.Tensor, Optional):
                 Boundaries `[N + 1]` of sequences packed into one row; they win over `attention_mask`.
+            cu_seqlens_cpu (torch.Tensor, Optional):
+                A copy of them on the CPU, which spares reading those on a GPU.
+            cu_seq_lens_q, cu_seq_lens_k, position_ids, seq_idx (torch.Tensor, Optional):
+                The same boundaries as transformers and TRL say them: `[N + 1]` twice, positions `[B, T]` that start again
+                with each sequence, and the number `[B, T]` of each token's sequence. What contradicts itself is refused.
             cp_context (FLACPContext, Optional):
                 fla's context of this rank, from `fla.ops.cp.build_cp_context`: `hidden_states` `[1, T, hidden_size]` are
                 this rank's tokens, and the boundaries are the context's. No mask and no cache with it.
 
         Returns:
             `(o, None, past_key_values)` with `o` of the shape of `hidden_states`.
+
+        Raises:
+            ValueError: a mask, boundaries or a cache do not fit the input or each other.
+            TypeError: a keyword that it does not take.
         """
         batch_size, q_len, _ = hidden_states.shape
         check_attention_mask(attention_mask, batch_size, q_len)
+        check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
+        kwargs = take_boundaries(
+            kwargs, batch_size, q_len, hidden_states.device, attention_mask,
+            filled=get_layer_cache(self, past_key_values) is not None,
+        )
         cu_seqlens, padding, cp_context = kwargs.get('cu_seqlens'), None, kwargs.get('cp_context')
         N = batch_size if cu_seqlens is None else cu_seqlens.shape[0] - 1
         recurrent_state, conv_state = read_states(self, past_key_values, N)
@@ -219,7 +236,7 @@ class Longhorn(nn.Module):
 
         inputs = dict(
             q=q, k=k, v=v, beta=beta, exact=self.exact, D=self.D.unflatten(0, (self.num_heads, -1)), z=z,
-            use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
+            use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens, cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu'),
         )
         if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
             o = longhorn_state_update(recurrent_state, **inputs)

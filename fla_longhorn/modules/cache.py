@@ -58,12 +58,16 @@ def look_ahead(cache: Cache) -> Cache:
     return again
 
 
+def seen_tokens(cache: Cache | None) -> int:
+    return cache.get_seq_length() if isinstance(cache, HFCache) else 0
+
+
 def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
     """Refuse a filled cache of another model, by whose states some of the blocks `layers` would start from nothing.
 
     What a layer of Longhorn finds in the cache, it checks itself.
     """
-    if not isinstance(cache, HFCache) or cache.get_seq_length() == 0:
+    if seen_tokens(cache) == 0:
         return
     layers = list(layers)
     if len(cache) != len(layers):
