@@ -216,10 +216,11 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         return_dict: bool | None = None,
         logits_to_keep: int | torch.Tensor | None = 0,
         num_items_in_batch: int | torch.Tensor | None = None,
-        shift_labels: torch.LongTensor | None = None,
         **kwargs: Unpack[dict],
     ) -> tuple | CausalLMOutputWithPast:
         """As fla's, and with labels that are shifted already, `shift_labels` `[B, T]`, which win over `labels`."""
+        # not in the signature: the Trainer takes every name with `label` in it for one that each batch has
+        shift_labels = kwargs.pop('shift_labels', None)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
