@@ -25,7 +25,7 @@ PAGES = {
     'migrate.md': (1, 0, 0),
     'objectives.md': (1, 0, 0),
     'swap.md': (1, 0, 0),
-    'train.md': (4, 2, 0),
+    'train.md': (5, 2, 0),
 }
 PROGRAM = '''
 import os

@@ -10,7 +10,6 @@ import inspect
 from typing import Any
 
 import torch.nn as nn
-from transformers.cache_utils import Cache as HFCache
 
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
@@ -46,7 +45,7 @@ def before_forward(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tup
     use_cache = known.get('use_cache')
     if use_cache is None:
         use_cache = model.config.use_cache and not model.training
-    if not use_cache and isinstance(cache, HFCache):
+    if not use_cache and cache is not None:
         # fla's attention and feed-forward layers always update what they are given
         known['past_key_values'] = look_ahead(cache)
         known['past_key_values'].looks_ahead_of = cache

@@ -105,7 +105,9 @@ def _check_per_token(name: str, x: torch.Tensor, B: int, T: int) -> None:
 
 def _restarts(position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
     """Where positions start again, `None` for nowhere; those of padding don't count."""
-    B, T = position_ids.shape
+    if (position_ids.diff() == 1).all():
+        return None
+    T = position_ids.shape[1]
     mask = torch.ones_like(position_ids, dtype=torch.bool)
     if attention_mask is not None:
         mask = attention_mask[:, -T:].to(position_ids.device) != 0

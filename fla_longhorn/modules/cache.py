@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.layers.utils import get_layer_cache
+from fla.models.cache_utils import FLACache
 from transformers.cache_utils import Cache as HFCache
 
 if TYPE_CHECKING:
@@ -49,8 +50,12 @@ def outside_inference_mode(state: torch.Tensor) -> torch.Tensor:
     return state.clone()
 
 
-def look_ahead(cache: Cache) -> Cache:
+def look_ahead(cache: Cache | list | None) -> Cache | None:
     """A copy of `cache` that may be updated without changing it; the states themselves, which are not copied, may not."""
+    if cache is None:
+        return None
+    if not isinstance(cache, FLACache):
+        return FLACache.from_legacy_cache(cache)
     again = copy(cache)
     again.layers = [copy(layer) for layer in cache.layers]
     for layer in again.layers:

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from fla.models.cache_utils import LegacyFLACache
 
 from fla_longhorn import LonghornForCausalLM
 from tests.models.test_longhorn import small
@@ -68,6 +69,21 @@ def test_a_look_ahead_in_training(device):
     before = contents(cache)
     model(ids[:, 8:], past_key_values=cache)
     assert equal(contents(cache), before)
+
+
+@pytest.mark.parametrize('name', ['paper', 'window'])
+@torch.no_grad()
+def test_a_look_ahead_in_a_legacy_cache(name, device):
+    """fla's older form."""
+    model = build(device, **VARIANTS[name])
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    cache = model(ids[:, :8], use_cache=True).past_key_values
+    expected = model(ids[:, 8:], past_key_values=cache, use_cache=False).logits
+    legacy = LegacyFLACache.from_legacy_cache(cache.to_legacy_cache(), seen_tokens=8)
+    before = copy.deepcopy(legacy.states)
+    for _ in range(2):
+        assert torch.equal(model(ids[:, 8:], past_key_values=legacy, use_cache=False).logits, expected)
+    assert equal(legacy.states, before) and legacy.get_seq_length() == 8
 
 
 @pytest.mark.parametrize('layers', [2, 4])

@@ -66,7 +66,7 @@ class LonghornBlock(GradientCheckpointingLayer):
         **kwargs: Unpack[dict],
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
         residual, cache = hidden_states, past_key_values
-        if isinstance(self.attn, Attention) and cache is not None and not use_cache:
+        if isinstance(self.attn, Attention) and not use_cache:
             # fla's attention always updates what it is given
             cache = look_ahead(cache)
         hidden_states, attentions, _ = self.attn(
@@ -236,15 +236,16 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
             outputs.last_hidden_state, labels, logits_to_keep, shift_labels=shift_labels,
             num_items_in_batch=num_items_in_batch,
         )
-        output = CausalLMOutputWithPast(
+        if not (self.config.return_dict if return_dict is None else return_dict):
+            output = (logits, *outputs.to_tuple()[1:])
+            return output if loss is None else (loss, *output)
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if return_dict else output.to_tuple()
 
     def _compute_logits_and_loss(
         self,
