@@ -18,9 +18,10 @@ import torch
 import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.configuration_utils import parse_attention_config
-from fla.models.modeling_utils import get_attention
+from fla.models.modeling_utils import FLAForCausalLM, get_attention
 
 from fla_longhorn.layers import Longhorn
+from fla_longhorn.models.swapped import register_call_hooks
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -178,12 +179,14 @@ def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
 class LonghornMixer(Longhorn):
     """Longhorn where fla's `_init_weights` initialises it, with the state dict of :class:`Longhorn`."""
 
+    # HGRN's and RWKV7's blocks hand these to their mixers
+    ignored_keywords = ('lower_bound', 'v_first')
+
     def reset_parameters(self) -> None:
         """As in Longhorn's own models. fla calls it after it has initialised the children, all by one rule."""
         self.beta_proj.reset_parameters()
         nn.init.zeros_(self.beta_proj.bias)
         nn.init.ones_(self.D)
-        self.D._no_weight_decay = True
 
     @property
     def o_proj(self) -> nn.Linear:
@@ -242,6 +245,8 @@ def wrap_model_init(init: Callable) -> Callable:
         if is_swapped(config):
             prepare(config)
         init(self, config, *args, **kwargs)
+        if is_swapped(config) and not isinstance(self, FLAForCausalLM):
+            register_call_hooks(self)
 
     return __init__
 

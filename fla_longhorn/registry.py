@@ -24,6 +24,7 @@ def register() -> None:
     register_cpu_modules()
     register_flash_attention()
     register_attn_mode()
+    register_weight_decay()
 
 
 def register_names() -> None:
@@ -92,6 +93,16 @@ def register_attn_mode() -> None:
                 module.LinearAttentionForCausalLM, 'forward',
                 lambda own: attn_mode.wrap_forward(own, FLAForCausalLM.forward),
             )
+
+
+def register_weight_decay() -> None:
+    """Let transformers' Trainer leave `D` out of weight decay, which goes by the names of parameters alone."""
+    from fla_longhorn.layers.weight_decay import wrap_get_parameter_names
+
+    _wrap(_import('transformers.trainer_pt_utils'), 'get_parameter_names', wrap_get_parameter_names)
+    if 'transformers.trainer' in sys.modules:
+        # imported before: it has a name of its own for the function
+        _wrap(sys.modules['transformers.trainer'], 'get_parameter_names', wrap_get_parameter_names)
 
 
 def _import(name: str):

@@ -9,8 +9,13 @@ import torch
 import torch.nn as nn
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
 
+from fla_longhorn.layers.options import check_options
+from fla_longhorn.layers.weight_decay import mark_no_weight_decay
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
+from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
+from fla_longhorn.modules.cache import read_states
 from fla_longhorn.modules.context_parallel import convolve_part
+from fla_longhorn.modules.padding import check_attention_mask
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
 
@@ -65,6 +70,11 @@ class Longhorn(nn.Module):
             Index of the layer, needed with a cache. Default: `None`.
     """
 
+    # parameters that weight decay leaves alone, also by their attribute `_no_weight_decay`
+    no_weight_decay = ('D',)
+    # of `forward`, for a model that hands them to all its mixers
+    ignored_keywords: tuple[str, ...] = ()
+
     def __init__(
         self,
         mode: str = 'chunk',
@@ -83,21 +93,14 @@ class Longhorn(nn.Module):
         layer_idx: int | None = None,
     ) -> None:
         super().__init__()
-        if mode not in OPS:
-            raise ValueError(f'mode must be one of {sorted(OPS)}, got {mode!r}')
+        check_options(
+            mode=mode, hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=num_heads,
+            conv_size=conv_size, conv_bias=conv_bias, beta_rank=beta_rank, use_bias=use_bias, exact=exact,
+            scalar_beta=scalar_beta, k_norm=k_norm, norm_eps=norm_eps, layer_idx=layer_idx,
+        )
         intermediate_size = round(hidden_size * expand)
-        if not math.isclose(intermediate_size, hidden_size * expand) or intermediate_size < 1:
-            raise ValueError(f'expand * hidden_size must be a positive integer, got {expand} * {hidden_size}')
-        if num_heads < 1 or intermediate_size % num_heads:
-            raise ValueError(f'num_heads must divide expand * hidden_size = {intermediate_size}, got {num_heads}')
-        if not 1 <= state_size <= 256:
-            raise ValueError(f'state_size must be between 1 and 256, got {state_size}')
-        if k_norm not in (None, 'l2'):
-            raise ValueError(f"k_norm must be None or 'l2', got {k_norm!r}")
         if beta_rank == 'auto':
             beta_rank = math.ceil(hidden_size / 16)
-        elif not isinstance(beta_rank, int) or beta_rank < 1:
-            raise ValueError(f"beta_rank must be 'auto' or a positive integer, got {beta_rank!r}")
 
         self.mode = mode
         self.hidden_size = hidden_size
@@ -120,9 +123,23 @@ class Longhorn(nn.Module):
         self.beta_proj = nn.Linear(beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
         self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
         self.D = nn.Parameter(torch.ones(intermediate_size))
-        self.D._no_weight_decay = True
         self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
         nn.init.zeros_(self.beta_proj.bias)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        mark_no_weight_decay(self)
+
+    def _apply(self, *args, **kwargs) -> Longhorn:
+        # `to_empty` makes new parameters
+        super()._apply(*args, **kwargs)
+        mark_no_weight_decay(self)
+        return self
+
+    def __setstate__(self, state: dict) -> None:
+        # a deep copy of a parameter has none of its attributes
+        super().__setstate__(state)
+        mark_no_weight_decay(self)
 
     def extra_repr(self) -> str:
         return (
@@ -145,34 +162,46 @@ class Longhorn(nn.Module):
             hidden_states (torch.Tensor):
                 Input of shape `[B, T, hidden_size]`.
             attention_mask (torch.Tensor, Optional):
-                0-1 mask of shape `[B, >= T]` (its last T columns count), 0 for padding, which changes nothing and
-                gets output 0. Default: `None`.
+                Mask of zeros and ones of shape `[B, >= T]` (its last T columns count) and of any dtype, 0 for padding, which
+                changes nothing and gets output 0. Default: `None`.
             past_key_values (Cache, Optional):
-                fla's cache, to continue from and to update. Default: `None`.
+                fla's cache, to continue from. Default: `None`.
             use_cache (bool, Optional):
-                Whether to put the state after the last token into `past_key_values`. Default: `False`.
+                Whether to put the state after the last token into `past_key_values`, which stays as it is otherwise.
+                Default: `False`.
             output_attentions (bool, Optional):
                 Ignored: there is no attention matrix. Default: `False`.
             cu_seqlens (torch.Tensor, Optional):
                 Boundaries `[N + 1]` of sequences packed into one row; they win over `attention_mask`.
+            cu_seqlens_cpu (torch.Tensor, Optional):
+                A copy of them on the CPU, which spares reading those on a GPU.
+            cu_seq_lens_q, cu_seq_lens_k, position_ids, seq_idx (torch.Tensor, Optional):
+                The same boundaries as transformers and TRL say them: `[N + 1]` twice, positions `[B, T]` that start again
+                with each sequence, and the number `[B, T]` of each token's sequence. What contradicts itself is refused.
             cp_context (FLACPContext, Optional):
                 fla's context of this rank, from `fla.ops.cp.build_cp_context`: `hidden_states` `[1, T, hidden_size]` are
                 this rank's tokens, and the boundaries are the context's. No mask and no cache with it.
 
         Returns:
             `(o, None, past_key_values)` with `o` of the shape of `hidden_states`.
+
+        Raises:
+            ValueError: a mask, boundaries or a cache do not fit the input or each other.
+            TypeError: a keyword that it does not take.
         """
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
-                'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], '
-                f'got shape {list(attention_mask.shape)}'
-            )
         batch_size, q_len, _ = hidden_states.shape
-        last_state = get_layer_cache(self, past_key_values)
+        check_attention_mask(attention_mask, batch_size, q_len)
+        check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
+        kwargs = take_boundaries(
+            kwargs, batch_size, q_len, hidden_states.device, attention_mask,
+            filled=get_layer_cache(self, past_key_values) is not None,
+        )
         cu_seqlens, padding, cp_context = kwargs.get('cu_seqlens'), None, kwargs.get('cp_context')
+        N = batch_size if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        recurrent_state, conv_state = read_states(self, past_key_values, N)
         if cp_context is not None:
             check_cp_context(cp_context)
-            if attention_mask is not None or use_cache or last_state is not None:
+            if attention_mask is not None or use_cache or recurrent_state is not None:
                 raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
                                  'use_cache False, which a model is told in the call or by train()')
             cu_seqlens = cp_context.cu_seqlens
@@ -188,7 +217,7 @@ class Longhorn(nn.Module):
         else:
             x, conv_state = self.conv1d(
                 x=x,
-                cache=None if last_state is None else last_state['conv_state'],
+                cache=conv_state,
                 output_final_state=use_cache,
                 cu_seqlens=cu_seqlens,
                 **({} if padding is None else {'lengths': padding.lengths}),
@@ -207,9 +236,8 @@ class Longhorn(nn.Module):
 
         inputs = dict(
             q=q, k=k, v=v, beta=beta, exact=self.exact, D=self.D.unflatten(0, (self.num_heads, -1)), z=z,
-            use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
+            use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens, cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu'),
         )
-        recurrent_state = None if last_state is None else last_state['recurrent_state']
         if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
             o = longhorn_state_update(recurrent_state, **inputs)
         else:
@@ -219,7 +247,8 @@ class Longhorn(nn.Module):
             o, recurrent_state = op(
                 initial_state=recurrent_state, output_final_state=bool(use_cache), cp_context=cp_context, **inputs,
             )
-        update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
+        if use_cache:
+            update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
 
         o = self.out_proj(o.flatten(-2))
         if padding is not None:
@@ -231,7 +260,4 @@ def can_update_in_place(state: torch.Tensor | None) -> bool:
     """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
     if state is None or torch.is_grad_enabled() or state.requires_grad:
         return False
-    if state.dtype != torch.float32 or not state.is_contiguous():
-        return False
-    # a trace can't ask
-    return torch.compiler.is_compiling() or state.is_inference() == torch.is_inference_mode_enabled()
+    return state.dtype == torch.float32 and state.is_contiguous()

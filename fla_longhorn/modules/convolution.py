@@ -104,11 +104,15 @@ class ShortConvolution(modules.ShortConvolution):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As fla's; `lengths` `[B]`, for a trace only, says how many inputs of each row count, the rest being padding.
 
-        A single token without autograd updates `cache` in place, unless it is packed.
+        With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
+        Without it, or where `cache` has a graph, `cache` stays as it is.
         """
         if not torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
             if lengths is not None:
                 raise ValueError('lengths serves a trace of torch.compile or torch.export; elsewhere use cu_seqlens')
+            if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
+                # fla's update of a single token overwrites it
+                cache = cache.clone()
             return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
         if mask is not None:
             if cu_seqlens is not None:
@@ -117,7 +121,10 @@ class ShortConvolution(modules.ShortConvolution):
 
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
-        in_place = cache is not None and cu_seqlens is None and x.shape[1] == 1 and not torch.is_grad_enabled()
+        in_place = (
+            output_final_state and cache is not None and cu_seqlens is None and x.shape[1] == 1
+            and not torch.is_grad_enabled()
+        )
         if in_place:
             y, state = _step(rows, weight, cache, lengths), cache
         elif cu_seqlens is None:

@@ -1,8 +1,44 @@
-"""A padding mask without shapes that depend on it: rows moved to the left and back, in place of taking the padding out."""
+"""Padding masks: what one may be, and its use in a trace, where rows move to the left instead of losing their padding."""
 
 from __future__ import annotations
 
+import weakref
+
 import torch
+
+# the mask whose values were read last: the layers of a model share one
+_last_checked: tuple | None = None
+
+
+def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, length: int | None = None) -> None:
+    """Refuse what is no mask of zeros and ones of shape `[B, >= T]`, or `[B, length]` where that is given.
+
+    The values of a traced mask can't be read; there all but 0 counts as 1.
+    """
+    global _last_checked
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f'attention_mask must be a torch.Tensor or None, got {type(mask).__name__}')
+    if mask.dim() != 2:
+        raise ValueError(
+            'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], '
+            f'got shape {list(mask.shape)}'
+        )
+    if mask.shape[0] != B or mask.shape[1] < T or (length is not None and mask.shape[1] != length):
+        wanted = f'[{B}, {length}], the tokens in the cache included' if length is not None else f'[B, >= T] = [{B}, >= {T}]'
+        raise ValueError(f'attention_mask must have shape {wanted}, got {list(mask.shape)}')
+    if mask.dtype == torch.bool or torch.compiler.is_compiling():
+        return
+    key = None
+    if mask.device.type != 'cpu' and not mask.is_inference():
+        key = (weakref.ref(mask), mask._version)
+        if key == _last_checked:
+            return
+    wrong = mask[(mask != 0) & (mask != 1)]
+    if wrong.numel():
+        raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
+    _last_checked = key
 
 
 class Padding:

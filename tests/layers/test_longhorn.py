@@ -216,23 +216,6 @@ def test_bfloat16_keeps_a_float32_state(device):
     assert cache[0]['recurrent_state'].dtype == torch.float32
 
 
-BAD = [
-    ({'mode': 'fused_chunk'}, r"mode must be one of \['chunk', 'fused_recurrent'\], got 'fused_chunk'"),
-    ({'expand': 1.01}, 'expand \\* hidden_size must be a positive integer'),
-    ({'num_heads': 5}, 'num_heads must divide expand \\* hidden_size = 48, got 5'),
-    ({'state_size': 257}, 'state_size must be between 1 and 256, got 257'),
-    ({'beta_rank': 0}, "beta_rank must be 'auto' or a positive integer, got 0"),
-    ({'k_norm': 'sum'}, "k_norm must be None or 'l2', got 'sum'"),
-    ({'k_norm': True}, "k_norm must be None or 'l2', got True"),
-]
-
-
-@pytest.mark.parametrize('options, message', BAD)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        Longhorn(hidden_size=24, **options)
-
-
 def test_bad_calls():
     layer = Longhorn(hidden_size=24)
     with pytest.raises(ValueError, match=r'attention_mask must be a 0-1 padding mask .*got shape \[1, 4, 4\]'):

@@ -150,6 +150,22 @@ class TestInitialisation:
     def test_fresh(self):
         self.check(LonghornForCausalLM(small(hidden_size=64)))
 
+    @pytest.mark.parametrize('options, branches', [
+        ({}, 1), ({'hidden_ratio': 2}, 2), ({'intermediate_size': 96}, 2), ({'hidden_ratio': 2, 'attn': {}}, 2),
+        ({'attn': {}}, 1),
+    ], ids=str)
+    def test_residual_branches(self, options, branches):
+        """Each projection that ends a residual branch, over the square root of the number of branches."""
+        if 'attn' in options:
+            options = {**options, 'attn': {'layers': [1], 'num_heads': 2}}
+        model = LonghornForCausalLM(small(hidden_size=64, **options))
+        for block in model.model.layers:
+            ends = [getattr(block.attn, 'out_proj', None) or block.attn.o_proj]
+            ends += [block.mlp.down_proj] if branches == 2 else []
+            for projection in ends:
+                bound = (projection.in_features * len(model.model.layers) * branches) ** -0.5
+                assert bound * 0.97 < projection.weight.abs().max().item() <= bound * 1.0001
+
     def test_from_meta(self):
         with torch.device('meta'):
             model = LonghornForCausalLM(small(hidden_size=64))

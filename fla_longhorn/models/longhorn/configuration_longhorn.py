@@ -5,6 +5,8 @@ from __future__ import annotations
 from fla.models.configuration_utils import parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
 
+from fla_longhorn.layers.options import check_integer, check_number, check_options
+
 
 class LonghornConfig(PreTrainedConfig):
     """Configuration of a Longhorn model; the defaults are the paper's 120M model (arXiv 2407.14207, Table 1).
@@ -67,6 +69,17 @@ class LonghornConfig(PreTrainedConfig):
         vocab_size: int = 50304,
         **kwargs,
     ):
+        check_options(
+            mode=attn_mode, hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=num_heads,
+            conv_size=conv_size, conv_bias=conv_bias, beta_rank=beta_rank, use_bias=use_bias, exact=exact,
+            scalar_beta=scalar_beta, k_norm=k_norm, norm_eps=norm_eps,
+        )
+        for name, size in (('num_hidden_layers', num_hidden_layers), ('vocab_size', vocab_size)):
+            check_integer(name, size)
+        if hidden_ratio is not None:
+            check_number('hidden_ratio', hidden_ratio)
+        if intermediate_size is not None:
+            check_integer('intermediate_size', intermediate_size)
         self.attn_mode = attn_mode
         self.hidden_size = hidden_size
         self.state_size = state_size

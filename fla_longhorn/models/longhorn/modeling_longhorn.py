@@ -12,11 +12,15 @@ from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
 from fla.models.utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
+from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
+from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
+from fla_longhorn.modules.padding import check_attention_mask
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -43,6 +47,13 @@ class LonghornBlock(GradientCheckpointingLayer):
                 hidden_act=config.hidden_act,
                 fuse_swiglu=config.fuse_swiglu,
             )
+        for projection in self.residual_projections():
+            # transformers never hands a module without parameters of its own, such as the MLP, to `_init_weights`
+            projection.ends_residual_branch = True
+
+    def residual_projections(self) -> list[nn.Linear]:
+        mixer = self.attn.out_proj if isinstance(self.attn, Longhorn) else self.attn.o_proj
+        return [mixer, self.mlp.down_proj] if self.has_mlp else [mixer]
 
     def forward(
         self,
@@ -54,11 +65,14 @@ class LonghornBlock(GradientCheckpointingLayer):
         attnres_states: list[torch.Tensor] | None = None,
         **kwargs: Unpack[dict],
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
-        residual = hidden_states
-        hidden_states, attentions, past_key_values = self.attn(
+        residual, cache = hidden_states, past_key_values
+        if isinstance(self.attn, Attention) and not use_cache:
+            # fla's attention always updates what it is given
+            cache = look_ahead(cache)
+        hidden_states, attentions, _ = self.attn(
             hidden_states=self.attn_norm(hidden_states),
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            past_key_values=cache,
             use_cache=use_cache,
             output_attentions=output_attentions,
             **kwargs,
@@ -102,16 +116,12 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
             module.reset_parameters()
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+            if getattr(module, 'ends_residual_branch', False):
+                self._init_residual_projection(module)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, Longhorn):
             nn.init.ones_(module.D)
-            module.D._no_weight_decay = True
-            self._init_residual_projection(module.out_proj)
-        elif isinstance(module, Attention):
-            self._init_residual_projection(module.o_proj)
-        elif isinstance(module, GatedMLP):
-            self._init_residual_projection(module.down_proj)
         elif hasattr(module, 'reset_parameters'):
             module.reset_parameters()
 
@@ -145,15 +155,34 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         inputs_embeds: torch.FloatTensor | None = None,
         past_key_values: Cache | list[torch.FloatTensor] | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         **kwargs: Unpack[dict],
     ) -> tuple | BaseModelOutputWithPast:
+        """As fla's models; the keywords are those of :class:`fla_longhorn.layers.Longhorn`, which says what they mean."""
+        check_keywords(f'{type(self).__name__}.forward', kwargs)
         if kwargs.get('cp_context') is not None and self.config.attn is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
+        check_layers(past_key_values, self.layers)
+        tokens = inputs_embeds if input_ids is None else input_ids
+        if tokens is not None:
+            length = None
+            if self.config.attn is not None:
+                # attention needs the mask of what it has seen too
+                length = tokens.shape[1] + seen_tokens(past_key_values)
+            check_attention_mask(attention_mask, *tokens.shape[:2], length)
+            kwargs = take_boundaries(
+                kwargs, *tokens.shape[:2], tokens.device, attention_mask, filled=seen_tokens(past_key_values) > 0,
+            )
         if torch.compiler.is_compiling() and past_key_values is None:
             # fla makes a cache where no trace can follow
             use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
             past_key_values = Cache() if use_cache else None
-        return super().forward(input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, **kwargs)
+        return super().forward(
+            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
+            return_dict, **kwargs,
+        )
 
 
 class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):
@@ -173,6 +202,50 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         # FSDP2 keeps a tied head tied from `meta` on, and the embeddings' initialisation is the one that counts
         if module is not self.lm_head or module.weight is not self.model.embeddings.weight:
             super()._init_weights(module)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        past_key_values: Cache | list[torch.FloatTensor] | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | torch.Tensor | None = 0,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs: Unpack[dict],
+    ) -> tuple | CausalLMOutputWithPast:
+        """As fla's, and with labels that are shifted already, `shift_labels` `[B, T]`, which win over `labels`."""
+        # not in the signature: the Trainer takes every name with `label` in it for one that each batch has
+        shift_labels = kwargs.pop('shift_labels', None)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **kwargs,
+        )
+        loss, logits = self._compute_logits_and_loss(
+            outputs.last_hidden_state, labels, logits_to_keep, shift_labels=shift_labels,
+            num_items_in_batch=num_items_in_batch,
+        )
+        if not (self.config.return_dict if return_dict is None else return_dict):
+            output = (logits, *outputs.to_tuple()[1:])
+            return output if loss is None else (loss, *output)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
     def _compute_logits_and_loss(
         self,

@@ -1,0 +1,76 @@
+"""The layer's options: what each may be."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+MODES = ('chunk', 'fused_recurrent')
+MAX_STATE_SIZE = 256
+
+
+def check_options(
+    *,
+    mode: Any,
+    hidden_size: Any,
+    state_size: Any,
+    expand: Any,
+    num_heads: Any,
+    conv_size: Any,
+    conv_bias: Any,
+    beta_rank: Any,
+    use_bias: Any,
+    exact: Any,
+    scalar_beta: Any,
+    k_norm: Any,
+    norm_eps: Any,
+    layer_idx: Any = None,
+) -> None:
+    """Raise `TypeError` (a wrong type) or `ValueError` (a wrong value) naming the option, what it got and what it takes."""
+    if mode not in MODES:
+        raise ValueError(f'mode must be one of {list(MODES)}, got {mode!r}')
+    check_integer('hidden_size', hidden_size)
+    check_integer('state_size', state_size, most=MAX_STATE_SIZE)
+    check_integer('num_heads', num_heads)
+    check_integer('conv_size', conv_size)
+    for name, flag in (('conv_bias', conv_bias), ('use_bias', use_bias), ('exact', exact), ('scalar_beta', scalar_beta)):
+        check_flag(name, flag)
+    check_number('expand', expand)
+    channels = hidden_size * expand
+    if channels < 1 or not math.isclose(channels, round(channels)):
+        raise ValueError(f'expand * hidden_size must be a positive integer, got {expand} * {hidden_size}')
+    if round(channels) % num_heads:
+        raise ValueError(f'num_heads must divide expand * hidden_size = {round(channels)}, got {num_heads}')
+    if k_norm not in (None, 'l2'):
+        raise ValueError(f"k_norm must be None or 'l2', got {k_norm!r}")
+    if beta_rank != 'auto' and (not is_integer(beta_rank) or beta_rank < 1):
+        raise ValueError(f"beta_rank must be 'auto' or a positive integer, got {beta_rank!r}")
+    check_number('norm_eps', norm_eps)
+    if layer_idx is not None:
+        check_integer('layer_idx', layer_idx, least=0)
+
+
+def is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    if not is_integer(value):
+        raise TypeError(f'{name} must be an integer, got {value!r}')
+    if value < least or (most is not None and value > most):
+        wanted = f'at least {least}' if most is None else f'between {least} and {most}'
+        raise ValueError(f'{name} must be {wanted}, got {value}')
+
+
+def check_number(name: str, value: Any) -> None:
+    """A positive, finite one."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f'{name} must be a number, got {value!r}')
+    if not 0 < value < math.inf:
+        raise ValueError(f'{name} must be positive and finite, got {value}')
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f'{name} must be True or False, got {value!r}')

@@ -1,0 +1,61 @@
+"""What a call of one of fla's own models means where its mixers are Longhorn: as of Longhorn's models.
+
+Their `forward` is fla's, so the checks and the names of packed sequences stand in hooks around it, at the base model, below
+which all layers see `cu_seqlens` alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch.nn as nn
+
+from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
+from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
+from fla_longhorn.modules.padding import check_attention_mask
+
+# of every model's forward
+ARGUMENTS = (
+    'input_ids', 'attention_mask', 'inputs_embeds', 'past_key_values', 'use_cache', 'output_attentions',
+    'output_hidden_states', 'return_dict',
+)
+
+
+def register_call_hooks(model: nn.Module) -> None:
+    """Check and translate the calls of a base model of fla's."""
+    model.register_forward_pre_hook(before_forward, with_kwargs=True)
+    model.register_forward_hook(after_forward)
+
+
+def before_forward(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    if args:
+        kwargs = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+    known = {name: kwargs[name] for name in ARGUMENTS if name in kwargs}
+    rest = {name: x for name, x in kwargs.items() if name not in ARGUMENTS}
+    check_keywords(f'{type(model).__name__}.forward', rest)
+    tokens = known.get('inputs_embeds') if known.get('input_ids') is None else known['input_ids']
+    cache, mask = known.get('past_key_values'), known.get('attention_mask')
+    check_layers(cache, model.layers)
+    if tokens is not None:
+        B, T = tokens.shape[:2]
+        has_attention = getattr(model.config, 'attn', None) is not None
+        check_attention_mask(mask, B, T, T + seen_tokens(cache) if has_attention else None)
+        rest = take_boundaries(rest, B, T, tokens.device, mask, filled=seen_tokens(cache) > 0)
+    use_cache = known.get('use_cache')
+    if use_cache is None:
+        use_cache = model.config.use_cache and not model.training
+    if not use_cache and cache is not None:
+        # fla's attention and feed-forward layers always update what they are given
+        known['past_key_values'] = look_ahead(cache)
+        known['past_key_values'].looks_ahead_of = cache
+    return (), {**known, **rest}
+
+
+def after_forward(model: nn.Module, args: tuple, output: Any) -> Any:
+    """Hand back the cache that was given, not the copy that was looked ahead in."""
+    if isinstance(output, tuple):
+        return tuple(getattr(x, 'looks_ahead_of', x) for x in output)
+    if output.past_key_values is not None:
+        output.past_key_values = getattr(output.past_key_values, 'looks_ahead_of', output.past_key_values)
+    return output

@@ -1,0 +1,82 @@
+"""fla's cache: reading a layer's states from it, and looking ahead without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn as nn
+from fla.layers.attn import Attention
+from fla.layers.utils import get_layer_cache
+from fla.models.cache_utils import FLACache
+from transformers.cache_utils import Cache as HFCache
+
+if TYPE_CHECKING:
+    from fla.models.utils import Cache
+
+
+def read_states(layer: nn.Module, cache: Cache | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`(recurrent_state, conv_state)` of N sequences in `cache`, `(None, None)` where the layer of Longhorn has seen
+    none of them.
+
+    Raises:
+        ValueError: the cache holds something else for this layer, as the cache of another model does.
+    """
+    state = get_layer_cache(layer, cache)
+    if state is None:
+        return None, None
+    wanted = {
+        'recurrent_state': (N, layer.num_heads, layer.state_size, layer.head_v_dim),
+        'conv_state': (N, layer.intermediate_size, layer.conv1d.kernel_size[0]),
+    }
+    for name, shape in wanted.items():
+        x = state.get(name)
+        if not isinstance(x, torch.Tensor) or x.shape != shape:
+            got = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ValueError(
+                f'past_key_values must hold a {name} of shape {list(shape)}, one a sequence, in layer {layer.layer_idx}, '
+                f'got {got}: is it the cache of another model or of another batch?'
+            )
+    return tuple(outside_inference_mode(state[name]) for name in wanted)
+
+
+def outside_inference_mode(state: torch.Tensor) -> torch.Tensor:
+    """`state`, or a copy where it was made under `torch.inference_mode` and autograd or an update in place can't use it."""
+    # a trace can't ask
+    if torch.compiler.is_compiling() or not state.is_inference() or torch.is_inference_mode_enabled():
+        return state
+    return state.clone()
+
+
+def look_ahead(cache: Cache | list | None) -> Cache | None:
+    """A copy of `cache` that may be updated without changing it; the states themselves, which are not copied, may not."""
+    if cache is None:
+        return None
+    if not isinstance(cache, FLACache):
+        return FLACache.from_legacy_cache(cache)
+    again = copy(cache)
+    again.layers = [copy(layer) for layer in cache.layers]
+    for layer in again.layers:
+        layer.state = copy(layer.state)
+    return again
+
+
+def seen_tokens(cache: Cache | None) -> int:
+    return cache.get_seq_length() if isinstance(cache, HFCache) else 0
+
+
+def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
+    """Refuse a filled cache of another model, by whose states some of the blocks `layers` would start from nothing.
+
+    What a layer of Longhorn finds in the cache, it checks itself.
+    """
+    if seen_tokens(cache) == 0:
+        return
+    layers = list(layers)
+    if len(cache) != len(layers):
+        raise ValueError(f'past_key_values must hold the states of {len(layers)} layers, got {len(cache)}')
+    for i, layer in enumerate(layers):
+        if isinstance(getattr(layer, 'attn', None), Attention) and cache[i]['attn_state'] is None:
+            raise ValueError(f'past_key_values must hold attention states in layer {i}, got None: is it of another model?')

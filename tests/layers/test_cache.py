@@ -1,0 +1,119 @@
+"""The layer and fla's cache: what may change in it, what it may hold, and in which of PyTorch's modes."""
+
+import copy
+
+import pytest
+import torch
+from fla.models.utils import Cache
+
+from fla_longhorn.layers import Longhorn
+
+
+def build(device, **options) -> Longhorn:
+    layer = Longhorn(**{'hidden_size': 24, 'state_size': 4, 'num_heads': 2, 'layer_idx': 0, **options})
+    with torch.no_grad():
+        for x in layer.parameters():
+            x.add_(torch.randn_like(x) * 0.2)
+    return layer.to(device)
+
+
+def filled(layer: Longhorn, h: torch.Tensor, mask: torch.Tensor | None = None) -> Cache:
+    cache = Cache()
+    with torch.no_grad():
+        layer(h, mask, cache, use_cache=True)
+    return cache
+
+
+def error(x: torch.Tensor, ref: torch.Tensor) -> float:
+    return ((x - ref).norm() / ref.norm()).item()
+
+
+@pytest.mark.parametrize('padded', [False, True], ids=['', 'mask'])
+@pytest.mark.parametrize('mode', [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize('T', [1, 2, 70])
+@pytest.mark.parametrize('use_cache', [False, None])
+def test_a_look_ahead_changes_nothing(use_cache, T, mode, padded, device):
+    """`use_cache=False` reads the cache: the same again gives the same, and decoding goes on as if it had not been."""
+    layer, h = build(device), torch.randn(2, 7 + T, 24, device=device)
+    mask = torch.ones(2, 7 + T, dtype=torch.long, device=device)
+    mask[0, :3] = 0
+    past, whole = (mask[:, :7], mask) if padded else (None, None)
+    cache = filled(layer, h[:, :7], past)
+    states = [cache[0][name] for name in ('recurrent_state', 'conv_state')]
+    before = copy.deepcopy(states)
+    with mode():
+        first, again = (layer(h[:, 7:], whole, cache, use_cache=use_cache)[0] for _ in range(2))
+    assert torch.equal(first, again)
+    assert cache.get_seq_length() == 7
+    assert all(cache[0][name] is x for name, x in zip(('recurrent_state', 'conv_state'), states, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(states, before, strict=True))
+    with torch.no_grad():
+        o = layer(h[:, 7:], whole, cache, use_cache=True)[0]
+    assert error(o, layer(h, whole)[0][:, 7:]) < 1e-5
+    assert error(first, o) < 1e-6
+    assert cache.get_seq_length() == 7 + T
+
+
+@pytest.mark.parametrize('packed', [False, True], ids=['', 'packed'])
+def test_a_look_ahead_at_one_token_a_sequence(packed, device):
+    """Packed too, where fla's convolution takes its update in place."""
+    layer, h = build(device), torch.randn(2, 8, 24, device=device)
+    cache = filled(layer, h[:, :7])
+    before = copy.deepcopy(dict(cache[0]))
+    one = h[:, 7:].transpose(0, 1).contiguous() if packed else h[:, 7:]
+    options = {'cu_seqlens': torch.tensor([0, 1, 2], device=device)} if packed else {}
+    with torch.no_grad():
+        o = layer(one, past_key_values=cache, **options)[0]
+    assert error(o.reshape(2, 1, 24), layer(h)[0][:, 7:]) < 1e-5
+    assert all(torch.equal(cache[0][name], before[name]) for name in ('recurrent_state', 'conv_state'))
+
+
+def test_decoding_leaves_states_with_a_graph_alone(device):
+    layer, h, cache = build(device), torch.randn(2, 5, 24, device=device), Cache()
+    layer(h[:, :4], past_key_values=cache, use_cache=True)
+    states = [cache[0][name] for name in ('recurrent_state', 'conv_state')]
+    before = [x.detach().clone() for x in states]
+    with torch.no_grad():
+        layer(h[:, 4:], past_key_values=cache, use_cache=True)
+    assert all(torch.equal(x, y) for x, y in zip(states, before, strict=True))
+    sum(x.square().sum() for x in states).backward()
+
+
+MODES = {'inference': torch.inference_mode, 'no grad': torch.no_grad, 'grad': torch.enable_grad}
+
+
+@pytest.mark.parametrize('then', list(MODES))
+@pytest.mark.parametrize('first', list(MODES))
+@pytest.mark.parametrize('T', [1, 5])
+def test_modes_of_pytorch(first, then, T, device):
+    """A cache that one mode filled serves every other one, with gradients where there are any."""
+    layer, h = build(device), torch.randn(2, 8 + 2 * T, 24, device=device)
+    cache, parts = Cache(), []
+    for mode, part in ((first, h[:, :7]), (first, h[:, 7:8]), *((then, part) for part in h[:, 8:].split(T, 1))):
+        with MODES[mode]():
+            parts.append(layer(part, past_key_values=cache, use_cache=True)[0])
+    assert error(torch.cat([x.detach().clone() for x in parts], 1), layer(h)[0]) < 1e-5
+    if then == 'grad':
+        parts[-1].square().sum().backward()
+        assert all(x.grad is not None and x.grad.isfinite().all() for x in layer.parameters())
+
+
+def test_states_of_another_model(device):
+    h = torch.randn(2, 5, 24, device=device)
+    cache = filled(build(device), h)
+    for options, message in (
+        ({'state_size': 5}, r'recurrent_state of shape \[2, 2, 5, 24\], one a sequence, in layer 0, got \[2, 2, 4, 24\]'),
+        ({'num_heads': 4}, r'recurrent_state of shape \[2, 4, 4, 12\]'),
+        ({'conv_size': 3}, r'conv_state of shape \[2, 48, 3\], one a sequence, in layer 0, got \[2, 48, 4\]'),
+    ):
+        with pytest.raises(ValueError, match='past_key_values must hold a ' + message):
+            build(device, **options)(h, past_key_values=cache)
+    with pytest.raises(ValueError, match=r'recurrent_state of shape \[1, 2, 4, 24\], .* got \[2, 2, 4, 24\]'):
+        build(device)(h[:1], past_key_values=cache)
+
+
+def test_state_of_an_attention_layer(device):
+    cache = Cache()
+    cache.update(attn_state=(torch.zeros(2, 3, 24), torch.zeros(2, 3, 24)), layer_idx=0)
+    with pytest.raises(ValueError, match=r'must hold a recurrent_state .* got NoneType'):
+        build(device)(torch.randn(2, 5, 24, device=device), past_key_values=cache)

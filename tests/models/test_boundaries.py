@@ -1,0 +1,227 @@
+"""Packed documents as transformers and TRL hand them over: the logits and gradients of the documents one by one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import DataCollatorWithFlattening
+
+from fla_longhorn import LonghornForCausalLM
+from fla_longhorn.layers import Longhorn
+from tests.models.test_cache import build
+
+LENGTHS = [5, 1, 66, 3]
+VARIANTS = {
+    'paper': {},
+    'exact': {'exact': True, 'num_heads': 2},
+    'hybrid': {'attn': {'layers': [0, 2], 'num_heads': 4, 'window_size': 6}},
+}
+NAMES = {
+    'position_ids': {},
+    'cu_seq_lens': {'return_position_ids': False, 'return_flash_attn_kwargs': True},
+    'seq_idx': {'return_position_ids': False, 'return_seq_idx': True},
+    'all': {'return_flash_attn_kwargs': True, 'return_seq_idx': True},
+    'from 2': {'position_ids_start': 2},
+}
+
+
+def documents(lengths=LENGTHS) -> list[dict[str, torch.Tensor]]:
+    return [{'input_ids': x} for x in torch.randint(3, 53, (sum(lengths),)).split(lengths)]
+
+
+def packed(device, lengths=LENGTHS, **options) -> tuple[list[torch.Tensor], dict]:
+    """The documents as rows, and what transformers' collator makes of them."""
+    rows = documents(lengths)
+    batch = DataCollatorWithFlattening(return_tensors='pt', **options)(rows)
+    batch = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+    return [row['input_ids'][None].to(device) for row in rows], batch
+
+
+def gradients(model: LonghornForCausalLM, *losses: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    sum(losses).backward()
+    return {name: x.grad.clone() for name, x in model.named_parameters()}
+
+
+@pytest.mark.parametrize('names', list(NAMES))
+@pytest.mark.parametrize('variant', list(VARIANTS))
+def test_documents_one_by_one(variant, names, device):
+    model = build(device, **VARIANTS[variant])
+    rows, batch = packed(device, **NAMES[names])
+    labels = batch.pop('labels')
+    assert 'cu_seqlens' not in batch and len(batch) > 1
+    logits = model(**batch, use_cache=False).logits
+    apart = [model(row, use_cache=False).logits for row in rows]
+    assert (logits - torch.cat(apart, 1)).norm() <= 1e-5 * logits.norm()
+    leaking = model(batch['input_ids'], use_cache=False).logits
+    assert (leaking - logits)[:, 5:].norm() > 1e-2 * logits.norm()
+
+    got = gradients(model.train(), model(**batch, labels=labels, num_items_in_batch=71).loss)
+    want = gradients(model, *(
+        F.cross_entropy(model(row).logits[0, :-1], row[0, 1:], reduction='sum') / 71 for row in rows if row.shape[1] > 1
+    ))
+    errors = {name: ((got[name] - x).norm() / x.norm()).item() for name, x in want.items()}
+    assert max(errors.values()) <= 1e-4, errors
+
+
+@pytest.mark.parametrize('names', list(NAMES))
+def test_layer(names, device):
+    """Called by itself."""
+    layer = Longhorn(hidden_size=24, state_size=4).to(device)
+    _, batch = packed(device, **NAMES[names])
+    h = torch.randn(1, sum(LENGTHS), 24, device=device)
+    o = layer(h, **{name: x for name, x in batch.items() if name not in ('input_ids', 'labels')})[0]
+    assert torch.equal(o, layer(h, cu_seqlens=F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0)))[0])
+
+
+def test_padding_as_a_sequence(device):
+    """`pad_to_multiple_of` in the ways of transformers (one sequence of padding) and of TRL (each token of it one)."""
+    model = build(device)
+    rows, batch = packed(device)
+    apart = torch.cat([model(row, use_cache=False).logits for row in rows], 1)
+    ids = F.pad(batch['input_ids'], (0, 5))
+    for padding in (torch.arange(5), torch.zeros(5, dtype=torch.long)):
+        positions = torch.cat([batch['position_ids'], padding[None].to(device)], 1)
+        logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-5]
+        assert (logits - apart).norm() <= 1e-5 * apart.norm()
+
+
+@torch.no_grad()
+def test_positions_of_one_sequence_change_nothing(device):
+    """As `generate` and flame pass them: plain, of padded rows, of one token, going on from a cache; nothing is packed."""
+    model = build(device)
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    positions = torch.arange(9, device=device)[None]
+    expected = model(ids).logits
+    for x in (positions, positions.expand(2, 9), positions + 7, positions.int()):
+        assert torch.equal(model(ids, position_ids=x).logits, expected)
+    expected = model(ids, mask).logits
+    for fill in (0, 1):
+        padded = (mask.cumsum(-1) - 1).masked_fill(mask == 0, fill)
+        assert torch.equal(model(ids, mask, position_ids=padded).logits, expected)
+    assert torch.equal(model(ids[:1], mask[:1], position_ids=padded[:1]).logits, expected[:1])
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    parts = [
+        model(ids[:, a:b], past_key_values=cache, use_cache=True, position_ids=positions[:, a:b]).logits
+        for a, b in ((5, 6), (6, 9))
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits[:, 5:], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_generate_with_positions(device):
+    model = build(device)
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options = {'attention_mask': mask, 'max_new_tokens': 5, 'do_sample': False, 'eos_token_id': None}
+    expected = model.generate(ids, **options)
+    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    assert torch.equal(model.generate(ids, position_ids=positions, **options), expected)
+
+
+def test_cache_of_packed_sequences(device):
+    """It holds a state a sequence, and goes on with as many rows."""
+    model = build(device)
+    rows, batch = packed(device)
+    batch.pop('labels')
+    with torch.no_grad():
+        cache = model(**batch, use_cache=True).past_key_values
+        last = torch.randint(3, 53, (len(rows), 1), device=device)
+        logits = model(last, past_key_values=cache, use_cache=True).logits
+        apart = torch.cat([model(torch.cat([a, b[None]], 1)).logits[:, -1:] for a, b in zip(rows, last, strict=True)])
+    torch.testing.assert_close(logits, apart, rtol=1e-4, atol=1e-4)
+
+
+RESTART = torch.tensor([[0, 1, 2, 0, 1]])
+BOUNDS = torch.tensor([0, 3, 5], dtype=torch.int32)
+BAD = {
+    'rows of packed sequences': ({'position_ids': RESTART.expand(2, 5)}, 2, r'position_ids .* must have B = 1, got B = 2'),
+    'seq_idx in rows': ({'seq_idx': torch.tensor([[0, 0, 1, 1, 1]] * 2)}, 2, r'seq_idx .* must have B = 1, got B = 2'),
+    'bounds of rows': ({'cu_seq_lens_q': BOUNDS}, 2, 'cu_seq_lens_q .* must have B = 1, got B = 2'),
+    'other bounds': ({'position_ids': RESTART, 'cu_seqlens': torch.tensor([0, 2, 5])}, 1,
+                     r'cu_seqlens and position_ids must agree .* got \[0, 2, 5\] and \[0, 3, 5\]'),
+    'one sequence or two': ({'position_ids': torch.arange(5)[None], 'cu_seq_lens_q': BOUNDS}, 1,
+                            r'cu_seq_lens_q and position_ids must agree .* got \[0, 3, 5\] and \[0, 5\]'),
+    'seq_idx': ({'position_ids': RESTART, 'seq_idx': torch.tensor([[0, 0, 1, 1, 1]], dtype=torch.int32)}, 1,
+                'position_ids and seq_idx must agree'),
+    'queries and keys': ({'cu_seq_lens_q': BOUNDS, 'cu_seq_lens_k': torch.tensor([0, 5])}, 1,
+                         'cu_seq_lens_q and cu_seq_lens_k must agree'),
+    'not to the end': ({'cu_seq_lens_k': torch.tensor([0, 3])}, 1, 'cu_seq_lens_k must end at .* T = 5, got 3'),
+    'jump': ({'position_ids': torch.tensor([[0, 1, 6, 7, 8]])}, 1, 'position_ids must rise by 1 .* got 1 followed by 6'),
+    'jump in a row': ({'position_ids': torch.tensor([[0, 1, 2, 3, 4], [0, 1, 6, 7, 8]])}, 2, 'got 1 followed by 6'),
+    'length': ({'position_ids': torch.arange(4)[None]}, 1, r'position_ids must have shape \[B, T\] = \[1, 5\], got \[1, 4\]'),
+    'rows': ({'seq_idx': torch.zeros(3, 5, dtype=torch.long)}, 2, r'seq_idx must have shape .* \[2, 5\], got \[3, 5\]'),
+    'three axes': ({'position_ids': torch.zeros(3, 1, 5, dtype=torch.long)}, 1, r'position_ids must have shape'),
+    'padding': ({'position_ids': RESTART, 'attention_mask': torch.tensor([[0, 1, 1, 1, 1]])}, 1,
+                'attention_mask must be None or all ones with the packed sequences of position_ids'),
+}
+
+
+@pytest.mark.parametrize('name', list(BAD))
+def test_refused(name, device):
+    options, B, message = BAD[name]
+    options = {key: x.to(device) for key, x in options.items()}
+    with pytest.raises(ValueError, match=message):
+        build(device)(torch.ones(B, 5, dtype=torch.long, device=device), **options)
+    with pytest.raises(ValueError, match=message):
+        Longhorn(hidden_size=24).to(device)(torch.randn(B, 5, 24, device=device), **options)
+
+
+def test_refused_types(device):
+    ids = torch.ones(1, 5, dtype=torch.long, device=device)
+    for options, message in (
+        ({'position_ids': torch.arange(5.)[None]}, 'position_ids must be a tensor of integers, got torch.float32'),
+        ({'seq_idx': [[0] * 5]}, 'seq_idx must be a tensor of integers, got list'),
+        ({'cu_seq_lens_q': torch.tensor([0., 5.])}, 'cu_seq_lens_q must be an int32 or int64 tensor, got torch.float32'),
+    ):
+        with pytest.raises(TypeError, match=message):
+            build(device)(ids, **options)
+
+
+@torch.no_grad()
+def test_packed_sequences_start_afresh(device):
+    model = build(device)
+    cache = model(torch.ones(1, 4, dtype=torch.long, device=device), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match='position_ids must be of one sequence where past_key_values is filled'):
+        model(torch.ones(1, 5, dtype=torch.long, device=device), past_key_values=cache, position_ids=RESTART.to(device))
+
+
+@pytest.mark.parametrize('name', ['cu_seqlen', 'attn_mask', 'is_causal', 'num_item_in_batch'])
+def test_unknown_keyword(name, device):
+    model, layer = build(device), Longhorn(hidden_size=24).to(device)
+    ids = torch.ones(1, 5, dtype=torch.long, device=device)
+    for call, x in ((model, ids), (model.model, ids), (layer, torch.randn(1, 5, 24, device=device))):
+        with pytest.raises(TypeError, match=f"forward got an unexpected keyword argument '{name}'; those it takes are cu_"):
+            call(x, **{name: torch.tensor([0, 5])})
+
+
+def test_keywords_without_effect(device):
+    model, ids = build(device), torch.randint(3, 53, (2, 5), device=device)
+    expected = model(ids).logits
+    for name, value in {'cache_position': torch.arange(5), 'token_type_ids': torch.zeros_like(ids), 'max_length_q': 5,
+                        'output_router_logits': True, 'unheard_of': None}.items():
+        assert torch.equal(model(ids, **{name: value}).logits, expected)
+
+
+@pytest.mark.parametrize('options', [{}, {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}], ids=['', 'linear'])
+def test_shifted_labels(options, device):
+    """As context parallelism hands them over, beside `labels` or alone."""
+    model = build(device, **options)
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    expected = model(ids, labels=ids)
+    shifted = F.pad(ids[:, 1:], (0, 1), value=-100)
+    for given in ({}, {'labels': ids}):
+        output = model(ids, shift_labels=shifted, **given)
+        assert output.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
+    assert torch.equal(model(ids, shift_labels=shifted, return_dict=False)[0], output.loss)
+
+
+def test_boundaries_on_the_host(device):
+    model, ids = build(device), torch.randint(3, 53, (1, 9), device=device)
+    bounds = torch.tensor([0, 4, 9])
+    expected = model(ids, cu_seqlens=bounds.to(device)).logits
+    assert torch.equal(model(ids, cu_seqlens=bounds.to(device), cu_seqlens_cpu=bounds).logits, expected)
+    with pytest.raises(ValueError, match='cu_seqlens_cpu'):
+        model(ids, cu_seqlens=bounds.to(device), cu_seqlens_cpu=torch.tensor([0, 9]))

@@ -1,0 +1,104 @@
+"""The models and fla's cache: a look ahead with `use_cache=False`, and caches that are not theirs."""
+
+import copy
+
+import pytest
+import torch
+from fla.models.cache_utils import LegacyFLACache
+
+from fla_longhorn import LonghornForCausalLM
+from tests.models.test_longhorn import small
+
+VARIANTS = {
+    'paper': {},
+    'exact, mlp': {'exact': True, 'hidden_ratio': 2},
+    'hybrid': {'attn': {'layers': [1], 'num_heads': 2}},
+    'window': {'attn': {'layers': [0, 2], 'num_heads': 4, 'window_size': 6}},
+}
+
+
+def build(device, **options) -> LonghornForCausalLM:
+    """With weights large enough for what came before to show in the logits."""
+    model = LonghornForCausalLM(small(**{'tie_word_embeddings': False, 'initializer_range': 1.0, **options})).to(device)
+    with torch.no_grad():
+        for x in model.parameters():
+            x.add_(torch.randn_like(x) * 0.1)
+    return model.eval()
+
+
+def contents(cache) -> list:
+    return copy.deepcopy([(cache.get_seq_length(i), cache[i]) for i in range(len(cache))])
+
+
+def equal(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(x, b[name]) for name, x in a.items())
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize('base', [False, True], ids=['', 'base'])
+@pytest.mark.parametrize('T', [1, 2])
+@pytest.mark.parametrize('name', list(VARIANTS))
+@torch.no_grad()
+def test_a_look_ahead_changes_nothing(name, T, base, device):
+    model = build(device, **VARIANTS[name])
+    model = model.model if base else model
+    ids = torch.randint(3, 53, (2, 9 + T), device=device)
+    cache = model(ids[:, :9], use_cache=True).past_key_values
+    before = contents(cache)
+    first, again = (model(ids[:, 9:], past_key_values=cache, use_cache=False) for _ in range(2))
+    assert first.past_key_values is cache
+    assert torch.equal(first[0], again[0])
+    assert equal(contents(cache), before)
+    then = model(ids[:, 9:], past_key_values=cache, use_cache=True)
+    torch.testing.assert_close(then[0], model(ids)[0][:, 9:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(first[0], then[0], rtol=1e-5, atol=1e-5)
+    assert all(cache.get_seq_length(i) == 9 + T for i in range(3))
+
+
+@torch.no_grad()
+def test_a_look_ahead_in_training(device):
+    """There `use_cache` is False unless it is said."""
+    model = build(device).train()
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    cache = model(ids[:, :8], use_cache=True).past_key_values
+    before = contents(cache)
+    model(ids[:, 8:], past_key_values=cache)
+    assert equal(contents(cache), before)
+
+
+@pytest.mark.parametrize('name', ['paper', 'window'])
+@torch.no_grad()
+def test_a_look_ahead_in_a_legacy_cache(name, device):
+    """fla's older form."""
+    model = build(device, **VARIANTS[name])
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    cache = model(ids[:, :8], use_cache=True).past_key_values
+    expected = model(ids[:, 8:], past_key_values=cache, use_cache=False).logits
+    legacy = LegacyFLACache.from_legacy_cache(cache.to_legacy_cache(), seen_tokens=8)
+    before = copy.deepcopy(legacy.states)
+    for _ in range(2):
+        assert torch.equal(model(ids[:, 8:], past_key_values=legacy, use_cache=False).logits, expected)
+    assert equal(legacy.states, before) and legacy.get_seq_length() == 8
+
+
+@pytest.mark.parametrize('layers', [2, 4])
+def test_cache_of_another_number_of_layers(layers, device):
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    cache = build(device, num_hidden_layers=layers)(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=f'past_key_values must hold the states of 3 layers, got {layers}'):
+        build(device)(ids[:, :1], past_key_values=cache)
+
+
+def test_cache_of_another_kind_of_layers(device):
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    cache = build(device, attn={'layers': [1], 'num_heads': 2})(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match='past_key_values must hold a recurrent_state .* in layer 1, got NoneType'):
+        build(device)(ids[:, :1], past_key_values=cache)
+    cache = build(device)(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match='past_key_values must hold attention states in layer 1'):
+        build(device, attn={'layers': [1], 'num_heads': 2})(ids[:, :1], past_key_values=cache)
