@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from fla_longhorn import selfcheck
+from fla_longhorn.selfcheck import compare as selfcheck
 from fla_longhorn.ops.backend import select_backend
 
 QUICK = ('--device', 'cpu', '--quick', '--dtype', 'float32')

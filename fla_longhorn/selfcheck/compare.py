@@ -395,7 +395,3 @@ def main(args: list[str] | None = None) -> int:
         with open(options.json, 'w') as file:
             json.dump({**about, 'ok': not wrong, 'seconds': seconds, 'bounds': BOUNDS, 'results': rows}, file, indent=2)
     return 1 if wrong else 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())
