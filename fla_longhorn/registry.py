@@ -77,7 +77,7 @@ def register_attn_mode() -> None:
     """
     from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
 
-    from fla_longhorn.attn_mode import swap as attn_mode
+    from fla_longhorn import attn_mode
 
     _wrap(FLAPreTrainedModel, '__init__', attn_mode.wrap_model_init)
     for model_type, family in list(attn_mode.FAMILIES.items()):

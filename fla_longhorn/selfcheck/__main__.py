@@ -1,5 +1,3 @@
-"""`python -m fla_longhorn.selfcheck`."""
-
 import sys
 
 from fla_longhorn.selfcheck import main

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from fla_longhorn.selfcheck import compare as selfcheck
+from fla_longhorn import selfcheck
 from fla_longhorn.ops.backend import select_backend
+from fla_longhorn.selfcheck import cases
 
 QUICK = ('--device', 'cpu', '--quick', '--dtype', 'float32')
 
@@ -116,7 +117,7 @@ def test_a_wrong_kernel_is_found(kind, monkeypatch, capsys):
     fwd, bwd = wrap(backend.longhorn_fwd, backend.longhorn_bwd)
     monkeypatch.setattr(backend, 'longhorn_fwd', fwd)
     monkeypatch.setattr(backend, 'longhorn_bwd', bwd)
-    monkeypatch.setattr(selfcheck, 'CASES', tuple(case for case in selfcheck.CASES if case.name == 'packed'))
+    monkeypatch.setattr(cases, 'CASES', tuple(case for case in cases.CASES if case.name == 'packed'))
     assert selfcheck.main([*QUICK]) == 1
     out = capsys.readouterr().out
     assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed"' in out
@@ -131,7 +132,7 @@ def test_without_rich(monkeypatch, capsys, tmp_path):
         return find(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, '__import__', without_rich)
-    monkeypatch.setattr(selfcheck, 'CASES', tuple(case for case in selfcheck.CASES if case.name == 'packed'))
+    monkeypatch.setattr(cases, 'CASES', tuple(case for case in cases.CASES if case.name == 'packed'))
     assert selfcheck.main([*QUICK, '--verbose']) == 0
     out = capsys.readouterr().out
     assert 'op                        update    dtype    cases  outputs' in out
@@ -140,7 +141,7 @@ def test_without_rich(monkeypatch, capsys, tmp_path):
 
 def test_the_backend_can_be_named(monkeypatch, capsys):
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
-    monkeypatch.setattr(selfcheck, 'CASES', tuple(case for case in selfcheck.CASES if case.name == 'packed'))
+    monkeypatch.setattr(cases, 'CASES', tuple(case for case in cases.CASES if case.name == 'packed'))
     ran = []
     backend = importlib.import_module('fla_longhorn.ops.torch')
     fwd = backend.longhorn_fwd

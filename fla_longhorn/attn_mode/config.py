@@ -1,0 +1,66 @@
+"""A family's config that asks for Longhorn: its `longhorn_` keys, checked and completed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fla.models.configuration_utils import parse_attention_config
+
+from fla_longhorn.attn_mode.families import FAMILIES, REFUSED, native_heads
+from fla_longhorn.layers import Longhorn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+MODE = 'longhorn'
+PREFIX = 'longhorn_'
+# what a config sets by a prefixed key, with the layer's defaults
+OPTIONS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Longhorn).parameters.items()
+    if name not in ('hidden_size', 'norm_eps', 'layer_idx')
+}
+
+
+def is_swapped(config: PreTrainedConfig) -> bool:
+    return getattr(config, 'attn_mode', None) == MODE and config.model_type != MODE
+
+
+def prepare(config: PreTrainedConfig) -> None:
+    """Check a config with `attn_mode='longhorn'` and give it every `longhorn_` key that it lacks, to be saved with it.
+
+    Raises:
+        ValueError: the family cannot host Longhorn, or a `longhorn_` key is no option of it.
+    """
+    if config.model_type not in FAMILIES:
+        reason = REFUSED.get(config.model_type, 'it has no mixer that attn_mode chooses')
+        raise ValueError(
+            f'attn_mode={MODE!r} does not work in {type(config).__name__}: {reason}; '
+            f'the model types that take it are {", ".join(FAMILIES)}'
+        )
+    given = {name.removeprefix(PREFIX): value for name, value in vars(config).items() if name.startswith(PREFIX)}
+    if unknown := sorted(given.keys() - OPTIONS.keys()):
+        raise ValueError(
+            f'{type(config).__name__} got {", ".join(PREFIX + name for name in unknown)}; '
+            f'the options of Longhorn are {", ".join(PREFIX + name for name in OPTIONS)}'
+        )
+    for name, value in {**default_options(config, given), **given}.items():
+        setattr(config, PREFIX + name, value)
+    for name, value in FAMILIES[config.model_type].settings.items():
+        setattr(config, name, value)
+    # families without hybrid layers of their own leave it unparsed
+    if getattr(config, 'attn', None) is not None:
+        config.attn = parse_attention_config(config.attn, num_hidden_layers=config.num_hidden_layers)
+
+
+def default_options(config: PreTrainedConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer's defaults, but as many channels and heads as the family's mixer has, and its convolution."""
+    options = {**OPTIONS, 'expand': FAMILIES[config.model_type].expand(config)}
+    for name in ('conv_size', 'conv_bias'):
+        options[name] = getattr(config, name, options[name])
+    channels = round(config.hidden_size * given.get('expand', options['expand']))
+    options['num_heads'] = math.gcd(native_heads(config), channels)
+    return options

@@ -1,0 +1,90 @@
+"""fla's families: what the swap has to know of each, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def by_hidden_size(config: PreTrainedConfig) -> float:
+    """The native mixer has `hidden_size` value channels."""
+    return 1
+
+
+def by_expand_v(config: PreTrainedConfig) -> float:
+    """It has `expand_v * hidden_size`."""
+    return config.expand_v
+
+
+def by_heads(config: PreTrainedConfig) -> float:
+    """It has heads of `expand_v * head_dim`."""
+    return native_heads(config) * config.head_dim * getattr(config, 'expand_v', 1) / config.hidden_size
+
+
+def native_heads(config: PreTrainedConfig) -> int:
+    """Value heads of the family's mixer, 1 where it has none."""
+    heads = getattr(config, 'num_v_heads', None) or getattr(config, 'num_heads', None)
+    if heads is None and config.model_type == 'lightnet':
+        heads = config.hidden_size // config.expand_ratio
+    return heads or 1
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the swap has to know of a family.
+
+    Args:
+        folder (str):
+            Its modelling module is `fla.models.<folder>.modeling_<folder>`.
+        block (str):
+            Name of its block there.
+        mixer (str):
+            Name by which the block's constructor finds the native mixer.
+        expand (Callable):
+            Value channels of the native mixer, as a multiple of `hidden_size`.
+        settings (Mapping, Optional):
+            Config keys that are meaningless without the native mixer, and what they are set to.
+    """
+
+    folder: str
+    block: str
+    mixer: str
+    expand: Callable[[PreTrainedConfig], float] = by_hidden_size
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+# lower bounds of HGRN's forget gates: parameters that would get no gradient
+NO_LOWER_BOUND = {'use_lower_bound': False}
+
+# by `model_type`
+FAMILIES = {
+    'comba': Family('comba', 'CombaBlock', 'Comba', by_heads),
+    'cyclic_flow_attention': Family('cyfa', 'CyFABlock', 'CyclicFlowAttention', by_heads),
+    'delta_net': Family('delta_net', 'DeltaNetBlock', 'DeltaNet', by_expand_v),
+    'deltaformer': Family('deltaformer', 'DeltaFormerBlock', 'DeltaFormerAttention'),
+    'gated_deltanet': Family('gated_deltanet', 'GatedDeltaNetBlock', 'GatedDeltaNet', by_heads),
+    'gated_deltaproduct': Family('gated_deltaproduct', 'GatedDeltaProductBlock', 'GatedDeltaProduct', by_heads),
+    'gla': Family('gla', 'GLABlock', 'GatedLinearAttention', by_expand_v),
+    'hgrn': Family('hgrn', 'HGRNBlock', 'HGRNAttention', lambda config: config.expand_ratio, NO_LOWER_BOUND),
+    'hgrn2': Family('hgrn2', 'HGRN2Block', 'HGRN2Attention', settings=NO_LOWER_BOUND),
+    'kda': Family('kda', 'KDABlock', 'KimiDeltaAttention', by_heads),
+    'lightnet': Family('lightnet', 'LightNetBlock', 'LightNetAttention'),
+    'linear_attn': Family('linear_attn', 'LinearAttentionBlock', 'LinearAttention', by_expand_v),
+    'mesa_net': Family('mesa_net', 'MesaNetBlock', 'MesaNet', by_heads),
+    'precond_gated_deltanet': Family(
+        'precond_gated_deltanet', 'PrecondGatedDeltaNetBlock', 'PrecondGatedDeltaNet', by_heads,
+    ),
+    'precond_kda': Family('precond_kda', 'PrecondKDABlock', 'PrecondKDA', by_heads),
+    'retnet': Family('retnet', 'RetNetBlock', 'MultiScaleRetention', by_expand_v),
+    'rodimus': Family('rodimus', 'RodimusBlock', 'RodimusAttention', lambda config: 2),
+    'rwkv6': Family('rwkv6', 'RWKV6Block', 'RWKV6Attention', by_expand_v),
+    'rwkv7': Family('rwkv7', 'RWKV7Block', 'RWKV7Attention', lambda config: max(config.value_dim) / config.hidden_size),
+}
+# families with `attn_mode` that can't, and why
+REFUSED = {
+    'mom': 'its mixer is a router over memories, whose logits its block returns and its loss balances',
+}

@@ -1,0 +1,108 @@
+"""What is run: inputs and options of a call, by sizes and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+OPS = ('chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update')
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs and options of a call; `lengths` are those of packed sequences, whose sum is T."""
+
+    name: str
+    B: int = 2
+    T: int = 67
+    H: int = 2
+    K: int = 16
+    V: int = 48
+    scalar_beta: bool = False
+    sigmoid: bool = False
+    D: bool = False
+    z: bool = False
+    initial_state: bool = True
+    state_v_first: bool = False
+    scale: float | None = None
+    lengths: tuple[int, ...] | None = None
+    strided: bool = False
+
+    def packed(self, *lengths: int) -> Case:
+        return replace(self, B=1, T=sum(lengths), lengths=lengths)
+
+
+CASES = (
+    Case('as in the model', B=2, T=130, H=1, V=96, sigmoid=True, D=True, z=True, initial_state=False),
+    Case('vector beta'),
+    Case('scalar beta', scalar_beta=True),
+    Case('beta logits', sigmoid=True, scale=0.5),
+    Case('D', D=True),
+    Case('z', z=True),
+    Case('state [V, K]', state_v_first=True, D=True, z=True),
+    Case('packed', D=True, z=True, sigmoid=True).packed(1, 40, 0, 33, 17),
+    Case('odd sizes, strided', B=3, T=31, H=3, K=5, V=7, scalar_beta=True, strided=True),
+    Case('K = 1', T=19, K=1, V=33),
+    Case('K = 128', B=1, T=70, H=1, K=128, V=40, z=True),
+    Case('one token', T=1, sigmoid=True, D=True, z=True),
+    # long and narrow: on a GPU time is cut into segments, which chunk_longhorn combines
+    Case('long', B=1, T=1100, H=1, K=16, V=33, sigmoid=True, D=True, z=True),
+    Case('long, packed', H=1, K=8, V=32, state_v_first=True).packed(515, 7, 700),
+)
+QUICK = ('as in the model', 'scalar beta', 'packed', 'odd sizes, strided', 'long')
+# tokens that longhorn_state_update is taken over; decoding is about short calls
+UPDATE_TOKENS = 4
+
+
+def cases_of(op: str, quick: bool) -> list[Case]:
+    """The cases that `op` is checked on."""
+    cases = [case for case in CASES if not quick or case.name in QUICK]
+    if op != 'longhorn_state_update':
+        return cases
+    # decoding: short, and not packed unevenly
+    short = [replace(case, T=min(case.T, UPDATE_TOKENS)) for case in cases if case.lengths is None]
+    return list({replace(case, name=''): case for case in short}.values())
+
+
+def make_inputs(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """Leaf tensors by argument name, standard normal, with `beta` in (0, 1) or its logits; the same numbers in every run."""
+    generator = torch.Generator().manual_seed(0)
+    B, T, H, K, V = case.B, case.T, case.H, case.K, case.V
+    N = B if case.lengths is None else len(case.lengths)
+
+    def draw(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    beta = draw(B, T, H) if case.scalar_beta else draw(B, T, H, V)
+    inputs = {
+        'q': draw(B, T, H, K), 'k': draw(B, T, H, K), 'v': draw(B, T, H, V),
+        'beta': beta if case.sigmoid else beta.float().sigmoid().to(dtype),
+    }
+    if case.initial_state:
+        inputs['initial_state'] = draw(*((N, H, V, K) if case.state_v_first else (N, H, K, V)), dtype=torch.float32)
+    if case.D:
+        inputs['D'] = draw(H, V)
+    if case.z:
+        inputs['z'] = draw(B, T, H, V)
+    for name in ('q', 'k', 'v', 'z') if case.strided else ():
+        if name in inputs:
+            # every other element of a larger tensor
+            inputs[name] = torch.stack([inputs[name], torch.full_like(inputs[name], float('nan'))], -1)[..., 0]
+    return {name: copy_to(x, device).requires_grad_() for name, x in inputs.items()}
+
+
+def copy_to(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy that keeps gaps between the elements."""
+    copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+    return copy.copy_(x)
+
+
+def make_options(case: Case, device: torch.device, exact: bool) -> dict:
+    options = {
+        'scale': case.scale, 'use_beta_sigmoid_in_kernel': case.sigmoid, 'state_v_first': case.state_v_first, 'exact': exact,
+    }
+    if case.lengths is not None:
+        options['cu_seqlens'] = torch.tensor([0, *case.lengths]).cumsum(0).to(device)
+    return options

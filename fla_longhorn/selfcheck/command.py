@@ -1,0 +1,82 @@
+"""The command line: options, a run of the checks, the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict
+
+import torch
+
+from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
+from fla_longhorn.selfcheck.cases import DTYPES
+from fla_longhorn.selfcheck.compare import BOUNDS, Result, run_checks
+from fla_longhorn.selfcheck.report import Table, describe
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the checks that `args` ask for and print the table; 0 where all is right, 1 where not (2 for a wrong option)."""
+    options = parse_args(args)
+    about = describe(options.device)
+    for name, value in about.items():
+        print(f'{name:24}{value}')
+
+    def report(result: Result) -> None:
+        if options.verbose:
+            state = 'ok' if result.ok else 'WRONG'
+            print(f'{result.op} {result.update} {result.dtype} {result.case}: {state}, {result.seconds:.2f} s', flush=True)
+
+    started = time.perf_counter()
+    dtypes = options.dtype or supported_dtypes(options.device)
+    results = run_checks(options.device, dtypes, options.quick, report, options.workers)
+    seconds = time.perf_counter() - started
+    Table(results).print()
+    wrong = [result for result in results if not result.ok]
+    for result in wrong:
+        print(f'WRONG: {result.op}, {result.update}, {result.dtype}, case "{result.case}": {"; ".join(result.problems)}')
+    print(f'{len(results)} cases, {len(wrong)} wrong, {seconds:.0f} s')
+    if options.json:
+        rows = [{**asdict(result), 'ok': result.ok} for result in results]
+        with open(options.json, 'w') as file:
+            json.dump({**about, 'ok': not wrong, 'seconds': seconds, 'bounds': BOUNDS, 'results': rows}, file, indent=2)
+    return 1 if wrong else 0
+
+
+def parse_args(args: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog='python -m fla_longhorn.selfcheck',
+        description='Run every Longhorn op on a device and compare outputs and gradients with the float64 reference; '
+        'exit status 1 where anything is off. Errors are |a - ref| / |ref|, the worst of all cases against its bound.',
+    )
+    parser.add_argument('--device', help='cpu, cuda, cuda:1, ...; the accelerator where there is one, else the CPU')
+    parser.add_argument('--dtype', choices=DTYPES, action='append', help='only this one; may be given again')
+    parser.add_argument('--backend', choices=OP_BACKENDS, help='this implementation of the ops, not the device\'s usual one')
+    parser.add_argument('--quick', action='store_true', help='fewer cases')
+    parser.add_argument('--workers', type=int, default=1, help='processes; most of the time on a GPU goes into compiling')
+    parser.add_argument('--json', metavar='FILE', help='write device, versions and the error of each case to FILE')
+    parser.add_argument('--verbose', action='store_true', help='a line for each case as it is done')
+    options = parser.parse_args(args)
+    try:
+        options.device = default_device() if options.device is None else torch.device(options.device)
+        torch.empty(0, device=options.device)
+        if options.backend:
+            os.environ['FLA_LONGHORN_BACKEND'] = options.backend
+        select_backend(options.device)
+    except (RuntimeError, AssertionError, ValueError, ImportError) as error:
+        parser.error(str(error).splitlines()[0])
+    return options
+
+
+def default_device() -> torch.device:
+    accelerator = getattr(torch, 'accelerator', None)
+    if accelerator is not None and accelerator.is_available():
+        return accelerator.current_accelerator()
+    return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def supported_dtypes(device: torch.device) -> list[str]:
+    """What the device computes in; an older GPU has no bfloat16."""
+    has_bfloat16 = device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
+    return [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]
