@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import wraps
-from inspect import unwrap
 
 # fla's package -> (our module that stands in it as `longhorn`, the names it gains)
 EXPORTS = {
@@ -75,24 +74,19 @@ def register_attn_mode() -> None:
     Wrapped are `__init__` of fla's models, to check and complete the config; `__init__` of each family's block, to build
     Longhorn in place of its mixer; and the two `forward` of linear_attn. A config without the word gets the original.
     """
-    from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
+    from fla.models import modeling_utils
 
     from fla_longhorn import attn_mode
 
-    _wrap(FLAPreTrainedModel, '__init__', attn_mode.wrap_model_init)
-    for model_type, family in list(attn_mode.FAMILIES.items()):
-        module = _import(f'fla.models.{family.folder}.modeling_{family.folder}')
-        block = getattr(module, family.block, None)
-        if block is None or family.mixer not in unwrap(block.__init__).__code__.co_names:
-            del attn_mode.FAMILIES[model_type]
+    _wrap(modeling_utils.FLAPreTrainedModel, '__init__', attn_mode.wrap_model_init)
+    for family in attn_mode.FAMILIES.values():
+        block = family.find_block()
+        if block is None:
             continue
         _wrap(block, '__init__', lambda init, family=family: attn_mode.wrap_block_init(init, family))
-        if model_type == 'linear_attn':
-            _wrap(module.LinearAttentionModel, 'forward', lambda own: attn_mode.wrap_forward(own, FLAModel.forward))
-            _wrap(
-                module.LinearAttentionForCausalLM, 'forward',
-                lambda own: attn_mode.wrap_forward(own, FLAForCausalLM.forward),
-            )
+        for name, shared_name in family.forwards.items():
+            owner, shared = getattr(importlib.import_module(family.module), name), getattr(modeling_utils, shared_name).forward
+            _wrap(owner, 'forward', lambda own, shared=shared: attn_mode.wrap_forward(own, shared))
 
 
 def register_weight_decay() -> None:

@@ -35,12 +35,7 @@ def prepare(config: PreTrainedConfig) -> None:
     Raises:
         ValueError: the family cannot host Longhorn, or a `longhorn_` key is no option of it.
     """
-    if config.model_type not in FAMILIES:
-        reason = REFUSED.get(config.model_type, 'it has no mixer that attn_mode chooses')
-        raise ValueError(
-            f'attn_mode={MODE!r} does not work in {type(config).__name__}: {reason}; '
-            f'the model types that take it are {", ".join(FAMILIES)}'
-        )
+    check_family(config)
     given = {name.removeprefix(PREFIX): value for name, value in vars(config).items() if name.startswith(PREFIX)}
     if unknown := sorted(given.keys() - OPTIONS.keys()):
         raise ValueError(
@@ -54,6 +49,19 @@ def prepare(config: PreTrainedConfig) -> None:
     # families without hybrid layers of their own leave it unparsed
     if getattr(config, 'attn', None) is not None:
         config.attn = parse_attention_config(config.attn, num_hidden_layers=config.num_hidden_layers)
+
+
+def check_family(config: PreTrainedConfig) -> None:
+    family = FAMILIES.get(config.model_type)
+    if family is not None and family.find_block() is not None:
+        return
+    reason = REFUSED.get(config.model_type, 'it has no mixer that attn_mode chooses')
+    if family is not None:
+        reason = f'this version of fla builds {family.mixer} in another way than fla-longhorn knows'
+    raise ValueError(
+        f'attn_mode={MODE!r} does not work in {type(config).__name__}: {reason}; '
+        f'the model types that take it are {", ".join(name for name, known in FAMILIES.items() if known.find_block())}'
+    )
 
 
 def default_options(config: PreTrainedConfig, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedConfig
 
 
@@ -39,7 +42,7 @@ class Family:
 
     Args:
         folder (str):
-            Its modelling module is `fla.models.<folder>.modeling_<folder>`.
+            Its modelling module is `modeling_<folder>` in this folder of `fla.models`.
         block (str):
             Name of its block there.
         mixer (str):
@@ -48,6 +51,8 @@ class Family:
             Value channels of the native mixer, as a multiple of `hidden_size`.
         settings (Mapping, Optional):
             Config keys that are meaningless without the native mixer, and what they are set to.
+        forwards (Mapping, Optional):
+            Its classes whose own `forward` drops `cu_seqlens`, and fla's shared class whose `forward` serves in its place.
     """
 
     folder: str
@@ -55,6 +60,19 @@ class Family:
     mixer: str
     expand: Callable[[PreTrainedConfig], float] = by_hidden_size
     settings: Mapping[str, Any] = field(default_factory=dict)
+    forwards: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        return f'fla.models.{self.folder}.modeling_{self.folder}'
+
+    def find_block(self) -> type[nn.Module] | None:
+        """The class of its block; None where this fla has none, or one that builds its mixer otherwise."""
+        try:
+            block = getattr(import_module(self.module), self.block)
+            return block if self.mixer in unwrap(block.__init__).__code__.co_names else None
+        except (ImportError, AttributeError):
+            return None
 
 
 # lower bounds of HGRN's forget gates: parameters that would get no gradient
@@ -73,7 +91,10 @@ FAMILIES = {
     'hgrn2': Family('hgrn2', 'HGRN2Block', 'HGRN2Attention', settings=NO_LOWER_BOUND),
     'kda': Family('kda', 'KDABlock', 'KimiDeltaAttention', by_heads),
     'lightnet': Family('lightnet', 'LightNetBlock', 'LightNetAttention'),
-    'linear_attn': Family('linear_attn', 'LinearAttentionBlock', 'LinearAttention', by_expand_v),
+    'linear_attn': Family(
+        'linear_attn', 'LinearAttentionBlock', 'LinearAttention', by_expand_v,
+        forwards={'LinearAttentionModel': 'FLAModel', 'LinearAttentionForCausalLM': 'FLAForCausalLM'},
+    ),
     'mesa_net': Family('mesa_net', 'MesaNetBlock', 'MesaNet', by_heads),
     'precond_gated_deltanet': Family(
         'precond_gated_deltanet', 'PrecondGatedDeltaNetBlock', 'PrecondGatedDeltaNet', by_heads,

@@ -13,7 +13,11 @@ _forward = ops.FusedCrossEntropyLoss.forward
 
 
 @wraps(_forward)
-def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+def forward(
+    self: ops.FusedCrossEntropyLoss,
+    input: torch.Tensor,
+    target: torch.Tensor,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Cross entropy of logits `[N, V]` and targets `[N]`: a float32 scalar, or `[N]` with `reduction='none'`."""
     if input.device.type != 'cpu' or not CPUBackend().is_enabled():
         return _forward(self, input, target)

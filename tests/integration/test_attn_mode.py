@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fla.models
@@ -291,6 +292,13 @@ def test_wrong_option():
 def test_families_that_cannot(config, reason):
     with pytest.raises(ValueError, match=f'{reason}.*comba.*gla.*rwkv7'):
         AutoModelForCausalLM.from_config(config())
+
+
+def test_a_family_that_fla_builds_otherwise(monkeypatch):
+    monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], mixer='LinearAttention'))
+    with pytest.raises(ValueError, match='GLAConfig: this version of fla builds LinearAttention in another way') as error:
+        make_model('gla')
+    assert ' gla,' not in str(error.value)
 
 
 def fla_families():
