@@ -16,8 +16,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet $(PINS) 'pip>=25.1'
 	$(RUN) -m pip install --quiet $(PINS) torch
-	$(RUN) -m pip install --quiet $(PINS) -e '.[$(EXTRA),test,benchmark,integration]'
+	$(RUN) -m pip install --quiet $(PINS) -e '.[$(EXTRA)]' --group dev
 	touch $@
 
 demo: setup

@@ -105,7 +105,7 @@ def new_main() -> ModuleType:
 
 def set_search_path(folder: str) -> None:
     """Put the script's folder where `-m fla_longhorn` put the working directory, unless Python is told to put none."""
-    if not getattr(sys.flags, 'safe_path', False):
+    if not sys.flags.safe_path:
         sys.path[0] = folder
 
 

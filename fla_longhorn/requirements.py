@@ -10,7 +10,7 @@ REQUIREMENTS = (
     ('torch', (2, 7), None, "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"),
     ('triton', (3, 3), None, "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"),
     ('flash-linear-attention', (0, 6), (0, 7), 'pip install fla-longhorn'),
-    ('transformers', (5, 0), (6, 0), 'pip install fla-longhorn'),
+    ('transformers', (5, 6, 2), (6, 0), 'pip install fla-longhorn'),
 )
 # builds of triton that go by another name
 ALIASES = {'triton': ('triton', 'pytorch-triton-rocm', 'triton-rocm', 'triton-windows', 'pytorch-triton-xpu', 'triton-xpu')}

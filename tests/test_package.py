@@ -1,16 +1,25 @@
 """What installing and importing do: the wheel, the registration, the errors for missing dependencies."""
 
 import inspect
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
+from email import message_from_string
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import fla_longhorn
 from fla_longhorn import registry
-from fla_longhorn.requirements import check_requirements
+from fla_longhorn.requirements import REQUIREMENTS, check_requirements
 
 ROOT = Path(__file__).parents[1]
 
@@ -130,16 +139,106 @@ import fla_longhorn
         )
 
 
-def test_wheel_is_pure(tmp_path):
-    """One `py3-none-any` wheel with the typing marker and every module, and nothing else."""
-    done = subprocess.run(
-        [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', tmp_path, ROOT],
-        capture_output=True, text=True,
-    )
+@pytest.fixture(scope='module')
+def sdist(tmp_path_factory) -> Path:
+    """The source distribution of this tree, unpacked."""
+    folder = tmp_path_factory.mktemp('sdist')
+    # a build leaves files behind, and takes up those of an earlier one
+    tree = shutil.copytree(ROOT, folder / 'tree', ignore=shutil.ignore_patterns(
+        '.git', '.venv', 'build', 'dist', 'outputs', '*.egg-info', '__pycache__',
+    ))
+    build = 'import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))'
+    done = subprocess.run([sys.executable, '-c', build, folder], capture_output=True, text=True, cwd=tree)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.iterdir()
-    assert wheel.name == f'fla_longhorn-{fla_longhorn.__version__}-py3-none-any.whl'
-    names = set(zipfile.ZipFile(wheel).namelist())
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / 'fla_longhorn').rglob('*.py')}
-    assert sources | {'fla_longhorn/py.typed'} == {name for name in names if '.dist-info/' not in name}
-    assert any(name.endswith('licenses/LICENSE') for name in names)
+    with tarfile.open(folder / done.stdout.split()[-1]) as archive:
+        archive.extractall(folder, filter='data')
+    return folder / f'fla_longhorn-{fla_longhorn.__version__}'
+
+
+def tracked_files() -> set[str]:
+    """The files of the checkout, without those that only the repository has a use for, or of the sdist itself."""
+    if (ROOT / '.git').exists():
+        done = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, check=True, capture_output=True, text=True)
+        names = {name for name in done.stdout.split('\0') if (ROOT / name).is_file()}
+    else:
+        names = {str(path.relative_to(ROOT)) for path in ROOT.rglob('*') if path.is_file() and path.suffix != '.pyc'}
+    return {name for name in names if not name.startswith('.') and name not in BUILT and '.egg-info/' not in name}
+
+
+# what building adds at the top of a source distribution
+BUILT = {'PKG-INFO', 'setup.cfg'}
+
+
+class TestDistributions:
+    def test_sdist_is_the_checkout(self, sdist):
+        names = {str(path.relative_to(sdist)) for path in sdist.rglob('*') if path.is_file()}
+        assert {name for name in names - BUILT if '.egg-info/' not in name} == tracked_files()
+
+    def test_tests_of_the_sdist_run(self, sdist):
+        """Every test module finds what it imports, and tests of the documents and the settings find them."""
+        pytest_there = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider']
+        environment = {**os.environ, 'PYTHONPATH': '', 'PYTHONDONTWRITEBYTECODE': '1'}
+        for args in (['--collect-only', 'tests'], ['tests/test_readme.py::test_links', 'tests/test_layout.py']):
+            done = subprocess.run([*pytest_there, *args], capture_output=True, text=True, cwd=sdist, env=environment)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+    def test_wheel_is_pure(self, sdist, tmp_path):
+        """Built from the sdist: one `py3-none-any` wheel with the typing marker and every module, and nothing else."""
+        done = subprocess.run(
+            [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', tmp_path, sdist],
+            capture_output=True, text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        (wheel,) = tmp_path.iterdir()
+        assert wheel.name == f'fla_longhorn-{fla_longhorn.__version__}-py3-none-any.whl'
+        with zipfile.ZipFile(wheel) as archive:
+            names = set(archive.namelist())
+            (about,) = (archive.read(name).decode() for name in names if name.endswith('.dist-info/METADATA'))
+        sources = {str(path.relative_to(ROOT)) for path in (ROOT / 'fla_longhorn').rglob('*.py')}
+        assert sources | {'fla_longhorn/py.typed'} == {name for name in names if '.dist-info/' not in name}
+        assert any(name.endswith('licenses/LICENSE') for name in names)
+        extras = message_from_string(about).get_all('Provides-Extra')
+        assert extras == ['cpu', 'cuda'], 'an extra serves the package; what serves a checkout is a dependency group'
+
+
+class TestBounds:
+    """The bounds in pyproject.toml, those that importing checks, fla's own and the pinned versions."""
+
+    PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+    PINS = [Requirement(line) for line in (ROOT / 'constraints.txt').read_text().splitlines() if not line.startswith('#')]
+
+    @staticmethod
+    def lowest(specifier: SpecifierSet) -> Version:
+        return max((Version(x.version) for x in specifier if x.operator in ('>=', '==')), default=Version('0'))
+
+    def declared(self) -> dict[str, SpecifierSet]:
+        project = self.PROJECT['project']
+        lines = [*project['dependencies'], *project['optional-dependencies']['cpu']]
+        return {requirement.name: requirement.specifier for requirement in map(Requirement, lines)}
+
+    def test_importing_checks_the_same(self):
+        declared = self.declared()
+        for name, lowest, below, _ in REQUIREMENTS:
+            bounds = [f'>={".".join(map(str, lowest))}'] + ([f'<{".".join(map(str, below))}'] if below else [])
+            assert declared[name] == SpecifierSet(','.join(bounds)), name
+
+    def test_fla_asks_for_no_newer_one(self):
+        """A lower bound that fla would not install is no promise."""
+        declared = self.declared()
+        for distribution in ('flash-linear-attention', 'fla-core'):
+            for line in metadata.requires(distribution):
+                asked = Requirement(line)
+                if asked.name in declared and (asked.marker is None or asked.marker.evaluate({'extra': 'cpu'})):
+                    assert self.lowest(declared[asked.name]) >= self.lowest(asked.specifier), line
+
+    def test_pins(self):
+        """They are within the bounds, and install on every Python that is promised."""
+        declared, python = self.declared(), self.PROJECT['project']['requires-python']
+        lowest = python.removeprefix('>=')
+        for pin in self.PINS:
+            (version,) = (x.version for x in pin.specifier)
+            assert version in declared.get(pin.name, SpecifierSet()), pin
+            if metadata.version(pin.name) == version:
+                assert lowest in SpecifierSet(metadata.metadata(pin.name).get('Requires-Python', '')), pin
+        assert self.PROJECT['tool']['ruff']['target-version'] == f'py{lowest.replace(".", "")}'
+        assert f'Programming Language :: Python :: {lowest}' in self.PROJECT['project']['classifiers']

@@ -79,8 +79,6 @@ def test_the_same_as_python(folder, command):
 
 
 def test_safe_path(folder):
-    if sys.version_info < (3, 11):
-        pytest.skip('PYTHONSAFEPATH came with Python 3.11')
     for command in ('elsewhere/program.py', '-m program'):
         got, wanted = (
             run(folder, *runner, *command.split(), PYTHONSAFEPATH='1') for runner in (('-m', 'fla_longhorn'), ())
