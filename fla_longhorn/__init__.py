@@ -6,8 +6,7 @@ __version__ = '0.1.0'
 
 check_requirements()
 
-from fla_longhorn import registry  # noqa: E402  a missing dependency must be told before anything imports it
-from fla_longhorn.layers import Longhorn  # noqa: E402
+from fla_longhorn.layers import Longhorn  # noqa: E402  a missing dependency must be told before anything imports it
 from fla_longhorn.models import (  # noqa: E402
     LonghornConfig,
     LonghornForCausalLM,
@@ -20,8 +19,10 @@ from fla_longhorn.ops import (  # noqa: E402
     longhorn_state_update,
     naive_recurrent_longhorn,
 )
+from fla_longhorn.registry import register  # noqa: E402
+from fla_longhorn.registry import unregister as unregister  # noqa: E402
 
-registry.register()
+register()
 
 __all__ = [
     'Longhorn',

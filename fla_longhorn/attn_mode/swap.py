@@ -15,7 +15,7 @@ import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.modeling_utils import FLAForCausalLM
 
-from fla_longhorn.attn_mode.config import is_swapped, prepare
+from fla_longhorn.attn_mode.config import is_swapped, settle
 from fla_longhorn.attn_mode.families import Family
 from fla_longhorn.attn_mode.mixer import build_mixer
 from fla_longhorn.models.swapped import register_call_hooks
@@ -24,8 +24,7 @@ from fla_longhorn.models.swapped import register_call_hooks
 def wrap_model_init(init: Callable) -> Callable:
     """`__init__` of fla's models, which checks and completes the config before anything is built from it."""
     def __init__(self, config, *args, **kwargs):
-        if is_swapped(config):
-            prepare(config)
+        settle(config)
         init(self, config, *args, **kwargs)
         if is_swapped(config) and not isinstance(self, FLAForCausalLM):
             register_call_hooks(self)
@@ -36,7 +35,8 @@ def wrap_model_init(init: Callable) -> Callable:
 def wrap_block_init(init: FunctionType, family: Family) -> Callable:
     """`__init__` of a family's block, which finds Longhorn under the name of its mixer where the config says so."""
     def __init__(self, config, layer_idx):
-        if not is_swapped(config):
+        # a block may be built without a model
+        if not settle(config):
             init(self, config, layer_idx)
             return
         names = {**init.__globals__, family.mixer: lambda **_: build_mixer(config, layer_idx)}

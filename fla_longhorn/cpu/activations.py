@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.activations import ops
 
-from fla_longhorn.cpu.backend import register_cpu, widen
+from fla_longhorn.cpu.backend import implements, widen
 
 
 def _store(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -22,22 +22,22 @@ def _store(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return result.to(like.dtype).contiguous()
 
 
-@register_cpu(ops.sigmoid_fwd)
+@implements(ops.sigmoid_fwd)
 def sigmoid_fwd(x: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
     return _store(torch.sigmoid(x), x)
 
 
-@register_cpu(ops.sigmoid_bwd)
+@implements(ops.sigmoid_bwd)
 def sigmoid_bwd(x: torch.Tensor, dy: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
     return _store(torch.ops.aten.sigmoid_backward(widen(dy), torch.sigmoid(widen(x))), x)
 
 
-@register_cpu(ops.logsigmoid_fwd)
+@implements(ops.logsigmoid_fwd)
 def logsigmoid_fwd(x: torch.Tensor, temperature: float = 1., output_contiguous: bool = False) -> torch.Tensor:
     return _store(F.logsigmoid(widen(x)).div_(temperature), x)
 
 
-@register_cpu(ops.logsigmoid_bwd)
+@implements(ops.logsigmoid_bwd)
 def logsigmoid_bwd(
     x: torch.Tensor,
     dy: torch.Tensor,
@@ -47,23 +47,23 @@ def logsigmoid_bwd(
     return _store(torch.sigmoid(-widen(x)).mul_(dy).div_(temperature), x)
 
 
-@register_cpu(ops.swish_fwd)
+@implements(ops.swish_fwd)
 def swish_fwd(x: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
     return _store(F.silu(x), x)
 
 
-@register_cpu(ops.swish_bwd)
+@implements(ops.swish_bwd)
 def swish_bwd(x: torch.Tensor, dy: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
     return _store(torch.ops.aten.silu_backward(widen(dy), widen(x)), x)
 
 
-@register_cpu(ops.elu_p1_fwd)
+@implements(ops.elu_p1_fwd)
 def elu_p1_fwd(x: torch.Tensor) -> torch.Tensor:
     wide = widen(x)
     return _store(torch.where(wide >= 0, wide + 1, wide.clamp_max(0).exp_()), x)
 
 
-@register_cpu(ops.elu_p1_bwd)
+@implements(ops.elu_p1_bwd)
 def elu_p1_bwd(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return _store(widen(x).clamp_max(0).exp_().mul_(dy), x)
 
@@ -74,14 +74,14 @@ def _check_shapes(x: torch.Tensor, y: torch.Tensor, g: torch.Tensor | None = Non
         raise ValueError(f'the arguments of a gated linear unit must have one shape, got {shapes}')
 
 
-@register_cpu(ops.swiglu_fwd)
+@implements(ops.swiglu_fwd)
 def swiglu_fwd(x: torch.Tensor, y: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
     """`silu(x) * y`."""
     _check_shapes(x, y)
     return _store(F.silu(widen(x)).mul_(y), x)
 
 
-@register_cpu(ops.swiglu_fwdbwd)
+@implements(ops.swiglu_fwdbwd)
 def swiglu_fwdbwd(
     x: torch.Tensor,
     y: torch.Tensor,
@@ -112,7 +112,7 @@ def _powglu_gate(x: torch.Tensor, power: float) -> tuple[torch.Tensor, torch.Ten
     return gate, torch.where(positive, rising, sigmoid * (1 + x * (1 - sigmoid)))
 
 
-@register_cpu(ops.powglu_fwd)
+@implements(ops.powglu_fwd)
 def powglu_fwd(x: torch.Tensor, y: torch.Tensor, power: float = 3.0, output_contiguous: bool = False) -> torch.Tensor:
     """`gate(x) * y`, the gate being that of `_powglu_gate`."""
     _check_shapes(x, y)
@@ -120,7 +120,7 @@ def powglu_fwd(x: torch.Tensor, y: torch.Tensor, power: float = 3.0, output_cont
     return _store(gate.mul_(y), x)
 
 
-@register_cpu(ops.powglu_fwdbwd)
+@implements(ops.powglu_fwdbwd)
 def powglu_fwdbwd(
     x: torch.Tensor,
     y: torch.Tensor,
@@ -137,13 +137,13 @@ def powglu_fwdbwd(
     return (dx, dy, _store(gate.mul_(y), x)) if use_weight else (dx, dy)
 
 
-@register_cpu(ops.swiglu_linear)
+@implements(ops.swiglu_linear)
 def swiglu_linear(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`(silu(x) * y) @ weight.T + bias`, differentiable."""
     return F.linear(ops.swiglu(x, y), weight, bias)
 
 
-@register_cpu(ops.powglu_linear)
+@implements(ops.powglu_linear)
 def powglu_linear(
     x: torch.Tensor,
     y: torch.Tensor,

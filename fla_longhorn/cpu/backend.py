@@ -1,18 +1,19 @@
 """The CPU as one more backend of fla.
 
 fla looks up alternative implementations of its low-level functions in a registry (`fla.backends`). The modules beside this
-one register plain PyTorch for CPU tensors, so fla's own autograd functions, modules and losses run without a GPU; a call
-with a tensor elsewhere is not affected. `FLA_CPU=0` switches these registrations off and `FLA_DISABLE_BACKEND_DISPATCH=1`
-the whole registry, both leaving fla as it comes.
+one declare plain PyTorch for CPU tensors, which `fla_longhorn.registry` registers: fla's own autograd functions, modules and
+losses then run without a GPU, and a call with a tensor elsewhere is not affected. `FLA_CPU=0` switches these registrations
+off and `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry, both leaving fla as it comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from types import ModuleType
 
 import torch
-from fla.backends import BaseBackend, register
+from fla.backends import BaseBackend
 
 
 class CPUBackend(BaseBackend):
@@ -31,9 +32,27 @@ def verify_cpu(*args, **kwargs) -> tuple[bool, str | None]:
     return False, 'no tensor argument'
 
 
-def register_cpu(entry_point: Callable, verifier: Callable = verify_cpu) -> Callable[[Callable], Callable]:
-    """Decorate the CPU implementation of a dispatched function of fla. Registering again replaces it."""
-    return register(entry_point, backend=CPUBackend, verifier=verifier)
+# (dispatched function of fla, its implementation here, the verifier) and (owner, name of a function, its replacement)
+IMPLEMENTATIONS: list[tuple[Callable, Callable, Callable]] = []
+REPLACEMENTS: list[tuple[ModuleType | type, str, Callable]] = []
+
+
+def implements(entry_point: Callable, verifier: Callable = verify_cpu) -> Callable[[Callable], Callable]:
+    """Decorate the CPU implementation of a dispatched function of fla."""
+    def declare(implementation: Callable) -> Callable:
+        IMPLEMENTATIONS.append((entry_point, implementation, verifier))
+        return implementation
+
+    return declare
+
+
+def replaces(owner: ModuleType | type, name: str) -> Callable[[Callable], Callable]:
+    """Decorate what stands in for a function of fla that its registry does not know."""
+    def declare(replacement: Callable) -> Callable:
+        REPLACEMENTS.append((owner, name, replacement))
+        return replacement
+
+    return declare
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import register_cpu, widen
+from fla_longhorn.cpu.backend import implements, widen
 
 # 2 MiB of float32
 BLOCK_ELEMENTS = 1 << 19
@@ -121,7 +121,7 @@ def _swish(activation: str | None) -> bool:
     return activation is not None
 
 
-@register_cpu(ops.causal_conv1d_fwd)
+@implements(ops.causal_conv1d_fwd)
 def causal_conv1d_fwd(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -151,7 +151,7 @@ def causal_conv1d_fwd(
     return y.to(x.dtype).view(x.shape), final_state
 
 
-@register_cpu(ops.causal_conv1d_bwd)
+@implements(ops.causal_conv1d_bwd)
 def causal_conv1d_bwd(
     x: torch.Tensor,
     dy: torch.Tensor,
@@ -198,7 +198,7 @@ def causal_conv1d_bwd(
     return dx.to(x.dtype).view(x.shape), dtaps.to(weight), dbias, None if residual is None else dy, dstate
 
 
-@register_cpu(ops.causal_conv1d_update_states)
+@implements(ops.causal_conv1d_update_states)
 def causal_conv1d_update_states(
     x: torch.Tensor,
     state_len: int,
@@ -211,7 +211,7 @@ def causal_conv1d_update_states(
     return tails.read(rows, initial_state).mT.contiguous()
 
 
-@register_cpu(ops.causal_conv1d_update)
+@implements(ops.causal_conv1d_update)
 @torch.no_grad()
 def causal_conv1d_update(
     x: torch.Tensor,

@@ -7,11 +7,12 @@ from functools import wraps
 import torch
 from fla.modules.fused_cross_entropy import ops
 
-from fla_longhorn.cpu.backend import CPUBackend
+from fla_longhorn.cpu.backend import CPUBackend, replaces
 
 _forward = ops.FusedCrossEntropyLoss.forward
 
 
+@replaces(ops.FusedCrossEntropyLoss, 'forward')
 @wraps(_forward)
 def forward(
     self: ops.FusedCrossEntropyLoss,
@@ -38,6 +39,3 @@ def forward(
         count = (target != self.ignore_index).sum()
         losses = tuple(x / count for x in losses)
     return losses if self.return_z_loss else losses[0]
-
-
-ops.FusedCrossEntropyLoss.forward = forward

@@ -17,7 +17,7 @@ from fla.modules.fused_cross_entropy import ops as cross_entropy
 from fla.modules.fused_kl_div import ops as kl_div
 from fla.modules.fused_linear_cross_entropy import ops as linear_cross_entropy
 
-from fla_longhorn.cpu.backend import register_cpu, verify_cpu, widen
+from fla_longhorn.cpu.backend import implements, verify_cpu, widen
 
 # logits at a time: 2 MiB of float32 where they are only read, 64 MiB where every block costs a pass over the weights
 BLOCK_ELEMENTS = 1 << 19
@@ -46,7 +46,7 @@ def _transform(logits: torch.Tensor, scale: float | None, softcapping: float | N
     return logits
 
 
-@register_cpu(cross_entropy.cross_entropy_fwd, verifier=verify_one_process)
+@implements(cross_entropy.cross_entropy_fwd, verifier=verify_one_process)
 def cross_entropy_fwd(
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -75,7 +75,7 @@ def cross_entropy_fwd(
     return loss, z_loss, lse, V, 0
 
 
-@register_cpu(cross_entropy.cross_entropy_bwd)
+@implements(cross_entropy.cross_entropy_bwd)
 def cross_entropy_bwd(
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -116,7 +116,7 @@ def _scaled(grad: torch.Tensor | None, do: torch.Tensor) -> torch.Tensor | None:
     return grad if grad is None or do == 1 else grad * do
 
 
-@register_cpu(linear_cross_entropy.fused_linear_cross_entropy_bwd)
+@implements(linear_cross_entropy.fused_linear_cross_entropy_bwd)
 def fused_linear_cross_entropy_bwd(
     do: torch.Tensor,
     dx: torch.Tensor,
@@ -127,7 +127,7 @@ def fused_linear_cross_entropy_bwd(
     return _scaled(dx, do), _scaled(dw, do), _scaled(db, do)
 
 
-@register_cpu(linear_cross_entropy.logsumexp_fwd)
+@implements(linear_cross_entropy.logsumexp_fwd)
 def logsumexp_fwd(
     x: torch.Tensor,
     scale: float | None = None,
@@ -142,7 +142,7 @@ def logsumexp_fwd(
     return z.view(x.shape[:-1]).to(z.dtype if dtype is None else dtype)
 
 
-@register_cpu(kl_div.fused_kl_div_fwd)
+@implements(kl_div.fused_kl_div_fwd)
 def fused_kl_div_fwd(
     x: torch.Tensor,
     target_x: torch.Tensor,
@@ -176,7 +176,7 @@ def fused_kl_div_fwd(
     return loss, dx, None if dw is None else dw.to(weight)
 
 
-@register_cpu(kl_div.fused_kl_div_bwd)
+@implements(kl_div.fused_kl_div_bwd)
 def fused_kl_div_bwd(
     do: torch.Tensor,
     dx: torch.Tensor | None,

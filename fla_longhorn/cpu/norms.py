@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from fla_longhorn.cpu.backend import register_cpu, widen
+from fla_longhorn.cpu.backend import implements, widen
 
 
 def _cast(param: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -116,7 +116,7 @@ def _input_gradients(
     return dx.to(x.dtype if x_dtype is None else x_dtype), dresidual_in
 
 
-@register_cpu(layernorm.layer_norm_fwd)
+@implements(layernorm.layer_norm_fwd)
 def layer_norm_fwd(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -134,7 +134,7 @@ def layer_norm_fwd(
     return y.to(x.dtype if out_dtype is None else out_dtype), mean, rstd, residual_out
 
 
-@register_cpu(layernorm.layer_norm_bwd)
+@implements(layernorm.layer_norm_bwd)
 def layer_norm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -175,7 +175,7 @@ def _gate_backward(dgate: torch.Tensor, g: torch.Tensor, gate: torch.Tensor, act
     return torch.ops.aten.silu_backward(dgate, g)
 
 
-@register_cpu(fused_norm_gate.layer_norm_gated_fwd)
+@implements(fused_norm_gate.layer_norm_gated_fwd)
 def layer_norm_gated_fwd(
     x: torch.Tensor,
     g: torch.Tensor,
@@ -195,7 +195,7 @@ def layer_norm_gated_fwd(
     return y.to(x.dtype if out_dtype is None else out_dtype), mean, rstd, residual_out
 
 
-@register_cpu(fused_norm_gate.layer_norm_gated_bwd)
+@implements(fused_norm_gate.layer_norm_gated_bwd)
 def layer_norm_gated_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -228,7 +228,7 @@ def layer_norm_gated_bwd(
     return dx, dg, dweight, dbias, dresidual_in, y.mul_(gate).to(dy.dtype)
 
 
-@register_cpu(l2norm.l2norm_fwd)
+@implements(l2norm.l2norm_fwd)
 def l2norm_fwd(
     x: torch.Tensor,
     eps: float = 1e-6,
@@ -240,7 +240,7 @@ def l2norm_fwd(
     return (wide * rstd[..., None]).to(x.dtype if output_dtype is None else output_dtype), rstd
 
 
-@register_cpu(l2norm.l2norm_bwd)
+@implements(l2norm.l2norm_bwd)
 def l2norm_bwd(y: torch.Tensor, rstd: torch.Tensor, dy: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """`dx = rstd * (dy - (dy . y) y)`, `[..., D]` in the dtype of `y`."""
     wide_y, wide_dy = widen(y), widen(dy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from fla.modules.rotary import ops
 
-from fla_longhorn.cpu.backend import register_cpu, widen
+from fla_longhorn.cpu.backend import implements, widen
 
 
 def _positions(x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
@@ -26,7 +26,7 @@ def _halves(x: torch.Tensor, width: int, interleaved: bool) -> tuple[torch.Tenso
     return x[..., :width], x[..., width:2 * width]
 
 
-@register_cpu(ops.rotary_embedding_fwdbwd)
+@implements(ops.rotary_embedding_fwdbwd)
 def rotary_embedding_fwdbwd(
     x: torch.Tensor,
     cos: torch.Tensor,

@@ -1,6 +1,6 @@
 """RWKV's token shift and squared ReLU on the CPU.
 
-fla's registry knows neither: the first is kernel launchers, replaced here for CPU tensors, and the second is compiled by
+fla's registry knows neither: the first is kernel launchers, replaced for CPU tensors, and the second is compiled by
 `torch.compile`, which on the CPU wants a C++ compiler.
 """
 
@@ -12,7 +12,7 @@ import torch
 from fla.modules import token_shift
 from fla.modules.activations import ops
 
-from fla_longhorn.cpu.backend import CPUBackend, widen
+from fla_longhorn.cpu.backend import CPUBackend, replaces, widen
 
 _shift_forward, _shift_backward = token_shift.token_shift_fwd, token_shift.token_shift_bwd
 _sqrelu_forward, _sqrelu_backward = ops.sqrelu_fwd, ops.sqrelu_bwd
@@ -30,6 +30,7 @@ def _bounds(rows: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.
     return cu_seqlens[:-1].long(), cu_seqlens[1:].long() - 1
 
 
+@replaces(token_shift, 'token_shift_fwd')
 @wraps(_shift_forward)
 def token_shift_fwd(
     x: torch.Tensor,
@@ -48,6 +49,7 @@ def token_shift_fwd(
     return (previous - rows).view_as(x), len(first), x.shape[1], True, rows[last] if output_cache else None
 
 
+@replaces(token_shift, 'token_shift_bwd')
 @wraps(_shift_backward)
 def token_shift_bwd(
     dy: torch.Tensor,
@@ -69,17 +71,15 @@ def token_shift_bwd(
     return (following - rows).view_as(dy), rows[first] if has_init_cache else None
 
 
+@replaces(ops, 'sqrelu_fwd')
 @wraps(_sqrelu_forward)
 def sqrelu_fwd(x: torch.Tensor) -> torch.Tensor:
     """`relu(x)^2` in the dtype of `x`."""
     return widen(x).relu().square().to(x.dtype) if _on_cpu(x) else _sqrelu_forward(x=x)
 
 
+@replaces(ops, 'sqrelu_bwd')
 @wraps(_sqrelu_backward)
 def sqrelu_bwd(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """`2 g relu(x)` in the dtype of `x`."""
     return (2 * widen(g) * widen(x).relu()).to(x.dtype) if _on_cpu(x) else _sqrelu_backward(g=g, x=x)
-
-
-token_shift.token_shift_fwd, token_shift.token_shift_bwd = token_shift_fwd, token_shift_bwd
-ops.sqrelu_fwd, ops.sqrelu_bwd = sqrelu_fwd, sqrelu_bwd

@@ -4,8 +4,8 @@ import sys
 import pytest
 import torch
 
-from fla_longhorn import registry
 from fla_longhorn.cpu.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
+from fla_longhorn.registry.entries import register_flash_attention
 from tests.cpu.reference import compare, tensor
 
 
@@ -98,7 +98,7 @@ def test_a_real_flash_attn_stays(monkeypatch):
     for name in MODULES:
         monkeypatch.setattr(f'{name}.flash_attn_func', len)
         monkeypatch.setattr(f'{name}.flash_attn_varlen_func', max, raising=False)
-    registry.register_flash_attention()
+    register_flash_attention()
     for name in MODULES:
         assert sys.modules[name].flash_attn_func is len
         assert sys.modules[name].flash_attn_varlen_func is max

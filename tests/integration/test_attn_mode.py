@@ -12,6 +12,8 @@ import fla.models
 import pytest
 import torch
 from fla.layers.attn import Attention
+from fla.layers.gla import GatedLinearAttention
+from fla.models.gla.modeling_gla import GLABlock
 from fla.models.modeling_utils import FLAPreTrainedModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -368,3 +370,64 @@ print(json.dumps(digests))
         assert not mixers(model)
         assert [list(item) for item in digests(model).items()] == stock[name], name
         assert not any(key.startswith('longhorn_') for key in vars(model.config))
+
+
+class TestConfigThatChanges:
+    def test_a_block_without_a_model(self):
+        """It prepares the config that it is built from, as a model does."""
+        torch.manual_seed(0)
+        block = GLABlock(make_config('gla'), 0)
+        assert isinstance(block.attn, Longhorn) and block.attn.num_heads == 2
+        x = torch.randn(2, 10, 64)
+        assert block(x)[0].shape == x.shape
+        with pytest.raises(ValueError, match='got longhorn_sate_size'):
+            GLABlock(make_config('gla', longhorn_sate_size=3), 0)
+
+    def test_defaults_follow_the_family(self):
+        """What was filled in is computed again; what the user sets stays."""
+        config = make_config('gla')
+        assert mixers(AutoModelForCausalLM.from_config(config))[0].intermediate_size == 64
+        config.expand_v = 2
+        model = AutoModelForCausalLM.from_config(config)
+        assert mixers(model)[0].intermediate_size == 128 and model.config.longhorn_expand == 2
+        config = model.config
+        config.longhorn_expand, config.expand_v, config.num_heads = 1.5, 1, 3
+        model = AutoModelForCausalLM.from_config(config)
+        assert mixers(model)[0].intermediate_size == 96 and mixers(model)[0].num_heads == 3
+
+    def test_also_after_loading(self, tmp_path):
+        AutoModelForCausalLM.from_config(make_config('gla', longhorn_state_size=8)).save_pretrained(tmp_path)
+        config = AutoConfig.from_pretrained(tmp_path, expand_v=2)
+        mixer = mixers(AutoModelForCausalLM.from_config(config))[0]
+        assert mixer.intermediate_size == 128 and mixer.state_size == 8
+
+    def test_a_saved_default_stays(self, tmp_path, monkeypatch):
+        """A default of the layer that changes in a later version is not that of a model that was trained before."""
+        model = make_model('gla')
+        model.save_pretrained(tmp_path)
+        monkeypatch.setitem(OPTIONS, 'state_size', 32)
+        assert mixers(AutoModelForCausalLM.from_pretrained(tmp_path))[0].state_size == 16
+
+    @pytest.mark.parametrize('family', ['hgrn', 'hgrn2', 'gla'])
+    def test_switched_back(self, family, tmp_path):
+        """The config is what it was, in memory and from a file, and so is the model."""
+        config = make_config(family)
+        model = AutoModelForCausalLM.from_config(config)
+        model.save_pretrained(tmp_path)
+        fresh = AutoModelForCausalLM.from_config(make_config(family, attn_mode='chunk'))
+        for config in (model.config, AutoConfig.from_pretrained(tmp_path)):
+            config.attn_mode = 'chunk'
+            back = AutoModelForCausalLM.from_config(config)
+            assert back.state_dict().keys() == fresh.state_dict().keys() and not mixers(back)
+            own = {'architectures', 'dtype', '_name_or_path', 'transformers_version'}
+            want, got = fresh.config.to_dict(), back.config.to_dict()
+            assert {k: v for k, v in got.items() if k not in own} == {k: v for k, v in want.items() if k not in own}
+            assert getattr(back.config, 'use_lower_bound', True)
+
+    def test_switched_back_in_a_block(self):
+        config = make_config('gla', longhorn_state_size=8)
+        GLABlock(config, 0)
+        config.attn_mode = 'chunk'
+        assert isinstance(GLABlock(config, 0).attn, GatedLinearAttention)
+        # what the user said is still there
+        assert {name for name in vars(config) if name.startswith('longhorn')} == {'longhorn_state_size'}

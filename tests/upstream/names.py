@@ -11,7 +11,10 @@ from importlib.metadata import version
 from tests.upstream.uses import load
 
 NAMES = {
-    'fla.backends': ('BaseBackend', 'BaseBackend.backend_type', 'BaseBackend.env_var', 'BaseBackend.priority', 'register'),
+    'fla.backends': (
+        'BaseBackend', 'BaseBackend.backend_type', 'BaseBackend.env_var', 'BaseBackend.priority',
+        '_function_registries', 'register',
+    ),
     'fla.layers': (),
     'fla.layers.attn': ('Attention',),
     'fla.layers.bitattn': (),
@@ -75,12 +78,15 @@ NAMES = {
     'fla.ops.nsa.parallel': (),
     'fla.utils': ('custom_device_ctx', 'get_multiprocessor_count'),
     'transformers': (
-        'AutoConfig', 'AutoConfig.register', 'AutoModel', 'AutoModel.register', 'AutoModelForCausalLM',
+        'AutoConfig', 'AutoConfig.register', 'AutoModel', 'AutoModel._model_mapping',
+        'AutoModel._model_mapping._extra_content', 'AutoModel.register', 'AutoModelForCausalLM',
+        'AutoModelForCausalLM._model_mapping', 'AutoModelForCausalLM._model_mapping._extra_content',
         'AutoModelForCausalLM.register', 'PreTrainedConfig',
     ),
     'transformers.configuration_utils': ('PreTrainedConfig', 'PreTrainedConfig.model_type'),
     'transformers.modeling_layers': ('GradientCheckpointingLayer',),
     'transformers.modeling_outputs': ('BaseModelOutputWithPast',),
+    'transformers.models.auto.configuration_auto': ('CONFIG_MAPPING', 'CONFIG_MAPPING._extra_content'),
     'transformers.processing_utils': ('Unpack',),
 }
 # paths that are put together when the program runs, and what puts them together

@@ -1,0 +1,160 @@
+"""Longhorn beside GLA and DeltaNet, and fla's modules on the CPU: what is registered, and taken back."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import unwrap
+from types import ModuleType
+from typing import Any
+
+from fla_longhorn.registry.changes import Changes
+
+# fla's package -> (our module that stands in it as `longhorn`, the names it gains)
+EXPORTS = {
+    'fla.ops': ('fla_longhorn.ops', ('chunk_longhorn', 'fused_recurrent_longhorn')),
+    'fla.layers': ('fla_longhorn.layers.longhorn', ('Longhorn',)),
+    'fla.models': ('fla_longhorn.models.longhorn', ('LonghornConfig', 'LonghornForCausalLM', 'LonghornModel')),
+}
+CPU_MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary', 'rwkv')
+
+CHANGES = Changes()
+
+
+def register() -> None:
+    """Register everything; a second call changes nothing. Starts no kernel and touches no GPU."""
+    if CHANGES:
+        return
+    try:
+        register_names()
+        register_auto_classes()
+        register_cpu_modules()
+        register_flash_attention()
+        register_attn_mode()
+        register_weight_decay()
+    except BaseException:
+        CHANGES.take_back()
+        raise
+
+
+def unregister() -> None:
+    """Leave fla and transformers as they were before :func:`register`, which works again afterwards.
+
+    What was built keeps its classes. `fla_longhorn`'s own ops, layer and models stay importable; on the CPU the layer and the
+    models need fla's modules there, so they run after another `register()`.
+
+    Raises:
+        RuntimeError: something that was registered has been replaced by others since; nothing is changed then.
+    """
+    CHANGES.take_back()
+
+
+def register_names() -> None:
+    """`fla.ops.chunk_longhorn`, `fla.layers.Longhorn`, `fla.models.LonghornConfig`, `fla.ops.longhorn` and so on."""
+    root = importlib.import_module('fla')
+    for package_name, (module_name, names) in EXPORTS.items():
+        package, module = importlib.import_module(package_name), importlib.import_module(module_name)
+        with CHANGES.of_mapping('sys.modules', sys.modules):
+            sys.modules[f'{package_name}.longhorn'] = module
+        CHANGES.set_attribute(package, 'longhorn', module)
+        for name in names:
+            export(package, name, getattr(module, name))
+            # as fla does for its own layers and models
+            if package_name != 'fla.ops' and not name.endswith('Config'):
+                export(root, name, getattr(module, name))
+
+
+def export(package: ModuleType, name: str, value: Any) -> None:
+    CHANGES.set_attribute(package, name, value)
+    CHANGES.append(f'{package.__name__}.__all__', package.__all__, name)
+
+
+def register_auto_classes() -> None:
+    """Let transformers' Auto classes build a model from a config of type `longhorn`."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from fla_longhorn.models import LonghornConfig, LonghornForCausalLM, LonghornModel
+
+    with CHANGES.of_mapping('AutoConfig', CONFIG_MAPPING._extra_content):
+        AutoConfig.register(LonghornConfig.model_type, LonghornConfig, exist_ok=True)
+    with CHANGES.of_mapping('AutoModel', AutoModel._model_mapping._extra_content):
+        AutoModel.register(LonghornConfig, LonghornModel, exist_ok=True)
+    with CHANGES.of_mapping('AutoModelForCausalLM', AutoModelForCausalLM._model_mapping._extra_content):
+        AutoModelForCausalLM.register(LonghornConfig, LonghornForCausalLM, exist_ok=True)
+
+
+def register_cpu_modules() -> None:
+    """Norms, convolution, losses, activations, rotary embedding and what RWKV needs of fla, for tensors on the CPU."""
+    from fla import backends
+
+    from fla_longhorn.cpu.backend import IMPLEMENTATIONS, REPLACEMENTS, CPUBackend
+
+    for name in CPU_MODULES:
+        importlib.import_module(f'fla_longhorn.cpu.{name}')
+    # empty where the registry is switched off
+    registries = backends._function_registries
+    for entry_point, implementation, verifier in IMPLEMENTATIONS:
+        registry = registries.get(unwrap(entry_point))
+        with CHANGES.of_mapping(f'fla.backends of {entry_point.__name__}', {} if registry is None else registry._backends):
+            backends.register(entry_point, backend=CPUBackend, verifier=verifier)(implementation)
+    for owner, name, replacement in REPLACEMENTS:
+        CHANGES.set_attribute(owner, name, replacement)
+
+
+def register_flash_attention() -> None:
+    """PyTorch's attention in the modules of fla that looked for the package `flash_attn` and did not find it."""
+    from fla_longhorn.cpu import flash_attention
+
+    for name in flash_attention.MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if getattr(module, 'flash_attn_func', None) is None:
+            CHANGES.set_attribute(module, 'flash_attn_func', flash_attention.flash_attn_func)
+            CHANGES.set_attribute(module, 'flash_attn_varlen_func', flash_attention.flash_attn_varlen_func)
+
+
+def register_attn_mode() -> None:
+    """`attn_mode='longhorn'` in the configs of fla's families; a family that this fla lacks or builds otherwise is left out.
+
+    Wrapped are `__init__` of fla's models, to check and complete the config; `__init__` of each family's block, to build
+    Longhorn in place of its mixer; and the two `forward` of linear_attn. A config without the word gets the original.
+    """
+    from fla.models import modeling_utils
+
+    from fla_longhorn.attn_mode import FAMILIES, wrap_block_init, wrap_forward, wrap_model_init
+
+    wrap(modeling_utils.FLAPreTrainedModel, '__init__', wrap_model_init)
+    for family in FAMILIES.values():
+        block = family.find_block()
+        if block is None:
+            continue
+        wrap(block, '__init__', wrap_block_init, family)
+        for name, shared in family.forwards.items():
+            owner = getattr(importlib.import_module(family.module), name)
+            wrap(owner, 'forward', wrap_forward, getattr(modeling_utils, shared).forward)
+
+
+def register_weight_decay() -> None:
+    """Let transformers' Trainer leave `D` out of weight decay, which goes by the names of parameters alone."""
+    from transformers import trainer_pt_utils
+
+    from fla_longhorn.layers.weight_decay import wrap_get_parameter_names
+
+    # it imports the function by name: before this, and then it has the original, or later
+    trainer = 'transformers.trainer'
+    if trainer in sys.modules:
+        wrap(sys.modules[trainer], 'get_parameter_names', wrap_get_parameter_names)
+    wrap(trainer_pt_utils, 'get_parameter_names', wrap_get_parameter_names, imported_by=(trainer,))
+
+
+def wrap(
+    owner: ModuleType | type, name: str, wrapper: Callable[..., Callable], *args: Any, imported_by: tuple[str, ...] = (),
+) -> None:
+    """Replace a function or method by `wrapper(function, *args)`."""
+    function = getattr(owner, name)
+    CHANGES.set_attribute(owner, name, wraps(function)(wrapper(function, *args)), imported_by)

@@ -1,0 +1,172 @@
+"""Registering, taking it back exactly, and registering again."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fla_longhorn.registry.changes import Changes
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str) -> None:
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+# everything that fla's modules and classes, fla's registry and transformers' Auto classes hold
+SNAPSHOT = '''
+import importlib, pkgutil, sys, warnings
+warnings.simplefilter('ignore')
+import fla, fla.backends, transformers, transformers.trainer_pt_utils
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+for found in pkgutil.walk_packages(fla.__path__, 'fla.', onerror=lambda name: None):
+    try:
+        importlib.import_module(found.name)
+    except Exception:
+        pass
+
+def snapshot():
+    modules = {name: module for name, module in sys.modules.items() if name.split('.')[0] == 'fla'}
+    held = {'modules': modules}
+    for name, module in modules.items():
+        held[name] = dict(vars(module))
+        held[name, '__all__'] = list(getattr(module, '__all__', ()))
+        for x in vars(module).values():
+            if isinstance(x, type) and x.__module__.split('.')[0] == 'fla':
+                # transformers notes on a class what it found out when it built one
+                held[x] = {name: value for name, value in vars(x).items() if not name.endswith('_cached_value')}
+    for entry_point, registry in fla.backends._function_registries.items():
+        held[entry_point] = dict(registry._backends)
+    for name in ('transformers.trainer', 'transformers.trainer_pt_utils'):
+        if name in sys.modules:
+            held[name, 'get_parameter_names'] = [sys.modules[name].get_parameter_names]
+    held['configs'] = dict(CONFIG_MAPPING._extra_content)
+    for auto in (AutoModel, AutoModelForCausalLM):
+        held[auto] = dict(auto._model_mapping._extra_content)
+    return held
+
+def same(a, b):
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    for place in a:
+        x, y = a[place], b[place]
+        if isinstance(x, dict):
+            assert x.keys() == y.keys(), (place, x.keys() ^ y.keys())
+            assert all(x[key] is y[key] for key in x), (place, [key for key in x if x[key] is not y[key]])
+        else:
+            assert x == y, place
+'''
+
+
+def test_unregister_restores_everything():
+    python(SNAPSHOT + '''
+before = snapshot()
+import fla_longhorn
+registered = snapshot()
+fla_longhorn.unregister()
+same(before, snapshot())
+try:
+    AutoConfig.for_model('longhorn')
+except ValueError as error:
+    assert 'longhorn' in str(error)
+else:
+    raise AssertionError('AutoConfig still knows it')
+fla_longhorn.unregister()
+same(before, snapshot())
+fla_longhorn.register()
+again = snapshot()
+assert registered.keys() == again.keys()
+assert all(registered[place].keys() == again[place].keys() for place in again if isinstance(again[place], dict))
+assert fla.__all__.count('Longhorn') == 1
+import torch
+tiny = dict(hidden_size=32, num_hidden_layers=1, vocab_size=16)
+ids = torch.arange(8)[None]
+for name, options in {'longhorn': {}, 'gla': {'num_heads': 2}, 'rwkv7': {'head_dim': 16}}.items():
+    mode = {} if name == 'longhorn' else {'attn_mode': 'longhorn'}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **tiny, **options, **mode))
+    assert any(isinstance(module, fla_longhorn.Longhorn) for module in model.modules()), name
+    model(ids, labels=ids).loss.backward()
+fla_longhorn.unregister()
+same(before, snapshot())
+''')
+
+
+@pytest.mark.parametrize('order', ['before', 'after'])
+def test_the_trainer_gets_its_own_function_back(order):
+    """Also where it is imported while the plugin is registered."""
+    python(f'''
+import sys, transformers
+from transformers.trainer_pt_utils import get_parameter_names as own
+if {order == 'before'}:
+    import transformers.trainer
+import fla_longhorn, transformers.trainer
+for module in (transformers.trainer, transformers.trainer_pt_utils):
+    assert module.get_parameter_names is not own
+fla_longhorn.unregister()
+for module in (transformers.trainer, transformers.trainer_pt_utils):
+    assert module.get_parameter_names is own
+''')
+
+
+def test_unregister_leaves_what_others_put_on_top():
+    python('''
+import fla_longhorn, fla.ops
+from fla.models.gla.modeling_gla import GLABlock
+ours = GLABlock.__init__
+def theirs(self, *args, **kwargs):
+    ours(self, *args, **kwargs)
+GLABlock.__init__ = theirs
+try:
+    fla_longhorn.unregister()
+except RuntimeError as error:
+    assert 'GLABlock.__init__ was replaced after fla_longhorn registered' in str(error), error
+else:
+    raise AssertionError('no error')
+assert GLABlock.__init__ is theirs and hasattr(fla.ops, 'chunk_longhorn')
+GLABlock.__init__ = ours
+fla_longhorn.unregister()
+assert GLABlock.__init__ is not ours and not hasattr(fla.ops, 'chunk_longhorn')
+''')
+
+
+def test_a_registration_that_fails_leaves_nothing():
+    python('''
+import fla.ops, fla.models.modeling_utils as utils, fla.modules.norm.l2norm as l2norm
+from fla import backends
+from inspect import unwrap
+del backends._function_registries[unwrap(l2norm.l2norm_bwd)]
+init, names = utils.FLAPreTrainedModel.__init__, list(fla.ops.__all__)
+try:
+    import fla_longhorn
+except KeyError:
+    pass
+else:
+    raise AssertionError('no error')
+assert fla.ops.__all__ == names and not hasattr(fla.ops, 'chunk_longhorn') and utils.FLAPreTrainedModel.__init__ is init
+''')
+
+
+class Owner:
+    own = 1
+
+
+class TestChanges:
+    def test_nothing_is_taken_back_where_one_thing_was_replaced(self):
+        changes, mapping, names = Changes(), {'a': 1}, ['x']
+        changes.set_attribute(Owner, 'own', 2)
+        changes.set_attribute(Owner, 'new', 3)
+        changes.append('names', names, 'y')
+        changes.append('names', names, 'x')
+        with changes.of_mapping('mapping', mapping):
+            mapping.update(a=4, b=5)
+        mapping['b'] = 6
+        with pytest.raises(RuntimeError, match=r"^mapping\['b'\] was replaced"):
+            changes.take_back()
+        assert (Owner.own, Owner.new, mapping, names) == (2, 3, {'a': 4, 'b': 6}, ['x', 'y'])
+        mapping['b'] = 5
+        changes.take_back()
+        assert (Owner.own, mapping, names) == (1, {'a': 1}, ['x'])
+        assert not hasattr(Owner, 'new') and not changes
