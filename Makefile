@@ -32,6 +32,7 @@ test: setup
 
 lint: setup
 	$(RUN) -m ruff check .
+	$(RUN) -m mypy
 
 format: setup
 	$(RUN) -m ruff check --fix .
@@ -42,4 +43,4 @@ bench: setup
 	$(RUN) -m benchmarks.kernels
 
 clean:
-	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -18,6 +18,7 @@ import sys
 import threading
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from types import ModuleType, TracebackType
+from typing import Any
 
 USAGE = """\
 usage: python -m fla_longhorn SCRIPT [ARGS...]       runs it as `python SCRIPT [ARGS...]` does
@@ -27,6 +28,9 @@ usage: python -m fla_longhorn SCRIPT [ARGS...]       runs it as `python SCRIPT [
 The program finds Longhorn in fla.ops, fla.layers, fla.models and transformers' Auto classes without importing fla_longhorn.
 Under a launcher, the runner comes after it: torchrun -m fla_longhorn -m my.train
 """
+
+# what `python -m` itself calls
+run_as_main = vars(runpy)['_run_module_as_main']
 
 
 class Plugin:
@@ -65,7 +69,7 @@ def run_module(args: list[str]) -> None:
     """As `python -m`, by the very function that serves it: `sys.path[0]` is the working directory already."""
     sys.argv[:] = ['-m', *args[1:]]
     new_main()
-    runpy._run_module_as_main(args[0])
+    run_as_main(args[0])
 
 
 def run_script(args: list[str]) -> None:
@@ -76,7 +80,7 @@ def run_script(args: list[str]) -> None:
     if finder is not None and (os.path.isdir(path) or not hasattr(finder, 'path')):
         set_search_path(os.path.join(os.getcwd(), path))
         new_main()
-        runpy._run_module_as_main('__main__', alter_argv=False)
+        run_as_main('__main__', alter_argv=False)
         return
     path = os.path.join(os.getcwd(), path)
     try:
@@ -90,7 +94,8 @@ def run_script(args: list[str]) -> None:
     loader = (SourceFileLoader if code is None else SourcelessFileLoader)('__main__', path)
     module = new_main()
     # what else a script's globals hold depends on the version, and this module's hold it too
-    present = {name: value for name, value in {'__annotations__': {}, '__cached__': None}.items() if name in globals()}
+    optional: dict[str, Any] = {'__annotations__': {}, '__cached__': None}
+    present = {name: value for name, value in optional.items() if name in globals()}
     vars(module).update(present, __file__=path, __loader__=loader)
     exec(compile(source, path, 'exec', dont_inherit=True) if code is None else code, vars(module))
 
@@ -136,7 +141,7 @@ def hide_runner() -> None:
 
 def die_interrupted() -> None:
     """Finish what Python finishes before it exits, then let SIGINT end the process, so that a shell's loop stops too."""
-    threading._shutdown()
+    vars(threading)['_shutdown']()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

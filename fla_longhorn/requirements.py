@@ -23,7 +23,8 @@ def check_requirements(requirements=REQUIREMENTS) -> None:
         found = installed_version(name)
         if found is None:
             raise ImportError(f'fla-longhorn needs {wanted}, which is not installed: {remedy}')
-        release = tuple(int(x) for x in re.match(r'\d+(?:\.\d+)*', found)[0].split('.'))
+        digits = re.match(r'\d+(?:\.\d+)*', found)
+        release = tuple(int(x) for x in digits[0].split('.')) if digits else ()
         if release < lowest or (below is not None and release >= below):
             raise ImportError(f'fla-longhorn needs {wanted}, found {found}: {remedy}')
 

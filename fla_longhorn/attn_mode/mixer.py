@@ -62,10 +62,12 @@ class RodimusPlusMixer(LonghornMixer):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
         **kwargs,
     ) -> tuple[torch.Tensor, None, tuple[Cache | None, tuple | None]]:
         pending = None if past_key_values is None else PendingCache(past_key_values)
-        o, _, _ = super().forward(hidden_states, attention_mask, pending, **kwargs)
+        o, _, _ = super().forward(hidden_states, attention_mask, pending, use_cache, output_attentions, **kwargs)
         return o, None, (past_key_values, None if pending is None else pending.states)
 
 
@@ -74,7 +76,7 @@ class PendingCache:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self.states = None
+        self.states: tuple[torch.Tensor | None, torch.Tensor | None] | None = None
 
     def __len__(self) -> int:
         return len(self.cache)

@@ -55,6 +55,13 @@ def replaces(owner: ModuleType | type, name: str) -> Callable[[Callable], Callab
     return declare
 
 
+def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
+    """An argument that fla lets a caller leave out, and always hands over."""
+    if x is None:
+        raise ValueError(f'{name} must be a tensor, got None')
+    return x
+
+
 def widen(x: torch.Tensor) -> torch.Tensor:
     """`x` in the dtype to compute in: float32, as fla's kernels do, but float64 stays so that gradients can be checked."""
     return x if x.dtype == torch.float64 else x.float()

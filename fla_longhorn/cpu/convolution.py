@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import implements, widen
+from fla_longhorn.cpu.backend import implements, require, widen
 
 # 2 MiB of float32
 BLOCK_ELEMENTS = 1 << 19
@@ -169,6 +169,7 @@ def causal_conv1d_bwd(
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of `x`, `weight`, `bias`, `residual` and `initial_state` (`None` for absent ones)."""
     wide, dz = widen(x.flatten(2)), widen(dy.flatten(2))
+    weight = require('weight', weight)
     taps = weight.to(wide.dtype)
     heads = _heads(wide, cu_seqlens, initial_state, weight.shape[1])
     if _swish(activation):
@@ -194,7 +195,8 @@ def causal_conv1d_bwd(
         tails = _Window(wide, cu_seqlens, dht.shape[-1], size=dht.shape[-1], from_end=True)
         tails.add_gradient(dht.mT.to(wide.dtype), dx, dstate)
 
-    dstate = None if initial_state is None else dstate.to(initial_state.dtype)
+    if dstate is not None and initial_state is not None:
+        dstate = dstate.to(initial_state.dtype)
     return dx.to(x.dtype).view(x.shape), dtaps.to(weight), dbias, None if residual is None else dy, dstate
 
 
@@ -222,6 +224,7 @@ def causal_conv1d_update(
     activation: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Take in one token a sequence, `x` `[N, D]`, `[N, 1, D]` or `[1, N, D]`, and update `cache` `[N, D, W]` in place."""
+    weight = require('weight', weight)
     D, W = weight.shape
     token = widen(x.reshape(-1, D))
     past = token.new_zeros(*token.shape, W - 1) if cache is None else cache[..., 1:].to(token.dtype)

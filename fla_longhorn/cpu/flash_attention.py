@@ -80,7 +80,9 @@ def flash_attn_func(
             blind = ~mask.any(-1)
             mask |= blind[:, None]
     o = F.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
         attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=triangle,
@@ -132,7 +134,9 @@ def flash_attn_varlen_func(
     sequences = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     return torch.cat([
         flash_attn_func(
-            *(x[None] for x in sequence),
+            q_row[None],
+            k_row[None],
+            v_row[None],
             dropout_p=dropout_p,
             softmax_scale=softmax_scale,
             causal=causal,
@@ -141,7 +145,7 @@ def flash_attn_varlen_func(
             alibi_slopes=alibi_slopes,
             return_attn_probs=return_attn_probs,
         )[0]
-        for sequence in sequences
+        for q_row, k_row, v_row in sequences
     ])
 
 

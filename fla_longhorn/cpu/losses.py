@@ -137,7 +137,7 @@ def logsumexp_fwd(
     """The logsumexp `[...]` over the last dimension of `x` `[..., D]`, float32 unless `dtype` says otherwise."""
     rows = x.reshape(-1, x.shape[-1])
     z = torch.empty(len(rows), dtype=torch.promote_types(x.dtype, torch.float32))
-    for block in _blocks(*rows.shape, BLOCK_ELEMENTS):
+    for block in _blocks(rows.shape[0], rows.shape[1], BLOCK_ELEMENTS):
         z[block] = _transform(rows[block], scale, softcapping).logsumexp(-1)
     return z.view(x.shape[:-1]).to(z.dtype if dtype is None else dtype)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from fla_longhorn.cpu.backend import implements, widen
+from fla_longhorn.cpu.backend import implements, require, widen
 
 
 def _cast(param: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -102,6 +102,10 @@ def _add_residual(
     return rows, x
 
 
+def _as_parameter(gradient: torch.Tensor | None, parameter: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None or parameter is None else gradient.to(parameter)
+
+
 def _input_gradients(
     dx: torch.Tensor,
     dresidual: torch.Tensor | None,
@@ -150,11 +154,10 @@ def layer_norm_bwd(
     num_groups: int = 1,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return `dx`, `dweight`, `dbias`, the residual's gradient and, with `recompute_output`, the forward output."""
-    rows, mean = widen(x), None if is_rms_norm else mean
+    rows, mean, rstd = widen(x), None if is_rms_norm else mean, require('rstd', rstd)
     dx, dweight, dbias = _normalise_backward(widen(dy), rows, weight, bias, mean, rstd, num_groups)
     dx, dresidual_in = _input_gradients(dx, dres, x, has_residual, x_dtype)
-    dweight = None if weight is None else dweight.to(weight)
-    dbias = None if bias is None else dbias.to(bias)
+    dweight, dbias = _as_parameter(dweight, weight), _as_parameter(dbias, bias)
     if not recompute_output:
         return dx, dweight, dbias, dresidual_in
     y = _affine(_standardise(rows, mean, rstd), weight, bias, num_groups)
@@ -213,7 +216,7 @@ def layer_norm_gated_bwd(
     recompute_output: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return `dx`, `dg`, `dweight`, `dbias`, the residual's gradient and, with `recompute_output`, the forward output."""
-    rows, mean = widen(x), None if is_rms_norm else mean
+    rows, mean, rstd = widen(x), None if is_rms_norm else mean, require('rstd', rstd)
     wide_dy, wide_g = widen(dy), widen(g)
     gate = _gate(wide_g, activation)
     y = _affine(_standardise(rows, mean, rstd), weight, bias, 1)
@@ -221,8 +224,7 @@ def layer_norm_gated_bwd(
     dx, dweight, dbias = _normalise_backward(wide_dy * gate, rows, weight, bias, mean, rstd, 1)
     dx, dresidual_in = _input_gradients(dx, dresidual, x, has_residual, x_dtype)
     dg = dg.to(g.dtype if x_dtype is None else x_dtype)
-    dweight = None if weight is None else dweight.to(weight)
-    dbias = None if bias is None else dbias.to(bias)
+    dweight, dbias = _as_parameter(dweight, weight), _as_parameter(dbias, bias)
     if not recompute_output:
         return dx, dg, dweight, dbias, dresidual_in
     return dx, dg, dweight, dbias, dresidual_in, y.mul_(gate).to(dy.dtype)

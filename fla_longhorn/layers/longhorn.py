@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.nn as nn
@@ -21,7 +21,6 @@ from fla_longhorn.ops.inputs import check_cp_context
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
-    from transformers.processing_utils import Unpack
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 # up to this length one pass over time is at least as fast as splitting it
@@ -99,8 +98,6 @@ class Longhorn(nn.Module):
             scalar_beta=scalar_beta, k_norm=k_norm, norm_eps=norm_eps, layer_idx=layer_idx,
         )
         intermediate_size = round(hidden_size * expand)
-        if beta_rank == 'auto':
-            beta_rank = math.ceil(hidden_size / 16)
 
         self.mode = mode
         self.hidden_size = hidden_size
@@ -109,7 +106,7 @@ class Longhorn(nn.Module):
         self.num_heads = num_heads
         self.intermediate_size = intermediate_size
         self.head_v_dim = intermediate_size // num_heads
-        self.beta_rank = beta_rank
+        self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
         self.exact = exact
         self.scalar_beta = scalar_beta
         self.norm_eps = norm_eps
@@ -119,8 +116,8 @@ class Longhorn(nn.Module):
         self.conv1d = ShortConvolution(
             hidden_size=intermediate_size, kernel_size=conv_size, bias=conv_bias, activation='silu',
         )
-        self.x_proj = nn.Linear(intermediate_size, beta_rank + 2 * num_heads * state_size, bias=False)
-        self.beta_proj = nn.Linear(beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
+        self.x_proj = nn.Linear(intermediate_size, self.beta_rank + 2 * num_heads * state_size, bias=False)
+        self.beta_proj = nn.Linear(self.beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
         self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
         self.D = nn.Parameter(torch.ones(intermediate_size))
         self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
@@ -154,7 +151,7 @@ class Longhorn(nn.Module):
         past_key_values: Cache | None = None,
         use_cache: bool | None = False,
         output_attentions: bool | None = False,
-        **kwargs: Unpack[dict],
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Cache | None]:
         """Mix tokens.
 
@@ -256,7 +253,7 @@ class Longhorn(nn.Module):
         return repad_hidden_states(o, indices, batch_size, q_len), None, past_key_values
 
 
-def can_update_in_place(state: torch.Tensor | None) -> bool:
+def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
     if state is None or torch.is_grad_enabled() or state.requires_grad:
         return False

@@ -55,6 +55,10 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def check_integer(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
     if not is_integer(value):
         raise TypeError(f'{name} must be an integer, got {value!r}')
@@ -65,7 +69,7 @@ def check_integer(name: str, value: Any, least: int = 1, most: int | None = None
 
 def check_number(name: str, value: Any) -> None:
     """A positive, finite one."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    if not is_number(value):
         raise TypeError(f'{name} must be a number, got {value!r}')
     if not 0 < value < math.inf:
         raise ValueError(f'{name} must be positive and finite, got {value}')

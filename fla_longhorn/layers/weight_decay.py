@@ -7,11 +7,12 @@ asks for. transformers' Trainer asks for neither, so `fla_longhorn.registry` wra
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn as nn
 
 
-def mark_no_weight_decay(layer: nn.Module) -> None:
+def mark_no_weight_decay(layer: Any) -> None:
     for name in layer.no_weight_decay:
         parameter = layer._parameters.get(name)
         if parameter is not None:

@@ -28,7 +28,7 @@ def register_call_hooks(model: nn.Module) -> None:
     model.register_forward_hook(after_forward)
 
 
-def before_forward(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     if args:
         kwargs = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
     known = {name: kwargs[name] for name in ARGUMENTS if name in kwargs}

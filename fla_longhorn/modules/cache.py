@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fla.models.utils import Cache
 
 
-def read_states(layer: nn.Module, cache: Cache | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def read_states(layer: Any, cache: Cache | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """`(recurrent_state, conv_state)` of N sequences in `cache`, `(None, None)` where the layer of Longhorn has seen
     none of them.
 
@@ -39,7 +39,7 @@ def read_states(layer: nn.Module, cache: Cache | None, N: int) -> tuple[torch.Te
                 f'past_key_values must hold a {name} of shape {list(shape)}, one a sequence, in layer {layer.layer_idx}, '
                 f'got {got}: is it the cache of another model or of another batch?'
             )
-    return tuple(outside_inference_mode(state[name]) for name in wanted)
+    return outside_inference_mode(state['recurrent_state']), outside_inference_mode(state['conv_state'])
 
 
 def outside_inference_mode(state: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
 
     What a layer of Longhorn finds in the cache, it checks itself.
     """
-    if seen_tokens(cache) == 0:
+    if cache is None or seen_tokens(cache) == 0:
         return
     layers = list(layers)
     if len(cache) != len(layers):

@@ -51,7 +51,7 @@ def gather(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 @torch.compiler.disable
-def convolve_part(convolution: nn.Module, x: torch.Tensor, cp_context: FLACPContext) -> torch.Tensor:
+def convolve_part(convolution: nn.Conv1d, x: torch.Tensor, cp_context: FLACPContext) -> torch.Tensor:
     """Outputs `[1, T, D]` of fla's `ShortConvolution`; `x` `[1, T, D]` is this rank's part."""
     cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
     if group is None or width == 1:

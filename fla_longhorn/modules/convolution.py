@@ -121,12 +121,10 @@ class ShortConvolution(modules.ShortConvolution):
 
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
-        in_place = (
-            output_final_state and cache is not None and cu_seqlens is None and x.shape[1] == 1
-            and not torch.is_grad_enabled()
-        )
-        if in_place:
-            y, state = _step(rows, weight, cache, lengths), cache
+        stepping = output_final_state and cu_seqlens is None and x.shape[1] == 1 and not torch.is_grad_enabled()
+        in_place = cache if stepping else None
+        if in_place is not None:
+            y, state = _step(rows, weight, in_place, lengths), in_place
         elif cu_seqlens is None:
             y, state = _convolve_rows(rows, weight, cache, lengths)
         else:
@@ -140,4 +138,4 @@ class ShortConvolution(modules.ShortConvolution):
         y = y.to(x.dtype).view(x.shape)
         if not output_final_state:
             return y, None
-        return y, state if in_place else state.to(x.dtype).contiguous()
+        return y, state if in_place is not None else state.to(x.dtype).contiguous()

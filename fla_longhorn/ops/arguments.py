@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_type_hints
+from collections.abc import Iterable
+from typing import Any, NamedTuple, get_type_hints
 
+import torch
 from torch import Tensor
 
 
@@ -51,11 +53,22 @@ class Arguments(NamedTuple):
         return {name: getattr(self, name) for name in DIFFERENTIABLE}
 
     def contiguous(self) -> Arguments:
-        return self._replace(**{name: None if x is None else x.contiguous() for name, x in self.tensors.items()})
+        fields: dict[str, Any] = {name: None if x is None else x.contiguous() for name, x in self.tensors.items()}
+        return self._replace(**fields)
+
+    def without(self, names: Iterable[str]) -> Arguments:
+        """The others, with `None` in place of these tensors."""
+        absent: dict[str, Any] = dict.fromkeys(names)
+        return self._replace(**absent)
 
     @property
     def tensors(self) -> dict[str, Tensor | None]:
         return {name: getattr(self, name) for name in TENSORS}
+
+
+def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
+    """A result, or the empty float32 tensor that stands for one that is not asked for."""
+    return like.new_empty(0, dtype=torch.float32) if x is None else x
 
 
 TYPES = get_type_hints(Arguments)

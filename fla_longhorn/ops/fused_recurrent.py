@@ -40,6 +40,6 @@ def fused_recurrent_longhorn(
     )
 
 
-fused_recurrent_longhorn.__doc__ = chunk_longhorn.__doc__.replace(
+fused_recurrent_longhorn.__doc__ = (chunk_longhorn.__doc__ or '').replace(
     'over whole sequences.', 'in one pass over time: decoding, short sequences, large batches.'
 ).replace('chunk_longhorn(', 'fused_recurrent_longhorn(')

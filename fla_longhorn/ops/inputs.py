@@ -151,7 +151,7 @@ def check_cp_context(
             raise ValueError(f'cp_context.{name} must be between 0 and {most} on rank {rank} of {size}, got {count}')
 
 
-def _check_tensor(name: str, x: torch.Tensor, q: torch.Tensor, allow_float64: bool) -> None:
+def _check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f'{name} must be a torch.Tensor, got {type(x).__name__}')
     if x.dtype == torch.float64 and not allow_float64:

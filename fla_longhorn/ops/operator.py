@@ -82,7 +82,7 @@ def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(*args.tensors.values(), states)
     ctx.mark_non_differentiable(states)
     ctx.set_materialize_grads(False)
-    ctx.args, ctx.parallel = args._replace(**dict.fromkeys(TENSORS)), parallel
+    ctx.args, ctx.parallel = args.without(TENSORS), parallel
     ctx.shape = o.shape
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -99,8 +100,8 @@ def copy_to(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return copy.copy_(x)
 
 
-def make_options(case: Case, device: torch.device, exact: bool) -> dict:
-    options = {
+def make_options(case: Case, device: torch.device, exact: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
         'scale': case.scale, 'use_beta_sigmoid_in_kernel': case.sigmoid, 'state_v_first': case.state_v_first, 'exact': exact,
     }
     if case.lengths is not None:

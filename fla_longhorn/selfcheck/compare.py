@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 
@@ -63,23 +64,24 @@ def differentiate(op: Callable, inputs: dict[str, torch.Tensor], options: dict, 
 
 def update(inputs: dict[str, torch.Tensor], options: dict, like: torch.Tensor) -> dict[str, torch.Tensor]:
     """What `longhorn_state_update` returns and leaves in the state, which starts at zero where the case gives none."""
-    inputs = {name: x.detach() for name, x in inputs.items()}
-    state = inputs.pop('initial_state', torch.zeros_like(like)).clone()
-    return {'o': ops.longhorn_state_update(state, **inputs, **options), 'final_state': state}
+    arguments: dict[str, Any] = {name: x.detach() for name, x in inputs.items()}
+    state = arguments.pop('initial_state', torch.zeros_like(like)).clone()
+    return {'o': ops.longhorn_state_update(state, **arguments, **options), 'final_state': state}
 
 
 @contextmanager
 def unwritten_memory_is_nan() -> Iterator[None]:
     """Have `torch.empty` and its kin return NaN, as PyTorch does where it is told to be deterministic."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    filled = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    settings.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = filled
 
 
 def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
@@ -95,7 +97,7 @@ class Reference:
     """Float64 results on the CPU, each computed once for the ops that share a case."""
 
     def __init__(self) -> None:
-        self.known = {}
+        self.known: dict[tuple[Case, torch.dtype, bool], dict[str, torch.Tensor]] = {}
 
     def __call__(self, case: Case, dtype: torch.dtype, exact: bool) -> dict[str, torch.Tensor]:
         if (key := (case, dtype, exact)) not in self.known:

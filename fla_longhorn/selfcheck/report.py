@@ -22,7 +22,7 @@ def describe(device: torch.device) -> dict[str, str]:
     about['platform'] = platform.platform()
     about['python'] = platform.python_version()
     about['fla-longhorn'] = fla_longhorn.__version__
-    about.update({name: installed_version(name) for name, *_ in REQUIREMENTS})
+    about.update({name: str(installed_version(name)) for name, *_ in REQUIREMENTS})
     if about['backend'] == 'numba':
         about['numba'] = package_version('numba')
     if device.type == 'cuda':
@@ -36,8 +36,8 @@ def describe(device: torch.device) -> dict[str, str]:
 def hardware(device: torch.device) -> str:
     if device.type == 'cpu':
         return f'{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads'
-    module = getattr(torch, device.type, None)
-    return module.get_device_name(device) if hasattr(module, 'get_device_name') else device.type
+    get_name = getattr(getattr(torch, device.type, None), 'get_device_name', None)
+    return device.type if get_name is None else get_name(device)
 
 
 class Table:
@@ -46,10 +46,13 @@ class Table:
     COLUMNS = ('op', 'update', 'dtype', 'cases', 'outputs', 'gradients', '')
 
     def __init__(self, results: list[Result]) -> None:
-        groups = {}
+        groups: dict[tuple[str, str, str], list[Result]] = {}
         for result in results:
             groups.setdefault((result.op, result.update, result.dtype), []).append(result)
-        self.rows = [self.row(*key, group) for key, group in sorted(groups.items(), key=lambda item: item[0][2] != 'float32')]
+        self.rows = [
+            self.row(op, update, dtype, group)
+            for (op, update, dtype), group in sorted(groups.items(), key=lambda item: item[0][2] != 'float32')
+        ]
 
     @staticmethod
     def row(op: str, kind: str, dtype: str, group: list[Result]) -> tuple[str, ...]:

@@ -87,8 +87,9 @@ NAMES = {
     'transformers.modeling_layers': ('GradientCheckpointingLayer',),
     'transformers.modeling_outputs': ('BaseModelOutputWithPast',),
     'transformers.models.auto.configuration_auto': ('CONFIG_MAPPING', 'CONFIG_MAPPING._extra_content'),
-    'transformers.processing_utils': ('Unpack',),
 }
+# what some versions have, and none needs to
+OPTIONAL = ('transformers.configuration_utils.PreTrainedConfig.keys_to_ignore_at_inference',)
 # paths that are put together when the program runs, and what puts them together
 PATTERNS = {'fla.models.*.modeling_*': 'fla_longhorn.attn_mode.families.FAMILIES'}
 

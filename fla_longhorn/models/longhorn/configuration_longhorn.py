@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fla.models.configuration_utils import parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -108,10 +110,10 @@ class LonghornConfig(PreTrainedConfig):
         self.use_l2warp = use_l2warp
         self.vocab_size = vocab_size
         validate_loss_config(fuse_cross_entropy=fuse_cross_entropy, fuse_linear_cross_entropy=fuse_linear_cross_entropy)
-        super().__init__(
-            pad_token_id=pad_token_id,
-            bos_token_id=bos_token_id,
-            eos_token_id=eos_token_id,
-            tie_word_embeddings=tie_word_embeddings,
-            **kwargs,
-        )
+        shared: dict[str, Any] = {
+            'pad_token_id': pad_token_id,
+            'bos_token_id': bos_token_id,
+            'eos_token_id': eos_token_id,
+            'tie_word_embeddings': tie_word_embeddings,
+        }
+        super().__init__(**shared, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
@@ -24,7 +24,6 @@ from fla_longhorn.modules.padding import check_attention_mask
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import BaseModelOutputWithPast
-    from transformers.processing_utils import Unpack
 
 
 class LonghornBlock(GradientCheckpointingLayer):
@@ -47,6 +46,7 @@ class LonghornBlock(GradientCheckpointingLayer):
                 hidden_act=config.hidden_act,
                 fuse_swiglu=config.fuse_swiglu,
             )
+        projection: Any
         for projection in self.residual_projections():
             # transformers never hands a module without parameters of its own, such as the MLP, to `_init_weights`
             projection.ends_residual_branch = True
@@ -63,7 +63,7 @@ class LonghornBlock(GradientCheckpointingLayer):
         use_cache: bool | None = False,
         output_attentions: bool | None = False,
         attnres_states: list[torch.Tensor] | None = None,
-        **kwargs: Unpack[dict],
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
         residual, cache = hidden_states, past_key_values
         if isinstance(self.attn, Attention) and not use_cache:
@@ -114,16 +114,17 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Conv1d)):
             module.reset_parameters()
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-            if getattr(module, 'ends_residual_branch', False):
-                self._init_residual_projection(module)
+            if isinstance(module, nn.Linear):
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+                if getattr(module, 'ends_residual_branch', False):
+                    self._init_residual_projection(module)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, Longhorn):
             nn.init.ones_(module.D)
-        elif hasattr(module, 'reset_parameters'):
-            module.reset_parameters()
+        elif callable(reset_parameters := getattr(module, 'reset_parameters', None)):
+            reset_parameters()
 
     def _init_residual_projection(self, projection: nn.Linear) -> None:
         """PyTorch's default, uniform in +-1/sqrt(fan_in), over the square root of the number of residual branches."""
@@ -158,7 +159,7 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **kwargs: Unpack[dict],
+        **kwargs: Any,
     ) -> tuple | BaseModelOutputWithPast:
         """As fla's models; the keywords are those of :class:`fla_longhorn.layers.Longhorn`, which says what they mean."""
         check_keywords(f'{type(self).__name__}.forward', kwargs)
@@ -167,13 +168,13 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         check_layers(past_key_values, self.layers)
         tokens = inputs_embeds if input_ids is None else input_ids
         if tokens is not None:
-            length = None
+            (B, T), length = tokens.shape[:2], None
             if self.config.attn is not None:
                 # attention needs the mask of what it has seen too
-                length = tokens.shape[1] + seen_tokens(past_key_values)
-            check_attention_mask(attention_mask, *tokens.shape[:2], length)
+                length = T + seen_tokens(past_key_values)
+            check_attention_mask(attention_mask, B, T, length)
             kwargs = take_boundaries(
-                kwargs, *tokens.shape[:2], tokens.device, attention_mask, filled=seen_tokens(past_key_values) > 0,
+                kwargs, B, T, tokens.device, attention_mask, filled=seen_tokens(past_key_values) > 0,
             )
         if torch.compiler.is_compiling() and past_key_values is None:
             # fla makes a cache where no trace can follow
@@ -216,7 +217,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         return_dict: bool | None = None,
         logits_to_keep: int | torch.Tensor | None = 0,
         num_items_in_batch: int | torch.Tensor | None = None,
-        **kwargs: Unpack[dict],
+        **kwargs: Any,
     ) -> tuple | CausalLMOutputWithPast:
         """As fla's, and with labels that are shifted already, `shift_labels` `[B, T]`, which win over `labels`."""
         # not in the signature: the Trainer takes every name with `label` in it for one that each batch has
@@ -259,28 +260,34 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         use_l2warp: bool | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """fla's, whose losses a trace replaces by PyTorch's. A criterion of the user's own stays."""
-        has_labels = labels is not None or shift_labels is not None
-        if not torch.compiler.is_compiling() or not has_labels or self.criterion is not None:
+        traced = torch.compiler.is_compiling() and self.criterion is None
+        targets = next_tokens(labels, shift_labels) if traced else None
+        if targets is None:
             return super()._compute_logits_and_loss(
                 hidden_states, labels, logits_to_keep, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch,
                 fuse_linear_cross_entropy=fuse_linear_cross_entropy, use_l2warp=use_l2warp,
             )
         config, head = self.config, self.lm_head
         use_l2warp = config.use_l2warp if use_l2warp is None else use_l2warp
-        if shift_labels is None:
-            shift_labels = F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)
-        shift_labels = shift_labels.to(hidden_states.device)
+        targets = targets.to(hidden_states.device)
         reduction = 'mean' if num_items_in_batch is None else 'sum'
         logits = None
         if config.fuse_linear_cross_entropy if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy:
-            loss = linear_cross_entropy(hidden_states, shift_labels, head.weight, head.bias, reduction, use_l2warp)
+            loss = linear_cross_entropy(hidden_states, targets, head.weight, head.bias, reduction, use_l2warp)
         else:
             logits = head(hidden_states)
             criterion = cross_entropy if config.fuse_cross_entropy else F.cross_entropy
-            loss = criterion(logits.flatten(0, -2), shift_labels.flatten(), reduction=reduction)
+            loss = criterion(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
             loss = l2_warp(loss, logits) if use_l2warp else loss
         if num_items_in_batch is not None:
             if isinstance(num_items_in_batch, torch.Tensor):
                 num_items_in_batch = num_items_in_batch.to(loss.device)
             loss = loss / num_items_in_batch
         return loss, logits
+
+
+def next_tokens(labels: torch.Tensor | None, shift_labels: torch.Tensor | None) -> torch.Tensor | None:
+    """What each position has to predict: `shift_labels` where they are given, else the label of the next position."""
+    if shift_labels is not None or labels is None:
+        return shift_labels
+    return F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)

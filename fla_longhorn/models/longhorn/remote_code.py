@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.models.longhorn.modeling_longhorn import LonghornForCausalLM, LonghornModel
@@ -60,6 +61,7 @@ def _save_pretrained(save):
     return save_pretrained
 
 
-LonghornConfig.save_pretrained = _save_pretrained(LonghornConfig.save_pretrained)
+_class: Any = LonghornConfig
+_class.save_pretrained = _save_pretrained(LonghornConfig.save_pretrained)
 for _class in (LonghornConfig, LonghornModel, LonghornForCausalLM):
     _class.register_for_auto_class = staticmethod(register_for_auto_class)

@@ -29,6 +29,6 @@ def run(args: Arguments, cp_context: FLACPContext, *, parallel: bool) -> tuple[T
         return operator.run(args, parallel)[0], None
     # what passes between ranks has one layout
     args = args._replace(scale=float(args.scale), state_v_first=False)
-    call = Call(args._replace(**dict.fromkeys(DIFFERENTIABLE)), Part.of(cp_context), operator.needs_gradient(args), parallel)
+    call = Call(args.without(DIFFERENTIABLE), Part.of(cp_context), operator.needs_gradient(args), parallel)
     function = RingFunction if args.exact else GatherFunction
     return function.apply(args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens, call), None

@@ -16,7 +16,7 @@ class GatherFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, beta, D, z, cu_seqlens, call: Call):
-        part, H, K, V = call.part, *q.shape[2:], v.shape[-1]
+        part, (H, K), V = call.part, q.shape[2:], v.shape[-1]
         N = part.num_sequences
         cu_seqlens = None if N == 1 else cu_seqlens
         summary = q.new_zeros(2, 1, H, K, V, dtype=torch.float32)
@@ -27,8 +27,8 @@ class GatherFunction(torch.autograd.Function):
             summary[1] = local
             if decay is not None:
                 summary[0] = decay
-        h0 = fold(summary, part, range(part.rank - part.before, part.rank))
-        h0 = state_at(0, h0, N) if part.before else None
+        incoming = fold(summary, part, range(part.rank - part.before, part.rank))
+        h0 = state_at(0, incoming, N) if part.before else None
         o, _, states = call.fwd(q, k, v, beta, D, z, cu_seqlens, h0, output_final_state=False)
         ctx.save_for_backward(q, k, v, beta, D, z, cu_seqlens, h0, states, summary[0].clone() if part.inside else None)
         ctx.call = call
@@ -39,7 +39,7 @@ class GatherFunction(torch.autograd.Function):
     def backward(ctx, do):
         q, k, v, beta, D, z, cu_seqlens, h0, states, decay = ctx.saved_tensors
         call, part = ctx.call, ctx.call.part
-        H, K, V = *q.shape[2:], v.shape[-1]
+        (H, K), V = q.shape[2:], v.shape[-1]
         summary = q.new_zeros(2, 1, H, K, V, dtype=torch.float32)
         if part.before:
             head = part.head
@@ -50,8 +50,8 @@ class GatherFunction(torch.autograd.Function):
             summary[1] = backward_summary(do[:, head], states, args, parallel=call.parallel)
             if decay is not None:
                 summary[0] = decay
-        dht = fold(summary, part, range(part.rank + part.after, part.rank, -1))
-        dht = state_at(-1, dht, part.num_sequences) if part.after else None
+        incoming = fold(summary, part, range(part.rank + part.after, part.rank, -1))
+        dht = state_at(-1, incoming, part.num_sequences) if part.after else None
         dq, dk, dv, dbeta, _, dD, dz = call.bwd(do, dht, states, q, k, v, beta, D, z, cu_seqlens, h0)
         return dq, dk, dv, dbeta, None if D is None else dD, None if z is None else dz, None, None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fla_longhorn.ops.context_parallel.part import Call, Part, state_at
+
+Given = TypeVar('Given', Tensor, None)
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,16 @@ class RingFunction(torch.autograd.Function):
     def forward(ctx, q, k, v, beta, D, z, cu_seqlens, call: Call):
         part, shape = call.part, (1, *q.shape[2:], v.shape[-1])
         pieces = pieces_of(part, cu_seqlens)
-        outputs, saved, sent = [], [], []
+        outputs: list[Tensor] = []
+        saved: list[Tensor | None] = []
+        sent: list[tuple[dist.Work | None, Tensor]] = []
         for piece in reversed(pieces):
             h0 = None
             if piece.receives:
                 h0 = state_at(0, receive(part, part.rank - 1, shape, q.device), piece.num_sequences)
             o, ht, states = call.fwd(
-                *take(piece, q, k, v, beta), D, *take(piece, z), piece.cu_seqlens, h0, output_final_state=piece.sends,
+                take(piece, q), take(piece, k), take(piece, v), take(piece, beta), D, take(piece, z), piece.cu_seqlens, h0,
+                output_final_state=piece.sends,
             )
             if piece.sends:
                 sent.append(send(part, part.rank + 1, ht[-1:]))
@@ -70,7 +76,8 @@ class RingFunction(torch.autograd.Function):
             if piece.sends:
                 dht = state_at(-1, receive(part, part.rank + 1, shape, q.device), piece.num_sequences)
             *dx, dh0, dD, dz = call.bwd(
-                *take(piece, do), dht, states, *take(piece, q, k, v, beta), D, *take(piece, z), piece.cu_seqlens, h0,
+                take(piece, do), dht, states, take(piece, q), take(piece, k), take(piece, v), take(piece, beta), D,
+                take(piece, z), piece.cu_seqlens, h0,
             )
             if piece.receives:
                 sent.append(send(part, part.rank - 1, dh0[:1]))
@@ -82,12 +89,12 @@ class RingFunction(torch.autograd.Function):
         return dq, dk, dv, dbeta, dD, dz, None, None
 
 
-def take(piece: Piece, *tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if x is None else x[:, piece.tokens] for x in tensors]
+def take(piece: Piece, x: Given) -> Given:
+    return None if x is None else x[:, piece.tokens]
 
 
 def join(parts: Sequence[Tensor | None]) -> Tensor | None:
-    return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, 1)
+    return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat([x for x in parts if x is not None], 1)
 
 
 def receive(part: Part, rank: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -96,12 +103,13 @@ def receive(part: Part, rank: int, shape: tuple[int, ...], device: torch.device)
     return out
 
 
-def send(part: Part, rank: int, x: Tensor) -> tuple[dist.Work, Tensor]:
+def send(part: Part, rank: int, x: Tensor) -> tuple[dist.Work | None, Tensor]:
     """The work, and what must live until it is done."""
     x = x.contiguous()
     return dist.isend(x, group=part.group, group_dst=rank), x
 
 
-def wait(sent: list[tuple[dist.Work, Tensor]]) -> None:
+def wait(sent: list[tuple[dist.Work | None, Tensor]]) -> None:
     for work, _ in sent:
-        work.wait()
+        if work is not None:
+            work.wait()

@@ -55,7 +55,7 @@ def longhorn_fwd(args: Arguments, *, save_states: bool, parallel: bool, final_st
         flat(o), flat(final_state), flat(states), H, K, V, C, BV,
         args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
-    if output_final_state and state_v_first:
+    if final_state is not None and output_final_state and state_v_first:
         final_state = final_state.transpose(-1, -2)
         final_state = final_state.contiguous() if given is None else given.copy_(final_state)
     return o.to(args.v.dtype), final_state, states

@@ -71,7 +71,7 @@ def _splat(builder, scalar):
 def load(typingctx, x, index):
     """`x[index:index + W]`."""
     def codegen(context, builder, sig, args):
-        p = _address(context, builder, sig.args[0], *args, W)
+        p = _address(context, builder, sig.args[0], args[0], args[1], W)
         return builder.load(builder.bitcast(p, _VECTOR.as_pointer()), align=4, typ=_VECTOR)
     return vec(x, types.intp), codegen
 
@@ -80,7 +80,7 @@ def load(typingctx, x, index):
 def store(typingctx, x, index, value):
     """`x[index:index + W] = value`."""
     def codegen(context, builder, sig, args):
-        p = _address(context, builder, sig.args[0], *args[:2], W)
+        p = _address(context, builder, sig.args[0], args[0], args[1], W)
         builder.store(args[2], builder.bitcast(p, _VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
     return types.void(x, types.intp, vec), codegen
@@ -150,7 +150,7 @@ def add_sums(typingctx, x, index, a, b):
         while width > 2:
             width //= 2
             value = builder.fadd(shuffle(value, list(range(width))), shuffle(value, list(range(width, 2 * width))))
-        p = builder.bitcast(_address(context, builder, sig.args[0], *args[:2], 2), value.type.as_pointer())
+        p = builder.bitcast(_address(context, builder, sig.args[0], args[0], args[1], 2), value.type.as_pointer())
         builder.store(builder.fadd(builder.load(p, align=4, typ=value.type), value), p, align=4)
         return context.get_dummy_value()
     return types.void(x, types.intp, vec, vec), codegen

@@ -93,7 +93,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
         y += D.float() * v
         dv += D.float() * dy
         dD = (dy * v).sum((0, 1)).to(D.dtype)
-    if z is not None:
+    if z is not None and gate is not None:
         dz = batch_first(do * y * gate * (1 + time_first(z) * (1 - gate)), z)
     if args.initial_state is None:
         dh = inputs[0].new_empty(0)

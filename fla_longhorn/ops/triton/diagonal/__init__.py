@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_bwd_segments
@@ -20,7 +20,8 @@ def diagonal_fwd(
     q, k, cu_seqlens = args.q, args.k, args.cu_seqlens
     B, T, H, K, V = args.sizes
     N = args.num_sequences
-    h0, beta, D = (None if x is None else x.contiguous() for x in (args.initial_state, args.beta, args.D))
+    beta = args.beta.contiguous()
+    h0, D = (None if x is None else x.contiguous() for x in (args.initial_state, args.D))
     ht = final_state
     if args.output_final_state and ht is None:
         ht = q.new_empty(args.state_shape, dtype=torch.float32)
@@ -29,7 +30,7 @@ def diagonal_fwd(
 
     if T == 1 and cu_seqlens is None and not save_states:
         o = longhorn_fwd_step(q, k, v, beta, D, z, h0, ht, scale=args.scale, **options)
-        return o, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, None))
+        return o, or_empty(ht, o), or_empty(None, o)
 
     C, L = checkpoint_interval(K), segment_length(args, parallel)
     states = None
@@ -42,7 +43,7 @@ def diagonal_fwd(
         )
         h0 = segments.combine_segments(decay, local, h0, cu_seqlens, N=N, T=T, L=L, reverse=False)
     o = longhorn_fwd_segments(rows, v, s_v, beta, D, z, s_z, h0, ht, states, cu_seqlens, K=K, L=L, C=C, **options)
-    return o, *(q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, states))
+    return o, or_empty(ht, o), or_empty(states, o)
 
 
 def diagonal_bwd(

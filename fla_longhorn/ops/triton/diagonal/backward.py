@@ -8,6 +8,8 @@ With G_t = dL/dS_t, y = v - k S_{t-1} per entry and m = G (v / 2 - k S_{t-1}), p
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -292,7 +294,7 @@ def longhorn_bwd_segments(
     multiprocessors: int,
     use_beta_sigmoid: bool,
     state_v_first: bool,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor | None, ...]:
     """Run every segment of L tokens back from the gradient in `dht`; returns (dq, dk, dv, dbeta, dD, dz), fills `dh0`."""
     B, T, H, K = q.shape
     V = v.shape[-1]
@@ -308,7 +310,7 @@ def longhorn_bwd_segments(
         return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     dq, dk, dv, dbeta, dz = fresh(q), fresh(k), fresh(v), fresh(beta), fresh(z)
-    f32 = dict(dtype=torch.float32, device=v.device)
+    f32: dict[str, Any] = dict(dtype=torch.float32, device=v.device)
     part = torch.empty(NV, H, B * T, 2 * KP + 4, **f32)
     dD = None if D is None else torch.empty(NS, H, V, **f32)
     longhorn_bwd_kernel[(programs,)](
@@ -321,4 +323,4 @@ def longhorn_bwd_segments(
     longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](
         part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, KP=KP, BT=BT, SCALAR_BETA=scalar_beta, num_warps=2,
     )
-    return dq, dk, dv, dbeta, None if D is None else dD.sum(0).to(D.dtype), dz
+    return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
@@ -37,7 +37,7 @@ def exact_fwd(
         states = args.q.new_empty((slots, H, K, V), dtype=torch.float32)
     forward = chunk_longhorn_exact_fwd if parallel else fused_recurrent_longhorn_exact_fwd
     o = forward(args, ht, states)
-    return o, *(args.q.new_empty(0, dtype=torch.float32) if x is None else x for x in (ht, states))
+    return o, or_empty(ht, o), or_empty(states, o)
 
 
 def exact_bwd(

@@ -262,4 +262,4 @@ def chunk_longhorn_exact_bwd(
     dq, dk = chunk_longhorn_exact_bwd_qk(
         q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid,
     )
-    return dq, dk, dv, dbeta, dh0, None if D is None else dD.sum(0).to(D.dtype), dz
+    return dq, dk, dv, dbeta, dh0, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz
