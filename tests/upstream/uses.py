@@ -1,8 +1,9 @@
 """Which names of fla and transformers our sources use, read from the sources.
 
-Found are imports, attributes of what was imported (`ops.sigmoid_fwd`, `FLAModel.forward`), attributes of parameters that are
-annotated with an imported class (`cp_context.group`), what a class takes from or overrides in an imported base, and strings
-that are the path of a module. A path that is put together when the program runs is found as a pattern: `fla.models.*`.
+Found are imports, attributes of what was imported (`ops.sigmoid_fwd`, `FLAModel.forward`, `wrap(ops, 'name')`), attributes of
+parameters that are annotated with an imported class (`cp_context.group`), what a class takes from or overrides in an imported
+base, and strings that are the path of a module. A path that is put together when the program runs is found as a pattern:
+`fla.models.*`.
 """
 
 from __future__ import annotations
@@ -80,6 +81,10 @@ def uses_of_names(tree: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, i
             yield from ((alias.name, node.lineno) for alias in node.names if is_foreign(alias.name))
         elif isinstance(node, ast.Attribute) and is_foreign(name := resolve(node, names)):
             yield name, node.lineno
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and is_foreign(owner := resolve(node.args[0], names)):
+            # `replaces(ops, 'sqrelu_fwd')`, as of getattr
+            if isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
+                yield f'{owner}.{node.args[1].value}', node.lineno
 
 
 def uses_of_parameters(tree: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, int]]:
