@@ -53,7 +53,7 @@ def take_boundaries(
     rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
     for name in PER_TOKEN:
         if name in given:
-            _check_per_token(name, given[name], B, T)
+            given[name] = _per_token(name, given[name], B, T)
             if T == 1:
                 del given[name]
     if not given:
@@ -95,12 +95,15 @@ def take_boundaries(
     return rest
 
 
-def _check_per_token(name: str, x: torch.Tensor, B: int, T: int) -> None:
+def _per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
+    """`[T]`, as flame passes positions, is one row."""
     if not isinstance(x, torch.Tensor) or x.dtype.is_floating_point or x.dtype.is_complex:
         got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         raise TypeError(f'{name} must be a tensor of integers, got {got}')
-    if x.dim() != 2 or x.shape[0] not in (1, B) or x.shape[1] != T:
+    rows = x[None] if x.dim() == 1 else x
+    if rows.dim() != 2 or rows.shape[0] not in (1, B) or rows.shape[1] != T:
         raise ValueError(f'{name} must have shape [B, T] = [{B}, {T}], got {list(x.shape)}')
+    return rows
 
 
 def _restarts(position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:

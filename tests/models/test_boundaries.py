@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from fla.ops.utils import prepare_position_ids
 from transformers import DataCollatorWithFlattening
 
 from fla_longhorn import LonghornForCausalLM
@@ -94,7 +95,7 @@ def test_positions_of_one_sequence_change_nothing(device):
     mask[0, :4] = 0
     positions = torch.arange(9, device=device)[None]
     expected = model(ids).logits
-    for x in (positions, positions.expand(2, 9), positions + 7, positions.int()):
+    for x in (positions, positions.expand(2, 9), positions + 7, positions.int(), positions[0]):
         assert torch.equal(model(ids, position_ids=x).logits, expected)
     expected = model(ids, mask).logits
     for fill in (0, 1):
@@ -119,6 +120,17 @@ def test_generate_with_positions(device):
     expected = model.generate(ids, **options)
     positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
     assert torch.equal(model.generate(ids, position_ids=positions, **options), expected)
+
+
+def test_positions_of_flame(device):
+    """It packs by `cu_seqlens` and passes the positions `[T]` beside them."""
+    model, (_, batch) = build(device), packed(device)
+    cu_seqlens = F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0)).int()
+    positions = prepare_position_ids(cu_seqlens).to(torch.int32)
+    assert positions.shape == (sum(LENGTHS),)
+    expected = model(batch['input_ids'], cu_seqlens=cu_seqlens).logits
+    assert torch.equal(model(batch['input_ids'], cu_seqlens=cu_seqlens, position_ids=positions).logits, expected)
+    assert torch.equal(model(batch['input_ids'], position_ids=positions).logits, expected)
 
 
 def test_cache_of_packed_sequences(device):

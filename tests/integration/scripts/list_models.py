@@ -7,6 +7,7 @@ from pathlib import Path
 import fla.models
 import torch
 from fla.modules.fused_linear_cross_entropy import FusedLinearCrossEntropyLoss
+from fla.ops.utils import prepare_position_ids
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 importlib.import_module('fla_longhorn')  # what flame does with --experimental.custom_model_path fla_longhorn
@@ -50,10 +51,11 @@ model.train()
 ids = torch.randint(300, (1, 96))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 losses = []
+# as its data loader and its loop make them
+cu_seqlens = torch.tensor([0, 50, 96], dtype=torch.int32)
+position_ids = prepare_position_ids(cu_seqlens).to(torch.int32)
 for _ in range(8):
-    loss = model(
-        input_ids=ids, labels=ids, position_ids=torch.arange(96)[None], cu_seqlens=torch.tensor([0, 50, 96]),
-    ).loss
+    loss = model(input_ids=ids, labels=ids, position_ids=position_ids, cu_seqlens=cu_seqlens).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
