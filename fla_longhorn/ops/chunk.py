@@ -76,7 +76,8 @@ def chunk_longhorn(
             Boundaries `[N + 1]` (int32 or int64, from 0 to T) of sequences packed into one row; B must be 1.
             Empty sequences keep their initial state. Default: `None`.
         cu_seqlens_cpu (torch.Tensor, Optional):
-            Host copy of `cu_seqlens`, so that checking it doesn't wait for the device. Default: `None`.
+            Host copy of `cu_seqlens`, so that checking it doesn't wait for the device. On a GPU it is checked in place of
+            `cu_seqlens` and not compared with it: kernels read the latter. Default: `None`.
         cp_context (FLACPContext, Optional):
             fla's context of this rank, from `fla.ops.cp.build_cp_context`: q, k, v, beta and z are this rank's tokens of
             sequences that lie one part after the other on the ranks of its group. `cu_seqlens` is taken from it;
@@ -91,7 +92,9 @@ def chunk_longhorn(
 
     q, k, v, beta, D and z are float16, bfloat16 or float32, each its own, in any strides; the state and all sums are
     float32. Differentiable in all of them and in `initial_state`, through `o` and `final_state`; no atomics, so that two
-    runs are bit-equal.
+    runs are bit-equal. `torch.func` transforms and forward-mode differentiation run the recurrence of
+    :func:`fla_longhorn.ops.naive_recurrent_longhorn`, which is slow and right; a second backward (`create_graph=True`) is
+    refused.
 
     Raises:
         ValueError: a shape, a device or boundaries don't fit. TypeError: a type or a dtype doesn't.
