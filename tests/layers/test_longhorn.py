@@ -62,6 +62,13 @@ def test_equation(layer, device, T):
     assert (o - expected).norm() <= 1e-5 * expected.norm()
 
 
+def test_fresh_step_sizes():
+    """Before training they lie around one half; D passes the values on."""
+    layer = Longhorn(hidden_size=24)
+    assert not layer.beta_proj.bias.any()
+    assert layer.D.eq(1).all()
+
+
 @pytest.mark.parametrize('options', [{}, {'k_norm': 'l2'}, {'k_norm': 'l2', 'exact': True}], ids=str)
 def test_gradients(options, device):
     """Of the input and of every parameter, against autograd through the same layer with the naive op in float64."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM, LonghornModel, convert_official_state_dict
+from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -269,6 +270,31 @@ def test_variants_from_a_checkpoint(options, tmp_path, device):
     cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).to(device)
     together = model(packed, cu_seqlens=cu_seqlens, use_cache=False).logits
     torch.testing.assert_close(together, torch.cat([model(x).logits for x in rows], 1), rtol=1e-4, atol=1e-4)
+
+
+def test_options_reach_the_layer():
+    options = {
+        'state_size': 5, 'expand': 1.5, 'num_heads': 3, 'conv_size': 3, 'conv_bias': False, 'beta_rank': 7, 'use_bias': True,
+        'exact': True, 'scalar_beta': True, 'k_norm': 'l2', 'norm_eps': 1e-3,
+    }
+    mixers = [block.attn for block in LonghornModel(small(**options, attn_mode='fused_recurrent')).layers]
+    wanted = Longhorn(hidden_size=32, mode='fused_recurrent', **options, layer_idx=1)
+    assert repr(mixers[1]) == repr(wanted)
+    assert mixers[1].norm_eps == 1e-3
+    assert [x.layer_idx for x in mixers] == [0, 1, 2]
+
+
+def test_block_with_an_mlp(device):
+    """Mixer and MLP each read the normalised stream and add to it."""
+    block = LonghornModel(small(hidden_ratio=2)).layers[0].to(device)
+    with torch.no_grad():
+        for norm in (block.attn_norm, block.mlp_norm):
+            norm.weight.add_(torch.randn_like(norm.weight))
+    x = 3 * torch.randn(2, 9, 32, device=device)
+    h = x + block.attn(F.rms_norm(x, (32,), block.attn_norm.weight, 1e-5))[0]
+    y = F.rms_norm(h, (32,), block.mlp_norm.weight, 1e-5)
+    expected = h + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
+    torch.testing.assert_close(block(x)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bad_hybrid():

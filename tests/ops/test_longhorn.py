@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn, operator
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from tests.conftest import INTERPRETING
@@ -338,3 +338,11 @@ def test_keys_of_one_entry(op, exact, size, device):
     inputs['k'] = (inputs['k'].detach().clamp(-1, 1) * size).requires_grad_()
     got, ref = run(op, inputs, options), reference(inputs, options)
     assert_close(got, ref, torch.float32)
+
+
+def test_only_chunk_cuts_time(op, device, monkeypatch):
+    """The recurrent operator takes one pass over time on every device."""
+    asked = []
+    monkeypatch.setattr(operator, 'run', lambda args, parallel: asked.append(parallel))
+    op(**make_inputs(Case(K=4), device))
+    assert asked == [op is chunk_longhorn]

@@ -74,6 +74,18 @@ def test_state_update(exact, device):
     assert state.data_ptr() == pointer
 
 
+def test_strided_values(exact, device):
+    """The output is contiguous whatever the strides of `v` are, and the compiler knows."""
+    inputs, options = make_inputs(EVERYTHING, device), make_options(EVERYTHING, device, exact)
+    inputs['v'] = inputs['v'].detach().transpose(1, 2).contiguous().transpose(1, 2)
+
+    def flat(**arguments):
+        return chunk_longhorn(**arguments)[0].view(2, 37, 12)
+
+    function, _ = compiled(flat)
+    assert_equal({'o': function(**inputs, **options)}, {'o': flat(**inputs, **options)})
+
+
 @pytest.mark.parametrize('case', [EVERYTHING, replace(CASES[2], B=1, T=80, lengths=(40, 40))], ids=str)
 def test_opcheck(case, exact, device):
     """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes, of the three operators.

@@ -1,0 +1,132 @@
+"""Mutations of the layer and of the modules that it is built from."""
+
+from tests.mutate.mutation import TORCH, Mutation
+
+CACHE = 'tests/layers/test_cache.py::'
+LAYER = 'tests/layers/test_longhorn.py::'
+DECAY = 'tests/layers/test_weight_decay.py::test_layer'
+BOUNDARIES = 'tests/models/test_boundaries.py::'
+COMPILED = 'tests/torch_compile/'
+
+MUTATIONS = [
+    Mutation(
+        'look-ahead-writes-the-state', 'layers/longhorn.py', 'if q_len == 1 and use_cache and can_update_in_place(',
+        'if q_len == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
+        CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
+    ),
+    Mutation(
+        'look-ahead-writes-the-convolution', 'modules/convolution.py', 'if cache is not None and (not output_final_state or cache',
+        'if cache is not None and (cache', "a call with use_cache=False overwrites the convolution's state",
+        CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
+    ),
+    Mutation(
+        'graph-overwritten', 'layers/longhorn.py', ' or torch.is_grad_enabled() or state.requires_grad:',
+        ' or torch.is_grad_enabled():', 'decoding overwrites a state that autograd saved',
+        CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
+    ),
+    Mutation(
+        'convolution-graph-overwritten', 'modules/convolution.py', '(not output_final_state or cache.requires_grad)',
+        'not output_final_state', "decoding overwrites a convolution's state that autograd saved",
+        CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
+    ),
+    Mutation(
+        'update-with-gradients', 'layers/longhorn.py', 'if state is None or torch.is_grad_enabled() or', 'if state is None or',
+        'a training step from a cache is refused', CACHE + 'test_modes_of_pytorch', '[1-no grad-grad]', env=TORCH,
+    ),
+    Mutation(
+        'inference-tensors', 'modules/cache.py', 'return tuple(outside_inference_mode(state[name]) for name in wanted)',
+        'return tuple(state[name] for name in wanted)', 'a cache made in inference mode serves no other mode',
+        CACHE + 'test_modes_of_pytorch', 'inference-', env=TORCH,
+    ),
+    Mutation(
+        'state-of-another-batch', 'modules/cache.py', 'or x.shape != shape:', 'or x.shape[1:] != shape[1:]:',
+        "another batch's cache is read", CACHE + 'test_states_of_another_model', env=TORCH,
+    ),
+    Mutation(
+        'tokens-miscounted', 'layers/longhorn.py', 'conv_state=conv_state, offset=q_len)', 'conv_state=conv_state, offset=1)',
+        'the cache counts one token a call', CACHE + 'test_a_look_ahead_changes_nothing', '[False-2-no_grad-]', env=TORCH,
+    ),
+    Mutation(
+        'decay-mark-of-a-new-parameter', 'layers/longhorn.py', 'register_parameter(name, param)\n        mark_no_weight_decay(self)',
+        'register_parameter(name, param)', "a fresh layer's D decays", DECAY, 'fresh',
+    ),
+    Mutation(
+        'decay-mark-after-to-empty', 'layers/longhorn.py', '_apply(*args, **kwargs)\n        mark_no_weight_decay(self)',
+        '_apply(*args, **kwargs)', 'D decays once the layer has left the meta device', DECAY, 'to_empty',
+    ),
+    Mutation(
+        'decay-mark-of-a-copy', 'layers/longhorn.py', '__setstate__(state)\n        mark_no_weight_decay(self)',
+        '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
+    ),
+    Mutation(
+        'queries-as-keys', 'layers/longhorn.py', 'beta, k, q = self.x_proj(x)', 'beta, q, k = self.x_proj(x)',
+        "the authors' checkpoints have keys and queries swapped", LAYER + 'test_equation', '13', env=TORCH,
+    ),
+    Mutation(
+        'gate-as-value', 'layers/longhorn.py', 'x, z = self.in_proj(hidden_states)', 'z, x = self.in_proj(hidden_states)',
+        "the authors' checkpoints have gate and value swapped", LAYER + 'test_equation', '13', env=TORCH,
+    ),
+    Mutation(
+        'keys-unnormalised', 'layers/longhorn.py', 'k = self.k_norm(k)', 'pass', "k_norm='l2' does nothing",
+        LAYER + 'test_normalised_keys_have_no_scale', env=TORCH,
+    ),
+    Mutation(
+        'state-forgotten', 'layers/longhorn.py', 'initial_state=recurrent_state, output_final_state', 'output_final_state',
+        'every piece of a sequence starts from nothing', LAYER + 'test_in_pieces', '70', env=TORCH,
+    ),
+    Mutation(
+        'beta-bias', 'layers/longhorn.py', '        nn.init.zeros_(self.beta_proj.bias)\n', '',
+        'step sizes of a fresh layer do not start at one half', LAYER + 'test_fresh_step_sizes',
+    ),
+    Mutation(
+        'traced-padding-writes', 'layers/longhorn.py', 'k = padding.silence(k)', 'pass',
+        'padding behind the tokens changes the states of a compiled layer', COMPILED + 'test_layer.py::test_padding_in_pieces',
+        env=TORCH,
+    ),
+    Mutation(
+        'traced-padding-order', 'modules/padding.py', 'self.lengths[:, None] + (~kept).cumsum(1) - 1',
+        '(~kept).cumsum(1) - 1', 'a compiled layer puts padding over tokens', COMPILED + 'test_modules.py::test_padding',
+    ),
+    Mutation(
+        'traced-boundary', 'modules/convolution.py', 'inside = (position >= lag)', 'inside = (position > lag)',
+        'a compiled convolution loses the first token of each packed sequence',
+        COMPILED + 'test_modules.py::test_convolution', '[2--packed]',
+    ),
+    Mutation(
+        'traced-step-of-padding', 'modules/convolution.py', 'torch.where(lengths[:, None, None] > 0, window, state)', 'window',
+        "padding enters a compiled convolution's state", COMPILED + 'test_decode.py::test_steps', 'no_grad', env=TORCH,
+    ),
+    Mutation(
+        'additive-mask', 'modules/padding.py', 'wrong = mask[(mask != 0) & (mask != 1)]', 'wrong = mask[mask > 1]',
+        'additive masks pass as masks of zeros and ones', 'tests/layers/test_attention_mask.py::test_refused', env=TORCH,
+    ),
+    Mutation(
+        'mask-of-one-row', 'modules/padding.py', 'if mask.shape[0] != B or', 'if mask.shape[0] not in (1, B) or',
+        'a mask of one row passes for a batch', 'tests/layers/test_attention_mask.py::test_refused', 'one row', env=TORCH,
+    ),
+    Mutation(
+        'restarts-in-a-batch', 'modules/boundaries.py', '(position_ids[mask].diff() <= 0) & (rows.diff() == 0)',
+        'position_ids[mask].diff() <= 0', 'the second row of a batch counts as a packed sequence',
+        BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
+    ),
+    Mutation(
+        'restarts-one-early', 'modules/boundaries.py', 'return columns[1:][starts]', 'return columns[:-1][starts]',
+        'position_ids cut sequences a token too early', BOUNDARIES + 'test_layer', env=TORCH,
+    ),
+    Mutation(
+        'changes-one-early', 'modules/boundaries.py', 'changes.nonzero()[:, 1] + 1', 'changes.nonzero()[:, 1]',
+        'seq_idx cuts sequences a token too early', BOUNDARIES + 'test_layer', env=TORCH,
+    ),
+    Mutation(
+        'contradictions', 'modules/boundaries.py', '    _check_agreement(found)\n', '',
+        'one of two contradictory boundaries wins', BOUNDARIES + 'test_refused', env=TORCH,
+    ),
+    Mutation(
+        'keywords-swallowed', 'modules/boundaries.py', 'if value is not None and name not in KEYWORDS and', 'if value is None and',
+        'a misspelt keyword is ignored', BOUNDARIES + 'test_unknown_keyword', env=TORCH,
+    ),
+    Mutation(
+        'heads-that-do-not-divide', 'layers/options.py', 'if round(channels) % num_heads:', 'if round(channels) < num_heads:',
+        'heads that do not divide the channels fail in a reshape', 'tests/layers/test_options.py::test_layer',
+    ),
+]

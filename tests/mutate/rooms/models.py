@@ -1,0 +1,74 @@
+"""Mutations of Longhorn's models."""
+
+from tests.mutate.mutation import TORCH, Mutation
+
+MODEL = 'tests/models/test_longhorn.py::'
+CACHE = 'tests/models/test_cache.py::'
+BRANCHES = MODEL + 'TestInitialisation::test_residual_branches'
+MODELLING = 'models/longhorn/modeling_longhorn.py'
+
+MUTATIONS = [
+    Mutation(
+        'mlp-branches-uncounted', MODELLING, 'self.config.num_hidden_layers * (2 if has_mlp else 1)',
+        'self.config.num_hidden_layers', 'residual branches are rescaled as if there were no MLPs', BRANCHES, 'hidden_ratio',
+    ),
+    Mutation(
+        'mlp-branches-unscaled', MODELLING, 'return [mixer, self.mlp.down_proj] if self.has_mlp else [mixer]', 'return [mixer]',
+        'MLPs end in projections that are not rescaled', BRANCHES, 'hidden_ratio',
+    ),
+    Mutation(
+        'skip-uninitialised', MODELLING, 'nn.init.ones_(module.D)', 'pass', 'D is not initialised on a model from meta',
+        MODEL + 'TestInitialisation::test_from_meta',
+    ),
+    Mutation(
+        'biases-uninitialised', MODELLING, 'nn.init.zeros_(module.bias)', 'pass',
+        'step sizes of a fresh model do not start at one half', MODEL + 'TestInitialisation::test_fresh',
+    ),
+    Mutation(
+        'residual-forgotten', MODELLING, 'hidden_states = residual + hidden_states', 'pass', 'blocks have no residual connection',
+        MODEL + 'test_official_checkpoint', '[]', env=TORCH,
+    ),
+    Mutation(
+        'mlp-unnormalised', MODELLING, 'self.mlp(self.mlp_norm(hidden_states), **kwargs)', 'self.mlp(hidden_states, **kwargs)',
+        'the MLP reads the residual stream without its norm', MODEL + 'test_block_with_an_mlp', env=TORCH,
+    ),
+    Mutation(
+        'option-forgotten', MODELLING, 'k_norm=config.k_norm', 'k_norm=None', "a config's k_norm does not reach the layer",
+        MODEL + 'test_options_reach_the_layer',
+    ),
+    Mutation(
+        'head-always-tied', 'models/longhorn/configuration_longhorn.py', '            tie_word_embeddings=tie_word_embeddings,\n', '',
+        'a config cannot untie the head from the embeddings', MODEL + 'test_save_and_load_is_exact', 'False', env=TORCH,
+    ),
+    Mutation(
+        'labels-shifted-twice', MODELLING, 'labels, logits_to_keep, shift_labels=shift_labels,\n            num_items_in_batch=num_items_in_batch,'
+        '\n        )\n        if not', 'labels, logits_to_keep,\n            num_items_in_batch=num_items_in_batch,\n        )\n        if not',
+        'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
+    ),
+    Mutation(
+        'look-ahead-in-attention', MODELLING, 'if isinstance(self.attn, Attention) and not use_cache:',
+        'if isinstance(self.attn, Attention) and use_cache:', 'a call with use_cache=False puts keys into the cache',
+        CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-]', env=TORCH,
+    ),
+    Mutation(
+        'look-ahead-shares-states', 'modules/cache.py', 'layer.state = copy(layer.state)', 'pass',
+        'a copied cache shares what its layers hold', CACHE + 'test_a_look_ahead_changes_nothing', '[window-1-]', env=TORCH,
+    ),
+    Mutation(
+        'shorter-cache', 'modules/cache.py', 'if len(cache) != len(layers):', 'if len(cache) > len(layers):',
+        'the last layers start from nothing beside a filled cache', CACHE + 'test_cache_of_another_number_of_layers', env=TORCH,
+    ),
+    Mutation(
+        'attention-mask-of-the-call', MODELLING, 'length = tokens.shape[1] + seen_tokens(past_key_values)', 'length = tokens.shape[1]',
+        'a mask that covers the cache is refused', 'tests/layers/test_attention_mask.py::test_mask_of_attention_layers_covers_the_cache',
+        env=TORCH,
+    ),
+    Mutation(
+        'official-bias', 'models/longhorn/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
+        "the authors' checkpoints do not load", MODEL + 'test_official_checkpoint',
+    ),
+    Mutation(
+        'traced-labels-unshifted', MODELLING, 'F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)', 'labels',
+        "a compiled model learns to repeat its input", 'tests/torch_compile/test_model.py::test_training', 'paper', env=TORCH,
+    ),
+]

@@ -1,0 +1,78 @@
+"""Mutations of the Numba backend; one in a compiled loop costs its compilation."""
+
+from tests.mutate.mutation import Mutation
+
+FLAGS = 'tests/ops/test_longhorn.py::test_flags'
+PACKED = 'tests/ops/test_longhorn.py::test_packed'
+SHAPES = 'tests/ops/test_longhorn.py::test_shapes'
+THREADS = 'tests/ops/numba/test_threads.py::test_two_threads_equal_one'
+
+MUTATIONS = [
+    Mutation(
+        'dbeta-of-one-block', 'ops/numba/__init__.py', 'dbeta = add_parts(dbeta)', 'dbeta = dbeta[0]',
+        "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
+    ),
+    Mutation(
+        'forward-worker-missing', 'ops/numba/forward.py', 'for i_w in prange(n_w):', 'for i_w in prange(n_w - 1):',
+        "the last worker's blocks have no output", THREADS, 'sigmoid diagonal',
+    ),
+    Mutation(
+        'backward-worker-missing', 'ops/numba/backward.py', 'for i_w in prange(n_w):', 'for i_w in prange(n_w - 1):',
+        "the last worker's blocks have no gradients", THREADS, 'sigmoid diagonal',
+    ),
+    Mutation(
+        'fork-guard', 'ops/numba/__init__.py', ' or _threads_pid not in (None, os.getpid())', '',
+        'a forked child waits for threads that it does not have',
+        'tests/ops/numba/test_threads.py::test_a_forked_child_runs_on_its_own_thread',
+    ),
+    Mutation(
+        'dq-unscaled', 'ops/numba/__init__.py', 'dq = scaled(dq, args.scale)', 'pass', 'dq lacks the scale', FLAGS,
+        'numba diagonal chunk scale2.0',
+    ),
+    Mutation(
+        'state-gradient-layout', 'ops/numba/__init__.py', 'dh0 = dh0.transpose(-1, -2).contiguous()', 'pass',
+        "the initial state's gradient has the other layout", FLAGS, 'numba diagonal chunk initial_state-state_v_first',
+    ),
+    Mutation(
+        'final-gradient-layout', 'ops/numba/__init__.py', 'flat(do), flat(k_first(dht, state_v_first))', 'flat(do), flat(dht)',
+        "the final state's gradient is read in the other layout", FLAGS, 'numba diagonal chunk initial_state-state_v_first',
+    ),
+    Mutation(
+        'given-state-unwritten', 'ops/numba/__init__.py', 'given.copy_(final_state)', 'final_state',
+        'decoding leaves a state of the other layout as it was', 'tests/ops/test_state_update.py::test_in_place',
+        'numba diagonal state_v_first',
+    ),
+    Mutation(
+        'states-unsaved', 'ops/numba/__init__.py', 'C = checkpoint_interval(K) if save_states else T', 'C = T',
+        'forward saves one state a sequence, backward expects one an interval', SHAPES, 'numba diagonal chunk T33',
+    ),
+    Mutation(
+        'skipped-residual', 'ops/numba/forward.py',
+        'store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))', 'store(S, p_new + j * W, b_s + (b_k * b_eps) * b_v)',
+        'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
+    ),
+    Mutation(
+        'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(K - K % W, K):', 'for j in range(K, K):',
+        'keys lose the entries behind the last whole vector', SHAPES, 'numba diagonal chunk K3',
+    ),
+    Mutation(
+        'slot-of-the-row', 'ops/numba/forward.py', 'return bos // C + i_n if is_varlen', 'return bos // C if is_varlen',
+        'packed sequences write into the same slots', PACKED, 'numba diagonal chunk V9',
+    ),
+    Mutation(
+        'saved-at-the-wrong-tokens', 'ops/numba/forward.py', 'and (t - bos) % C == 0', 'and t % C == 0',
+        "states are saved where the row's intervals start, not the sequence's", PACKED, 'numba diagonal chunk V9',
+    ),
+    Mutation(
+        'norm-gradient-halved', 'ops/numba/backward.py', '-= np.float32(2) * k[', '-= np.float32(1) * k[',
+        "dk has half of the step size's part", FLAGS, 'numba diagonal chunk V12]',
+    ),
+    Mutation(
+        'key-of-another-head', 'ops/numba/backward.py', '(p_k - H * K, load(s_dy, i - W))', '(p_k - K, load(s_dy, i - W))',
+        'the sweep takes the key of the head beside it for that of the token before', FLAGS, 'numba exact chunk V12]',
+    ),
+    Mutation(
+        'gate-slope', 'ops/numba/backward.py', 'b_gate * (b_one + b_z * (b_one - b_gate))', 'b_gate * (b_one + b_z * b_gate)',
+        'dz has a wrong slope of silu', FLAGS, 'numba diagonal chunk D-z',
+    ),
+]

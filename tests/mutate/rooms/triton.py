@@ -1,0 +1,70 @@
+"""Mutations of the Triton backend, under Triton's interpreter but for the launchers that need none."""
+
+from tests.mutate.mutation import INTERPRET, Mutation
+
+SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
+EXACT = 'tests/ops/test_exact.py::test_exact_kernels'
+TRANSLATION = 'tests/ops/triton/test_scalar_beta.py::test_translation'
+
+MUTATIONS = [
+    Mutation(
+        'final-gradient-dropped', 'ops/triton/diagonal/__init__.py', 'decay, local, dht, cu_seqlens, N=args',
+        'decay, local, None, cu_seqlens, N=args', "segments do not see the final state's gradient", SEGMENTS, '3 V9',
+        env=INTERPRET,
+    ),
+    Mutation(
+        'segments-forward-in-backward', 'ops/triton/diagonal/__init__.py', 'T=T, L=L, reverse=True)', 'T=T, L=L, reverse=False)',
+        "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
+    ),
+    Mutation(
+        'step-without-states', 'ops/triton/diagonal/__init__.py', 'if T == 1 and cu_seqlens is None and not save_states:',
+        'if T == 1 and cu_seqlens is None:', 'one token leaves no state for its backward',
+        'tests/ops/test_longhorn.py::test_shapes', 'diagonal chunk T1', env=INTERPRET,
+    ),
+    Mutation(
+        'initial-state-after-segments', 'ops/triton/diagonal/__init__.py', 'decay, local, h0, cu_seqlens, N=N',
+        'decay, local, None, cu_seqlens, N=N', 'segments do not see the initial state', SEGMENTS, '3 V9', env=INTERPRET,
+    ),
+    Mutation(
+        'slot-of-the-row', 'ops/triton/common.py', 'return bos // SIZE + i_n', 'return bos // SIZE',
+        'packed sequences write into the same slots', SEGMENTS, '3 V5', env=INTERPRET,
+    ),
+    Mutation(
+        'state-offsets', 'ops/triton/diagonal/common.py', 'return o_k + o_v * K', 'return o_k * V + o_v',
+        'the layout of the states is that of the other flag', 'tests/ops/triton/test_segments.py::test_summary', 'True',
+        env=INTERPRET,
+    ),
+    Mutation(
+        'given-state-unwritten', 'ops/triton/exact/__init__.py', 'if ht is None and args.output_final_state:',
+        'if args.output_final_state:', 'decoding leaves the state as it was', 'tests/ops/test_state_update.py::test_in_place',
+        'T1 exact', env=INTERPRET,
+    ),
+    Mutation(
+        'tail-of-one-token', 'ops/triton/exact/forward.py', 'if left > 0:', 'if left > 1:',
+        'a single token behind the last chunk is skipped', EXACT, 'T1 True', env=INTERPRET,
+    ),
+    Mutation(
+        'substitution-stops-early', 'ops/triton/exact/common.py', 'tl.static_range(BT - 1, 0, -1)', 'tl.static_range(BT - 2, 0, -1)',
+        "a chunk's last token has no gradient to those before", EXACT, 'T21 True', env=INTERPRET,
+    ),
+    Mutation(
+        'own-residual', 'ops/triton/exact/common.py', 'tl.where((o_t > s)[:, None]', 'tl.where((o_t >= s)[:, None]',
+        "a token's residual loses its own update", EXACT, 'T21 True', env=INTERPRET,
+    ),
+    Mutation(
+        'state-layout-for-fla', 'ops/triton/scalar_beta.py', 'initial_state = initial_state.mT', 'pass',
+        "fla's kernels read the state in the other layout", TRANSLATION, 'diagonal state_v_first',
+    ),
+    Mutation(
+        'values-without-steps', 'ops/triton/scalar_beta.py', '(eps[..., None] * v).to(v.dtype)', 'v',
+        'GLA learns with a step size of one', TRANSLATION, 'diagonal V7',
+    ),
+    Mutation(
+        'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind', 'others = squares.sum(-1, keepdim=True) - squares',
+        "the decay's logarithm loses its digits at large keys", 'tests/ops/triton/test_scalar_beta.py::test_no_cancellation',
+    ),
+    Mutation(
+        'float32-sent-to-fla', 'ops/triton/scalar_beta.py', ' or dtype not in (torch.float16, torch.bfloat16)', '',
+        "float32 goes to fla's kernels, which round it", 'tests/ops/triton/test_scalar_beta.py::test_route',
+    ),
+]
