@@ -10,7 +10,7 @@ PINS   := -c constraints.txt
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ test: export OMP_NUM_THREADS := 1
 test: setup
 	$(RUN) -m pytest tests -n 2 --dist loadgroup -q
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist loadgroup -q
+
+# does a test notice each of the wrong edits listed in tests/mutate
+mutate: setup
+	$(RUN) -m tests.mutate
 
 lint: setup
 	$(RUN) -m ruff check .

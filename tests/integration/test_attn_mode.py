@@ -276,6 +276,17 @@ def test_defaults_fit_the_family(family, options, want):
     assert {name: getattr(config, f'longhorn_{name}') for name in (defaults | want)} == defaults | want
 
 
+@families
+def test_as_many_channels_as_the_native_mixer(family):
+    with torch.device('meta'):
+        native = AutoModelForCausalLM.from_config(make_config(family, attn_mode='chunk'))
+        swapped = AutoModelForCausalLM.from_config(make_config(family))
+    ends = ('o_proj', 'out_proj', 'down_proj')
+    (mixer, *_) = (x for x in native.modules() if type(x).__name__ == FAMILIES[family].mixer)
+    channels = next(getattr(mixer, name).in_features for name in ends if hasattr(mixer, name))
+    assert mixers(swapped)[0].intermediate_size == channels
+
+
 @pytest.mark.parametrize('option', ['longhorn_sate_size', 'longhorn_hidden_size'])
 def test_unknown_option(option):
     with pytest.raises(ValueError, match=f'got {option}; the options of Longhorn are longhorn_mode, longhorn_state_size'):

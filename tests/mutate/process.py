@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 
 PRELOADED = (
     'hypothesis', 'pytest', 'torch', 'torch._dynamo', 'torch._dynamo.testing', 'torch._inductor.config', 'transformers',
@@ -50,8 +51,11 @@ def wait(pid: int, limit: float) -> int:
 def main() -> None:
     # not the folder of this script
     del sys.path[0]
-    for name in PRELOADED:
-        importlib.import_module(name)
+    with warnings.catch_warnings():
+        # what they say of this machine is said again in the tests
+        warnings.simplefilter('ignore')
+        for name in PRELOADED:
+            importlib.import_module(name)
     imported = [name for name in sys.modules if name.partition('.')[0] in ('fla_longhorn', 'tests', 'numba')]
     if imported:
         raise RuntimeError(f'{imported} must be imported by the children alone')

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tests.mutate.copies import Copy
-from tests.mutate.mutation import Mutation
+from tests.mutate.mutation import ROOT, Mutation
 from tests.mutate.rooms import MUTATIONS
 
 
@@ -67,6 +67,8 @@ def run(
     mutations: dict[str, Mutation], copies: queue.Queue[Copy], console: Console, options: argparse.Namespace,
 ) -> dict[str, tuple[str, float]]:
     """Result and seconds of each mutation."""
+    for mutation in mutations.values():
+        mutation.apply((ROOT / mutation.path).read_text(encoding='utf-8'))
     cases = collect(copies.queue[0].pytest, mutations)
     if not options.skip_unmutated:
         check_unmutated(copies.queue[0], mutations, cases)

@@ -1,6 +1,6 @@
 """The mutations, by the folder of the package that they change."""
 
-from tests.mutate.rooms import cpu, layers, models, numba, ops, torch, triton
+from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, ops, torch, triton
 
 ROOMS = {
     'ops': ops.MUTATIONS,
@@ -10,6 +10,7 @@ ROOMS = {
     'cpu': cpu.MUTATIONS,
     'layers': layers.MUTATIONS,
     'models': models.MUTATIONS,
+    'attn_mode': attn_mode.MUTATIONS,
 }
 # by `room/name`
 MUTATIONS = {f'{room}/{mutation.name}': mutation for room, mutations in ROOMS.items() for mutation in mutations}

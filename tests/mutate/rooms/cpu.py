@@ -104,7 +104,8 @@ MUTATIONS = [
         'the token before the first position is not padding', 'tests/cpu/test_rotary.py::test_batch', '[-2 dtype0',
     ),
     Mutation(
-        'shift-across-sequences', 'cpu/rwkv.py', 'previous[first] = 0 if cache is None else', 'previous[:1] = 0 if cache is None else',
+        'shift-across-sequences', 'cpu/rwkv.py', 'previous[first] = 0 if cache is None else',
+        'previous[:1] = 0 if cache is None else',
         'a sequence sees the last token of the one before', 'tests/cpu/test_rwkv.py::test_token_shift', 'False',
     ),
 ]

@@ -15,7 +15,8 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
     Mutation(
-        'look-ahead-writes-the-convolution', 'modules/convolution.py', 'if cache is not None and (not output_final_state or cache',
+        'look-ahead-writes-the-convolution', 'modules/convolution.py',
+        'if cache is not None and (not output_final_state or cache',
         'if cache is not None and (cache', "a call with use_cache=False overwrites the convolution's state",
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
@@ -34,8 +35,9 @@ MUTATIONS = [
         'a training step from a cache is refused', CACHE + 'test_modes_of_pytorch', '[1-no grad-grad]', env=TORCH,
     ),
     Mutation(
-        'inference-tensors', 'modules/cache.py', 'return tuple(outside_inference_mode(state[name]) for name in wanted)',
-        'return tuple(state[name] for name in wanted)', 'a cache made in inference mode serves no other mode',
+        'inference-tensors', 'modules/cache.py',
+        "outside_inference_mode(state['recurrent_state']), outside_inference_mode(state['conv_state'])",
+        "state['recurrent_state'], state['conv_state']", 'a cache made in inference mode serves no other mode',
         CACHE + 'test_modes_of_pytorch', 'inference-', env=TORCH,
     ),
     Mutation(
@@ -47,7 +49,8 @@ MUTATIONS = [
         'the cache counts one token a call', CACHE + 'test_a_look_ahead_changes_nothing', '[False-2-no_grad-]', env=TORCH,
     ),
     Mutation(
-        'decay-mark-of-a-new-parameter', 'layers/longhorn.py', 'register_parameter(name, param)\n        mark_no_weight_decay(self)',
+        'decay-mark-of-a-new-parameter', 'layers/longhorn.py',
+        'register_parameter(name, param)\n        mark_no_weight_decay(self)',
         'register_parameter(name, param)', "a fresh layer's D decays", DECAY, 'fresh',
     ),
     Mutation(
@@ -122,11 +125,12 @@ MUTATIONS = [
         'one of two contradictory boundaries wins', BOUNDARIES + 'test_refused', env=TORCH,
     ),
     Mutation(
-        'keywords-swallowed', 'modules/boundaries.py', 'if value is not None and name not in KEYWORDS and', 'if value is None and',
+        'keywords-swallowed', 'modules/boundaries.py', 'if value is not None and name not in KEYWORDS and',
+        'if value is None and',
         'a misspelt keyword is ignored', BOUNDARIES + 'test_unknown_keyword', env=TORCH,
     ),
     Mutation(
         'heads-that-do-not-divide', 'layers/options.py', 'if round(channels) % num_heads:', 'if round(channels) < num_heads:',
-        'heads that do not divide the channels fail in a reshape', 'tests/layers/test_options.py::test_layer',
+        'heads that do not divide the channels fail in a reshape', 'tests/layers/test_options.py::test_layer', 'num_heads',
     ),
 ]

@@ -13,7 +13,8 @@ MUTATIONS = [
         'self.config.num_hidden_layers', 'residual branches are rescaled as if there were no MLPs', BRANCHES, 'hidden_ratio',
     ),
     Mutation(
-        'mlp-branches-unscaled', MODELLING, 'return [mixer, self.mlp.down_proj] if self.has_mlp else [mixer]', 'return [mixer]',
+        'mlp-branches-unscaled', MODELLING, 'return [mixer, self.mlp.down_proj] if self.has_mlp else [mixer]',
+        'return [mixer]',
         'MLPs end in projections that are not rescaled', BRANCHES, 'hidden_ratio',
     ),
     Mutation(
@@ -25,7 +26,8 @@ MUTATIONS = [
         'step sizes of a fresh model do not start at one half', MODEL + 'TestInitialisation::test_fresh',
     ),
     Mutation(
-        'residual-forgotten', MODELLING, 'hidden_states = residual + hidden_states', 'pass', 'blocks have no residual connection',
+        'residual-forgotten', MODELLING, 'hidden_states = residual + hidden_states', 'pass',
+        'blocks have no residual connection',
         MODEL + 'test_official_checkpoint', '[]', env=TORCH,
     ),
     Mutation(
@@ -37,12 +39,15 @@ MUTATIONS = [
         MODEL + 'test_options_reach_the_layer',
     ),
     Mutation(
-        'head-always-tied', 'models/longhorn/configuration_longhorn.py', '            tie_word_embeddings=tie_word_embeddings,\n', '',
+        'head-always-tied', 'models/longhorn/configuration_longhorn.py', "'tie_word_embeddings': tie_word_embeddings",
+        "'tie_word_embeddings': True",
         'a config cannot untie the head from the embeddings', MODEL + 'test_save_and_load_is_exact', 'False', env=TORCH,
     ),
     Mutation(
-        'labels-shifted-twice', MODELLING, 'labels, logits_to_keep, shift_labels=shift_labels,\n            num_items_in_batch=num_items_in_batch,'
-        '\n        )\n        if not', 'labels, logits_to_keep,\n            num_items_in_batch=num_items_in_batch,\n        )\n        if not',
+        'labels-shifted-twice', MODELLING,
+        'labels, logits_to_keep, shift_labels=shift_labels,\n            num_items_in_batch=num_items_in_batch,'
+        '\n        )\n        if not',
+        'labels, logits_to_keep,\n            num_items_in_batch=num_items_in_batch,\n        )\n        if not',
         'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
     ),
     Mutation(
@@ -56,11 +61,13 @@ MUTATIONS = [
     ),
     Mutation(
         'shorter-cache', 'modules/cache.py', 'if len(cache) != len(layers):', 'if len(cache) > len(layers):',
-        'the last layers start from nothing beside a filled cache', CACHE + 'test_cache_of_another_number_of_layers', env=TORCH,
+        'the last layers start from nothing beside a filled cache', CACHE + 'test_cache_of_another_number_of_layers',
+        env=TORCH,
     ),
     Mutation(
-        'attention-mask-of-the-call', MODELLING, 'length = tokens.shape[1] + seen_tokens(past_key_values)', 'length = tokens.shape[1]',
-        'a mask that covers the cache is refused', 'tests/layers/test_attention_mask.py::test_mask_of_attention_layers_covers_the_cache',
+        'attention-mask-of-the-call', MODELLING, 'length = T + seen_tokens(past_key_values)', 'length = T',
+        'a mask that covers the cache is refused',
+        'tests/layers/test_attention_mask.py::test_mask_of_attention_layers_covers_the_cache',
         env=TORCH,
     ),
     Mutation(

@@ -48,7 +48,8 @@ MUTATIONS = [
     ),
     Mutation(
         'skipped-residual', 'ops/numba/forward.py',
-        'store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))', 'store(S, p_new + j * W, b_s + (b_k * b_eps) * b_v)',
+        'store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))',
+        'store(S, p_new + j * W, b_s + (b_k * b_eps) * b_v)',
         'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
     ),
     Mutation(

@@ -50,7 +50,8 @@ MUTATIONS = [
         'tests/torch_compile/test_ops.py::test_strided_values', 'diagonal', env=TORCH,
     ),
     Mutation(
-        'fake-slots', 'ops/operator.py', 'checkpoint_interval(K), args.cu_seqlens is not None)\n    return o, final_state, args',
+        'fake-slots', 'ops/operator.py',
+        'checkpoint_interval(K), args.cu_seqlens is not None)\n    return o, final_state, args',
         'checkpoint_interval(K), False)\n    return o, final_state, args',
         'a compiled program takes packed sequences to save as many states as one sequence',
         'tests/torch_compile/test_ops.py::test_opcheck', 'lengths diagonal', env=TORCH,
@@ -64,7 +65,8 @@ MUTATIONS = [
         'torch.func meets operators without batching rules', TRANSFORMS, 'diagonal hessian chunk', env=TORCH,
     ),
     Mutation(
-        'D-and-z-swapped', 'ops/chunk.py', 'output_final_state, exact, D, z,\n            use_beta', 'output_final_state, exact, '
+        'D-and-z-swapped', 'ops/chunk.py', 'output_final_state, exact, D, z,\n            use_beta',
+        'output_final_state, exact, '
         'z, D,\n            use_beta', 'the skip weight and the gate change places', FLAGS, 'torch diagonal chunk sigmoid-D',
     ),
     Mutation(
@@ -100,7 +102,8 @@ MUTATIONS = [
         'float64 is computed in float32 without a word', 'tests/ops/test_errors.py::test_float64_is_for_the_naive_op',
     ),
     Mutation(
-        'state-of-rows', 'ops/arguments.py', 'return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1',
+        'state-of-rows', 'ops/arguments.py',
+        'return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1',
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
@@ -128,7 +131,8 @@ MUTATIONS = [
     ),
     Mutation(
         'states-saved-too-often', 'ops/checkpoints.py', '1 << (8 * K - 1).bit_length()', '1 << (K - 1).bit_length()',
-        'saved states take more memory than the inputs', 'tests/ops/test_longhorn.py::test_saved_for_backward', 'torch diagonal',
+        'saved states take more memory than the inputs', 'tests/ops/test_longhorn.py::test_saved_for_backward',
+        'torch diagonal',
     ),
     Mutation(
         'naive-exact-sign', 'ops/naive.py', '(v_t - (k_t * S).sum(-2', '(v_t + (k_t * S).sum(-2',

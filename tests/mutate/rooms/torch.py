@@ -15,7 +15,8 @@ MUTATIONS = [
         "the state decays by the wrong token's step", FLAGS, 'torch diagonal chunk',
     ),
     Mutation(
-        'strip-end-gradient', 'ops/torch/diagonal.py', 'dS[-1] += G', 'pass', 'no gradient crosses a strip or comes from the final '
+        'strip-end-gradient', 'ops/torch/diagonal.py', 'dS[-1] += G', 'pass',
+        'no gradient crosses a strip or comes from the final '
         'state', FLAGS, 'torch diagonal chunk',
     ),
     Mutation(
@@ -27,7 +28,8 @@ MUTATIONS = [
         "dk lacks the gradient through the memory's answer", FLAGS, 'torch diagonal chunk',
     ),
     Mutation(
-        'substitution-stops-early', 'ops/torch/exact.py', 'for s in range(len(k) - 1, 0, -1):', 'for s in range(len(k) - 2, 0, -1):',
+        'substitution-stops-early', 'ops/torch/exact.py', 'for s in range(len(k) - 1, 0, -1):',
+        'for s in range(len(k) - 2, 0, -1):',
         "the last token's residual has no gradient to those before", FLAGS, 'torch exact chunk',
     ),
     Mutation(
@@ -35,7 +37,8 @@ MUTATIONS = [
         'a key gets a gradient from its own residual', FLAGS, 'torch exact chunk',
     ),
     Mutation(
-        'attends-before-itself', 'ops/torch/exact.py', '(Q @ K.mT).tril() @ head_first(U)', '(Q @ K.mT).tril(-1) @ head_first(U)',
+        'attends-before-itself', 'ops/torch/exact.py', '(Q @ K.mT).tril() @ head_first(U)',
+        '(Q @ K.mT).tril(-1) @ head_first(U)',
         'an output does not see its own token', FLAGS, 'torch exact chunk',
     ),
     Mutation(
@@ -67,11 +70,13 @@ MUTATIONS = [
         'torch diagonal chunk scale0.25',
     ),
     Mutation(
-        'strip-past-its-sequence', 'ops/torch/__init__.py', 'slice(t, min(t + STRIP, eos, t_c + C))', 'slice(t, min(t + STRIP, t_c + C))',
+        'strip-past-its-sequence', 'ops/torch/__init__.py', 'slice(t, min(t + STRIP, eos, t_c + C))',
+        'slice(t, min(t + STRIP, t_c + C))',
         "backward's last strip runs into the next packed sequence", PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'forward-past-its-sequence', 'ops/torch/__init__.py', 'slice(t, min(t + STRIP, eos)), rows', 'slice(t, t + STRIP), rows',
+        'forward-past-its-sequence', 'ops/torch/__init__.py', 'slice(t, min(t + STRIP, eos)), rows',
+        'slice(t, t + STRIP), rows',
         "forward's last strip runs into the next packed sequence", PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
@@ -79,7 +84,8 @@ MUTATIONS = [
         "backward restarts from another sequence's state", PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'saved-at-the-wrong-tokens', 'ops/torch/__init__.py', 'if save_states and (t - bos) % C == 0:', 'if save_states and t % C == 0:',
+        'saved-at-the-wrong-tokens', 'ops/torch/__init__.py', 'if save_states and (t - bos) % C == 0:',
+        'if save_states and t % C == 0:',
         "states are saved where the row's intervals start, not the sequence's", PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(

@@ -13,7 +13,8 @@ MUTATIONS = [
         env=INTERPRET,
     ),
     Mutation(
-        'segments-forward-in-backward', 'ops/triton/diagonal/__init__.py', 'T=T, L=L, reverse=True)', 'T=T, L=L, reverse=False)',
+        'segments-forward-in-backward', 'ops/triton/diagonal/__init__.py', 'T=T, L=L, reverse=True)',
+        'T=T, L=L, reverse=False)',
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
@@ -44,7 +45,8 @@ MUTATIONS = [
         'a single token behind the last chunk is skipped', EXACT, 'T1 True', env=INTERPRET,
     ),
     Mutation(
-        'substitution-stops-early', 'ops/triton/exact/common.py', 'tl.static_range(BT - 1, 0, -1)', 'tl.static_range(BT - 2, 0, -1)',
+        'substitution-stops-early', 'ops/triton/exact/common.py', 'tl.static_range(BT - 1, 0, -1)',
+        'tl.static_range(BT - 2, 0, -1)',
         "a chunk's last token has no gradient to those before", EXACT, 'T21 True', env=INTERPRET,
     ),
     Mutation(
@@ -60,7 +62,8 @@ MUTATIONS = [
         'GLA learns with a step size of one', TRANSLATION, 'diagonal V7',
     ),
     Mutation(
-        'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind', 'others = squares.sum(-1, keepdim=True) - squares',
+        'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind',
+        'others = squares.sum(-1, keepdim=True) - squares',
         "the decay's logarithm loses its digits at large keys", 'tests/ops/triton/test_scalar_beta.py::test_no_cancellation',
     ),
     Mutation(

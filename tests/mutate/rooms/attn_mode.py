@@ -1,0 +1,127 @@
+"""Mutations of `attn_mode='longhorn'` in fla's families, and of what is registered."""
+
+from tests.mutate.mutation import TORCH, Mutation
+
+SWAP = 'tests/integration/test_attn_mode.py::'
+CALLS = 'tests/integration/test_swapped_calls.py::'
+DEFAULTS = SWAP + 'test_defaults_fit_the_family'
+CHANGES = SWAP + 'TestConfigThatChanges::'
+
+MUTATIONS = [
+    Mutation(
+        'channels-of-another-family', 'attn_mode/families.py', "'CombaBlock', 'Comba', by_heads", "'CombaBlock', 'Comba'",
+        "the mixer has other channels than the family's own", SWAP + 'test_as_many_channels_as_the_native_mixer', '[comba]',
+    ),
+    Mutation(
+        'heads-without-expansion', 'attn_mode/families.py', "config.head_dim * getattr(config, 'expand_v', 1)",
+        'config.head_dim',
+        "the mixer ignores the family's expand_v", DEFAULTS, 'gated_deltanet',
+    ),
+    Mutation(
+        'value-heads', 'attn_mode/families.py', "getattr(config, 'num_v_heads', None) or ", '',
+        'query heads count in place of value heads', DEFAULTS, 'gated_deltanet',
+    ),
+    Mutation(
+        'heads-that-do-not-divide', 'attn_mode/config.py', 'math.gcd(native_heads(config), channels)', 'native_heads(config)',
+        'heads that do not divide the channels are not reduced', DEFAULTS, 'gated_deltanet',
+    ),
+    Mutation(
+        'convolution-bias', 'attn_mode/config.py', "for name in ('conv_size', 'conv_bias'):", "for name in ('conv_size',):",
+        "the convolution ignores the family's bias", DEFAULTS, 'cyclic_flow_attention',
+    ),
+    Mutation(
+        'unknown-option', 'attn_mode/config.py', 'if unknown := sorted(present.keys() - OPTIONS.keys()):',
+        'if unknown := sorted(OPTIONS.keys() - OPTIONS.keys()):', 'a misspelt option is ignored', SWAP + 'test_unknown_option',
+    ),
+    Mutation(
+        'saved-defaults-follow', 'attn_mode/config.py', 'if name not in derived or name not in FROM_FAMILY}',
+        'if name not in derived}', "a later version's defaults change a saved model", CHANGES + 'test_a_saved_default_stays',
+    ),
+    Mutation(
+        'defaults-stay', 'attn_mode/config.py',
+        'given = {name: value for name, value in present.items() if name not in derived or '
+        'name not in FROM_FAMILY}', 'given = present', "what was filled in does not follow the family's keys",
+        CHANGES + 'test_defaults_follow_the_family',
+    ),
+    Mutation(
+        'settings-unset', 'attn_mode/config.py',
+        'replaced[name] = getattr(config, name)\n            setattr(config, name, value)',
+        'replaced[name] = getattr(config, name)', "HGRN's lower bounds are parameters without a gradient",
+        SWAP + 'test_one_training_step', '[hgrn]', env=TORCH,
+    ),
+    Mutation(
+        'settings-kept', 'attn_mode/config.py', ".settings[name]:\n            setattr(config, name, value)",
+        ".settings[name]:\n            pass", 'a config switched back keeps what Longhorn had set',
+        CHANGES + 'test_switched_back',
+        '[hgrn]',
+    ),
+    Mutation(
+        'derived-kept', 'attn_mode/config.py', 'vars(config).pop(PREFIX + name, None)', 'pass',
+        'a config switched back keeps options of Longhorn', CHANGES + 'test_switched_back', '[gla]',
+    ),
+    Mutation(
+        'block-alone', 'attn_mode/swap.py', 'if not settle(config):\n            init',
+        'if not is_swapped(config):\n            init',
+        "a block built without a model gets an unchecked config", CHANGES + 'test_a_block_without_a_model', env=TORCH,
+    ),
+    Mutation(
+        'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',
+        "linear_attn's own forward drops boundaries", SWAP + 'test_packed_sequences', 'linear_attn', env=TORCH,
+    ),
+    Mutation(
+        'first-values', 'attn_mode/swap.py', "if config.model_type == 'rwkv7':", "if config.model_type == 'rwkv6':",
+        "RWKV7's blocks miss the first layer's values", SWAP + 'test_one_training_step', '[rwkv7]', env=TORCH,
+    ),
+    Mutation(
+        'attention-over-ranks', 'attn_mode/swap.py', 'if isinstance(module, Attention):', 'if False:',
+        'attention leaves out what other ranks hold', 'tests/distributed/test_layer.py::test_attention_in_a_swapped_family',
+        env=TORCH,
+    ),
+    Mutation(
+        'hybrid-ignored', 'attn_mode/mixer.py', 'if attention is not None:', 'if attention is None:',
+        'families without hybrid layers of their own get none', SWAP + 'test_hybrid', env=TORCH,
+    ),
+    Mutation(
+        'pending-states', 'attn_mode/mixer.py', 'RodimusPlusMixer if', 'LonghornMixer if',
+        "Rodimus+ finds the mixer's state where its attention's should be", SWAP + 'test_generation_with_cache', '[-rodimus]',
+        env=TORCH,
+    ),
+    Mutation(
+        'skip-uninitialised', 'attn_mode/mixer.py', 'nn.init.ones_(self.D)', 'pass',
+        'D is not initialised where a checkpoint lacks it',
+        SWAP + 'test_partly_loaded',
+    ),
+    Mutation(
+        'steps-by-the-family', 'attn_mode/mixer.py', 'self.beta_proj.reset_parameters()', 'pass',
+        "step sizes are initialised by the family's rule", SWAP + 'test_initialisation',
+    ),
+    Mutation(
+        'loaded-weights-rescaled', 'attn_mode/mixer.py', "if getattr(self.out_proj.weight, '_is_hf_initialized', False):",
+        'if False:',
+        'weights from a checkpoint are rescaled', SWAP + 'test_partly_loaded', 'rwkv6',
+    ),
+    Mutation(
+        'copy-handed-back', 'models/swapped.py', "known['past_key_values'].looks_ahead_of = cache", 'pass',
+        'a call with use_cache=False returns a cache that it has changed', CALLS + 'test_a_look_ahead_changes_nothing',
+        '-gla]',
+        env=TORCH,
+    ),
+    Mutation(
+        'swapped-look-ahead', 'models/swapped.py', 'if not use_cache and cache is not None:',
+        'if use_cache and cache is not None:',
+        "a call with use_cache=False updates the family's attention states", CALLS + 'test_a_look_ahead_changes_nothing',
+        'hybrid-gla]', env=TORCH,
+    ),
+    Mutation(
+        'registered-twice', 'registry/entries.py', 'if CHANGES:\n        return', 'if False:\n        return',
+        'registering twice wraps everything twice', SWAP + 'test_registering_again_changes_nothing',
+    ),
+    Mutation(
+        'undone-first-to-last', 'registry/changes.py', 'self.made.pop().undo()', 'self.made.pop(0).undo()',
+        'what was changed twice is not restored', 'tests/test_registry.py::test_unregister_restores_everything',
+    ),
+    Mutation(
+        'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, Longhorn) else names', 'if False else names',
+        "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_groups',
+    ),
+]
