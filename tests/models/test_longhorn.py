@@ -83,6 +83,7 @@ def test_save_and_load_is_exact(tied, tmp_path, device):
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).to(device)
     assert type(again) is LonghornForCausalLM
+    assert (again.lm_head.weight is again.model.embeddings.weight) == tied
     assert torch.equal(again(ids).logits, expected)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
     base = AutoModel.from_pretrained(tmp_path).to(device)

@@ -97,7 +97,7 @@ MUTATIONS = [
     ),
     Mutation(
         'traced-step-of-padding', 'modules/convolution.py', 'torch.where(lengths[:, None, None] > 0, window, state)', 'window',
-        "padding enters a compiled convolution's state", COMPILED + 'test_decode.py::test_steps', 'no_grad', env=TORCH,
+        "padding enters a compiled convolution's state", COMPILED + 'test_modules.py::test_a_step_of_padding',
     ),
     Mutation(
         'additive-mask', 'modules/padding.py', 'wrong = mask[(mask != 0) & (mask != 1)]', 'wrong = mask[mask > 1]',

@@ -18,11 +18,6 @@ MUTATIONS = [
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
-        'step-without-states', 'ops/triton/diagonal/__init__.py', 'if T == 1 and cu_seqlens is None and not save_states:',
-        'if T == 1 and cu_seqlens is None:', 'one token leaves no state for its backward',
-        'tests/ops/test_longhorn.py::test_shapes', 'diagonal chunk T1', env=INTERPRET,
-    ),
-    Mutation(
         'initial-state-after-segments', 'ops/triton/diagonal/__init__.py', 'decay, local, h0, cu_seqlens, N=N',
         'decay, local, None, cu_seqlens, N=N', 'segments do not see the initial state', SEGMENTS, '3 V9', env=INTERPRET,
     ),

@@ -70,7 +70,7 @@ def test_translation(case, exact, monkeypatch):
 
 def test_no_cancellation():
     """`1 - eps k^2` keeps its digits where it is near 0, down to one entry a key."""
-    for k in (torch.tensor([[[[1e4, 0.0]]]]), torch.tensor([[[[3e3]]]])):
+    for k in (torch.tensor([[[[1e4, 0.0]]]]), torch.tensor([[[[1e4, 1.0]]]]), torch.tensor([[[[3e3]]]])):
         beta = torch.full(k.shape[:3], 0.5)
         eps, log_decay = scalar_beta.steps(k, beta, False)
         exact_eps, exact_decay = scalar_beta.steps(k.double(), beta.double(), False)
