@@ -117,10 +117,6 @@ MUTATIONS = [
         'registering twice wraps everything twice', SWAP + 'test_registering_again_changes_nothing',
     ),
     Mutation(
-        'undone-first-to-last', 'registry/changes.py', 'self.made.pop().undo()', 'self.made.pop(0).undo()',
-        'what was changed twice is not restored', 'tests/test_registry.py::test_unregister_restores_everything',
-    ),
-    Mutation(
         'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, Longhorn) else names', 'if False else names',
         "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_groups',
     ),
