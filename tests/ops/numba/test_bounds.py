@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.skipif(os.environ.get('TRITON_INTERPRET') == '1', reason='the same loops as without the interpreter')
 def test_random_calls(tmp_path):
     """In a process of its own: Numba compiles with bounds checks or without, for all its functions."""
     environment = {

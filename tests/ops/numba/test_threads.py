@@ -8,7 +8,6 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops import numba as backend
-from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, make_inputs, make_options, reference, run
 
 # eight heads, so that blocks are left for a worker whichever their width; several blocks of channels in each
@@ -16,7 +15,6 @@ CASE = Case(B=2, T=48, H=4, K=8, V=80, sigmoid=True, D=True, z=True, initial_sta
 CASES = [CASE, Case(H=2, K=8, V=150, scalar_beta=True, initial_state=True).packed(30, 0, 41)]
 
 pytestmark = [
-    pytest.mark.skipif(INTERPRETING, reason='the same loops as without the interpreter'),
     pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason='one core'),
     # Numba starts its threads once a process
     pytest.mark.xdist_group('numba-threads'),

@@ -1,0 +1,5 @@
+"""Triton's interpreter changes nothing here: these tests run without it only."""
+
+from tests.conftest import INTERPRETING
+
+collect_ignore_glob = ['test_*.py'] if INTERPRETING else []
