@@ -309,7 +309,7 @@ def test_opcheck(op, exact, device):
 ], ids='+'.join)
 def test_gradients_of_some_inputs(op, wanted, exact, device):
     """Whichever input asks for a gradient, backward has the states that it starts from."""
-    case = Case(T=37, K=4, V=6, D=True, z=True, initial_state=True)
+    case = Case(B=1, T=35, H=1, K=4, V=6, D=True, z=True, initial_state=True)
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
     expected = run(op, inputs, options)
     some = {name: x.detach().requires_grad_(name in wanted) for name, x in inputs.items()}
@@ -321,7 +321,7 @@ def test_gradients_of_some_inputs(op, wanted, exact, device):
 @pytest.mark.parametrize('size', [1e2, 1e6, 1e12, 1e17])
 def test_large_keys(op, exact, size, device):
     """Keys need no normalisation: the documented range, and which gradients underflow float32 in it."""
-    inputs, options = make_inputs(Case(T=40, K=16, V=8, initial_state=True), device), make_options(Case(), device, exact)
+    inputs, options = make_inputs(Case(B=1, T=20, H=1, V=8, initial_state=True), device), make_options(Case(), device, exact)
     inputs['k'] = (inputs['k'].detach() * size).requires_grad_()
     got, ref = run(op, inputs, options), reference(inputs, options)
     names = ['o', 'final_state', 'dq', 'dv', 'dinitial_state']
@@ -334,7 +334,8 @@ def test_large_keys(op, exact, size, device):
 @pytest.mark.parametrize('size', [1.0, 30.0])
 def test_keys_of_one_entry(op, exact, size, device):
     """With K = 1 `1 - eps k^2` cancels; up to |k| of 30 every bound holds all the same."""
-    inputs, options = make_inputs(Case(T=40, K=1, V=8, initial_state=True), device), make_options(Case(), device, exact)
+    case = Case(B=1, T=20, H=1, K=1, V=8, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
     inputs['k'] = (inputs['k'].detach().clamp(-1, 1) * size).requires_grad_()
     got, ref = run(op, inputs, options), reference(inputs, options)
     assert_close(got, ref, torch.float32)
