@@ -13,7 +13,6 @@ import json
 import math
 from pathlib import Path
 
-import datasets
 import torch
 import torch.nn.functional as F
 import transformers
@@ -23,7 +22,8 @@ from transformers import AutoModelForCausalLM
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.experiments.language_modeling import checkpoint_folder
-from benchmarks.experiments.text import TextArguments, token_blocks
+from benchmarks.experiments.text import TextArguments
+from benchmarks.experiments.tokens import token_blocks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import finish, label_ends, plot_band, shown, style
 
@@ -71,13 +71,15 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.extrapolation', description=__doc__.splitlines()[0])
     parser.add_argument('results', type=Path, help='results.json of benchmarks.language_modeling')
     parser.add_argument('--factor', type=int, default=16, help='longest text, as a multiple of the training length')
+    parser.add_argument('--tokens_dir', type=Path, default=Path('outputs/tokens'), help='where files of tokens are kept')
     parser.add_argument('--blocks', type=int, default=32, help='most texts to read')
     options = parser.parse_args(args)
     trained = json.loads(options.results.read_text())
     setting, output = trained['setting'], options.results.parent
-    datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
-    blocks = token_blocks(TextArguments(**setting['text']), options.factor * setting['block_size'], held_out=True)
+    blocks = token_blocks(
+        TextArguments(**setting['text']), options.factor * setting['block_size'], held_out=True, folder=options.tokens_dir,
+    )
     count = min(options.blocks, len(blocks))
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     runs = []
