@@ -20,12 +20,12 @@ import argparse
 import itertools
 import json
 import math
+import os
 import time
 from pathlib import Path
 
 import torch
 import transformers
-from accelerate import PartialState
 from matplotlib.figure import Figure
 from transformers import (
     AutoConfig,
@@ -47,6 +47,13 @@ from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
 
 def checkpoint_folder(output: Path, name: str, seed: int) -> Path:
     return output / f'{name.replace(" ", "_")}-{seed}'
+
+
+class MatrixDecayTrainer(Trainer):
+    """Weight decay as in the authors' code, on tensors of two dimensions or more; the Trainer's own goes by names."""
+
+    def get_decay_parameter_names(self, model) -> list[str]:
+        return [name for name, x in model.named_parameters() if x.dim() >= 2]
 
 
 def accumulated_batches(sequences: int, arguments: TrainingArguments) -> int:
@@ -76,7 +83,7 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path)
         train, held_out = (token_blocks(text, setting['block_size'], part, tokens) for part in (False, True))
     set_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
-    trainer = Trainer(
+    trainer = MatrixDecayTrainer(
         model=model, args=arguments, data_collator=default_data_collator, train_dataset=train,
         eval_dataset=torch.utils.data.Subset(held_out, range(min(len(held_out), setting.get('eval_blocks', len(held_out))))),
     )
@@ -127,7 +134,8 @@ def main(args: list[str] | None = None) -> None:
     results = output / 'results.json'
     runs = json.loads(results.read_text())['runs'] if results.exists() else []
     done = [(run['model'], run['seed']) for run in runs]
-    first = PartialState().is_main_process
+    # torchrun's; a process of its own has none
+    first = int(os.environ.get('RANK', 0)) == 0
     for seed, name in itertools.product(setting.get('seeds', [0]), names):
         if (name, seed) in done:
             continue

@@ -14,7 +14,7 @@ from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
-SIZES = {'120M': 128_563_968, '350M': 369_968_128, '1.3B': 1_369_081_856}
+SIZES = {'120M': 128_563_968, '350M': 369_968_128, '1.3B': 1_331_595_264}
 
 
 def small(**options) -> LonghornConfig:
