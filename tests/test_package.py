@@ -183,7 +183,7 @@ class TestDistributions:
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
     def test_wheel_is_pure(self, sdist, tmp_path):
-        """Built from the sdist: one `py3-none-any` wheel with the typing marker and every module, and nothing else."""
+        """Built from the sdist: one `py3-none-any` wheel with the typing marker, modules and tasks, and nothing else."""
         done = subprocess.run(
             [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', tmp_path, sdist],
             capture_output=True, text=True,
@@ -194,7 +194,8 @@ class TestDistributions:
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
             (about,) = (archive.read(name).decode() for name in names if name.endswith('.dist-info/METADATA'))
-        sources = {str(path.relative_to(ROOT)) for path in (ROOT / 'fla_longhorn').rglob('*.py')}
+        files = [*(ROOT / 'fla_longhorn').rglob('*.py'), *(ROOT / 'fla_longhorn/evaluation/tasks').iterdir()]
+        sources = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
         assert sources | {'fla_longhorn/py.typed'} == {name for name in names if '.dist-info/' not in name}
         assert any(name.endswith('licenses/LICENSE') for name in names)
         extras = message_from_string(about).get_all('Provides-Extra')
