@@ -3,9 +3,10 @@
     python -m benchmarks.mqar benchmarks/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
 
 A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
-combinations are trained one after the other; a `note` is for the results page. Finished runs are kept in `results.json`: the
-same command goes on after an interruption. Where the grid has several learning rates, the one with the best held-out recall
-counts, and its recall on other held-out sequences is the result. `results.png` is drawn from the same file (again with
+combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology`, task and training are
+those of :mod:`benchmarks.experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
+interruption. Where the grid has several learning rates, the one with the best held-out recall counts, and its recall on other
+held-out sequences is the result. `results.png` is drawn from the same file (again with
 `--plot_only`).
 """
 
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from transformers import AutoModelForCausalLM, PreTrainedConfig, set_seed
 
+from benchmarks.experiments import zoology
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, shown, style, tidy
 from examples.mqar.config import ModelArguments, RunArguments
@@ -237,7 +239,8 @@ def main(args: list[str] | None = None) -> None:
             continue
         described = ', '.join(f'{name} {cell[name]}' for name in setting['columns'])
         print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
-        run = run_cell(cell, output)
+        by_zoology = setting.get('rules') == 'zoology'
+        run = zoology.run_cell(cell, output, model_config) if by_zoology else run_cell(cell, output)
         print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
         report = {'setting': setting, 'machine': describe_machine(), 'runs': [*report['runs'], run]}
         temporary = results.with_suffix('.tmp')

@@ -1,0 +1,133 @@
+"""Multi-query associative recall by the rules of zoology's Figure 2 (arXiv 2312.04927), which the paper's Fig. 4 follows.
+
+They differ from those of `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
+`num_pairs` pairs; the token after a query is blank, so that no answer is ever shown; AdamW decays every parameter; the rate
+falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have a dropout and are tied to
+the head, and training stops once the test recall passes `stop_recall`. As there, the recall after the last epoch is the
+result, on the test set that also stops training and chooses the learning rate.
+
+Logits are computed where there is a query, not elsewhere: the same loss and gradients with a fraction of the work.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from examples.mqar.data import BLANK, IGNORE, MQAR, draw
+from examples.mqar.train import Progress
+
+
+class Sequences(Dataset):
+    """`size` sequences with all pairs of `task`: `input_ids`, and `labels` that are compared with the token before."""
+
+    def __init__(self, task: MQAR, size: int, seed: int) -> None:
+        tokens, labels = draw(task, np.full(size, task.num_pairs), np.random.default_rng(seed))
+        tokens[labels != IGNORE] = BLANK
+        self.tokens, self.labels = torch.from_numpy(tokens), torch.from_numpy(labels)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        return {'input_ids': self.tokens[i], 'labels': self.labels[i]}
+
+
+def answers(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits `[Q, vocabulary]` at the Q queries of a batch, and the values `[Q]` that are right."""
+    asked = batch['labels'][:, 1:] != IGNORE
+    hidden = model.base_model(input_ids=batch['input_ids'], use_cache=False)[0]
+    return model.get_output_embeddings()(hidden[:, :-1][asked]), batch['labels'][:, 1:][asked]
+
+
+class RecallTrainer(Trainer):
+    """Loss at the queries; decay of every parameter; a rate that falls epoch by epoch; recall at the end of each."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return F.cross_entropy(*answers(model, inputs))
+
+    def get_decay_parameter_names(self, model) -> list[str]:
+        return [name for name, _ in model.named_parameters()]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
+        epochs = int(self.args.num_train_epochs)
+        steps = num_training_steps // epochs
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda step: (1 + math.cos(math.pi * (step // steps) / epochs)) / 2,
+        )
+        return self.lr_scheduler
+
+    @torch.no_grad()
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        model = self.model.eval()
+        right = []
+        for batch in DataLoader(self.eval_dataset, batch_size=self.args.eval_batch_size):
+            logits, values = answers(model, {name: x.to(model.device) for name, x in batch.items()})
+            right.append(logits.argmax(-1) == values)
+        metrics = {'eval_recall': torch.cat(right).float().mean().item()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        model.train()
+        return metrics
+
+
+class StopAbove(TrainerCallback):
+    """Stop once the recall is above `recall`."""
+
+    def __init__(self, recall: float) -> None:
+        self.recall = recall
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        if metrics['eval_recall'] > self.recall:
+            control.should_training_stop = True
+
+
+def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) -> RecallTrainer:
+    arguments = TrainingArguments(
+        output_dir=str(output), num_train_epochs=cell['epochs'], per_device_train_batch_size=cell['batch_size'],
+        per_device_eval_batch_size=cell['batch_size'], learning_rate=cell['learning_rate'], weight_decay=cell['weight_decay'],
+        max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch', save_strategy='no', logging_steps=50, disable_tqdm=True,
+        report_to='none', use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
+    )
+    dropout = torch.nn.Dropout(cell['embed_dropout'])
+    model.get_input_embeddings().register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
+    trainer = RecallTrainer(
+        model=model, args=arguments, train_dataset=Sequences(task, cell['train_size'], 2 * cell['seed']),
+        eval_dataset=Sequences(task, cell['test_size'], 2 * cell['seed'] + 1),
+        callbacks=[Progress, StopAbove(cell['stop_recall'])],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def run_cell(cell: dict, output_dir: Path, config) -> dict:
+    """Train one model by these rules; `config(cell, task)` is what it is made of."""
+    started = time.perf_counter()
+    task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
+    set_seed(cell['seed'])
+    options = config(cell, task)
+    options.update({name: cell[name] for name in ('tie_word_embeddings', 'initializer_range') if name in cell})
+    model = AutoModelForCausalLM.from_config(options)
+    trainer = build_trainer(model, cell, task, output_dir / 'run')
+    trainer.train()
+    log = trainer.state.log_history
+    history = [(x['step'], x['eval_recall']) for x in log if 'eval_recall' in x]
+    return {
+        'cell': cell, 'parameters': model.num_parameters(), 'history': history, 'loss': log[-1]['train_loss'],
+        'recall': history[-1][1], 'seconds': time.perf_counter() - started,
+    }
