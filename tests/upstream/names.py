@@ -35,8 +35,8 @@ NAMES = {
     ),
     'fla.models.utils': ('Cache', 'Cache.get_seq_length', 'Cache.layers'),
     'fla.modules': (
-        'L2Norm', 'L2Norm.eps', 'L2Norm.forward', 'L2Norm.output_dtype', 'RMSNorm', 'RMSNorm.bias', 'RMSNorm.eps',
-        'RMSNorm.forward', 'RMSNorm.weight', 'ShortConvolution', 'ShortConvolution.activation',
+        'FusedCrossEntropyLoss', 'FusedLinearCrossEntropyLoss', 'L2Norm', 'L2Norm.eps', 'L2Norm.forward', 'L2Norm.output_dtype',
+        'RMSNorm', 'RMSNorm.bias', 'RMSNorm.eps', 'RMSNorm.forward', 'RMSNorm.weight', 'ShortConvolution', 'ShortConvolution.activation',
         'ShortConvolution.bias', 'ShortConvolution.forward', 'ShortConvolution.weight',
     ),
     'fla.modules.activations.ops': (

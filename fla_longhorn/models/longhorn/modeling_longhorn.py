@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from fla.layers.attn import Attention
 from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
@@ -15,11 +14,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.models.causal_lm import compute_logits_and_loss
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
-from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 from fla_longhorn.modules.padding import check_attention_mask
 
 if TYPE_CHECKING:
@@ -190,6 +189,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     """:class:`LonghornModel` with a language modelling head."""
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
+    _compute_logits_and_loss = compute_logits_and_loss
 
     def __init__(self, config: LonghornConfig):
         super().__init__(config)
@@ -247,47 +247,3 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _compute_logits_and_loss(
-        self,
-        hidden_states: torch.Tensor,
-        labels: torch.LongTensor | None = None,
-        logits_to_keep: int | torch.Tensor | None = 0,
-        *,
-        shift_labels: torch.LongTensor | None = None,
-        num_items_in_batch: int | torch.Tensor | None = None,
-        fuse_linear_cross_entropy: bool | None = None,
-        use_l2warp: bool | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """fla's, whose losses a trace replaces by PyTorch's. A criterion of the user's own stays."""
-        traced = torch.compiler.is_compiling() and self.criterion is None
-        targets = next_tokens(labels, shift_labels) if traced else None
-        if targets is None:
-            return super()._compute_logits_and_loss(
-                hidden_states, labels, logits_to_keep, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch,
-                fuse_linear_cross_entropy=fuse_linear_cross_entropy, use_l2warp=use_l2warp,
-            )
-        config, head = self.config, self.lm_head
-        use_l2warp = config.use_l2warp if use_l2warp is None else use_l2warp
-        targets = targets.to(hidden_states.device)
-        reduction = 'mean' if num_items_in_batch is None else 'sum'
-        logits = None
-        if config.fuse_linear_cross_entropy if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy:
-            loss = linear_cross_entropy(hidden_states, targets, head.weight, head.bias, reduction, use_l2warp)
-        else:
-            logits = head(hidden_states)
-            criterion = cross_entropy if config.fuse_cross_entropy else F.cross_entropy
-            loss = criterion(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
-            loss = l2_warp(loss, logits) if use_l2warp else loss
-        if num_items_in_batch is not None:
-            if isinstance(num_items_in_batch, torch.Tensor):
-                num_items_in_batch = num_items_in_batch.to(loss.device)
-            loss = loss / num_items_in_batch
-        return loss, logits
-
-
-def next_tokens(labels: torch.Tensor | None, shift_labels: torch.Tensor | None) -> torch.Tensor | None:
-    """What each position has to predict: `shift_labels` where they are given, else the label of the next position."""
-    if shift_labels is not None or labels is None:
-        return shift_labels
-    return F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)

@@ -5,6 +5,8 @@ from tests.mutate.mutation import TORCH, Mutation
 SWAP = 'tests/integration/test_attn_mode.py::'
 CALLS = 'tests/integration/test_swapped_calls.py::'
 DEFAULTS = SWAP + 'test_defaults_fit_the_family'
+ADAPTERS = 'tests/integration/test_adapters.py::'
+LOSS = 'tests/models/test_causal_lm.py::'
 CHANGES = SWAP + 'TestConfigThatChanges::'
 
 MUTATIONS = [
@@ -119,5 +121,18 @@ MUTATIONS = [
     Mutation(
         'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, Longhorn) else names', 'if False else names',
         "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_groups',
+    ),
+    Mutation(
+        'swapped-mlp', 'attn_mode/swap.py', 'GatedMLP if x is mlp.GatedMLP else x', 'x',
+        "LoRA on a swapped family's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[gla]', env=TORCH,
+    ),
+    Mutation(
+        'swapped-shifted-labels', 'models/swapped.py', "kwargs['shift_labels'], labels = labels.labels, None",
+        'labels = labels.labels', 'labels that are shifted already are shifted again', LOSS + 'test_shifted_labels',
+        'train-gla]', env=TORCH,
+    ),
+    Mutation(
+        'swapped-logits', 'registry/entries.py', "wrap(base, '_compute_logits_and_loss', wrap_forward, logits_and_loss)", 'pass',
+        "a swapped family's logits are their gradient after backward", LOSS + 'test_logits_stay', '[gla]', env=TORCH,
     ),
 ]

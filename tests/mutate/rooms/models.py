@@ -5,7 +5,11 @@ from tests.mutate.mutation import TORCH, Mutation
 MODEL = 'tests/models/test_longhorn.py::'
 CACHE = 'tests/models/test_cache.py::'
 BRANCHES = MODEL + 'TestInitialisation::test_residual_branches'
+LOSS = 'tests/models/test_causal_lm.py::'
+ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
+CAUSAL = 'models/causal_lm.py'
+LINEAR = 'modules/linear.py'
 
 MUTATIONS = [
     Mutation(
@@ -44,10 +48,7 @@ MUTATIONS = [
         'a config cannot untie the head from the embeddings', MODEL + 'test_save_and_load_is_exact', 'False', env=TORCH,
     ),
     Mutation(
-        'labels-shifted-twice', MODELLING,
-        'labels, logits_to_keep, shift_labels=shift_labels,\n            num_items_in_batch=num_items_in_batch,'
-        '\n        )\n        if not',
-        'labels, logits_to_keep,\n            num_items_in_batch=num_items_in_batch,\n        )\n        if not',
+        'labels-shifted-twice', MODELLING, 'logits_to_keep, shift_labels=shift_labels,', 'logits_to_keep,',
         'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
     ),
     Mutation(
@@ -75,7 +76,36 @@ MUTATIONS = [
         "the authors' checkpoints do not load", MODEL + 'test_official_checkpoint',
     ),
     Mutation(
-        'traced-labels-unshifted', MODELLING, 'F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)', 'labels',
+        'traced-labels-unshifted', CAUSAL, 'F.pad(labels[..., 1:], (0, 1), value=ignore_index)', 'labels',
         "a compiled model learns to repeat its input", 'tests/torch_compile/test_model.py::test_training', 'paper', env=TORCH,
+    ),
+    Mutation(
+        'logits-overwritten', CAUSAL, 'inplace_backward=False', 'inplace_backward=True',
+        'logits are their gradient after backward', LOSS + 'test_logits_stay', '[longhorn]', env=TORCH,
+    ),
+    Mutation(
+        'own-ignored-label', CAUSAL, "getattr(criterion, 'ignore_index', IGNORE_INDEX)", 'IGNORE_INDEX',
+        'a criterion of the user trains on the label -100', LOSS + 'test_a_criterion_of_the_users_own', env=TORCH,
+    ),
+    Mutation(
+        'head-not-called', CAUSAL, 'is_bare(head, hidden_states.device)', 'True',
+        'an adapter of the head does nothing with the fused linear loss', ADAPTERS + 'test_every_adapter_counts', 'linear-loss',
+        env=TORCH,
+    ),
+    Mutation(
+        'loss-not-divided', CAUSAL, 'loss = loss / num_items_in_batch', 'pass', 'gradient accumulation is not normalised',
+        LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
+    ),
+    Mutation(
+        'adapter-ignored', LINEAR, 'type(linear) is not nn.Linear', 'False', "LoRA on the MLP's last projection does nothing",
+        ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
+    ),
+    Mutation(
+        'offloading-ignored', LINEAR, "'forward' in linear.__dict__", 'False', 'offloaded weights are read where they are not',
+        ADAPTERS + 'test_offloaded ' + ADAPTERS + 'test_changed', 'mlp', env=TORCH,
+    ),
+    Mutation(
+        'hooks-ignored', LINEAR, 'any(getattr(linear, name) for name in HOOKS)', 'False',
+        "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
     ),
 ]
