@@ -28,8 +28,11 @@ def wrap_model_init(init: Callable) -> Callable:
     def __init__(self, config, *args, **kwargs):
         settle(config)
         init(self, config, *args, **kwargs)
-        if is_swapped(config) and not isinstance(self, FLAForCausalLM):
-            register_call_hooks(self)
+        if is_swapped(config):
+            # its states can be rolled back
+            self._is_stateful = False
+            if not isinstance(self, FLAForCausalLM):
+                register_call_hooks(self)
 
     return __init__
 

@@ -18,6 +18,7 @@ from fla_longhorn.models.causal_lm import compute_logits_and_loss
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
 from fla_longhorn.modules.padding import check_attention_mask
+from fla_longhorn.modules.rewind import RewindableCache
 
 # of every model's forward
 ARGUMENTS = (
@@ -49,7 +50,9 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     use_cache = known.get('use_cache')
     if use_cache is None:
         use_cache = model.config.use_cache and not model.training
-    if not use_cache and cache is not None:
+    if use_cache and cache is None:
+        known['past_key_values'] = RewindableCache()
+    elif not use_cache and cache is not None:
         # fla's attention and feed-forward layers always update what they are given
         known['past_key_values'] = look_ahead(cache)
         known['past_key_values'].looks_ahead_of = cache

@@ -107,7 +107,8 @@ def test_losses_agree_with_autograd(loss, device):
         grads = [x.grad.clone() for x in model.parameters()]
         model.zero_grad()
         logits = model(ids).logits
-        want = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction='mean' if items is None else 'sum')
+        reduction = 'mean' if items is None else 'sum'
+        want = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction=reduction)
         penalty = 0.5e-4 * logits.max(-1).values.square().sum() / 18 if 'l2warp' in loss else torch.zeros((), device=device)
         ((want + penalty) / (items or 1)).backward()
         torch.testing.assert_close(got, want / (items or 1))
@@ -125,9 +126,10 @@ def test_shifted_labels(name, training, device):
     logits = model.lm_head(model.model(given)[0])
     want = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='sum')
     for labels in ({}, {'labels': torch.zeros_like(given)}):
-        output = model(given, shift_labels=targets, num_items_in_batch=7, **labels)
+        labels |= {'shift_labels': targets, 'num_items_in_batch': 7}
+        output = model(given, **labels)
         torch.testing.assert_close(output.loss, want / 7)
-        assert torch.equal(model(given, shift_labels=targets, num_items_in_batch=7, return_dict=False, **labels)[0], output.loss)
+        assert torch.equal(model(given, return_dict=False, **labels)[0], output.loss)
 
 
 @models

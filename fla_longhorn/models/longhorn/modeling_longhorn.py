@@ -9,19 +9,21 @@ import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
-from fla.models.utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.models.causal_lm import compute_logits_and_loss
+from fla_longhorn.models.generation import prepare_cache_for_generation
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
 from fla_longhorn.modules.padding import check_attention_mask
+from fla_longhorn.modules.rewind import RewindableCache
 
 if TYPE_CHECKING:
+    from fla.models.utils import Cache
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
@@ -175,10 +177,9 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
             kwargs = take_boundaries(
                 kwargs, B, T, tokens.device, attention_mask, filled=seen_tokens(past_key_values) > 0,
             )
-        if torch.compiler.is_compiling() and past_key_values is None:
-            # fla makes a cache where no trace can follow
-            use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
-            past_key_values = Cache() if use_cache else None
+        use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
+        if use_cache and past_key_values is None:
+            past_key_values = RewindableCache()
         return super().forward(
             input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
             return_dict, **kwargs,
@@ -189,7 +190,10 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     """:class:`LonghornModel` with a language modelling head."""
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
+    # its states can be rolled back
+    _is_stateful = False
     _compute_logits_and_loss = compute_logits_and_loss
+    _prepare_cache_for_generation = prepare_cache_for_generation
 
     def __init__(self, config: LonghornConfig):
         super().__init__(config)

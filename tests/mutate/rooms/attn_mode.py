@@ -109,8 +109,8 @@ MUTATIONS = [
         env=TORCH,
     ),
     Mutation(
-        'swapped-look-ahead', 'models/swapped.py', 'if not use_cache and cache is not None:',
-        'if use_cache and cache is not None:',
+        'swapped-look-ahead', 'models/swapped.py', 'elif not use_cache and cache is not None:',
+        'elif use_cache and cache is not None:',
         "a call with use_cache=False updates the family's attention states", CALLS + 'test_a_look_ahead_changes_nothing',
         'hybrid-gla]', env=TORCH,
     ),
@@ -132,7 +132,8 @@ MUTATIONS = [
         'train-gla]', env=TORCH,
     ),
     Mutation(
-        'swapped-logits', 'registry/entries.py', "wrap(base, '_compute_logits_and_loss', wrap_forward, logits_and_loss)", 'pass',
+        'swapped-logits', 'registry/entries.py', "'_compute_logits_and_loss', wrap_forward, logits_and_loss)",
+        "'_compute_logits_and_loss', lambda function: function)",
         "a swapped family's logits are their gradient after backward", LOSS + 'test_logits_stay', '[gla]', env=TORCH,
     ),
 ]

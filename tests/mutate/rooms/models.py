@@ -10,6 +10,8 @@ ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
 CAUSAL = 'models/causal_lm.py'
 LINEAR = 'modules/linear.py'
+REWIND = 'modules/rewind.py'
+BACK = 'tests/models/test_rewind.py::'
 
 MUTATIONS = [
     Mutation(
@@ -89,8 +91,8 @@ MUTATIONS = [
     ),
     Mutation(
         'head-not-called', CAUSAL, 'is_bare(head, hidden_states.device)', 'True',
-        'an adapter of the head does nothing with the fused linear loss', ADAPTERS + 'test_every_adapter_counts', 'linear-loss',
-        env=TORCH,
+        'an adapter of the head does nothing with the fused linear loss', ADAPTERS + 'test_every_adapter_counts',
+        'linear-loss', env=TORCH,
     ),
     Mutation(
         'loss-not-divided', CAUSAL, 'loss = loss / num_items_in_batch', 'pass', 'gradient accumulation is not normalised',
@@ -107,5 +109,49 @@ MUTATIONS = [
     Mutation(
         'hooks-ignored', LINEAR, 'any(getattr(linear, name) for name in HOOKS)', 'False',
         "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
+    ),
+    Mutation(
+        'crop-forgets-nothing', 'layers/longhorn.py', 'x = x[:, :n]', 'pass', 'a cropped cache remembers what was removed',
+        BACK + 'test_cropped', 'paper-one', env=TORCH,
+    ),
+    Mutation(
+        'crop-counts-padding', 'layers/longhorn.py', 'kept = indices % T < n', 'kept = indices < n',
+        'rows with padding are cropped by the tokens of the first ones', BACK + 'test_cropped_rows_with_padding', 'left-paper',
+        env=TORCH,
+    ),
+    Mutation(
+        'recorded-states-overwritten', 'layers/longhorn.py',
+        'None if y is None else y.clone() for y in (recurrent_state, conv_state))',
+        'y for y in (recurrent_state, conv_state))',
+        'decoding overwrites the states to go back to', BACK + 'test_cropped', 'paper-by', env=TORCH,
+    ),
+    Mutation(
+        'crop-keeps-keys', REWIND, 'tuple(x[:, :n] for x in', 'tuple(x for x in', 'attention still sees what was removed',
+        BACK + 'test_cropped', 'hybrid-one', env=TORCH,
+    ),
+    Mutation(
+        'crop-by-pieces', REWIND, 'updates = [] if length <= read else', 'updates = [] if True else',
+        'a piece is removed as a whole', BACK + 'test_cropped', 'paper-one', env=TORCH,
+    ),
+    Mutation(
+        'nothing-is-everything', REWIND, 'if max_length == 0 and self.record_past:', 'if False:',
+        'guesses that were all right empty the cache', BACK + 'test_assisted_generation', 'itself-paper', env=TORCH,
+    ),
+    Mutation(
+        'snapshot-shares-states', REWIND, 'layer.state, layer.pieces = layer._map_state(torch.clone), []',
+        'layer.pieces = []', 'decoding changes a snapshot', BACK + 'test_snapshot', '[paper]', env=TORCH,
+    ),
+    Mutation(
+        'copies-share-records', REWIND, 'pieces=list(self.pieces))', 'pieces=self.pieces)',
+        'a look ahead is recorded in the cache', BACK + 'test_a_copy_records_for_itself', '[paper]', env=TORCH,
+    ),
+    Mutation(
+        'records-of-other-rows', REWIND, 'super()._transform_states(function)\n        for layer in self.layers:'
+        '\n            layer.pieces.clear()', 'super()._transform_states(function)',
+        "a beam goes back to another beam's states", BACK + 'test_not_recorded', env=TORCH,
+    ),
+    Mutation(
+        'assistant-forgets', 'models/generation.py', "getattr(generation_config, 'is_assistant', False)", 'False',
+        'a model of Longhorn cannot assist', BACK + 'test_assisted_generation', 'itself-paper', env=TORCH,
     ),
 ]
