@@ -21,6 +21,7 @@ from fla_longhorn.attn_mode.families import Family
 from fla_longhorn.attn_mode.mixer import build_mixer
 from fla_longhorn.models.swapped import register_call_hooks, with_shift_labels
 from fla_longhorn.modules import GatedMLP
+from fla_longhorn.modules.attention import RowwiseAttention
 
 
 def wrap_model_init(init: Callable) -> Callable:
@@ -49,6 +50,7 @@ def wrap_block_init(init: FunctionType, family: Family) -> Callable:
         FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)(self, config, layer_idx)
         for module in self.modules():
             if isinstance(module, Attention):
+                module.__class__ = RowwiseAttention
                 module.register_forward_pre_hook(refuse_cp_context, with_kwargs=True)
         if config.model_type == 'rwkv7':
             self.attn.register_forward_hook(append_v_first, with_kwargs=True)

@@ -297,7 +297,7 @@ class Longhorn(nn.Module):
             lengths = indices[kept].div(T, rounding_mode='floor').bincount(minlength=B)
             x, cu_seqlens = x[:, kept], F.pad(lengths.cumsum(0), (1, 0))
         inputs, conv_state = self.mix_inputs(x, conv_state, True, cu_seqlens)
-        _, recurrent_state = self.op_for(n)(**inputs, initial_state=recurrent_state, output_final_state=True)
+        _, recurrent_state = self.op_for(n)(**inputs, output_final_state=True, initial_state=recurrent_state)
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, q_len: int) -> Callable:

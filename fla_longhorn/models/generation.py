@@ -17,3 +17,11 @@ def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs
         if getattr(generation_config, 'is_assistant', False):
             model_kwargs['past_key_values'].activate_past_recording()
     return result
+
+
+def refuse_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """transformers' entry to `generate_batch`, which pages the keys of attention: a recurrent state has no pages."""
+    raise NotImplementedError(
+        f'generate_batch, transformers\' continuous batching, pages the keys of attention, and {type(self).__name__} keeps '
+        'recurrent states: call generate with a batch that is padded on the left and its attention_mask'
+    )

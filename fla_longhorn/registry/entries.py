@@ -128,7 +128,7 @@ def register_attn_mode() -> None:
     from fla.models import generation_utils, modeling_utils
 
     from fla_longhorn.attn_mode import FAMILIES, wrap_block_init, wrap_causal_lm, wrap_forward, wrap_model_init
-    from fla_longhorn.models.generation import prepare_cache_for_generation
+    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
     from fla_longhorn.models.swapped import logits_and_loss
 
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
@@ -136,6 +136,7 @@ def register_attn_mode() -> None:
     wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
+    wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
     for family in FAMILIES.values():
         block = family.find_block()
         if block is None:

@@ -16,7 +16,9 @@ NAMES = {
         '_function_registries', 'register',
     ),
     'fla.layers': (),
-    'fla.layers.attn': ('Attention',),
+    'fla.layers.attn': (
+        'Attention', 'Attention.forward', 'Attention.kv_dim', 'Attention.layer_idx', 'Attention.window_size',
+    ),
     'fla.layers.bitattn': (),
     'fla.layers.mla': (),
     'fla.layers.rodimus': (),
@@ -27,7 +29,10 @@ NAMES = {
         'FLALayer.crop', 'FLALayer.reset', 'FLALayer.state', 'FLALayer.update', 'LegacyFLACache',
     ),
     'fla.models.configuration_utils': ('parse_attention_config', 'validate_loss_config'),
-    'fla.models.generation_utils': ('FLAGenerationMixin', 'FLAGenerationMixin._prepare_cache_for_generation'),
+    'fla.models.generation_utils': (
+        'FLAGenerationMixin', 'FLAGenerationMixin._prepare_cache_for_generation',
+        'FLAGenerationMixin.init_continuous_batching',
+    ),
     'fla.models.modeling_utils': (
         'FLAForCausalLM', 'FLAForCausalLM.forward', 'FLAModel', 'FLAModel.forward', 'FLAPreTrainedModel',
         'FLAPreTrainedModel.__init__', 'FLAPreTrainedModel._compute_logits_and_loss',

@@ -14,9 +14,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.models.causal_lm import compute_logits_and_loss
-from fla_longhorn.models.generation import prepare_cache_for_generation
+from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
+from fla_longhorn.modules.attention import RowwiseAttention
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
 from fla_longhorn.modules.padding import check_attention_mask
@@ -37,6 +38,8 @@ class LonghornBlock(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.attn_norm = norm(config.hidden_size, eps=config.norm_eps)
         self.attn = get_attention(config, layer_idx) or build_mixer(config, layer_idx)
+        if isinstance(self.attn, Attention):
+            self.attn.__class__ = RowwiseAttention
         self.has_mlp = config.hidden_ratio is not None or config.intermediate_size is not None
         if self.has_mlp:
             self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)
@@ -194,6 +197,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     _is_stateful = False
     _compute_logits_and_loss = compute_logits_and_loss
     _prepare_cache_for_generation = prepare_cache_for_generation
+    init_continuous_batching = refuse_continuous_batching
 
     def __init__(self, config: LonghornConfig):
         super().__init__(config)

@@ -12,6 +12,8 @@ CAUSAL = 'models/causal_lm.py'
 LINEAR = 'modules/linear.py'
 REWIND = 'modules/rewind.py'
 BACK = 'tests/models/test_rewind.py::'
+ATTENTION = 'modules/attention.py'
+GENERATION = 'tests/models/test_generation.py::'
 
 MUTATIONS = [
     Mutation(
@@ -153,5 +155,31 @@ MUTATIONS = [
     Mutation(
         'assistant-forgets', 'models/generation.py', "getattr(generation_config, 'is_assistant', False)", 'False',
         'a model of Longhorn cannot assist', BACK + 'test_assisted_generation', 'itself-paper', env=TORCH,
+    ),
+    Mutation(
+        'rows-by-column', ATTENTION, '._seen_tokens = int(before[i].sum())', '._seen_tokens = before.shape[1]',
+        'positions behind a padded prompt count the padding', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]',
+        env=TORCH,
+    ),
+    Mutation(
+        'rows-see-padding', ATTENTION, 'x[i:i + 1, known[i]]', 'x[i:i + 1]', 'attention sees the padding of earlier pieces',
+        GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]', env=TORCH,
+    ),
+    Mutation(
+        'rows-not-kept', ATTENTION, 'new[j][i, stored] = state[0, state.shape[1] - len(stored):]', 'pass',
+        'a padded piece leaves no keys', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]', env=TORCH,
+    ),
+    Mutation(
+        'window-misses-tokens', ATTENTION, 'if (known < kept.sum(1).clamp_max(self.window_size - 1)).any():', 'if False:',
+        'a window looks past padding at tokens that were dropped', GENERATION + 'test_padding_anywhere', 'True-window',
+        env=TORCH,
+    ),
+    Mutation(
+        'gaps-beside-a-cache', ATTENTION, 'elif seen or has_gaps(kept, at_the_end=cache is not None):', 'elif seen:',
+        'tokens before padding on the right lose their keys', GENERATION + 'test_padding_anywhere', 'True-hybrid', env=TORCH,
+    ),
+    Mutation(
+        'full-masks-refused', ATTENTION, 'mask = None if seen else mask', 'pass', 'a second turn of a hybrid model fails',
+        GENERATION + 'test_turns', '[hybrid]', env=TORCH,
     ),
 ]
