@@ -2,7 +2,7 @@
 
 A family's block builds its mixer by a name that it looks up in its modelling module. Where the config says `longhorn`, the
 block's own constructor runs with that name bound to Longhorn, so that the native mixer is never built and everything else
-is the family's. Where it doesn't, the constructor runs as it is.
+is the family's. fla's gated MLP is bound to ours, which is one. Where the config doesn't, the constructor runs as it is.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Any
 import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.modeling_utils import FLAForCausalLM
+from fla.modules import mlp
 
 from fla_longhorn.attn_mode.config import is_swapped, settle
 from fla_longhorn.attn_mode.families import Family
 from fla_longhorn.attn_mode.mixer import build_mixer
-from fla_longhorn.models.swapped import register_call_hooks
+from fla_longhorn.models.swapped import register_call_hooks, with_shift_labels
+from fla_longhorn.modules import GatedMLP
+from fla_longhorn.modules.attention import RowwiseAttention
 
 
 def wrap_model_init(init: Callable) -> Callable:
@@ -26,8 +29,11 @@ def wrap_model_init(init: Callable) -> Callable:
     def __init__(self, config, *args, **kwargs):
         settle(config)
         init(self, config, *args, **kwargs)
-        if is_swapped(config) and not isinstance(self, FLAForCausalLM):
-            register_call_hooks(self)
+        if is_swapped(config):
+            # its states can be rolled back
+            self._is_stateful = False
+            if not isinstance(self, FLAForCausalLM):
+                register_call_hooks(self)
 
     return __init__
 
@@ -39,10 +45,12 @@ def wrap_block_init(init: FunctionType, family: Family) -> Callable:
         if not settle(config):
             init(self, config, layer_idx)
             return
-        names = {**init.__globals__, family.mixer: lambda **_: build_mixer(config, layer_idx)}
+        names = {name: GatedMLP if x is mlp.GatedMLP else x for name, x in init.__globals__.items()}
+        names[family.mixer] = lambda **_: build_mixer(config, layer_idx)
         FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)(self, config, layer_idx)
         for module in self.modules():
             if isinstance(module, Attention):
+                module.__class__ = RowwiseAttention
                 module.register_forward_pre_hook(refuse_cp_context, with_kwargs=True)
         if config.model_type == 'rwkv7':
             self.attn.register_forward_hook(append_v_first, with_kwargs=True)
@@ -51,9 +59,19 @@ def wrap_block_init(init: FunctionType, family: Family) -> Callable:
 
 
 def wrap_forward(forward: Callable, shared: Callable) -> Callable:
-    """`forward` that is fla's `shared` one where the mixer is Longhorn: linear_attn's own drops `cu_seqlens`."""
+    """A method that is `shared` where the mixer is Longhorn, such as fla's `forward`: linear_attn's own drops `cu_seqlens`."""
     def run(self, *args, **kwargs):
         return (shared if is_swapped(self.config) else forward)(self, *args, **kwargs)
+
+    return run
+
+
+def wrap_causal_lm(forward: Callable) -> Callable:
+    """`forward` of a causal language model that takes `shift_labels` where the mixer is Longhorn."""
+    def run(self, *args, **kwargs):
+        if is_swapped(self.config):
+            return with_shift_labels(forward, self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
 
     return run
 

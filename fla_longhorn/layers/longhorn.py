@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
 
 from fla_longhorn.layers.options import check_options
@@ -16,11 +18,13 @@ from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import read_states
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.padding import check_attention_mask
+from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
+    from fla.ops.cp import FLACPContext
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 # up to this length one pass over time is at least as fast as splitting it
@@ -209,6 +213,45 @@ class Longhorn(nn.Module):
         hidden_states, indices, cu_seqlens = unpad_hidden_states(hidden_states, cu_seqlens, attention_mask, q_len)
 
         x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
+        replay = None
+        if use_cache and is_recording(self, past_key_values):
+            if kwargs.get('cu_seqlens') is None and padding is None:
+                states = (recurrent_state, conv_state)
+                replay = Replay(self.states_after, x=x, states=states, indices=indices, shape=(batch_size, q_len))
+            # a single token updates them in place
+            recurrent_state, conv_state = (None if y is None else y.clone() for y in (recurrent_state, conv_state))
+        inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, cu_seqlens, cp_context, padding)
+        inputs.update(
+            D=self.D.unflatten(0, (self.num_heads, -1)), z=z.unflatten(-1, (self.num_heads, -1)),
+            cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu'),
+        )
+        if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
+            o = longhorn_state_update(recurrent_state, **inputs)
+        else:
+            o, recurrent_state = self.op_for(q_len)(
+                initial_state=recurrent_state, output_final_state=bool(use_cache), cp_context=cp_context, **inputs,
+            )
+        if use_cache:
+            update_layer_cache(
+                self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len,
+                **({} if replay is None else {'replay': replay}),
+            )
+
+        o = self.out_proj(o.flatten(-2))
+        if padding is not None:
+            o = padding.restore(o)
+        return repad_hidden_states(o, indices, batch_size, q_len), None, past_key_values
+
+    def mix_inputs(
+        self,
+        x: torch.Tensor,
+        conv_state: torch.Tensor | None,
+        use_cache: bool | None,
+        cu_seqlens: torch.Tensor | None,
+        cp_context: FLACPContext | None = None,
+        padding: Padding | None = None,
+    ) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """From the convolution's input `x` `[B, T, d]` to the op's arguments, and the convolution's state."""
         if cp_context is not None:
             x, conv_state = convolve_part(self.conv1d, x, cp_context), None
         else:
@@ -225,32 +268,42 @@ class Longhorn(nn.Module):
         if padding is not None:
             # a key of zero leaves the state as it is
             k = padding.silence(k)
-        q, k = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k))
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k, x))
         k = self.k_norm(k)
-        v, z = (y.unflatten(-1, (self.num_heads, -1)) for y in (x, z))
         if not self.scalar_beta:
             beta = beta.unflatten(-1, (self.num_heads, -1))
-
         inputs = dict(
-            q=q, k=k, v=v, beta=beta, exact=self.exact, D=self.D.unflatten(0, (self.num_heads, -1)), z=z,
-            use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens, cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu'),
+            q=q, k=k, v=v, beta=beta, exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
-        if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
-            o = longhorn_state_update(recurrent_state, **inputs)
-        else:
-            # an exported program has one op for all lengths
-            long = torch.compiler.is_exporting() or q_len > MAX_RECURRENT_LENGTH
-            op = OPS[self.mode if long else 'fused_recurrent']
-            o, recurrent_state = op(
-                initial_state=recurrent_state, output_final_state=bool(use_cache), cp_context=cp_context, **inputs,
-            )
-        if use_cache:
-            update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len)
+        return inputs, conv_state
 
-        o = self.out_proj(o.flatten(-2))
-        if padding is not None:
-            o = padding.restore(o)
-        return repad_hidden_states(o, indices, batch_size, q_len), None, past_key_values
+    def states_after(
+        self,
+        n: int,
+        x: torch.Tensor,
+        states: tuple[torch.Tensor | None, torch.Tensor | None],
+        indices: torch.Tensor | None,
+        shape: tuple[int, int],
+    ) -> dict[str, torch.Tensor | None]:
+        """The states after the first n tokens of a piece `[B, T]`, from those before it and the convolution's input `x`."""
+        recurrent_state, conv_state = (None if y is None else y.clone() for y in states)
+        cu_seqlens = None
+        if indices is None:
+            x = x[:, :n]
+        else:
+            # `x` is `[1, number of tokens, d]`, without the padding
+            B, T = shape
+            kept = indices % T < n
+            lengths = indices[kept].div(T, rounding_mode='floor').bincount(minlength=B)
+            x, cu_seqlens = x[:, kept], F.pad(lengths.cumsum(0), (1, 0))
+        inputs, conv_state = self.mix_inputs(x, conv_state, True, cu_seqlens)
+        _, recurrent_state = self.op_for(n)(**inputs, output_final_state=True, initial_state=recurrent_state)
+        return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
+
+    def op_for(self, q_len: int) -> Callable:
+        # an exported program has one op for all lengths
+        long = torch.compiler.is_exporting() or q_len > MAX_RECURRENT_LENGTH
+        return OPS[self.mode if long else 'fused_recurrent']
 
 
 def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

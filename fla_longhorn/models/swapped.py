@@ -7,13 +7,18 @@ which all layers see `cu_seqlens` alone.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn as nn
 
+from fla_longhorn.models.causal_lm import compute_logits_and_loss
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
 from fla_longhorn.modules.padding import check_attention_mask
+from fla_longhorn.modules.rewind import RewindableCache
 
 # of every model's forward
 ARGUMENTS = (
@@ -45,7 +50,9 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     use_cache = known.get('use_cache')
     if use_cache is None:
         use_cache = model.config.use_cache and not model.training
-    if not use_cache and cache is not None:
+    if use_cache and cache is None:
+        known['past_key_values'] = RewindableCache()
+    elif not use_cache and cache is not None:
         # fla's attention and feed-forward layers always update what they are given
         known['past_key_values'] = look_ahead(cache)
         known['past_key_values'].looks_ahead_of = cache
@@ -59,3 +66,24 @@ def after_forward(model: nn.Module, args: tuple, output: Any) -> Any:
     if output.past_key_values is not None:
         output.past_key_values = getattr(output.past_key_values, 'looks_ahead_of', output.past_key_values)
     return output
+
+
+@dataclass
+class ShiftedLabels:
+    """Labels on their way through a family's `forward`, which knows no others than `labels`, to the loss."""
+
+    labels: torch.Tensor
+
+
+def with_shift_labels(forward: Callable, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A family's `forward` of a causal language model, with `shift_labels` `[B, T]`, which win over `labels`."""
+    if (shift_labels := kwargs.pop('shift_labels', None)) is not None:
+        kwargs['labels'] = ShiftedLabels(shift_labels)
+    return forward(self, *args, **kwargs)
+
+
+def logits_and_loss(self: nn.Module, hidden_states: torch.Tensor, labels: Any = None, *args: Any, **kwargs: Any) -> tuple:
+    """The method of fla's models, by Longhorn's."""
+    if isinstance(labels, ShiftedLabels):
+        kwargs['shift_labels'], labels = labels.labels, None
+    return compute_logits_and_loss(self, hidden_states, labels, *args, **kwargs)

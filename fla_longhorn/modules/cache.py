@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.layers.utils import get_layer_cache
-from fla.models.cache_utils import FLACache
+from fla.models.cache_utils import FLACache, LegacyFLACache
 from transformers.cache_utils import Cache as HFCache
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
 
     What a layer of Longhorn finds in the cache, it checks itself.
     """
+    if isinstance(cache, HFCache) and not isinstance(cache, (FLACache, LegacyFLACache)):
+        raise TypeError(
+            'past_key_values must be None for a new cache or one of fla\'s, such as '
+            f'fla_longhorn.modules.rewind.RewindableCache(), got {type(cache).__name__}'
+        )
     if cache is None or seen_tokens(cache) == 0:
         return
     layers = list(layers)

@@ -1,10 +1,12 @@
-"""The losses of fla's language models in plain PyTorch, for a trace.
+"""The losses of fla's language models in plain PyTorch, for a trace and for heads that must be called.
 
 `cross_entropy` is :class:`fla.modules.FusedCrossEntropyLoss`, `linear_cross_entropy` is
 :class:`fla.modules.FusedLinearCrossEntropyLoss` and `l2_warp` is `fla.modules.l2warp.l2_warp`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -40,15 +42,14 @@ def _without_value(x: torch.Tensor) -> torch.Tensor:
 def linear_cross_entropy(
     x: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    head: Callable[[torch.Tensor], torch.Tensor],
     reduction: str = 'mean',
     use_l2warp: bool = False,
 ) -> torch.Tensor:
-    """Cross entropy of `x @ weight.T + bias` and `target`, for `x` `[..., D]` and `target` `[...]`; a float32 scalar.
+    """Cross entropy of `head(x)` and `target`, for `x` `[..., D]` and `target` `[...]`; a float32 scalar.
 
     A mean of no targets is 0. The logits of one chunk of rows exist at a time, in backward again, where they are computed a
-    second time.
+    second time. The head, a linear layer, is called once a chunk, so that whatever stands around it takes part.
     """
     x, target = x.flatten(0, -2), target.flatten()
     N, D = x.shape
@@ -60,7 +61,7 @@ def linear_cross_entropy(
     real = (torch.arange(NUM_CHUNKS * size, device=x.device) < N).view(NUM_CHUNKS, size)
 
     losses, penalties = zip(*(
-        checkpoint(_chunk_loss, rows[i], classes[i], real[i], weight, bias, use_l2warp, use_reentrant=False)
+        checkpoint(_chunk_loss, rows[i], classes[i], real[i], head, use_l2warp, use_reentrant=False)
         for i in range(NUM_CHUNKS)
     ), strict=True)
     loss = sum(losses)
@@ -73,10 +74,9 @@ def _chunk_loss(
     x: torch.Tensor,
     target: torch.Tensor,
     real: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    head: Callable[[torch.Tensor], torch.Tensor],
     use_l2warp: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = F.linear(x, weight, bias)
+    logits = head(x)
     loss = cross_entropy(logits, target, reduction='sum')
     return loss, torch.where(real, _l2_penalty(logits), 0).sum() if use_l2warp else torch.zeros_like(loss)

@@ -1,4 +1,4 @@
-"""fla's gated MLP, traceable."""
+"""fla's gated MLP, traceable, and with its last projection called wherever a call is more than the weight."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fla.modules import mlp
+from fla.modules.activations import ops
 
 from fla_longhorn.cpu.backend import widen
+from fla_longhorn.modules.linear import is_bare
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -43,7 +45,11 @@ class SwiGLULinear(mlp.SwiGLULinear):
 
 
 class GatedMLP(mlp.GatedMLP):
-    """:class:`fla.modules.GatedMLP`, in PyTorch while a compiler traces it."""
+    """:class:`fla.modules.GatedMLP`, in PyTorch while a compiler traces it.
+
+    fla's fused activation takes the weight of `down_proj`, which saves an array `[B, T, intermediate_size]` in training. Where
+    something stands around `down_proj` (see :func:`fla_longhorn.modules.linear.is_bare`), it is called instead.
+    """
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -52,11 +58,15 @@ class GatedMLP(mlp.GatedMLP):
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """`down_proj(act(gate_proj(x)) * up_proj(x))`."""
-        if not torch.compiler.is_compiling():
+        tracing = torch.compiler.is_compiling()
+        fused = self.fuse_swiglu and is_bare(self.down_proj, x.device)
+        if not tracing and (fused or not self.fuse_swiglu):
             return super().forward(x, **kwargs)
         gate, y = self.gate_proj(x), self.up_proj(x)
         if self.hidden_act == 'powlu':
-            return self.down_proj(powglu(gate, y, self.powglu_power))
-        if self.fuse_swiglu:
+            act = powglu if tracing else ops.powglu
+            return self.down_proj(act(gate, y, self.powglu_power))
+        if fused:
             return self.swiglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias)
-        return self.down_proj(swiglu(gate, y))
+        act = swiglu if tracing else ops.swiglu
+        return self.down_proj(act(gate, y))

@@ -122,13 +122,21 @@ def register_attn_mode() -> None:
     """`attn_mode='longhorn'` in the configs of fla's families; a family that this fla lacks or builds otherwise is left out.
 
     Wrapped are `__init__` of fla's models, to check and complete the config; `__init__` of each family's block, to build
-    Longhorn in place of its mixer; and the two `forward` of linear_attn. A config without the word gets the original.
+    Longhorn in place of its mixer; the two `forward` of linear_attn; logits and loss; and the making of a cache. A config
+    without the word gets the original.
     """
-    from fla.models import modeling_utils
+    from fla.models import generation_utils, modeling_utils
 
-    from fla_longhorn.attn_mode import FAMILIES, wrap_block_init, wrap_forward, wrap_model_init
+    from fla_longhorn.attn_mode import FAMILIES, wrap_block_init, wrap_causal_lm, wrap_forward, wrap_model_init
+    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
+    from fla_longhorn.models.swapped import logits_and_loss
 
+    causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
     wrap(modeling_utils.FLAPreTrainedModel, '__init__', wrap_model_init)
+    wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, logits_and_loss)
+    wrap(causal_lm, 'forward', wrap_causal_lm)
+    wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
+    wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
     for family in FAMILIES.values():
         block = family.find_block()
         if block is None:
@@ -137,6 +145,10 @@ def register_attn_mode() -> None:
         for name, shared in family.forwards.items():
             owner = getattr(importlib.import_module(family.module), name)
             wrap(owner, 'forward', wrap_forward, getattr(modeling_utils, shared).forward)
+        for owner in vars(importlib.import_module(family.module)).values():
+            own = isinstance(owner, type) and issubclass(owner, causal_lm) and owner is not causal_lm
+            if own and 'forward' in vars(owner) and owner.__name__ not in family.forwards:
+                wrap(owner, 'forward', wrap_causal_lm)
 
 
 def register_weight_decay() -> None:

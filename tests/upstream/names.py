@@ -16,28 +16,39 @@ NAMES = {
         '_function_registries', 'register',
     ),
     'fla.layers': (),
-    'fla.layers.attn': ('Attention',),
+    'fla.layers.attn': (
+        'Attention', 'Attention.forward', 'Attention.kv_dim', 'Attention.layer_idx', 'Attention.window_size',
+    ),
     'fla.layers.bitattn': (),
     'fla.layers.mla': (),
     'fla.layers.rodimus': (),
     'fla.layers.utils': ('get_layer_cache', 'repad_hidden_states', 'unpad_hidden_states', 'update_layer_cache'),
     'fla.models': (),
-    'fla.models.cache_utils': ('FLACache', 'FLACache.from_legacy_cache'),
+    'fla.models.cache_utils': (
+        'FLACache', 'FLACache.from_legacy_cache', 'FLALayer', 'FLALayer._seen_tokens', 'FLALayer._validate_crop',
+        'FLALayer.crop', 'FLALayer.reset', 'FLALayer.state', 'FLALayer.update', 'LegacyFLACache',
+    ),
     'fla.models.configuration_utils': ('parse_attention_config', 'validate_loss_config'),
-    'fla.models.generation_utils': ('FLAGenerationMixin',),
+    'fla.models.generation_utils': (
+        'FLAGenerationMixin', 'FLAGenerationMixin._prepare_cache_for_generation',
+        'FLAGenerationMixin.init_continuous_batching',
+    ),
     'fla.models.modeling_utils': (
         'FLAForCausalLM', 'FLAForCausalLM.forward', 'FLAModel', 'FLAModel.forward', 'FLAPreTrainedModel',
         'FLAPreTrainedModel.__init__', 'FLAPreTrainedModel._compute_logits_and_loss',
-        'FLAPreTrainedModel._init_weights', 'FLAPreTrainedModel._no_split_modules',
+        'FLAPreTrainedModel._init_weights', 'FLAPreTrainedModel._is_stateful', 'FLAPreTrainedModel._no_split_modules',
         'FLAPreTrainedModel._tied_weights_keys', 'FLAPreTrainedModel.base_model_prefix', 'FLAPreTrainedModel.config',
         'FLAPreTrainedModel.config_class', 'FLAPreTrainedModel.post_init',
         'FLAPreTrainedModel.supports_gradient_checkpointing', 'get_attention',
     ),
-    'fla.models.utils': ('Cache', 'Cache.get_seq_length', 'Cache.layers'),
+    'fla.models.utils': (
+        'Cache', 'Cache._transform_states', 'Cache.crop', 'Cache.get_seq_length', 'Cache.layers', 'Cache.update',
+    ),
     'fla.modules': (
-        'L2Norm', 'L2Norm.eps', 'L2Norm.forward', 'L2Norm.output_dtype', 'RMSNorm', 'RMSNorm.bias', 'RMSNorm.eps',
-        'RMSNorm.forward', 'RMSNorm.weight', 'ShortConvolution', 'ShortConvolution.activation',
-        'ShortConvolution.bias', 'ShortConvolution.forward', 'ShortConvolution.weight',
+        'FusedCrossEntropyLoss', 'FusedLinearCrossEntropyLoss', 'L2Norm', 'L2Norm.eps', 'L2Norm.forward',
+        'L2Norm.output_dtype', 'RMSNorm', 'RMSNorm.bias', 'RMSNorm.eps', 'RMSNorm.forward', 'RMSNorm.weight',
+        'ShortConvolution', 'ShortConvolution.activation', 'ShortConvolution.bias', 'ShortConvolution.forward',
+        'ShortConvolution.weight',
     ),
     'fla.modules.activations.ops': (
         'elu_p1_bwd', 'elu_p1_fwd', 'logsigmoid_bwd', 'logsigmoid_fwd', 'powglu', 'powglu_fwd', 'powglu_fwdbwd',
@@ -87,6 +98,7 @@ NAMES = {
     ),
     'transformers.cache_utils': ('Cache',),
     'transformers.configuration_utils': ('PreTrainedConfig', 'PreTrainedConfig.model_type'),
+    'transformers.generation': ('GenerationMixin', 'GenerationMixin._prepare_cache_for_generation'),
     'transformers.modeling_layers': ('GradientCheckpointingLayer',),
     'transformers.modeling_outputs': ('BaseModelOutputWithPast', 'CausalLMOutputWithPast'),
     'transformers.models.auto.configuration_auto': ('CONFIG_MAPPING', 'CONFIG_MAPPING._extra_content'),
@@ -94,7 +106,10 @@ NAMES = {
     'transformers.trainer_pt_utils': ('get_parameter_names',),
 }
 # what some versions have, and none needs to
-OPTIONAL = ('transformers.configuration_utils.PreTrainedConfig.keys_to_ignore_at_inference',)
+OPTIONAL = (
+    'fla.models.cache_utils.FLALayer.is_croppable', 'fla.models.utils.Cache.activate_past_recording',
+    'transformers.configuration_utils.PreTrainedConfig.keys_to_ignore_at_inference',
+)
 # paths that are put together when the program runs, and what puts them together
 PATTERNS = {'fla.models.*.modeling_*': 'fla_longhorn.attn_mode.families.FAMILIES'}
 

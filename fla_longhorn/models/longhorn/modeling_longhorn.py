@@ -6,23 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from fla.layers.attn import Attention
 from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
-from fla.models.utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.models.causal_lm import compute_logits_and_loss
+from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
+from fla_longhorn.modules.attention import RowwiseAttention
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
-from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 from fla_longhorn.modules.padding import check_attention_mask
+from fla_longhorn.modules.rewind import RewindableCache
 
 if TYPE_CHECKING:
+    from fla.models.utils import Cache
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
@@ -36,6 +38,8 @@ class LonghornBlock(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.attn_norm = norm(config.hidden_size, eps=config.norm_eps)
         self.attn = get_attention(config, layer_idx) or build_mixer(config, layer_idx)
+        if isinstance(self.attn, Attention):
+            self.attn.__class__ = RowwiseAttention
         self.has_mlp = config.hidden_ratio is not None or config.intermediate_size is not None
         if self.has_mlp:
             self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)
@@ -176,10 +180,9 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
             kwargs = take_boundaries(
                 kwargs, B, T, tokens.device, attention_mask, filled=seen_tokens(past_key_values) > 0,
             )
-        if torch.compiler.is_compiling() and past_key_values is None:
-            # fla makes a cache where no trace can follow
-            use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
-            past_key_values = Cache() if use_cache else None
+        use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
+        if use_cache and past_key_values is None:
+            past_key_values = RewindableCache()
         return super().forward(
             input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
             return_dict, **kwargs,
@@ -190,6 +193,11 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     """:class:`LonghornModel` with a language modelling head."""
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
+    # its states can be rolled back
+    _is_stateful = False
+    _compute_logits_and_loss = compute_logits_and_loss
+    _prepare_cache_for_generation = prepare_cache_for_generation
+    init_continuous_batching = refuse_continuous_batching
 
     def __init__(self, config: LonghornConfig):
         super().__init__(config)
@@ -247,47 +255,3 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _compute_logits_and_loss(
-        self,
-        hidden_states: torch.Tensor,
-        labels: torch.LongTensor | None = None,
-        logits_to_keep: int | torch.Tensor | None = 0,
-        *,
-        shift_labels: torch.LongTensor | None = None,
-        num_items_in_batch: int | torch.Tensor | None = None,
-        fuse_linear_cross_entropy: bool | None = None,
-        use_l2warp: bool | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """fla's, whose losses a trace replaces by PyTorch's. A criterion of the user's own stays."""
-        traced = torch.compiler.is_compiling() and self.criterion is None
-        targets = next_tokens(labels, shift_labels) if traced else None
-        if targets is None:
-            return super()._compute_logits_and_loss(
-                hidden_states, labels, logits_to_keep, shift_labels=shift_labels, num_items_in_batch=num_items_in_batch,
-                fuse_linear_cross_entropy=fuse_linear_cross_entropy, use_l2warp=use_l2warp,
-            )
-        config, head = self.config, self.lm_head
-        use_l2warp = config.use_l2warp if use_l2warp is None else use_l2warp
-        targets = targets.to(hidden_states.device)
-        reduction = 'mean' if num_items_in_batch is None else 'sum'
-        logits = None
-        if config.fuse_linear_cross_entropy if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy:
-            loss = linear_cross_entropy(hidden_states, targets, head.weight, head.bias, reduction, use_l2warp)
-        else:
-            logits = head(hidden_states)
-            criterion = cross_entropy if config.fuse_cross_entropy else F.cross_entropy
-            loss = criterion(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
-            loss = l2_warp(loss, logits) if use_l2warp else loss
-        if num_items_in_batch is not None:
-            if isinstance(num_items_in_batch, torch.Tensor):
-                num_items_in_batch = num_items_in_batch.to(loss.device)
-            loss = loss / num_items_in_batch
-        return loss, logits
-
-
-def next_tokens(labels: torch.Tensor | None, shift_labels: torch.Tensor | None) -> torch.Tensor | None:
-    """What each position has to predict: `shift_labels` where they are given, else the label of the next position."""
-    if shift_labels is not None or labels is None:
-        return shift_labels
-    return F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)

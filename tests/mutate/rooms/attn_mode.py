@@ -5,6 +5,8 @@ from tests.mutate.mutation import TORCH, Mutation
 SWAP = 'tests/integration/test_attn_mode.py::'
 CALLS = 'tests/integration/test_swapped_calls.py::'
 DEFAULTS = SWAP + 'test_defaults_fit_the_family'
+ADAPTERS = 'tests/integration/test_adapters.py::'
+LOSS = 'tests/models/test_causal_lm.py::'
 CHANGES = SWAP + 'TestConfigThatChanges::'
 
 MUTATIONS = [
@@ -107,8 +109,8 @@ MUTATIONS = [
         env=TORCH,
     ),
     Mutation(
-        'swapped-look-ahead', 'models/swapped.py', 'if not use_cache and cache is not None:',
-        'if use_cache and cache is not None:',
+        'swapped-look-ahead', 'models/swapped.py', 'elif not use_cache and cache is not None:',
+        'elif use_cache and cache is not None:',
         "a call with use_cache=False updates the family's attention states", CALLS + 'test_a_look_ahead_changes_nothing',
         'hybrid-gla]', env=TORCH,
     ),
@@ -119,5 +121,19 @@ MUTATIONS = [
     Mutation(
         'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, Longhorn) else names', 'if False else names',
         "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_groups',
+    ),
+    Mutation(
+        'swapped-mlp', 'attn_mode/swap.py', 'GatedMLP if x is mlp.GatedMLP else x', 'x',
+        "LoRA on a swapped family's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[gla]', env=TORCH,
+    ),
+    Mutation(
+        'swapped-shifted-labels', 'models/swapped.py', "kwargs['shift_labels'], labels = labels.labels, None",
+        'labels = labels.labels', 'labels that are shifted already are shifted again', LOSS + 'test_shifted_labels',
+        'train-gla]', env=TORCH,
+    ),
+    Mutation(
+        'swapped-logits', 'registry/entries.py', "'_compute_logits_and_loss', wrap_forward, logits_and_loss)",
+        "'_compute_logits_and_loss', lambda function: function)",
+        "a swapped family's logits are their gradient after backward", LOSS + 'test_logits_stay', '[gla]', env=TORCH,
     ),
 ]

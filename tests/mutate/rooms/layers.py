@@ -45,7 +45,7 @@ MUTATIONS = [
         "another batch's cache is read", CACHE + 'test_states_of_another_model', env=TORCH,
     ),
     Mutation(
-        'tokens-miscounted', 'layers/longhorn.py', 'conv_state=conv_state, offset=q_len)', 'conv_state=conv_state, offset=1)',
+        'tokens-miscounted', 'layers/longhorn.py', 'conv_state=conv_state, offset=q_len,', 'conv_state=conv_state, offset=1,',
         'the cache counts one token a call', CACHE + 'test_a_look_ahead_changes_nothing', '[False-2-no_grad-]', env=TORCH,
     ),
     Mutation(

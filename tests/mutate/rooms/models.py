@@ -5,7 +5,15 @@ from tests.mutate.mutation import TORCH, Mutation
 MODEL = 'tests/models/test_longhorn.py::'
 CACHE = 'tests/models/test_cache.py::'
 BRANCHES = MODEL + 'TestInitialisation::test_residual_branches'
+LOSS = 'tests/models/test_causal_lm.py::'
+ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
+CAUSAL = 'models/causal_lm.py'
+LINEAR = 'modules/linear.py'
+REWIND = 'modules/rewind.py'
+BACK = 'tests/models/test_rewind.py::'
+ATTENTION = 'modules/attention.py'
+GENERATION = 'tests/models/test_generation.py::'
 
 MUTATIONS = [
     Mutation(
@@ -44,10 +52,7 @@ MUTATIONS = [
         'a config cannot untie the head from the embeddings', MODEL + 'test_save_and_load_is_exact', 'False', env=TORCH,
     ),
     Mutation(
-        'labels-shifted-twice', MODELLING,
-        'labels, logits_to_keep, shift_labels=shift_labels,\n            num_items_in_batch=num_items_in_batch,'
-        '\n        )\n        if not',
-        'labels, logits_to_keep,\n            num_items_in_batch=num_items_in_batch,\n        )\n        if not',
+        'labels-shifted-twice', MODELLING, 'logits_to_keep, shift_labels=shift_labels,', 'logits_to_keep,',
         'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
     ),
     Mutation(
@@ -75,7 +80,106 @@ MUTATIONS = [
         "the authors' checkpoints do not load", MODEL + 'test_official_checkpoint',
     ),
     Mutation(
-        'traced-labels-unshifted', MODELLING, 'F.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX)', 'labels',
+        'traced-labels-unshifted', CAUSAL, 'F.pad(labels[..., 1:], (0, 1), value=ignore_index)', 'labels',
         "a compiled model learns to repeat its input", 'tests/torch_compile/test_model.py::test_training', 'paper', env=TORCH,
+    ),
+    Mutation(
+        'logits-overwritten', CAUSAL, 'inplace_backward=False', 'inplace_backward=True',
+        'logits are their gradient after backward', LOSS + 'test_logits_stay', '[longhorn]', env=TORCH,
+    ),
+    Mutation(
+        'own-ignored-label', CAUSAL, "getattr(criterion, 'ignore_index', IGNORE_INDEX)", 'IGNORE_INDEX',
+        'a criterion of the user trains on the label -100', LOSS + 'test_a_criterion_of_the_users_own', env=TORCH,
+    ),
+    Mutation(
+        'head-not-called', CAUSAL, 'is_bare(head, hidden_states.device)', 'True',
+        'an adapter of the head does nothing with the fused linear loss', ADAPTERS + 'test_every_adapter_counts',
+        'linear-loss', env=TORCH,
+    ),
+    Mutation(
+        'loss-not-divided', CAUSAL, 'loss = loss / num_items_in_batch', 'pass', 'gradient accumulation is not normalised',
+        LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
+    ),
+    Mutation(
+        'adapter-ignored', LINEAR, 'type(linear) is not nn.Linear', 'False', "LoRA on the MLP's last projection does nothing",
+        ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
+    ),
+    Mutation(
+        'offloading-ignored', LINEAR, "'forward' in linear.__dict__", 'False', 'offloaded weights are read where they are not',
+        ADAPTERS + 'test_offloaded ' + ADAPTERS + 'test_changed', 'mlp', env=TORCH,
+    ),
+    Mutation(
+        'hooks-ignored', LINEAR, 'any(getattr(linear, name) for name in HOOKS)', 'False',
+        "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
+    ),
+    Mutation(
+        'crop-forgets-nothing', 'layers/longhorn.py', 'x = x[:, :n]', 'pass', 'a cropped cache remembers what was removed',
+        BACK + 'test_cropped', 'paper-one', env=TORCH,
+    ),
+    Mutation(
+        'crop-counts-padding', 'layers/longhorn.py', 'kept = indices % T < n', 'kept = indices < n',
+        'rows with padding are cropped by the tokens of the first ones', BACK + 'test_cropped_rows_with_padding', 'left-paper',
+        env=TORCH,
+    ),
+    Mutation(
+        'recorded-states-overwritten', 'layers/longhorn.py',
+        'None if y is None else y.clone() for y in (recurrent_state, conv_state))',
+        'y for y in (recurrent_state, conv_state))',
+        'decoding overwrites the states to go back to', BACK + 'test_cropped', 'paper-by', env=TORCH,
+    ),
+    Mutation(
+        'crop-keeps-keys', REWIND, 'tuple(x[:, :n] for x in', 'tuple(x for x in', 'attention still sees what was removed',
+        BACK + 'test_cropped', 'hybrid-one', env=TORCH,
+    ),
+    Mutation(
+        'crop-by-pieces', REWIND, 'updates = [] if length <= read else', 'updates = [] if True else',
+        'a piece is removed as a whole', BACK + 'test_cropped', 'paper-one', env=TORCH,
+    ),
+    Mutation(
+        'nothing-is-everything', REWIND, 'if max_length == 0 and self.record_past:', 'if False:',
+        'guesses that were all right empty the cache', BACK + 'test_assisted_generation', 'itself-paper', env=TORCH,
+    ),
+    Mutation(
+        'snapshot-shares-states', REWIND, 'layer.state, layer.pieces = layer._map_state(torch.clone), []',
+        'layer.pieces = []', 'decoding changes a snapshot', BACK + 'test_snapshot', '[paper]', env=TORCH,
+    ),
+    Mutation(
+        'copies-share-records', REWIND, 'pieces=list(self.pieces))', 'pieces=self.pieces)',
+        'a look ahead is recorded in the cache', BACK + 'test_a_copy_records_for_itself', '[paper]', env=TORCH,
+    ),
+    Mutation(
+        'records-of-other-rows', REWIND, 'super()._transform_states(function)\n        for layer in self.layers:'
+        '\n            layer.pieces.clear()', 'super()._transform_states(function)',
+        "a beam goes back to another beam's states", BACK + 'test_not_recorded', env=TORCH,
+    ),
+    Mutation(
+        'assistant-forgets', 'models/generation.py', "getattr(generation_config, 'is_assistant', False)", 'False',
+        'a model of Longhorn cannot assist', BACK + 'test_assisted_generation', 'itself-paper', env=TORCH,
+    ),
+    Mutation(
+        'rows-by-column', ATTENTION, '._seen_tokens = int(before[i].sum())', '._seen_tokens = before.shape[1]',
+        'positions behind a padded prompt count the padding', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]',
+        env=TORCH,
+    ),
+    Mutation(
+        'rows-see-padding', ATTENTION, 'x[i:i + 1, known[i]]', 'x[i:i + 1]', 'attention sees the padding of earlier pieces',
+        GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]', env=TORCH,
+    ),
+    Mutation(
+        'rows-not-kept', ATTENTION, 'new[j][i, stored] = state[0, state.shape[1] - len(stored):]', 'pass',
+        'a padded piece leaves no keys', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]', env=TORCH,
+    ),
+    Mutation(
+        'window-misses-tokens', ATTENTION, 'if (known < kept.sum(1).clamp_max(self.window_size - 1)).any():', 'if False:',
+        'a window looks past padding at tokens that were dropped', GENERATION + 'test_padding_anywhere', 'True-window',
+        env=TORCH,
+    ),
+    Mutation(
+        'gaps-beside-a-cache', ATTENTION, 'elif seen or has_gaps(kept, at_the_end=cache is not None):', 'elif seen:',
+        'tokens before padding on the right lose their keys', GENERATION + 'test_padding_anywhere', 'True-hybrid', env=TORCH,
+    ),
+    Mutation(
+        'full-masks-refused', ATTENTION, 'mask = None if seen else mask', 'pass', 'a second turn of a hybrid model fails',
+        GENERATION + 'test_turns', '[hybrid]', env=TORCH,
     ),
 ]

@@ -1,0 +1,27 @@
+"""What `generate` needs of Longhorn's models and of fla's families with Longhorn as their mixer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.generation import GenerationMixin
+
+from fla_longhorn.modules.rewind import RewindableCache
+
+
+def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
+    """transformers' method of this name, with a cache that assisted generation can crop."""
+    result = GenerationMixin._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
+    if model_kwargs.get('past_key_values') is None and generation_config.use_cache is not False:
+        model_kwargs['past_key_values'] = RewindableCache()
+        if getattr(generation_config, 'is_assistant', False):
+            model_kwargs['past_key_values'].activate_past_recording()
+    return result
+
+
+def refuse_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """transformers' entry to `generate_batch`, which pages the keys of attention: a recurrent state has no pages."""
+    raise NotImplementedError(
+        f'generate_batch, transformers\' continuous batching, pages the keys of attention, and {type(self).__name__} keeps '
+        'recurrent states: call generate with a batch that is padded on the left and its attention_mask'
+    )

@@ -1,0 +1,202 @@
+"""A cache that can go back: to an earlier token while it records, and to a snapshot at any time.
+
+A state of fixed size forgets, so what came before a token can't be read from it. While it records, the cache keeps for each
+piece of tokens the states before it and what the layers need to read the piece's first tokens again. This is what assisted
+generation asks for in transformers, by `activate_past_recording` and `crop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fla.models.cache_utils import FLALayer
+from fla.models.utils import Cache
+
+
+class Replay:
+    """The states of a layer after the first n tokens of a piece: `function(n, **kept)`.
+
+    A copy of a cache shares it: nothing of it is changed, and the layer behind the function is not to be copied.
+    """
+
+    def __init__(self, function: Callable[..., dict[str, Any]], **kept: Any) -> None:
+        self.function, self.kept = function, kept
+
+    def __call__(self, n: int) -> dict[str, Any]:
+        return self.function(n, **self.kept)
+
+    def __deepcopy__(self, memo: dict) -> Replay:
+        return self
+
+
+@dataclass
+class Piece:
+    """Tokens that a layer read in one call, and what the layer was before it.
+
+    Args:
+        before (FLALayer): The layer's cache before the piece.
+        length (int): Number of tokens.
+        updates (list): The arguments of each update of the piece, with its :class:`Replay` or `None`.
+    """
+
+    before: FLALayer
+    length: int
+    updates: list[tuple[dict[str, Any], Replay | None]] = field(default_factory=list)
+
+
+class RewindableLayer(FLALayer):
+    """fla's cache of one layer, with the pieces that it has recorded since the last :meth:`crop`."""
+
+    is_croppable = True
+
+    def __init__(self, record_past: bool = False) -> None:
+        super().__init__()
+        self.record_past = record_past
+        self.pieces: list[Piece] = []
+
+    def __copy__(self) -> RewindableLayer:
+        """A layer with a `state` and records of its own, whose tensors it shares."""
+        again = type(self).__new__(type(self))
+        again.__dict__.update(self.__dict__, state=copy(self.state), pieces=list(self.pieces))
+        return again
+
+    def activate_past_recording(self) -> None:
+        self.record_past = True
+
+    def update(self, *, offset: int = 1, replay: Replay | None = None, **states: Any) -> dict[str, Any]:
+        if not self.record_past:
+            self.pieces.clear()
+        elif offset == 0 and self.pieces:
+            # of the tokens that the layer's mixer has counted
+            self.pieces[-1].updates.append((states, replay))
+        else:
+            before = copy(self)
+            before.pieces = []
+            attention = states.get('attn_state')
+            length = attention[0].shape[1] if attention and attention[0] is not None else offset
+            self.pieces.append(Piece(before, length, [(states, replay)]))
+        return super().update(offset=offset, **states)
+
+    def _validate_crop(self, max_length: int) -> int:
+        return max(0, self._seen_tokens + max_length) if max_length < 0 else min(max_length, self._seen_tokens)
+
+    def crop(self, max_length: int) -> None:
+        """Keep the first `max_length` tokens, or remove `-max_length`; what was recorded so far is forgotten.
+
+        Raises:
+            RuntimeError: the tokens to remove were not recorded, or not by every part of the layer.
+        """
+        length = self._validate_crop(max_length)
+        pieces, self.pieces = self.pieces, []
+        while length < self._seen_tokens:
+            if not pieces:
+                self.pieces = pieces
+                raise RuntimeError(
+                    f'crop can only remove tokens that were recorded, to a length of {self._seen_tokens} here, got {length}: '
+                    'call activate_past_recording() before these tokens are read, or keep a snapshot()'
+                )
+            piece = pieces.pop()
+            read = self._seen_tokens - piece.length
+            updates = [] if length <= read else [self._first(length - read, *update) for update in piece.updates]
+            record_past, device = self.record_past, getattr(self, 'device', 'cpu')
+            self.__dict__.update(copy(piece.before).__dict__, record_past=record_past, device=device, pieces=[])
+            for i, states in enumerate(updates):
+                super().update(offset=0 if i else length - read, **states)
+
+    @staticmethod
+    def _first(n: int, states: dict[str, Any], replay: Replay | None) -> dict[str, Any]:
+        """The arguments of the update by a piece's first n tokens."""
+        recurrent = [name for name, x in states.items() if name not in ('attn_state', 'cache_kwargs') and x is not None]
+        if recurrent and replay is None:
+            raise NotImplementedError(
+                f'crop into a piece of several tokens needs what led to its {", ".join(recurrent)}, which this layer does not '
+                'record: read the tokens one by one, or keep a snapshot()'
+            )
+        first = dict(states) if replay is None else {**states, **replay(n)}
+        if first.get('attn_state') is not None:
+            first['attn_state'] = tuple(x[:, :n] for x in first['attn_state'])
+        return first
+
+    def reset(self) -> None:
+        super().reset()
+        self.pieces.clear()
+
+
+class RewindableCache(Cache):
+    """fla's cache, made of :class:`RewindableLayer`; the models make one where they are given none.
+
+    Examples::
+        >>> cache = model(prompt, use_cache=True).past_key_values
+        >>> here = cache.snapshot()
+        >>> model(first, past_key_values=cache, use_cache=True)
+        >>> cache.restore(here)
+        >>> model(second, past_key_values=cache, use_cache=True)
+    """
+
+    layers: list[Any]
+
+    def __init__(self, seen_tokens: int = 0, **kwargs: Any) -> None:
+        super().__init__(seen_tokens, **kwargs)
+        self.record_past = False
+
+    def update(self, *args: Any, layer_idx: int = 0, replay: Replay | None = None, **kwargs: Any) -> dict[str, Any]:
+        if args:
+            raise TypeError('update takes the states by name')
+        while len(self.layers) <= layer_idx:
+            self.layers.append(RewindableLayer(self.record_past))
+        kwargs['offset'] = 1 if kwargs.get('offset', 1) is None else kwargs.get('offset', 1)
+        return self.layers[layer_idx].update(replay=replay, **kwargs)
+
+    def activate_past_recording(self) -> None:
+        """Record what is read from now on, so that :meth:`crop` can take it back."""
+        self.record_past = True
+        for layer in self.layers:
+            layer.record_past = True
+
+    def crop(self, max_length: int) -> None:
+        """Remove the last `-max_length` tokens, or keep the first `max_length`.
+
+        While the cache records, 0 removes nothing, as in transformers from 5.20 on, whose argument is the number of tokens to
+        remove, negative. The recorded tokens are forgotten: another `crop` can't go back further.
+
+        Raises:
+            RuntimeError: some of the tokens were not recorded.
+            NotImplementedError: they end inside a piece, and a layer does not record what it needs to read a part of it.
+        """
+        if max_length == 0 and self.record_past:
+            max_length = self.get_seq_length()
+        # all layers or none
+        cropped = [copy(layer) for layer in self.layers]
+        for layer in cropped:
+            layer.crop(max_length)
+        self.layers = cropped
+
+    def snapshot(self) -> RewindableCache:
+        """A copy that no later call changes, and itself a cache to continue from in another way."""
+        again = copy(self)
+        again.layers = [copy(layer) for layer in self.layers]
+        for layer in again.layers:
+            layer.state, layer.pieces = layer._map_state(torch.clone), []
+        return again
+
+    def restore(self, snapshot: RewindableCache) -> None:
+        """Be as `snapshot` was made, which can be restored again."""
+        self.layers = snapshot.snapshot().layers
+
+    def _transform_states(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Of beams that branch; what was recorded of their rows is no longer theirs."""
+        super()._transform_states(function)
+        for layer in self.layers:
+            layer.pieces.clear()
+
+
+def is_recording(layer: Any, cache: Any) -> bool:
+    """Whether the states of `layer` in `cache` may be asked for again, so that they must not be overwritten."""
+    if not isinstance(cache, RewindableCache):
+        return False
+    i = layer.layer_idx
+    return cache.layers[i].record_past if len(cache.layers) > i else cache.record_past

@@ -1,0 +1,129 @@
+"""Adapters and offloading on every projection: a module that is wrapped, hooked or elsewhere is called."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+from accelerate import cpu_offload, disk_offload
+from fla.modules.mlp import GatedMLP
+from peft import LoraConfig, get_peft_model
+from torch.nn.utils import parametrize
+
+from fla_longhorn.attn_mode import FAMILIES
+from tests.integration.test_attn_mode import make_model, spread, tokens
+from tests.models.test_cache import build
+
+OWN = {
+    'mlp': {'hidden_ratio': 2},
+    'powlu': {'hidden_ratio': 2, 'hidden_act': 'powlu'},
+    'unfused': {'hidden_ratio': 2, 'fuse_swiglu': False},
+    'linear-loss': {'hidden_ratio': 2, 'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True},
+}
+MODELS = [*OWN, *FAMILIES]
+models = pytest.mark.parametrize('name', MODELS)
+IDS = tokens(2, 20) % 50
+
+
+def make(name: str) -> nn.Module:
+    return build('cpu', **OWN[name]) if name in OWN else spread(make_model(name))
+
+
+def results(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and loss; the two ways of a call that some losses have."""
+    model.eval()
+    with torch.no_grad():
+        return model(IDS).logits.clone(), model(IDS, labels=IDS).loss
+
+
+def projections(model: nn.Module) -> list[str]:
+    return sorted({name.split('.')[-1] for name, x in model.named_modules() if isinstance(x, nn.Linear)})
+
+
+@models
+def test_every_adapter_counts(name):
+    """LoRA on any linear layer acts and learns before it is merged as after it."""
+    base = make(name)
+    targets = projections(base)
+    assert 'lm_head' in targets and ('down_proj' in targets or 'value' in targets)
+    if base.config.tie_word_embeddings:
+        # PEFT can't merge it
+        targets.remove('lm_head')
+    model = get_peft_model(copy.deepcopy(base), LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    loss = model.train()(IDS, labels=IDS).loss
+    loss.backward()
+    unused = [name for name, x in model.named_parameters() if x.requires_grad and (x.grad is None or not x.grad.any())]
+    assert not unused
+    before = results(base)
+    adapted = results(model)
+    merged = results(model.merge_and_unload())
+    for a, b, c in zip(before, adapted, merged, strict=True):
+        assert (b - c).norm() <= 1e-4 * c.norm()
+        assert (a - b).norm() > 1e-3 * c.norm()
+
+
+@pytest.mark.parametrize('name', [*OWN, 'gla', 'linear_attn', 'rodimus', 'rwkv7'])
+def test_offloaded(name, tmp_path):
+    model = make(name)
+    expected = results(model)
+    for offload in (lambda x: cpu_offload(x, torch.device('cpu')), lambda x: disk_offload(x, tmp_path, torch.device('cpu'))):
+        for a, b in zip(results(offload(copy.deepcopy(model))), expected, strict=True):
+            assert torch.equal(a, b)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+class Wrapped(nn.Module):
+    def __init__(self, module: nn.Linear):
+        super().__init__()
+        self.module, self.weight, self.bias = module, module.weight, module.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.module(x)
+
+
+def hook_forward(mlp: GatedMLP) -> None:
+    mlp.down_proj.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def hook_before(mlp: GatedMLP) -> None:
+    mlp.down_proj.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def replace_forward(mlp: GatedMLP) -> None:
+    forward = mlp.down_proj.forward
+    mlp.down_proj.forward = lambda x: 2 * forward(x)
+
+
+def replace_module(mlp: GatedMLP) -> None:
+    mlp.down_proj = Wrapped(mlp.down_proj)
+
+
+def parametrize_weight(mlp: GatedMLP) -> None:
+    parametrize.register_parametrization(mlp.down_proj, 'weight', Doubled())
+
+
+@pytest.mark.parametrize('change', [hook_forward, hook_before, replace_forward, replace_module, parametrize_weight])
+@pytest.mark.parametrize('name', ['mlp', 'powlu', 'gla'])
+def test_changed(name, change):
+    """In each way in which libraries change a module, and in a trace of it."""
+    mlp = next(x for x in make(name).modules() if isinstance(x, GatedMLP))
+    x = torch.randn(2, 5, mlp.hidden_size)
+    expected = 2 * mlp(x)
+    change(mlp)
+    torch.compiler.reset()
+    assert torch.equal(mlp(x), expected)
+    compiled = torch.compile(mlp, backend='eager', fullgraph=True)(x)
+    assert (compiled - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize('name', ['mlp', 'gla'])
+def test_hooks_see_gradients(name):
+    mlp = next(x for x in make(name).modules() if isinstance(x, GatedMLP))
+    seen = []
+    mlp.down_proj.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_output))
+    mlp(torch.randn(2, 5, mlp.hidden_size, requires_grad=True)).sum().backward()
+    assert len(seen) == 1
