@@ -22,6 +22,7 @@ import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,9 +68,14 @@ class Driver(DriverBase):
         def launch(x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
             check_grid((x, y, z))
             check_arguments(source, arguments)
-            self.launches.append({'kernel': source.fn.__name__, 'grid': [x, y, z]})
-            if function is not None:
-                self.launches[-1] |= function | {'num_warps': metadata.num_warps, 'shared': metadata.shared}
+            self.launches.append(self.record(source, metadata, [x, y, z], function, arguments))
+        return launch
+
+    def record(self, source, metadata, grid: list[int], function: dict | None, arguments: tuple):
+        """What to keep of a launch; `function` is what `load_binary` knows of its code."""
+        launch = {'kernel': source.fn.__name__, 'grid': grid}
+        if function is not None:
+            launch |= function | {'num_warps': metadata.num_warps, 'shared': metadata.shared}
         return launch
 
     def get_current_target(self):
@@ -140,10 +146,10 @@ def check_types(source, target, options: dict) -> None:
 
 
 @contextmanager
-def rehearsal(target: str, depth: str):
-    """Have Triton launch on a `Driver`, whose `launches` are given."""
+def rehearsal(target: str, depth: str, make: Callable[[str, str], Driver] = make_driver):
+    """Have Triton launch on the `Driver` that `make` gives, whose `launches` are given."""
     before, compiler = driver._active, triton.compiler.compile
-    active = make_driver(target, depth)
+    active = make(target, depth)
     active.launches.clear()
 
     def uncompiled(source, target, options, **_):
