@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,4 +64,27 @@ PASSES: dict[str, Callable[[Shape, bool], Callable[[int], object]]] = {
     'diagonal_bwd': lambda s, plain: longhorn_backward(s, False, plain),
     'exact_fwd': lambda s, plain: longhorn_forward(s, True, plain),
     'exact_bwd': lambda s, plain: longhorn_backward(s, True, plain),
+}
+
+
+def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Callable[[int], object]]:
+    """An operator of fla on as many tokens, channels and entries of a state, with one head, forward or with its backward."""
+    def make(s: Shape, plain: bool) -> Callable[[int], object]:
+        def call(T: int) -> None:
+            op = getattr(importlib.import_module(f'fla.ops.{module}'), name)
+            q, k, v = (empty(s.B, T, 1, n).requires_grad_(backward) for n in (s.K, s.K, s.V))
+            beta = empty(s.B, T, 1).requires_grad_(backward)
+            g = empty(s.B, T, 1, s.K, dtype=torch.float32).requires_grad_(backward)
+            step = {'chunk_gla': dict(g=g), 'chunk_delta_rule': dict(beta=beta), 'chunk_kda': dict(g=g, beta=beta)}[name]
+            o, _ = op(q, k, v, **step, scale=1.0)
+            if backward:
+                o.backward(torch.empty_like(o))
+        return call
+    return make
+
+
+PEERS = {
+    f'{name}_{direction}': peer(module, name, direction == 'both')
+    for module, name in (('gla', 'chunk_gla'), ('delta_rule', 'chunk_delta_rule'), ('kda', 'chunk_kda'))
+    for direction in ('fwd', 'both')
 }

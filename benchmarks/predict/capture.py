@@ -1,8 +1,8 @@
 """The launches of a call, taken from the wrappers that make them: code, arguments, grid.
 
-The call runs on meta tensors with the driver of :mod:`benchmarks.kernels.launches`, which compiles each kernel for what it is
-really given, as on the GPU. It runs once more for twice the tokens, without compiling: what of a launch changes with the length
-tells how its work grows.
+The call runs on meta tensors with the driver of :mod:`benchmarks.kernels.launches`, which compiles each kernel for what it
+is really given, as on the GPU. It runs once more for twice the tokens, without compiling: what of a launch changes with the
+length tells how its work grows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class CaptureDriver(Driver):
                 kept.append(Argument(name, kind, None, x.numel() * x.itemsize, x.untyped_storage()._cdata))
             else:
                 kept.append(Argument(name, kind, x))
-        launch = Launch(source.fn.__name__, list(grid), kept, function, capability=int(self.target[3:]), choice=self.choice)
+        capability = int(self.target[3:])
+        launch = Launch(source.fn.__name__, list(grid), kept, function, capability=capability, choice=self.choice)
         if metadata is not None:
             launch.num_warps, launch.shared = metadata.num_warps, metadata.shared
         return launch
@@ -102,7 +103,7 @@ def make_driver(target: str, depth: str) -> CaptureDriver:
 class Copies(TorchDispatchMode):
     """Keeps PyTorch's own operations that move data: copies to contiguous memory, sums, conversions."""
 
-    MOVING = ('clone', '_to_copy', 'copy_', 'sum', 'mul', 'add', 'zero_', 'fill_', 'zeros', 'zeros_like', 'cumsum', 'neg', 'exp')
+    MOVING = ('clone', '_to_copy', 'copy_', 'sum', 'mul', 'add', 'zero_', 'fill_', 'zeros', 'zeros_like', 'cumsum', 'exp')
 
     def __init__(self, launches: list[Launch]) -> None:
         super().__init__()

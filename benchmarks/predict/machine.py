@@ -1,9 +1,9 @@
 """What the timing model assumes of a GPU, with sources. Cycles are of the SM clock; a sub-partition is a quarter of an SM.
 
 Sources: [PG] CUDA C++ programming guide, arithmetic throughput by compute capability; [WP] NVIDIA's architecture white papers
-and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100); [A22]
-Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file, memory
-pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's compiler knows.
+and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100);
+[A22] Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file,
+memory pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's compiler knows.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Machine:
     # HMMA by its shape for 16-bit operands: m16n8k16 at 1024 FMA a clock and SM, which mma.sync gets of Hopper's 2048
     # [L24: mma.sync reaches 62% of peak], and which is all of an A100's [WP]
     hmma: dict = field(default_factory=lambda: {'16816': 8, '1688': 4, '1684': 4, '16832': 8})
+    # FMA a clock and SM of the tensor cores at best, 16-bit operands [WP]
+    tensor_rate: int = 2048
     # FMA a clock and SM of wgmma with 16-bit operands; latency of a small one beyond its occupancy [L24]
     wgmma_rate: int = 2048
     wgmma_latency: int = 34
@@ -97,7 +99,7 @@ def a100() -> Machine:
     """
     return Machine(
         name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, l2_size=40 * MIB, l1_hit=38,
-        l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100,
+        l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100, tensor_rate=1024,
     )
 
 

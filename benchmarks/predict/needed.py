@@ -17,8 +17,8 @@ BRANCHES = frozenset(('BRA', 'CALL', 'RET', 'EXIT', 'BRX', 'JMP'))
 IGNORED = frozenset((
     'FFMA', 'FMUL', 'FADD', 'FMNMX', 'FSEL', 'HMMA', 'HGMMA', 'F2FP', 'F2F', 'HADD2', 'HMUL2', 'FSETP', 'NOP', 'WARPSYNC',
     'BSSY', 'BSYNC', 'DEPBAR', 'LDGDEPBAR', 'BAR', 'WARPGROUP', 'MEMBAR', 'ERRBAR', 'FENCE', 'CCTL', 'FCHK', 'DADD', 'DMUL',
-    'DFMA', 'FSWZADD', 'MOVM', 'YIELD', 'BMOV', 'HSET2', 'HSETP2', 'SYNCS', 'I2FP', 'HMNMX2', 'FRND', 'UCGABAR_ARV', 'UCGABAR_WAIT',
-    'ENDCOLLECTIVE', 'ACQBULK', 'PREEXIT', 'LEPC', 'NANOSLEEP', 'BREAK', 'UTMACCTL', 'FFMA2', 'FADD2', 'FMUL2', 'FMNMX3', 'IMMA',
+    'DFMA', 'FSWZADD', 'MOVM', 'YIELD', 'BMOV', 'HSET2', 'HSETP2', 'SYNCS', 'I2FP', 'HMNMX2', 'FRND', 'UCGABAR_ARV',
+    'UCGABAR_WAIT', 'ENDCOLLECTIVE', 'ACQBULK', 'PREEXIT', 'LEPC', 'NANOSLEEP', 'BREAK', 'UTMACCTL', 'IMMA',
 ))
 NAMES = {'R': (0, 256), 'UR': (256, 128), 'P': (384, 8), 'UP': (392, 8)}
 OPERAND = re.compile(r'(?<![\w.])(UR|R|UP|P)(\d+)(\.64)?')
@@ -62,10 +62,12 @@ def written(x: Instruction) -> tuple[int, int]:
         return ALL_PREDICATES, 1
     if x.base in MEMORY or x.base in BRANCHES or not args:
         return 0, 0
+    if 'SETP' in x.base or 'PLOP' in x.base:
+        return register_bits(','.join(args[:2])), 2
     n = 0
     while n < len(args) and re.fullmatch(r'U?P[T\d]', args[n]):
         n += 1
-    if 'SETP' not in x.base and 'PLOP' not in x.base and n < len(args):
+    if n < len(args):
         n += 1
         while n < len(args) and re.fullmatch(r'U?P[T\d]', args[n]):
             n += 1
@@ -93,7 +95,8 @@ def needed(program: Program) -> list[bool]:
     writes, reads, seeds, kills, after = [], [], [], [], []
     for x, (bits, count) in zip(code, results, strict=True):
         writes.append(bits)
-        kills.append(bits if not x.guard else 0)
+        # R2P writes only some of them
+        kills.append(bits if not x.guard and x.base != 'R2P' else 0)
         if x.base in MEMORY:
             seed = register_bits(x.guard) | register_bits(inside(address_of(x)), 'desc' in address_of(x))
             if x.base == 'LDGSTS':

@@ -14,8 +14,8 @@ MIO = {
     'LDG', 'STG', 'LDS', 'STS', 'LDSM', 'STSM', 'LDGSTS', 'LDL', 'STL', 'SHFL', 'RED', 'ATOMG', 'ATOMS', 'LD', 'ST', 'MOVM',
 }
 CONTROL = {
-    'BRA', 'EXIT', 'BSSY', 'BSYNC', 'CALL', 'RET', 'WARPSYNC', 'BAR', 'DEPBAR', 'NOP', 'LDGDEPBAR', 'WARPGROUP', 'MEMBAR', 'FENCE',
-    'ERRBAR', 'CCTL', 'YIELD', 'BMOV',
+    'BRA', 'EXIT', 'BSSY', 'BSYNC', 'CALL', 'RET', 'WARPSYNC', 'BAR', 'DEPBAR', 'NOP', 'LDGDEPBAR', 'WARPGROUP', 'MEMBAR',
+    'FENCE', 'ERRBAR', 'CCTL', 'YIELD', 'BMOV',
 }
 # the orders are those of core.c
 PIPES = ('fma', 'fmaheavy', 'alu', 'xu', 'convert', 'uniform', 'branch', 'tensor', 'wgmma', 'mio', 'misc', 'fp64')

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import re
 import subprocess
 import tempfile
 from collections import Counter
@@ -48,8 +47,8 @@ class Result:
 
 class CStatic(ctypes.Structure):
     _fields_ = [(n, ctypes.c_int32) for n in (
-        'pipe', 'occupancy', 'latency', 'kind', 'stall', 'wait', 'write_barrier', 'read_barrier', 'depbar', 'depbar_left', 'flags',
-        'sources',
+        'pipe', 'occupancy', 'latency', 'kind', 'stall', 'wait', 'write_barrier', 'read_barrier', 'depbar', 'depbar_left',
+        'flags', 'sources',
     )] + [(n, ctypes.c_int32 * 6) for n in ('slot', 'reg', 'keep')]
 
 
@@ -57,8 +56,8 @@ ACCESS = np.dtype([(n, np.int32) for n in ('space', 'store', 'passes', 'tensor',
     (n, np.int64) for n in ('pattern', 'first')
 ])
 MACHINE_FIELDS = (
-    'dram_per_clock', 'l2_per_clock', 'bank_window', 'fetch_gap', 'l1_hit', 'l2_hit', 'dram', 'shared_load', 'ldsm', 'store_read',
-    'barrier', 'branch', 'branch_far', 'mio_queue', 'mio_occupancy', 'block_launch', 'l1_lines',
+    'dram_per_clock', 'l2_per_clock', 'bank_window', 'fetch_gap', 'l1_hit', 'l2_hit', 'dram', 'shared_load', 'ldsm',
+    'store_read', 'barrier', 'branch', 'branch_far', 'mio_queue', 'mio_occupancy', 'block_launch', 'l1_lines',
 )
 
 
@@ -68,8 +67,8 @@ class CMachine(ctypes.Structure):
 
 SOURCES = ('L1', 'L2', 'L2 in flight', 'DRAM', 'DRAM in flight')
 REASONS = (
-    'start', 'stall count', 'branch', 'barrier', *(f'pipe {p}' for p in PIPES), 'register ports', 'wait cp.async', 'wait wgmma',
-    'wait LDS', 'wait local', 'wait store', 'wait operands read', 'no warp left', *(f'wait {k}' for k in KINDS),
+    'start', 'stall count', 'branch', 'barrier', *(f'pipe {p}' for p in PIPES), 'register ports', 'wait cp.async',
+    'wait wgmma', 'wait LDS', 'wait local', 'wait store', 'wait operands read', 'no warp left', *(f'wait {k}' for k in KINDS),
     *('',) * (16 - len(KINDS)),
 )
 SPACES = {'global': 0, 'shared': 1, 'local': 2}
@@ -166,15 +165,15 @@ def simulate(
     lengths = np.array([len(p.trace.steps) for p in paths], np.int32)
     steps = (ctypes.c_void_p * len(paths))(*(arrays[id(p.trace)].ctypes.data for p in paths))
     values = {f: float(getattr(machine, f, 0)) for f in MACHINE_FIELDS} | dict(
-        dram_per_clock=machine.dram_bandwidth / machine.multiprocessors / machine.clock, l2_per_clock=machine.l2_bytes_per_clock,
-        mio_occupancy=machine.occupancy['mio'],
+        dram_per_clock=machine.dram_bandwidth / machine.multiprocessors / machine.clock,
+        l2_per_clock=machine.l2_bytes_per_clock, mio_occupancy=machine.occupancy['mio'],
     )
     count = len(tensors)
     idle, moved, issued = np.zeros(len(REASONS) + 5 * count), np.zeros(4 * count), ctypes.c_int64()
     cycles = library().simulate(
         statics, pointer(accesses), pointer(patterns), pointer(c_levels), pointer(c_shares), ctypes.c_int(count),
-        ctypes.byref(CMachine(**values)), ctypes.c_int(len(blocks)), pointer(warps), steps, pointer(lengths), pointer(deltas), ctypes.c_int(resident), pointer(idle),
-        pointer(moved), ctypes.byref(issued),
+        ctypes.byref(CMachine(**values)), ctypes.c_int(len(blocks)), pointer(warps), steps, pointer(lengths), pointer(deltas),
+        ctypes.c_int(resident), pointer(idle), pointer(moved), ctypes.byref(issued),
     )
     names = [*REASONS, *(f'wait LDG {t} {s}' for t in tensors for s in SOURCES)]
     kinds = ('L2 read', 'DRAM read', 'L2 write', 'DRAM write')

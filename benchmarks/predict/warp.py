@@ -105,7 +105,8 @@ class Warp:
     """State of a warp of block `block` = (x, y, z) in a grid of `grid` blocks."""
 
     def __init__(self, program: Program, layout: Layout, block: tuple, grid: tuple, warp: int, num_warps: int):
-        self.program, self.layout, self.block, self.grid, self.warp, self.num_warps = program, layout, block, grid, warp, num_warps
+        self.program, self.layout, self.block, self.grid = program, layout, block, grid
+        self.warp, self.num_warps = warp, num_warps
         self.r = np.zeros((257, 32), U32)
         self.p = np.zeros((8, 32), bool)
         self.p[7] = True
