@@ -22,6 +22,7 @@ from benchmarks.predict.sass import Program, read_cubin
 
 # of fla's autotuned kernels, whose choice only a GPU can make: as many configurations are compiled, and the best counts
 CANDIDATES = 2
+OTHER_DEVICES = 100
 
 
 @dataclass
@@ -75,6 +76,8 @@ class CaptureDriver(Driver):
 
     def __init__(self, target: str, depth: str) -> None:
         super().__init__(target, depth)
+        # kernels are cached by device: not those of the other driver
+        self.device += OTHER_DEVICES
         self.alive = []
         self.utils.load_binary = lambda name, binary, shared, device: (object(), binary, 0, 0, 1024)
 

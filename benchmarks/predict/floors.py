@@ -28,8 +28,14 @@ HALF = 2
 # plain: without z (0.5 + 1 + 6), D and the logistic function (2)
 # back: loads 2, conversions 4, step size 4, gate 6, dz 5, dv 2, deps 2, dbeta 3 and its slope 2, dD 1, packing and storing 3
 ELEMENTWISE = {('fwd', False): 17.5, ('bwd', False): 34.0, ('fwd', True): 7.0, ('bwd', True): 17.5}
-# lanes a clock and SM that issue
-LANES = 128
+# lanes a clock and SM that issue, and those of the special functions
+LANES, SPECIAL_LANES = 128, 16
+# Mamba-1's forward (state-spaces/mamba, csrc/selective_scan/selective_scan_fwd_kernel.cuh). Of an entry of the state: delta A
+# and its exp2, B delta u, the converted B and C, the scan's product and FMA in both of cub's passes over a thread's tokens,
+# the output's FMA; the shuffles between threads are left out. Elementwise: loads and stores, conversions, softplus, gate.
+SCAN_ENTRY, SCAN_ENTRY_SPECIAL, SCAN_ELEMENTWISE = 10, 1, 20
+# u, delta, z, out and the gated out
+SCAN_TENSORS = 5
 
 
 @dataclass(frozen=True)
@@ -70,3 +76,12 @@ def floor_of(name: str, s: Shape, machine: Machine, plain: bool = False) -> Floo
         size, instructions, tensor, work * size / machine.dram_bandwidth,
         work * max(instructions / LANES, tensor / machine.tensor_rate) / clocks,
     )
+
+
+def scan_bound(s: Shape, machine: Machine) -> dict:
+    """The time below which Mamba-1's forward scan with N = K cannot be, from the arithmetic of its source: no simulation."""
+    work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
+    issue = max((SCAN_ENTRY * s.K + SCAN_ELEMENTWISE) / LANES, SCAN_ENTRY_SPECIAL * s.K / SPECIAL_LANES)
+    size = HALF * (SCAN_TENSORS + 2 * s.K / s.V)
+    seconds = {'dram_ms': work * size / machine.dram_bandwidth, 'issue_ms': work * issue / clocks}
+    return {'K': s.K} | {name: round(1e3 * x, 4) for name, x in seconds.items()}

@@ -3,7 +3,8 @@
 Sources: [PG] CUDA C++ programming guide, arithmetic throughput by compute capability; [WP] NVIDIA's architecture white papers
 and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100);
 [A22] Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file,
-memory pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's compiler knows.
+memory pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's
+compiler knows.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ import os
 import time
 from dataclasses import asdict
 
+from benchmarks.measure.machine import describe_machine
 from benchmarks.predict.calls import PASSES, PEERS, Shape
 from benchmarks.predict.capture import capture
-from benchmarks.predict.floors import floor_of, needed_bytes
+from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
 from benchmarks.predict.machine import MACHINES, Machine
 from benchmarks.predict.times import Prediction, predict_pass
 
@@ -104,6 +105,12 @@ def write(path: str, report: dict) -> None:
     os.replace(path + '.part', path)
 
 
+def new_report() -> dict:
+    machine = MACHINES['H100']()
+    bounds = [scan_bound(Shape(*MAIN_SHAPE, K), machine) for K in STATE_SIZES]
+    return {'machine': describe_machine(), 'rows': [], 'scan_bounds': bounds}
+
+
 def machine_of(name: str, changes: list[str]) -> Machine:
     if name not in MACHINES:
         raise ValueError(f"gpu must be one of {sorted(MACHINES)}, got {name}: no others' latencies are known to us")
@@ -125,12 +132,14 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--gpu', help=', '.join(MACHINES))
     parser.add_argument('--plain', action='store_true', help='without z, D and logits of beta')
     parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
-    parser.add_argument('--json', metavar='FILE', help='file for the rows; rows that it holds already are kept')
+    parser.add_argument('--json', metavar='FILE', help='file for the rows; it keeps those that it holds of this commit')
     options = parser.parse_args(args)
-    report: dict = {'rows': []}
+    report = new_report()
     if options.json and os.path.exists(options.json):
         with open(options.json) as file:
-            report = json.load(file)
+            old = json.load(file)
+        if old['machine']['commit'] == report['machine']['commit']:
+            report['rows'] = old['rows']
     done = {(r['gpu'], r['pass'], r['B'], r['T'], r['V'], r['K']) for r in report['rows']}
     for gpu, name, s in plan(options):
         if (gpu, name, s.B, s.T, s.V, s.K) in done:

@@ -54,25 +54,26 @@ def sources_of(
     What blocks write again and again (scratch) stays in L2 as far as it fits.
     """
     source, room = Source(), machine.l2_size * L2_PART
+    again: set[str] = set()
     if parts is None:
-        sectors = {t: (n, n) for t, (n, _) in touched(runs.paths(1.0, [0])[0]).items()}
+        sectors = {t: n for t, (n, _) in touched(runs.paths(1.0, [0])[0]).items()}
     else:
         a, b = (touched(runs.paths(part, [0])[0]) for part in parts)
         times = (1 - parts[0]) / (parts[1] - parts[0])
-        sectors = {t: tuple(a.get(t, (0, 0))[i] + times * (b[t][i] - a.get(t, (0, 0))[i]) for i in (0, 1)) for t in b}
+        before = {t: a.get(t, (0, 0)) for t in b}
+        sectors = {t: before[t][0] + times * (n - before[t][0]) for t, (n, _) in b.items()}
+        # the longer walk touches the same memory more often
+        again = {t for t, (n, every) in b.items() if n < 1.1 * before[t][0] and every > 1.5 * before[t][1]}
     for argument in launch.arguments:
         if argument.name not in sectors or not argument.nbytes:
             continue
         name, size = argument.name, argument.nbytes
-        different, every = sectors[name]
-        readers = 32 * different * launch.blocks / size
+        readers = 32 * sectors[name] * launch.blocks / size
         kept = argument.storage in seen and size <= room
-        again = parts is not None and every > 1.5 * different and 32 * different * launch.blocks < 1.5 * size
-        if kept or readers >= READERS or again and size <= room:
+        if kept or readers >= READERS or name in again and size <= room:
             source.levels[name] = 'l2'
             source.shared_bytes += 0 if kept else size
-        elif again and every > 4 * different:
-            # rewritten often, but larger than L2's part
+        elif name in again:
             source.shares[name] = 1 - room / size
         elif readers > 1:
             source.shares[name] = 1 / readers

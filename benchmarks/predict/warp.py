@@ -20,9 +20,7 @@ from benchmarks.predict.sass import Instruction, Program
 
 EVERYTHING = np.ones(32, bool)
 # where arguments begin in the constant bank, by compute capability
-PARAMETERS = {80: 0x160, 90: 0x210, 100: 0x380}
-# where the sizes of block and grid lie
-BLOCK_SIZE = {80: 0x0, 90: 0x0, 100: 0x360}
+PARAMETERS = {80: 0x160, 90: 0x210}
 TENSOR_SPACE = 36
 
 
@@ -129,10 +127,9 @@ class Warp:
         return self.bank(offset, size)
 
     def bank(self, offset: int, size: int) -> int:
-        start = BLOCK_SIZE[self.layout.capability]
-        if start <= offset < start + 24:
+        if offset < 24:
             # the block's size, then the grid's
-            return (self.num_warps * 32, 1, 1, *self.grid)[(offset - start) // 4]
+            return (self.num_warps * 32, 1, 1, *self.grid)[offset // 4]
         return int.from_bytes(self.layout.bank[offset:offset + size], 'little')
 
     def value(self, text: str) -> np.ndarray | int:
