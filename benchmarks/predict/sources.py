@@ -22,7 +22,7 @@ L2_PART = 0.5
 
 @dataclass
 class Source:
-    """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves once for tensors that come from L2."""
+    """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated."""
 
     levels: dict[str, str] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
@@ -51,10 +51,12 @@ def sources_of(
 ) -> Source:
     """A tensor that several blocks read comes from L2, as does a small one that an earlier kernel of the pass has touched.
 
-    What blocks write again and again (scratch) stays in L2 as far as it fits.
+    What blocks write again and again (scratch) stays in L2 as far as it fits. What the simulated walks are too short to touch
+    more than once counts with the whole tensor's bytes, though not with its instructions.
     """
     source, room = Source(), machine.l2_size * L2_PART
     again: set[str] = set()
+    seldom: set[str] = set()
     if parts is None:
         sectors = {t: n for t, (n, _) in touched(runs.paths(1.0, [0])[0]).items()}
     else:
@@ -64,6 +66,8 @@ def sources_of(
         sectors = {t: before[t][0] + times * (n - before[t][0]) for t, (n, _) in b.items()}
         # the longer walk touches the same memory more often
         again = {t for t, (n, every) in b.items() if n < 1.1 * before[t][0] and every > 1.5 * before[t][1]}
+        # both walks touch the same, for both are shorter than its period: states that are saved now and then
+        seldom = {t for t in b if b[t] == before[t]}
     for argument in launch.arguments:
         if argument.name not in sectors or not argument.nbytes:
             continue
@@ -73,6 +77,8 @@ def sources_of(
         if kept or readers >= READERS or name in again and size <= room:
             source.levels[name] = 'l2'
             source.shared_bytes += 0 if kept else size
+        elif name in seldom:
+            source.shared_bytes += max(size * (1 - readers), 0)
         elif name in again:
             source.shares[name] = 1 - room / size
         elif readers > 1:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.predict`: what it takes from the wrappers and what it writes, in processes without TRITON_INTERPRET."""
+"""`python -m benchmarks.predict`: what it takes from the wrappers, and what it writes; without TRITON_INTERPRET."""
 
 import json
 import os
