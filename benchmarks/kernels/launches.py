@@ -22,6 +22,7 @@ import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ import torch
 import triton
 from triton._C.libtriton import ir
 from triton.backends.driver import DriverBase
+from triton.compiler import compile as triton_compile
 from triton.compiler import make_backend
 from triton.runtime.driver import driver
 
@@ -53,7 +55,7 @@ class Driver(DriverBase):
     """Triton's driver of a device that compiles for `target` and, in place of running, keeps and checks what it is given."""
 
     def __init__(self, target: str, depth: str) -> None:
-        self.target, self.launches = target, []
+        self.target, self.depth, self.launches = target, depth, []
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {
                 'max_shared_mem': SHARED_MEMORY[target], 'multiprocessor_count': MULTIPROCESSORS[target],
@@ -67,9 +69,14 @@ class Driver(DriverBase):
         def launch(x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
             check_grid((x, y, z))
             check_arguments(source, arguments)
-            self.launches.append({'kernel': source.fn.__name__, 'grid': [x, y, z]})
-            if function is not None:
-                self.launches[-1] |= function | {'num_warps': metadata.num_warps, 'shared': metadata.shared}
+            self.launches.append(self.record(source, metadata, [x, y, z], function, arguments))
+        return launch
+
+    def record(self, source, metadata, grid: list[int], function: dict | None, arguments: tuple):
+        """What to keep of a launch; `function` is what `load_binary` knows of its code."""
+        launch = {'kernel': source.fn.__name__, 'grid': grid}
+        if function is not None:
+            launch |= function | {'num_warps': metadata.num_warps, 'shared': metadata.shared}
         return launch
 
     def get_current_target(self):
@@ -139,22 +146,25 @@ def check_types(source, target, options: dict) -> None:
     source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
 
 
+def compile_for_driver(source, target, options, **others):
+    """Compile as deep as the active driver wants. A kernel keeps the function that it compiled with first, so there is one."""
+    active = driver._active
+    if not isinstance(active, Driver) or active.depth == 'code':
+        return triton_compile(source, target=target, options=options, **others)
+    if active.depth == 'types':
+        check_types(source, target, options)
+    return SimpleNamespace(
+        run=active.launcher_cls(source, None), function=None, packed_metadata=None, launch_metadata=lambda *_: None,
+    )
+
+
 @contextmanager
-def rehearsal(target: str, depth: str):
-    """Have Triton launch on a `Driver`, whose `launches` are given."""
+def rehearsal(target: str, depth: str, make: Callable[[str, str], Driver] = make_driver):
+    """Have Triton launch on the `Driver` that `make` gives, whose `launches` are given."""
     before, compiler = driver._active, triton.compiler.compile
-    active = make_driver(target, depth)
+    active = make(target, depth)
     active.launches.clear()
-
-    def uncompiled(source, target, options, **_):
-        if depth == 'types':
-            check_types(source, target, options)
-        return SimpleNamespace(
-            run=active.launcher_cls(source, None), function=None, packed_metadata=None, launch_metadata=lambda *_: None,
-        )
-
-    if depth != 'code':
-        triton.compiler.compile = uncompiled
+    triton.compiler.compile = compile_for_driver
     driver.set_active(active)
     try:
         yield active.launches

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.experiments.mqar import best_runs
+from benchmarks.report.predicted import predicted
 from benchmarks.report.summary import replaced, summary, table
 
 ROOT = Path(__file__).parents[2]
@@ -296,6 +297,7 @@ SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('cpu_model',), models, 'cpu_model'),
     (('kernels',), kernels, None),
     (('traffic',), traffic, None),
+    (('predicted', 'predicted_before'), predicted, None),
     (('mqar_exact',), experiments, 'mqar_exact'),
     (('mqar_small',), recall_by_width, 'mqar_small'),
     (('lm_small',), language_modeling, 'lm_small'),

@@ -1,0 +1,90 @@
+"""The passes whose times are predicted: Longhorn's as the layer calls it, and those of fla's operators at equal work."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows, tokens, channels, entries of a key; one head."""
+
+    B: int
+    T: int
+    V: int
+    K: int
+
+    def __str__(self) -> str:
+        return f'B={self.B} T={self.T} V={self.V} K={self.K}'
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device='meta')
+
+
+def layer_arguments(s: Shape, T: int, exact: bool, plain: bool) -> Arguments:
+    """What the layer gives the operator in bfloat16: q and k are parts of one projection, z is half of another.
+
+    `plain` leaves out z, D and the logits of beta.
+    """
+    rank = s.V // 32
+    _, k, q = empty(s.B, T, rank + 2 * s.K).split([rank, s.K, s.K], -1)
+    z, v, beta, D = empty(s.B, T, 2 * s.V)[..., s.V:], empty(s.B, T, 1, s.V), empty(s.B, T, 1, s.V), empty(1, s.V)
+    gate = {} if plain else dict(D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True)
+    return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, exact=exact, **gate)
+
+
+def longhorn_forward(s: Shape, exact: bool, plain: bool = False) -> Callable[[int], object]:
+    def call(T: int) -> None:
+        longhorn_fwd(layer_arguments(s, T, exact, plain), save_states=True, parallel=True)
+    return call
+
+
+def longhorn_backward(s: Shape, exact: bool, plain: bool = False) -> Callable[[int], object]:
+    """The backward alone: the states are those that a forward saves."""
+    from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+
+    def call(T: int) -> None:
+        args = layer_arguments(s, T, exact, plain)
+        slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
+        states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
+        longhorn_bwd(empty(s.B, T, 1, s.V), None, states, args, parallel=True)
+    return call
+
+
+PASSES: dict[str, Callable[[Shape, bool], Callable[[int], object]]] = {
+    'diagonal_fwd': lambda s, plain: longhorn_forward(s, False, plain),
+    'diagonal_bwd': lambda s, plain: longhorn_backward(s, False, plain),
+    'exact_fwd': lambda s, plain: longhorn_forward(s, True, plain),
+    'exact_bwd': lambda s, plain: longhorn_backward(s, True, plain),
+}
+
+
+def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Callable[[int], object]]:
+    """An operator of fla on as many tokens, channels and entries of a state, with one head, forward or with its backward."""
+    def make(s: Shape, plain: bool) -> Callable[[int], object]:
+        def call(T: int) -> None:
+            op = getattr(importlib.import_module(f'fla.ops.{module}'), name)
+            q, k, v = (empty(s.B, T, 1, n).requires_grad_(backward) for n in (s.K, s.K, s.V))
+            beta = empty(s.B, T, 1).requires_grad_(backward)
+            g = empty(s.B, T, 1, s.K, dtype=torch.float32).requires_grad_(backward)
+            step = {'chunk_gla': dict(g=g), 'chunk_delta_rule': dict(beta=beta), 'chunk_kda': dict(g=g, beta=beta)}[name]
+            o, _ = op(q, k, v, **step, scale=1.0)
+            if backward:
+                o.backward(torch.empty_like(o))
+        return call
+    return make
+
+
+PEERS = {
+    f'{name}_{direction}': peer(module, name, direction == 'both')
+    for module, name in (('gla', 'chunk_gla'), ('delta_rule', 'chunk_delta_rule'), ('kda', 'chunk_kda'))
+    for direction in ('fwd', 'both')
+}

@@ -1,0 +1,87 @@
+"""What an implementation of a pass must do at least: move its bytes, and issue the best known algorithm's instructions.
+
+Bytes, of one (token, channel), 16-bit inputs: each input and output once, and the saved states once, which are K entries in
+float32 for each `checkpoint_interval(K)` tokens.
+
+Instructions, of a lane, for one (token, channel):
+
+- diagonal, each of the K entries of a state: the decay `1 - eps k^2`, the update with its product, and the output's sum: 4.
+  Back: the state again and the gated output's sum (4), `G + q dy`, the decay and its product (3), `m = G (v / 2 - k S)` (2),
+  the two sums over the entries (2): 11. The sums over the channels for dq and dk are the tensor cores' (2 FMA).
+- exact: products with states and Gram matrices on tensor cores (`3 K + C` FMA for a chunk of C = 16 tokens, `9 K + 5 C`
+  back), and one substitution of `(C - 1) / 2` FMA forward, two of them back.
+- both, of elementwise work (`ELEMENTWISE`): loads and stores of two values a word, conversions, the step size, the gate and
+  their derivatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.predict.calls import Shape
+from benchmarks.predict.machine import Machine
+from fla_longhorn.ops.checkpoints import checkpoint_interval
+
+CHUNK = 16
+HALF = 2
+# instructions: loads 1.5, conversions 3, step size 4, its product with v 1, D 1, gate 6, packing and storing o 1;
+# plain: without z (0.5 + 1 + 6), D and the logistic function (2)
+# back: loads 2, conversions 4, step size 4, gate 6, dz 5, dv 2, deps 2, dbeta 3 and its slope 2, dD 1, packing and storing 3
+ELEMENTWISE = {('fwd', False): 17.5, ('bwd', False): 34.0, ('fwd', True): 7.0, ('bwd', True): 17.5}
+# lanes a clock and SM that issue, and those of the special functions
+LANES, SPECIAL_LANES = 128, 16
+# Mamba-1's forward (state-spaces/mamba, csrc/selective_scan/selective_scan_fwd_kernel.cuh). Of an entry of the state: delta A
+# and its exp2, B delta u, the converted B and C, the scan's product and FMA in both of cub's passes over a thread's tokens,
+# the output's FMA; the shuffles between threads are left out. Elementwise: loads and stores, conversions, softplus, gate.
+SCAN_ENTRY, SCAN_ENTRY_SPECIAL, SCAN_ELEMENTWISE = 10, 1, 20
+# u, delta, z, out and the gated out
+SCAN_TENSORS = 5
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Bytes and FMA of one (token, channel), and the seconds that they take at least."""
+
+    bytes: float
+    instructions: float
+    tensor_fma: float
+    dram_seconds: float
+    issue_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.dram_seconds, self.issue_seconds)
+
+
+def needed_bytes(s: Shape, direction: str, plain: bool = False) -> float:
+    """Of a (token, channel): forward v, beta, o (and z); backward v, beta, do, dv, dbeta (and z, dz); q, k and the states."""
+    channel = {'fwd': 3, 'bwd': 5}[direction] + (0 if plain else {'fwd': 1, 'bwd': 2}[direction])
+    keys = {'fwd': 2, 'bwd': 4}[direction] * s.K / s.V
+    return HALF * (channel + keys) + 4 * s.K / checkpoint_interval(s.K)
+
+
+def floor_of(name: str, s: Shape, machine: Machine, plain: bool = False) -> Floor:
+    """Of a pass of :data:`benchmarks.predict.calls.PASSES`."""
+    update, direction = name.split('_')
+    if update == 'diagonal':
+        instructions, tensor = (4 * s.K, 0) if direction == 'fwd' else (11 * s.K, 2 * s.K)
+    else:
+        substitution = (CHUNK - 1) / 2
+        forward, back = (substitution, 3 * s.K + CHUNK), (2 * substitution, 9 * s.K + 5 * CHUNK)
+        instructions, tensor = forward if direction == 'fwd' else back
+    instructions += ELEMENTWISE[direction, plain]
+    size = needed_bytes(s, direction, plain)
+    work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
+    return Floor(
+        size, instructions, tensor, work * size / machine.dram_bandwidth,
+        work * max(instructions / LANES, tensor / machine.tensor_rate) / clocks,
+    )
+
+
+def scan_bound(s: Shape, machine: Machine) -> dict:
+    """The time below which Mamba-1's forward scan with N = K cannot be, from the arithmetic of its source: no simulation."""
+    work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
+    issue = max((SCAN_ENTRY * s.K + SCAN_ELEMENTWISE) / LANES, SCAN_ENTRY_SPECIAL * s.K / SPECIAL_LANES)
+    size = HALF * (SCAN_TENSORS + 2 * s.K / s.V)
+    seconds = {'dram_ms': work * size / machine.dram_bandwidth, 'issue_ms': work * issue / clocks}
+    return {'K': s.K} | {name: round(1e3 * x, 4) for name, x in seconds.items()}

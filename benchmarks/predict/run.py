@@ -1,0 +1,152 @@
+"""Predict times of passes and write them: see `benchmarks.predict`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict
+
+from benchmarks.measure.machine import describe_machine
+from benchmarks.predict.calls import PASSES, PEERS, Shape
+from benchmarks.predict.capture import capture
+from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
+from benchmarks.predict.machine import MACHINES, Machine
+from benchmarks.predict.times import Prediction, predict_pass
+
+# of the paper's 1.3B layer (B=8) and others: many sequences, and one long one
+SHAPES = ((8, 2048, 4096), (64, 2048, 1536), (1, 131072, 4096))
+STATE_SIZES = (16, 64, 128)
+# where other GPUs and other operators are predicted too
+MAIN_SHAPE = SHAPES[0]
+
+
+def causes(parts: list[Prediction], most: int = 3) -> list[tuple[str, float]]:
+    """What the pass's time went to, the largest first: of all kernels by their times."""
+    total, sums = sum(p.seconds for p in parts), {}
+    for p in parts:
+        for name, share in p.share.items():
+            sums[name] = sums.get(name, 0.0) + share * p.seconds / total
+    return sorted(((n, round(x, 3)) for n, x in sums.items()), key=lambda item: -item[1])[:most]
+
+
+def kernel_row(p: Prediction) -> dict:
+    return {
+        'kernel': p.kernel, 'ms': round(p.seconds * 1e3, 4), 'issue_ms': round(p.issue_bound * 1e3, 4),
+        'dram_ms': round(p.dram_seconds * 1e3, 4), 'registers': p.registers, 'spills': p.spills, 'blocks': p.blocks,
+        'resident': p.resident, 'warps': p.num_warps, 'causes': causes([p]), 'notes': p.notes,
+    }
+
+
+def measure(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
+    """One row of the table: a pass's predicted time, its floors and what its kernels' cycles went to."""
+    started = time.perf_counter()
+    call = {**PASSES, **PEERS}[name](s, plain)
+    launches = capture(call, s.T, f'sm_{machine.capability}')
+    captured = time.perf_counter()
+    parts = predict_pass(launches, machine)
+    work = s.B * s.T * s.V
+    row = {
+        'gpu': machine.name, **asdict(s), 'pass': name, 'ms': round(sum(p.seconds for p in parts) * 1e3, 4),
+        'bytes': round(sum(p.dram_bytes for p in parts) / work, 2),
+        'instructions': round(32 * sum(p.instructions for p in parts) / work, 1),
+        'causes': causes(parts), 'kernels': [kernel_row(p) for p in parts],
+        'capture_s': round(captured - started, 1), 'predict_s': round(time.perf_counter() - captured, 1),
+    }
+    if name in PASSES:
+        floor = floor_of(name, s, machine, plain)
+        row |= {
+            'bytes_needed': round(needed_bytes(s, name.split('_')[1], plain), 2), 'instructions_needed': floor.instructions,
+            'dram_floor_ms': round(floor.dram_seconds * 1e3, 4), 'issue_floor_ms': round(floor.issue_seconds * 1e3, 4),
+            'ratio': round(row['ms'] / (floor.seconds * 1e3), 2),
+        }
+    return row
+
+
+def describe(row: dict) -> str:
+    title = ' '.join([row['gpu'], row['pass'], *(f'{n}={row[n]}' for n in 'BTVK')]) + f': {row["ms"]:.3f} ms'
+    if 'ratio' in row:
+        title += f', floors: DRAM {row["dram_floor_ms"]:.3f}, issue {row["issue_floor_ms"]:.3f}, ratio {row["ratio"]}'
+    title += f'; bytes {row["bytes"]} of {row.get("bytes_needed", "?")}, instructions {row["instructions"]}'
+    lines = [title + f'  ({row["capture_s"]} + {row["predict_s"]} s)']
+    for k in row['kernels']:
+        what = ', '.join(f'{name} {share:.0%}' for name, share in k['causes'])
+        lines.append(
+            f'    {k["kernel"]:42}{k["ms"]:9.4f} ms  issue {k["issue_ms"]:.4f}  dram {k["dram_ms"]:.4f}  '
+            f'{k["registers"]} registers, {k["spills"]} spills, {k["blocks"]} blocks, {k["resident"]} an SM of {k["warps"]} '
+            f'warps: {what}'
+        )
+        lines += [f'        note: {note}' for note in k['notes']]
+    return '\n'.join(lines)
+
+
+def plan(options: argparse.Namespace) -> list[tuple[str, str, Shape]]:
+    """(GPU, pass, shape) of each row: all, or those that the options name."""
+    names, sizes, shapes = options.passes or [*PASSES], options.K or STATE_SIZES, options.shape or SHAPES
+    rows = [(options.gpu or 'H100', n, Shape(*shape, K)) for shape in shapes for K in sizes for n in names]
+    if not (options.passes or options.K or options.shape or options.gpu):
+        rows += [('H100', n, Shape(*MAIN_SHAPE, K)) for n in PEERS for K in (64, 128)]
+        rows += [('A100', n, Shape(*MAIN_SHAPE, 16)) for n in PASSES]
+    return rows
+
+
+def shape_argument(text: str) -> tuple[int, ...]:
+    shape = tuple(int(x) for x in text.split(','))
+    if len(shape) != 3 or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f'wants B,T,V, got {text}')
+    return shape
+
+
+def write(path: str, report: dict) -> None:
+    with open(path + '.part', 'w') as file:
+        json.dump(report, file, indent=1)
+        file.write('\n')
+    os.replace(path + '.part', path)
+
+
+def new_report() -> dict:
+    machine = MACHINES['H100']()
+    bounds = [scan_bound(Shape(*MAIN_SHAPE, K), machine) for K in STATE_SIZES]
+    return {'machine': describe_machine(), 'rows': [], 'scan_bounds': bounds}
+
+
+def machine_of(name: str, changes: list[str]) -> Machine:
+    if name not in MACHINES:
+        raise ValueError(f"gpu must be one of {sorted(MACHINES)}, got {name}: no others' latencies are known to us")
+    machine = MACHINES[name]()
+    for change in changes:
+        field, _, value = change.partition('=')
+        if not isinstance(getattr(machine, field, None), (int, float)):
+            raise ValueError(f'set takes a number of benchmarks.predict.machine.Machine as FIELD=VALUE, got {change}')
+        setattr(machine, field, type(getattr(machine, field))(float(value)))
+    return machine
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog='python -m benchmarks.predict', description='Predict kernel times without a GPU.')
+    names = [*PASSES, *PEERS]
+    parser.add_argument('--pass', dest='passes', nargs='+', choices=names, metavar='PASS', help=', '.join(names))
+    parser.add_argument('--K', type=int, nargs='+')
+    parser.add_argument('--shape', type=shape_argument, nargs='+', metavar='B,T,V')
+    parser.add_argument('--gpu', help=', '.join(MACHINES))
+    parser.add_argument('--plain', action='store_true', help='without z, D and logits of beta')
+    parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
+    parser.add_argument('--json', metavar='FILE', help='file for the rows; it keeps those that it holds of this commit')
+    options = parser.parse_args(args)
+    report = new_report()
+    if options.json and os.path.exists(options.json):
+        with open(options.json) as file:
+            old = json.load(file)
+        if old['machine']['commit'] == report['machine']['commit']:
+            report['rows'] = old['rows']
+    done = {(r['gpu'], r['pass'], r['B'], r['T'], r['V'], r['K']) for r in report['rows']}
+    for gpu, name, s in plan(options):
+        if (gpu, name, s.B, s.T, s.V, s.K) in done:
+            continue
+        row = measure(name, s, machine_of(gpu, options.set), options.plain)
+        print(describe(row), flush=True)
+        report['rows'].append(row)
+        if options.json:
+            write(options.json, report)
+    return 0

@@ -1,0 +1,162 @@
+"""`benchmarks.predict`: loops whose speed is known, faults that it must name, floors by hand, what it refuses."""
+
+import subprocess
+
+import pytest
+
+from benchmarks.predict import simulate
+from benchmarks.predict.calls import PASSES, Shape
+from benchmarks.predict.floors import ELEMENTWISE, floor_of, needed_bytes, scan_bound
+from benchmarks.predict.machine import a100, h100
+from benchmarks.predict.needed import IGNORED, needed
+from benchmarks.predict.run import machine_of, main
+from benchmarks.predict.times import occupancy
+from benchmarks.predict.warp import ACCESS, BRANCH, HANDLE, bank_passes, needed_of
+from tests.benchmarks.ptx import assemble, chains, cycles_each, issue, products, trace
+
+FFMA, EX2 = 'fma.rn.f32 {x}, {x}, {a}, {b};', 'ex2.approx.ftz.f32 {x}, {x};'
+SHFL = 'shfl.sync.up.b32 {x}, {x}, 1, 0, -1;'
+
+
+# cycles that NVIDIA's guide (rates) and the microbenchmarks named in machine.py (latencies) give
+@pytest.mark.parametrize(('make', 'count', 'warps', 'least', 'most'), [
+    pytest.param(lambda: chains(FFMA, 1, 64), 64, 1, 4, 4.2, id='ffma-latency'),
+    pytest.param(lambda: chains(FFMA, 8, 16), 128, 8, 1, 1.1, id='ffma-rate'),
+    pytest.param(lambda: chains(EX2, 1, 32), 32, 1, 18, 25, id='ex2-latency'),
+    pytest.param(lambda: chains(EX2, 8, 8), 64, 8, 7.9, 8.5, id='ex2-rate'),
+    pytest.param(lambda: chains(SHFL, 1, 32), 32, 1, 22, 26, id='shuffle-latency'),
+    pytest.param(lambda: chains(SHFL, 8, 8), 64, 8, 3.9, 4.4, id='shuffle-rate'),
+    pytest.param(lambda: products(1, 16), 16, 1, 18, 36, id='mma-latency'),
+    pytest.param(lambda: products(8, 4), 32, 8, 7.9, 8.5, id='mma-rate'),
+])
+def test_loops_of_known_speed(make, count, warps, least, most):
+    assert least <= cycles_each(make(), count, warps) <= most
+
+
+def test_reuse_marks_are_where_the_disassembler_prints_them():
+    """They lie beside stall counts and barriers in the control bits, so those are read from the right place."""
+    marks = [(x.reuse.bit_count(), sum('.reuse' in a for a in x.args)) for x in chains(FFMA, 8, 16).code]
+    assert any(printed for _, printed in marks)
+    assert all(decoded == printed for decoded, printed in marks)
+
+
+def shared_loads(stride: int):
+    """A lane's word lies `stride` bytes after its neighbour's."""
+    init = f'mov.u32 %r2, %tid.x; mov.u32 %r3, s; mad.lo.u32 %r4, %r2, {stride}, %r3; mov.f32 %f0, 0f00000000;'
+    body = ''.join(f'ld.volatile.shared.f32 %f{1 + i}, [%r4];' for i in range(8))
+    body += ''.join(f'add.f32 %f0, %f0, %f{1 + i};' for i in range(8))
+    return assemble(init, body, 'st.global.f32 [%d0], %f0;')
+
+
+def test_bank_conflicts_are_named():
+    """With a stride of 32 bytes, lanes meet in four banks: eight turns for each load."""
+    conflict, free = shared_loads(32), shared_loads(4)
+    assert {a.passes for a in trace(conflict, 4).accesses if a and a.space == 'shared'} == {8}
+    assert {a.passes for a in trace(free, 4).accesses if a and a.space == 'shared'} == {1}
+    slow, fast = issue(conflict, 100, warps=8), issue(free, 100, warps=8)
+    assert max(slow.share(), key=slow.share().get) == 'wait LDS'
+    # eight warps' eight loads of eight turns an iteration, on one data path
+    assert 8 * 8 * 8 * 100 <= slow.cycles < 1.1 * 8 * 8 * 8 * 100
+    assert slow.cycles > 1.8 * fast.cycles
+
+
+@pytest.mark.parametrize(('addresses', 'size', 'passes'), [
+    ([4 * i for i in range(32)], 4, 1), ([0] * 32, 4, 1), ([256 * i for i in range(32)], 4, 32),
+    ([16 * i for i in range(32)], 16, 4), ([8 * i for i in range(32)], 8, 2), ([4 * (i // 2) for i in range(32)], 2, 1),
+])
+def test_turns_of_shared_memory(addresses, size, passes):
+    assert bank_passes(addresses, size) == passes
+
+
+def token_loop(ahead: bool):
+    """Loads of a token, then a store that they must not cross; `ahead`: the next token's are on their way before it."""
+    init = 'mov.u64 %d1, %d0; add.u64 %d2, %d0, 268435456; ld.volatile.global.f32 %f1, [%d1];'
+    load = 'add.u64 %d1, %d1, 4096; ld.volatile.global.f32 %f1, [%d1];'
+    use = 'add.f32 %f2, %f1, 0f3F800000;'
+    store = 'st.volatile.global.f32 [%d2], %f2; add.u64 %d2, %d2, 4096;'
+    body = use + load + store if ahead else load + use + store
+    return assemble(init, body * 4, 'st.global.f32 [%d0], %f1;')
+
+
+def test_a_token_that_waits_for_its_loads_is_named():
+    """One warp whose every token waits for DRAM takes DRAM's latency for each, and that is the cause."""
+    result = issue(token_loop(ahead=False), 50, level='dram')
+    assert h100().dram <= result.cycles / 200 < 1.2 * h100().dram
+    # the other three schedulers have no warp
+    assert max((n for n in result.share() if n != 'no warp left'), key=result.share().get) == 'wait LDG p DRAM'
+    assert result.share()['wait LDG p DRAM'] > 0.2
+
+
+def test_only_what_addresses_and_branches_need_is_interpreted():
+    """With every instruction interpreted, the path and the addresses are the same."""
+    program = token_loop(ahead=True)
+    kinds = needed_of(program)
+    assert 0 < sum(needed(program)) < len(program.code)
+    few = trace(program, 5)
+    program.kinds = [k if k in (ACCESS, BRANCH) else HANDLE for k in kinds]
+    program.kinds = [0 if x.base in IGNORED else k for x, k in zip(program.code, program.kinds, strict=True)]
+    every = trace(program, 5)
+    assert few.steps == every.steps
+    assert [a and (a.tensor, a.first) for a in few.accesses] == [a and (a.tensor, a.first) for a in every.accesses]
+
+
+def test_occupancy():
+    """65536 registers, 227 KB of shared memory, 64 warps, 32 blocks."""
+    class Launch:
+        shared, num_warps = 0, 1
+
+        def code(self):
+            return type('Code', (), {'registers': self.registers})
+
+    launch = Launch()
+    cases = ((255, 0, 1, 8), (32, 0, 1, 32), (64, 0, 8, 4), (32, 100_000, 4, 2), (255, 0, 16, 1))
+    for registers, shared, warps, blocks in cases:
+        launch.registers, launch.shared, launch.num_warps = registers, shared, warps
+        assert occupancy(launch, h100()) == blocks
+
+
+def test_floors_by_hand():
+    """B=8, T=2048, V=4096, K=16, as the layer calls it: states every 128 tokens."""
+    s, machine = Shape(8, 2048, 4096, 16), h100()
+    # v, beta, z, o; k, q of 16 entries each for 4096 channels; 16 float32 in 128 tokens
+    assert needed_bytes(s, 'fwd') == 4 * 2 + 2 * 16 * 2 / 4096 + 16 * 4 / 128 == 8.515625
+    # v, beta, z, do, dv, dbeta, dz; q, k, dq, dk; the states again
+    assert needed_bytes(s, 'bwd') == 7 * 2 + 4 * 16 * 2 / 4096 + 16 * 4 / 128 == 14.53125
+    assert needed_bytes(s, 'fwd', plain=True) == needed_bytes(s, 'fwd') - 2
+    floor = floor_of('diagonal_fwd', s, machine)
+    work = 8 * 2048 * 4096
+    assert floor.dram_seconds == pytest.approx(work * 8.515625 / 3.0e12)
+    assert floor.issue_seconds == pytest.approx(work * (4 * 16 + 17.5) / (132 * 128 * 1.755e9))
+    assert floor.seconds == floor.dram_seconds
+    # nine products of the state and five of Gram matrices at 2048 FMA a clock outweigh 49 instructions at 128 lanes
+    exact = floor_of('exact_bwd', Shape(8, 2048, 4096, 128), machine)
+    assert exact.issue_seconds == pytest.approx(work * (9 * 128 + 80) / 2048 / (132 * 1.755e9))
+    assert scan_bound(s, machine)['issue_ms'] == pytest.approx(1e3 * work * 180 / (132 * 128 * 1.755e9), rel=1e-3)
+
+
+@pytest.mark.parametrize('name', PASSES)
+def test_floors_grow_with_the_work(name):
+    small, large = (floor_of(name, Shape(8, 2048, 4096, K), h100()) for K in (16, 128))
+    assert small.seconds < large.seconds
+    assert floor_of(name, Shape(8, 2048, 4096, 16), a100()).seconds > small.seconds
+    assert {key for key in ELEMENTWISE if key[0] == name.split('_')[1]} == {(name.split('_')[1], x) for x in (False, True)}
+
+
+def test_what_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="gpu must be one of .*, got B200: no others' latencies"):
+        machine_of('B200', [])
+    with pytest.raises(ValueError, match='set takes a number .* got speed=1'):
+        machine_of('H100', ['speed=1'])
+    assert machine_of('H100', ['dram=700', 'l2_bytes_per_clock=20']).dram == 700
+    with pytest.raises(SystemExit):
+        main(['--shape', '8,2048'])
+
+
+def test_without_gcc_the_error_names_it(monkeypatch, tmp_path):
+    def missing(*args, **options):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(simulate.tempfile, 'gettempdir', lambda: str(tmp_path))
+    monkeypatch.setattr(subprocess, 'run', missing)
+    with pytest.raises(RuntimeError, match='gcc'):
+        simulate.library.__wrapped__()

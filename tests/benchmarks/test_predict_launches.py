@@ -1,0 +1,134 @@
+"""`python -m benchmarks.predict`: what it takes from the wrappers, and what it writes; without TRITON_INTERPRET."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report.predicted import predicted
+
+ROOT = Path(__file__).parents[2]
+LAUNCHES = """
+import json
+from benchmarks.kernels.launches import Call, run_call
+from benchmarks.predict.calls import PASSES, Shape
+from benchmarks.predict.capture import take
+from benchmarks.predict.times import shortened, walked_tokens
+
+def described(x, y):
+    x.longer = y
+    tokens = walked_tokens(x)
+    short = {} if tokens is None else {n: v for n, _, v in shortened(x, 64 / tokens)}
+    return {'kernel': x.kernel, 'grid': x.grid, 'tokens': tokens, 'short': short, 'scalars': x.scalars}
+
+out = {}
+for B, T, V, K in SHAPES:
+    for name, call in PASSES.items():
+        once, twice = (take(call(Shape(B, T, V, K), False), n, 'sm_90', 'launch') for n in (T, 2 * T))
+        out[f'{name} {B} {T}'] = [described(x, y) for x, y in zip(once, twice, strict=True)]
+    for update in ('diagonal', 'exact'):
+        call = Call(exact=update == 'exact', B=B, T=T, V=V, K=K, layout='view', sigmoid=True, D=True, z=True)
+        outcome = run_call(call, 'sm_90', 'launch')
+        assert outcome.error is None, outcome.error
+        out[f'{update} {B} {T}'] = outcome.launches
+print(json.dumps(out))
+"""
+SOURCES = """
+import json
+from benchmarks.predict.calls import PASSES, Shape
+from benchmarks.predict.capture import capture
+from benchmarks.predict.machine import h100
+from benchmarks.predict.sources import sources_of
+from benchmarks.predict.times import Runs, parts_of, predict_pass, walked_tokens
+
+launches = capture(PASSES['exact_fwd'](Shape(1, 2048, 1024, 16), False), 2048, 'sm_90')
+forward = launches[-1]
+runs = Runs(forward, [])
+source = sources_of(forward, runs, parts_of(runs, walked_tokens(forward)), h100(), set())
+parts = predict_pass(launches, h100())
+print(json.dumps({
+    'levels': source.levels, 'shares': source.shares, 'shared_bytes': source.shared_bytes,
+    'bytes': {p.kernel: p.dram_bytes for p in parts}, 'notes': [n for p in parts for n in p.notes],
+    'seconds': sum(p.seconds for p in parts), 'spans': [sum(p.share.values()) for p in parts],
+}))
+"""
+SHAPES = ((8, 2048, 4096, 16), (1, 131072, 4096, 16))
+
+
+def run(*args: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
+    command = [sys.executable, '-W', 'ignore', *args]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process.stdout
+
+
+@pytest.fixture(scope='module')
+def launches() -> dict[str, list[dict]]:
+    return json.loads(run('-c', LAUNCHES.replace('SHAPES', repr(SHAPES))).splitlines()[-1])
+
+
+@pytest.mark.parametrize('update', ['diagonal', 'exact'])
+@pytest.mark.parametrize('shape', SHAPES)
+def test_launches_are_those_that_the_wrappers_make(launches, update, shape):
+    B, T, *_ = shape
+    passes = launches[f'{update}_fwd {B} {T}'] + launches[f'{update}_bwd {B} {T}']
+    expected = [(x['kernel'], x['grid']) for x in launches[f'{update} {B} {T}']]
+    assert [(x['kernel'], x['grid']) for x in passes if not x['kernel'].startswith('torch.')] == expected
+
+
+def test_what_a_block_walks_over(launches):
+    """Whole sequences or segments; a block of a fixed length has none, nor has PyTorch's own operation."""
+    walks = {
+        x['kernel']: x['tokens'] for key, some in launches.items() if '_' in key and key.endswith(' 2048') for x in some
+    }
+    assert walks['longhorn_fwd_kernel'] == walks['longhorn_bwd_kernel'] == 2048
+    for fixed in ('longhorn_prepare_kernel', 'longhorn_reduce_kernel', 'chunk_longhorn_exact_kernel_gram', 'torch.clone'):
+        assert walks[fixed] is None
+    forward = next(x for x in launches['diagonal_fwd 1 131072'] if x['kernel'] == 'longhorn_fwd_kernel')
+    # cut into segments: a block walks over one of them, at most half of the sequence
+    assert forward['tokens'] == forward['scalars']['L'] <= 131072 // 2
+    assert forward['short']['L'] == 64
+    assert forward['short']['T'] == 64 * 131072 // forward['tokens']
+    assert forward['short']['N'] == forward['scalars']['N'] == 1
+
+
+def test_where_tensors_come_from():
+    """Sixteen blocks of 64 channels read all of q, k and the Gram matrices, and their own v, beta and z."""
+    found = json.loads(run('-c', SOURCES).splitlines()[-1])
+    assert {n for n, level in found['levels'].items() if level == 'l2'} >= {'q', 'k', 'g', 'a'}
+    assert not set(found['levels']) & {'v', 'beta', 'z', 'o'}
+    forward = next(n for name, n in found['bytes'].items() if 'fwd_kernel_o' in name)
+    # v, beta, z, o and the states of 128 tokens; q, k and the matrices once or not at all, as they lie in L2 by then
+    streams = 2048 * 1024 * (4 * 2 + 16 * 4 / 128)
+    assert streams <= forward < 1.06 * streams
+    assert not found['notes']
+    assert found['seconds'] > streams / 3.0e12
+    assert all(0.9 < total < 1.1 for total in found['spans'])
+
+
+def test_the_command_and_its_section(tmp_path):
+    """A row that the file holds of this commit is not made again."""
+    file = tmp_path / 'predicted.json'
+    command = ('-m', 'benchmarks.predict', '--pass', 'exact_fwd', '--K', '16', '--shape', '1,2048,1024', '--json', str(file))
+    text = run(*command)
+    report = json.loads(file.read_text())
+    (row,) = report['rows']
+    assert text.startswith(f'H100 exact_fwd B=1 T=2048 V=1024 K=16: {row["ms"]:.3f} ms')
+    assert row['ms'] == pytest.approx(sum(k['ms'] for k in row['kernels']), abs=1e-3)
+    assert row['ratio'] == pytest.approx(row['ms'] / max(row['dram_floor_ms'], row['issue_floor_ms']), rel=0.02)
+    assert row['bytes'] > row['bytes_needed']
+    assert run(*command) == '' and json.loads(file.read_text())['rows'] == [row]
+
+    old = {'commit': 'abc', 'rows': [row | {'ms': 12.34}]}
+    section = predicted(report, old)
+    assert 'Predicted, uncalibrated' in section and 'commit abc' in section
+    assert f'| exact forward | 16 | 12.34 | {row["ms"]:.2f} |' in section
+    # fla's operator beside ours, which it is a multiple of
+    other = row | {'pass': 'chunk_gla_fwd', 'ms': 3 * row['ms']}
+    ours = [row, row | {'pass': 'diagonal_fwd'}]
+    section = predicted(report | {'rows': [*ours, other]}, old)
+    assert f'| `chunk_gla` | forward | 16 | {other["ms"]:.2f} | 3.00 | 3.00 |' in section
