@@ -1,6 +1,6 @@
 """Run calls of the operators as PTX and print a line for each.
 
-    python -m tests.ptx [--groups diagonal exact ...] [--match text] [--target sm_80] [--order last] [--json results.json]
+    python -m tests.ptx [--groups diagonal exact ...] [--match text] [--target sm_80] [--order last] [--json rows.json]
     python -m tests.ptx --selftest           # the emulator on small kernels with known results
     python -m tests.ptx --mutate exact 0     # each barrier of a call's kernels taken out in turn
 
@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument('--target', choices=list(CAPABILITIES), help='in place of that of the calls')
     parser.add_argument('--order', choices=ORDERS, default='together', help='in which warps run')
     parser.add_argument('--no-races', action='store_true', help='without racecheck')
+    parser.add_argument('--assemble', action='store_true', help='have ptxas make machine code too')
     parser.add_argument('--json', help='keep the rows in this file')
     parser.add_argument('--resume', action='store_true', help='leave out calls of which the file has a row')
     parser.add_argument('--selftest', action='store_true', help='the emulator on small kernels with known results')
@@ -45,7 +46,7 @@ def main() -> int:
             call = replace(call, target=options.target or call.target)
             if options.match not in str(call) or options.resume and (str(call), options.order) in kept(options.json):
                 continue
-            row = {'group': group} | run_call(call, options.order, not options.no_races)
+            row = {'group': group} | run_call(call, options.order, races=not options.no_races, assemble=options.assemble)
             print(summary(row), flush=True)
             keep(options.json, row)
             bad += not row['ok']
@@ -56,7 +57,10 @@ def selftest(target: str, order: str) -> int:
     from tests.ptx.known import KERNELS, check
     bad = 0
     for kernel in KERNELS:
-        wrong = check(kernel, target, order)
+        try:
+            wrong = check(kernel, target, order)
+        except Exception as error:
+            wrong = f'{type(error).__name__}: {error}'[:300]
         print('FAIL' if wrong else 'ok  ', kernel, wrong, flush=True)
         bad += bool(wrong)
     return int(bad > 0)
@@ -70,11 +74,11 @@ def mutate(group: str, index: int) -> int:
 
 
 def kept(path: str | None) -> dict[tuple[str, str], dict]:
-    """Rows of the file by call and order, but for those that failed."""
+    """Rows of the file by call and order."""
     if path is None or not os.path.exists(path):
         return {}
     with open(path, encoding='utf-8') as file:
-        return {(row['case'], row['order']): row for row in json.load(file) if 'failed' not in row}
+        return {(row['case'], row['order']): row for row in json.load(file)}
 
 
 def keep(path: str | None, row: dict) -> None:

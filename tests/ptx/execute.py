@@ -122,11 +122,11 @@ def execute(call: Call, emulator: Emulator) -> tuple[Results, Results]:
         return train(op, inputs, options, emulator)
 
 
-def run_call(call: Call, order: str = 'together', races: bool = True) -> dict:
+def run_call(call: Call, order: str = 'together', *, races: bool = True, assemble: bool = False) -> dict:
     """A row of the table: errors, findings, launches."""
     row: dict[str, Any] = {'case': str(call), 'target': call.target, 'order': order, 'ok': False}
     started = time.perf_counter()
-    emulator = Emulator(call.target, order, races)
+    emulator = Emulator(call.target, order, races, assemble)
     try:
         got, reference = execute(call, emulator)
         outputs, gradients = cases.TOLERANCE[call.case.dtype]
@@ -140,6 +140,7 @@ def run_call(call: Call, order: str = 'together', races: bool = True) -> dict:
     return row | {
         'findings': [vars(x) for x in emulator.findings],
         'launches': [vars(x) for x in emulator.launches],
+        'compiled': emulator.compiled,
         'emulated_seconds': round(seconds, 1),
         'seconds': round(time.perf_counter() - started, 1),
     }
@@ -153,6 +154,9 @@ def summary(row: dict) -> str:
     word = 'ok     ' if row['ok'] else 'DIFFERS' if row['over'] else 'FOUND  '
     text = f'{word} {row["case"]}: worst {worst} {row["errors"][worst]:.1e}, {len(row["launches"])} launches, '
     text += f'{row["emulated_seconds"]}s of {row["seconds"]}s'
+    if row['compiled']:
+        slowest, took = max(row['compiled'], key=lambda pair: pair[1])
+        text += f', compiled {slowest} in {took}s of CPU'
     text += ''.join(f'\n          over: {name} {error:.2e} > {bound:.0e}' for name, (error, bound) in row['over'].items())
     kinds = defaultdict(list)
     for x in row['findings']:

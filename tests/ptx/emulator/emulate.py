@@ -51,8 +51,12 @@ class Emulator:
     target: str = 'sm_90'
     order: str = 'together'
     races: bool = True
+    # whether ptxas makes machine code too, which is not run
+    assemble: bool = False
     findings: Findings = field(default_factory=Findings)
     launches: list[Ran] = field(default_factory=list)
+    # kernels that were not in Triton's cache, and the CPU seconds that they took
+    compiled: list[tuple[str, float]] = field(default_factory=list)
     fresh: dict[int, Fresh] = field(default_factory=dict)
 
     @contextmanager
@@ -72,7 +76,7 @@ class Emulator:
         for (owner, name), function in zip(names, before, strict=True):
             setattr(owner, name, noting(function))
         try:
-            with emulated(self.target, self.launch):
+            with emulated(self.target, self.launch, self.note_compiled, assemble=self.assemble):
                 yield self
         finally:
             for (owner, name), function in zip(names, before, strict=True):
@@ -84,6 +88,9 @@ class Emulator:
         # a NaN in every float format
         data.fill(0xff)
         self.fresh[x.untyped_storage().data_ptr()] = Fresh(x, x._version, np.zeros(len(data), np.bool_))
+
+    def note_compiled(self, kernel: str, seconds: float) -> None:
+        self.compiled.append((kernel, round(seconds, 1)))
 
     def launch(self, launch: Launch) -> None:
         """Execute one: copy its storages in, run the grid, copy them back."""

@@ -95,23 +95,48 @@ def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple:
     return loaded if Version(triton.__version__) >= Version('3.4') else loaded[:-1]
 
 
+def cpu_seconds() -> float:
+    """Of this process and the ones that it waited for, as ptxas."""
+    return sum(os.times()[:4])
+
+
 @contextmanager
-def emulated(target: str, handler: Callable[[Launch], None]):
-    """Compile launches for `target` ('sm_80', 'sm_90') and hand them to `handler`."""
+def emulated(
+    target: str, handler: Callable[[Launch], None], compiled: Callable[[str, float], None] | None = None, *,
+    assemble: bool = False,
+):
+    """Compile launches for `target` ('sm_80', 'sm_90') and hand them to `handler`.
+
+    `compiled` gets the name and the CPU seconds of each kernel that was not in Triton's cache; with `assemble` ptxas makes
+    machine code too.
+    """
     if os.environ.get('TRITON_INTERPRET') == '1':
         raise RuntimeError('TRITON_INTERPRET=1 makes kernels that do not compile')
     if target not in CAPABILITIES:
         raise ValueError(f'target must be one of {sorted(CAPABILITIES)}, got {target!r}')
     # Triton 3.3 loads its backends under other names than their modules'
     compiler = backends['nvidia'].compiler
+    machine_code, started = compiler.make_cubin, [0.0]
+
+    def compiling(self):
+        """Triton asks for the backend's hash where it begins."""
+        started[0] = cpu_seconds()
+        return f'emulated-{self.target.arch}{"-assembled" * assemble}'
+
+    def end(self, ptx, metadata, *options):
+        if assemble:
+            machine_code(self, ptx, metadata, *options)
+        if compiled is not None:
+            compiled(metadata['name'], cpu_seconds() - started[0])
+        return ptx.encode()
+
     # one that has not been asked for yet is not made
     before = vars(driver).get('_active', vars(driver).get('active'))
     driver.set_active(Driver(target, handler))
     try:
         with (
             # nothing here needs machine code: the PTX takes its place, under a name of its own in Triton's cache
-            mock.patch.object(compiler, 'make_cubin', lambda self, ptx, *_: ptx.encode()),
-            mock.patch.object(compiler, 'hash', lambda self: f'emulated-{self.target.arch}'),
+            mock.patch.object(compiler, 'make_cubin', end), mock.patch.object(compiler, 'hash', compiling),
         ):
             yield
     finally:

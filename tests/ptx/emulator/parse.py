@@ -86,11 +86,12 @@ def parse(ptx: str) -> Kernel:
         end += 1
     kernel = Kernel(name, parameters, int(threads[1]), {}, [])
     line, pending = '', ''
+    locals_: list[tuple[re.Pattern, str]] = []
     for text in ptx[entry.end():end - 1].splitlines():
         text = text.strip()
         if not text:
             continue
-        if not pending:
+        if not pending.strip('{} '):
             if found := re.match(r'\.loc\s+(\d+)\s+(\d+)', text):
                 line = f'{files.get(found[1], "?").rsplit("/", 1)[-1]}:{found[2]}'
                 continue
@@ -107,7 +108,17 @@ def parse(ptx: str) -> Kernel:
                 continue
         pending = f'{pending} {text}'.strip()
         *done, pending = split_statements(pending)
-        kernel.instructions += [parse_instruction(statement, line) for statement in done]
+        for statement in done:
+            # braces are scopes of inline assembly, whose registers have names of their own
+            statement = statement.lstrip('{} ')
+            if found := re.match(r'\.reg\s+\.(\w+)\s+(\w+)$', statement):
+                kernel.widths[f'%{found[2]}'] = WIDTH[found[1]]
+                local = re.compile(rf'(?<![%\w.]){found[2]}\b')
+                locals_.append((local, f'%{found[2]}'))
+                continue
+            for local, name in locals_:
+                statement = local.sub(name, statement)
+            kernel.instructions.append(parse_instruction(statement, line))
     if pending.strip(' {}'):
         raise ValueError(f'left over after the last statement: {pending!r}')
     return kernel
