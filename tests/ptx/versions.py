@@ -35,7 +35,7 @@ def install(version: str, folder: Path) -> Path:
     """Triton of this version in a folder of its own, from pip where it is not there yet."""
     place = folder / version
     if not (place / 'triton').is_dir():
-        command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--target', str(place), f'triton=={version}']
+        command = [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', str(place), f'triton=={version}']
         subprocess.run(command, check=True)
     return place
 
