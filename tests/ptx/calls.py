@@ -1,0 +1,168 @@
+"""The calls of the public operators that are executed as PTX. `fast` are those of `make test`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tests.ops.cases import Case
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+@dataclass(frozen=True)
+class Call:
+    """`op`: `chunk` and `recurrent` with gradients, `infer` (chunk) without, `step` is `longhorn_state_update`."""
+
+    name: str
+    case: Case
+    op: str = 'chunk'
+    exact: bool = False
+    target: str = 'sm_90'
+    # tokens to a segment at least; None leaves the project's own rule
+    segment: int | None = None
+    # 'view': inputs are channels out of wider tensors; 'shifted': not aligned to 16 bytes; 'mixed': k float16, v float32
+    layout: str = 'dense'
+    seed: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.name, self.target, self.op, 'exact' if self.exact else 'diagonal', str(self.case)]
+        parts += [f'segment{self.segment}'] if self.segment else []
+        parts += [self.layout] if self.layout != 'dense' else []
+        parts += [f'seed{self.seed}'] if self.seed else []
+        return ' '.join(parts)
+
+
+ALL: dict[str, Any] = dict(sigmoid=True, D=True, z=True, initial_state=True)
+
+
+def diagonal() -> list[Call]:
+    plain, bf16 = Case(B=2, H=1, V=64), Case(B=2, H=1, V=64, dtype=BF16)
+    odd = Case(H=2, K=17, V=64, state_v_first=True, **ALL)
+    few = Case(B=1, H=1, K=3, V=33, initial_state=True)
+    return [
+        *(Call('plain', replace(plain, T=T)) for T in (7, 1, 33, 70)),
+        *(Call('pairs', replace(bf16, T=T)) for T in (7, 70)),
+        Call('packed', odd.packed(5, 0, 33, 1, 0)),
+        Call('half', Case(B=1, T=33, H=2, V=33, dtype=F16, **ALL)),
+        Call('one', Case(B=1, T=70, H=1, K=1, V=33, scalar_beta=True)),
+        Call('wide', Case(B=1, T=33, H=1, K=64, V=33, D=True, initial_state=True)),
+        Call('widest', Case(B=1, T=33, H=1, K=128, V=64)),
+        Call('segments', replace(few, T=100), segment=32),
+        Call('segments', few.packed(40, 0, 33, 64, 1), segment=32),
+        Call('gated', Case(B=1, T=70, H=1, K=32, V=96, dtype=BF16, z=True, sigmoid=True)),
+        Call('widest', Case(B=1, T=7, H=1, K=128, V=64, dtype=BF16, state_v_first=True, **ALL)),
+        Call('segments', Case(B=1, T=300, H=1, K=16, V=64, dtype=BF16, **ALL), segment=128),
+        Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), layout='view'),
+        Call('shifted', Case(B=1, T=9, H=1, K=16, V=64, dtype=BF16), layout='shifted'),
+    ]
+
+
+def step() -> list[Call]:
+    return [
+        Call('plain', Case(B=2, T=1, H=1, V=64), op='step'),
+        Call('wide', Case(B=3, T=1, H=2, K=64, V=96, dtype=BF16, D=True, z=True, sigmoid=True), op='step'),
+        Call('odd', Case(B=2, T=1, H=1, K=17, V=33, scalar_beta=True, state_v_first=True), op='step'),
+        Call('widest', Case(B=1, T=1, H=2, K=128, V=33, dtype=F16, z=True), op='step'),
+        Call('one', Case(B=2, T=1, H=1, K=1, V=1, dtype=BF16, D=True), op='step'),
+    ]
+
+
+def exact() -> list[Call]:
+    return [
+        *(Call('bf16', Case(B=2, T=T, H=1, V=64, dtype=BF16), exact=True) for T in (33, 7)),
+        *(Call('f32', Case(B=1, T=T, H=1, V=64), exact=True) for T in (33, 1, 70)),
+        Call('f16', Case(B=1, T=33, H=1, V=33, dtype=F16, **ALL), exact=True),
+        *(
+            Call('bf16', Case(B=1, T=T, H=1, K=64, V=96, dtype=BF16, D=True, z=True, sigmoid=True), exact=True)
+            for T in (33, 70)
+        ),
+        Call('f32', Case(B=1, T=33, H=1, K=64, V=33, initial_state=True), exact=True),
+        Call('packed', Case(H=2, K=17, V=33, dtype=BF16, state_v_first=True, **ALL).packed(5, 0, 33, 1, 0), exact=True),
+        Call('bf16', Case(B=1, T=33, H=1, K=128, V=64, dtype=BF16), exact=True),
+        Call('f16', Case(B=1, T=33, H=1, K=64, V=64, dtype=F16), exact=True),
+        Call('f32', Case(B=1, T=33, H=1, K=128, V=64, D=True), exact=True),
+        Call('f16', Case(B=1, T=33, H=1, K=128, V=64, dtype=F16), exact=True),
+        Call('packed', Case(H=1, K=17, V=64, scalar_beta=True, initial_state=True).packed(17, 0, 40), exact=True),
+        Call('odd', Case(B=1, T=17, H=1, K=100, V=96, dtype=BF16, **ALL), exact=True),
+    ]
+
+
+def recurrent() -> list[Call]:
+    return [
+        Call('bf16', Case(B=2, T=33, H=1, V=64, dtype=BF16), op='recurrent', exact=True),
+        Call('f32', Case(B=1, T=33, H=1, V=64), op='recurrent', exact=True),
+        Call('bf16', Case(B=1, T=33, H=1, K=64, V=96, dtype=BF16, D=True, z=True, sigmoid=True), op='recurrent', exact=True),
+        Call('bf16', Case(B=2, T=1, H=1, K=128, V=64, dtype=BF16, D=True, z=True, sigmoid=True), op='step', exact=True),
+        Call('odd', Case(B=2, T=1, H=2, K=17, V=33, state_v_first=True), op='step', exact=True),
+    ]
+
+
+def lengths() -> list[Call]:
+    """Other numbers of tokens for kernels that the other groups compile: chunks and checkpoints just full, or crossed."""
+    d: dict[tuple, Call] = {}
+    e: dict[tuple, Call] = {}
+    for call in diagonal():
+        d.setdefault((call.name, call.case.dtype), call)
+    for call in exact():
+        e.setdefault((call.name, call.case.K, call.case.dtype), call)
+
+    def at(call, *counts):
+        return [replace(call, case=replace(call.case, T=T)) for T in counts]
+
+    def packed(call, *spans):
+        return [replace(call, case=call.case.packed(*span)) for span in spans]
+
+    return [
+        *at(d['plain', F32], 4, 150), *at(d['pairs', BF16], 1, 33, 135), *at(d['half', F16], 1, 70),
+        *at(d['one', F32], 1, 33, 64), *at(d['wide', F32], 7, 70), *packed(d['packed', F32], (1,), (0, 0, 7), (33, 2)),
+        *at(e['bf16', 16, BF16], 1, 16, 70, 150), *at(e['f32', 16, F32], 7, 16, 150), *at(e['f16', 16, F16], 1, 7, 70),
+        *at(e['bf16', 64, BF16], 1, 16, 270), *at(e['f32', 64, F32], 1, 70), *at(e['f16', 64, F16], 7, 70),
+        *at(e['bf16', 128, BF16], 1, 7, 70), *at(e['f32', 128, F32], 7), *at(e['f16', 128, F16], 70),
+        *packed(e['packed', 17, BF16], (1,), (0, 0, 7), (16, 33)),
+    ]
+
+
+def other() -> list[Call]:
+    """Inference, a scale, states updated in place over several tokens, inputs each of its own dtype."""
+    update = Case(B=2, T=5, H=1, V=64)
+    return [
+        Call('scale', Case(B=1, T=33, H=1, V=64, dtype=BF16, scale=0.25), exact=True),
+        Call('infer', Case(B=2, T=33, H=1, K=64, V=96, dtype=BF16, D=True, z=True, sigmoid=True), op='infer', exact=True),
+        Call('infer', Case(B=2, T=33, H=1, V=64, dtype=BF16, D=True, z=True, sigmoid=True), op='infer'),
+        Call('update', update, op='step'),
+        Call('update', update, op='step', exact=True),
+        Call('update', Case(H=2, K=17, V=33, dtype=BF16, D=True, state_v_first=True).packed(3, 0, 1, 4), op='step'),
+        Call('mixed', Case(B=1, T=33, H=1, V=64, dtype=BF16, D=True, z=True), layout='mixed'),
+        Call('mixed', Case(B=1, T=33, H=1, V=64, dtype=BF16, D=True, z=True), layout='mixed', exact=True),
+    ]
+
+
+def fast() -> list[Call]:
+    """Every kernel at least once: plain in dense rows, and with all options in packed ones; chunks are partial in all."""
+    options = Case(H=2, K=17, V=33, **ALL)
+    return [
+        Call('plain', Case(B=2, T=70, H=1, V=64, dtype=BF16)),
+        Call('options', replace(options, K=3, scalar_beta=True).packed(40, 0, 33, 1), segment=32),
+        Call('options', Case(B=2, T=1, H=2, K=17, V=33, dtype=BF16, D=True, z=True, sigmoid=True), op='step'),
+        Call('plain', Case(B=2, T=33, H=1, V=64), exact=True),
+        Call('options', replace(options, dtype=BF16, state_v_first=True).packed(5, 0, 33, 1), exact=True),
+        # products of warp groups
+        Call('groups', Case(B=1, T=33, H=1, K=64, V=64, dtype=BF16), exact=True),
+        Call('options', Case(B=2, T=1, H=2, K=17, V=33, dtype=BF16, D=True, z=True, sigmoid=True), op='step', exact=True),
+    ]
+
+
+def ampere() -> list[Call]:
+    """Those that sm_80 runs too."""
+    d, s, e, r = diagonal(), step(), exact(), recurrent()
+    chosen = [d[2], d[5], d[6], s[1], e[0], e[6], e[9], e[11], e[5], r[3]]
+    return [replace(call, target='sm_80') for call in chosen]
+
+
+GROUPS = {
+    'diagonal': diagonal, 'step': step, 'exact': exact, 'recurrent': recurrent, 'lengths': lengths, 'other': other,
+    'ampere': ampere, 'fast': fast,
+}

@@ -1,0 +1,62 @@
+"""The public operators through the compiled kernels: right results, no race, nothing read that nobody wrote."""
+
+from __future__ import annotations
+
+import ast
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import fla_longhorn
+from benchmarks.kernels.launches import rehearsal
+from tests.ptx.calls import fast
+from tests.ptx.emulator import Emulator
+from tests.ptx.execute import execute, run_call, summary
+
+KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
+
+
+# plain calls run where `test_faults.py` does, so that their kernels compile once
+@pytest.mark.parametrize(
+    'call', [pytest.param(call, marks=pytest.mark.xdist_group(f'ptx {call.name}')) for call in fast()], ids=str,
+)
+def test_calls(call):
+    row = run_call(call)
+    assert row['ok'], row.get('traceback') or summary(row)
+    assert row['launches']
+
+
+def kernels_of_the_package() -> set[str]:
+    """Functions for a GPU that no other one calls: those that are launched."""
+    functions, called = set(), set()
+    for path in KERNELS.rglob('*.py'):
+        for function in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(function, ast.FunctionDef) and any('triton.jit' in ast.unparse(x) for x in function.decorator_list):
+                functions.add(function.name)
+                called |= {x.func.id for x in ast.walk(function) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name)}
+    return functions - called
+
+
+class Rehearsal(Emulator):
+    """Names the kernels that are launched, and compiles none of them."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.names: set[str] = set()
+
+    @contextmanager
+    def active(self):
+        with rehearsal(self.target, 'launch') as launches:
+            yield self
+            self.names = {x['kernel'] for x in launches}
+
+
+def test_every_kernel_is_executed():
+    """A new kernel needs a call in `calls.fast` that launches it."""
+    launched = set()
+    for call in fast():
+        emulator = Rehearsal(call.target)
+        execute(call, emulator)
+        launched |= emulator.names
+    assert kernels_of_the_package() == launched
