@@ -18,13 +18,12 @@ from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.padding import check_attention_mask
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
+from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
-# up to this length one pass over time is at least as fast as splitting it
-MAX_RECURRENT_LENGTH = 64
 
 
 class Longhorn(nn.Module):
