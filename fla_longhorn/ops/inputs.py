@@ -81,8 +81,9 @@ def check_pool(pool: Pool, args: Arguments) -> None:
         raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
     _check_tensor('state', state, args.q, False)
     _check_state_shape('state', state, args, pooled=pool.state_indices is not None)
-    size = state[0].numel()
-    if not state[0].is_contiguous() or (len(state) > 1 and state.stride(0) < size):
+    row = state[0]
+    size = row.numel()
+    if not row.is_contiguous() or (len(state) > 1 and state.stride(0) < size):
         raise ValueError(
             f'state must have contiguous rows, {size} or more elements apart, to be updated in place, '
             f'got strides {state.stride()}'

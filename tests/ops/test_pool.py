@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fla_longhorn.ops import longhorn_state_update
-from tests.ops.cases import Case, make_inputs, make_options
+from tests.ops.cases import Case, make_inputs, make_options, relative_error
 
 pytestmark = pytest.mark.usefixtures('backend', 'poison')
 
@@ -16,17 +16,18 @@ DECODE = Case(B=4, T=1, H=2, K=5, V=18, D=True, z=True, sigmoid=True, initial_st
 PREFILL = Case(H=2, K=5, V=18, initial_state=True).packed(3, 0, 9, 1)
 CASES = [
     DECODE,
+    PREFILL,
     replace(DECODE, scalar_beta=True, state_v_first=True, dtype=torch.bfloat16),
     replace(DECODE, K=16, V=70, D=False, z=False, dtype=torch.float16),
     replace(DECODE, H=1, K=70, V=3, state_v_first=True),
-    replace(DECODE, T=3, K=16, V=33),
-    replace(DECODE, T=3, state_v_first=True),
-    PREFILL,
+    replace(DECODE, T=3, H=1, K=16, V=33),
+    replace(DECODE, T=3, H=1, state_v_first=True),
     replace(PREFILL, z=True, D=True, scalar_beta=True, dtype=torch.bfloat16),
     replace(PREFILL, state_v_first=True),
-    replace(PREFILL, K=16, V=70).packed(70, 5, 0, 40),
-    replace(PREFILL, T=80, state_v_first=True, z=True).packed(33, 5, 2, 40),
-    replace(DECODE, T=66, state_v_first=True),
+    # longer than a single pass takes
+    replace(PREFILL, H=1, V=33).packed(35, 5, 0, 26),
+    replace(PREFILL, H=1, V=3, state_v_first=True, z=True).packed(18, 5, 2, 40),
+    replace(DECODE, T=65, H=1, V=3, K=4),
 ]
 # the rows of four sequences in a pool of nine
 INDICES = {
@@ -42,6 +43,7 @@ INDICES = {
     'zeros without a pool': dict(has_initial_state=[True, False, True, False]),
 }
 P = 9
+# elements between a row and the next
 GUARD = 6
 
 
@@ -101,11 +103,16 @@ class Call:
         return o, page
 
 
+def choices(case: Case) -> list[str]:
+    return list(INDICES) if case in (DECODE, PREFILL) else ['everything', 'block 0 is null']
+
+
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
-@pytest.mark.parametrize('rows', list(INDICES))
-@pytest.mark.parametrize('case', CASES, ids=str)
+@pytest.mark.parametrize(('case', 'rows'), [
+    pytest.param(case, rows, id=f'{case}-{rows}') for case in CASES for rows in choices(case)
+])
 def test_pool_equals_gather_update_scatter(case, rows, exact, device):
-    index = torch.int32 if len(rows) % 2 else torch.int64
+    index = torch.int32 if rows in ('all', 'everything') else torch.int64
     call = Call(case, exact, INDICES[rows], index, device)
     o_expected, page_expected = call.expected()
     pointer = call.page.data_ptr()
@@ -113,4 +120,51 @@ def test_pool_equals_gather_update_scatter(case, rows, exact, device):
     assert torch.isfinite(o).all()
     assert torch.equal(o, o_expected)
     assert call.page.data_ptr() == pointer
+    # as integers, for the page is full of NaN
+    assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_absent_tokens_may_be_anything(exact, device):
+    """What fills a batch up to the size of a captured graph."""
+    call = Call(DECODE, exact, INDICES['one absent'], torch.int64, device)
+    o_expected, page_expected = call.expected()
+    for x in call.inputs.values():
+        if x.dim() > 2:
+            x[1] = float('nan')
+    assert torch.equal(longhorn_state_update(call.pool, **call.arguments()), o_expected)
+    assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
+
+
+def test_a_column_of_a_table_of_blocks(device):
+    call = Call(DECODE, False, INDICES['all'], torch.int32, device)
+    o_expected, page_expected = call.expected()
+    arguments = call.arguments()
+    table = torch.full((4, 2), 99, dtype=torch.int32, device=device)
+    table[:, 0] = arguments['state_indices']
+    arguments['state_indices'] = table[:, 0]
+    assert not arguments['state_indices'].is_contiguous()
+    assert torch.equal(longhorn_state_update(call.pool, **arguments), o_expected)
+    assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_single_tokens_packed_or_not(exact, device):
+    """A decoding batch in one row and `cu_seqlens`, or in rows of one token."""
+    rows, packed = (Call(DECODE, exact, INDICES['one absent'], torch.int64, device) for _ in range(2))
+    o = longhorn_state_update(rows.pool, **rows.arguments())
+    arguments = packed.arguments()
+    arguments |= {name: arguments[name].transpose(0, 1) for name in ('q', 'k', 'v', 'beta', 'z')}
+    o_packed = longhorn_state_update(packed.pool, **arguments, cu_seqlens=torch.arange(5, device=device))
+    assert relative_error(o_packed.transpose(0, 1), o) <= 1e-6
+    for got, expected in zip(packed.pool, rows.pool, strict=True):
+        assert relative_error(got.nan_to_num(7.), expected.nan_to_num(7.)) <= 1e-6
+
+
+def test_a_row_need_not_be_in_a_pool(device):
+    """States with room between them, one a sequence, without indices."""
+    call = Call(replace(DECODE, state_v_first=True), False, {'has_initial_state': [True] * 4}, torch.int64, device)
+    o_expected, page_expected = call.expected()
+    o = longhorn_state_update(call.pool, **call.inputs, **call.options)
+    assert torch.equal(o, o_expected)
     assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
