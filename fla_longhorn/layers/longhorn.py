@@ -220,7 +220,8 @@ class Longhorn(nn.Module):
             )
         key_dim = self.num_heads * self.state_size
         beta, k, q = self.x_proj(x).split([self.beta_rank, key_dim, key_dim], dim=-1)
-        beta = self.beta_proj(beta)
+        # of two dimensions, so that the bias is added inside the product: of three, strided ones take a kernel of its own
+        beta = self.beta_proj(beta.flatten(0, 1)).unflatten(0, beta.shape[:2])
         if padding is not None:
             # a key of zero leaves the state as it is
             k = padding.silence(k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from triton import knobs
@@ -63,3 +64,12 @@ def row_arguments(pool: Pool | None, size: int) -> dict:
         choices = dict(state_indices=None, final_state_indices=None, has_initial_state=None)
         return dict(**choices, pad_slot_id=PAD_SLOT_ID, s_h=size, POOLED=False)
     return dict(**pool.choices, pad_slot_id=pool.pad_slot_id, s_h=pool.states.stride(0), POOLED=True)
+
+
+def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """`x` [B, T, H, V] and the stride of its tokens, copied unless heads and channels are dense and rows follow each other."""
+    B, T, H, V = x.shape
+    dense = (V == 1 or x.stride(3) == 1) and (H == 1 or x.stride(2) == V)
+    if not dense or (B > 1 and T > 1 and x.stride(0) != T * x.stride(1)):
+        x = x.contiguous()
+    return x, x.stride(1 if T > 1 else 0)

@@ -9,9 +9,10 @@ from torch import Tensor
 from fla_longhorn.ops.arguments import Arguments, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.triton.common import with_token_stride
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_bwd_segments
-from fla_longhorn.ops.triton.diagonal.common import prepare_rows, with_token_stride
+from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 from fla_longhorn.ops.triton.diagonal.forward import longhorn_fwd_segments, longhorn_fwd_step
 
 

@@ -12,14 +12,13 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments, with_token_stride
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
     prepare_rows,
     state_offsets,
     step_size,
-    with_token_stride,
 )
 
 # warps of 32 channels that a multiprocessor should hold: two for each of its four schedulers

@@ -28,11 +28,12 @@ def exact_fwd(
 
     `final_state` may be the initial state itself: a program reads its block of that before it writes it.
     """
-    args = args.contiguous()
+    if parallel:
+        args = args.contiguous()
     B, T, H, K, V = args.sizes
     ht, states = final_state, None
     if pool is not None:
-        ht, args = pool.states, args._replace(initial_state=pool.states)
+        ht = pool.states
     if ht is None and args.output_final_state:
         ht = args.q.new_empty(args.state_shape, dtype=torch.float32)
     if save_states:

@@ -246,11 +246,12 @@ def chunk_longhorn_exact_fwd(
     _, T, H, K, V = args.sizes
     precision = operand_precision(args.q, args.k, args.v)
     g, a = chunk_longhorn_exact_gram(args.q, args.k, args.cu_seqlens, precision)
+    h0 = args.initial_state if pool is None else pool.states
     # programs of a sequence without a row leave at once
     o = torch.empty_like(args.v) if pool is None else torch.zeros_like(args.v)
     tile = forward_tile(K, precision)
     chunk_longhorn_exact_fwd_kernel_o[(H * args.num_sequences, triton.cdiv(V, tile['BV']))](
-        args.q, args.k, args.v, args.beta, args.D, args.z, g, a, args.initial_state, o, ht, states, args.cu_seqlens,
+        args.q, args.k, args.v, args.beta, args.D, args.z, g, a, h0, o, ht, states, args.cu_seqlens,
         args.scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=checkpoint_interval(K), DOT=precision,
         USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel, SCALAR_BETA=args.beta.dim() == 3,
         STATE_V_FIRST=args.state_v_first, **tile,

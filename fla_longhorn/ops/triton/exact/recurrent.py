@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import divide, first_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import divide, first_slot, locate_states, only_if, row_arguments, with_token_stride
 from fla_longhorn.ops.triton.exact.common import (
     head_and_index,
     rounded,
@@ -50,6 +50,10 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     cu_seqlens,
     scale,
     T,
+    s_q,
+    s_k,
+    s_v,
+    s_z,
     state_indices,
     final_state_indices,
     has_initial_state,
@@ -101,16 +105,16 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
 
     # [BK, BV]
     b_h = tl.load(h0 + i_r * s_h + o_state, mask=m_r, other=0.0) if USE_INITIAL_STATE else tl.zeros([BK, BV], dtype=tl.float32)
-    i_x = bos * H + i_h
+    i_t, i_x = bos, bos * H + i_h
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
             tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), b_h, mask=m_h)
             p_s += H * K * V
         for _ in range(i_s * INTERVAL, tl.minimum((i_s + 1) * INTERVAL, T_n)):
             # [BK], [BV]
-            b_q = tl.load(q + i_x * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_k = tl.load(k + i_x * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_v = tl.load(v + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            b_q = tl.load(q + i_t * s_q + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_k = tl.load(k + i_t * s_k + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_v = tl.load(v + i_t * s_v + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             if SCALAR_BETA:
                 b_b = tl.load(beta + i_x).to(tl.float32) + tl.zeros([BV], dtype=tl.float32)
             else:
@@ -124,11 +128,12 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
             if HAS_D:
                 b_o += b_D * b_v
             if HAS_Z:
-                b_z = tl.load(z + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+                b_z = tl.load(z + i_t * s_z + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
                 b_o *= b_z * sigmoid(b_z)
             if POOLED:
                 b_o = tl.where(used, b_o, 0.0)
             tl.store(o + i_x * V + o_v, rounded(b_o, o.dtype.element_ty), mask=m_v)
+            i_t += 1
             i_x += H
     if STORE_FINAL_STATE:
         tl.store(ht + i_w * s_h + o_state, b_h, mask=m_w)
@@ -137,12 +142,19 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
 def fused_recurrent_longhorn_exact_fwd(
     args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None,
 ) -> torch.Tensor:
-    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given. `args` is contiguous."""
-    _, T, H, K, V = args.sizes
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
+    B, T, H, K, V = args.sizes
     tile = recurrent_tile(K)
-    o = torch.empty_like(args.v)
+    (q, s_q), (k, s_k), (v, s_v) = (with_token_stride(x) for x in (args.q, args.k, args.v))
+    z, s_z = (None, 0) if args.z is None else with_token_stride(args.z)
+    beta, cu_seqlens, D, h0 = (
+        None if x is None else x.contiguous() for x in (args.beta, args.cu_seqlens, args.D, args.initial_state)
+    )
+    if pool is not None:
+        h0 = pool.states
+    o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
     fused_recurrent_longhorn_exact_fwd_kernel[(H * args.num_sequences, triton.cdiv(V, tile['BV']))](
-        args.q, args.k, args.v, args.beta, args.D, args.z, args.initial_state, o, ht, states, args.cu_seqlens, args.scale, T,
+        q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, args.scale, T, s_q, s_k, s_v, s_z,
         H=H, K=K, V=V, INTERVAL=checkpoint_interval(K), USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel,
         SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **tile,
         **row_arguments(pool, H * K * V),
