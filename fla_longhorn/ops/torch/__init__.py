@@ -32,13 +32,13 @@ def longhorn_fwd(
     C = checkpoint_interval(K)
     o = torch.empty_like(v)
     states = q.new_empty((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
-    for i, (batch, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
+    for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
         sequences = slice(i, i + 1) if is_varlen else slice(0, N)
         S = h[sequences]
         for t in range(bos, eos, STRIP):
             if save_states and (t - bos) % C == 0:
                 states[slots + (t - bos) // C] = S
-            strip = slice(t, min(t + STRIP, eos)), batch
+            strip = slice(t, min(t + STRIP, eos)), rows
             y, S = update.strip_forward(q[strip], k[strip], v[strip], eps[strip], S)
             o[strip] = y * args.scale
         h[sequences] = S
