@@ -25,7 +25,7 @@ PAGES = {
     'generate.md': (2, 0, 0),
     'migrate.md': (1, 0, 0),
     'objectives.md': (1, 0, 0),
-    'operators.md': (5, 0, 0),
+    'operators.md': (6, 0, 0),
     'paper.md': (0, 0, 1),
     'swap.md': (1, 0, 0),
     'train.md': (5, 2, 0),

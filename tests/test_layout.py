@@ -11,11 +11,12 @@ import pytest
 import fla_longhorn
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.pool import Pool
 
 PACKAGE = Path(fla_longhorn.__file__).parent
 # bottom up; a module imports from its own line or from a line above it in this list
 FLOORS = [
-    ['requirements', 'cpu', 'ops.arguments', 'ops.checkpoints'],
+    ['requirements', 'cpu', 'ops.arguments', 'ops.checkpoints', 'ops.pool'],
     ['ops.triton', 'ops.numba', 'ops.torch'],
     ['ops.backend', 'ops.inputs'],
     ['ops.operator', 'ops.naive'],
@@ -115,4 +116,5 @@ def test_arguments_are_the_public_ones_in_order():
     for op in (fused_recurrent_longhorn, naive_recurrent_longhorn):
         assert inspect.signature(op).parameters == inspect.signature(chunk_longhorn).parameters
     own = [name for name in inspect.signature(longhorn_state_update).parameters if name != 'state']
-    assert own == [x for x in public if x not in ('initial_state', 'output_final_state', 'cp_context')]
+    shared = [x for x in public if x not in ('initial_state', 'output_final_state', 'cp_context')]
+    assert own == [*shared, *Pool._fields[1:]]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.kernels.compiled import Compiled
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.common import row_arguments
 from fla_longhorn.ops.triton.exact.backward import backward_tile, chunk_longhorn_exact_bwd_kernel
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_kernel_qk, products_tile, span_size
 from fla_longhorn.ops.triton.exact.common import CHUNK_SIZE, state_tile
@@ -56,7 +57,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}
     constants = dict(
         H=1, K=K, V=V, BT=CHUNK_SIZE, BK=state_tile(K), INTERVAL=checkpoint_interval(K), SPAN=span_size(K, precision),
-        DOT=precision, **flags,
+        DOT=precision, s_q=K, s_k=K, s_v=V, s_z=V, **row_arguments(None, K * V), **flags,
     )
     if name == 'fwd':
         kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, precision)

@@ -40,6 +40,7 @@ from triton.runtime.driver import driver
 
 from benchmarks.kernels.compiled import TARGETS
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import backward_summary, forward_summary, longhorn_bwd, longhorn_fwd
 
 # of a block on an A100, H100 and B200; threads and grid are the same on all of them
@@ -227,16 +228,25 @@ def rehearse(call: Call) -> None:
     D = empty(H, V, dtype=torch.float32 if mixed else dtype) if call.D else None
     state = empty(*((N, H, V, K) if call.state_v_first else (N, H, K, V)), dtype=torch.float32)
     cu_seqlens = None if call.N is None else empty(N + 1, dtype=getattr(torch, call.index))
-    update, train, parallel = call.mode == 'update', call.mode in ('train', 'train recurrent'), call.mode in ('train', 'infer')
+    pooled, train = call.mode.startswith('pool'), call.mode in ('train', 'train recurrent')
+    update, parallel = call.mode == 'update', call.mode in ('train', 'infer', 'pool')
+    pool = None
+    if pooled:
+        # pages of another size than a state's
+        page = empty(N + 3, state[0].numel() + 64, dtype=torch.float32)
+        first, last = (empty(N, dtype=getattr(torch, call.index)) for _ in range(2))
+        pool = Pool(page[:, 64:].unflatten(1, state.shape[1:]), first, last, empty(N, dtype=torch.bool))
     args = Arguments(
-        q, k, v, beta, call.scale, state if call.initial_state or update else None, call.final_state or update, call.exact,
-        D, z, call.sigmoid, call.state_v_first, cu_seqlens,
+        q, k, v, beta, call.scale, state if not pooled and (call.initial_state or update) else None,
+        call.final_state or update or pooled, call.exact, D, z, call.sigmoid, call.state_v_first, cu_seqlens,
     )
     if call.mode == 'summary':
         forward_summary(args)
         backward_summary(v, args)
         return
-    o, _, states = longhorn_fwd(args, save_states=train, parallel=parallel, final_state=state if update else None)
+    o, _, states = longhorn_fwd(
+        args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool,
+    )
     if train:
         # what a sum hands back is one number, expanded
         do = torch.empty((), dtype=o.dtype, device='meta').expand(o.shape) if call.layout == 'view' else torch.empty_like(o)
@@ -244,7 +254,7 @@ def rehearse(call: Call) -> None:
 
 
 FACTORS = {
-    'mode': ('train', 'infer', 'train recurrent', 'update', 'summary'),
+    'mode': ('train', 'infer', 'train recurrent', 'update', 'pool', 'pool recurrent', 'summary'),
     'exact': (False, True),
     'shape': ((2, 1), (3, 100), (1, 8192)),
     'H': (1, 3),
@@ -310,6 +320,7 @@ def size_calls(exact: bool) -> list[Call]:
             dict(mode='train recurrent', T=2**20, N=100_000, K=256, V=512),
             dict(mode='update', B=70_000, T=1, V=4096),
             dict(mode='update', T=70_000, N=70_000, V=4096),
+            dict(mode='pool recurrent', B=70_000, T=1, K=128, V=4096),
         )
     ]
     return calls if exact else [*calls, Call(mode='summary', T=2**24, V=4096)]
@@ -322,6 +333,7 @@ def few_calls() -> list[Call]:
     step = dict(mode='update', B=3, T=1, state_v_first=True, sigmoid=True, D=True, z=True)
     return [
         Call(exact=True, **layer), Call(**other), Call(**step), Call(exact=True, **step),
+        Call(**step | {'mode': 'pool'}), Call(**step | {'mode': 'pool recurrent', 'exact': True}),
         Call(mode='summary', T=8192, z=True, sigmoid=True),
     ]
 

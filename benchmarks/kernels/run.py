@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from benchmarks.kernels import exact_rows
 from benchmarks.kernels.compiled import TARGETS, Compiled, compile_kernel
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.common import row_arguments
 from fla_longhorn.ops.triton.diagonal import backward as diagonal_bwd
 from fla_longhorn.ops.triton.diagonal import common as diagonal_common
 from fla_longhorn.ops.triton.diagonal import forward as diagonal_fwd
@@ -55,7 +56,7 @@ def forward_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]
         D=None, z=None, h0=None, ht=None, cu_seqlens=None, H=H, K=K, V=V, S_V=H * V, S_Z=0, R=2 * tiles['BK'] + 4,
         SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False, IS_VARLEN=False, USE_INITIAL_STATE=False,
         STORE_FINAL_STATE=False, SAVE_STATES=True, HAS_D=False, HAS_Z=False, MASKED=False,
-        PAIRS=dtype == 'bf16' and tiles['BC'] == 2, **tiles,
+        PAIRS=dtype == 'bf16' and tiles['BC'] == 2, CUT=False, **row_arguments(None, H * K * V), **tiles,
     )
     return types, constants, 1
 

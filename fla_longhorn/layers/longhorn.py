@@ -21,14 +21,13 @@ from fla_longhorn.modules.padding import check_attention_mask
 from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
+from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
     from fla.ops.cp import FLACPContext
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
-# up to this length one pass over time is at least as fast as splitting it
-MAX_RECURRENT_LENGTH = 64
 
 
 class Longhorn(nn.Module):
@@ -264,7 +263,8 @@ class Longhorn(nn.Module):
             )
         key_dim = self.num_heads * self.state_size
         beta, k, q = self.x_proj(x).split([self.beta_rank, key_dim, key_dim], dim=-1)
-        beta = self.beta_proj(beta)
+        # of two dimensions, so that the bias is added inside the product: of three, strided ones take a kernel of its own
+        beta = self.beta_proj(beta.flatten(0, 1)).unflatten(0, beta.shape[:2])
         if padding is not None:
             # a key of zero leaves the state as it is
             k = padding.silence(k)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fla_longhorn.ops.arguments import FLAGS, Arguments
+from fla_longhorn.ops.pool import Pool
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -25,15 +26,14 @@ def check_inputs(
     cu_seqlens_cpu: torch.Tensor | None,
     *,
     allow_float64: bool = False,
-    state_name: str = 'initial_state',
     cu_seqlens_name: str = 'cu_seqlens',
 ) -> None:
     """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together.
 
-    `state_name` and `cu_seqlens_name` are what the caller calls these two.
+    `cu_seqlens_name` is what the caller calls them.
     """
     q, k, v, beta, D, z, cu_seqlens = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens
-    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, state_name: args.initial_state}
+    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': args.initial_state}
     for name, x in tensors.items():
         if x is None and name in ('D', 'z', 'initial_state'):
             continue
@@ -69,8 +69,61 @@ def check_inputs(
     elif cu_seqlens_cpu is not None:
         raise ValueError('cu_seqlens_cpu is the host copy of cu_seqlens and needs cu_seqlens beside it, got None')
     if args.initial_state is not None:
-        layout = '[N, H, V, K] (state_v_first=True)' if args.state_v_first else '[N, H, K, V]'
-        _check_shape(state_name, args.initial_state, args.state_shape, f'{layout}, one state a sequence')
+        _check_state_shape('initial_state', args.initial_state, args)
+
+
+def check_pool(pool: Pool, args: Arguments) -> None:
+    """Refuse states that can't be updated in place, or choices that don't fit, as far as shapes and types tell."""
+    state: object = pool.states
+    if not isinstance(state, torch.Tensor):
+        raise TypeError(f'state must be a torch.Tensor, got {type(state).__name__}')
+    if state.dtype != torch.float32:
+        raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
+    _check_tensor('state', state, args.q, False)
+    _check_state_shape('state', state, args, pooled=pool.state_indices is not None)
+    row = state[0]
+    size = row.numel()
+    if not row.is_contiguous() or (len(state) > 1 and state.stride(0) < size):
+        raise ValueError(
+            f'state must have contiguous rows, {size} or more elements apart, to be updated in place, '
+            f'got strides {state.stride()}'
+        )
+    if pool.final_state_indices is not None and pool.state_indices is None:
+        raise ValueError('final_state_indices needs state_indices beside it, got None')
+    if isinstance(pool.pad_slot_id, bool) or not isinstance(pool.pad_slot_id, (int, torch.SymInt)):
+        raise TypeError(f'pad_slot_id must be an integer, got {type(pool.pad_slot_id).__name__}')
+    for name, x in pool.choices.items():
+        if x is None:
+            continue
+        dtypes = (torch.bool,) if name == 'has_initial_state' else (torch.int32, torch.int64)
+        if not isinstance(x, torch.Tensor) or x.dtype not in dtypes:
+            got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+            wanted = ' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)
+            raise TypeError(f'{name} must be a tensor of {wanted}, got {got}')
+        if x.device != args.q.device:
+            raise ValueError(f'{name} must be on the device of q ({args.q.device}), got {x.device}')
+        _check_shape(name, x, (args.num_sequences,), '[N], one entry a sequence')
+
+
+def check_rows(pool: Pool, N: int) -> None:
+    """Refuse rows outside the pool, and rows that one sequence writes and another reads or writes."""
+    P = len(pool.states)
+    for name in ('state_indices', 'final_state_indices'):
+        indices = pool.choices[name]
+        if indices is not None and int(indices.max()) >= P:
+            raise ValueError(f'{name} must be below the number of states in the pool, {P}, got {int(indices.max())}')
+    first, last, _ = (x.tolist() for x in pool.locate(N))
+    name = 'state_indices' if pool.final_state_indices is None else 'final_state_indices'
+    writers: dict[int, int] = {}
+    for n, row in enumerate(last):
+        if row >= 0 and writers.setdefault(row, n) != n:
+            raise ValueError(f'{name} must not name a row twice, got {row} for sequences {writers[row]} and {n}')
+    for n, row in enumerate(first):
+        if row >= 0 and writers.get(row, n) != n:
+            raise ValueError(
+                f'{name} must not name a row that another sequence starts from, got {row} for sequence {writers[row]}, '
+                f'from which sequence {n} starts'
+            )
 
 
 def check_cu_seqlens(
@@ -160,6 +213,15 @@ def _check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) ->
         raise TypeError(f'{name} must be float16, bfloat16 or float32, got {x.dtype}')
     if x.device != q.device:
         raise ValueError(f'{name} must be on the device of q ({q.device}), got {x.device}')
+
+
+def _check_state_shape(name: str, x: torch.Tensor, args: Arguments, pooled: bool = False) -> None:
+    count, meaning = ('P', 'a pool of P states') if pooled else ('N', 'one state a sequence')
+    layout = f'[{count}, H, V, K] (state_v_first=True)' if args.state_v_first else f'[{count}, H, K, V]'
+    wanted = args.state_shape
+    if pooled and x.dim() == 4 and len(x) > 0:
+        wanted = (x.shape[0], *wanted[1:])
+    _check_shape(name, x, wanted, f'{layout}, {meaning}')
 
 
 def _check_shape(name: str, x: torch.Tensor, wanted: tuple[int, ...], meaning: str) -> None:

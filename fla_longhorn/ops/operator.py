@@ -10,20 +10,28 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import torch
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.inputs import check_boundaries
+from fla_longhorn.ops.inputs import check_boundaries, check_rows
+from fla_longhorn.ops.pool import Pool
 
-SCHEMA_TYPES = {Tensor: 'Tensor', Tensor | None: 'Tensor?', float: 'float', bool: 'bool'}
+SCHEMA_TYPES = {Tensor: 'Tensor', Tensor | None: 'Tensor?', float: 'float', bool: 'bool', int: 'int'}
 FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in TYPES.items()}
 SCHEMA = ', '.join(FIELDS.values())
 GRADIENTS = ', '.join(['Tensor'] * len(DIFFERENTIABLE))
 # `Tensor(a!)` is a tensor that the operator writes to
-UPDATE_SCHEMA = ', '.join((FIELDS | {'initial_state': 'Tensor(a!) initial_state'}).values())
+POOL_FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in get_type_hints(Pool).items()} | {
+    'states': 'Tensor(a!) states',
+}
+UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
+# up to this length one pass over time is at least as fast as splitting it
+MAX_RECURRENT_LENGTH = 64
 
 
 def with_boundaries_checked(args: Arguments) -> Arguments:
@@ -111,18 +119,37 @@ longhorn_bwd.register_autograd(_second_backward)
 
 
 @torch.library.custom_op(
-    'fla_longhorn::longhorn_update', mutates_args=('initial_state',), schema=f'({UPDATE_SCHEMA}) -> Tensor',
+    'fla_longhorn::longhorn_update', mutates_args=('states',), schema=f'({UPDATE_SCHEMA}) -> Tensor',
 )
 def longhorn_update(*inputs) -> Tensor:
-    """Return `o [B, T, H, V]` and leave the final state in `initial_state`."""
-    args = with_boundaries_checked(Arguments(*inputs))
-    backend = select_backend(args.q.device)
-    return backend.longhorn_fwd(args, save_states=False, parallel=False, final_state=args.initial_state)[0]
+    """Return `o [B, T, H, V]` of sequences whose states are rows of a pool, and leave the final states there.
+
+    `initial_state` is None: the inputs are the fields of `Pool`, then those of `Arguments`.
+    """
+    pool, args = split_update(inputs)
+    with_boundaries_checked(args)
+    if args.q.device.type == 'cpu':
+        check_rows(pool, args.num_sequences)
+    backend, options = select_backend(args.q.device), dict(save_states=False, parallel=is_long(args))
+    if pool.states.is_contiguous() and not any(x is not None for x in pool.choices.values()):
+        args = args._replace(initial_state=pool.states)
+        return backend.longhorn_fwd(args, final_state=pool.states, **options)[0]
+    return backend.longhorn_fwd(args, pool=pool.contiguous(), **options)[0]
 
 
 @longhorn_update.register_fake
 def _(*inputs):
-    return torch.empty_like(Arguments(*inputs).v, memory_format=torch.contiguous_format)
+    return torch.empty_like(split_update(inputs)[1].v, memory_format=torch.contiguous_format)
+
+
+def split_update(inputs: tuple) -> tuple[Pool, Arguments]:
+    return Pool(*inputs[:len(POOL_FIELDS)]), Arguments(*inputs[len(POOL_FIELDS):])
+
+
+def is_long(args: Arguments) -> bool:
+    """Whether to cut time, as far as shapes tell: of lengths on a device nothing is known."""
+    T = args.q.shape[1]
+    return T > MAX_RECURRENT_LENGTH and (args.cu_seqlens is None or args.num_sequences < T)
 
 
 def run(args: Arguments, parallel: bool) -> tuple[Tensor, Tensor | None]:

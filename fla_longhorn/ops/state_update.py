@@ -1,4 +1,4 @@
-"""`longhorn_state_update`: decoding with the state updated in place."""
+"""`longhorn_state_update`: decoding and prefill with states updated in place, each in its row of a pool."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 
 from fla_longhorn.ops.apply import takes_other_derivatives
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.inputs import check_inputs
+from fla_longhorn.ops.inputs import check_inputs, check_pool
 from fla_longhorn.ops.operator import longhorn_update, needs_gradient
+from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 
 def longhorn_state_update(
@@ -24,25 +25,55 @@ def longhorn_state_update(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
+    state_indices: torch.Tensor | None = None,
+    final_state_indices: torch.Tensor | None = None,
+    has_initial_state: torch.Tensor | None = None,
+    pad_slot_id: int = PAD_SLOT_ID,
 ) -> torch.Tensor:
     r"""Take `state` over the tokens in place, as decoding does, and return their outputs.
 
     The same as :func:`fla_longhorn.ops.fused_recurrent_longhorn` with `initial_state=state`, whose final state ends up in
-    `state`; nothing the size of a state is allocated, and on a GPU a single token is one kernel without a host
-    synchronisation, which a CUDA graph can hold. It has no gradient.
+    `state` (from 65 tokens on as :func:`fla_longhorn.ops.chunk_longhorn`). With `state_indices`, `state` is a pool, as serving
+    engines keep one, and each sequence has a row of it: rows are read and written where they lie, none is gathered. In terms
+    of that function, with `i` the indices:
+
+    .. math::
+        o, S = \mathrm{fused\_recurrent\_longhorn}(\ldots, \mathrm{initial\_state} = \mathrm{state}[i]), \qquad
+        \mathrm{state}[i] \leftarrow S
+
+    A decoding batch is q of shape `[N, 1, H, K]` without `cu_seqlens`: a single kernel on a GPU. Packed in one row with
+    `cu_seqlens` it gives the same results by slower kernels, for lengths on the device are not known to be one. No call waits
+    for the device, and nothing that is allocated depends on values, so that a CUDA graph can hold it (with `cu_seqlens`
+    that are checked outside of a capture, see `cu_seqlens_cpu`). It has no gradient.
 
     Args:
         state (torch.Tensor):
-            Contiguous float32 states of shape `[N, H, K, V]` (`[N, H, V, K]` with `state_v_first`), overwritten.
+            float32 states of shape `[N, H, K, V]`, or with `state_indices` a pool `[P, H, K, V]` (`[.., H, V, K]` with
+            `state_v_first`), overwritten. Each row is contiguous; between rows there may be room (`state.stride(0)`), which
+            stays untouched.
         q, k, v, beta, scale, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, cu_seqlens_cpu:
             As in :func:`fla_longhorn.ops.chunk_longhorn`.
+        state_indices (torch.Tensor, Optional):
+            The pool's row of each sequence, `[N]`, int32 or int64. A sequence without a row (a negative index, or
+            `pad_slot_id`) is skipped: nothing of the pool is read or written, and its output is zero. Default: `None`.
+        final_state_indices (torch.Tensor, Optional):
+            Rows for the states after the last tokens, like `state_indices`, whose rows then stay as they are: for prefixes
+            that others share, or tokens that may be taken back. Where it holds no row the state after is not kept.
+            Default: `None`, which is `state_indices`.
+        has_initial_state (torch.Tensor, Optional):
+            Whether a sequence starts from its row, bool of shape `[N]`. One that doesn't starts from zero, whatever the row
+            holds, NaN included. Default: `None`, which is all.
+        pad_slot_id (int, Optional):
+            An index that stands for no row, beside the negative ones; vLLM's null block is 0. Default: -1.
 
     Returns:
         o (torch.Tensor):
             Outputs of shape `[B, T, H, V]` in the dtype of `v`.
 
     Raises:
-        ValueError: a shape, a device or boundaries don't fit, `state` isn't contiguous, or a gradient is asked for.
+        ValueError: a shape, a device or boundaries don't fit, the rows of `state` aren't contiguous, or a gradient is asked
+            for. On the CPU also: an index is outside the pool, or a sequence writes a row that another one reads or writes.
+            On a GPU such indices are not found, for that would take reading them: the results are undefined.
         TypeError: a type or a dtype doesn't fit.
 
     Examples::
@@ -51,19 +82,21 @@ def longhorn_state_update(
         >>> state = torch.zeros(2, 1, 16, 32)
         >>> longhorn_state_update(state, q, k, v, beta).shape
         torch.Size([2, 1, 1, 32])
+        >>> pool = torch.zeros(100, 1, 16, 32)
+        >>> longhorn_state_update(pool, q, k, v, beta, state_indices=torch.tensor([41, -1]))[1].count_nonzero()
+        tensor(0)
     """
     args = Arguments(
-        q, k, v, beta, 1.0 if scale is None else scale, state, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
+        q, k, v, beta, 1.0 if scale is None else scale, None, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
         cu_seqlens,
     )
-    check_inputs(args, cu_seqlens_cpu, state_name='state')
-    if state.dtype != torch.float32:
-        raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
-    if not state.is_contiguous():
-        raise ValueError(f'state must be contiguous to be updated in place, got strides {state.stride()}')
-    if needs_gradient(args) or takes_other_derivatives(args):
+    pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
+    check_inputs(args, cu_seqlens_cpu)
+    check_pool(pool, args)
+    everything = args._replace(initial_state=state)
+    if needs_gradient(everything) or takes_other_derivatives(everything):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'
         )
-    return longhorn_update(*args._replace(scale=float(args.scale)))
+    return longhorn_update(*pool, *args._replace(scale=float(args.scale)))

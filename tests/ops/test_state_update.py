@@ -7,6 +7,7 @@ import torch
 
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.pool import Pool
 from tests.ops.cases import Case, make_inputs, make_options, reference, relative_error
 
 CASES = [
@@ -45,7 +46,7 @@ def test_opcheck(device):
     x = {name: x.detach() for name, x in inputs.items()}
     torch.library.opcheck(
         torch.ops.fla_longhorn.longhorn_update,
-        Arguments(**x, output_final_state=True),
+        (*Pool(x.pop('initial_state')), *Arguments(**x, output_final_state=True)),
         test_utils=('test_schema', 'test_faketensor'),
     )
 
@@ -54,7 +55,7 @@ def test_opcheck(device):
     (lambda state: None, TypeError, 'state must be a torch.Tensor'),
     (lambda state: state.half(), TypeError, 'state must be float32 to be updated in place, got torch.float16'),
     (lambda state: state[:, :, :2], ValueError, r'state must have shape \[N, H, K, V\], one state a sequence'),
-    (lambda state: state.mT.contiguous().mT, ValueError, 'state must be contiguous'),
+    (lambda state: state.mT.contiguous().mT, ValueError, 'state must have contiguous rows'),
     (lambda state: state.clone().requires_grad_(), ValueError, 'longhorn_state_update has no gradient'),
 ])
 def test_bad_state(change, error, message, device):

@@ -8,6 +8,7 @@ import torch
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import longhorn_fwd
+from fla_longhorn.ops.pool import Pool
 from tests.ops.cases import Case, make_inputs, make_options, run
 from tests.torch_compile.graphs import assert_equal, assert_unbroken, compiled
 
@@ -101,4 +102,6 @@ def test_opcheck(case, exact, device):
         torch.library.opcheck(torch.ops.fla_longhorn.longhorn_bwd, (
             torch.randn_like(o), torch.randn_like(final_state), states.detach(), *detached, parallel,
         ))
-    torch.library.opcheck(torch.ops.fla_longhorn.longhorn_update, detached)
+    torch.library.opcheck(torch.ops.fla_longhorn.longhorn_update, (
+        *Pool(detached.initial_state), *detached._replace(initial_state=None),
+    ))

@@ -16,8 +16,9 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.numba import backward, forward
+from fla_longhorn.ops.numba import backward, forward, places
 from fla_longhorn.ops.numba.simd import W
+from fla_longhorn.ops.pool import Pool
 
 # state updates (tokens * K * V) below which one thread does it all, such as decoding's: a launch costs tens of microseconds
 MIN_PARALLEL_UPDATES = 2**18
@@ -32,27 +33,42 @@ _launch_lock = threading.Lock()
 _threads_pid: int | None = None
 
 
-def longhorn_fwd(args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None):
+def longhorn_fwd(
+    args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None, pool: Pool | None = None,
+):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`.
 
     Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here. Where `final_state` is given it is
     written and returned; it may be `initial_state` itself, as each block reads its part of the one before it writes the other.
+    The loops work on the rows of a pool where they lie, in the other layout on copies.
     """
     B, T, H, K, V = args.sizes
     N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
+    if pool is not None and state_v_first:
+        o, last, states = longhorn_fwd(
+            args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel,
+        )
+        pool.scatter(last)
+        return pool.without_absent(o, args.cu_seqlens), last, states
     C = checkpoint_interval(K) if save_states else T
-    o = torch.empty(args.v.shape)
     given, output_final_state = final_state, args.output_final_state or final_state is not None
     if given is None or state_v_first:
-        final_state = torch.empty((N, H, K, V) if output_final_state else 0)
+        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0)
+    if pool is None:
+        where = places.in_order(N, H * K * V, args.initial_state is not None, output_final_state)
+        h0, ht = flat(k_first(args.initial_state, state_v_first)), flat(final_state)
+    else:
+        where = places.in_pool(pool, N)
+        h0 = ht = places.span(pool.states)
+    # a sequence without a row is left out
+    o = torch.empty(args.v.shape) if len(where) == N else torch.zeros(args.v.shape)
     states = torch.empty((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     # four vectors are a block, for the threads' sake; a single token has nothing but its states to read, in long rows
     BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
     launch(
-        forward.forward, forward.forward_parallel, B * T * H * K * V, N * H * -(-V // BV),
-        flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v), flat(args.beta),
-        flat(k_first(args.initial_state, state_v_first)), flat_copy(args.D), flat(args.z), boundaries(B, T, args.cu_seqlens),
-        flat(o), flat(final_state), flat(states), H, K, V, C, BV,
+        forward.forward, forward.forward_parallel, B * T * H * K * V, len(where) * H * -(-V // BV),
+        flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v), flat(args.beta), h0, flat_copy(args.D), flat(args.z),
+        boundaries(B, T, args.cu_seqlens), where, flat(o), ht, flat(states), H, K, V, C, BV,
         args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     if final_state is not None and output_final_state and state_v_first:
@@ -107,7 +123,7 @@ def launch(serial, parallel, updates: int, blocks: int, *args) -> None:
     """
     global _threads_pid
     n_w = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, blocks)
-    if n_w == 1 or updates < MIN_PARALLEL_UPDATES or _threads_pid not in (None, os.getpid()):
+    if n_w <= 1 or updates < MIN_PARALLEL_UPDATES or _threads_pid not in (None, os.getpid()):
         serial(0, 1, *args)
         return
     with _launch_lock:

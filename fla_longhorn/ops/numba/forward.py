@@ -5,8 +5,9 @@
     both:      y_t = q_t^T S_t + D * v_t,    o_t = y_t * silu(z_t)
 
 Arrays are flat float32, in the order of their shapes: q, k `[T, H, K]` and v, z, o `[T, H, V]` with the rows of a batch
-as further tokens, beta like v or `[T, H]`, D `[H, V]`, states `[N, H, K, V]`. An absent one has no elements. Tiles of a
-state are `[K, W]`, so that an instruction takes `W` channels of one key (:mod:`fla_longhorn.ops.numba.simd`).
+as further tokens, beta like v or `[T, H]`, D `[H, V]`, states `[H, K, V]`, at the places that
+:mod:`fla_longhorn.ops.numba.places` says. An absent array has no elements. Tiles of a state are `[K, W]`, so that an
+instruction takes `W` channels of one key (:mod:`fla_longhorn.ops.numba.simd`).
 
 A worker takes every `n_w`-th block. No result depends on how many there are: what one block writes no other does.
 """
@@ -180,13 +181,16 @@ def square_norms(t0, L, i_h, k, H, K, s_k2):
 
 
 @njit
-def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, exact,
+def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, exact,
                   is_scalar, use_sigmoid, S, tokens):
-    """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`."""
+    """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`.
+
+    `first` and `last` are where the states before and after the sequence lie in `h0` and `ht`; -1 is zero, and nowhere.
+    """
     channels = range(0, min(BV, V - o_v), W)
-    p_h = (i_n * H + i_h) * K * V + o_v
+    p_h = i_h * K * V + o_v
     for i in channels:
-        load_tile(h0, p_h + i, V, K, V - o_v - i, S, i * K)
+        load_tile(h0, first + p_h + i, V, K, V - o_v - i if first >= 0 else 0, S, i * K)
     for t in range(bos, eos, STRIP):
         L = min(STRIP, eos - t)
         square_norms(t, L, i_h, k, H, K, tokens[0])
@@ -196,9 +200,9 @@ def forward_block(i_n, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht,
                 store_tile(states, p + i, V, K, V - o_v - i, S, i * K)
         for i in channels:
             forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, i * K, tokens)
-    if len(ht) > 0:
+    if last >= 0:
         for i in channels:
-            store_tile(ht, p_h + i, V, K, V - o_v - i, S, i * K)
+            store_tile(ht, last + p_h + i, V, K, V - o_v - i, S, i * K)
 
 
 @njit
@@ -208,23 +212,24 @@ def first_slot(i_n, bos, eos, C, is_varlen):
 
 
 @compiled()
-def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
+def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact, is_scalar,
             use_sigmoid, is_varlen):
-    """One worker's blocks of the forward pass."""
+    """One worker's blocks of the forward pass, over the sequences of `places`: (sequence, `first`, `last`)."""
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
     tokens = np.empty(STRIP, np.float32), np.empty(STRIP * W, np.float32), np.empty(STRIP * W, np.float32)
-    for block in range(i_w, (len(cu_seqlens) - 1) * H * NV, n_w):
-        i_n, i_h, i_v = block // (H * NV), block // NV % H, block % NV
+    for block in range(i_w, len(places) * H * NV, n_w):
+        i_p, i_h, i_v = block // (H * NV), block // NV % H, block % NV
+        i_n, first, last = places[i_p, 0], places[i_p, 1], places[i_p, 2]
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
-        forward_block(i_n, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV,
+        forward_block(first, last, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV,
                       exact, is_scalar, use_sigmoid, S, tokens)
 
 
 @compiled(parallel=True)
-def forward_parallel(n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
+def forward_parallel(n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact, is_scalar,
                      use_sigmoid, is_varlen):
     for i_w in prange(n_w):
-        forward(np.int64(i_w), n_w, q, k, v, beta, h0, D, z, cu_seqlens, o, ht, states, H, K, V, C, BV, exact, is_scalar,
-                use_sigmoid, is_varlen)
+        forward(np.int64(i_w), n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
+                is_scalar, use_sigmoid, is_varlen)

@@ -11,6 +11,7 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.torch import diagonal as diagonal_update
 from fla_longhorn.ops.torch import exact as exact_update
 
@@ -18,14 +19,16 @@ from fla_longhorn.ops.torch import exact as exact_update
 STRIP = 16
 
 
-def longhorn_fwd(args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None):
+def longhorn_fwd(
+    args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None, pool: Pool | None = None,
+):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` changes nothing here."""
     B, T, H, K, V = args.sizes
     N, is_varlen = args.num_sequences, args.cu_seqlens is not None
     update = exact_update if args.exact else diagonal_update
     q, k, v = (time_first(x) for x in (args.q, args.k, args.v))
     eps = step_sizes(k, time_first(args.beta), args.use_beta_sigmoid_in_kernel)[0].expand_as(v)
-    h = initial_states(args, args.initial_state)
+    h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
     C = checkpoint_interval(K)
     o = torch.empty_like(v)
     states = q.new_empty((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
@@ -45,10 +48,13 @@ def longhorn_fwd(args: Arguments, *, save_states: bool, parallel: bool, final_st
         o *= torch.nn.functional.silu(time_first(args.z))
     if args.output_final_state:
         h = h.transpose(-1, -2).contiguous() if args.state_v_first else h
+        if pool is not None:
+            pool.scatter(h)
         final_state = h if final_state is None else final_state.copy_(h)
     else:
         final_state = q.new_empty(0)
-    return batch_first(o, args.v), final_state, states
+    o = batch_first(o, args.v)
+    return o if pool is None else pool.without_absent(o, args.cu_seqlens), final_state, states
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):

@@ -6,7 +6,7 @@ rows, T tokens, H heads, K entries of a key, V channels and N sequences (B witho
     q, k [B, T, H, K]; v, z [B, T, H, V]; beta [B, T, H, V] or [B, T, H]; D [H, V], in float16, bfloat16 or float32, each its
     own, in any strides; initial_state, dht [N, H, K, V] float32 ([N, H, V, K] with state_v_first); cu_seqlens [N + 1].
 
-    longhorn_fwd(args, save_states, parallel, final_state=None) -> o, final_state, states
+    longhorn_fwd(args, save_states, parallel, final_state=None, pool=None) -> o, final_state, states
         o is contiguous and has the dtype of v. states [S, H, K, V] holds the state at the start of each chunk of
         `checkpoint_interval(K)` tokens of each sequence, in the slots of `ops/checkpoints.py`; each backend arranges the
         K * V entries of a slot as it likes. An output that was not asked for has no elements.
@@ -14,9 +14,10 @@ rows, T tokens, H heads, K entries of a key, V channels and N sequences (B witho
         each in its input's dtype; the gradient of an absent input has no elements.
 
 `final_state`, where given, is the contiguous float32 tensor that the final state is written to; it may be the initial state,
-which is then updated in place. `args.exact` chooses the update; with `parallel` time may be cut into segments or chunks. All
-sums are float32 and in a fixed order. Memory is never read before it is written. Kernels run on the device of the tensors,
-also where PyTorch's current one is another.
+which is then updated in place. With `pool`, a :class:`fla_longhorn.ops.pool.Pool`, both states are None: they are rows of the
+pool, contiguous and perhaps apart, and the output of a sequence without a row is zero. `args.exact` chooses the update; with
+`parallel` time may be cut into segments or chunks. All sums are float32 and in a fixed order. Memory is never read before it
+is written. Kernels run on the device of the tensors, also where PyTorch's current one is another.
 
 A backend may also have:
 
@@ -31,6 +32,7 @@ from fla.utils import custom_device_ctx
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import scalar_beta
 from fla_longhorn.ops.triton.diagonal import diagonal_bwd, diagonal_fwd
 from fla_longhorn.ops.triton.diagonal.summaries import backward_summary, forward_summary
@@ -40,11 +42,11 @@ __all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd'
 
 
 def longhorn_fwd(
-    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     update = exact_fwd if args.exact else diagonal_fwd
     with custom_device_ctx(args.q.device.index):
-        return update(args, save_states=save_states, parallel=parallel, final_state=final_state)
+        return update(args, save_states=save_states, parallel=parallel, final_state=final_state, pool=pool)
 
 
 def longhorn_bwd(

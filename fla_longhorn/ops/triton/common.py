@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+
+from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 INTERPRETING = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
@@ -27,3 +30,47 @@ def first_slot(bos, i_n, T, SIZE, IS_VARLEN: tl.constexpr):
         return bos // SIZE + i_n
     else:
         return i_n.to(tl.int64) * tl.cdiv(T, SIZE)
+
+
+@triton.jit
+def locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id):
+    """Rows (int64) of the states before and after sequence `i_n`, whether to read and to write them, whether it has any.
+
+    The rules are those of `ops/pool.py`.
+    """
+    first = i_n.to(tl.int64)
+    used = first >= 0
+    if state_indices is not None:
+        first = tl.load(state_indices + i_n).to(tl.int64)
+        used = (first >= 0) & (first != pad_slot_id)
+    last, written, read = first, used, used
+    if final_state_indices is not None:
+        last = tl.load(final_state_indices + i_n).to(tl.int64)
+        written = used & (last >= 0) & (last != pad_slot_id)
+    if has_initial_state is not None:
+        read = used & (tl.load(has_initial_state + i_n) != 0)
+    return first, last, read, written, used
+
+
+@triton.jit
+def only_if(flag, m):
+    """The mask `m` where the scalar `flag` holds, else false."""
+    # not `m & flag`: the interpreter's masks can't come from a scalar
+    return m & (tl.zeros(m.shape, tl.int32) + flag.to(tl.int32) > 0)
+
+
+def row_arguments(pool: Pool | None, size: int) -> dict:
+    """What a kernel takes for `locate_states`, and how far apart the states of `size` elements lie."""
+    if pool is None:
+        choices = dict(state_indices=None, final_state_indices=None, has_initial_state=None)
+        return dict(**choices, pad_slot_id=PAD_SLOT_ID, s_h=size, POOLED=False)
+    return dict(**pool.choices, pad_slot_id=pool.pad_slot_id, s_h=pool.states.stride(0), POOLED=True)
+
+
+def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """`x` [B, T, H, V] and the stride of its tokens, copied unless heads and channels are dense and rows follow each other."""
+    B, T, H, V = x.shape
+    dense = (V == 1 or x.stride(3) == 1) and (H == 1 or x.stride(2) == V)
+    if not dense or (B > 1 and T > 1 and x.stride(0) != T * x.stride(1)):
+        x = x.contiguous()
+    return x, x.stride(1 if T > 1 else 0)

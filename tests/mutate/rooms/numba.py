@@ -6,6 +6,7 @@ FLAGS = 'tests/ops/test_longhorn.py::test_flags'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
 SHAPES = 'tests/ops/test_longhorn.py::test_shapes'
 THREADS = 'tests/ops/numba/test_threads.py::test_two_threads_equal_one'
+POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
     Mutation(
@@ -75,5 +76,14 @@ MUTATIONS = [
     Mutation(
         'gate-slope', 'ops/numba/backward.py', 'b_gate * (b_one + b_z * (b_one - b_gate))', 'b_gate * (b_one + b_z * b_gate)',
         'dz has a wrong slope of silu', FLAGS, 'numba diagonal chunk D-z',
+    ),
+    Mutation(
+        'absent-final-row', 'ops/numba/places.py', 'np.where(last < 0, -1, last * stride)',
+        'np.where(last < 0, 0, last * stride)',
+        'a state that has no row goes to the first one', POOL, 'numba diagonal T1 elsewhere',
+    ),
+    Mutation(
+        'absent-sequences-run', 'ops/numba/places.py', 'return places[used]', 'return places',
+        'a sequence without a row has an output', POOL, 'numba diagonal T1 one',
     ),
 ]

@@ -5,6 +5,7 @@ from tests.mutate.mutation import TORCH, Mutation
 FLAGS = 'tests/ops/test_longhorn.py::test_flags'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
 ERRORS = 'tests/ops/test_errors.py::test_bad_call'
+POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 TRANSFORMS = 'tests/ops/test_transforms.py::test_equals_the_naive_op'
 
 MUTATIONS = [
@@ -40,7 +41,7 @@ MUTATIONS = [
         'tests/ops/test_errors.py::test_compiled_programs_check_boundaries_when_they_run', env=TORCH,
     ),
     Mutation(
-        'update-out-of-place', 'ops/operator.py', ', final_state=args.initial_state)[0]', ')[0]',
+        'update-out-of-place', 'ops/operator.py', 'args, final_state=pool.states, **', 'args, **',
         'decoding leaves the state as it was', 'tests/ops/test_state_update.py::test_in_place', 'torch diagonal',
     ),
     Mutation(
@@ -155,11 +156,41 @@ MUTATIONS = [
         "the oracle's gate lacks its factor z", FLAGS, 'torch diagonal chunk sigmoid-D',
     ),
     Mutation(
-        'update-with-a-gradient', 'ops/state_update.py', 'if needs_gradient(args) or takes_other', 'if takes_other',
+        'update-with-a-gradient', 'ops/state_update.py', 'if needs_gradient(everything) or takes', 'if takes',
         'a state that autograd needs is overwritten', 'tests/ops/test_state_update.py::test_bad_state', env=TORCH,
     ),
     Mutation(
-        'update-of-strided-states', 'ops/state_update.py', 'if not state.is_contiguous():', 'if state.dim() != 4:',
-        'a copy is updated in place of the state', 'tests/ops/test_state_update.py::test_bad_state', env=TORCH,
+        'update-of-strided-states', 'ops/inputs.py', 'if not row.is_contiguous() or', 'if',
+        'rows are read in an order that is not theirs', 'tests/ops/test_state_update.py::test_bad_state', env=TORCH,
+    ),
+    Mutation(
+        'rows-that-overlap', 'ops/inputs.py', 'state.stride(0) < size', 'state.stride(0) < 0',
+        'rows of a pool may share elements', 'tests/ops/test_pool_errors.py::test_bad_call', 'overlapping', env=TORCH,
+    ),
+    Mutation(
+        'written-and-read', 'ops/inputs.py', 'writers.get(row, n) != n', 'writers.get(row, n) < 0',
+        'a sequence starts from a row that another one is writing', 'tests/ops/test_pool_errors.py::test_bad_call',
+        'written', env=TORCH,
+    ),
+    Mutation(
+        'zero-is-no-row', 'ops/pool.py', '(indices < 0) |', '(indices <= 0) |', 'row 0 of the pool is skipped', POOL,
+        'torch diagonal T1 all', env=TORCH,
+    ),
+    Mutation(
+        'null-block-is-a-row', 'ops/pool.py', ' | (indices == self.pad_slot_id)', '', 'the null block is updated', POOL,
+        'torch diagonal T1 null', env=TORCH,
+    ),
+    Mutation(
+        'absent-outputs', 'ops/torch/__init__.py', 'pool.without_absent(o, args.cu_seqlens)', 'o',
+        'a sequence without a row has an output', POOL, 'torch diagonal T1 one', env=TORCH,
+    ),
+    Mutation(
+        'final-rows-ignored', 'ops/pool.py', 'last = first if self.final_state_indices is None else',
+        'last = first if True else', 'the rows of a shared prefix are overwritten', POOL, 'torch diagonal T1 elsewhere',
+        env=TORCH,
+    ),
+    Mutation(
+        'stale-rows', 'ops/pool.py', 'first = torch.where(self.has_initial_state, first, -1)', 'pass',
+        'a new request starts from what an old one left', POOL, 'torch diagonal T1 zero', env=TORCH,
     ),
 ]

@@ -5,6 +5,7 @@ from tests.mutate.mutation import INTERPRET, Mutation
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
 EXACT = 'tests/ops/test_exact.py::test_exact_kernels'
 TRANSLATION = 'tests/ops/triton/test_scalar_beta.py::test_translation'
+POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
     Mutation(
@@ -64,5 +65,27 @@ MUTATIONS = [
     Mutation(
         'float32-sent-to-fla', 'ops/triton/scalar_beta.py', ' or dtype not in (torch.float16, torch.bfloat16)', '',
         "float32 goes to fla's kernels, which round it", 'tests/ops/triton/test_scalar_beta.py::test_route',
+    ),
+    Mutation(
+        'stale-rows', 'ops/triton/common.py', 'read = used & (tl.load(has_initial_state + i_n) != 0)', 'read = used',
+        'a new request starts from what an old one left', POOL, 'triton diagonal T1 zero', env=INTERPRET,
+    ),
+    Mutation(
+        'null-block-is-a-row', 'ops/triton/common.py', 'used = (first >= 0) & (first != pad_slot_id)', 'used = first >= 0',
+        'the null block is updated', POOL, 'triton exact T1 null', env=INTERPRET,
+    ),
+    Mutation(
+        'final-rows-ignored', 'ops/triton/common.py', 'last = tl.load(final_state_indices + i_n).to(tl.int64)', 'pass',
+        'the rows of a shared prefix are overwritten', POOL, 'triton diagonal T1 elsewhere',
+        env=INTERPRET,
+    ),
+    Mutation(
+        'rows-next-to-each-other', 'ops/triton/common.py', 's_h=pool.states.stride(0)', 's_h=size',
+        'rows that lie apart are taken for neighbours', POOL, 'triton exact T1 all', env=INTERPRET,
+    ),
+    Mutation(
+        'start-of-segments', 'ops/triton/diagonal/__init__.py', 'reverse=False, pool=pool)', 'reverse=False)',
+        'segments start from rows of the batch, not of the pool',
+        'tests/ops/triton/test_segments.py::test_segments_of_rows_of_a_pool', env=INTERPRET,
     ),
 ]

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, check, make_inputs, make_options, relative_error, run
+from tests.ops.test_pool import INDICES, Call
 
 INTERVAL = checkpoint_interval(4)
 
@@ -34,6 +35,15 @@ if INTERPRETING or torch.cuda.is_available():
     def test_any_number_of_segments(segment_length, count, case, triton_device):
         segment_length({1: 5 * INTERVAL, 2: 2 * INTERVAL, 3: INTERVAL}[count])
         check(chunk_longhorn, case, triton_device)
+
+    @pytest.mark.parametrize('rows', ['everything', 'block 0 is null'])
+    def test_segments_of_rows_of_a_pool(segment_length, rows, triton_device):
+        segment_length(INTERVAL)
+        case = Case(H=1, K=4, V=5, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 9)
+        call = Call(case, False, INDICES[rows], torch.int64, triton_device)
+        o_expected, page_expected = call.expected()
+        assert torch.equal(longhorn_state_update(call.pool, **call.arguments()), o_expected)
+        assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
 
     def test_repeats_are_bit_equal(segment_length, triton_device):
         segment_length(INTERVAL)

@@ -8,14 +8,16 @@ from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.triton.common import with_token_stride
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_bwd_segments
-from fla_longhorn.ops.triton.diagonal.common import prepare_rows, with_token_stride
+from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 from fla_longhorn.ops.triton.diagonal.forward import longhorn_fwd_segments, longhorn_fwd_step
 
 
 def diagonal_fwd(
-    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, cu_seqlens = args.q, args.k, args.cu_seqlens
     B, T, H, K, V = args.sizes
@@ -23,13 +25,15 @@ def diagonal_fwd(
     beta = args.beta.contiguous()
     h0, D = (None if x is None else x.contiguous() for x in (args.initial_state, args.D))
     ht = final_state
+    if pool is not None:
+        h0 = ht = pool.states
     if args.output_final_state and ht is None:
         ht = q.new_empty(args.state_shape, dtype=torch.float32)
     (v, s_v), (z, s_z) = with_token_stride(args.v), (None, 0) if args.z is None else with_token_stride(args.z)
     options = dict(use_beta_sigmoid=args.use_beta_sigmoid_in_kernel, state_v_first=args.state_v_first)
 
     if T == 1 and cu_seqlens is None and not save_states:
-        o = longhorn_fwd_step(q, k, v, beta, D, z, h0, ht, scale=args.scale, **options)
+        o = longhorn_fwd_step(q, k, v, beta, D, z, h0, ht, pool, scale=args.scale, **options)
         return o, or_empty(ht, o), or_empty(None, o)
 
     C, L = checkpoint_interval(K), segment_length(args, parallel)
@@ -41,8 +45,10 @@ def diagonal_fwd(
         decay, local = segments.summarize_segments(
             rows, v, s_v, beta, None, 0, cu_seqlens, K=K, L=L, reverse=False, **options,
         )
-        h0 = segments.combine_segments(decay, local, h0, cu_seqlens, N=N, T=T, L=L, reverse=False)
-    o = longhorn_fwd_segments(rows, v, s_v, beta, D, z, s_z, h0, ht, states, cu_seqlens, K=K, L=L, C=C, **options)
+        h0 = segments.combine_segments(decay, local, h0, cu_seqlens, N=N, T=T, L=L, reverse=False, pool=pool)
+    o = longhorn_fwd_segments(
+        rows, v, s_v, beta, D, z, s_z, h0, ht, states, cu_seqlens, pool, K=K, L=L, C=C, **options,
+    )
     return o, or_empty(ht, o), or_empty(states, o)
 
 

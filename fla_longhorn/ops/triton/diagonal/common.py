@@ -178,12 +178,3 @@ def prepare_rows(
 
 def padded_state_size(K: int) -> int:
     return max(triton.next_power_of_2(K), 16)
-
-
-def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """`x` [B, T, H, V] and the stride of its tokens, copied unless heads and channels are dense and rows follow each other."""
-    B, T, H, V = x.shape
-    dense = (V == 1 or x.stride(3) == 1) and (H == 1 or x.stride(2) == V)
-    if not dense or (B > 1 and x.stride(0) != T * x.stride(1)):
-        x = x.contiguous()
-    return x, x.stride(1)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.common import first_slot
+from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     load_pairs,
@@ -79,6 +80,11 @@ def longhorn_fwd_kernel(
     N,
     L,
     C,
+    state_indices,
+    final_state_indices,
+    has_initial_state,
+    pad_slot_id,
+    s_h,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -101,10 +107,13 @@ def longhorn_fwd_kernel(
     HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr,
     MASKED: tl.constexpr,
+    POOLED: tl.constexpr,
+    CUT: tl.constexpr,
 ):
     """o_t = (q_t^T S_t + D v_t) silu(z_t) along one segment, for BV channels of a head; a thread has BC of them.
 
-    `h0` holds the state at the start of each segment slot; `states` takes the state before every C tokens.
+    `h0` holds the state at the start of each segment slot; `states` takes the state before every C tokens. With POOLED, `ht`
+    is a pool whose rows the indices tell, and unless sequences are CUT into segments so is `h0`.
     """
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -112,6 +121,13 @@ def longhorn_fwd_kernel(
     i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
     if not used:
         return
+    i_r, i_w = i_s.to(tl.int64), i_n.to(tl.int64)
+    if POOLED:
+        first, i_w, read, written, used = locate_states(
+            i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id,
+        )
+        if not used:
+            return
 
     o_k = tl.arange(0, BK)[:, None]
     o_x = tl.max_contiguous(tl.arange(0, BV), BC)[None, :]
@@ -127,9 +143,14 @@ def longhorn_fwd_kernel(
     # [1, BV]
     b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else 0.
     # [BK, BV]
-    o_h = state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    o_h = i_h * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    m_r, m_w, s_r = m_h, m_h, H * K * V
+    if POOLED:
+        m_w = only_if(written, m_h)
+        if not CUT:
+            i_r, m_r, s_r = first, only_if(read, m_h), s_h
     if USE_INITIAL_STATE:
-        b_h = tl.load(h0 + (i_s.to(tl.int64) * H + i_h) * K * V + o_h, mask=m_h, other=0.)
+        b_h = tl.load(h0 + i_r * s_r + o_h, mask=m_r, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
     i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
@@ -162,7 +183,7 @@ def longhorn_fwd_kernel(
         p_o += H * V
     if STORE_FINAL_STATE:
         if end == eos:
-            tl.store(ht + (i_n.to(tl.int64) * H + i_h) * K * V + o_h, b_h, mask=m_h)
+            tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
 
 
 @triton.heuristics({
@@ -191,6 +212,11 @@ def longhorn_step_kernel(
     s_kk,
     s_vb,
     s_zb,
+    state_indices,
+    final_state_indices,
+    has_initial_state,
+    pad_slot_id,
+    s_h,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -203,8 +229,12 @@ def longhorn_step_kernel(
     STORE_FINAL_STATE: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr,
+    POOLED: tl.constexpr,
 ):
-    """One token of every sequence in one launch; reads q and k themselves, not prepared rows."""
+    """One token of every sequence in one launch; reads q and k themselves, not prepared rows.
+
+    With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
+    """
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     i_v, i_h, i_b = i_p % NV, (i_p // NV) % H, (i_p // (NV * H)).to(tl.int64)
@@ -220,20 +250,26 @@ def longhorn_step_kernel(
     else:
         b_beta = tl.load(beta + (i_b * H + i_h) * V + o_v, mask=m_v, other=0.).to(tl.float32)
     # [BK, BV]
-    p_h = (i_b * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    o_h, m_r, m_w = i_h * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST), m_k & m_v, m_k & m_v
+    i_r, i_w = i_b, i_b
+    if POOLED:
+        i_r, i_w, read, written, used = locate_states(i_b, state_indices, final_state_indices, has_initial_state, pad_slot_id)
+        m_r, m_w = only_if(read, m_r), only_if(written, m_w)
     if USE_INITIAL_STATE:
-        b_h = tl.load(h0 + p_h, mask=m_k & m_v, other=0.)
+        b_h = tl.load(h0 + i_r * s_h + o_h, mask=m_r, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
     b_h = update(b_h, b_k, step_size(b_beta, tl.sum(b_k * b_k), SIGMOID), b_v)
     if STORE_FINAL_STATE:
-        tl.store(ht + p_h, b_h, mask=m_k & m_v)
+        tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
     b_o = tl.sum(b_q * b_h, 0)[None, :]
     if HAS_D:
         b_o += tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) * b_v
     if HAS_Z:
         b_z = tl.load(z + i_b * s_zb + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32)
         b_o *= b_z * tl.sigmoid(b_z)
+    if POOLED:
+        b_o = tl.where(used, b_o, 0.)
     tl.store(o + (i_b * H + i_h) * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
 
 
@@ -269,6 +305,7 @@ def longhorn_fwd_segments(
     ht: torch.Tensor | None,
     states: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
+    pool: Pool | None,
     *,
     K: int,
     L: int,
@@ -279,13 +316,15 @@ def longhorn_fwd_segments(
     """Run every segment of L tokens from its state in `h0` and return `o [B, T, H, V]`."""
     B, T, H, V = v.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
+    # programs of a sequence without a row leave at once
+    o = (torch.empty if pool is None else torch.zeros)(B, T, H, V, dtype=v.dtype, device=v.device)
     tiles = forward_tiles(K, V)
     grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, tiles['BV']),)
     longhorn_fwd_kernel[grid](
         rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, C, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
         R=rows.shape[-1], SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
-        PAIRS=loads_pairs(v, s_v, beta, tiles), num_warps=1, num_stages=1, **tiles,
+        PAIRS=loads_pairs(v, s_v, beta, tiles), CUT=L <= T, num_warps=1, num_stages=1, **tiles,
+        **row_arguments(pool, H * K * V),
     )
     return o
 
@@ -299,12 +338,13 @@ def longhorn_fwd_step(
     z: torch.Tensor | None,
     h0: torch.Tensor | None,
     ht: torch.Tensor | None,
+    pool: Pool | None,
     *,
     scale: float,
     use_beta_sigmoid: bool,
     state_v_first: bool,
 ) -> torch.Tensor:
-    """One token of B sequences: a single launch, without rows prepared beforehand."""
+    """One token of B sequences: a single launch, without q and k prepared beforehand."""
     B, _, H, K = q.shape
     V = v.shape[-1]
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
@@ -314,5 +354,6 @@ def longhorn_fwd_step(
         q, k, v, beta, D, z, o, h0, ht, scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2), k.stride(3),
         v.stride(0), 0 if z is None else z.stride(0), H=H, K=K, V=V, BK=BK, BV=BV, SIGMOID=use_beta_sigmoid,
         SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, num_warps=1,
+        **row_arguments(pool, H * K * V),
     )
     return o

@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import first_slot
+from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments, with_token_stride
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
     prepare_rows,
     state_offsets,
     step_size,
-    with_token_stride,
 )
 
 # warps of 32 channels that a multiprocessor should hold: two for each of its four schedulers
@@ -167,14 +167,23 @@ def longhorn_combine_kernel(
     cu_seqlens,
     T,
     L,
+    state_indices,
+    final_state_indices,
+    has_initial_state,
+    pad_slot_id,
+    s_h,
     H: tl.constexpr,
     KV: tl.constexpr,
     BS: tl.constexpr,
     REVERSE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
     USE_START: tl.constexpr,
+    POOLED: tl.constexpr,
 ):
-    """Write the state that enters each segment of a sequence: x = start, then x = decay x + local, segment by segment."""
+    """Write the state that enters each segment of a sequence: x = start, then x = decay x + local, segment by segment.
+
+    With POOLED, `start` is a pool whose rows the indices tell.
+    """
     i_p = tl.program_id(0)
     NS: tl.constexpr = (KV + BS - 1) // BS
     i_e, i_h, i_n = i_p % NS, (i_p // NS) % H, i_p // (NS * H)
@@ -187,8 +196,12 @@ def longhorn_combine_kernel(
     n_s = tl.maximum(tl.cdiv(eos - bos, L), 1).to(tl.int32)
     o_e = i_e * BS + tl.arange(0, BS)
     m_e = o_e < KV
+    i_r, m_r = i_n.to(tl.int64), m_e
+    if POOLED:
+        i_r, _, read, _, _ = locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id)
+        m_r = only_if(read, m_e)
     if USE_START:
-        b_x = tl.load(start + (i_n.to(tl.int64) * H + i_h) * KV + o_e, mask=m_e, other=0.)
+        b_x = tl.load(start + i_r * s_h + i_h * KV + o_e, mask=m_r, other=0.)
     else:
         b_x = tl.zeros([BS], dtype=tl.float32)
     for i in range(0, n_s):
@@ -240,13 +253,18 @@ def combine_segments(
     T: int,
     L: int,
     reverse: bool,
+    pool: Pool | None = None,
 ) -> torch.Tensor:
-    """What enters each segment `[S, H, K, V]`, given what enters each sequence (`start`, zero if None)."""
+    """What enters each segment `[S, H, K, V]`, given what enters each sequence (`start`, zero if None).
+
+    With `pool`, `start` is a pool that holds them in these rows.
+    """
     bounds = torch.empty_like(decay)
     H, KV = decay.shape[1], decay.shape[2] * decay.shape[3]
     BS = 128
     longhorn_combine_kernel[(N * H * triton.cdiv(KV, BS),)](
         decay, local, start, bounds, cu_seqlens, T, L, H=H, KV=KV, BS=BS, REVERSE=reverse, num_warps=1,
+        **row_arguments(pool, H * KV),
     )
     return bounds
 

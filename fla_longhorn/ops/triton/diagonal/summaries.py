@@ -7,8 +7,9 @@ from fla.utils import custom_device_ctx
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton.common import with_token_stride
 from fla_longhorn.ops.triton.diagonal import segments
-from fla_longhorn.ops.triton.diagonal.common import prepare_rows, with_token_stride
+from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 
 
 def forward_summary(args: Arguments) -> tuple[Tensor, Tensor]:

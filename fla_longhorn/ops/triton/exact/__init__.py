@@ -15,28 +15,32 @@ from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
 from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd
 
 
 def exact_fwd(
-    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+    args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not asked for.
 
     `final_state` may be the initial state itself: a program reads its block of that before it writes it.
     """
-    args = args.contiguous()
+    if parallel:
+        args = args.contiguous()
     B, T, H, K, V = args.sizes
     ht, states = final_state, None
+    if pool is not None:
+        ht = pool.states
     if ht is None and args.output_final_state:
         ht = args.q.new_empty(args.state_shape, dtype=torch.float32)
     if save_states:
         slots = num_checkpoints(B, T, args.num_sequences, checkpoint_interval(K), args.cu_seqlens is not None)
         states = args.q.new_empty((slots, H, K, V), dtype=torch.float32)
     forward = chunk_longhorn_exact_fwd if parallel else fused_recurrent_longhorn_exact_fwd
-    o = forward(args, ht, states)
+    o = forward(args, ht, states, pool)
     return o, or_empty(ht, o), or_empty(states, o)
 
 

@@ -154,7 +154,7 @@ def rounded(b_x, dtype: tl.constexpr):
     """`b_x` rounded to the nearest value of `dtype`; the interpreter's own conversion to bfloat16 truncates."""
     if INTERPRETING and dtype == tl.bfloat16:
         b_i = b_x.to(tl.float32).to(tl.int32, bitcast=True)
-        b_x = (b_i + 0x7fff + ((b_i >> 16) & 1)).to(tl.float32, bitcast=True)
+        b_x = ((b_i + 0x7fff + ((b_i >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     return b_x.to(dtype)
 
 

@@ -8,7 +8,8 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.common import first_slot
+from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     add_updates,
@@ -143,6 +144,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
     cu_seqlens,
     scale,
     T,
+    state_indices,
+    final_state_indices,
+    has_initial_state,
+    pad_slot_id,
+    s_h,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -163,6 +169,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     STORE_FINAL_STATE: tl.constexpr,
     SAVE_STATES: tl.constexpr,
     IS_VARLEN: tl.constexpr,
+    POOLED: tl.constexpr,
 ):
     r"""The outputs of one block of channels of one sequence, chunk by chunk, with the state `[BV, BK]` in registers.
 
@@ -174,9 +181,17 @@ def chunk_longhorn_exact_fwd_kernel_o(
     This is Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk: DeltaNet's chunkwise form with a step size per channel.
     The state and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`, so that the
     substitution takes FMA only.
+
+    With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
     """
     i_h, i_n = head_and_index(H)
     i_v = tl.program_id(1)
+    i_r = i_n.to(tl.int64)
+    i_w = i_r
+    if POOLED:
+        i_r, i_w, read, written, used = locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id)
+        if not used:
+            return
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
     o_t, o_k, o_v, o_qk, o_x, o_b = offsets
@@ -191,8 +206,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     # [BV, BK]
     if USE_INITIAL_STATE:
-        p_h0 = h0 + (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-        b_h = tl.load(p_h0, mask=m_h, other=0.0)
+        p_h0 = h0 + i_r * s_h + i_h * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+        b_h = tl.load(p_h0, mask=only_if(read, m_h) if POOLED else m_h, other=0.0)
     else:
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
 
@@ -220,21 +235,26 @@ def chunk_longhorn_exact_fwd_kernel_o(
         )[0]
 
     if STORE_FINAL_STATE:
-        p_ht = ht + (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-        tl.store(p_ht, b_h, mask=m_h)
+        p_ht = ht + i_w * s_h + i_h * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+        tl.store(p_ht, b_h, mask=only_if(written, m_h) if POOLED else m_h)
 
 
-def chunk_longhorn_exact_fwd(args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None) -> torch.Tensor:
+def chunk_longhorn_exact_fwd(
+    args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None,
+) -> torch.Tensor:
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given. `args` is contiguous."""
     _, T, H, K, V = args.sizes
     precision = operand_precision(args.q, args.k, args.v)
     g, a = chunk_longhorn_exact_gram(args.q, args.k, args.cu_seqlens, precision)
-    o = torch.empty_like(args.v)
+    h0 = args.initial_state if pool is None else pool.states
+    # programs of a sequence without a row leave at once
+    o = torch.empty_like(args.v) if pool is None else torch.zeros_like(args.v)
     tile = forward_tile(K, precision)
     chunk_longhorn_exact_fwd_kernel_o[(H * args.num_sequences, triton.cdiv(V, tile['BV']))](
-        args.q, args.k, args.v, args.beta, args.D, args.z, g, a, args.initial_state, o, ht, states, args.cu_seqlens,
+        args.q, args.k, args.v, args.beta, args.D, args.z, g, a, h0, o, ht, states, args.cu_seqlens,
         args.scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=checkpoint_interval(K), DOT=precision,
         USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel, SCALAR_BETA=args.beta.dim() == 3,
         STATE_V_FIRST=args.state_v_first, **tile,
+        **row_arguments(pool, H * K * V),
     )
     return o

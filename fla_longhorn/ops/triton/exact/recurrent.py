@@ -8,7 +8,8 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.common import divide, first_slot
+from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.triton.common import divide, first_slot, locate_states, only_if, row_arguments, with_token_stride
 from fla_longhorn.ops.triton.exact.common import (
     head_and_index,
     rounded,
@@ -49,6 +50,15 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     cu_seqlens,
     scale,
     T,
+    s_q,
+    s_k,
+    s_v,
+    s_z,
+    state_indices,
+    final_state_indices,
+    has_initial_state,
+    pad_slot_id,
+    s_h,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -65,11 +75,14 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     STORE_FINAL_STATE: tl.constexpr,
     SAVE_STATES: tl.constexpr,
     IS_VARLEN: tl.constexpr,
+    POOLED: tl.constexpr,
 ):
     r"""One block of channels of one sequence, token by token (arXiv 2407.14207, Theorem 3.1, Eq. 6):
 
     .. math::
         u_t = \epsilon_t \odot (v_t - k_t^\top S_{t-1}), \qquad S_t = S_{t-1} + k_t \otimes u_t, \qquad o_t = q_t^\top S_t
+
+    With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
     """
     i_h, i_n = head_and_index(H)
     i_v = tl.program_id(1)
@@ -79,24 +92,29 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
     m_k, m_v = o_k < K, o_v < V
     m_h = m_k[:, None] & m_v[None, :]
-    o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + tl.trans(state_offsets(o_k, o_v, K, V, STATE_V_FIRST))
+    o_state = i_h * (K * V) + tl.trans(state_offsets(o_k, o_v, K, V, STATE_V_FIRST))
+    i_r, m_r = i_n.to(tl.int64), m_h
+    i_w, m_w = i_r, m_h
+    if POOLED:
+        i_r, i_w, read, written, used = locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id)
+        m_r, m_w = only_if(read, m_h), only_if(written, m_h)
     if SAVE_STATES:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
     if HAS_D:
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
 
     # [BK, BV]
-    b_h = tl.load(h0 + o_state, mask=m_h, other=0.0) if USE_INITIAL_STATE else tl.zeros([BK, BV], dtype=tl.float32)
-    i_x = bos * H + i_h
+    b_h = tl.load(h0 + i_r * s_h + o_state, mask=m_r, other=0.0) if USE_INITIAL_STATE else tl.zeros([BK, BV], dtype=tl.float32)
+    i_t, i_x = bos, bos * H + i_h
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
             tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), b_h, mask=m_h)
             p_s += H * K * V
         for _ in range(i_s * INTERVAL, tl.minimum((i_s + 1) * INTERVAL, T_n)):
             # [BK], [BV]
-            b_q = tl.load(q + i_x * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_k = tl.load(k + i_x * K + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_v = tl.load(v + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            b_q = tl.load(q + i_t * s_q + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_k = tl.load(k + i_t * s_k + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_v = tl.load(v + i_t * s_v + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             if SCALAR_BETA:
                 b_b = tl.load(beta + i_x).to(tl.float32) + tl.zeros([BV], dtype=tl.float32)
             else:
@@ -110,22 +128,35 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
             if HAS_D:
                 b_o += b_D * b_v
             if HAS_Z:
-                b_z = tl.load(z + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+                b_z = tl.load(z + i_t * s_z + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
                 b_o *= b_z * sigmoid(b_z)
+            if POOLED:
+                b_o = tl.where(used, b_o, 0.0)
             tl.store(o + i_x * V + o_v, rounded(b_o, o.dtype.element_ty), mask=m_v)
+            i_t += 1
             i_x += H
     if STORE_FINAL_STATE:
-        tl.store(ht + o_state, b_h, mask=m_h)
+        tl.store(ht + i_w * s_h + o_state, b_h, mask=m_w)
 
 
-def fused_recurrent_longhorn_exact_fwd(args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None) -> torch.Tensor:
-    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given. `args` is contiguous."""
-    _, T, H, K, V = args.sizes
+def fused_recurrent_longhorn_exact_fwd(
+    args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None,
+) -> torch.Tensor:
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
+    B, T, H, K, V = args.sizes
     tile = recurrent_tile(K)
-    o = torch.empty_like(args.v)
+    (q, s_q), (k, s_k), (v, s_v) = (with_token_stride(x) for x in (args.q, args.k, args.v))
+    z, s_z = (None, 0) if args.z is None else with_token_stride(args.z)
+    beta, cu_seqlens, D, h0 = (
+        None if x is None else x.contiguous() for x in (args.beta, args.cu_seqlens, args.D, args.initial_state)
+    )
+    if pool is not None:
+        h0 = pool.states
+    o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
     fused_recurrent_longhorn_exact_fwd_kernel[(H * args.num_sequences, triton.cdiv(V, tile['BV']))](
-        args.q, args.k, args.v, args.beta, args.D, args.z, args.initial_state, o, ht, states, args.cu_seqlens, args.scale, T,
+        q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, args.scale, T, s_q, s_k, s_v, s_z,
         H=H, K=K, V=V, INTERVAL=checkpoint_interval(K), USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel,
         SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **tile,
+        **row_arguments(pool, H * K * V),
     )
     return o

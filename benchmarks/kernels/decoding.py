@@ -1,0 +1,76 @@
+"""The kernels of one decoded token: launches of a Longhorn model, counted without a GPU.
+
+    python -m benchmarks.decoding [--layers 24] [--json FILE]
+
+The model is built on `meta`, where PyTorch's operators compute shapes, and runs eagerly: Triton's launches are taken, and of
+PyTorch's own operators each that is neither a view nor an allocation counts as one kernel. A
+product may take two of them where cuBLAS splits its sum; `torch.compile` fuses the norms with the additions before them.
+Only in a process without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.kernels.traffic import taken_launches
+from benchmarks.measure import timing
+from benchmarks.measure.machine import describe_machine
+from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
+from fla_longhorn.ops import operator, state_update
+
+BATCH_SIZE, PROMPT = 8, 5
+LAYERS, HIDDEN_SIZE = 24, 768
+# they allocate, and launch nothing
+ALLOCATIONS = {'empty', 'empty_like', 'empty_strided', 'new_empty', '_unsafe_view'}
+
+
+class Kernels(TorchDispatchMode):
+    """Adds the names of PyTorch's kernels to `counts`."""
+
+    def __init__(self, counts: Counter) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if not function.is_view and name not in ALLOCATIONS:
+            self.counts[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def count_launches(layers: int = LAYERS, **options) -> Counter:
+    """How often each kernel runs for one token of every sequence in a batch; `options` are LonghornConfig's."""
+    config = LonghornConfig(num_hidden_layers=layers, hidden_size=HIDDEN_SIZE, **options)
+    with torch.device('meta'):
+        model = LonghornForCausalLM(config).bfloat16().eval()
+        ids = torch.zeros(BATCH_SIZE, PROMPT, dtype=torch.long)
+    counts: Counter = Counter()
+    # on meta the dispatcher would take the operator's fake
+    kernels = mock.patch.object(state_update, 'longhorn_update', operator.longhorn_update._init_fn)
+    with torch.no_grad(), taken_launches() as launches, kernels:
+        cache = model(ids, use_cache=True).past_key_values
+        launches.clear()
+        with Kernels(counts):
+            model(ids[:, :1], past_key_values=cache, use_cache=True)
+    return counts + Counter(launch.kernel for launch in launches)
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog='python -m benchmarks.decoding', description=__doc__.splitlines()[0])
+    parser.add_argument('--layers', type=int, default=LAYERS, help='layers of the model')
+    parser.add_argument('--json', metavar='FILE', help='file for the counts')
+    options = parser.parse_args(args)
+    rows = {}
+    for name, exact in (('Longhorn', False), ('Longhorn exact', True)):
+        counts = rows[name] = dict(count_launches(options.layers, exact=exact).most_common())
+        print(f'{name}, one token of a model of {options.layers} layers: {sum(counts.values())} kernels')
+        for kernel, number in counts.items():
+            print(f'{number:8} {kernel}')
+    if options.json:
+        report = {'machine': describe_machine(torch.device('cpu')), 'layers': options.layers, 'kernels': rows}
+        timing.write_report(report, options.json)

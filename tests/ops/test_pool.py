@@ -1,0 +1,170 @@
+"""A pool of states: rows read and written where they lie, as gather, update and scatter would, and nothing else touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from fla_longhorn.ops import longhorn_state_update
+from tests.ops.cases import Case, make_inputs, make_options, relative_error
+
+pytestmark = pytest.mark.usefixtures('backend', 'poison')
+
+DECODE = Case(B=4, T=1, H=2, K=5, V=18, D=True, z=True, sigmoid=True, initial_state=True, scale=0.5)
+PREFILL = Case(H=2, K=5, V=18, initial_state=True).packed(3, 0, 9, 1)
+CASES = [
+    DECODE,
+    PREFILL,
+    replace(DECODE, scalar_beta=True, state_v_first=True, dtype=torch.bfloat16),
+    replace(DECODE, K=16, V=70, D=False, z=False, dtype=torch.float16),
+    replace(DECODE, H=1, K=70, V=3, state_v_first=True),
+    replace(DECODE, T=3, H=1, K=16, V=33),
+    replace(DECODE, T=3, H=1, state_v_first=True),
+    replace(PREFILL, z=True, D=True, scalar_beta=True, dtype=torch.bfloat16),
+    replace(PREFILL, state_v_first=True),
+    # longer than a single pass takes
+    replace(PREFILL, H=1, V=33).packed(35, 5, 0, 26),
+    replace(PREFILL, H=1, V=3, state_v_first=True, z=True).packed(18, 5, 2, 40),
+    replace(DECODE, T=65, H=1, V=3, K=4),
+]
+# the rows of four sequences in a pool of nine
+INDICES = {
+    'all': dict(state_indices=[7, 2, 0, 8]),
+    'one absent': dict(state_indices=[7, -1, 0, 8]),
+    'block 0 is null': dict(state_indices=[7, 0, 3, 0], pad_slot_id=0),
+    'all absent': dict(state_indices=[-1, -1, -1, -1]),
+    'some start from zero': dict(state_indices=[7, -1, 0, 8], has_initial_state=[True, True, False, False]),
+    'written elsewhere': dict(state_indices=[7, 2, 7, 8], final_state_indices=[1, 2, -1, 5]),
+    'everything': dict(
+        state_indices=[6, -1, 6, 8], final_state_indices=[0, 4, -1, 5], has_initial_state=[False, True, True, True],
+    ),
+    'zeros without a pool': dict(has_initial_state=[True, False, True, False]),
+}
+P = 9
+# elements between a row and the next
+GUARD = 6
+
+
+@dataclass
+class Call:
+    """One call on a pool that lies in a larger page of NaN, and what stands for it without a pool."""
+
+    case: Case
+    exact: bool
+    rows: dict
+    index: torch.dtype
+    device: torch.device
+
+    def __post_init__(self):
+        inputs = {name: x.detach() for name, x in make_inputs(self.case, self.device).items()}
+        options = make_options(self.case, self.device, self.exact)
+        del options['output_final_state'], inputs['initial_state']
+        self.inputs, self.options = inputs, options
+        # 'zeros without a pool' has as many rows as sequences
+        count = P if 'state_indices' in self.rows else 4
+        shape = (self.case.V, self.case.K) if self.case.state_v_first else (self.case.K, self.case.V)
+        size = self.case.H * self.case.K * self.case.V
+        self.page = torch.full((count, size + 2 * GUARD), float('nan'), device=self.device)
+        self.pool = self.page[:, GUARD:GUARD + size].unflatten(1, (self.case.H, *shape))
+        self.pool.copy_(torch.randn(self.pool.shape, generator=torch.Generator().manual_seed(2)))
+        own = list(range(4))
+        self.first = self.rows.get('state_indices', own)
+        self.last = self.rows.get('final_state_indices', self.first)
+        self.starts = self.rows.get('has_initial_state', [True] * 4)
+        null = self.rows.get('pad_slot_id', -1)
+        self.first, self.last = ([-1 if row == null else row for row in x] for x in (self.first, self.last))
+        # rows that nothing may read
+        for row in set(range(count)) - {row for row, start in zip(self.first, self.starts, strict=True) if start}:
+            self.pool[row] = float('nan')
+
+    def arguments(self) -> dict:
+        def tensor(name, x):
+            return x if name == 'pad_slot_id' else torch.tensor(
+                x, dtype=torch.bool if name == 'has_initial_state' else self.index, device=self.device,
+            )
+        return {**self.inputs, **self.options, **{name: tensor(name, x) for name, x in self.rows.items()}}
+
+    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output and the page, by gather, update and scatter, one sequence after the other."""
+        page, states = self.page.clone(), []
+        for row, start in zip(self.first, self.starts, strict=True):
+            states.append(self.pool[row] if row >= 0 and start else torch.zeros_like(self.pool[0]))
+        states = torch.stack(states)
+        o = longhorn_state_update(states, **self.inputs, **self.options)
+        bounds = self.options.get('cu_seqlens')
+        for n, (first, last) in enumerate(zip(self.first, self.last, strict=True)):
+            if first < 0:
+                output = o[n] if bounds is None else o[0, bounds[n]:bounds[n + 1]]
+                output.zero_()
+            elif last >= 0:
+                page[last, GUARD:-GUARD] = states[n].flatten()
+        return o, page
+
+
+def choices(case: Case) -> list[str]:
+    return list(INDICES) if case in (DECODE, PREFILL) else ['everything', 'block 0 is null']
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+@pytest.mark.parametrize(('case', 'rows'), [
+    pytest.param(case, rows, id=f'{case}-{rows}') for case in CASES for rows in choices(case)
+])
+def test_pool_equals_gather_update_scatter(case, rows, exact, device):
+    index = torch.int32 if rows in ('all', 'everything') else torch.int64
+    call = Call(case, exact, INDICES[rows], index, device)
+    o_expected, page_expected = call.expected()
+    pointer = call.page.data_ptr()
+    o = longhorn_state_update(call.pool, **call.arguments())
+    assert torch.isfinite(o).all()
+    assert torch.equal(o, o_expected)
+    assert call.page.data_ptr() == pointer
+    # as integers, for the page is full of NaN
+    assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_absent_tokens_may_be_anything(exact, device):
+    """What fills a batch up to the size of a captured graph."""
+    call = Call(DECODE, exact, INDICES['one absent'], torch.int64, device)
+    o_expected, page_expected = call.expected()
+    for x in call.inputs.values():
+        if x.dim() > 2:
+            x[1] = float('nan')
+    assert torch.equal(longhorn_state_update(call.pool, **call.arguments()), o_expected)
+    assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
+
+
+def test_a_column_of_a_table_of_blocks(device):
+    call = Call(DECODE, False, INDICES['all'], torch.int32, device)
+    o_expected, page_expected = call.expected()
+    arguments = call.arguments()
+    table = torch.full((4, 2), 99, dtype=torch.int32, device=device)
+    table[:, 0] = arguments['state_indices']
+    arguments['state_indices'] = table[:, 0]
+    assert not arguments['state_indices'].is_contiguous()
+    assert torch.equal(longhorn_state_update(call.pool, **arguments), o_expected)
+    assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_single_tokens_packed_or_not(exact, device):
+    """A decoding batch in one row and `cu_seqlens`, or in rows of one token."""
+    rows, packed = (Call(DECODE, exact, INDICES['one absent'], torch.int64, device) for _ in range(2))
+    o = longhorn_state_update(rows.pool, **rows.arguments())
+    arguments = packed.arguments()
+    arguments |= {name: arguments[name].transpose(0, 1) for name in ('q', 'k', 'v', 'beta', 'z')}
+    o_packed = longhorn_state_update(packed.pool, **arguments, cu_seqlens=torch.arange(5, device=device))
+    assert relative_error(o_packed.transpose(0, 1), o) <= 1e-6
+    for got, expected in zip(packed.pool, rows.pool, strict=True):
+        assert relative_error(got.nan_to_num(7.), expected.nan_to_num(7.)) <= 1e-6
+
+
+def test_a_row_need_not_be_in_a_pool(device):
+    """States with room between them, one a sequence, without indices."""
+    call = Call(replace(DECODE, state_v_first=True), False, {'has_initial_state': [True] * 4}, torch.int64, device)
+    o_expected, page_expected = call.expected()
+    o = longhorn_state_update(call.pool, **call.inputs, **call.options)
+    assert torch.equal(o, o_expected)
+    assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
