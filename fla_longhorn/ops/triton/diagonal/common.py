@@ -12,6 +12,8 @@ import triton.language as tl
 
 from fla_longhorn.ops.triton.common import INTERPRETING, divide
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):
@@ -60,19 +62,24 @@ def load_masked(p, m, MASKED: tl.constexpr):
 
 
 @triton.jit
-def load_pairs(p, BV: tl.constexpr):
-    """BV bfloat16 values `[1, BV]` as float32, loaded as words of two: fewer instructions. The first index must be even."""
-    o_p = tl.arange(0, BV // 2)[None, :]
-    b_x = tl.load(p.to(tl.pointer_type(tl.int32), bitcast=True) + o_p)
-    return tl.reshape(tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True)), (1, BV))
+def unpack_pairs(b_x):
+    """Words `[1, BV / 2]` of two bfloat16 values as float32 `[1, BV]`: loaded so, a pair takes one instruction less."""
+    b_x = tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True))
+    return tl.reshape(b_x, (1, 2 * b_x.shape[1]))
+
+
+@triton.jit
+def sigmoid(b_x):
+    return divide(1., 1. + tl.exp2(b_x * -LOG2E))
 
 
 @triton.jit
 def step_size(b_beta, b_n, SIGMOID: tl.constexpr):
-    """eps = beta / (1 + beta |k|^2) from beta or its logit."""
+    """eps = beta / (1 + beta |k|^2) from beta, or from its logit, where it is 1 / (1 + exp(-logit) + |k|^2)."""
     if SIGMOID:
-        b_beta = tl.sigmoid(b_beta)
-    return divide(b_beta, 1. + b_beta * b_n)
+        return divide(1., 1. + b_n + tl.exp2(b_beta * -LOG2E))
+    else:
+        return divide(b_beta, 1. + b_beta * b_n)
 
 
 @triton.jit
