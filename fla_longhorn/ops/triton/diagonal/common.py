@@ -89,11 +89,11 @@ def update(b_h, b_k, b_eps, b_v):
 
 
 @triton.jit
-def halves(x):
-    """The two halves of the rows `[R, BV]`; takes no instructions."""
+def split_rows(x):
+    """The even and the odd rows of `[R, BV]`; takes no instructions."""
     R: tl.constexpr = x.shape[0]
     BV: tl.constexpr = x.shape[1]
-    return tl.split(tl.permute(tl.reshape(x, (2, R // 2, BV)), (1, 2, 0)))
+    return tl.split(tl.permute(tl.reshape(x, (R // 2, 2, BV)), (0, 2, 1)))
 
 
 @triton.jit
@@ -104,8 +104,8 @@ def add_rows(b_acc, a, m, R: tl.constexpr):
         else:
             return b_acc + a * m
     else:
-        a0, a1 = halves(a)
-        m0, m1 = halves(m)
+        a0, a1 = split_rows(a)
+        m0, m1 = split_rows(m)
         return add_rows(add_rows(b_acc, a0, m0, R), a1, m1, R)
 
 

@@ -41,13 +41,25 @@ def to_float(b_x, PAIRS: tl.constexpr):
 
 @triton.jit
 def load_rows(p_r, n_u, R: tl.constexpr, BK: tl.constexpr, U: tl.constexpr, GUARDED: tl.constexpr):
-    """Keys and queries of U tokens, each `[BK, U]`, and a tuple of their |k|^2."""
+    """Keys and queries `[2 BK, U]` of U tokens, and a tuple of their |k|^2."""
     o_u = tl.arange(0, U)[None, :]
-    p_k = p_r + o_u * R + tl.arange(0, BK)[:, None]
+    p_k = p_r + o_u * R + tl.arange(0, 2 * BK)[:, None]
     ns = ()
     for u in tl.static_range(U):
-        ns = ns + (load_masked(p_r + u * R + 2 * BK, u < n_u, GUARDED),)
-    return load_masked(p_k, o_u < n_u, GUARDED), load_masked(p_k + BK, o_u < n_u, GUARDED), ns
+        ns = ns + (load_masked(p_r + u * R + 2 * BK, n_u > u, GUARDED),)
+    return load_masked(p_k, o_u < n_u, GUARDED), ns
+
+
+@triton.jit
+def keys_and_queries(b_rows):
+    """Tuples of the keys and of the queries, each `[BK, 1]`, of the tile that :func:`load_rows` gives."""
+    ks, qs = (), ()
+    BK: tl.constexpr = b_rows.shape[0] // 2
+    rows = unstack(b_rows)
+    for u in tl.static_range(len(rows)):
+        b_k, b_q = tl.split(tl.permute(tl.reshape(rows[u], (2, BK, 1)), (1, 2, 0)))
+        ks, qs = ks + (b_k,), qs + (b_q,)
+    return ks, qs
 
 
 @triton.jit
@@ -72,10 +84,10 @@ def load_inputs(
     o_p = 0 if PAIRS else o_x
     vs, betas, zs = (), (), ()
     for u in tl.static_range(U):
-        m_t = u < n_u
+        m_t = tl.full([1, 1], u, tl.int32) < n_u
         vs = vs + (load_words(p_v + u * S_V + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED),)
         if SCALAR_BETA:
-            betas = betas + (load_masked(p_beta + u * S_B, m_t, GUARDED),)
+            betas = betas + (load_masked(p_beta + u * S_B, n_u > u, GUARDED),)
         else:
             betas = betas + (load_words(p_beta + u * S_B + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED),)
         zs = zs + (load_words(p_z + u * S_Z + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED) if HAS_Z else 0.,)
@@ -188,7 +200,7 @@ def longhorn_fwd_kernel(
     vs, betas, zs = load_inputs(
         p_v, p_beta, p_z, o_x, m_v, n_b * U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
     )
-    b_k, b_q, ns = load_rows(p_r, n_b * U, R, BK, U, True)
+    b_rows, ns = load_rows(p_r, n_b * U, R, BK, U, True)
     for i_t in range(0, n_t, C):
         if SAVE_STATES:
             tl.store(states + i_c * K * V + o_k * V + o_v, b_h, mask=m_h)
@@ -201,8 +213,8 @@ def longhorn_fwd_kernel(
                 p_v, p_beta, p_z, o_x, m_v, U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, False,
             )
             p_r += step * R
-            next_k, next_q, next_ns = load_rows(p_r, U, R, BK, U, False)
-            ks, qs = unstack(b_k), unstack(b_q)
+            next_rows, next_ns = load_rows(p_r, U, R, BK, U, False)
+            ks, qs = keys_and_queries(b_rows)
             outputs = ()
             for u in tl.static_range(U):
                 b_h, b_o = forward_token(
@@ -211,7 +223,7 @@ def longhorn_fwd_kernel(
                 outputs = outputs + (b_o,)
             for u in tl.static_range(U):
                 tl.store(p_o + u * H * V + o_x, outputs[u].to(p_o.dtype.element_ty), mask=m_v if MASKED else None)
-            vs, betas, zs, b_k, b_q, ns = next_vs, next_betas, next_zs, next_k, next_q, next_ns
+            vs, betas, zs, b_rows, ns = next_vs, next_betas, next_zs, next_rows, next_ns
             p_o += U * H * V
     n_u = n_t - n_b * U
     if n_u > 0:
@@ -221,13 +233,13 @@ def longhorn_fwd_kernel(
             p_v, p_beta, p_z, o_x, m_v, n_u, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
         )
         # past the end the key is zero and the state stays
-        b_k, b_q, ns = load_rows(p_r, n_u, R, BK, U, True)
-        ks, qs = unstack(b_k), unstack(b_q)
+        b_rows, ns = load_rows(p_r, n_u, R, BK, U, True)
+        ks, qs = keys_and_queries(b_rows)
         for u in tl.static_range(U):
             b_h, b_o = forward_token(
                 b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
             )
-            tl.store(p_o + u * H * V + o_x, b_o.to(p_o.dtype.element_ty), mask=m_v & (u < n_u))
+            tl.store(p_o + u * H * V + o_x, b_o.to(p_o.dtype.element_ty), mask=m_v & (tl.full([1, 1], u, tl.int32) < n_u))
     if STORE_FINAL_STATE:
         if end == eos:
             tl.store(ht + (i_n.to(tl.int64) * H + i_h) * K * V + o_h, b_h, mask=m_h)
@@ -306,7 +318,7 @@ def longhorn_step_kernel(
 
 
 def forward_tiles(K: int, V: int) -> dict:
-    """Tile sizes: at most 64 state entries a thread, which leaves registers for the rest; 128 rows of keys unrolled.
+    """Tile sizes: at most 64 state entries a thread, which leaves registers for the rest; U tokens loaded ahead.
 
     BC is the channels of a thread: two, which share the loads of keys and queries, where their states fit. From K = 65 on, a
     warp has fewer channels than threads, and several threads share the entries of a channel.
@@ -314,7 +326,7 @@ def forward_tiles(K: int, V: int) -> dict:
     BK = padded_state_size(K)
     BC = 2 if BK <= 32 and V > 32 else 1
     BV = min(32 * BC, 2048 // BK)
-    return dict(BK=BK, BV=BV, BC=BC, U=max(128 // BK, 2), ROWS={16: 1, 32: 2}.get(BK, 4))
+    return dict(BK=BK, BV=BV, BC=BC, U=4 if BK == 16 else 2, ROWS={16: 1, 32: 2}.get(BK, 4))
 
 
 def loads_pairs(v: torch.Tensor, s_v: int, beta: torch.Tensor, z: torch.Tensor | None, s_z: int, tiles: dict) -> bool:
