@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.common import divide
-from fla_longhorn.ops.triton.diagonal.common import load_masked, step_size, update, weighted_rows
+from fla_longhorn.ops.triton.diagonal.common import load_masked, sigmoid, step_size, update, weighted_rows
 
 
 @triton.jit
@@ -17,10 +17,25 @@ def stack4(a, b, c, d):
 
 
 @triton.jit
-def sum_channels(m, w, BK: tl.constexpr):
-    """sum_v m_t[j, v] w_t[v] of four tokens `[4, BK]`, as a float32 matrix product, which needs no shuffles."""
-    b_w = tl.permute(stack4(w[0], w[1], w[2], w[3]), (0, 2, 1))
-    return tl.reshape(tl.dot(stack4(m[0], m[1], m[2], m[3]), b_w, input_precision='ieee'), (4, BK))
+def sum_channels(m, w, PRECISE: tl.constexpr):
+    """sum_v m_t[j, v] w_t[v] of four tokens `[BK, 4]`, mostly on the tensor cores: a product with a matrix of ones and zeros.
+
+    The layouts of sums and operand agree, so that no value changes its thread: four threads side by side hold one column of
+    the right operand, which has rows [j / 4, v % 4, j % 4] and columns [t, v / 4]. The product selects j and adds over v % 4,
+    `tl.sum` over the rest. Operands are rounded to TF32, with PRECISE in two parts.
+    """
+    BK: tl.constexpr = m[0].shape[0]
+    BV: tl.constexpr = m[0].shape[1]
+    b_x = tl.reshape(stack4(m[0] * w[0], m[1] * w[1], m[2] * w[2], m[3] * w[3]), (4, BK // 4, 4, BV // 4, 4))
+    b_x = tl.reshape(tl.permute(b_x, (1, 4, 2, 0, 3)), (4 * BK, BV))
+    o_x = tl.arange(0, 4 * BK)[None, :]
+    b_own = (o_x // 16 * 4 + o_x % 4 == tl.arange(0, BK)[:, None]).to(tl.float32)
+    if PRECISE:
+        b_high = (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+        b_s = tl.dot(b_own, b_high, tl.dot(b_own, b_x - b_high, input_precision='tf32'), input_precision='tf32')
+    else:
+        b_s = tl.dot(b_own, b_x, input_precision='tf32')
+    return tl.sum(tl.reshape(b_s, (BK, 4, BV // 4)), 2)
 
 
 @triton.jit
@@ -39,13 +54,13 @@ def load_token(
     b_dy = load_masked(p_do, m, MASKED)
     if HAS_Z:
         b_z = load_masked(p_z, m, MASKED)
-        b_dy *= b_z * tl.sigmoid(b_z)
+        b_dy *= b_z * sigmoid(b_z)
     if SCALAR_BETA:
         b_beta = load_masked(p_beta, m_t, MASKED) + tl.zeros_like(b_v)
     else:
         b_beta = load_masked(p_beta, m, MASKED)
     if SIGMOID:
-        b_beta = tl.sigmoid(b_beta)
+        b_beta = sigmoid(b_beta)
         if MASKED:
             b_beta = tl.where(m, b_beta, 0.)
     b_f = divide(1., 1. + b_beta * load_masked(p_n, m_t, MASKED))
@@ -81,7 +96,7 @@ def finish_token(
         tl.store(p_dbeta, b_db.to(p_dbeta.dtype.element_ty), mask=m if MASKED else None)
     if HAS_Z:
         b_do, b_z = load_masked(p_do, m, MASKED), load_masked(p_z, m, MASKED)
-        b_s = tl.sigmoid(b_z)
+        b_s = sigmoid(b_z)
         b_dz = b_do * b_y * (b_s * (1. + b_z * (1. - b_s)))
         tl.store(p_dz, b_dz.to(p_dz.dtype.element_ty), mask=m if MASKED else None)
     return b_w, b_db
@@ -137,7 +152,7 @@ def backward_block(
         fs, dys, es = fs + (b_f,), dys + (b_dy,), es + (b_eps,)
     p_row = p_part + i_k * BK
     m_u = (o_u < n_u)[:, None] & (o_k < BK)[None, :]
-    tl.store(p_row, sum_channels((hs[1], hs[2], hs[3], hs[4]), dys, BK), mask=m_u if TAIL else None)
+    tl.store(p_row, tl.trans(sum_channels((hs[1], hs[2], hs[3], hs[4]), dys, False)), mask=m_u if TAIL else None)
 
     ms, ws, dbs = (hs[0], hs[1], hs[2], hs[3]), vs, vs
     for u in tl.static_range(3, -1, -1):
@@ -172,7 +187,7 @@ def backward_block(
             tl.store(p_a + C * BV, b_d)
             if HAS_Z:
                 tl.store(p_a + 2 * C * BV, b_y)
-    tl.store(p_row + KP, sum_channels(ms, es, BK), mask=m_u if TAIL else None)
+    tl.store(p_row + KP, tl.trans(sum_channels(ms, es, False)), mask=m_u if TAIL else None)
     if NK == 1:
         # [BV, 4]
         p_w += tl.arange(0, BV)[:, None] * C + o_u[None, :]
