@@ -3,7 +3,9 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import DynamicCache
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from fla_longhorn.attn_mode import FAMILIES
 from tests.integration.test_attn_mode import make_model, spread
@@ -99,6 +101,19 @@ def test_turns(name, device):
         assert torch.equal(
             model.generate(both, attention_mask=whole, past_key_values=output.past_key_values, **options), want,
         )
+
+
+@pytest.mark.parametrize('name', ['paper', 'gla'])
+def test_stop_strings(name, device):
+    """`generate` hands their tokenizer on to the model, as `transformers serve` does."""
+    model, (ids, _) = make(name, device), prompts(device)
+    options = {'max_new_tokens': 6, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
+    want = model.generate(ids[:1], **options)
+    letters = Tokenizer(BPE({chr(0x4e00 + i): i for i in range(64)}, []))
+    letters = PreTrainedTokenizerFast(tokenizer_object=letters)
+    stop = ''.join(letters.convert_ids_to_tokens(want[0, -4:-2]))
+    got = model.generate(ids[:1], **options, stop_strings=[stop], tokenizer=letters)
+    assert got.shape[1] < want.shape[1] and torch.equal(got, want[:, :got.shape[1]])
 
 
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla'])
