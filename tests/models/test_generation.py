@@ -4,7 +4,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from fla_longhorn.attn_mode import FAMILIES
@@ -109,10 +111,10 @@ def test_stop_strings(name, device):
     model, (ids, _) = make(name, device), prompts(device)
     options = {'max_new_tokens': 6, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
     want = model.generate(ids[:1], **options)
-    letters = Tokenizer(BPE({chr(0x4e00 + i): i for i in range(64)}, []))
+    letters = Tokenizer(BPE({character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    letters.pre_tokenizer, letters.decoder = ByteLevel(add_prefix_space=False, use_regex=False), ByteLevelDecoder()
     letters = PreTrainedTokenizerFast(tokenizer_object=letters)
-    stop = ''.join(letters.convert_ids_to_tokens(want[0, -4:-2]))
-    got = model.generate(ids[:1], **options, stop_strings=[stop], tokenizer=letters)
+    got = model.generate(ids[:1], **options, stop_strings=[letters.decode(want[0, -4:-2])], tokenizer=letters)
     assert got.shape[1] < want.shape[1] and torch.equal(got, want[:, :got.shape[1]])
 
 
