@@ -45,6 +45,7 @@ def snapshot():
         if name in sys.modules:
             held[name, 'get_parameter_names'] = [sys.modules[name].get_parameter_names]
     held['configs'] = dict(CONFIG_MAPPING._extra_content)
+    held['transformers'] = {name: x for name, x in vars(transformers).items() if name.endswith('ForCausalLM')}
     for auto in (AutoModel, AutoModelForCausalLM):
         held[auto] = dict(auto._model_mapping._extra_content)
     return held

@@ -17,8 +17,11 @@ from fla_longhorn.ops.inputs import check_cu_seqlens
 CU_SEQLENS = ('cu_seq_lens_q', 'cu_seq_lens_k')
 PER_TOKEN = ('position_ids', 'seq_idx')
 # what libraries hand over to every model and what says nothing to this one: longest sequences, positions in a cache,
-# segments of a tokenizer, experts
-WITHOUT_EFFECT = ('max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits')
+# segments of a tokenizer, experts, the tokenizer of `generate(stop_strings=...)`
+WITHOUT_EFFECT = (
+    'max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits', 'tokenizer',
+    'assistant_tokenizer',
+)
 KEYWORDS = ('cu_seqlens', 'cu_seqlens_cpu', 'cp_context', *CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)
 
 

@@ -30,6 +30,7 @@ def register() -> None:
     try:
         register_names()
         register_auto_classes()
+        register_served_classes()
         register_cpu_modules()
         register_flash_attention()
         register_attn_mode()
@@ -84,6 +85,21 @@ def register_auto_classes() -> None:
         AutoModel.register(LonghornConfig, LonghornModel, exist_ok=True)
     with CHANGES.of_mapping('AutoModelForCausalLM', AutoModelForCausalLM._model_mapping._extra_content):
         AutoModelForCausalLM.register(LonghornConfig, LonghornForCausalLM, exist_ok=True)
+
+
+def register_served_classes() -> None:
+    """The names under which `transformers serve` looks for the class of a checkpoint: attributes of the package itself."""
+    import transformers
+    from fla.models.modeling_utils import FLAForCausalLM
+
+    from fla_longhorn.attn_mode import FAMILIES
+    from fla_longhorn.models import LonghornForCausalLM
+
+    modules = [importlib.import_module(family.module) for family in FAMILIES.values() if family.find_block() is not None]
+    classes = [x for module in modules for x in vars(module).values() if isinstance(x, type) and issubclass(x, FLAForCausalLM)]
+    for cls in (LonghornForCausalLM, *classes):
+        if cls is not FLAForCausalLM and not hasattr(transformers, cls.__name__):
+            CHANGES.set_attribute(transformers, cls.__name__, cls)
 
 
 def register_cpu_modules() -> None:

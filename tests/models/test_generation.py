@@ -3,7 +3,11 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import DynamicCache
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from fla_longhorn.attn_mode import FAMILIES
 from tests.integration.test_attn_mode import make_model, spread
@@ -99,6 +103,19 @@ def test_turns(name, device):
         assert torch.equal(
             model.generate(both, attention_mask=whole, past_key_values=output.past_key_values, **options), want,
         )
+
+
+@pytest.mark.parametrize('name', ['paper', 'gla'])
+def test_stop_strings(name, device):
+    """`generate` hands their tokenizer on to the model, as `transformers serve` does."""
+    model, (ids, _) = make(name, device), prompts(device)
+    options = {'max_new_tokens': 6, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
+    want = model.generate(ids[:1], **options)
+    letters = Tokenizer(BPE({character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    letters.pre_tokenizer, letters.decoder = ByteLevel(add_prefix_space=False, use_regex=False), ByteLevelDecoder()
+    letters = PreTrainedTokenizerFast(tokenizer_object=letters)
+    got = model.generate(ids[:1], **options, stop_strings=[letters.decode(want[0, -4:-2])], tokenizer=letters)
+    assert got.shape[1] < want.shape[1] and torch.equal(got, want[:, :got.shape[1]])
 
 
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla'])
