@@ -194,7 +194,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int]) -> Prediction:
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
     if launch.cubin is None:
         seconds = launch.nbytes / machine.dram_bandwidth
-        return Prediction(launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'DRAM': 1.0})
+        return Prediction(launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0})
     notes: list[str] = []
     total, occ = launch.blocks, occupancy(launch, machine)
     per_sm = math.ceil(total / machine.multiprocessors)
