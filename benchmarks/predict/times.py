@@ -22,6 +22,8 @@ SHORTEST, ADDED_STEPS = 64, 2000
 BLOCKS_IN_TURN = 2
 # instructions within which the warps of other blocks show where their tensors lie
 MOST_COMPARED = 60_000
+# accesses, as a part of all, that may be taken to lie where the first warp's do
+SELDOM = 0.01
 # what a launch takes at least, from the end of the kernel before it
 LAUNCH_SECONDS = 3e-6
 
@@ -78,6 +80,23 @@ def walked_tokens(launch: Launch) -> int | None:
     return min(lengths, default=None)
 
 
+def first_touches(trace: Trace) -> dict[str, tuple[int, int]]:
+    """The step at which each tensor is touched first, and the sector; but for those touched last and hardly ever."""
+    first: dict[str, tuple[int, int]] = {}
+    counts: Counter = Counter()
+    for i, a in enumerate(trace.accesses):
+        if a is not None and a.pattern is not None:
+            first.setdefault(a.tensor, (i, a.first))
+            counts[a.tensor] += 1
+    spare = SELDOM * counts.total()
+    for tensor in sorted(first, key=first.__getitem__, reverse=True):
+        spare -= counts[tensor]
+        if spare < 0:
+            break
+        del first[tensor]
+    return first
+
+
 class Runs:
     """The paths of one launch's warps, for any part of its length."""
 
@@ -107,10 +126,8 @@ class Runs:
 
         That says how far their addresses lie from the first one's.
         """
-        base, first = self.base(part), {}
-        for i, a in enumerate(base.accesses):
-            if a is not None and a.pattern is not None and a.tensor not in first:
-                first[a.tensor] = (i, a.first)
+        base = self.base(part)
+        first = first_touches(base)
         limit = min(max((i for i, _ in first.values()), default=0) + 1, MOST_COMPARED)
         out, differ = [], 0
         for block in blocks:
@@ -177,7 +194,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int]) -> Prediction:
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
     if launch.cubin is None:
         seconds = launch.nbytes / machine.dram_bandwidth
-        return Prediction(launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'DRAM': 1.0})
+        return Prediction(launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0})
     notes: list[str] = []
     total, occ = launch.blocks, occupancy(launch, machine)
     per_sm = math.ceil(total / machine.multiprocessors)
