@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra import libdevice
 
-INTERPRETING = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
+INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit
