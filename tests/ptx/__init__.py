@@ -19,7 +19,7 @@ What is checked, as compute-sanitizer does:
 - initcheck: loads of what nobody wrote, in shared memory and in tensors of `torch.empty`. Those start as NaN, so that a result
   that is right did not use them.
 - synccheck: lanes missing at a matrix product, shuffle or barrier; `cp.async` that nobody waits for; operands of `wgmma` that
-  are overwritten before the wait, or stored without a fence.
+  are overwritten before the wait, or stored without a fence; its registers used before the wait.
 
 What it is not: `ptxas` comes after the PTX, so registers, spills and time are beyond it. It runs one legal order of events
 (three with `--order`). Approximate functions are computed precisely, but for `div.approx`, which is 0 for divisors beyond

@@ -150,7 +150,7 @@ def fast() -> list[Call]:
         Call('plain', Case(B=2, T=33, H=1, V=64), exact=True),
         Call('options', replace(options, dtype=BF16, state_v_first=True).packed(5, 0, 33, 1), exact=True),
         # products of warp groups
-        Call('groups', Case(B=1, T=33, H=1, K=64, V=64, dtype=BF16), exact=True),
+        Call('groups', Case(B=1, T=40, H=1, K=64, V=96, dtype=BF16), exact=True),
         Call('options', Case(B=2, T=1, H=2, K=17, V=33, dtype=BF16, D=True, z=True, sigmoid=True), op='step', exact=True),
     ]
 

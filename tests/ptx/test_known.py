@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 
+from tests.ptx.emulator import Emulator, Launch
 from tests.ptx.known import KERNELS, check
 
 
@@ -21,3 +24,33 @@ def test_orders_of_warps(name, order):
 @pytest.mark.parametrize('name', ['matmul(32, 64, 64, bfloat16, \'tf32\', 4)', 'softmax(1000, float32, 4)'])
 def test_ampere(name):
     assert check(name, 'sm_80', 'together') == ''
+
+
+@dataclass
+class Without(Emulator):
+    """Leaves the lines with this text out."""
+
+    text: str = ''
+
+    def launch(self, launch: Launch) -> None:
+        lines = launch.ptx.splitlines()
+        kept = [line for line in lines if self.text not in line]
+        assert len(kept) < len(lines)
+        super().launch(replace(launch, ptx='\n'.join(kept)))
+
+
+GROUPS = 'operands(64, 64, 64, bfloat16, (False, True), False, 4)'
+COPIES = "matmul(32, 64, 64, bfloat16, 'tf32', 4)"
+
+
+@pytest.mark.parametrize(('name', 'target', 'text', 'kind'), [
+    (GROUPS, 'sm_90', 'fence.proxy.async', 'wgmma reads a store without a proxy fence between'),
+    (GROUPS, 'sm_90', 'wgmma.wait_group', 'a register of wgmma is used before the wait'),
+    (COPIES, 'sm_80', 'bar.sync', 'race between warps: read after write'),
+    (COPIES, 'sm_80', 'cp.async.wait', 'cp.async never waited for'),
+])
+def test_missing_waits(name, target, text, kind):
+    emulator = Without(target, text=text)
+    with emulator.active():
+        KERNELS[name]()
+    assert kind in {x.kind for x in emulator.findings}

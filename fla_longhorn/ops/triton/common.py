@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra import libdevice
 
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
-INTERPRETING = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
+INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit

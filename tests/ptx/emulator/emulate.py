@@ -99,6 +99,8 @@ class Emulator:
         kernel = program.kernel
         if kernel.threads != 32 * launch.num_warps:
             raise ValueError(f'{kernel.name} has {kernel.threads} threads, launched with {launch.num_warps} warps')
+        for use in program.early_uses:
+            self.findings.add('a register of wgmma is used before the wait', kernel.name, use.text, use.line, '')
         storages = Storages([x for _, kind, x in launch.arguments if kind.startswith('*')])
         memory, bits = storages.gather(self.written)
         granule = program.granules['global']

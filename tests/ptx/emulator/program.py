@@ -11,6 +11,7 @@ from tests.ptx.emulator.formats import TYPES, UNSIGNED
 from tests.ptx.emulator.instructions import decode
 from tests.ptx.emulator.memory import SHARED_BASE
 from tests.ptx.emulator.parse import Immediate, Instruction, Kernel, Register, Unsupported, float_of
+from tests.ptx.emulator.waits import early_uses
 
 
 class Block:
@@ -41,6 +42,7 @@ class Program:
         self.granules = {'global': 8, 'shared': 8}
         self.blocks = []
         self.uses_groups = any(x.opcode[0] == 'wgmma' for x in ins)
+        self.early_uses = list(early_uses(kernel))
         for i, (start, stop) in enumerate(zip(starts, [*starts[1:], len(ins)], strict=True)):
             block = Block(start)
             block.next = i + 1
