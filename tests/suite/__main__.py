@@ -1,4 +1,4 @@
-"""transformers' own common tests of a causal language model, on Longhorn's models: `python -m tests.suite [pytest's arguments]`.
+"""transformers' own common tests of causal language models, on Longhorn's: `python -m tests.suite [pytest's arguments]`.
 
 They stand in the source distribution of transformers, which pip brings from the package index into `build/`; none of its files
 is part of this repository. Needs pytest and `parameterized`. What the distribution lacks, the tests of `generate` and of
