@@ -38,18 +38,22 @@ from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel
 
 def backward_tile(K: int, precision: str) -> dict:
     """Launch parameters, as of forward: the state's gradient takes the place of the state."""
-    return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
+    tile = chunk_tile(K, precision)
+    if tile['BK'] == 16 and precision == 'bf16':
+        tile |= {'BV': 32, 'VEC': 1}
+    return {**tile, 'PREFETCH': precision == 'bf16' and K <= 64}
 
 
 @triton.jit
 def backward_chunk(
-    b_dh, b_dy_next, b_D, inputs, outputs, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr, K: tl.constexpr,
-    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr, PREFETCH: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr,
+    PREFETCH: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Store the gradients of v and beta of one chunk; return that of the state before it `[BV, BK]`, and dY of the next chunk.
+    """Store the gradients of v and beta of one chunk; return that of the state before it `[BV, BK]`, and the next tiles.
 
-    The next chunk lies before this one. With `PREFETCH`, this chunk's dY comes in `b_dy_next`, and that of the next is loaded.
+    The next chunk lies before this one. With `PREFETCH`, this chunk's tiles of q, k, dY and beta come as arguments, and those
+    of the next are loaded before anything is stored, which no load may cross.
     """
     dy, q, k, beta, g, a, cs = inputs
     ws, dv, dbeta = outputs
@@ -57,28 +61,34 @@ def backward_chunk(
     SCALAR_BETA: tl.constexpr = o_b.shape[1] == 1
     BT: tl.constexpr = o_t.shape[0]
     BV: tl.constexpr = o_v.shape[0]
-    # [BT, BK]
-    b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
-    b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
-    if scale is not None:
-        b_q = b_q.to(tl.float32) * scale
-    # [BT, BV]
+    i_next = i_x - BT * H
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
-    if PREFETCH:
-        b_dy = b_dy_next
-        b_dy_next = load_tile(dy, i_x - BT * H, o_x, o_t, o_v, left_next, V, False)
-    else:
-        b_dy = load_tile(dy, i_x, o_x, o_t, o_v, left, V, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
+    if not PREFETCH:
+        # [BT, BK]
+        b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+        # [BT, BV]
+        b_dy = load_tile(dy, i_x, o_x, o_t, o_v, left, V, PARTIAL)
     # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
     b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     b_dyt = tl.trans(operand(b_dy, DOT))
     for part in tl.static_range(1 if DOT == 'ieee' else 2):
         b_a = tl.load(p_a + part * (BT * BT) + o_t[:, None] * BT + o_t[None, :])
         b_x = product(b_dyt, tl.trans(b_a), b_x, DOT)
-    b_dh = product(b_dyt, b_q, b_dh, DOT)
-    # [BT, BV]
-    b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL).to(tl.float32)
+    if scale is not None:
+        b_dh = product(b_dyt, b_q.to(tl.float32) * scale, b_dh, DOT)
+    else:
+        b_dh = product(b_dyt, b_q, b_dh, DOT)
+    if PREFETCH:
+        n_q = load_tile(q, i_next, o_qk, o_t, o_k, left_next, K, False)
+        n_k = load_tile(k, i_next, o_qk, o_t, o_k, left_next, K, False)
+        n_dy = load_tile(dy, i_next, o_x, o_t, o_v, left_next, V, False)
+        n_b = load_tile(beta, i_next, o_b, o_t, o_v, left_next, V, False)
+        b_c = n_dy if SCALAR_BETA else load_tile(cs, i_x, o_x, o_t, o_v, left, V, False)
+    else:
+        b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL)
+    b_b = b_b.to(tl.float32)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
     # [BT, BV]
@@ -96,20 +106,27 @@ def backward_chunk(
     b_w = b_x * b_e
     b_dv = b_w
     if b_D is not None:
-        # dY is loaded a second time: there are not enough registers to hold it
-        b_dv += b_D[None, :] * tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+        if not PREFETCH:
+            # a second time: there are not enough registers to hold it
+            b_dy = tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0)
+        b_dv += b_D[None, :] * b_dy.to(tl.float32)
     tl.store(dv + i_x * V + o_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
     if SCALAR_BETA:
         tl.store(ws + i_x * V + o_x, operand(b_x, DOT), mask=m_v)
     else:
-        b_c = tl.load(cs + i_x * V + o_x, mask=m_v, other=0.0).to(tl.float32)
+        if not PREFETCH:
+            b_c = tl.load(cs + i_x * V + o_x, mask=m_v, other=0.0)
+        b_c = b_c.to(tl.float32)
         if USE_BETA_SIGMOID:
             b_c *= b_s
         tl.store(dbeta + i_x * V + o_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
             tl.store(ws + i_x * V + o_x, operand(b_w, DOT), mask=m_v)
     b_dh = split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
-    return b_dh, b_dy_next
+    if PREFETCH:
+        return b_dh, n_q, n_k, n_dy, n_b
+    else:
+        return (b_dh,)
 
 
 @triton.heuristics({
@@ -203,11 +220,14 @@ def chunk_longhorn_exact_bwd_kernel(
         else:
             shared = left * 0 + 1
         b_dh = backward_chunk(
-            b_dh, b_dh, b_D, inputs, outputs, offsets, i_x + BT * H, i_g + H, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID,
-            STORE_W, False, True,
+            b_dh, None, None, None, None, b_D, inputs, outputs, offsets, i_x + BT * H, i_g + H, left, 0, factor, H, K, V,
+            DOT, USE_BETA_SIGMOID, STORE_W, False, True,
         )[0]
-    # dY [BT, BV] of the last full chunk; without PREFETCH the compiler drops this load
+    # of the last full chunk; without PREFETCH the compiler drops these loads
+    b_q = load_tile(q, i_x, o_qk, o_t, o_k, NT, K, False)
+    b_k = load_tile(k, i_x, o_qk, o_t, o_k, NT, K, False)
     b_dy = load_tile(dy, i_x, o_x, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta, i_x, o_b, o_t, o_v, NT, V, False)
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s
@@ -215,10 +235,13 @@ def chunk_longhorn_exact_bwd_kernel(
         p_dhs -= H * K * V
         chunks = tl.minimum(SPAN // BT, NT - i_s * (SPAN // BT))
         for j in tl.range(chunks, num_stages=1):
-            b_dh, b_dy = backward_chunk(
-                b_dh, b_dy, b_D, inputs, outputs, offsets, i_x, i_g, BT, i_s * (SPAN // BT) + chunks - 1 - j, factor, H, K, V,
-                DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, False,
+            tiles = backward_chunk(
+                b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, offsets, i_x, i_g, BT,
+                i_s * (SPAN // BT) + chunks - 1 - j, factor, H, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, False,
             )
+            b_dh = tiles[0]
+            if PREFETCH:
+                b_q, b_k, b_dy, b_b = tiles[1], tiles[2], tiles[3], tiles[4]
             i_x -= BT * H
             i_g -= H
     if USE_INITIAL_STATE:

@@ -273,11 +273,20 @@ def row(b_x, s: tl.constexpr):
 
 
 @triton.jit
-def forward_substitution(b_r, b_e, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr):
-    """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`; G's rows at `p_g`.
+def gram_rows(p_g, ROWS: tl.constexpr, BT: tl.constexpr):
+    """The first `ROWS` rows of G, each `[BT]`, for a substitution that shall not wait for them one by one."""
+    rows = ()
+    for s in tl.static_range(ROWS):
+        rows = rows + (tl.load(p_g + s * BT + tl.arange(0, BT)),)
+    return rows
 
-    With `ROUND`, later rows use a row of U as products round it, and so correct the rounding error. Otherwise the error would
-    grow with every repetition of a key.
+
+@triton.jit
+def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr):
+    """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`.
+
+    `rows` holds the first `ROWS` rows of G, which lies at `p_g`. With `ROUND`, later rows use a row of U as products round it,
+    and so correct the rounding error. Otherwise the error would grow with every repetition of a key.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
@@ -285,14 +294,14 @@ def forward_substitution(b_r, b_e, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROU
         if ROUND:
             b_u = kept(b_u, DOT)
         # [BT]
-        b_g = tl.load(p_g + s * BT + o_t)
+        b_g = rows[s] if s < ROWS else tl.load(p_g + s * BT + o_t)
         b_r -= tl.where((o_t > s)[:, None], b_g[:, None] * b_u[None, :], 0.0)
     return b_r
 
 
 @triton.jit
 def reverse_substitution(b_x, b_e, p_g, BT: tl.constexpr):
-    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up."""
+    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up; G at `p_g`."""
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, 0, -1):
         b_w = row(b_x, s) * row(b_e, s)

@@ -17,6 +17,7 @@ from fla_longhorn.ops.triton.exact.common import (
     chunk_tile,
     forward_substitution,
     gram_pointers,
+    gram_rows,
     head_and_index,
     kept,
     load_tile,
@@ -34,13 +35,21 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
 
 def forward_tile(K: int, precision: str) -> dict:
-    """Launch parameters; above K = 64 there are no registers left to load v and beta of the next chunk ahead."""
-    return {**chunk_tile(K, precision), 'PREFETCH': K <= 64}
+    """Launch parameters: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early, as far as there are registers.
+
+    At K = 16 a thread owns one column, for with two it has not registers enough to load ahead.
+    """
+    tile = chunk_tile(K, precision)
+    if tile['BK'] == 16:
+        ahead = {'bf16': (True, 8), 'tf32': (True, 0), 'ieee': (False, 0)}[precision]
+        return {**tile, 'BV': 32, 'VEC': 1, 'PREFETCH': ahead[0], 'ROWS': ahead[1]}
+    return {**tile, 'PREFETCH': tile['BK'] == 32, 'ROWS': 0}
 
 
 @triton.jit
 def chunk_update(
-    b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, LATE: tl.constexpr,
+    b_h, b_p, b_v, b_b, b_q, b_k, rows, p_g, p_a, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, LATE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """Return the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`, given `(K S)^T` at its start in `b_p`.
 
@@ -54,7 +63,7 @@ def chunk_update(
     b_o = tl.zeros([b_h.shape[0], BT], dtype=tl.float32)
     if not LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT, DOT, True) * b_e
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, BT, DOT, True, ROWS) * b_e
     if DOT == 'tf32':
         # the substitution used these digits of U
         b_u = kept(b_u, DOT)
@@ -64,58 +73,74 @@ def chunk_update(
 
 
 @triton.jit
-def store_output(b_o, b_D, v, z, o, i_x, o_x, m_v, scale):
-    """Store `(scale * O + D * V) * silu(Z)` given `O^T`; scale, D and z may be None.
-
-    v is loaded a second time: there are not enough registers to hold it.
-    """
+def gated_output(b_o, b_D, b_v, b_z, scale, dtype: tl.constexpr):
+    """`(scale * O + D * V) * silu(Z)` `[BT, BV]`, rounded to `dtype`, given `O^T`; scale, D and Z may be None."""
     if scale is not None:
         b_o *= scale
-    if b_D is not None or z is not None:
+    if b_D is None and b_z is None:
+        return tl.trans(rounded(b_o, dtype))
+    else:
         # [BT, BV]
         b_y = tl.trans(b_o)
         if b_D is not None:
-            b_y += b_D[None, :] * tl.load(v + i_x + o_x, mask=m_v, other=0.0).to(tl.float32)
-        if z is not None:
-            b_z = tl.load(z + i_x + o_x, mask=m_v, other=0.0).to(tl.float32)
+            b_y += b_D[None, :] * b_v.to(tl.float32)
+        if b_z is not None:
+            b_z = b_z.to(tl.float32)
             b_y *= b_z * sigmoid(b_z)
-        tl.store(o + i_x + o_x, rounded(b_y, o.dtype.element_ty), mask=m_v)
-    else:
-        tl.store(o + i_x + o_x, tl.trans(rounded(b_o, o.dtype.element_ty)), mask=m_v)
+        return rounded(b_y, dtype)
 
 
 @triton.jit
 def forward_chunk(
-    b_h, b_v_next, b_b_next, b_D, tensors, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr, K: tl.constexpr,
-    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, PARTIAL: tl.constexpr,
+    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, ROWS: tl.constexpr,
+    PARTIAL: tl.constexpr,
 ):
-    """Store the output of one chunk; return the state `[BV, BK]` at its end, and v and beta of the next chunk.
+    """Store the output of one chunk; return the state `[BV, BK]` at its end, and the next chunk's tiles.
 
-    With `PREFETCH`, this chunk's v and beta come in `b_v_next` and `b_b_next`, and those of the next chunk are loaded.
+    With `PREFETCH`, this chunk's tiles of q, k, v, beta and z come as arguments and those of the next are loaded before the
+    output is stored, which no load may cross. Without it they are loaded here. `b_z` is b_v where there is no z.
     """
     q, k, v, beta, z, g, a, o = tensors
     o_t, o_k, o_v, o_qk, o_x, o_b = offsets
     BT: tl.constexpr = o_t.shape[0]
     BK: tl.constexpr = o_k.shape[0]
     BV: tl.constexpr = o_v.shape[0]
-    # [BT, BK]
-    b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
-    b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+    i_next = i_x + BT * H
+    p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
+    rows = gram_rows(p_g, ROWS, BT)
+    if not PREFETCH:
+        b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
     b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     if PREFETCH:
-        b_v, b_b = b_v_next.to(tl.float32), b_b_next.to(tl.float32)
-        b_v_next = load_tile(v, i_x + BT * H, o_x, o_t, o_v, left_next, V, False)
-        b_b_next = load_tile(beta, i_x + BT * H, o_b, o_t, o_v, left_next, V, False)
+        n_q = load_tile(q, i_next, o_qk, o_t, o_k, left_next, K, False)
+        n_k = load_tile(k, i_next, o_qk, o_t, o_k, left_next, K, False)
+        n_v = load_tile(v, i_next, o_x, o_t, o_v, left_next, V, False)
+        n_b = load_tile(beta, i_next, o_b, o_t, o_v, left_next, V, False)
     else:
-        b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL).to(tl.float32)
-        b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL).to(tl.float32)
-    p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
+        b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL)
+        b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL)
+        n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
     LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
-    b_h, b_o = chunk_update(b_h, b_p, b_v, b_b, b_q, b_k, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE)
-    m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
-    store_output(b_o, b_D, v, z, o, i_x * V, o_x, m_v, scale)
-    return b_h, b_v_next, b_b_next
+    b_h, b_o = chunk_update(
+        b_h, b_p, b_v.to(tl.float32), b_b.to(tl.float32), b_q, b_k, rows, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE, ROWS,
+    )
+    if z is None:
+        b_y, n_z = gated_output(b_o, b_D, b_v, None, scale, o.dtype.element_ty), n_v
+    elif PREFETCH:
+        b_y = gated_output(b_o, b_D, b_v, b_z, scale, o.dtype.element_ty)
+        # there are not enough registers to hold two of it
+        n_z = load_tile(z, i_next, o_x, o_t, o_v, left_next, V, False)
+    else:
+        if b_D is not None:
+            # a second time: there are not enough registers to hold it
+            b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL)
+        n_z = load_tile(z, i_x, o_x, o_t, o_v, left, V, PARTIAL)
+        b_y = gated_output(b_o, b_D, b_v, n_z, scale, o.dtype.element_ty)
+    tl.store(o + i_x * V + o_x, b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
+    return b_h, n_q, n_k, n_v, n_b, n_z
 
 
 @triton.heuristics({
@@ -159,6 +184,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     INTERVAL: tl.constexpr,
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
+    ROWS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
@@ -212,18 +238,21 @@ def chunk_longhorn_exact_fwd_kernel_o(
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
 
     NT = T_n // BT
-    # v and beta of the first full chunk; without PREFETCH the compiler drops these loads
+    # of the first full chunk; without PREFETCH the compiler drops these loads
+    b_q = load_tile(q, i_x, o_qk, o_t, o_k, NT, K, False)
+    b_k = load_tile(k, i_x, o_qk, o_t, o_k, NT, K, False)
     b_v = load_tile(v, i_x, o_x, o_t, o_v, NT, V, False)
     b_b = load_tile(beta, i_x, o_b, o_t, o_v, NT, V, False)
+    b_z = load_tile(z, i_x, o_x, o_t, o_v, NT, V, False) if HAS_Z else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
             # as [V, K], the order of the registers
             tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
-            b_h, b_v, b_b = forward_chunk(
-                b_h, b_v, b_b, b_D, tensors, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, H, K, V, DOT, USE_BETA_SIGMOID,
-                PREFETCH, False,
+            b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
+                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, H, K, V, DOT,
+                USE_BETA_SIGMOID, PREFETCH, ROWS, False,
             )
             i_x += BT * H
             i_g += H
@@ -231,7 +260,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
     left = T_n - NT * BT
     if left > 0:
         b_h = forward_chunk(
-            b_h, b_v, b_b, b_D, tensors, offsets, i_x, i_g, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID, False, True,
+            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID,
+            False, 0, True,
         )[0]
 
     if STORE_FINAL_STATE:

@@ -64,7 +64,8 @@ def chunk_longhorn_exact_kernel_gram(
     i_g = i_c.to(tl.int64) * H + i_h
     p_g = g + i_g * ((BT + 1) * BT)
     tl.store(p_g + o_g, b_g)
-    tl.store(p_g + BT * BT + o_t, tl.sum(b_k * b_k, 1))
+    # one term each: a sum over lanes may differ in its last bit from lane to lane, and all write it
+    tl.store(p_g + BT * BT + o_t, tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_g, 0.0), 1))
     if DOT == 'ieee':
         tl.store(a + i_g * (BT * BT) + o_g, b_a)
     else:

@@ -61,7 +61,7 @@ def replay_chunk(
         b_e = b_b * b_f
     # [BT, BV]
     b_e = tl.broadcast_to(b_e, b_v.shape)
-    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, p_g, BT, DOT, False)
+    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, False, 0)
     b_u = b_r * b_e
     if SCALAR_BETA:
         tl.store(us + i_x * V + o_x, operand(b_r, DOT), mask=m_v)
