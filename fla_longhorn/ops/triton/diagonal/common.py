@@ -12,6 +12,8 @@ import triton.language as tl
 
 from fla_longhorn.ops.triton.common import INTERPRETING, divide
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):
@@ -60,19 +62,24 @@ def load_masked(p, m, MASKED: tl.constexpr):
 
 
 @triton.jit
-def load_pairs(p, BV: tl.constexpr):
-    """BV bfloat16 values `[1, BV]` as float32, loaded as words of two: fewer instructions. The first index must be even."""
-    o_p = tl.arange(0, BV // 2)[None, :]
-    b_x = tl.load(p.to(tl.pointer_type(tl.int32), bitcast=True) + o_p)
-    return tl.reshape(tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True)), (1, BV))
+def unpack_pairs(b_x):
+    """Words `[1, BV / 2]` of two bfloat16 values as float32 `[1, BV]`: loaded so, a pair takes one instruction less."""
+    b_x = tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True))
+    return tl.reshape(b_x, (1, 2 * b_x.shape[1]))
+
+
+@triton.jit
+def sigmoid(b_x):
+    return divide(1., 1. + tl.exp2(b_x * -LOG2E))
 
 
 @triton.jit
 def step_size(b_beta, b_n, SIGMOID: tl.constexpr):
-    """eps = beta / (1 + beta |k|^2) from beta or its logit."""
+    """eps = beta / (1 + beta |k|^2) from beta, or from its logit, where it is 1 / (1 + exp(-logit) + |k|^2)."""
     if SIGMOID:
-        b_beta = tl.sigmoid(b_beta)
-    return divide(b_beta, 1. + b_beta * b_n)
+        return divide(1., 1. + b_n + tl.exp2(b_beta * -LOG2E))
+    else:
+        return divide(b_beta, 1. + b_beta * b_n)
 
 
 @triton.jit
@@ -82,11 +89,23 @@ def update(b_h, b_k, b_eps, b_v):
 
 
 @triton.jit
-def halves(x):
-    """The two halves of the rows `[R, BV]`; takes no instructions."""
+def unstack(x):
+    """The columns of `[N, U]`, each `[N, 1]`."""
+    N: tl.constexpr = x.shape[0]
+    U: tl.constexpr = x.shape[1]
+    if U == 1:
+        return (x,)
+    else:
+        a, b = tl.split(tl.permute(tl.reshape(x, (N, 2, U // 2)), (0, 2, 1)))
+        return unstack(a) + unstack(b)
+
+
+@triton.jit
+def split_rows(x):
+    """The even and the odd rows of `[R, BV]`; takes no instructions."""
     R: tl.constexpr = x.shape[0]
     BV: tl.constexpr = x.shape[1]
-    return tl.split(tl.permute(tl.reshape(x, (2, R // 2, BV)), (1, 2, 0)))
+    return tl.split(tl.permute(tl.reshape(x, (R // 2, 2, BV)), (0, 2, 1)))
 
 
 @triton.jit
@@ -97,8 +116,8 @@ def add_rows(b_acc, a, m, R: tl.constexpr):
         else:
             return b_acc + a * m
     else:
-        a0, a1 = halves(a)
-        m0, m1 = halves(m)
+        a0, a1 = split_rows(a)
+        m0, m1 = split_rows(m)
         return add_rows(add_rows(b_acc, a0, m0, R), a1, m1, R)
 
 

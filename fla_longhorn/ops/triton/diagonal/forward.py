@@ -10,47 +10,96 @@ from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
-    load_pairs,
     locate_segment,
     padded_state_size,
+    sigmoid,
     state_offsets,
     step_size,
+    unpack_pairs,
+    unstack,
     update,
     weighted_rows,
 )
 
 
 @triton.jit
-def forward_token(
-    b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_v, m_v,
-    BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr,
-    SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
-):
-    """Store the output of one token, return the state after it."""
-    o_k = tl.arange(0, BK)
-    # [BK, 1]
-    b_k, b_q = tl.load(p_r + o_k)[:, None], tl.load(p_r + BK + o_k)[:, None]
-    b_n = tl.load(p_r + 2 * BK)
-    # [1, BV]
-    b_v = load_pairs(p_v, BV) if PAIRS else load_masked(p_v + o_v, m_v, MASKED)
-    if SCALAR_BETA:
-        b_beta = tl.load(p_beta).to(tl.float32) + tl.zeros_like(b_v)
-    elif PAIRS:
-        b_beta = load_pairs(p_beta, BV)
+def load_words(p, m_v, m_t, BV: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr, GUARDED: tl.constexpr):
+    """A value of each channel as it lies in memory, `[1, BV]`, or with PAIRS words of two; GUARDED: zeros unless `m_t`."""
+    if PAIRS:
+        o_p = tl.arange(0, BV // 2)[None, :]
+        p_w = p.to(tl.pointer_type(tl.int32), bitcast=True) + o_p
+        return tl.load(p_w, mask=(o_p >= 0) & m_t, other=0) if GUARDED else tl.load(p_w)
     else:
-        b_beta = load_masked(p_beta + o_v, m_v, MASKED)
+        m = m_v & m_t if GUARDED else m_v
+        return tl.load(p, mask=m, other=0.) if MASKED or GUARDED else tl.load(p)
+
+
+@triton.jit
+def to_float(b_x, PAIRS: tl.constexpr):
+    """Float32 `[1, BV]` of what :func:`load_words` gives."""
+    return unpack_pairs(b_x) if PAIRS else b_x.to(tl.float32)
+
+
+@triton.jit
+def load_rows(p_r, n_u, R: tl.constexpr, BK: tl.constexpr, U: tl.constexpr, GUARDED: tl.constexpr):
+    """Keys and queries `[2 BK, U]` of U tokens, and a tuple of their |k|^2."""
+    o_u = tl.arange(0, U)[None, :]
+    p_k = p_r + o_u * R + tl.arange(0, 2 * BK)[:, None]
+    ns = ()
+    for u in tl.static_range(U):
+        ns = ns + (load_masked(p_r + u * R + 2 * BK, n_u > u, GUARDED),)
+    return load_masked(p_k, o_u < n_u, GUARDED), ns
+
+
+@triton.jit
+def keys_and_queries(b_rows):
+    """Tuples of the keys and of the queries, each `[BK, 1]`, of the tile that :func:`load_rows` gives."""
+    ks, qs = (), ()
+    BK: tl.constexpr = b_rows.shape[0] // 2
+    rows = unstack(b_rows)
+    for u in tl.static_range(len(rows)):
+        b_k, b_q = tl.split(tl.permute(tl.reshape(rows[u], (2, BK, 1)), (1, 2, 0)))
+        ks, qs = ks + (b_k,), qs + (b_q,)
+    return ks, qs
+
+
+@triton.jit
+def load_inputs(
+    p_v, p_beta, p_z, o_x, m_v, n_u, S_V: tl.constexpr, S_B: tl.constexpr, S_Z: tl.constexpr, BV: tl.constexpr,
+    U: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    GUARDED: tl.constexpr,
+):
+    """v, beta and z of U tokens, of which with GUARDED only the first n_u exist."""
+    o_p = 0 if PAIRS else o_x
+    vs, betas, zs = (), (), ()
+    for u in tl.static_range(U):
+        m_t = tl.full([1, 1], u, tl.int32) < n_u
+        vs = vs + (load_words(p_v + u * S_V + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED),)
+        if SCALAR_BETA:
+            betas = betas + (load_masked(p_beta + u * S_B, n_u > u, GUARDED),)
+        else:
+            betas = betas + (load_words(p_beta + u * S_B + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED),)
+        zs = zs + (load_words(p_z + u * S_Z + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED) if HAS_Z else 0.,)
+    return vs, betas, zs
+
+
+@triton.jit
+def forward_token(
+    b_h, b_k, b_q, b_n, b_v, b_beta, b_z, b_D, PAIRS: tl.constexpr, ROWS: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+):
+    """The state after one token and its output `(q^T S + D v) silu(z)`."""
+    # [1, BV]
+    b_v = to_float(b_v, PAIRS)
+    b_beta = b_beta.to(tl.float32) + tl.zeros_like(b_v) if SCALAR_BETA else to_float(b_beta, PAIRS)
     b_h = update(b_h, b_k, step_size(b_beta, b_n, SIGMOID), b_v)
     b_o = weighted_rows(b_q, b_h, ROWS)
     if HAS_D:
         b_o += b_D * b_v
     if HAS_Z:
-        b_z = load_masked(p_z + o_v, m_v, MASKED)
-        b_o *= b_z * tl.sigmoid(b_z)
-    if MASKED:
-        tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
-    else:
-        tl.store(p_o + o_v, b_o.to(p_o.dtype.element_ty))
-    return b_h
+        b_z = to_float(b_z, PAIRS)
+        b_o *= b_z * sigmoid(b_z)
+    return b_h, b_o
 
 
 @triton.heuristics({
@@ -135,31 +184,51 @@ def longhorn_fwd_kernel(
     i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
 
     n_t = (end - beg).to(tl.int32)
+    n_b = n_t // U
+    # a load never moves up across a store, so all inputs are asked for a block of tokens ahead, and outputs stored at its end
+    vs, betas, zs = load_inputs(
+        p_v, p_beta, p_z, o_x, m_v, n_b * U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
+    )
+    b_rows, ns = load_rows(p_r, n_b * U, R, BK, U, True)
     for i_t in range(0, n_t, C):
         if SAVE_STATES:
             tl.store(states + i_c * K * V + o_k * V + o_v, b_h, mask=m_h)
             i_c += H
-        for _ in range(0, tl.minimum(n_t - i_t, C) // U):
+        for i_b in range(i_t // U, tl.minimum(i_t + C, n_t) // U):
+            # the last block is asked for twice
+            step = tl.where(i_b + 1 < n_b, U, 0)
+            p_v, p_beta, p_z = p_v + step * S_V, p_beta + step * S_B, p_z + step * S_Z
+            next_vs, next_betas, next_zs = load_inputs(
+                p_v, p_beta, p_z, o_x, m_v, U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, False,
+            )
+            p_r += step * R
+            next_rows, next_ns = load_rows(p_r, U, R, BK, U, False)
+            ks, qs = keys_and_queries(b_rows)
+            outputs = ()
             for u in tl.static_range(U):
-                b_h = forward_token(
-                    b_h, p_r + u * R, p_v + u * S_V, p_beta + u * S_B, p_z + u * S_Z, p_o + u * H * V, b_D, o_x, m_v,
-                    BK, BV, ROWS, PAIRS, MASKED, SIGMOID, HAS_D, HAS_Z,
-                    SCALAR_BETA,
+                b_h, b_o = forward_token(
+                    b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                 )
-            p_r += U * R
-            p_v += U * S_V
-            p_beta += U * S_B
-            p_z += U * S_Z
+                outputs = outputs + (b_o,)
+            for u in tl.static_range(U):
+                tl.store(p_o + u * H * V + o_x, outputs[u].to(p_o.dtype.element_ty), mask=m_v if MASKED else None)
+            vs, betas, zs, b_rows, ns = next_vs, next_betas, next_zs, next_rows, next_ns
             p_o += U * H * V
-    for _ in range(0, n_t % U):
-        b_h = forward_token(
-            b_h, p_r, p_v, p_beta, p_z, p_o, b_D, o_x, m_v, BK, BV, ROWS, PAIRS, MASKED, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+    n_u = n_t - n_b * U
+    if n_u > 0:
+        if n_b > 0:
+            p_r, p_v, p_beta, p_z = p_r + U * R, p_v + U * S_V, p_beta + U * S_B, p_z + U * S_Z
+        vs, betas, zs = load_inputs(
+            p_v, p_beta, p_z, o_x, m_v, n_u, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
         )
-        p_r += R
-        p_v += S_V
-        p_beta += S_B
-        p_z += S_Z
-        p_o += H * V
+        # past the end the key is zero and the state stays
+        b_rows, ns = load_rows(p_r, n_u, R, BK, U, True)
+        ks, qs = keys_and_queries(b_rows)
+        for u in tl.static_range(U):
+            b_h, b_o = forward_token(
+                b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            )
+            tl.store(p_o + u * H * V + o_x, b_o.to(p_o.dtype.element_ty), mask=m_v & (tl.full([1, 1], u, tl.int32) < n_u))
     if STORE_FINAL_STATE:
         if end == eos:
             tl.store(ht + (i_n.to(tl.int64) * H + i_h) * K * V + o_h, b_h, mask=m_h)
@@ -233,12 +302,12 @@ def longhorn_step_kernel(
         b_o += tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) * b_v
     if HAS_Z:
         b_z = tl.load(z + i_b * s_zb + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32)
-        b_o *= b_z * tl.sigmoid(b_z)
+        b_o *= b_z * sigmoid(b_z)
     tl.store(o + (i_b * H + i_h) * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
 
 
 def forward_tiles(K: int, V: int) -> dict:
-    """Tile sizes: at most 64 state entries a thread, which leaves registers for the rest; 128 rows of keys unrolled.
+    """Tile sizes: at most 64 state entries a thread, which leaves registers for the rest; U tokens loaded ahead.
 
     BC is the channels of a thread: two, which share the loads of keys and queries, where their states fit. From K = 65 on, a
     warp has fewer channels than threads, and several threads share the entries of a channel.
@@ -246,14 +315,14 @@ def forward_tiles(K: int, V: int) -> dict:
     BK = padded_state_size(K)
     BC = 2 if BK <= 32 and V > 32 else 1
     BV = min(32 * BC, 2048 // BK)
-    return dict(BK=BK, BV=BV, BC=BC, U=max(128 // BK, 2), ROWS={16: 1, 32: 2}.get(BK, 4))
+    return dict(BK=BK, BV=BV, BC=BC, U=4 if BK == 16 else 2, ROWS={16: 1, 32: 2}.get(BK, 4))
 
 
-def loads_pairs(v: torch.Tensor, s_v: int, beta: torch.Tensor, tiles: dict) -> bool:
-    """Whether v and beta can be loaded as words of two bfloat16 values."""
+def loads_pairs(v: torch.Tensor, s_v: int, beta: torch.Tensor, z: torch.Tensor | None, s_z: int, tiles: dict) -> bool:
+    """Whether v, beta and z can be loaded as words of two bfloat16 values."""
     return (
-        tiles['BC'] == 2 and v.shape[-1] % tiles['BV'] == 0 and s_v % 2 == 0 and beta.dim() == 4
-        and all(x.dtype == torch.bfloat16 and x.data_ptr() % 4 == 0 for x in (v, beta))
+        tiles['BC'] == 2 and v.shape[-1] % tiles['BV'] == 0 and s_v % 2 == 0 and s_z % 2 == 0 and beta.dim() == 4
+        and all(x.dtype == torch.bfloat16 and x.data_ptr() % 4 == 0 for x in (v, beta, z) if x is not None)
     )
 
 
@@ -285,7 +354,7 @@ def longhorn_fwd_segments(
     longhorn_fwd_kernel[grid](
         rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, C, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
         R=rows.shape[-1], SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
-        PAIRS=loads_pairs(v, s_v, beta, tiles), num_warps=1, num_stages=1, **tiles,
+        PAIRS=loads_pairs(v, s_v, beta, z, s_z, tiles), num_warps=1, num_stages=1, **tiles,
     )
     return o
 
