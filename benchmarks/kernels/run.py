@@ -64,14 +64,13 @@ def forward_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]
 def backward_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
     types = dict.fromkeys(('v', 'beta', 'do', 'dv', 'dbeta'), f'*{dtype}')
     types |= dict.fromkeys(('rows', 'states', 'part', 'scratch'), '*fp32') | dict.fromkeys(('T', 'TT', 'N', 'L', 'NS'), 'i32')
-    keep = diagonal_bwd.keeps_decay(K, dtype != 'fp32', 8 if target == 'sm_80' else 9)
     constants = dict(
         D=None, z=None, dht=None, dD=None, dz=None, dh0=None, cu_seqlens=None, H=H, K=K, V=V, S_V=H * V, S_Z=0, S_DO=H * V,
-        KP=diagonal_common.padded_state_size(K), C=checkpoint_interval(K), BK=16, BV=64, ROWS=1, KEEP_DECAY=keep,
-        SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False, IS_VARLEN=False, USE_FINAL_STATE_GRADIENT=False,
-        STORE_INITIAL_STATE_GRADIENT=False, HAS_D=False, HAS_Z=False, MASKED=False,
+        KP=diagonal_common.padded_state_size(K), C=checkpoint_interval(K), BK=16, BV=diagonal_bwd.BLOCK_OF_CHANNELS, ROWS=1,
+        PRECISE=dtype == 'fp32', SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False, IS_VARLEN=False,
+        USE_FINAL_STATE_GRADIENT=False, STORE_INITIAL_STATE_GRADIENT=False, HAS_D=False, HAS_Z=False, MASKED=False,
     )
-    return types, constants, 2
+    return types, constants, 1
 
 
 def prepare_arguments(squares: bool) -> Callable:
@@ -91,7 +90,7 @@ def reduce_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
     KP = diagonal_common.padded_state_size(K)
     types = dict.fromkeys(('part', 'rows'), '*fp32') | dict.fromkeys(('dq', 'dk', 'dbeta'), f'*{dtype}')
     types |= dict(scale='fp32', TT='i32')
-    return types, dict(NV=V // 64, H=H, K=K, KP=KP, BT=max(512 // KP, 2), SCALAR_BETA=False), 2
+    return types, dict(NV=V // diagonal_bwd.BLOCK_OF_CHANNELS, H=H, K=K, KP=KP, BT=max(512 // KP, 2), SCALAR_BETA=False), 2
 
 
 def segment_arguments(reverse: bool) -> Callable:
@@ -120,22 +119,14 @@ def forward_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
 
 
 def backward_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
-    """Replay (all blocks of four tokens of a chunk but one) and the way back; around them what runs once for a chunk.
-
-    The loop around holds the block of a chunk's end too, whose tokens are not a multiple of four; it is compiled, and runs
-    at most once for a sequence, so its instructions, as many as those of the block in the loop, are not counted.
-    """
+    """Replay (all blocks of four tokens of a chunk but one) and the way back; around them what runs once for a chunk."""
     if not compiled.loops:
         return None
     C, blocks = checkpoint_interval(K), checkpoint_interval(K) // 4
     depth = max(loop.depth for loop in compiled.loops)
     replay, back = sorted((x for x in compiled.loops if x.depth == depth), key=lambda x: x.instructions)[-2:]
     around = next(x for x in reversed(compiled.loops) if x.depth == depth - 1 and x.order < replay.order)
-    once = max(around.instructions - back.instructions, 0)
-    cost = (replay.instructions * (blocks - 1) + back.instructions * blocks + once) / (C * 16)
-    # with several blocks of K, a loop over the tokens writes the gradients of v and beta at the end
-    finish = [x for x in compiled.loops if x.depth == depth - 1 and 'MUFU' in x.mix and x is not around]
-    return cost + sum(x.instructions for x in finish) / K
+    return (replay.instructions * (blocks - 1) + back.instructions * blocks + around.instructions) / (C * 16)
 
 
 def prepare_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
@@ -151,7 +142,7 @@ def reduce_cost(compiled: Compiled, K: int, dtype: str) -> float | None:
     if hot is None:
         return None
     KP = diagonal_common.padded_state_size(K)
-    blocks = V // 64
+    blocks = V // diagonal_bwd.BLOCK_OF_CHANNELS
     unrolled = max(hot.mix['LDG'] // loads_per_block(KP), 1)
     return hot.instructions * 64 * blocks / unrolled / (max(512 // KP, 2) * K * V)
 

@@ -59,7 +59,6 @@ def compile_case(case):
         if flags.get(flag):
             types[pointer] = kind or f'*{dtype}'
     if name == BACKWARD:
-        constants['KEEP_DECAY'] = False
         types |= {'dz': f'*{dtype}'} if flags.get('HAS_Z') else {}
         types |= {'dD': '*fp32'} if flags.get('HAS_D') else {}
     return compile_kernel(row.function, types, constants, target, num_warps)

@@ -11,9 +11,9 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import with_token_stride
 from fla_longhorn.ops.triton.diagonal import segments
-from fla_longhorn.ops.triton.diagonal.backward import longhorn_bwd_segments
+from fla_longhorn.ops.triton.diagonal.backward import BLOCK_OF_CHANNELS, longhorn_bwd_segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
-from fla_longhorn.ops.triton.diagonal.forward import longhorn_fwd_segments, longhorn_fwd_step
+from fla_longhorn.ops.triton.diagonal.forward import forward_tiles, longhorn_fwd_segments, longhorn_fwd_step
 
 
 def diagonal_fwd(
@@ -36,10 +36,12 @@ def diagonal_fwd(
         o = longhorn_fwd_step(q, k, v, beta, D, z, h0, ht, pool, scale=args.scale, **options)
         return o, or_empty(ht, o), or_empty(None, o)
 
-    C, L = checkpoint_interval(K), segment_length(args, parallel)
+    C, L = checkpoint_interval(K), segment_length(args, parallel, forward_tiles(K, V)['BV'])
     states = None
     if save_states:
-        states = q.new_empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V), dtype=torch.float32)
+        # packed sequences leave slots that no one writes
+        new = q.new_empty if cu_seqlens is None else q.new_zeros
+        states = new((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V), dtype=torch.float32)
     rows = prepare_rows(q, k, args.scale, squares=False)
     if L <= T:
         decay, local = segments.summarize_segments(
@@ -64,7 +66,7 @@ def diagonal_bwd(
     dh0 = None if args.initial_state is None else q.new_empty(args.state_shape, dtype=torch.float32)
     options = dict(use_beta_sigmoid=args.use_beta_sigmoid_in_kernel, state_v_first=args.state_v_first)
 
-    L = segment_length(args, parallel)
+    L = segment_length(args, parallel, BLOCK_OF_CHANNELS)
     rows = prepare_rows(q, k, args.scale, squares=True)
     if L <= T:
         decay, local = segments.summarize_segments(
@@ -78,8 +80,9 @@ def diagonal_bwd(
     return tuple(q.new_empty(0) if x is None else x for x in (dq, dk, dv, dbeta, dh0, dD, dz))
 
 
-def segment_length(args: Arguments, parallel: bool) -> int:
+def segment_length(args: Arguments, parallel: bool, channels: int) -> int:
+    """Tokens to a segment, for programs of one warp with so many channels."""
     _, T, H, K, V = args.sizes
     if not parallel:
         return segments.one_segment(T, K)
-    return segments.choose_segment_length(T, args.num_sequences * H * triton.cdiv(V, 32), K, args.q.device)
+    return segments.choose_segment_length(T, args.num_sequences * H * triton.cdiv(V, channels), K, args.q.device)

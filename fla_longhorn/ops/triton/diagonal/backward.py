@@ -15,13 +15,12 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.capability import device_capability
 from fla_longhorn.ops.triton.common import first_slot
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
-    finish_token,
     from_ring,
-    load_token,
+    load_four,
+    load_keys,
     replay_block,
     ring_offsets,
     to_ring,
@@ -29,7 +28,9 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
 from fla_longhorn.ops.triton.diagonal.common import locate_segment, padded_state_size, state_offsets
 
 # each program has a scratch buffer and loops over the work, so there are no more than run at once
-PROGRAMS_PER_MULTIPROCESSOR = 4
+PROGRAMS_PER_MULTIPROCESSOR = 8
+# channels of a program: one a thread of one warp, so that nothing waits for another warp
+BLOCK_OF_CHANNELS = 32
 
 
 @triton.heuristics({
@@ -74,7 +75,7 @@ def longhorn_bwd_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     ROWS: tl.constexpr,
-    KEEP_DECAY: tl.constexpr,
+    PRECISE: tl.constexpr,
     SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
@@ -108,7 +109,8 @@ def longhorn_bwd_kernel(
     p_sums = p_ring + (C // 4 + NK) * BK * BV
     p_acc = p_sums + NW * C * BV + o_x
     o_ring = ring_offsets(BK, BV)
-    o_part = tl.arange(0, 4)[:, None] * PR + tl.arange(0, BK)[None, :]
+    # of a masked token beta is zero
+    NONE: tl.constexpr = float('-inf') if SIGMOID else 0.
 
     for i in range(0, tl.cdiv(NS * H * NV - tl.program_id(0), tl.num_programs(0))):
         i_w = tl.program_id(0) + i * tl.num_programs(0)
@@ -126,7 +128,7 @@ def longhorn_bwd_kernel(
             o_k = i_k * BK + o_i
             if USE_FINAL_STATE_GRADIENT:
                 p_dht = dht + (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-                b_G = tl.load(p_dht, mask=(o_k < K) & m_v, other=0.)
+                b_G = tl.load(p_dht, mask=(o_k < tl.where(used, K, 0)) & m_v, other=0.)
             else:
                 b_G = tl.zeros([BK, BV], dtype=tl.float32)
             tl.store(p_G + i_k * BK * BV, b_G)
@@ -137,7 +139,7 @@ def longhorn_bwd_kernel(
             t = beg + i_t
             p_r = rows + (i_h.to(tl.int64) * TT + t) * R
             p_v = v + (t * S_V + i_h * V + i_v * BV) + o_x
-            p_beta = beta + t * H + i_h if SCALAR_BETA else beta + ((t * H + i_h) * V + i_v * BV) + o_x
+            p_beta = beta + (t * H + i_h) + o_x * 0 if SCALAR_BETA else beta + ((t * H + i_h) * V + i_v * BV) + o_x
             p_do = do + (t * S_DO + i_h * V + i_v * BV) + o_x
             p_z = z + (t * S_Z + i_h * V + i_v * BV) + o_x if HAS_Z else p_v
             i_o = (t * H + i_h) * V + i_v * BV
@@ -145,69 +147,70 @@ def longhorn_bwd_kernel(
             p_dbeta = dbeta + i_o + o_x
             p_dz = dz + i_o + o_x if HAS_Z else p_dv
             p_token = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
-            p_part = p_token + o_part
             n_b = tl.cdiv(n_c, 4)
             for i_k in range(0, NK):
                 o_k = i_k * BK + o_i
                 b_h = tl.load(
                     states + (i_c + i_t // C * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
                 )
-                tl.store(p_ring + o_ring, to_ring(b_h))
                 # a pointer that advances with the loop costs two instructions, a recomputed one four
                 x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
-                for _ in range(0, n_b - 1):
-                    b_h = replay_block(
-                        b_h, x_r, x_r + i_k * BK, x_v, x_beta, m_v, S_V, S_B, R, KP, BK, MASKED, SIGMOID, SCALAR_BETA,
-                    )
-                    x_r, x_v, x_beta, x_ring = x_r + 4 * R, x_v + 4 * S_V, x_beta + 4 * S_B, x_ring + BK * BV
+                # inputs are asked for a block of tokens ahead: loads don't move up across stores
+                vs = load_four(x_v, n_c, m_v, S_V, 0., MASKED, True)
+                betas = load_four(x_beta, n_c, m_v, S_B, NONE, MASKED, True)
+                b_keys, ns = load_keys(x_r, x_r + i_k * BK, n_c, R, KP, BK)
+                tl.store(x_ring + o_ring, to_ring(b_h))
+                for j in range(1, n_b):
+                    # the last block is asked for twice
+                    step = tl.where(j + 1 < n_b, 4, 0)
+                    x_r, x_v, x_beta, x_ring = x_r + step * R, x_v + step * S_V, x_beta + step * S_B, x_ring + BK * BV
+                    next_vs = load_four(x_v, 4, m_v, S_V, 0., MASKED, False)
+                    next_betas = load_four(x_beta, 4, m_v, S_B, NONE, MASKED, False)
+                    next_keys, next_ns = load_keys(x_r, x_r + i_k * BK, 4, R, KP, BK)
+                    b_h = replay_block(b_h, b_keys, ns, vs, betas, SIGMOID)
                     tl.store(x_ring + o_ring, to_ring(b_h))
+                    vs, betas, b_keys, ns = next_vs, next_betas, next_keys, next_ns
                 tl.debug_barrier()
+
                 b_G = tl.load(p_G + i_k * BK * BV)
-                j = n_c // 4
-                x_r, x_v, x_beta, x_ring = p_r + j * 4 * R, p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_ring + j * BK * BV
-                x_do, x_z, x_dv, x_dbeta = p_do + j * 4 * S_DO, p_z + j * 4 * S_Z, p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B
-                x_dz, x_sums, x_acc, x_part = p_dz + j * 4 * H * V, p_sums + j * 4, p_acc + j * 4 * BV, p_part + j * 4 * PR
-                if n_c % 4 != 0:
-                    b_G, b_dD = backward_block(
-                        b_G, b_dD, b_D, b_h, i_k, n_c % 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums, x_acc,
-                        x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, BK, False, MASKED, True, SIGMOID,
-                        HAS_D, HAS_Z, SCALAR_BETA,
-                    )
-                for _ in range(0, j):
-                    x_r, x_v, x_beta, x_ring = x_r - 4 * R, x_v - 4 * S_V, x_beta - 4 * S_B, x_ring - BK * BV
-                    x_do, x_z, x_dv, x_dbeta = x_do - 4 * S_DO, x_z - 4 * S_Z, x_dv - 4 * H * V, x_dbeta - 4 * S_B
-                    x_dz, x_sums, x_acc, x_part = x_dz - 4 * H * V, x_sums - 4, x_acc - 4 * BV, x_part - 4 * PR
+                j = n_b - 1
+                n_u = n_c - 4 * j
+                x_r, x_ring, x_sums = p_r + j * 4 * R, p_ring + j * BK * BV, p_sums + j * 4
+                x_v, x_beta, x_do, x_z = p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_do + j * 4 * S_DO, p_z + j * 4 * S_Z
+                x_dv, x_dbeta, x_dz = p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B, p_dz + j * 4 * H * V
+                x_acc, x_part = p_acc + j * 4 * BV, p_token + j * 4 * PR
+                vs = load_four(x_v, n_u, m_v, S_V, 0., MASKED, True)
+                betas = load_four(x_beta, n_u, m_v, S_B, NONE, MASKED, True)
+                dos = load_four(x_do, n_u, m_v, S_DO, 0., MASKED, True)
+                zs = load_four(x_z, n_u, m_v, S_Z, 0., MASKED, True) if HAS_Z else (0., 0., 0., 0.)
+                for j in range(0, n_b):
                     b_h = from_ring(tl.load(x_ring + o_ring))
+                    # no tokens before the first
+                    step = tl.where(j + 1 < n_b, 4, 0)
+                    x_v, x_beta, x_do, x_z = x_v - step * S_V, x_beta - step * S_B, x_do - step * S_DO, x_z - step * S_Z
+                    next_vs = load_four(x_v, step, m_v, S_V, 0., MASKED, True)
+                    next_betas = load_four(x_beta, step, m_v, S_B, NONE, MASKED, True)
+                    next_dos = load_four(x_do, step, m_v, S_DO, 0., MASKED, True)
+                    next_zs = load_four(x_z, step, m_v, S_Z, 0., MASKED, True) if HAS_Z else zs
                     b_G, b_dD = backward_block(
-                        b_G, b_dD, b_D, b_h, i_k, n_c * 0 + 4, x_r, x_v, x_beta, x_do, x_z, x_dv, x_dbeta, x_dz, x_sums,
-                        x_acc, x_part, m_v, H, V, S_V, S_Z, S_DO, S_B, R, PR, KP, NK, BK, BV, C, ROWS, KEEP_DECAY, MASKED,
-                        False, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                        b_G, b_dD, b_D, b_h, vs, betas, dos, zs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_sums, x_acc, x_part,
+                        m_v, H, V, S_B, R, PR, KP, NK, BK, BV, C, ROWS, PRECISE, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                     )
+                    vs, betas, dos, zs, n_u = next_vs, next_betas, next_dos, next_zs, n_u * 0 + 4
+                    x_r, x_ring, x_sums = x_r - 4 * R, x_ring - BK * BV, x_sums - 4
+                    x_acc, x_part = x_acc - 4 * BV, x_part - 4 * PR
+                    x_dv, x_dbeta, x_dz = x_dv - 4 * H * V, x_dbeta - 4 * S_B, x_dz - 4 * H * V
                 tl.store(p_G + i_k * BK * BV, b_G)
-            if NK > 1:
-                for j in range(0, n_c):
-                    b_v, b_beta, b_f, b_dy = load_token(
-                        p_r + j * R + 2 * KP, p_v + j * S_V, p_beta + j * S_B, p_do + j * S_DO, p_z + j * S_Z, j < n_c, m_v,
-                        MASKED, SIGMOID, HAS_Z, SCALAR_BETA,
-                    )
-                    p_a = p_acc + j * BV
-                    b_y = tl.load(p_a + 2 * C * BV) if HAS_Z else b_D
-                    b_w, b_db = finish_token(
-                        tl.load(p_a), tl.load(p_a + C * BV), b_y, b_v, b_beta, b_beta * b_f, b_f, b_dy, b_D, m_v,
-                        p_do + j * S_DO, p_z + j * S_Z, p_dv + j * H * V, p_dbeta + j * S_B, p_dz + j * H * V, MASKED, SIGMOID,
-                        HAS_D, HAS_Z, SCALAR_BETA,
-                    )
-                    tl.store(p_sums + o_x * C + j, b_w)
-                    if SCALAR_BETA:
-                        tl.store(p_sums + C * BV + o_x * C + j, b_db)
             tl.debug_barrier()
             for j in range(0, tl.cdiv(n_c, BT)):
                 o_t = j * BT + tl.arange(0, BT)
                 p_w = p_sums + tl.arange(0, BV)[:, None] * C + o_t[None, :]
+                m_c = (o_t < n_c)[None, :]
                 # [BT]
-                tl.store(p_token + o_t * PR + 2 * KP, tl.sum(tl.load(p_w), 0), mask=o_t < n_c)
+                p_t = p_token + o_t * PR + 2 * KP
+                tl.store(p_t, tl.sum(tl.load(p_w, mask=m_c, other=0.), 0), mask=o_t < n_c)
                 if SCALAR_BETA:
-                    tl.store(p_token + o_t * PR + 2 * KP + 1, tl.sum(tl.load(p_w + C * BV), 0), mask=o_t < n_c)
+                    tl.store(p_t + 1, tl.sum(tl.load(p_w + C * BV, mask=m_c, other=0.), 0), mask=o_t < n_c)
             tl.debug_barrier()
 
         tl.debug_barrier()
@@ -263,14 +266,6 @@ def longhorn_reduce_kernel(
         tl.store(dbeta + o_t * H + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
 
 
-def keeps_decay(K: int, plain: bool, capability: int) -> bool:
-    """Whether the decays of four tokens stay in registers for the way back: one instruction less an entry, 50 registers more.
-
-    `plain`: v and beta have 16 bits, beta is one a channel, nothing is fused. Each of these options takes more registers.
-    """
-    return K <= 16 and plain and capability >= 9
-
-
 def longhorn_bwd_segments(
     rows: torch.Tensor,
     q: torch.Tensor,
@@ -300,9 +295,8 @@ def longhorn_bwd_segments(
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     scalar_beta = beta.dim() == 3
-    KP, BK, BV = padded_state_size(K), 16, 64 if V > 32 else 32
+    KP, BK, BV = padded_state_size(K), 16, BLOCK_OF_CHANNELS
     NS, NV, NK = num_checkpoints(B, T, N, L, cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
-    plain = not (scalar_beta or use_beta_sigmoid) and D is None and z is None and max(v.itemsize, beta.itemsize) == 2
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
     floats = (C // 4 + NK) * BK * BV + ((2 if scalar_beta else 1) + (0 if NK == 1 else 3)) * C * BV
 
@@ -316,8 +310,8 @@ def longhorn_bwd_segments(
     longhorn_bwd_kernel[(programs,)](
         rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
         T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
-        KEEP_DECAY=keeps_decay(K, plain, device_capability(v.device)),
-        SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta, STATE_V_FIRST=state_v_first, num_warps=BV // 32, num_stages=1,
+        PRECISE=max(q.itemsize, k.itemsize) > 2, SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta,
+        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1,
     )
     BT = max(512 // KP, 2)
     longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](

@@ -89,6 +89,18 @@ def update(b_h, b_k, b_eps, b_v):
 
 
 @triton.jit
+def unstack(x):
+    """The columns of `[N, U]`, each `[N, 1]`."""
+    N: tl.constexpr = x.shape[0]
+    U: tl.constexpr = x.shape[1]
+    if U == 1:
+        return (x,)
+    else:
+        a, b = tl.split(tl.permute(tl.reshape(x, (N, 2, U // 2)), (0, 2, 1)))
+        return unstack(a) + unstack(b)
+
+
+@triton.jit
 def split_rows(x):
     """The even and the odd rows of `[R, BV]`; takes no instructions."""
     R: tl.constexpr = x.shape[0]

@@ -13,10 +13,11 @@ from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
     padded_state_size,
-    state_offsets,
     sigmoid,
+    state_offsets,
     step_size,
     unpack_pairs,
+    unstack,
     update,
     weighted_rows,
 )
@@ -61,18 +62,6 @@ def keys_and_queries(b_rows):
         b_k, b_q = tl.split(tl.permute(tl.reshape(rows[u], (2, BK, 1)), (1, 2, 0)))
         ks, qs = ks + (b_k,), qs + (b_q,)
     return ks, qs
-
-
-@triton.jit
-def unstack(x):
-    """The columns of `[N, U]`, each `[N, 1]`."""
-    N: tl.constexpr = x.shape[0]
-    U: tl.constexpr = x.shape[1]
-    if U == 1:
-        return (x,)
-    else:
-        a, b = tl.split(tl.permute(tl.reshape(x, (N, 2, U // 2)), (0, 2, 1)))
-        return unstack(a) + unstack(b)
 
 
 @triton.jit
@@ -217,7 +206,7 @@ def longhorn_fwd_kernel(
 
     n_t = (end - beg).to(tl.int32)
     n_b = n_t // U
-    # a load never moves up across a store, so inputs are asked for a block of tokens ahead, a key and query a token ahead
+    # a load never moves up across a store, so all inputs are asked for a block of tokens ahead, and outputs stored at its end
     vs, betas, zs = load_inputs(
         p_v, p_beta, p_z, o_x, m_v, n_b * U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
     )
