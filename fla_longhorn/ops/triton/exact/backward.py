@@ -41,7 +41,7 @@ def backward_tile(K: int, precision: str) -> dict:
     tile = chunk_tile(K, precision)
     if tile['BK'] == 16 and precision == 'bf16':
         tile |= {'BV': 32, 'VEC': 1}
-    return {**tile, 'PREFETCH': precision == 'bf16' and K <= 64}
+    return {**tile, 'PREFETCH': precision == 'bf16' and tile['BK'] in (16, 64)}
 
 
 @triton.jit
@@ -62,6 +62,11 @@ def backward_chunk(
     BT: tl.constexpr = o_t.shape[0]
     BV: tl.constexpr = o_v.shape[0]
     i_next = i_x - BT * H
+    if SCALAR_BETA:
+        EARLY: tl.constexpr = False
+    else:
+        # above K = 16 there are not enough registers for float32
+        EARLY: tl.constexpr = PREFETCH and (o_k.shape[0] == 16 or cs.dtype.element_ty != tl.float32)
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     if not PREFETCH:
@@ -85,7 +90,8 @@ def backward_chunk(
         n_k = load_tile(k, i_next, o_qk, o_t, o_k, left_next, K, False)
         n_dy = load_tile(dy, i_next, o_x, o_t, o_v, left_next, V, False)
         n_b = load_tile(beta, i_next, o_b, o_t, o_v, left_next, V, False)
-        b_c = n_dy if SCALAR_BETA else load_tile(cs, i_x, o_x, o_t, o_v, left, V, False)
+        if EARLY:
+            b_c = load_tile(cs, i_x, o_x, o_t, o_v, left, V, False)
     else:
         b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL)
     b_b = b_b.to(tl.float32)
@@ -114,7 +120,7 @@ def backward_chunk(
     if SCALAR_BETA:
         tl.store(ws + i_x * V + o_x, operand(b_x, DOT), mask=m_v)
     else:
-        if not PREFETCH:
+        if not EARLY:
             b_c = tl.load(cs + i_x * V + o_x, mask=m_v, other=0.0)
         b_c = b_c.to(tl.float32)
         if USE_BETA_SIGMOID:
