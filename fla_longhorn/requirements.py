@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 # distributions, each with its bounds and what installs it
 REQUIREMENTS = (
     ('torch', (2, 7), None, "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"),
-    ('triton', (3, 4), None, "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"),
+    ('triton', (3, 6), None, "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"),
     ('flash-linear-attention', (0, 6), (0, 7), 'pip install fla-longhorn'),
     ('transformers', (5, 6, 2), (6, 0), 'pip install fla-longhorn'),
 )

@@ -134,7 +134,7 @@ import fla_longhorn
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
         assert last == (
-            'ImportError: fla-longhorn needs triton>=3.4, which is not installed: '
+            'ImportError: fla-longhorn needs triton>=3.6, which is not installed: '
             "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
         )
 

@@ -1,6 +1,6 @@
 """The fast calls and the emulator's own kernels with several versions of Triton, each installed into a folder.
 
-    python -m tests.ptx.versions 3.3.0 3.6.0 3.9.0 [--folder build/triton] [--groups fast]
+    python -m tests.ptx.versions 3.6.0 3.9.0 [--folder build/triton] [--groups fast]
 
 Triton alone changes: the folder comes first on the path of a process that else has this one's packages. Prints a table.
 """
