@@ -1,4 +1,4 @@
-"""What the kernels compile to, without a GPU: every target, no spills, no more instructions than recorded."""
+"""What the kernels compile to, without a GPU: every target, no more spills and instructions than recorded."""
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,8 +18,10 @@ SMALL = ('prepare backward', 'reduce backward', *SEGMENTS)
 
 # instructions per state update on sm_90 in bfloat16, rounded up: raise one only with a reason in the commit
 RECORDED = {
-    ('prepare forward', 16): 0.02, (FORWARD, 16): 4.80, ('prepare backward', 16): 0.02, (BACKWARD, 16): 20.15,
-    ('reduce backward', 16): 0.09,
+    # more than before inputs were loaded ahead and sums went to the tensor cores (4.80, 20.15, 0.09), for predicted times of
+    # 0.33 ms in place of 2.06 and 1.8 in place of 4.3 (H100, B = 8, T = 2048, V = 4096)
+    ('prepare forward', 16): 0.02, (FORWARD, 16): 5.20, ('prepare backward', 16): 0.02, (BACKWARD, 16): 24.25,
+    ('reduce backward', 16): 0.17,
 }
 
 # (kernel, K, target, dtype, flags): each flag and dtype that changes the code, in few compilations
@@ -41,6 +43,12 @@ CASES = [
     (BACKWARD, 64, 'gfx942', 'fp32', dict(SCALAR_BETA=True, STATE_V_FIRST=True, HAS_Z=True, **STATES_BACKWARD)),
     (SEGMENTS[1], 16, 'sm_80', 'fp16', dict(SCALAR_BETA=True, SIGMOID=True, STATE_V_FIRST=True, HAS_Z=True)),
 ]
+# accesses of local memory, none elsewhere; in backward they come with the inputs loaded ahead, which take less time even so
+SPILLS = {
+    (FORWARD, 128, 'sm_90'): 10, (FORWARD, 128, 'sm_100'): 56, (FORWARD, 256, 'sm_90'): 53, (BACKWARD, 16, 'sm_80'): 63,
+    (BACKWARD, 16, 'sm_90'): 65, (BACKWARD, 16, 'sm_100'): 43, (BACKWARD, 32, 'sm_90'): 73, (BACKWARD, 64, 'sm_80'): 120,
+    (BACKWARD, 128, 'sm_100'): 28, (BACKWARD, 64, 'gfx942'): 212,
+}
 POINTERS = {
     'USE_INITIAL_STATE': ('h0', '*fp32'), 'STORE_FINAL_STATE': ('ht', '*fp32'), 'HAS_Z': ('z', None), 'HAS_D': ('D', '*fp32'),
     'IS_VARLEN': ('cu_seqlens', '*i64'), 'USE_FINAL_STATE_GRADIENT': ('dht', '*fp32'),
@@ -79,10 +87,11 @@ def describe(case):
 
 
 @pytest.mark.parametrize('case', CASES, ids=describe)
-def test_compiles_without_spills(compiled, case):
+def test_spills(compiled, case):
     result = compiled[describe(case)]
     assert result.registers > 0
-    assert not result.spills, f'{describe(case)}: {result.spills} accesses of local memory, {result.registers} registers'
+    most = SPILLS.get(case[:3], 0)
+    assert result.spills <= most, f'{describe(case)}: {result.spills} accesses of local memory, {result.registers} registers'
 
 
 @pytest.mark.parametrize(('name', 'K'), RECORDED, ids=str)
@@ -91,6 +100,6 @@ def test_instructions_stay_at_recorded_figures(compiled, name, K):
     assert result.instructions_per_state_update <= RECORDED[name, K]
 
 
-def test_forward_and_backward_stay_below_25_instructions_a_state_update(compiled):
+def test_forward_and_backward_stay_below_30_instructions_a_state_update(compiled):
     total = sum(compiled[describe((name, 16, 'sm_90', 'bf16', {}))].instructions_per_state_update for name, _ in RECORDED)
-    assert total <= 25
+    assert total <= 30

@@ -94,7 +94,7 @@ NAMES = {
         'AutoConfig', 'AutoConfig.register', 'AutoModel', 'AutoModel._model_mapping',
         'AutoModel._model_mapping._extra_content', 'AutoModel.register', 'AutoModelForCausalLM',
         'AutoModelForCausalLM._model_mapping', 'AutoModelForCausalLM._model_mapping._extra_content',
-        'AutoModelForCausalLM.register', 'PreTrainedConfig',
+        'AutoModelForCausalLM.register', 'AutoTokenizer', 'AutoTokenizer.from_pretrained', 'PreTrainedConfig',
     ),
     'transformers.cache_utils': ('Cache',),
     'transformers.configuration_utils': ('PreTrainedConfig', 'PreTrainedConfig.model_type'),
