@@ -22,11 +22,12 @@ PAGES = {
     'evaluate.md': (0, 2, 1),
     'exact.md': (1, 0, 0),
     'flame.md': (0, 0, 2),
-    'generate.md': (2, 0, 0),
+    'generate.md': (4, 0, 0),
     'migrate.md': (1, 0, 0),
     'objectives.md': (1, 0, 0),
     'operators.md': (6, 0, 0),
     'paper.md': (0, 0, 1),
+    'serve.md': (0, 0, 1),
     'swap.md': (1, 0, 0),
     'train.md': (5, 2, 0),
 }

@@ -15,7 +15,7 @@ from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
     chunk_tile,
     gram_pointers,
-    head_and_index,
+    head_index_and_channels,
     load_tile,
     logit_steps,
     operand,
@@ -194,8 +194,7 @@ def chunk_longhorn_exact_bwd_kernel(
     size is a factor too. For the kernel that sums over channels, `ws` takes W (X for a scalar step) and `dhs` the gradients
     of the state at the ends of the spans.
     """
-    i_h, i_n = head_and_index(H)
-    i_v = tl.program_id(1)
+    i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     NT = T_n // BT
     left = T_n - NT * BT
@@ -279,12 +278,12 @@ def chunk_longhorn_exact_bwd(
     flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
 
     tile = replay_tile(K, precision)
-    chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0], triton.cdiv(V, tile['BV']))](
+    chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0] * triton.cdiv(V, tile['BV']),)](
         q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V,
         BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile,
     )
     tile = backward_tile(K, precision)
-    chunk_longhorn_exact_bwd_kernel[(H * N, triton.cdiv(V, tile['BV']))](
+    chunk_longhorn_exact_bwd_kernel[(H * N * triton.cdiv(V, tile['BV']),)](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
         V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
     )

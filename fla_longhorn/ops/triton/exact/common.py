@@ -56,6 +56,14 @@ def head_and_index(H: tl.constexpr):
 
 
 @triton.jit
+def head_index_and_channels(H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
+    """This program's head, its sequence or slot, and its block of channels, which changes fastest."""
+    i = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    return i // NV % H, i // (NV * H), i % NV
+
+
+@triton.jit
 def sequence_range(cu_seqlens, i_n, T, IS_VARLEN: tl.constexpr):
     """First token (int64) and length of sequence `i_n`."""
     if IS_VARLEN:

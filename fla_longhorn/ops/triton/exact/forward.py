@@ -18,7 +18,7 @@ from fla_longhorn.ops.triton.exact.common import (
     forward_substitution,
     gram_pointers,
     gram_rows,
-    head_and_index,
+    head_index_and_channels,
     kept,
     load_tile,
     operand_precision,
@@ -210,8 +210,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
     """
-    i_h, i_n = head_and_index(H)
-    i_v = tl.program_id(1)
+    i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     i_r = i_n.to(tl.int64)
     i_w = i_r
     if POOLED:
@@ -280,7 +279,7 @@ def chunk_longhorn_exact_fwd(
     # programs of a sequence without a row leave at once
     o = torch.empty_like(args.v) if pool is None else torch.zeros_like(args.v)
     tile = forward_tile(K, precision)
-    chunk_longhorn_exact_fwd_kernel_o[(H * args.num_sequences, triton.cdiv(V, tile['BV']))](
+    chunk_longhorn_exact_fwd_kernel_o[(H * args.num_sequences * triton.cdiv(V, tile['BV']),)](
         args.q, args.k, args.v, args.beta, args.D, args.z, g, a, h0, o, ht, states, args.cu_seqlens,
         args.scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=checkpoint_interval(K), DOT=precision,
         USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel, SCALAR_BETA=args.beta.dim() == 3,

@@ -11,7 +11,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import divide, first_slot, locate_states, only_if, row_arguments, with_token_stride
 from fla_longhorn.ops.triton.exact.common import (
-    head_and_index,
+    head_index_and_channels,
     rounded,
     sequence_range,
     sigmoid,
@@ -84,8 +84,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
 
     With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
     """
-    i_h, i_n = head_and_index(H)
-    i_v = tl.program_id(1)
+    i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k = tl.arange(0, BK)
     # what a thread may load at once decides which channels it owns
@@ -153,7 +152,7 @@ def fused_recurrent_longhorn_exact_fwd(
     if pool is not None:
         h0 = pool.states
     o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
-    fused_recurrent_longhorn_exact_fwd_kernel[(H * args.num_sequences, triton.cdiv(V, tile['BV']))](
+    fused_recurrent_longhorn_exact_fwd_kernel[(H * args.num_sequences * triton.cdiv(V, tile['BV']),)](
         q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, args.scale, T, s_q, s_k, s_v, s_z,
         H=H, K=K, V=V, INTERVAL=checkpoint_interval(K), USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel,
         SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **tile,

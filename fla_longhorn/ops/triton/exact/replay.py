@@ -12,7 +12,7 @@ from fla_longhorn.ops.triton.exact.common import (
     chunk_tile,
     forward_substitution,
     gram_pointers,
-    head_and_index,
+    head_index_and_channels,
     load_tile,
     locate_slot,
     operand,
@@ -165,8 +165,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     logits of beta need no `cs`. With z or D, the kernel also stores `dz`, `dy` (the gradient of what z gates) and this
     interval's part of `dD`.
     """
-    i_h, i_c = head_and_index(H)
-    i_v = tl.program_id(1)
+    i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n, bos, T_n, bos_i = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
     # tokens of this interval: none in a slot that no sequence uses
     T_i = tl.maximum(tl.minimum(T_n - bos_i, INTERVAL), 0).to(tl.int32)
