@@ -33,38 +33,30 @@ from types import SimpleNamespace
 import torch
 import triton
 from triton._C.libtriton import ir
-from triton.backends.driver import DriverBase
 from triton.compiler import compile as triton_compile
 from triton.compiler import make_backend
 from triton.runtime.driver import driver
 
+from benchmarks.kernels.absent_device import SHARED_MEMORY, AbsentDevice
 from benchmarks.kernels.compiled import TARGETS
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import backward_summary, forward_summary, longhorn_bwd, longhorn_fwd
 
-# of a block on an A100, H100 and B200; threads and grid are the same on all of them
-SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448}
-MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132, 'sm_100': 148}
+# the same on all of them
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
 DEPTHS = ('launch', 'types', 'code')
 RANGES = {'i32': (-2**31, 2**31), 'i64': (-2**63, 2**63), 'u64': (0, 2**64)}
 
 
-class Driver(DriverBase):
+class Driver(AbsentDevice):
     """Triton's driver of a device that compiles for `target` and, in place of running, keeps and checks what it is given."""
 
     def __init__(self, target: str, depth: str) -> None:
-        self.target, self.depth, self.launches = target, depth, []
-        self.utils = SimpleNamespace(
-            get_device_properties=lambda device: {
-                'max_shared_mem': SHARED_MEMORY[target], 'multiprocessor_count': MULTIPROCESSORS[target],
-            },
-            load_binary=load_binary, unload_module=lambda module: None,
-        )
-        # kernels are cached by device
-        self.device = len(DEPTHS) * list(TARGETS).index(target) + DEPTHS.index(depth)
+        device = len(DEPTHS) * list(TARGETS).index(target) + DEPTHS.index(depth)
+        super().__init__(target, load_binary, tensors='meta', device=device)
+        self.depth, self.launches = depth, []
 
     def launcher_cls(self, source, metadata):
         def launch(x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
@@ -79,28 +71,6 @@ class Driver(DriverBase):
         if function is not None:
             launch |= function | {'num_warps': metadata.num_warps, 'shared': metadata.shared}
         return launch
-
-    def get_current_target(self):
-        return TARGETS[self.target]
-
-    def get_current_device(self) -> int:
-        return self.device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device('meta')
-
-    def get_benchmarker(self):
-        raise NotImplementedError
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        raise NotImplementedError
-
-    @staticmethod
-    def is_active() -> bool:
-        return True
 
 
 @cache

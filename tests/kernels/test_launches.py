@@ -45,7 +45,8 @@ def test_launches(calls, depth):
 WRONG = """
 import torch, triton
 import triton.language as tl
-from benchmarks.kernels.launches import SHARED_MEMORY, rehearsal
+from benchmarks.kernels.absent_device import SHARED_MEMORY
+from benchmarks.kernels.launches import rehearsal
 
 SHARED_MEMORY['sm_80'] = 256
 

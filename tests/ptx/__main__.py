@@ -16,7 +16,7 @@ import warnings
 from dataclasses import replace
 
 from tests.ptx.calls import GROUPS
-from tests.ptx.emulator.launch import CAPABILITIES
+from tests.ptx.emulator.launch import EMULATED
 from tests.ptx.emulator.machine import ORDERS
 from tests.ptx.execute import run_call, summary
 
@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m tests.ptx', description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--groups', nargs='+', choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument('--match', default='', help='only calls with this in their line')
-    parser.add_argument('--target', choices=list(CAPABILITIES), help='in place of that of the calls')
+    parser.add_argument('--target', choices=EMULATED, help='in place of that of the calls')
     parser.add_argument('--order', choices=ORDERS, default='together', help='in which warps run')
     parser.add_argument('--no-races', action='store_true', help='without racecheck')
     parser.add_argument('--assemble', action='store_true', help='have ptxas make machine code too')

@@ -10,22 +10,19 @@ import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import torch
 import triton
 from packaging.version import Version
 from triton.backends import backends
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
-CAPABILITIES = {'sm_80': 80, 'sm_90': 90}
-# shared memory that a block may ask for, on an A100 and an H100
-SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448}
-MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132}
+from benchmarks.kernels.absent_device import AbsentDevice
+from benchmarks.kernels.compiled import TARGETS
+
+# whose instructions are known
+EMULATED = ('sm_80', 'sm_90')
 
 
 @dataclass
@@ -41,17 +38,12 @@ class Launch:
     arguments: list[tuple[str, str, Any]]
 
 
-class Driver(DriverBase):
-    """As much of a driver as Triton asks for to compile for `target`; `handler` gets the launches."""
+class Driver(AbsentDevice):
+    """Compiles for `target`; `handler` gets the launches."""
 
     def __init__(self, target: str, handler: Callable[[Launch], None]) -> None:
-        self.target, self.handler = target, handler
-        self.utils = SimpleNamespace(
-            get_device_properties=lambda device: {
-                'max_shared_mem': SHARED_MEMORY[target], 'multiprocessor_count': MULTIPROCESSORS[target],
-            },
-            load_binary=load_binary, unload_module=lambda module: None,
-        )
+        super().__init__(target, load_binary, tensors='cpu', device=TARGETS[target].arch)
+        self.handler = handler
 
     def launcher_cls(self, source, metadata):
         def launch(x, y, z, stream, ptx, packed, launch_metadata, enter_hook, exit_hook, *arguments):
@@ -64,29 +56,6 @@ class Driver(DriverBase):
                 ],
             ))
         return launch
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget('cuda', CAPABILITIES[self.target], 32)
-
-    def get_current_device(self) -> int:
-        # kernels are cached by device
-        return CAPABILITIES[self.target]
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device('cpu')
-
-    def get_benchmarker(self):
-        raise NotImplementedError
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        raise NotImplementedError
-
-    @staticmethod
-    def is_active() -> bool:
-        return True
 
 
 def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple:
@@ -112,8 +81,8 @@ def emulated(
     """
     if os.environ.get('TRITON_INTERPRET') == '1':
         raise RuntimeError('TRITON_INTERPRET=1 makes kernels that do not compile')
-    if target not in CAPABILITIES:
-        raise ValueError(f'target must be one of {sorted(CAPABILITIES)}, got {target!r}')
+    if target not in EMULATED:
+        raise ValueError(f'target must be one of {list(EMULATED)}, got {target!r}')
     # Triton 3.3 loads its backends under other names than their modules'
     compiler = backends['nvidia'].compiler
     machine_code, started = compiler.make_cubin, [0.0]

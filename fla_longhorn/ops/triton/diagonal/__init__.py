@@ -13,7 +13,8 @@ from fla_longhorn.ops.triton.common import with_token_stride
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward import BLOCK_OF_CHANNELS, longhorn_bwd_segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
-from fla_longhorn.ops.triton.diagonal.forward import forward_tiles, longhorn_fwd_segments, longhorn_fwd_step
+from fla_longhorn.ops.triton.diagonal.forward import forward_tiles, longhorn_fwd_segments
+from fla_longhorn.ops.triton.diagonal.step import longhorn_fwd_step
 
 
 def diagonal_fwd(
