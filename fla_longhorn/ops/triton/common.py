@@ -12,10 +12,18 @@ from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 
+# Launch option for sums whose copies several lanes store. Each lane would fuse its own product into such a sum, and the copies
+# differ in their last bit: which one stays would be up to the hardware.
+SAME_IN_ALL_LANES = dict(enable_fp_fusion=False)
+
 
 @triton.jit
 def divide(b_a, b_b):
-    """`b_a / b_b` for divisors in [1, 1e13], by one reciprocal and one product: correct to two units in the last place."""
+    """`b_a / b_b` for divisors in [1, 2^126], by one reciprocal and one product: correct to two units in the last place.
+
+    Zero beyond 2^126 (8.5e37), the range of the hardware's approximate division. With divisors `1 + beta |k|^2`, a longer key
+    writes nothing to the state; float32 itself has no |k|^2 beyond 2^128.
+    """
     if INTERPRETING:
         return b_a / b_b
     else:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.diagonal.common import padded_state_size, sigmoid, state_offsets, step_size, update
 
 
@@ -122,7 +122,7 @@ def longhorn_fwd_step(
     longhorn_step_kernel[(B * H * triton.cdiv(V, BV),)](
         q, k, v, beta, D, z, o, h0, ht, scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2), k.stride(3),
         v.stride(0), 0 if z is None else z.stride(0), H=H, K=K, V=V, BK=BK, BV=BV, SIGMOID=use_beta_sigmoid,
-        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, num_warps=1,
+        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, num_warps=1, **SAME_IN_ALL_LANES,
         **row_arguments(pool, H * K * V),
     )
     return o

@@ -9,7 +9,15 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import divide, first_slot, locate_states, only_if, row_arguments, with_token_stride
+from fla_longhorn.ops.triton.common import (
+    SAME_IN_ALL_LANES,
+    divide,
+    first_slot,
+    locate_states,
+    only_if,
+    row_arguments,
+    with_token_stride,
+)
 from fla_longhorn.ops.triton.exact.common import (
     head_index_and_channels,
     rounded,
@@ -152,10 +160,12 @@ def fused_recurrent_longhorn_exact_fwd(
     if pool is not None:
         h0 = pool.states
     o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
+    # a state [V, K] is loaded by several lanes to a channel, which then share its sums
+    options = SAME_IN_ALL_LANES if args.state_v_first else {}
     fused_recurrent_longhorn_exact_fwd_kernel[(H * args.num_sequences * triton.cdiv(V, tile['BV']),)](
         q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, args.scale, T, s_q, s_k, s_v, s_z,
         H=H, K=K, V=V, INTERVAL=checkpoint_interval(K), USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel,
-        SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **tile,
+        SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **tile, **options,
         **row_arguments(pool, H * K * V),
     )
     return o
