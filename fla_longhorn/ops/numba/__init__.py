@@ -62,7 +62,9 @@ def longhorn_fwd(
         h0 = ht = places.span(pool.states)
     # a sequence without a row is left out
     o = torch.empty(args.v.shape) if len(where) == N else torch.zeros(args.v.shape)
-    states = torch.empty((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
+    # packed sequences leave slots that no one writes
+    new = torch.zeros if is_varlen else torch.empty
+    states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     # four vectors are a block, for the threads' sake; a single token has nothing but its states to read, in long rows
     BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
     launch(

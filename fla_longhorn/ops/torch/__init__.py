@@ -31,7 +31,9 @@ def longhorn_fwd(
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
     C = checkpoint_interval(K)
     o = torch.empty_like(v)
-    states = q.new_empty((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
+    # packed sequences leave slots that no one writes
+    new = q.new_zeros if is_varlen else q.new_empty
+    states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
         sequences = slice(i, i + 1) if is_varlen else slice(0, N)
         S = h[sequences]

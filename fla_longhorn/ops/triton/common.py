@@ -40,6 +40,15 @@ def first_slot(bos, i_n, T, SIZE, IS_VARLEN: tl.constexpr):
 
 
 @triton.jit
+def has_spare_slot(bos, eos, SIZE):
+    """Whether a packed sequence owns a slot more than its tokens fill: none or one, behind the others.
+
+    Forward writes zeros to that one, because an operator's outputs have no elements that nobody wrote.
+    """
+    return tl.cdiv(eos - bos, SIZE) <= eos // SIZE - bos // SIZE
+
+
+@triton.jit
 def locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id):
     """Rows (int64) of the states before and after sequence `i_n`, whether to read and to write them, whether it has any.
 

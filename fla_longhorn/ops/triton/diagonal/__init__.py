@@ -40,9 +40,7 @@ def diagonal_fwd(
     C, L = checkpoint_interval(K), segment_length(args, parallel, forward_tiles(K, V)['BV'])
     states = None
     if save_states:
-        # packed sequences leave slots that no one writes
-        new = q.new_empty if cu_seqlens is None else q.new_zeros
-        states = new((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V), dtype=torch.float32)
+        states = q.new_empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V), dtype=torch.float32)
     rows = prepare_rows(q, k, args.scale, squares=False)
     if L <= T:
         decay, local = segments.summarize_segments(

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import first_slot, has_spare_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
@@ -250,6 +250,9 @@ def longhorn_fwd_kernel(
                 b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
             )
             tl.store(p_o + u * H * V + o_x, b_o.to(p_o.dtype.element_ty), mask=m_v & (tl.full([1, 1], u, tl.int32) < n_u))
+    if SAVE_STATES and IS_VARLEN:
+        m_s = only_if((end == eos) & has_spare_slot(bos, eos, C), m_h)
+        tl.store(states + i_c * K * V + o_k * V + o_v, tl.zeros([BK, BV], dtype=tl.float32), mask=m_s)
     if STORE_FINAL_STATE:
         if end == eos:
             tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)

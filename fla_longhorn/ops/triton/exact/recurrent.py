@@ -13,6 +13,7 @@ from fla_longhorn.ops.triton.common import (
     SAME_IN_ALL_LANES,
     divide,
     first_slot,
+    has_spare_slot,
     locate_states,
     only_if,
     row_arguments,
@@ -142,6 +143,9 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
             tl.store(o + i_x * V + o_v, rounded(b_o, o.dtype.element_ty), mask=m_v)
             i_t += 1
             i_x += H
+    if SAVE_STATES and IS_VARLEN:
+        m_s = only_if(has_spare_slot(bos, bos + T_n, INTERVAL), m_h)
+        tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), tl.zeros([BK, BV], dtype=tl.float32), mask=m_s)
     if STORE_FINAL_STATE:
         tl.store(ht + i_w * s_h + o_state, b_h, mask=m_w)
 
