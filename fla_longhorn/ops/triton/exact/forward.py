@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import first_slot, has_spare_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     add_updates,
@@ -263,6 +263,9 @@ def chunk_longhorn_exact_fwd_kernel_o(
             False, 0, True,
         )[0]
 
+    if SAVE_STATES and IS_VARLEN:
+        m_s = only_if(has_spare_slot(bos, bos + T_n, INTERVAL), m_h)
+        tl.store(p_s + state_offsets(o_k, o_v, K, V, True), tl.zeros([BV, BK], dtype=tl.float32), mask=m_s)
     if STORE_FINAL_STATE:
         p_ht = ht + i_w * s_h + i_h * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
         tl.store(p_ht, b_h, mask=only_if(written, m_h) if POOLED else m_h)
