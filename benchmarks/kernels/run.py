@@ -100,8 +100,8 @@ def segment_arguments(reverse: bool) -> Callable:
         types |= dict.fromkeys(('T', 'TT', 'N', 'L'), 'i32')
         constants = dict(
             z=None, cu_seqlens=None, H=H, K=K, V=V, S_X=H * V, S_Z=0, R=(3 if reverse else 2) * KP + 4, KP=KP, BK=16,
-            BV=32, U=4, REVERSE=reverse, SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False,
-            IS_VARLEN=False, HAS_Z=False, MASKED=False,
+            BV=32, REVERSE=reverse, SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False,
+            IS_VARLEN=False, HAS_Z=False,
         )
         return types, constants, 1
     return arguments

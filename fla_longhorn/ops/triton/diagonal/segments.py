@@ -13,10 +13,11 @@ import triton.language as tl
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments, with_token_stride
+from fla_longhorn.ops.triton.diagonal.backward_steps import load_four
 from fla_longhorn.ops.triton.diagonal.common import (
-    load_masked,
     locate_segment,
     prepare_rows,
+    sigmoid,
     state_offsets,
     step_size,
 )
@@ -59,7 +60,6 @@ def round_up(x: int, multiple: int) -> int:
 @triton.heuristics({
     'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
     'HAS_Z': lambda args: args['z'] is not None,
-    'MASKED': lambda args: args['V'] % args['BV'] != 0,
 })
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L'])
 def longhorn_segment_kernel(
@@ -83,14 +83,12 @@ def longhorn_segment_kernel(
     KP: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    U: tl.constexpr,
     REVERSE: tl.constexpr,
     SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
     HAS_Z: tl.constexpr,
-    MASKED: tl.constexpr,
 ):
     """Decay product of a segment, and its end state from zero; REVERSE: the gradient at its start, from zero at its end.
 
@@ -112,42 +110,46 @@ def longhorn_segment_kernel(
     i_t = tl.maximum(end - 1, beg) if REVERSE else beg
     STEP: tl.constexpr = -1 if REVERSE else 1
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
+    # of a masked token beta is zero
+    NONE: tl.constexpr = float('-inf') if SIGMOID else 0.
     p_r = rows + (i_h.to(tl.int64) * TT + i_t) * R
     p_x = x + (i_t * S_X + i_h * V) + o_v
-    p_beta = beta + i_t * H + i_h if SCALAR_BETA else beta + (i_t * H + i_h) * V + o_v
+    p_beta = beta + (i_t * H + i_h) + o_v * 0 if SCALAR_BETA else beta + (i_t * H + i_h) * V + o_v
     p_z = z + (i_t * S_Z + i_h * V) + o_v if HAS_Z else p_x
     # [BK, BV]
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
     b_a = tl.full([BK, BV], 1., dtype=tl.float32)
-    for i in range(0, tl.cdiv(n_t, U)):
-        for u in tl.static_range(U):
+    # the inputs of each token, which are in no cache, are asked for a block of tokens ahead
+    xs = load_four(p_x, n_t, m_v, STEP * S_X, 0., True, True)
+    betas = load_four(p_beta, n_t, m_v, STEP * S_B, NONE, True, True)
+    zs = load_four(p_z, n_t, m_v, STEP * S_Z, 0., True, True) if HAS_Z else xs
+    for i in range(0, n_t, 4):
+        n_u = n_t - i
+        p_x, p_beta, p_z = p_x + 4 * STEP * S_X, p_beta + 4 * STEP * S_B, p_z + 4 * STEP * S_Z
+        next_xs = load_four(p_x, n_u - 4, m_v, STEP * S_X, 0., True, True)
+        next_betas = load_four(p_beta, n_u - 4, m_v, STEP * S_B, NONE, True, True)
+        next_zs = load_four(p_z, n_u - 4, m_v, STEP * S_Z, 0., True, True) if HAS_Z else next_xs
+        for u in tl.static_range(4):
             # false in the last block only, beyond the segment's tokens
-            m_t = i * U + u < n_t
-            m_x, m_r = m_v & (tl.full([1, BV], u, tl.int32) + i * U < n_t), tl.full([BK], u, tl.int32) + i * U < n_t
+            m_r = tl.full([BK], u, tl.int32) < n_u
             # [BK, 1]
             b_k = tl.load(p_r + u * STEP * R + o_k, mask=m_r, other=0.)[:, None]
-            b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=m_t, other=0.)
+            b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=u < n_u, other=0.)
             # [1, BV]
-            b_x = load_masked(p_x + u * STEP * S_X, m_x, True)
-            if SCALAR_BETA:
-                b_beta = tl.load(p_beta + u * STEP * S_B, mask=m_t, other=0.).to(tl.float32) + tl.zeros_like(b_x)
-            else:
-                b_beta = load_masked(p_beta + u * STEP * S_B, m_x, True)
-            b_eps = step_size(b_beta, b_n, SIGMOID)
+            b_x = xs[u].to(tl.float32)
+            b_eps = step_size(betas[u].to(tl.float32), b_n, SIGMOID)
             b_decay = 1. - b_k * (b_k * b_eps)
             if REVERSE:
                 if HAS_Z:
-                    b_z = load_masked(p_z + u * STEP * S_Z, m_x, True)
-                    b_x *= b_z * tl.sigmoid(b_z)
+                    b_z = zs[u].to(tl.float32)
+                    b_x *= b_z * sigmoid(b_z)
                 b_q = tl.load(p_r + u * STEP * R + KP + o_k, mask=m_r, other=0.)[:, None]
                 b_h = b_decay * (b_h + b_q * b_x)
             else:
                 b_h = b_decay * b_h + b_k * (b_eps * b_x)
             b_a *= b_decay
-        p_r += U * STEP * R
-        p_x += U * STEP * S_X
-        p_beta += U * STEP * S_B
-        p_z += U * STEP * S_Z
+        p_r += 4 * STEP * R
+        xs, betas, zs = next_xs, next_betas, next_zs
     o_k = o_k[:, None]
     o_h = (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
     tl.store(local + o_h, b_h, mask=(o_k < K) & m_v)
@@ -237,7 +239,7 @@ def summarize_segments(
     KP = max(triton.next_power_of_2(K), 16)
     longhorn_segment_kernel[grid](
         rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1], KP=KP,
-        BK=BK, BV=BV, U=4, REVERSE=reverse, SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
+        BK=BK, BV=BV, REVERSE=reverse, SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
         STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1,
     )
     return decay, local
