@@ -87,5 +87,12 @@ class TestRule:
     def test_a_long_row_is_cut(self):
         assert segments.choose_segment_length(131072, 48, 16, torch.device('cuda')) <= 131072 // 16
 
+    def test_programs_of_several_rounds_have_shorter_segments(self):
+        """As many programs as a device holds, 8 on each multiprocessor, and in two rounds twice as many."""
+        device = torch.device('cuda')
+        assert segments.choose_segment_length(131072, 128, 16, device) == 131072 // (8 * 132 // 128)
+        assert segments.choose_segment_length(131072, 128, 16, device, rounds=2) == 131072 // (8 * 132 // 128) // 2
+        assert segments.choose_segment_length(2048, 8 * 128, 16, device, rounds=2) > 2048
+
     def test_a_short_row_is_not_cut(self):
         assert segments.choose_segment_length(200, 1, 16, torch.device('cuda')) >= 200

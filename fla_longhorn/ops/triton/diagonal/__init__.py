@@ -65,7 +65,8 @@ def diagonal_bwd(
     dh0 = None if args.initial_state is None else q.new_empty(args.state_shape, dtype=torch.float32)
     options = dict(use_beta_sigmoid=args.use_beta_sigmoid_in_kernel, state_v_first=args.state_v_first)
 
-    L = segment_length(args, parallel, BLOCK_OF_CHANNELS)
+    # a program of the backward takes two segments, one after the other; of their summaries twice as many warps run at a time
+    L = segment_length(args, parallel, BLOCK_OF_CHANNELS, rounds=2)
     rows = prepare_rows(q, k, args.scale, squares=True)
     if L <= T:
         decay, local = segments.summarize_segments(
@@ -79,9 +80,9 @@ def diagonal_bwd(
     return tuple(q.new_empty(0) if x is None else x for x in (dq, dk, dv, dbeta, dh0, dD, dz))
 
 
-def segment_length(args: Arguments, parallel: bool, channels: int) -> int:
+def segment_length(args: Arguments, parallel: bool, channels: int, rounds: int = 1) -> int:
     """Tokens to a segment, for programs of one warp with so many channels."""
     _, T, H, K, V = args.sizes
     if not parallel:
         return segments.one_segment(T, K)
-    return segments.choose_segment_length(T, args.num_sequences * H * triton.cdiv(V, channels), K, args.q.device)
+    return segments.choose_segment_length(T, args.num_sequences * H * triton.cdiv(V, channels), K, args.q.device, rounds)

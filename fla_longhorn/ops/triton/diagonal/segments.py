@@ -36,15 +36,16 @@ def multiprocessor_count(device: torch.device) -> int:
     return get_multiprocessor_count(device.index)
 
 
-def choose_segment_length(T: int, blocks: int, K: int, device: torch.device) -> int:
+def choose_segment_length(T: int, blocks: int, K: int, device: torch.device, rounds: int = 1) -> int:
     """Tokens to a segment, a multiple of the checkpoint interval, for rows of T tokens and `blocks` programs without cuts.
 
-    One segment where the blocks fill at least half of the device, because segments double the arithmetic.
+    One segment where the blocks fill at least half of the device, because segments double the arithmetic. Else as many as
+    the device holds at a time, or `rounds` times as many.
     """
     wanted = BLOCKS_PER_MULTIPROCESSOR * multiprocessor_count(device) // blocks
     L = one_segment(T, K)
     if wanted > 2:
-        L = min(L, max(triton.cdiv(T, wanted), MIN_SEGMENT_LENGTH))
+        L = min(L, max(triton.cdiv(T, rounds * wanted), MIN_SEGMENT_LENGTH))
     return round_up(L, checkpoint_interval(K))
 
 
