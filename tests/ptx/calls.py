@@ -112,16 +112,20 @@ def lengths() -> list[Call]:
     def at(call, *counts):
         return [replace(call, case=replace(call.case, T=T)) for T in counts]
 
+    def single(call):
+        """One token in each of several rows: of one row, dq is a single number times k ("Precision" in docs/exact.md)."""
+        return replace(call, case=replace(call.case, B=8, T=1))
+
     def packed(call, *spans):
         return [replace(call, case=call.case.packed(*span)) for span in spans]
 
     return [
         *at(d['plain', F32], 4, 150), *at(d['pairs', BF16], 1, 33, 135), *at(d['half', F16], 1, 70),
         *at(d['one', F32], 1, 33, 64), *at(d['wide', F32], 7, 70), *packed(d['packed', F32], (1,), (0, 0, 7), (33, 2)),
-        *at(e['bf16', 16, BF16], 1, 16, 70, 150), *at(e['f32', 16, F32], 7, 16, 150), *at(e['f16', 16, F16], 1, 7, 70),
-        *at(e['bf16', 64, BF16], 1, 16, 270), *at(e['f32', 64, F32], 1, 70), *at(e['f16', 64, F16], 7, 70),
-        *at(e['bf16', 128, BF16], 1, 7, 70), *at(e['f32', 128, F32], 7), *at(e['f16', 128, F16], 70),
-        *packed(e['packed', 17, BF16], (1,), (0, 0, 7), (16, 33)),
+        *(single(e['bf16', K, BF16]) for K in (16, 64, 128)), *at(e['bf16', 16, BF16], 16, 70, 150),
+        *at(e['f32', 16, F32], 7, 16, 150), *at(e['f16', 16, F16], 1, 7, 70), *at(e['bf16', 64, BF16], 16, 270),
+        *at(e['f32', 64, F32], 1, 70), *at(e['f16', 64, F16], 7, 70), *at(e['bf16', 128, BF16], 7, 70),
+        *at(e['f32', 128, F32], 7), *at(e['f16', 128, F16], 70), *packed(e['packed', 17, BF16], (1,), (0, 0, 7), (16, 33)),
     ]
 
 
