@@ -29,7 +29,9 @@ from fla_longhorn.ops.triton.exact.common import (
     state_mask,
     state_offsets,
     step_sizes,
+    strided_inputs,
     tile_mask,
+    tile_pointers,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
@@ -92,7 +94,7 @@ def gated_output(b_o, b_D, b_v, b_z, scale, dtype: tl.constexpr):
 
 @triton.jit
 def forward_chunk(
-    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr, K: tl.constexpr,
+    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, left_next, scale, K: tl.constexpr,
     V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, ROWS: tl.constexpr,
     PARTIAL: tl.constexpr,
 ):
@@ -102,26 +104,27 @@ def forward_chunk(
     output is stored, which no load may cross. Without it they are loaded here. `b_z` is b_v where there is no z.
     """
     q, k, v, beta, z, g, a, o = tensors
-    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
+    S_Q, S_K, S_V, S_B, S_Z, S_O = strides
+    o_t, o_k, o_v, o_b = offsets
     BT: tl.constexpr = o_t.shape[0]
     BK: tl.constexpr = o_k.shape[0]
     BV: tl.constexpr = o_v.shape[0]
-    i_next = i_x + BT * H
+    i_next = i_x + BT
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     rows = gram_rows(p_g, ROWS, BT)
     if not PREFETCH:
-        b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
-        b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+        b_q = load_tile(q, S_Q, i_x, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(k, S_K, i_x, o_t, o_k, left, K, PARTIAL)
     b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     if PREFETCH:
-        n_q = load_tile(q, i_next, o_qk, o_t, o_k, left_next, K, False)
-        n_k = load_tile(k, i_next, o_qk, o_t, o_k, left_next, K, False)
-        n_v = load_tile(v, i_next, o_x, o_t, o_v, left_next, V, False)
-        n_b = load_tile(beta, i_next, o_b, o_t, o_v, left_next, V, False)
+        n_q = load_tile(q, S_Q, i_next, o_t, o_k, left_next, K, False)
+        n_k = load_tile(k, S_K, i_next, o_t, o_k, left_next, K, False)
+        n_v = load_tile(v, S_V, i_next, o_t, o_v, left_next, V, False)
+        n_b = load_tile(beta, S_B, i_next, o_t, o_b, left_next, V, False)
     else:
-        b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL)
-        b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL)
+        b_v = load_tile(v, S_V, i_x, o_t, o_v, left, V, PARTIAL)
+        b_b = load_tile(beta, S_B, i_x, o_t, o_b, left, V, PARTIAL)
         n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
     LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
     b_h, b_o = chunk_update(
@@ -132,14 +135,14 @@ def forward_chunk(
     elif PREFETCH:
         b_y = gated_output(b_o, b_D, b_v, b_z, scale, o.dtype.element_ty)
         # there are not enough registers to hold two of it
-        n_z = load_tile(z, i_next, o_x, o_t, o_v, left_next, V, False)
+        n_z = load_tile(z, S_Z, i_next, o_t, o_v, left_next, V, False)
     else:
         if b_D is not None:
             # a second time: there are not enough registers to hold it
-            b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL)
-        n_z = load_tile(z, i_x, o_x, o_t, o_v, left, V, PARTIAL)
+            b_v = load_tile(v, S_V, i_x, o_t, o_v, left, V, PARTIAL)
+        n_z = load_tile(z, S_Z, i_x, o_t, o_v, left, V, PARTIAL)
         b_y = gated_output(b_o, b_D, b_v, n_z, scale, o.dtype.element_ty)
-    tl.store(o + i_x * V + o_x, b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
+    tl.store(tile_pointers(o, S_O, i_x, o_t, o_v), b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
     return b_h, n_q, n_k, n_v, n_b, n_z
 
 
@@ -177,6 +180,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    S_Q: tl.constexpr,
+    S_K: tl.constexpr,
+    S_V: tl.constexpr,
+    S_B: tl.constexpr,
+    S_Z: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -218,13 +226,18 @@ def chunk_longhorn_exact_fwd_kernel_o(
         if not used:
             return
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
-    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
+    offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
+    o_t, o_k, o_v, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
     i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
-    i_x = bos * H + i_h
+    i_x = bos
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
+    q, k, v, o = q + i_h * K, k + i_h * K, v + i_h * V, o + i_h * V
+    beta += i_h if SCALAR_BETA else i_h * V
+    if HAS_Z:
+        z += i_h * V
     tensors = (q, k, v, beta, z, g, a, o)
+    strides = (S_Q, S_K, S_V, S_B, S_Z, H * V)
     factor = scale if HAS_SCALE else None
     if SAVE_STATES:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
@@ -238,11 +251,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     NT = T_n // BT
     # of the first full chunk; without PREFETCH the compiler drops these loads
-    b_q = load_tile(q, i_x, o_qk, o_t, o_k, NT, K, False)
-    b_k = load_tile(k, i_x, o_qk, o_t, o_k, NT, K, False)
-    b_v = load_tile(v, i_x, o_x, o_t, o_v, NT, V, False)
-    b_b = load_tile(beta, i_x, o_b, o_t, o_v, NT, V, False)
-    b_z = load_tile(z, i_x, o_x, o_t, o_v, NT, V, False) if HAS_Z else b_v
+    b_q = load_tile(q, S_Q, i_x, o_t, o_k, NT, K, False)
+    b_k = load_tile(k, S_K, i_x, o_t, o_k, NT, K, False)
+    b_v = load_tile(v, S_V, i_x, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta, S_B, i_x, o_t, o_b, NT, V, False)
+    b_z = load_tile(z, S_Z, i_x, o_t, o_v, NT, V, False) if HAS_Z else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES:
             # as [V, K], the order of the registers
@@ -250,17 +263,17 @@ def chunk_longhorn_exact_fwd_kernel_o(
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
             b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
-                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, H, K, V, DOT,
+                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, K, V, DOT,
                 USE_BETA_SIGMOID, PREFETCH, ROWS, False,
             )
-            i_x += BT * H
+            i_x += BT
             i_g += H
     # the tokens after the last full chunk
     left = T_n - NT * BT
     if left > 0:
         b_h = forward_chunk(
-            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID,
-            False, 0, True,
+            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, 0, factor, K, V, DOT,
+            USE_BETA_SIGMOID, False, 0, True,
         )[0]
 
     if STORE_FINAL_STATE:
@@ -271,19 +284,18 @@ def chunk_longhorn_exact_fwd_kernel_o(
 def chunk_longhorn_exact_fwd(
     args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None,
 ) -> torch.Tensor:
-    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given. `args` is contiguous."""
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     _, T, H, K, V = args.sizes
-    precision = operand_precision(args.q, args.k, args.v)
-    g, a = chunk_longhorn_exact_gram(args.q, args.k, args.cu_seqlens, precision)
-    h0 = args.initial_state if pool is None else pool.states
+    x, strides = strided_inputs(args)
+    precision = operand_precision(x.q, x.k, x.v)
+    g, a = chunk_longhorn_exact_gram(x.q, x.k, strides['S_Q'], strides['S_K'], x.cu_seqlens, precision)
+    h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row leave at once
-    o = torch.empty_like(args.v) if pool is None else torch.zeros_like(args.v)
+    o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
     tile = forward_tile(K, precision)
-    chunk_longhorn_exact_fwd_kernel_o[(H * args.num_sequences * triton.cdiv(V, tile['BV']),)](
-        args.q, args.k, args.v, args.beta, args.D, args.z, g, a, h0, o, ht, states, args.cu_seqlens,
-        args.scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=checkpoint_interval(K), DOT=precision,
-        USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel, SCALAR_BETA=args.beta.dim() == 3,
-        STATE_V_FIRST=args.state_v_first, **tile,
-        **row_arguments(pool, H * K * V),
+    chunk_longhorn_exact_fwd_kernel_o[(H * x.num_sequences * triton.cdiv(V, tile['BV']),)](
+        x.q, x.k, x.v, x.beta, x.D, x.z, g, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, H=H, K=K, V=V, **strides,
+        BT=CHUNK_SIZE, INTERVAL=checkpoint_interval(K), DOT=precision, USE_BETA_SIGMOID=x.use_beta_sigmoid_in_kernel,
+        SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **tile, **row_arguments(pool, H * K * V),
     )
     return o
