@@ -8,11 +8,15 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, with_token_stride
+from fla_longhorn.ops.triton.diagonal.segments import multiprocessor_count
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 # tokens in a chunk: the substitution costs (C - 1) / 2 FMA for each token and channel, and 32 rows don't fit in registers
 CHUNK_SIZE = 16
+# most warps of a forward that is cut in time, and the least checkpoint intervals of a sequence
+WARPS_PER_MULTIPROCESSOR = 2
+LEAST_INTERVALS = 8
 
 
 def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
@@ -42,6 +46,15 @@ def chunk_tile(K: int, precision: str) -> dict:
         # products without tensor cores hold their operands in registers, so threads share columns
         BV = 64
     return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
+
+
+def is_cut(warps: int, T: int, interval: int, device: torch.device) -> bool:
+    """Whether the forward over T tokens is cut in time: the states first, then the outputs of all intervals at once.
+
+    So where that many warps leave half of the device's schedulers empty, as one long sequence does. The states alone take
+    about 0.6 of the whole time, the outputs less the fewer the warps are (predicted for an H100).
+    """
+    return warps <= WARPS_PER_MULTIPROCESSOR * multiprocessor_count(device) and LEAST_INTERVALS * interval <= T
 
 
 def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
