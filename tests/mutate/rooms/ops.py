@@ -113,7 +113,7 @@ MUTATIONS = [
         'a backend that is asked for by name does not run', 'tests/ops/test_errors.py::TestBackend::test_unknown',
     ),
     Mutation(
-        'numba-never-chosen', 'ops/backend.py', "return 'numba' if importlib.util.find_spec('numba') is not None else 'torch'",
+        'numba-never-chosen', 'ops/backend.py', "return 'numba' if has_numba() else 'torch'",
         "return 'torch'", 'the CPU runs the slow backend', 'tests/ops/test_errors.py::TestBackend::test_default_on_the_cpu',
     ),
     Mutation(
