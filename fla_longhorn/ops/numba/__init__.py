@@ -17,7 +17,7 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.numba import backward, forward, places
+from fla_longhorn.ops.numba import backward, forward, notice, places
 from fla_longhorn.ops.numba.simd import W
 from fla_longhorn.ops.pool import Pool
 
@@ -125,14 +125,14 @@ def launch(serial, parallel, updates: int, blocks: int, *args) -> None:
     global _threads_pid
     n_w = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, blocks)
     if n_w <= 1 or updates < MIN_PARALLEL_UPDATES or _threads_pid not in (None, os.getpid()):
-        serial(0, 1, *args)
+        notice.call(serial, 0, 1, *args)
         return
     with _launch_lock:
         _threads_pid = os.getpid()
         before = numba.get_num_threads()
         numba.set_num_threads(n_w)
         try:
-            parallel(n_w, *args)
+            notice.call(parallel, n_w, *args)
         finally:
             numba.set_num_threads(before)
 
