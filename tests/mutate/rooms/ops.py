@@ -22,7 +22,8 @@ MUTATIONS = [
         'tests/ops/test_longhorn.py::test_no_final_state_unless_asked', 'torch',
     ),
     Mutation(
-        'scale-forgotten', 'ops/operator.py', '    if type(args.scale) is not float:\n        args = args._replace(scale=float(args.scale))',
+        'scale-forgotten', 'ops/operator.py',
+        '    if type(args.scale) is not float:\n        args = args._replace(scale=float(args.scale))',
         '    args = args._replace(scale=1.0)',
         'the queries are not scaled', FLAGS, 'torch diagonal chunk scale0.25',
     ),
