@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
 
 from fla_longhorn.layers.options import check_options
+from fla_longhorn.layers.token import is_plain_token, mix_token
 from fla_longhorn.layers.weight_decay import mark_no_weight_decay
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
-from fla_longhorn.modules.cache import read_states
+from fla_longhorn.modules.cache import can_update_in_place, read_states
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.padding import check_attention_mask
 from fla_longhorn.modules.rewind import Replay, is_recording
@@ -191,6 +192,8 @@ class Longhorn(nn.Module):
         """
         batch_size, q_len, _ = hidden_states.shape
         check_attention_mask(attention_mask, batch_size, q_len)
+        if is_plain_token(self, hidden_states, attention_mask, past_key_values, use_cache, kwargs):
+            return mix_token(self, hidden_states, past_key_values, use_cache), None, past_key_values
         check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
         kwargs = take_boundaries(
             kwargs, batch_size, q_len, hidden_states.device, attention_mask,
@@ -304,10 +307,3 @@ class Longhorn(nn.Module):
         # an exported program has one op for all lengths
         long = torch.compiler.is_exporting() or q_len > MAX_RECURRENT_LENGTH
         return OPS[self.mode if long else 'fused_recurrent']
-
-
-def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
-    if state is None or torch.is_grad_enabled() or state.requires_grad:
-        return False
-    return state.dtype == torch.float32 and state.is_contiguous()

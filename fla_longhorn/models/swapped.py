@@ -17,7 +17,7 @@ import torch.nn as nn
 from fla_longhorn.models.causal_lm import compute_logits_and_loss
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
-from fla_longhorn.modules.padding import check_attention_mask
+from fla_longhorn.modules.padding import check_attention_mask, mask_of_mixers
 from fla_longhorn.modules.rewind import RewindableCache
 
 # of every model's forward
@@ -47,6 +47,8 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
         has_attention = getattr(model.config, 'attn', None) is not None
         check_attention_mask(mask, B, T, T + seen_tokens(cache) if has_attention else None)
         rest = take_boundaries(rest, B, T, tokens.device, mask, filled=seen_tokens(cache) > 0)
+        if not has_attention and 'attention_mask' in known:
+            known['attention_mask'] = mask_of_mixers(mask, T)
     use_cache = known.get('use_cache')
     if use_cache is None:
         use_cache = model.config.use_cache and not model.training

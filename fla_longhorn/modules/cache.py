@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.nn as nn
@@ -48,6 +48,13 @@ def outside_inference_mode(state: torch.Tensor) -> torch.Tensor:
     if torch.compiler.is_compiling() or not state.is_inference() or torch.is_inference_mode_enabled():
         return state
     return state.clone()
+
+
+def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
+    if state is None or torch.is_grad_enabled() or state.requires_grad:
+        return False
+    return state.dtype == torch.float32 and state.is_contiguous()
 
 
 def look_ahead(cache: Cache | list | None) -> Cache | None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from fla import modules
+from fla.modules.causal_conv1d import ops
 
 from fla_longhorn.cpu.backend import widen
+from fla_longhorn.modules.direct import find_function
+from fla_longhorn.ops.plain import is_plain
 
 
 def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
@@ -88,7 +91,7 @@ def _convolve_packed(
 
 
 class ShortConvolution(modules.ShortConvolution):
-    """:class:`fla.modules.ShortConvolution`, in PyTorch while a compiler traces it."""
+    """:class:`fla.modules.ShortConvolution`, in PyTorch while a compiler traces it, and without wrappers for a plain token."""
 
     def forward(
         self,
@@ -113,6 +116,8 @@ class ShortConvolution(modules.ShortConvolution):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
+            if x.shape[1] == 1 and x.dim() == 3 and self._steps(x, cache) and residual is mask is cu_seqlens is None:
+                return self._step_plain(x, cache, output_final_state)
             return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
         if mask is not None:
             if cu_seqlens is not None:
@@ -139,3 +144,18 @@ class ShortConvolution(modules.ShortConvolution):
         if not output_final_state:
             return y, None
         return y, state if in_place is not None else state.to(x.dtype).contiguous()
+
+    def _steps(self, x: torch.Tensor, cache: torch.Tensor | None) -> bool:
+        dense = cache is None or cache.is_contiguous()
+        return self.backend == 'triton' and dense and is_plain(x, cache, self.weight, self.bias)
+
+    def _step_plain(
+        self, x: torch.Tensor, cache: torch.Tensor | None, output_final_state: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        D, _, W = self.weight.shape
+        if cache is None:
+            cache = x.new_zeros(x.shape[0], D, W)
+        y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
+            x=x, cache=cache, weight=self.weight.view(D, W), bias=self.bias, activation=self.activation,
+        )
+        return y, cache if output_final_state else None

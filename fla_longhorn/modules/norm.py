@@ -1,11 +1,14 @@
-"""fla's RMSNorm and L2Norm, traceable."""
+"""fla's RMSNorm and L2Norm, traceable, and without autograd's wrappers where a call is plain."""
 
 from __future__ import annotations
 
 import torch
 from fla import modules
+from fla.modules.norm import l2norm, layernorm
 
 from fla_longhorn.cpu.backend import widen
+from fla_longhorn.modules.direct import find_function
+from fla_longhorn.ops.plain import is_plain
 
 
 class RMSNorm(modules.RMSNorm):
@@ -19,6 +22,8 @@ class RMSNorm(modules.RMSNorm):
         residual_in_fp32: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
+        if is_plain(x, residual, self.weight, self.bias) and (residual is None or residual.shape == x.shape):
+            return self._forward_plain(x, residual, prenorm, residual_in_fp32)
         if not torch.compiler.is_compiling():
             return super().forward(x, residual, prenorm, residual_in_fp32)
         rows, stream = widen(x), x
@@ -35,12 +40,28 @@ class RMSNorm(modules.RMSNorm):
         y = y.to(x.dtype)
         return (y, stream) if prenorm else y
 
+    def _forward_plain(
+        self, x: torch.Tensor, residual: torch.Tensor | None, prenorm: bool, residual_in_fp32: bool,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        rows = x.reshape(-1, x.shape[-1])
+        residual_dtype = torch.float32 if residual_in_fp32 else None
+        y, _, _, stream = find_function(layernorm.layer_norm_fwd, x.device.type)(
+            x=rows.contiguous(), weight=self.weight, bias=self.bias, eps=self.eps,
+            residual=None if residual is None else residual.reshape_as(rows).contiguous(),
+            residual_dtype=residual_dtype if residual is None else residual.dtype, is_rms_norm=True,
+        )
+        return (y.view(x.shape), stream.view(x.shape)) if prenorm else y.view(x.shape)
+
 
 class L2Norm(modules.L2Norm):
     """:class:`fla.modules.L2Norm`, in PyTorch while a compiler traces it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x / sqrt(|x|^2 + eps)` over the last dimension of `x`, of any shape; a row of zeros stays one."""
+        if is_plain(x):
+            return find_function(l2norm.l2norm_fwd, x.device.type)(
+                x=x.contiguous(), eps=self.eps, output_dtype=self.output_dtype,
+            )[0]
         if not torch.compiler.is_compiling():
             return super().forward(x)
         rows = widen(x)

@@ -6,6 +6,8 @@ import weakref
 
 import torch
 
+from fla_longhorn.ops.plain import is_plain
+
 # the mask whose values were read last: the layers of a model share one
 _last_checked: tuple | None = None
 
@@ -39,6 +41,16 @@ def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, length: int 
     if wrong.numel():
         raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
     _last_checked = key
+
+
+def ends_in_tokens(mask: torch.Tensor) -> bool:
+    """Whether the last token of every row of a checked mask `[B, T]` is no padding."""
+    return bool(mask[:, -1].all())
+
+
+def mask_of_mixers(mask: torch.Tensor | None, T: int) -> torch.Tensor | None:
+    """What mixers without attention need of a checked mask: for a plain token that no row pads, nothing."""
+    return None if T == 1 and mask is not None and is_plain(mask) and ends_in_tokens(mask) else mask
 
 
 class Padding:

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fla_longhorn.ops import context_parallel, operator
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, get_tensors
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
+from fla_longhorn.ops.plain import is_plain
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -23,10 +24,11 @@ def apply(
     """Return `o [B, T, H, V]` and the final state; with `parallel` the operator may cut time into segments or chunks."""
     if cp_context is not None:
         return context_parallel.run(args, cp_context, parallel=parallel)
-    check_inputs(args, cu_seqlens_cpu)
-    if takes_other_derivatives(args):
+    plain = is_plain(*get_tensors(args))
+    check_inputs(args, cu_seqlens_cpu, plain=plain)
+    if not plain and takes_other_derivatives(args):
         return recurrence(args, cu_seqlens_cpu)
-    return operator.run(args, parallel)
+    return operator.run(args, parallel, plain=plain)
 
 
 def takes_other_derivatives(args: Arguments) -> bool:

@@ -36,7 +36,12 @@ def default_backend(device_type: str) -> str:
     """Triton on an accelerator or under its interpreter; on the CPU Numba where it is installed, else PyTorch."""
     if device_type != 'cpu' or os.environ.get('TRITON_INTERPRET') == '1':
         return 'triton'
-    return 'numba' if importlib.util.find_spec('numba') is not None else 'torch'
+    return 'numba' if has_numba() else 'torch'
+
+
+@cache
+def has_numba() -> bool:
+    return importlib.util.find_spec('numba') is not None
 
 
 @cache

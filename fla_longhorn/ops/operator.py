@@ -14,6 +14,7 @@ from typing import get_type_hints
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments
 from fla_longhorn.ops.backend import select_backend
@@ -128,10 +129,15 @@ def longhorn_update(*inputs) -> Tensor:
     """
     pool, args = split_update(inputs)
     with_boundaries_checked(args)
-    if args.q.device.type == 'cpu':
+    return update(pool, args)
+
+
+def update(pool: Pool, args: Arguments) -> Tensor:
+    """What the operator does, on boundaries that are checked."""
+    if pool.is_chosen_from and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
     backend, options = select_backend(args.q.device), dict(save_states=False, parallel=is_long(args))
-    if pool.states.is_contiguous() and not any(x is not None for x in pool.choices.values()):
+    if not pool.is_chosen_from and pool.states.is_contiguous():
         args = args._replace(initial_state=pool.states)
         return backend.longhorn_fwd(args, final_state=pool.states, **options)[0]
     return backend.longhorn_fwd(args, pool=pool.contiguous(), **options)[0]
@@ -152,18 +158,43 @@ def is_long(args: Arguments) -> bool:
     return T > MAX_RECURRENT_LENGTH and (args.cu_seqlens is None or args.num_sequences < T)
 
 
-def run(args: Arguments, parallel: bool) -> tuple[Tensor, Tensor | None]:
-    """Call the operator on checked arguments, saving states only where a gradient will ask for them."""
+def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Call the operator on checked arguments, saving states only where a gradient will ask for them.
+
+    A plain call (:func:`fla_longhorn.ops.plain.is_plain`) goes to the backend by itself.
+    """
     if parallel and args.beta.dim() == 3 and not torch.compiler.is_compiling():
         shortcut = getattr(select_backend(args.q.device), 'longhorn_shortcut', None)
         result = None if shortcut is None else shortcut(args)
         if result is not None:
             return result
-    args = args._replace(
-        scale=float(args.scale), initial_state=None if args.initial_state is None else args.initial_state.float(),
-    )
-    o, final_state, _ = longhorn_fwd(*args, needs_gradient(args), parallel)
+    args = with_float(args)
+    if plain:
+        o, final_state, _ = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=parallel)
+    else:
+        o, final_state, _ = longhorn_fwd(*args, needs_gradient(args), parallel)
     return o, final_state if args.output_final_state else None
+
+
+def with_float(args: Arguments) -> Arguments:
+    """Arguments as the operators take them: the scale a float, the state float32."""
+    if type(args.scale) is not float:
+        args = args._replace(scale=float(args.scale))
+    if args.initial_state is not None and args.initial_state.dtype != torch.float32:
+        args = args._replace(initial_state=args.initial_state.float())
+    return args
+
+
+def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
+    """The same for :func:`longhorn_update`."""
+    args = with_float(args)
+    if not plain:
+        return longhorn_update(*pool, *args)
+    o = update(pool, args)
+    if not pool.states.is_inference():
+        # as the operator does: what autograd has saved of them is no longer theirs
+        increment_version(pool.states)
+    return o
 
 
 def needs_gradient(args: Arguments) -> bool:

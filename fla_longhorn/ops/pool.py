@@ -28,6 +28,11 @@ class Pool(NamedTuple):
     def choices(self) -> dict[str, Tensor | None]:
         return {name: getattr(self, name) for name in ('state_indices', 'final_state_indices', 'has_initial_state')}
 
+    @property
+    def is_chosen_from(self) -> bool:
+        """Whether the states are more, or in another order, than those of the sequences."""
+        return not (self.state_indices is None and self.final_state_indices is None and self.has_initial_state is None)
+
     def contiguous(self) -> Pool:
         """The same states, with choices that lie densely in memory."""
         choices: dict[str, Any] = {name: None if x is None else x.contiguous() for name, x in self.choices.items()}

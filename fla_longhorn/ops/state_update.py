@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from fla_longhorn.ops.apply import takes_other_derivatives
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, get_tensors
 from fla_longhorn.ops.inputs import check_inputs, check_pool
-from fla_longhorn.ops.operator import longhorn_update, needs_gradient
+from fla_longhorn.ops.operator import needs_gradient, run_update
+from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 
@@ -91,12 +92,15 @@ def longhorn_state_update(
         cu_seqlens,
     )
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
-    check_inputs(args, cu_seqlens_cpu)
-    check_pool(pool, args)
+    plain = is_plain(*get_tensors(args), state, state_indices, final_state_indices, has_initial_state)
+    check_inputs(args, cu_seqlens_cpu, plain=plain)
+    check_pool(pool, args, plain=plain)
+    if plain:
+        return run_update(pool, args, plain)
     everything = args._replace(initial_state=state)
     if needs_gradient(everything) or takes_other_derivatives(everything):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'
         )
-    return longhorn_update(*pool, *args._replace(scale=float(args.scale)))
+    return run_update(pool, args)

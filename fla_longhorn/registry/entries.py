@@ -10,6 +10,7 @@ from inspect import unwrap
 from types import ModuleType
 from typing import Any
 
+from fla_longhorn.modules.direct import find_function
 from fla_longhorn.registry.changes import Changes
 
 # fla's package -> (our module that stands in it as `longhorn`, the names it gains)
@@ -35,6 +36,7 @@ def register() -> None:
         register_flash_attention()
         register_attn_mode()
         register_weight_decay()
+        find_function.cache_clear()
     except BaseException:
         CHANGES.take_back()
         raise
@@ -50,6 +52,7 @@ def unregister() -> None:
         RuntimeError: something that was registered has been replaced by others since; nothing is changed then.
     """
     CHANGES.take_back()
+    find_function.cache_clear()
 
 
 def register_names() -> None:

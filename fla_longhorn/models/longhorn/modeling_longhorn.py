@@ -20,7 +20,7 @@ from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
-from fla_longhorn.modules.padding import check_attention_mask
+from fla_longhorn.modules.padding import check_attention_mask, mask_of_mixers
 from fla_longhorn.modules.rewind import RewindableCache
 
 if TYPE_CHECKING:
@@ -180,6 +180,8 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
             kwargs = take_boundaries(
                 kwargs, B, T, tokens.device, attention_mask, filled=seen_tokens(past_key_values) > 0,
             )
+            if self.config.attn is None:
+                attention_mask = mask_of_mixers(attention_mask, T)
         use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
         if use_cache and past_key_values is None:
             past_key_values = RewindableCache()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import lru_cache
 
 import numba
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.numba import backward, forward, places
+from fla_longhorn.ops.numba import backward, forward, notice, places
 from fla_longhorn.ops.numba.simd import W
 from fla_longhorn.ops.pool import Pool
 
@@ -76,7 +77,7 @@ def longhorn_fwd(
     if final_state is not None and output_final_state and state_v_first:
         final_state = final_state.transpose(-1, -2)
         final_state = final_state.contiguous() if given is None else given.copy_(final_state)
-    return o.to(args.v.dtype), final_state, states
+    return o if args.v.dtype is torch.float32 else o.to(args.v.dtype), final_state, states
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
@@ -126,31 +127,35 @@ def launch(serial, parallel, updates: int, blocks: int, *args) -> None:
     global _threads_pid
     n_w = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, blocks)
     if n_w <= 1 or updates < MIN_PARALLEL_UPDATES or _threads_pid not in (None, os.getpid()):
-        serial(0, 1, *args)
+        notice.call(serial, 0, 1, *args)
         return
     with _launch_lock:
         _threads_pid = os.getpid()
         before = numba.get_num_threads()
         numba.set_num_threads(n_w)
         try:
-            parallel(n_w, *args)
+            notice.call(parallel, n_w, *args)
         finally:
             numba.set_num_threads(before)
 
 
 def boundaries(B: int, T: int, cu_seqlens) -> np.ndarray:
     """First tokens of the sequences, and the end, over the rows of the batch."""
-    if cu_seqlens is None:
-        return np.arange(0, (B + 1) * T, T)
-    return cu_seqlens.numpy().astype(np.int64)
+    return in_rows(B, T) if cu_seqlens is None else cu_seqlens.numpy().astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def in_rows(B: int, T: int) -> np.ndarray:
+    return np.arange(0, (B + 1) * T, T)
 
 
 def flat(x) -> np.ndarray:
     """The tensor's elements in order as float32, without a copy where that is how they lie in memory."""
     if x is None:
         return _ABSENT
-    x = x.detach()
-    return (x if x.dtype is torch.float32 else x.float()).contiguous().numpy().reshape(-1)
+    if x.dtype is not torch.float32:
+        x = x.float()
+    return (x.detach() if x.requires_grad else x).contiguous().numpy().reshape(-1)
 
 
 def flat_copy(x) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,8 +11,12 @@ from torch import Tensor
 from fla_longhorn.ops.pool import Pool
 
 
+@lru_cache(maxsize=64)
 def in_order(N: int, size: int, reads: bool, writes: bool) -> np.ndarray:
-    """`(sequence, place before, place after)` of states that lie one after the other; -1 is zero, and nowhere."""
+    """`(sequence, place before, place after)` of states that lie one after the other; -1 is zero, and nowhere.
+
+    Who gets it reads it only: it is kept.
+    """
     own = np.arange(N) * size
     return np.stack([np.arange(N), own if reads else np.full(N, -1), own if writes else np.full(N, -1)], 1)
 

@@ -10,8 +10,8 @@ COMPILED = 'tests/torch_compile/'
 
 MUTATIONS = [
     Mutation(
-        'look-ahead-writes-the-state', 'layers/longhorn.py', 'if q_len == 1 and use_cache and can_update_in_place(',
-        'if q_len == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
+        'look-ahead-writes-the-state', 'layers/token.py', 'if use_cache and can_update_in_place(',
+        'if can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
     Mutation(
@@ -21,7 +21,7 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
     Mutation(
-        'graph-overwritten', 'layers/longhorn.py', ' or torch.is_grad_enabled() or state.requires_grad:',
+        'graph-overwritten', 'modules/cache.py', ' or torch.is_grad_enabled() or state.requires_grad:',
         ' or torch.is_grad_enabled():', 'decoding overwrites a state that autograd saved',
         CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
     ),
@@ -31,7 +31,7 @@ MUTATIONS = [
         CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
     ),
     Mutation(
-        'update-with-gradients', 'layers/longhorn.py', 'if state is None or torch.is_grad_enabled() or', 'if state is None or',
+        'update-with-gradients', 'modules/cache.py', 'if state is None or torch.is_grad_enabled() or', 'if state is None or',
         'a training step from a cache is refused', CACHE + 'test_modes_of_pytorch', '[1-no grad-grad]', env=TORCH,
     ),
     Mutation(

@@ -22,7 +22,9 @@ MUTATIONS = [
         'tests/ops/test_longhorn.py::test_no_final_state_unless_asked', 'torch',
     ),
     Mutation(
-        'scale-forgotten', 'ops/operator.py', 'scale=float(args.scale), initial_state', 'scale=1.0, initial_state',
+        'scale-forgotten', 'ops/operator.py',
+        '    if type(args.scale) is not float:\n        args = args._replace(scale=float(args.scale))',
+        '    args = args._replace(scale=1.0)',
         'the queries are not scaled', FLAGS, 'torch diagonal chunk scale0.25',
     ),
     Mutation(
@@ -113,7 +115,7 @@ MUTATIONS = [
         'a backend that is asked for by name does not run', 'tests/ops/test_errors.py::TestBackend::test_unknown',
     ),
     Mutation(
-        'numba-never-chosen', 'ops/backend.py', "return 'numba' if importlib.util.find_spec('numba') is not None else 'torch'",
+        'numba-never-chosen', 'ops/backend.py', "return 'numba' if has_numba() else 'torch'",
         "return 'torch'", 'the CPU runs the slow backend', 'tests/ops/test_errors.py::TestBackend::test_default_on_the_cpu',
     ),
     Mutation(

@@ -1,0 +1,43 @@
+"""fla's functions without what stands around them: its choice of a backend at each call, its guards, autograd.
+
+A plain call (:func:`fla_longhorn.ops.plain.is_plain`) needs the function that would run in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from inspect import unwrap
+from typing import Any
+
+import torch
+from fla import backends
+from fla.utils import custom_device_ctx
+
+from fla_longhorn.cpu.backend import CPUBackend
+
+
+@cache
+def find_function(entry_point: Callable, device_type: str) -> Callable:
+    """What the dispatched `entry_point` of fla runs for tensors on such a device, with keyword arguments that are dense.
+
+    It is `entry_point` itself where other backends than those for the CPU are asked at each call whether they serve it.
+    """
+    registry = backends._function_registries.get(unwrap(entry_point))
+    for backend in [] if registry is None else registry._get_sorted_backends():
+        if not (backend.is_available() and backend.is_enabled()):
+            continue
+        if not isinstance(backend, CPUBackend):
+            return entry_point
+        if device_type == 'cpu' and backend.implementation is not None:
+            return unwrap(backend.implementation)
+    return entry_point if device_type == 'cpu' else on_its_device(unwrap(entry_point))
+
+
+def on_its_device(function: Callable) -> Callable:
+    """`function`, whose kernels start on the device of `x`."""
+    def run(*, x: torch.Tensor, **kwargs: Any) -> Any:
+        with custom_device_ctx(x.device.index):
+            return function(x=x, **kwargs)
+
+    return run

@@ -1,0 +1,36 @@
+"""Whether a call is plain: eager, without derivatives, on ordinary tensors. The one place that decides it.
+
+A plain call needs no operator, only the kernels behind it: nothing records it, differentiates it, or replaces its tensors.
+Operators, modules and the layer ask here before they take the short way, which computes the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def is_plain(*tensors: object) -> bool:
+    """Whether nothing watches the call, and each of `tensors` is `None` or has memory of its own to read from.
+
+    Not plain are: gradients that are switched on, whether or not one is asked for; forward-mode differentiation, `torch.func`;
+    `torch.compile`, `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake
+    tensors'; subclasses of tensors, meta tensors and views that negate.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return False
+    if (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+    ):
+        return False
+    return not any(x is not None and is_special(x) for x in tensors)
+
+
+def is_special(x: object) -> bool:
+    return type(x) not in ORDINARY or x.is_meta or x.is_neg()  # type: ignore[attr-defined]
