@@ -60,7 +60,7 @@ def train(name: str, seed: int, run: RunArguments, training: Digits, held_out: D
         per_device_train_batch_size=run.batch_size,
         per_device_eval_batch_size=run.batch_size,
         lr_scheduler_type='cosine',
-        warmup_ratio=0.1,
+        warmup_steps=0.1,
         max_grad_norm=1.0,
         seed=seed,
         use_cpu=not torch.cuda.is_available(),
