@@ -1,8 +1,8 @@
 """Lets torchvision's CUDA build be imported beside a CPU build of torch, for tests on a machine that has no fitting pair.
 
-Python imports this file at its start where its folder is on PYTHONPATH. Such a torchvision cannot load its compiled operators,
-and its import fails because it describes two of them all the same. A classifier calls neither, so they are declared, without an
-implementation, when torchvision is first imported.
+`make test-vision` puts this file among the packages, where Python imports it at its start. Such a torchvision cannot load its
+compiled operators, and its import fails because it describes two of them all the same. A classifier calls neither, so they are
+declared, without an implementation, when torchvision is first imported.
 """
 
 import importlib.util
