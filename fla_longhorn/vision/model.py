@@ -21,12 +21,16 @@ from timm.layers import (
     resample_abs_pos_embed,
     trunc_normal_,
 )
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model, register_notrace_module
 from timm.models._features import feature_take_indices
 
 from fla_longhorn.modules import RMSNorm
 from fla_longhorn.vision.mixer import BidirectionalLonghorn
 from fla_longhorn.vision.packing import Packing
+
+# torch.fx, by which timm takes features out of a model, does not look into these
+register_notrace_module(BidirectionalLonghorn)
+register_notrace_module(RMSNorm)
 
 POOLS = ('', 'token', 'avg', 'max', 'avgmax')
 
@@ -213,13 +217,16 @@ class VisionLonghorn(nn.Module):
             num_prefix_tokens=self.num_prefix_tokens,
         )
 
-    def place_tokens(self, x: torch.Tensor) -> torch.Tensor:
+    def place_tokens(self, x: torch.Tensor, any_size: bool) -> torch.Tensor:
         """Patches `[B, h, w, D]` to tokens `[B, N, D]` in float32, the class token in the middle."""
         B, h, w, _ = x.shape
-        x, positions = x.flatten(1, 2), self.positions((h, w))
+        x, positions = x.flatten(1, 2), self.positions((h, w)) if any_size else self.pos_embed
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(B, -1, -1).to(x.dtype), x], 1)
         return class_token_to_middle(self.pos_drop(x + positions).float(), self.num_prefix_tokens)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.place_tokens(self.patch_embed(x), any_size=not self.patch_embed.strict_img_size)
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
         """The blocks' output to features: the class token first, in the dtype of the parameters."""
@@ -234,7 +241,7 @@ class VisionLonghorn(nn.Module):
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
         """Images `[B, C, H, W]` to tokens `[B, N, D]`, the class token first."""
-        x = self.place_tokens(self.patch_embed(x))
+        x = self.embed(x)
         for block in self.blocks:
             x = self.run_block(block, x)
         return self.finish(self.norm(x))
@@ -262,7 +269,7 @@ class VisionLonghorn(nn.Module):
         Raises:
             ValueError: an image has another shape.
         """
-        tokens = [self.place_tokens(x) for x in self.embed_each(images)]
+        tokens = [self.place_tokens(x, any_size=True) for x in self.embed_each(images)]
         packing = Packing.of([x.shape[1] for x in tokens], tokens[0].device)
         x = torch.cat(tokens, 1)
         for block in self.blocks:
@@ -326,7 +333,7 @@ class VisionLonghorn(nn.Module):
             raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
         taken, last = feature_take_indices(len(self.blocks), indices)
         h, w = self.patch_embed.dynamic_feat_size(x.shape[-2:])
-        x, found = self.place_tokens(self.patch_embed(x)), []
+        x, found = self.embed(x), []
         for i, block in enumerate(self.blocks[:last + 1] if stop_early else self.blocks):
             x = self.run_block(block, x)
             if i in taken:

@@ -7,7 +7,7 @@ import json
 import timm
 import torch
 from PIL import Image
-from timm.models import save_for_hf
+from timm.models import create_feature_extractor, save_for_hf
 from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
 from tests.vision.models import TINY, images, small
@@ -45,3 +45,12 @@ def test_compiled():
     model, x = small(), images()
     expected = model(x)
     torch.testing.assert_close(torch.compile(model, backend='aot_eager')(x), expected)
+
+
+def test_features_by_fx():
+    """timm's feature extraction by torch.fx, which traces the model."""
+    model, x = small(), images()
+    traced = create_feature_extractor(model, {'blocks.1': 'after', 'head': 'logits'})
+    found = traced(x)
+    torch.testing.assert_close(found['logits'], model(x))
+    assert found['after'].shape == (2, 16, 32)
