@@ -11,6 +11,7 @@ from fla_longhorn import LonghornConfig, LonghornForCausalLM
 
 LENGTHS = (1, 3, 7, 16, 31, 64, 100, 129)
 NEW_TOKENS = 24
+SIZES = {'hidden_size': 64, 'num_hidden_layers': 3, 'vocab_size': 256, 'bos_token_id': None, 'eos_token_id': None}
 VARIANTS = {
     'paper': {},
     'heads': {'num_heads': 4, 'k_norm': 'l2', 'scalar_beta': True, 'hidden_ratio': 2, 'tie_word_embeddings': False},
@@ -37,14 +38,12 @@ class Checkpoint:
 
 def make(name: str, folder: Path) -> Checkpoint:
     torch.manual_seed(0)
-    model = LonghornForCausalLM(LonghornConfig(
-        hidden_size=64, num_hidden_layers=3, vocab_size=256, bos_token_id=None, eos_token_id=None, **VARIANTS[name],
-    )).eval()
+    model = LonghornForCausalLM(LonghornConfig(**SIZES, **VARIANTS[name])).eval()
     # random weights of the default size repeat one token
     with torch.no_grad():
         for parameter, value in model.named_parameters():
-            if parameter.endswith(('x_proj.weight', 'beta_proj.weight', 'out_proj.weight', 'o_proj.weight')):
-                value.mul_(5)
+            if parameter.endswith('_proj.weight'):
+                value.mul_(4)
     model.save_pretrained(folder)
     tokens = [generate(model, prompt) for prompt in prompts()]
     assert all(len(set(some)) > 8 for some in tokens)

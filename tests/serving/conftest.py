@@ -50,3 +50,24 @@ def engine():
     yield start
     gc.collect()
     cleanup_dist_env_and_memory()
+
+
+@pytest.fixture
+def serve(engine, variant):
+    """Serve a variant in two turns, so that pages are used again: returns whether all tokens were `generate`'s in each,
+    the scheduler's steps, and how many tokens of each prompt of the last turn were cached."""
+    from vllm import SamplingParams
+
+    def run(name: str, repeat: int = 1, **options) -> tuple[list[bool], list, list[int]]:
+        checkpoint = variant(name)
+        llm = engine(checkpoint.folder, **options)
+        scheduler, steps, equal = llm.llm_engine.engine_core.engine_core.scheduler, [], []
+        schedule = scheduler.schedule
+        scheduler.schedule = lambda *a, **k: steps.append(schedule(*a, **k)) or steps[-1]
+        sampling = SamplingParams(temperature=0, max_tokens=checkpoints.NEW_TOKENS, ignore_eos=True, detokenize=False)
+        for _ in range(2):
+            out = llm.generate([{'prompt_token_ids': x} for x in checkpoints.prompts() * repeat], sampling, use_tqdm=False)
+            equal.append([list(x.outputs[0].token_ids) for x in out] == checkpoint.tokens * repeat)
+        return equal, steps, [x.num_cached_tokens for x in out]
+
+    return run

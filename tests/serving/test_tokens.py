@@ -4,28 +4,8 @@ import pytest
 
 pytest.importorskip('vllm', reason='make test-serving has vLLM')
 
-from vllm import SamplingParams  # noqa: E402
-
-from tests.serving.checkpoints import NEW_TOKENS, VARIANTS, prompts  # noqa: E402
-
-
-@pytest.fixture
-def serve(engine, variant):
-    """Serve a variant in two turns, so that pages are used again: returns whether all tokens were `generate`'s in each,
-    the scheduler's steps, and how many tokens of each prompt of the last turn were cached."""
-    def run(name: str, repeat: int = 1, **options) -> tuple[list[bool], list, list[int]]:
-        checkpoint = variant(name)
-        llm = engine(checkpoint.folder, **options)
-        scheduler, steps, equal = llm.llm_engine.engine_core.engine_core.scheduler, [], []
-        schedule = scheduler.schedule
-        scheduler.schedule = lambda *a, **k: steps.append(schedule(*a, **k)) or steps[-1]
-        sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
-        for _ in range(2):
-            out = llm.generate([{'prompt_token_ids': x} for x in prompts() * repeat], sampling, use_tqdm=False)
-            equal.append([list(x.outputs[0].token_ids) for x in out] == checkpoint.tokens * repeat)
-        return equal, steps, [x.num_cached_tokens for x in out]
-
-    return run
+from fla_longhorn import LonghornConfig, LonghornForCausalLM  # noqa: E402
+from tests.serving.checkpoints import SIZES, VARIANTS  # noqa: E402
 
 
 @pytest.mark.parametrize('name', VARIANTS)
@@ -54,3 +34,15 @@ def test_preemption_and_prefix_cache(serve):
 
 def test_compiled(serve):
     assert serve('heads', enforce_eager=False)[0] == [True, True]
+
+
+@pytest.mark.parametrize('name', ['heads', 'hybrid'])
+def test_tensor_parallel(serve, name):
+    """Whole heads for each of two processes, or one head in two parts beside an attention layer."""
+    assert serve(name, tensor_parallel_size=2)[0] == [True, True]
+
+
+def test_refused(engine, tmp_path):
+    LonghornForCausalLM(LonghornConfig(**{**SIZES, 'conv_size': 5})).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match='conv_size must be one of'):
+        engine(tmp_path)
