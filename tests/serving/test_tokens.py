@@ -4,6 +4,9 @@ import pytest
 
 pytest.importorskip('vllm', reason='make test-serving has vLLM')
 
+from fla.models import GLAConfig  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
 from fla_longhorn import LonghornConfig, LonghornForCausalLM  # noqa: E402
 from tests.serving.checkpoints import SIZES, VARIANTS  # noqa: E402
 
@@ -43,6 +46,10 @@ def test_tensor_parallel(serve, name):
 
 
 def test_refused(engine, tmp_path):
-    LonghornForCausalLM(LonghornConfig(**{**SIZES, 'conv_size': 5})).save_pretrained(tmp_path)
+    """A convolution that vLLM has no kernel for, and a family with Longhorn in it."""
+    LonghornForCausalLM(LonghornConfig(**SIZES, conv_size=5)).save_pretrained(tmp_path / 'wide')
     with pytest.raises(ValueError, match='conv_size must be one of'):
-        engine(tmp_path)
+        engine(tmp_path / 'wide')
+    AutoModelForCausalLM.from_config(GLAConfig(**SIZES, attn_mode='longhorn')).save_pretrained(tmp_path / 'swapped')
+    with pytest.raises(ValueError, match='GLAForCausalLM'):
+        engine(tmp_path / 'swapped')

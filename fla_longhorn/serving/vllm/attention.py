@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention

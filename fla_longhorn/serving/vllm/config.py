@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fla_longhorn.models import LonghornConfig
-
 from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+
+from fla_longhorn.models import LonghornConfig
 
 
 class LonghornConvertor(ModelArchConfigConvertorBase):

@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
-from fla_longhorn.models import LonghornConfig
-from fla_longhorn.ops import longhorn_state_update
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
@@ -26,6 +23,9 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.utils.torch_utils import _encode_layer_name, get_kv_cache_torch_dtype
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
+
+from fla_longhorn.models import LonghornConfig
+from fla_longhorn.ops import longhorn_state_update
 
 # vLLM's kernels of the convolution
 CONV_SIZES = (2, 3, 4)

@@ -10,9 +10,6 @@ from collections.abc import Iterable
 import torch
 from fla.models.configuration_utils import get_attention_spec
 from torch import nn
-
-from fla_longhorn.serving.vllm.attention import LonghornAttention
-from fla_longhorn.serving.vllm.mixer import LonghornMixer, state_dtype, state_shape
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -28,6 +25,9 @@ from vllm.model_executor.models.interfaces import (
     SupportsMambaPrefixCaching,
 )
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+
+from fla_longhorn.serving.vllm.attention import LonghornAttention
+from fla_longhorn.serving.vllm.mixer import LonghornMixer, state_dtype, state_shape
 
 
 class LonghornMLP(nn.Module):

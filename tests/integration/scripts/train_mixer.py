@@ -3,8 +3,8 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from examples.mqar.data import IGNORE, MQAR, TrainingStream
 
+from examples.mqar.data import IGNORE, MQAR, TrainingStream
 
 NAME = 'fla_longhorn.layers.zoology.LonghornMixer'
 
