@@ -17,7 +17,8 @@ from vllm import ModelRegistry
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 names = {'LonghornForCausalLM', 'LonghornHybridForCausalLM'}
-print(names <= set(ModelRegistry.get_supported_archs()), [x for x in sys.modules if x.startswith('fla_longhorn.serving.vllm.m')])
+models = [x for x in sys.modules if x.startswith('fla_longhorn.serving.vllm.m')]
+print(names <= set(ModelRegistry.get_supported_archs()), models)
 '''
 
 
