@@ -17,7 +17,9 @@ from examples.vision.config import IMAGE_SIZE, MEAN, STD
 class Digits(Dataset):
     """Images and their digits, as transformers' models take them."""
 
-    def __init__(self, images: list[Image.Image], labels: np.ndarray, transform: Callable[[Image.Image], torch.Tensor]) -> None:
+    def __init__(
+        self, images: list[Image.Image], labels: np.ndarray, transform: Callable[[Image.Image], torch.Tensor],
+    ) -> None:
         self.images, self.labels, self.transform = images, labels, transform
 
     def __len__(self) -> int:

@@ -89,7 +89,8 @@ class BidirectionalLonghorn(NoWeightDecay):
         super().__init__()
         check_options(
             mode='chunk', hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=1, conv_size=conv_size,
-            conv_bias=True, beta_rank=beta_rank, use_bias=False, exact=exact, scalar_beta=scalar_beta, k_norm=None, norm_eps=1e-5,
+            conv_bias=True, beta_rank=beta_rank, use_bias=False, exact=exact, scalar_beta=scalar_beta, k_norm=None,
+            norm_eps=1e-5,
         )
         dd = {'device': device, 'dtype': dtype}
         G, V = 2 if bidirectional else 1, round(hidden_size * expand)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -284,9 +283,11 @@ class VisionLonghorn(nn.Module):
         if len(images) == 0:
             raise ValueError('images must have at least one image, got none')
         for i, image in enumerate(images):
-            if image.dim() != 3 or image.shape[0] != self.in_chans or image.shape[1] % p or image.shape[2] % q or 0 in image.shape:
+            shape = tuple(image.shape)
+            if len(shape) != 3 or shape[0] != self.in_chans or shape[1] % p or shape[2] % q or 0 in shape:
                 raise ValueError(
-                    f'images[{i}] must be [{self.in_chans}, H, W] with H a multiple of {p} and W of {q}, got {list(image.shape)}'
+                    f'images[{i}] must be [{self.in_chans}, H, W] with H a multiple of {p} and W of {q}, '
+                    f'got {list(shape)}'
                 )
         patches = [rearrange(x, 'c (h p) (w q) -> (h w) (c p q)', p=p, q=q) for x in images]
         proj = self.patch_embed.proj

@@ -155,7 +155,8 @@ def test_weight_decay():
     plain, decayed = param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())
     spared = {name for name, x in model.named_parameters() if any(x is y for y in plain['params'])}
     assert {name.rsplit('.', 1)[-1] for name in spared} == {'cls_token', 'pos_embed', 'D', 'bias', 'weight'}
-    assert {name for name in spared if name.endswith('weight')} == {f'blocks.{i}.norm.weight' for i in range(3)} | {'norm.weight'}
+    norms = {'norm.weight', *(f'blocks.{i}.norm.weight' for i in range(3))}
+    assert {name for name in spared if name.endswith('weight')} == norms
     assert model.blocks[0].mixer.D._no_weight_decay
     assert len(plain['params']) + len(decayed['params']) == len(list(model.parameters()))
 
