@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -140,7 +140,7 @@ class VisionLonghorn(nn.Module):
         self.feature_info = [
             dict(module=f'blocks.{i}', num_chs=embed_dim, reduction=self.patch_embed.feat_ratio()) for i in range(depth)
         ]
-        self.norm = RMSNorm(embed_dim, eps=1e-5, **dd)
+        self.norm: nn.Module = RMSNorm(embed_dim, eps=1e-5, **dd)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
         self.init_weights(needs_reset=False)
@@ -150,17 +150,18 @@ class VisionLonghorn(nn.Module):
         """Vision Mamba's initial values; with `needs_reset` also those that modules give themselves, as after `to_empty`."""
         if needs_reset:
             for module in self.modules():
-                if module is not self and hasattr(module, 'reset_parameters'):
-                    module.reset_parameters()
+                reset = getattr(module, 'reset_parameters', None)
+                if callable(reset):
+                    reset()
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)
         for parameter in (self.pos_embed, self.cls_token):
             if parameter is not None:
                 trunc_normal_(parameter, std=0.02)
-        for block in self.blocks:
+        for mixer in self.mixers():
             # the residual is a sum over the blocks
-            nn.init.kaiming_uniform_(block.mixer.out_proj.weight, a=math.sqrt(5))
-            block.mixer.out_proj.weight.div_(math.sqrt(len(self.blocks)))
+            nn.init.kaiming_uniform_(mixer.out_proj.weight, a=math.sqrt(5))
+            mixer.out_proj.weight.div_(math.sqrt(len(self.blocks)))
         self.init_head()
 
     @torch.no_grad()
@@ -169,11 +170,14 @@ class VisionLonghorn(nn.Module):
             trunc_normal_(self.head.weight, std=0.02)
             nn.init.zeros_(self.head.bias)
 
+    def mixers(self) -> list[BidirectionalLonghorn]:
+        return [cast(Block, block).mixer for block in self.blocks]
+
     # What timm asks a model for
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        skip = {f'blocks.{i}.mixer.{name}' for i, block in enumerate(self.blocks) for name in block.mixer.no_weight_decay}
+        skip = {f'blocks.{i}.mixer.{name}' for i, mixer in enumerate(self.mixers()) for name in mixer.no_weight_decay}
         return skip | {'pos_embed', 'cls_token'}
 
     @torch.jit.ignore
@@ -194,7 +198,7 @@ class VisionLonghorn(nn.Module):
             check_pool(global_pool, self.cls_token is not None)
             self.global_pool = global_pool
         self.num_classes = num_classes
-        dd = {'device': self.pos_embed.device, 'dtype': self.pos_embed.dtype}
+        dd: dict[str, Any] = {'device': self.pos_embed.device, 'dtype': self.pos_embed.dtype}
         self.head = nn.Linear(self.embed_dim, num_classes, **dd) if num_classes > 0 else nn.Identity()
         self.init_head()
 
