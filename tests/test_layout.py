@@ -29,7 +29,7 @@ FLOORS = [
     ['models'],
     ['attn_mode'],
     ['registry'],
-    ['', 'selfcheck', 'evaluation', '__main__'],
+    ['', 'selfcheck', 'evaluation', 'serving', 'vision', '__main__'],
 ]
 # rooms on one floor that don't know each other
 CLOSED = ('ops.triton', 'ops.numba', 'ops.torch', 'cpu')

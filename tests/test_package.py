@@ -199,7 +199,7 @@ class TestDistributions:
         assert sources | {'fla_longhorn/py.typed'} == {name for name in names if '.dist-info/' not in name}
         assert any(name.endswith('licenses/LICENSE') for name in names)
         extras = message_from_string(about).get_all('Provides-Extra')
-        assert extras == ['cpu', 'cuda'], 'an extra serves the package; what serves a checkout is a dependency group'
+        assert extras == ['cpu', 'cuda', 'vision'], 'an extra serves the package; what serves a checkout is a dependency group'
 
 
 class TestBounds:

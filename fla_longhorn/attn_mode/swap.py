@@ -19,6 +19,7 @@ from fla.modules import mlp
 from fla_longhorn.attn_mode.config import is_swapped, settle
 from fla_longhorn.attn_mode.families import Family
 from fla_longhorn.attn_mode.mixer import build_mixer
+from fla_longhorn.models.remote_code import is_remote_code
 from fla_longhorn.models.swapped import register_call_hooks, with_shift_labels
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention
@@ -32,6 +33,7 @@ def wrap_model_init(init: Callable) -> Callable:
         if is_swapped(config):
             # its states can be rolled back
             self._is_stateful = False
+            self.is_remote_code = is_remote_code
             if not isinstance(self, FLAForCausalLM):
                 register_call_hooks(self)
 

@@ -13,7 +13,7 @@ from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_
 
 from fla_longhorn.layers.options import check_options
 from fla_longhorn.layers.token import is_plain_token, mix_token
-from fla_longhorn.layers.weight_decay import mark_no_weight_decay
+from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
 from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
 from fla_longhorn.modules.cache import can_update_in_place, read_states
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 
 
-class Longhorn(nn.Module):
+class Longhorn(NoWeightDecay):
     r"""Longhorn token mixer (arXiv 2407.14207, section 3.3 and Algorithm 1).
 
     .. math::
@@ -73,7 +73,6 @@ class Longhorn(nn.Module):
             Index of the layer, needed with a cache. Default: `None`.
     """
 
-    # parameters that weight decay leaves alone, also by their attribute `_no_weight_decay`
     no_weight_decay = ('D',)
     # of `forward`, for a model that hands them to all its mixers
     ignored_keywords: tuple[str, ...] = ()
@@ -126,21 +125,6 @@ class Longhorn(nn.Module):
         self.D = nn.Parameter(torch.ones(intermediate_size))
         self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
         nn.init.zeros_(self.beta_proj.bias)
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        super().register_parameter(name, param)
-        mark_no_weight_decay(self)
-
-    def _apply(self, *args, **kwargs) -> Longhorn:
-        # `to_empty` makes new parameters
-        super()._apply(*args, **kwargs)
-        mark_no_weight_decay(self)
-        return self
-
-    def __setstate__(self, state: dict) -> None:
-        # a deep copy of a parameter has none of its attributes
-        super().__setstate__(state)
-        mark_no_weight_decay(self)
 
     def extra_repr(self) -> str:
         return (

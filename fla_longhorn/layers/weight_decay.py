@@ -7,24 +7,43 @@ asks for. transformers' Trainer asks for neither, so `fla_longhorn.registry` wra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch.nn as nn
 
 
-def mark_no_weight_decay(layer: Any) -> None:
-    for name in layer.no_weight_decay:
-        parameter = layer._parameters.get(name)
-        if parameter is not None:
-            parameter._no_weight_decay = True
+class NoWeightDecay(nn.Module):
+    """A layer with parameters that weight decay leaves alone."""
+
+    # their names; also by their attribute `_no_weight_decay`
+    no_weight_decay: tuple[str, ...] = ()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self.mark_no_weight_decay()
+
+    def _apply(self, *args, **kwargs) -> Self:
+        # `to_empty` makes new parameters
+        super()._apply(*args, **kwargs)
+        self.mark_no_weight_decay()
+        return self
+
+    def __setstate__(self, state: dict) -> None:
+        # a deep copy of a parameter has none of its attributes
+        super().__setstate__(state)
+        self.mark_no_weight_decay()
+
+    def mark_no_weight_decay(self) -> None:
+        for name in self.no_weight_decay:
+            parameter: Any = self._parameters.get(name)
+            if parameter is not None:
+                parameter._no_weight_decay = True
 
 
 def wrap_get_parameter_names(get_parameter_names: Callable) -> Callable:
     """transformers' recursion over submodules, which ends in each layer with the names of the parameters to decay."""
-    from fla_longhorn.layers.longhorn import Longhorn
-
     def run(model: nn.Module, *args, **kwargs) -> list[str]:
         names = get_parameter_names(model, *args, **kwargs)
-        return [name for name in names if name not in model.no_weight_decay] if isinstance(model, Longhorn) else names
+        return [name for name in names if name not in model.no_weight_decay] if isinstance(model, NoWeightDecay) else names
 
     return run

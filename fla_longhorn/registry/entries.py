@@ -141,13 +141,16 @@ def register_attn_mode() -> None:
     """`attn_mode='longhorn'` in the configs of fla's families; a family that this fla lacks or builds otherwise is left out.
 
     Wrapped are `__init__` of fla's models, to check and complete the config; `__init__` of each family's block, to build
-    Longhorn in place of its mixer; the two `forward` of linear_attn; logits and loss; and the making of a cache. A config
-    without the word gets the original.
+    Longhorn in place of its mixer; the two `forward` of linear_attn; logits and loss; the making of a cache; and
+    `save_pretrained` of the configs, which adds a file for `trust_remote_code=True`. A config without the word gets the
+    original.
     """
     from fla.models import generation_utils, modeling_utils
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from fla_longhorn.attn_mode import FAMILIES, wrap_block_init, wrap_causal_lm, wrap_forward, wrap_model_init
     from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
+    from fla_longhorn.models.remote_code import wrap_save_pretrained
     from fla_longhorn.models.swapped import logits_and_loss
 
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
@@ -156,10 +159,11 @@ def register_attn_mode() -> None:
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
-    for family in FAMILIES.values():
+    for model_type, family in FAMILIES.items():
         block = family.find_block()
         if block is None:
             continue
+        wrap(CONFIG_MAPPING[model_type], 'save_pretrained', wrap_save_pretrained)
         wrap(block, '__init__', wrap_block_init, family)
         for name, shared in family.forwards.items():
             owner = getattr(importlib.import_module(family.module), name)

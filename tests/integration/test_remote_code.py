@@ -1,32 +1,33 @@
-"""A saved checkpoint loads with `trust_remote_code=True` in a program that never imports the package."""
+"""A saved checkpoint loads with `trust_remote_code=True` in a program that never imports the package, and names the package
+where it is not installed."""
 
 import json
 import os
 import subprocess
 import sys
 
-SAVE = '''
+import pytest
 import torch
-from fla_longhorn import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.models.longhorn.remote_code import register_for_auto_class
-torch.manual_seed(0)
-model = LonghornForCausalLM(LonghornConfig(hidden_size=16, num_hidden_layers=1, vocab_size=11, state_size=2)).eval()
-model.save_pretrained('plain')
-register_for_auto_class()
-model.save_pretrained('checkpoint')
-torch.save(model(torch.arange(11)[None]).logits, 'logits.pt')
-'''
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import fla_longhorn
+from fla_longhorn import LonghornConfig
+from fla_longhorn.attn_mode import FAMILIES
+from fla_longhorn.models.remote_code import write_code
+from tests.integration.process import ROOT
+
+SIZES = dict(hidden_size=16, num_hidden_layers=1, vocab_size=11)
+CONFIGS = {
+    'longhorn': lambda: LonghornConfig(state_size=2, **SIZES),
+    'gla': lambda: CONFIG_MAPPING['gla'](attn_mode='longhorn', num_heads=2, **SIZES),
+}
 LOAD = '''
 import sys
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-try:
-    AutoConfig.from_pretrained('plain', trust_remote_code=True)
-except ValueError as error:
-    print('plain', 'longhorn' in str(error))
-assert 'fla_longhorn' not in sys.modules
+from transformers import AutoModel, AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained('checkpoint', trust_remote_code=True).eval()
-print(type(model).__module__)
+print(type(model).__name__)
 print(torch.equal(model(torch.arange(11)[None]).logits, torch.load('logits.pt')))
 print(type(AutoModel.from_pretrained('checkpoint', trust_remote_code=True)).__name__)
 model.save_pretrained('again')
@@ -41,22 +42,75 @@ except ValueError as error:
 model = AutoModelForCausalLM.from_pretrained('again', trust_remote_code=True)
 print(type(model).__name__)
 '''
+# a machine without the package, or without fla
+MISSING = '''
+import sys
+sys.modules[{module!r}] = None
+from transformers import AutoConfig, AutoModelForCausalLM
+for cls in (AutoConfig, AutoModelForCausalLM):
+    try:
+        cls.from_pretrained('checkpoint', trust_remote_code=True)
+    except ImportError as error:
+        print('pip install fla-longhorn' in str(error))
+'''
 
 
 def python(code: str, folder) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, '-c', code], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, 'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1'},
-    )
+    env = {**os.environ, 'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run([sys.executable, '-c', code], cwd=folder, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_checkpoint_with_code(tmp_path):
-    python(SAVE, tmp_path)
-    assert not (tmp_path / 'plain' / 'longhorn.py').exists()
-    assert 'auto_map' not in json.loads((tmp_path / 'plain' / 'config.json').read_text())
-    assert python(LOAD, tmp_path) == ['plain True', 'fla_longhorn.models.longhorn.modeling_longhorn', 'True', 'LonghornModel']
-    for name in ('config.json', 'longhorn.py'):
-        assert (tmp_path / 'again' / name).read_text() == (tmp_path / 'checkpoint' / name).read_text()
-    assert python(REFUSED, tmp_path) == ['True', 'LonghornForCausalLM']
+def save(name, folder):
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    model.save_pretrained(folder / 'checkpoint')
+    torch.save(model(torch.arange(11)[None]).logits.detach(), folder / 'logits.pt')
+    return model
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_without_the_plugin(name, tmp_path):
+    model = save(name, tmp_path)
+    assert python(LOAD, tmp_path) == [type(model).__name__, 'True', type(model.model).__name__]
+    assert {x.name for x in (tmp_path / 'again').iterdir()} == {x.name for x in (tmp_path / 'checkpoint').iterdir()}
+    for file in ('config.json', 'longhorn.py'):
+        assert (tmp_path / 'again' / file).read_text() == (tmp_path / 'checkpoint' / file).read_text()
+    assert python(REFUSED, tmp_path) == ['True', type(model).__name__]
+
+
+@pytest.mark.parametrize('module', ['fla_longhorn', 'fla'])
+@pytest.mark.parametrize('name', CONFIGS)
+def test_where_a_package_is_missing(name, module, tmp_path):
+    save(name, tmp_path)
+    assert python(MISSING.format(module=module), tmp_path) == ['True', 'True']
+
+
+@pytest.mark.parametrize('model_type', ['longhorn', *FAMILIES])
+def test_the_file_imports_the_classes(model_type, tmp_path):
+    config = CONFIG_MAPPING[model_type]()
+    write_code(config, tmp_path)
+    names = {}
+    exec((tmp_path / 'longhorn.py').read_text(), names)
+    assert config.auto_map.keys() == {'AutoConfig', 'AutoModel', 'AutoModelForCausalLM'}
+    for reference in config.auto_map.values():
+        module, _, name = reference.partition('.')
+        assert module == 'longhorn' and isinstance(names[name], type)
+    assert names[config.auto_map['AutoConfig'].partition('.')[2]] is type(config)
+
+
+def test_another_mixer_needs_no_file(tmp_path):
+    config = CONFIGS['gla']()
+    config.save_pretrained(tmp_path / 'swapped')
+    config.attn_mode = 'chunk'
+    config.save_pretrained(tmp_path / 'native')
+    assert 'auto_map' in json.loads((tmp_path / 'swapped' / 'config.json').read_text())
+    assert 'auto_map' not in json.loads((tmp_path / 'native' / 'config.json').read_text())
+    assert not (tmp_path / 'native' / 'longhorn.py').exists()
+
+
+def test_earlier_checkpoints(tmp_path):
+    """Their file imports from a module that has to stay."""
+    from fla_longhorn.models.longhorn.remote_code import LonghornConfig, LonghornForCausalLM, LonghornModel
+
+    assert {LonghornConfig, LonghornForCausalLM, LonghornModel} <= set(vars(fla_longhorn).values())

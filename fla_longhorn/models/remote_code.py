@@ -1,0 +1,69 @@
+"""Checkpoints that load with `trust_remote_code=True` in programs that do not import the package, and name it where it is not
+installed.
+
+transformers runs the file that `auto_map` in `config.json` names. Here that is an import: the code stays the installed
+package's, and a checkpoint never carries an old copy of it. Without the file, transformers takes the model type for one of
+its newer versions' and advises to upgrade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModel, AutoModelForCausalLM
+
+MODULE = 'longhorn'
+CODE = '''\
+"""This checkpoint's classes, from installed packages: pip install fla-longhorn"""
+
+try:
+    import fla_longhorn  # noqa: F401
+    from fla.models import {names}  # noqa: F401
+except ImportError as error:
+    raise ImportError(f'this checkpoint holds Longhorn: pip install fla-longhorn ({{error}})') from error
+'''
+
+
+def has_longhorn(config: Any) -> bool:
+    """Whether a config's model is Longhorn's own, or one of fla's with Longhorn as its mixer."""
+    return config.model_type == 'longhorn' or getattr(config, 'attn_mode', None) == 'longhorn'
+
+
+def wrap_save_pretrained(save: Callable) -> Callable:
+    """`save_pretrained` of a config, which models and the Trainer come through too: writes the file as well."""
+    @wraps(save)
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        if has_longhorn(self):
+            write_code(self, Path(save_directory))
+        elif refers_to_code(getattr(self, 'auto_map', None)):
+            # no longer: its `attn_mode` was set to another
+            del self.auto_map
+        return save(self, save_directory, *args, **kwargs)
+
+    return save_pretrained
+
+
+def write_code(config: Any, folder: Path) -> None:
+    """Write the file into `folder`, and `auto_map` into `config`."""
+    classes = {'AutoConfig': type(config)}
+    for auto in (AutoModel, AutoModelForCausalLM):
+        if type(config) in auto._model_mapping:
+            classes[auto.__name__] = auto._model_mapping[type(config)]
+    config.auto_map = {auto: f'{MODULE}.{cls.__name__}' for auto, cls in classes.items()}
+    # transformers would copy the file that defines a class which it has loaded by `auto_map`
+    config._auto_class = None
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f'{MODULE}.py').write_text(CODE.format(names=', '.join(sorted(cls.__name__ for cls in classes.values()))))
+
+
+def refers_to_code(auto_map: dict[str, str] | None) -> bool:
+    # `repository--module.Class` where it came from a hub
+    return bool(auto_map) and all(x.rpartition('--')[2].startswith(f'{MODULE}.') for x in auto_map.values())
+
+
+def is_remote_code() -> bool:
+    """What a model with Longhorn answers: transformers must not copy the files of its classes into a checkpoint."""
+    return False

@@ -1,0 +1,36 @@
+"""What vLLM has to know of a Longhorn config before it builds the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+
+from fla_longhorn.models import LonghornConfig
+
+
+class LonghornConvertor(ModelArchConfigConvertorBase):
+    """Names the class of a model, with attention layers or without, and counts its attention heads.
+
+    vLLM plans its pages by these numbers, and takes the attention layers to be alike in them.
+    """
+
+    def __init__(self, hf_config: LonghornConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(hf_config, *args, **kwargs)
+        # vLLM's loader reads them there
+        hf_config.architectures = ['LonghornForCausalLM' if hf_config.attn is None else 'LonghornHybridForCausalLM']
+
+    def get_total_num_attention_heads(self) -> int:
+        return self._of_attention('num_heads')
+
+    def get_total_num_kv_heads(self) -> int:
+        return self._of_attention('num_kv_heads')
+
+    def _of_attention(self, name: str) -> int:
+        attn = self.hf_config.attn
+        if attn is None:
+            return 0
+        found = {spec[name] for spec in (attn if isinstance(attn, list) else [attn])}
+        if len(found) > 1:
+            raise ValueError(f'{name} must be the same in all attention layers (config.attn) for vLLM, got {sorted(found)}')
+        return found.pop()

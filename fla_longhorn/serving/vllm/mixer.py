@@ -1,0 +1,192 @@
+"""The Longhorn layer on vLLM's flat batches, with each request's memory in a page of vLLM's pool.
+
+A page holds the convolution's last `conv_size - 1` inputs and the recurrence's state `[H, K, V]`. The op reads and writes it
+where it lies. Under tensor parallelism a rank has an equal part of the channels: whole heads, or a part of one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.mamba import mamba_mixer  # noqa: F401  registers torch.ops.vllm.mamba_mixer
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator, is_conv_state_dim_first
+from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from vllm.model_executor.utils import set_weight_attrs
+from vllm.utils.torch_utils import _encode_layer_name, get_kv_cache_torch_dtype
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
+
+from fla_longhorn.models import LonghornConfig
+from fla_longhorn.ops import longhorn_state_update
+
+# vLLM's kernels of the convolution
+CONV_SIZES = (2, 3, 4)
+
+
+def channels(config: LonghornConfig) -> int:
+    return round(config.hidden_size * config.expand)
+
+
+def local_heads(config: LonghornConfig, tp_size: int) -> int:
+    """How many heads a rank has a part of.
+
+    Raises:
+        ValueError: the channels can't be divided so that a rank has whole heads or a part of one.
+    """
+    heads, size = config.num_heads, channels(config)
+    if size % tp_size or (heads % tp_size and tp_size % heads):
+        raise ValueError(f'tensor_parallel_size must divide the {size} channels and divide, or be a multiple of, '
+                         f'num_heads = {heads}, got {tp_size}')
+    return max(1, heads // tp_size)
+
+
+def state_shape(config: LonghornConfig, tp_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of a page: the convolution's inputs, and the state `[H, K, V]` of this rank's heads."""
+    if config.conv_size not in CONV_SIZES:
+        raise ValueError(f'conv_size must be one of {list(CONV_SIZES)} for vLLM, got {config.conv_size}')
+    heads, size, K = local_heads(config, tp_size), channels(config), config.state_size
+    conv, _ = MambaStateShapeCalculator.mamba1_state_shape(
+        tp_world_size=tp_size, intermediate_size=size, state_size=K, conv_kernel=config.conv_size,
+    )
+    return conv, (heads, K, size // tp_size // heads)
+
+
+def state_dtype(vllm_config: VllmConfig) -> tuple[torch.dtype, torch.dtype]:
+    """The state is float32 whatever the model's dtype."""
+    cache_dtype = vllm_config.cache_config.mamba_cache_dtype
+    return get_kv_cache_torch_dtype(cache_dtype, vllm_config.model_config.dtype), torch.float32
+
+
+def load_shard(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
+    """This rank's part of the first dimension."""
+    parameter.data.copy_(loaded.chunk(get_tensor_model_parallel_world_size())[get_tensor_model_parallel_rank()])
+
+
+class LonghornMixer(nn.Module, MambaBase):
+    """:class:`fla_longhorn.layers.Longhorn` for tokens `[T, hidden_size]`: those of decoding requests, then prompts."""
+
+    mamba_type = MambaAttentionBackendEnum.MAMBA1
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
+        self.config, self.vllm_config, self.prefix = config, vllm_config, prefix
+        tp_size, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+        hidden_size, size = config.hidden_size, channels(config)
+        self.num_heads = local_heads(config, tp_size)
+        # the first of them, among the model's
+        self.first_head = rank * config.num_heads // tp_size
+        self.beta_rank = math.ceil(hidden_size / 16) if config.beta_rank == 'auto' else config.beta_rank
+        self.key_dim = config.num_heads * config.state_size
+
+        self.in_proj = MergedColumnParallelLinear(
+            hidden_size, [size] * 2, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.in_proj',
+        )
+        self.conv1d = ColumnParallelLinear(config.conv_size, size, bias=config.conv_bias, prefix=f'{prefix}.conv1d')
+        # the checkpoint's is [channels, 1, conv_size]
+        self.conv1d.weight.data = self.conv1d.weight.data.unsqueeze(1)
+        self.x_proj = RowParallelLinear(
+            size, self.beta_rank + 2 * self.key_dim, bias=False, quant_config=quant, prefix=f'{prefix}.x_proj',
+        )
+        # one step size for each head, which every rank has, or for each channel
+        self.beta_proj = ColumnParallelLinear(
+            self.beta_rank, config.num_heads if config.scalar_beta else size, bias=True, disable_tp=config.scalar_beta,
+            prefix=f'{prefix}.beta_proj',
+        )
+        self.D = nn.Parameter(torch.ones(size // tp_size))
+        set_weight_attrs(self.D, {'weight_loader': load_shard})
+        self.out_proj = RowParallelLinear(
+            size, hidden_size, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.out_proj',
+        )
+
+        # vLLM puts the pools of this layer here
+        self.kv_cache = (torch.tensor([]), torch.tensor([]))
+        layers = get_current_vllm_config().compilation_config.static_forward_context
+        if prefix in layers:
+            raise ValueError(f'prefix must be new, got {prefix!r} twice')
+        layers[prefix] = self
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return state_shape(self.config, get_tensor_model_parallel_world_size())
+
+    def get_state_dtype(self) -> tuple[torch.dtype, torch.dtype]:
+        return state_dtype(self.vllm_config)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Through vLLM's own op, which its compiler does not look into; it calls `forward_impl`."""
+        output = torch.empty_like(hidden_states)
+        torch.ops.vllm.mamba_mixer(hidden_states, output, _encode_layer_name(self.prefix))
+        return output
+
+    def forward_impl(self, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
+        x, z = self.in_proj(hidden_states)[0].chunk(2, dim=-1)
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:
+            # a run that measures memory, before there are pages
+            output.copy_(self.out_proj(x.contiguous())[0])
+            return
+        metadata = metadata[self.prefix]
+        decoded, read = metadata.num_decode_tokens, metadata.num_prefill_tokens
+        parts = []
+        if decoded > 0:
+            parts.append(self.decode(x[:decoded], z[:decoded], metadata))
+        if read > 0:
+            parts.append(self.prefill(x[decoded:decoded + read], z[decoded:decoded + read], metadata))
+        output[:decoded + read] = self.out_proj(torch.cat(parts))[0]
+
+    def decode(self, x: torch.Tensor, z: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """One token of each request: `x` and `z` `[N, channels]`."""
+        conv_states, states = self.pools()
+        rows = metadata.state_indices_tensor_d[:, 0]
+        x = causal_conv1d_update(x, conv_states, self.taps(), self.conv1d.bias, 'silu', conv_state_indices=rows)
+        o = longhorn_state_update(states, **self.inputs(x, z, dim=1), state_indices=rows, pad_slot_id=NULL_BLOCK_ID)
+        return o.reshape(x.shape)
+
+    def prefill(self, x: torch.Tensor, z: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """Prompts, or the next pieces of them, packed into `x` and `z` `[T, channels]`."""
+        conv_states, states = self.pools()
+        rows, known = metadata.state_indices_tensor_p, metadata.has_initial_states_p
+        x = causal_conv1d_fn(
+            x.transpose(0, 1), self.taps(), self.conv1d.bias, activation='silu', conv_states=conv_states,
+            has_initial_state=known, cache_indices=rows, query_start_loc=metadata.query_start_loc_p, metadata=metadata,
+        ).transpose(0, 1)
+        o = longhorn_state_update(
+            states, **self.inputs(x, z, dim=0), cu_seqlens=metadata.query_start_loc_p, state_indices=rows,
+            has_initial_state=known, pad_slot_id=NULL_BLOCK_ID,
+        )
+        return o.reshape(x.shape)
+
+    def pools(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The convolution's `[pages, channels, conv_size - 1]` and the recurrence's `[pages, H, K, V]`."""
+        conv_states, states = self.kv_cache
+        return conv_states if is_conv_state_dim_first() else conv_states.transpose(-1, -2), states
+
+    def taps(self) -> torch.Tensor:
+        return self.conv1d.weight.squeeze(1)
+
+    def inputs(self, x: torch.Tensor, z: torch.Tensor, dim: int) -> dict[str, Any]:
+        """The op's arguments for the flat `x` and `z`, with a dimension for the batch (0) or the time (1) put in."""
+        config, own = self.config, slice(self.first_head, self.first_head + self.num_heads)
+        beta, k, q = self.x_proj(x)[0].split([self.beta_rank, self.key_dim, self.key_dim], dim=-1)
+        beta = self.beta_proj(beta)[0]
+        beta = beta[:, own] if config.scalar_beta else self.by_head(beta)
+        q, k = (y.unflatten(-1, (config.num_heads, -1))[:, own] for y in (q, k))
+        if config.k_norm == 'l2':
+            wide = k.float()
+            k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(k.dtype)
+        tokens = {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z)}
+        return dict(
+            {name: value.unsqueeze(dim) for name, value in tokens.items()},
+            D=self.D.unflatten(0, (self.num_heads, -1)), exact=config.exact, use_beta_sigmoid_in_kernel=True,
+        )
+
+    def by_head(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (self.num_heads, -1))

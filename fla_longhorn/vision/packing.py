@@ -1,0 +1,38 @@
+"""Images of any size in one row of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the images lie in a row of T tokens.
+
+    Attributes:
+        lengths: tokens of each image, `[N]`.
+        cu_seqlens: their boundaries, `[N + 1]` (int32), and `cu_seqlens_cpu` a copy on the CPU.
+        reverse: `[T]`, for each place the token that stands there when every image is read in reverse.
+    """
+
+    lengths: torch.Tensor
+    cu_seqlens: torch.Tensor
+    cu_seqlens_cpu: torch.Tensor
+    reverse: torch.Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
+        counts = torch.tensor(lengths)
+        ends = counts.cumsum(0)
+        bounds = torch.cat([ends.new_zeros(1), ends]).int()
+        first_and_last = (2 * ends - counts - 1).repeat_interleave(counts)
+        order = first_and_last - torch.arange(int(ends[-1]))
+        return cls(counts.to(device), bounds.to(device), bounds, order.to(device))
+
+
+def reverse(x: torch.Tensor, packing: Packing | None) -> torch.Tensor:
+    """The tokens of each image in reverse; `x` is `[B, T, ...]`."""
+    return x.flip(1) if packing is None else x.index_select(1, packing.reverse)

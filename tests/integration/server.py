@@ -1,0 +1,83 @@
+"""A server in a process of its own, asked over localhost by the OpenAI client."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import openai
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.integration.process import ROOT
+
+PROMPTS = ['The state', 'forgets a little of everything it holds', 'x']
+MESSAGES = [{'role': 'user', 'content': 'What is kept?'}]
+
+
+@contextmanager
+def serve(folder, *arguments, env=()):
+    """A client of the server that `python *arguments --port ...` starts, which ends with the body of `with`."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    env = {
+        **os.environ, 'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT),
+        **dict(env),
+    }
+    # the server of transformers lists what is in it
+    (folder / 'hf' / 'hub').mkdir(parents=True)
+    log = folder / 'log.txt'
+    command = [sys.executable, *map(str, arguments), '--host', '127.0.0.1', '--port', str(port)]
+    with log.open('w') as out, subprocess.Popen(command, env=env, cwd=folder, stdout=out, stderr=out) as server:
+        client = openai.OpenAI(base_url=f'http://127.0.0.1:{port}/v1', api_key='none', max_retries=0, timeout=120)
+        try:
+            for _ in range(480):
+                assert server.poll() is None, log.read_text()
+                try:
+                    client.models.list()
+                    break
+                except openai.APIConnectionError:
+                    time.sleep(0.5)
+            else:
+                raise AssertionError(log.read_text())
+            yield client
+        finally:
+            server.terminate()
+
+
+class Answers:
+    """What `generate` answers with the model and the tokenizer in `folder`."""
+
+    def __init__(self, folder):
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def to_prompt(self, prompt: str) -> str:
+        return self.to_ids(self.tokenizer(prompt, return_tensors='pt').input_ids)
+
+    def to_chat(self, messages: list[dict[str, str]]) -> str:
+        template = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors='pt', return_dict=True,
+        )
+        return self.to_ids(template.input_ids)
+
+    def to_ids(self, ids: torch.Tensor) -> str:
+        new = self.model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1]:]
+        return self.tokenizer.decode(new, skip_special_tokens=True)
+
+
+def check_answers(client: openai.OpenAI, name: str, answers: Answers) -> None:
+    """Completions, a chat, and a chat as a stream."""
+    options = {'model': name, 'temperature': 0, 'max_tokens': 12}
+    for prompt in PROMPTS:
+        completion = client.completions.create(prompt=prompt, **options)
+        assert completion.choices[0].text == answers.to_prompt(prompt) != ''
+    expected = answers.to_chat(MESSAGES)
+    chat = client.chat.completions.create(messages=MESSAGES, **options)
+    assert chat.choices[0].message.content == expected
+    stream = client.chat.completions.create(messages=MESSAGES, stream=True, **options)
+    parts = [part.choices[0].delta.content or '' for part in stream if part.choices]
+    assert ''.join(parts) == expected and len([x for x in parts if x]) > 1

@@ -1,0 +1,64 @@
+"""Small models of each kind, and what transformers generates with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+
+LENGTHS = (1, 3, 7, 16, 31, 64, 100, 129)
+NEW_TOKENS = 24
+SIZES = {'hidden_size': 64, 'num_hidden_layers': 3, 'vocab_size': 256, 'bos_token_id': None, 'eos_token_id': None}
+VARIANTS = {
+    'paper': {},
+    'heads': {'num_heads': 4, 'k_norm': 'l2', 'scalar_beta': True, 'hidden_ratio': 2, 'tie_word_embeddings': False},
+    'exact': {'exact': True, 'k_norm': 'l2', 'use_bias': True, 'conv_bias': False, 'conv_size': 3},
+    'exact-heads': {'exact': True, 'scalar_beta': True, 'num_heads': 2, 'beta_rank': 3, 'state_size': 10, 'expand': 1},
+    'hybrid': {'attn': {'layers': [1], 'num_heads': 2, 'num_kv_heads': 1, 'qkv_bias': True}, 'hidden_ratio': 2},
+    'window': {'attn': {'layers': [0, 2], 'num_heads': 2, 'window_size': 24}, 'num_heads': 2, 'exact': True},
+}
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 256, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder, the model in it, and the tokens `[prompt][NEW_TOKENS]` that `generate` gives."""
+
+    folder: Path
+    model: LonghornForCausalLM
+    tokens: list[list[int]]
+
+
+def make(name: str, folder: Path) -> Checkpoint:
+    torch.manual_seed(0)
+    model = LonghornForCausalLM(LonghornConfig(**SIZES, **VARIANTS[name])).eval()
+    # random weights of the default size repeat one token
+    with torch.no_grad():
+        for parameter, value in model.named_parameters():
+            if parameter.endswith('_proj.weight'):
+                value.mul_(4)
+    model.save_pretrained(folder)
+    tokens = [generate(model, prompt) for prompt in prompts()]
+    assert all(len(set(some)) > 8 for some in tokens)
+    return Checkpoint(folder, model, tokens)
+
+
+def generate(model: LonghornForCausalLM, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
+    return out[0, len(prompt):].tolist()
+
+
+def log_probabilities(model: LonghornForCausalLM, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """Of each of `tokens` behind `prompt` and those before it, in the model's dtype up to the logits."""
+    ids = torch.tensor([[*prompt, *tokens]])
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[0, len(prompt) - 1:-1]
+    return logits.float().log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]

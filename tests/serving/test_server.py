@@ -1,0 +1,18 @@
+"""vLLM's OpenAI server with Longhorn in it."""
+
+import pytest
+
+pytest.importorskip('vllm', reason='make test-serving has vLLM')
+
+from tests.integration.process import SCRIPTS, run  # noqa: E402
+from tests.integration.server import Answers, check_answers, serve  # noqa: E402
+
+
+def test_the_answers_are_those_of_generate(tmp_path):
+    run('-m', 'fla_longhorn', SCRIPTS / 'make_chat.py', tmp_path, 'longhorn', cwd=tmp_path)
+    # the server's engine is a process of its own
+    env = {'VLLM_ENABLE_V1_MULTIPROCESSING': '1'}
+    command = ('-m', 'vllm.entrypoints.openai.api_server', '--model', tmp_path, '--served-model-name', 'longhorn')
+    options = ('--dtype', 'float32', '--enforce-eager', '--max-model-len', '256', '--max-num-seqs', '8')
+    with serve(tmp_path, *command, *options, env=env) as client:
+        check_answers(client, 'longhorn', Answers(tmp_path))
