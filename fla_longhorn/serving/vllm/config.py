@@ -42,6 +42,6 @@ class SwappedConvertor(ModelArchConfigConvertorBase):
 
     def __init__(self, hf_config: Any, *args: Any, **kwargs: Any) -> None:
         if is_swapped(hf_config):
-            raise ValueError(f"vLLM serves Longhorn's own models alone, got {hf_config.architectures} with attn_mode='longhorn': "
-                             'use `transformers serve`')
+            raise ValueError("vLLM serves Longhorn's own models alone, got attn_mode='longhorn' in "
+                             f'{hf_config.architectures}: use `transformers serve`')
         super().__init__(hf_config, *args, **kwargs)
