@@ -28,7 +28,7 @@ PAGES = {
     'objectives.md': (1, 0, 0),
     'operators.md': (6, 0, 0),
     'paper.md': (0, 0, 1),
-    'serve.md': (0, 0, 3),
+    'serve.md': (0, 0, 2),
     'swap.md': (1, 0, 0),
     'train.md': (5, 2, 0),
     'vision.md': (3, 0, 2),

@@ -14,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import fla_longhorn
 from fla_longhorn import LonghornConfig
 from fla_longhorn.attn_mode import FAMILIES
+from fla_longhorn.models.longhorn import remote_code
 from fla_longhorn.models.remote_code import write_code
 from tests.integration.process import ROOT
 
@@ -109,8 +110,7 @@ def test_another_mixer_needs_no_file(tmp_path):
     assert not (tmp_path / 'native' / 'longhorn.py').exists()
 
 
-def test_earlier_checkpoints(tmp_path):
+@pytest.mark.parametrize('name', ['LonghornConfig', 'LonghornForCausalLM', 'LonghornModel'])
+def test_earlier_checkpoints(name):
     """Their file imports from a module that has to stay."""
-    from fla_longhorn.models.longhorn.remote_code import LonghornConfig, LonghornForCausalLM, LonghornModel
-
-    assert {LonghornConfig, LonghornForCausalLM, LonghornModel} <= set(vars(fla_longhorn).values())
+    assert getattr(remote_code, name) is getattr(fla_longhorn, name)

@@ -14,9 +14,12 @@ def register() -> None:
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
 
     import fla_longhorn  # noqa: F401  transformers must know the config
-    from fla_longhorn.serving.vllm.config import LonghornConvertor
+    from fla_longhorn.attn_mode import FAMILIES
+    from fla_longhorn.serving.vllm.config import LonghornConvertor, SwappedConvertor
 
     MODEL_ARCH_CONFIG_CONVERTORS['longhorn'] = LonghornConvertor
+    for model_type in FAMILIES:
+        MODEL_ARCH_CONFIG_CONVERTORS.setdefault(model_type, SwappedConvertor)
     for name in ARCHITECTURES:
         # sets the length of the tokens that share a state, which a model without attention layers gets nowhere else
         MODELS_CONFIG_MAP[name] = MambaModelConfig

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
+from fla_longhorn.attn_mode.config import is_swapped
 from fla_longhorn.models import LonghornConfig
 
 
@@ -34,3 +35,13 @@ class LonghornConvertor(ModelArchConfigConvertorBase):
         if len(found) > 1:
             raise ValueError(f'{name} must be the same in all attention layers (config.attn) for vLLM, got {sorted(found)}')
         return found.pop()
+
+
+class SwappedConvertor(ModelArchConfigConvertorBase):
+    """Refuses fla's families where Longhorn is their mixer; others go on to what vLLM says of them."""
+
+    def __init__(self, hf_config: Any, *args: Any, **kwargs: Any) -> None:
+        if is_swapped(hf_config):
+            raise ValueError("vLLM serves Longhorn's own models alone, got attn_mode='longhorn' in "
+                             f'{hf_config.architectures}: use `transformers serve`')
+        super().__init__(hf_config, *args, **kwargs)
