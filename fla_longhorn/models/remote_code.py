@@ -48,7 +48,7 @@ def wrap_save_pretrained(save: Callable) -> Callable:
 
 def write_code(config: Any, folder: Path) -> None:
     """Write the file into `folder`, and `auto_map` into `config`."""
-    classes = {'AutoConfig': type(config)}
+    classes: dict[str, Any] = {'AutoConfig': type(config)}
     for auto in (AutoModel, AutoModelForCausalLM):
         if type(config) in auto._model_mapping:
             classes[auto.__name__] = auto._model_mapping[type(config)]
@@ -61,7 +61,7 @@ def write_code(config: Any, folder: Path) -> None:
 
 def refers_to_code(auto_map: dict[str, str] | None) -> bool:
     # `repository--module.Class` where it came from a hub
-    return bool(auto_map) and all(x.rpartition('--')[2].startswith(f'{MODULE}.') for x in auto_map.values())
+    return auto_map is not None and bool(auto_map) and all(x.rpartition('--')[2].startswith(f'{MODULE}.') for x in auto_map.values())
 
 
 def is_remote_code() -> bool:

@@ -79,7 +79,7 @@ _PLACES = tuple(Arguments._fields.index(name) for name in TENSORS)
 _OPTION_PLACES = tuple(i for i in range(len(Arguments._fields)) if i not in _PLACES)
 
 
-def get_tensors(args: Arguments) -> list[Tensor | None]:
+def get_tensors(args: Arguments) -> list[Any]:
     """In the order of `TENSORS`, for less than :attr:`Arguments.tensors`."""
     return [args[i] for i in _PLACES]
 
