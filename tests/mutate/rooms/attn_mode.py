@@ -119,7 +119,7 @@ MUTATIONS = [
         'registering twice wraps everything twice', SWAP + 'test_registering_again_changes_nothing',
     ),
     Mutation(
-        'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, Longhorn) else names', 'if False else names',
+        'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, NoWeightDecay) else names', 'if False else names',
         "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_groups',
     ),
     Mutation(
