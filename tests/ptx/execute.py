@@ -132,6 +132,8 @@ def run_call(call: Call, order: str = 'together', *, races: bool = True, assembl
         outputs, gradients = cases.TOLERANCE[call.case.dtype]
         errors = {name: cases.relative_error(got[name], reference[name]) for name in reference}
         bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in reference}
+        if call.bound_of_q is not None:
+            bounds['dq'] = call.bound_of_q
         over = {name: [errors[name], bounds[name]] for name in errors if not errors[name] <= bounds[name]}
         row |= {'errors': errors, 'over': over, 'ok': not over and not emulator.findings.entries}
     except Exception as error:
