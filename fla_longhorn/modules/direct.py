@@ -23,15 +23,15 @@ def find_function(entry_point: Callable, device_type: str) -> Callable:
 
     It is `entry_point` itself where other backends than those for the CPU are asked at each call whether they serve it.
     """
-    registry = backends._function_registries.get(unwrap(entry_point))
-    for backend in [] if registry is None else registry._get_sorted_backends():
+    function, registries = unwrap(entry_point), backends._function_registries
+    for backend in registries[function]._get_sorted_backends() if function in registries else []:
         if not (backend.is_available() and backend.is_enabled()):
             continue
         if not isinstance(backend, CPUBackend):
             return entry_point
         if device_type == 'cpu' and backend.implementation is not None:
             return unwrap(backend.implementation)
-    return entry_point if device_type == 'cpu' else on_its_device(unwrap(entry_point))
+    return entry_point if device_type == 'cpu' else on_its_device(function)
 
 
 def on_its_device(function: Callable) -> Callable:

@@ -47,8 +47,8 @@ NAMES = {
     'fla.modules': (
         'FusedCrossEntropyLoss', 'FusedLinearCrossEntropyLoss', 'L2Norm', 'L2Norm.eps', 'L2Norm.forward',
         'L2Norm.output_dtype', 'RMSNorm', 'RMSNorm.bias', 'RMSNorm.eps', 'RMSNorm.forward', 'RMSNorm.weight',
-        'ShortConvolution', 'ShortConvolution.activation', 'ShortConvolution.bias', 'ShortConvolution.forward',
-        'ShortConvolution.weight',
+        'ShortConvolution', 'ShortConvolution.activation', 'ShortConvolution.backend', 'ShortConvolution.bias',
+        'ShortConvolution.forward', 'ShortConvolution.weight',
     ),
     'fla.modules.activations.ops': (
         'elu_p1_bwd', 'elu_p1_fwd', 'logsigmoid_bwd', 'logsigmoid_fwd', 'powglu', 'powglu_fwd', 'powglu_fwdbwd',
