@@ -42,11 +42,11 @@ test-vision: $(VISION)/.ready
 	$(VISION)/bin/python -m pytest tests/vision -q
 
 # the only torchvision to be had is built for CUDA: apart, where tests/vision/sitecustomize.py lets it be imported
-$(VISION)/.ready: $(STAMP) tests/vision/sitecustomize.py
+$(VISION)/.ready: $(STAMP) constraints-vision.txt tests/vision/sitecustomize.py
 	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
 	site=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
 	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/vision/sitecustomize.py $$site
-	$(VISION)/bin/python -m pip install --quiet $(PINS) --no-deps timm torchvision mlxtend
+	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints-vision.txt --no-deps timm torchvision mlxtend
 	touch $@
 
 # served by vLLM on the CPU

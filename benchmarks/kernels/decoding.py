@@ -21,7 +21,7 @@ from benchmarks.kernels.traffic import taken_launches
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.ops import operator, state_update
+from fla_longhorn.ops import operator
 
 BATCH_SIZE, PROMPT = 8, 5
 LAYERS, HIDDEN_SIZE = 24, 768
@@ -51,7 +51,7 @@ def count_launches(layers: int = LAYERS, **options) -> Counter:
         ids = torch.zeros(BATCH_SIZE, PROMPT, dtype=torch.long)
     counts: Counter = Counter()
     # on meta the dispatcher would take the operator's fake
-    kernels = mock.patch.object(state_update, 'longhorn_update', operator.longhorn_update._init_fn)
+    kernels = mock.patch.object(operator, 'longhorn_update', operator.longhorn_update._init_fn)
     with torch.no_grad(), taken_launches() as launches, kernels:
         cache = model(ids, use_cache=True).past_key_values
         launches.clear()

@@ -61,7 +61,8 @@ def write_code(config: Any, folder: Path) -> None:
 
 def refers_to_code(auto_map: dict[str, str] | None) -> bool:
     # `repository--module.Class` where it came from a hub
-    return auto_map is not None and bool(auto_map) and all(x.rpartition('--')[2].startswith(f'{MODULE}.') for x in auto_map.values())
+    own = [x.rpartition('--')[2].startswith(f'{MODULE}.') for x in (auto_map or {}).values()]
+    return bool(own) and all(own)
 
 
 def is_remote_code() -> bool:

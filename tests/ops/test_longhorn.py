@@ -353,6 +353,6 @@ def test_keys_of_one_entry(op, exact, size, device):
 def test_only_chunk_cuts_time(op, device, monkeypatch):
     """The recurrent operator takes one pass over time on every device."""
     asked = []
-    monkeypatch.setattr(operator, 'run', lambda args, parallel: asked.append(parallel))
+    monkeypatch.setattr(operator, 'run', lambda args, parallel, plain: asked.append(parallel))
     op(**make_inputs(Case(K=4), device))
     assert asked == [op is chunk_longhorn]

@@ -40,11 +40,18 @@ def launches(monkeypatch):
     return ran
 
 
-def noted(function, ran):
-    def call(*args):
-        ran.append(function.py_func.__name__)
-        return function(*args)
-    return call
+class noted:
+    """A loop that says when it runs."""
+
+    def __init__(self, function, ran):
+        self.function, self.ran = function, ran
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+    def __call__(self, *args):
+        self.ran.append(self.function.py_func.__name__)
+        return self.function(*args)
 
 
 @pytest.fixture
