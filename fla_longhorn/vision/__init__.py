@@ -9,6 +9,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(f"fla_longhorn.vision needs timm: pip install 'fla-longhorn[vision]' ({error})") from error
 
+from fla_longhorn.vision import variants  # noqa: F401  registers them
 from fla_longhorn.vision.mixer import BidirectionalLonghorn
 from fla_longhorn.vision.model import VisionLonghorn
 

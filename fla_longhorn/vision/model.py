@@ -10,9 +10,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from einops import rearrange
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import (
-    DropPath,
     PatchEmbed,
     calculate_drop_path_rates,
     global_pool_nlc,
@@ -20,10 +18,11 @@ from timm.layers import (
     resample_abs_pos_embed,
     trunc_normal_,
 )
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model, register_notrace_module
+from timm.models import checkpoint, register_notrace_module
 from timm.models._features import feature_take_indices
 
 from fla_longhorn.modules import RMSNorm
+from fla_longhorn.vision.block import Block
 from fla_longhorn.vision.mixer import BidirectionalLonghorn
 from fla_longhorn.vision.packing import Packing
 
@@ -32,24 +31,6 @@ register_notrace_module(BidirectionalLonghorn)
 register_notrace_module(RMSNorm)
 
 POOLS = ('', 'token', 'avg', 'max', 'avgmax')
-
-
-class Block(nn.Module):
-    """`x + mixer(norm(x))` with `x` in float32; there is no MLP, as in Vision Mamba."""
-
-    def __init__(self, dim: int, drop_path: float = 0., device=None, dtype=None, **mixer: Any) -> None:
-        super().__init__()
-        self.norm = RMSNorm(dim, eps=1e-5, device=device, dtype=dtype)
-        self.mixer = BidirectionalLonghorn(dim, device=device, dtype=dtype, **mixer)
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-
-    def forward(self, x: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
-        y = self.mixer(self.norm(x).to(self.mixer.in_proj.weight.dtype), packing)
-        if packing is None:
-            return x + self.drop_path(y)
-        # an image is dropped, not the row
-        kept = self.drop_path(y.new_ones(packing.lengths.shape[0], 1))
-        return x + y * kept.repeat_interleave(packing.lengths, 0)
 
 
 class VisionLonghorn(nn.Module):
@@ -391,52 +372,3 @@ def class_token_to_front(x: torch.Tensor, num_prefix_tokens: int) -> torch.Tenso
         return x
     middle = (x.shape[1] - 1) // 2
     return torch.cat([x[:, middle:middle + 1], x[:, :middle], x[:, middle + 1:]], 1)
-
-
-def resize_positions(state_dict: dict[str, torch.Tensor], model: VisionLonghorn) -> dict[str, torch.Tensor]:
-    """A checkpoint whose images had another size: its position embedding for the model's grid."""
-    positions = state_dict.get('pos_embed')
-    if positions is not None and positions.shape != model.pos_embed.shape:
-        state_dict = dict(state_dict, pos_embed=resample_abs_pos_embed(
-            positions, new_size=list(model.patch_embed.grid_size), num_prefix_tokens=model.num_prefix_tokens,
-        ))
-    return state_dict
-
-
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return dict(
-        url='', num_classes=1000, input_size=(3, 224, 224), pool_size=None, crop_pct=0.875, interpolation='bicubic',
-        fixed_input_size=True, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD, first_conv='patch_embed.proj',
-        classifier='head', license='mit', **kwargs,
-    )
-
-
-default_cfgs = generate_default_cfgs({
-    'vision_longhorn_tiny_patch16_224': _cfg(),
-    'vision_longhorn_small_patch16_224': _cfg(),
-    'vision_longhorn_base_patch16_224': _cfg(),
-})
-
-
-def create(variant: str, pretrained: bool, **kwargs: Any) -> VisionLonghorn:
-    return build_model_with_cfg(
-        VisionLonghorn, variant, pretrained, pretrained_filter_fn=resize_positions,
-        feature_cfg=dict(out_indices=kwargs.pop('out_indices', 3), feature_cls='getter'), **kwargs,
-    )
-
-
-@register_model
-def vision_longhorn_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionLonghorn:
-    """6.85M parameters, beside Vision Mamba's tiny of 7.15M."""
-    return create('vision_longhorn_tiny_patch16_224', pretrained, **dict(dict(embed_dim=192), **kwargs))
-
-
-@register_model
-def vision_longhorn_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionLonghorn:
-    """25.2M parameters, beside Vision Mamba's small of 25.8M."""
-    return create('vision_longhorn_small_patch16_224', pretrained, **dict(dict(embed_dim=384), **kwargs))
-
-
-@register_model
-def vision_longhorn_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> VisionLonghorn:
-    return create('vision_longhorn_base_patch16_224', pretrained, **dict(dict(embed_dim=768), **kwargs))

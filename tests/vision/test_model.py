@@ -7,6 +7,7 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
+from fla_longhorn.vision.variants import resize_positions
 from tests.vision.models import SMALL_IMAGES, TINY, images, small
 
 
@@ -131,7 +132,6 @@ def test_checkpoint_of_another_size(tmp_path):
     torch.save(model.state_dict(), path)
     other = timm.create_model(TINY, **dict(SMALL_IMAGES, img_size=(16, 16)))
     other.load_state_dict(torch.load(path) | {'pos_embed': other.pos_embed.detach()})
-    from fla_longhorn.vision.model import resize_positions
     # timm's resampling takes a square grid from the number of positions
     square = timm.create_model(TINY, **dict(SMALL_IMAGES, img_size=(8, 8)))
     resized = resize_positions(square.state_dict(), other)
