@@ -20,17 +20,22 @@ from examples.mqar.evaluate import right_answers
 
 
 class Progress(TrainerCallback):
-    """One bar, with the newest loss and held-out recall behind it."""
+    """One bar, with the newest loss and held-out metric behind it, and a name before it if it is given one."""
+
+    def __init__(self, metric: str = 'recall', name: str | None = None):
+        self.metric, self.name = metric, name
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit='step', dynamic_ncols=True)
+        self.bar = tqdm(
+            total=state.max_steps, initial=state.global_step, desc=self.name, unit='step', dynamic_ncols=True,
+        )
         self.shown = {}
 
     def on_step_end(self, args, state, control, **kwargs):
         self.bar.update(state.global_step - self.bar.n)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        for key, name in (('loss', 'loss'), ('eval_recall', 'recall')):
+        for key, name in (('loss', 'loss'), (f'eval_{self.metric}', self.metric)):
             if key in logs:
                 self.shown[name] = f'{logs[key]:.3f}'
         self.bar.set_postfix(self.shown)

@@ -7,42 +7,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from timm.optim import param_groups_weight_decay
-from tqdm.auto import tqdm
 from transformers import (
     AutoModelForImageClassification,
     EvalPrediction,
     PreTrainedModel,
     PrinterCallback,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
 
+from examples.mqar.train import Progress
 from examples.vision.config import RunArguments
 from examples.vision.data import Digits
-
-
-class Progress(TrainerCallback):
-    """A bar for a run, with the newest loss and held-out accuracy behind it."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.shown = name, {}
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.bar = tqdm(total=state.max_steps, desc=self.name, unit='step', dynamic_ncols=True)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.bar.update(state.global_step - self.bar.n)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        for key, name in (('loss', 'loss'), ('eval_accuracy', 'accuracy')):
-            if key in logs:
-                self.shown[name] = f'{logs[key]:.3f}'
-        self.bar.set_postfix(self.shown)
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.bar.close()
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
@@ -76,6 +53,6 @@ def train(name: str, seed: int, run: RunArguments, training: Digits, held_out: D
         optimizers=(torch.optim.AdamW(groups, lr=run.learning_rate), None),
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Progress(f'{name}, seed {seed}'))
+    trainer.add_callback(Progress('accuracy', f'{name}, seed {seed}'))
     trainer.train()
     return model, trainer.state.log_history
