@@ -27,10 +27,11 @@ class RunArguments:
         default_factory=lambda: list(MODELS), metadata={'help': 'Rows to train, by their names.', 'choices': list(MODELS)},
     )
     seeds: int = field(default=2, metadata={'help': 'Runs of each model, with seeds 0, 1, ...'})
-    epochs: int = field(default=15, metadata={'help': 'Passes over the training images.'})
+    epochs: int = field(default=25, metadata={'help': 'Passes over the training images.'})
     batch_size: int = field(default=100, metadata={'help': 'Images in a step.'})
     learning_rate: float = field(default=4e-3, metadata={'help': 'Peak learning rate of AdamW.'})
     weight_decay: float = field(default=0.05, metadata={'help': 'Of AdamW; D, biases, norms and positions are spared.'})
+    drop_path_rate: float = field(default=0.1, metadata={'help': 'Share of the last block\'s branches left out in training.'})
     patch_size: int = field(default=4, metadata={'help': 'Height and width of a patch.'})
     train_size: int = field(default=4000, metadata={'help': 'Training images; the others of the 5,000 are held out.'})
     target_accuracy: float = field(default=0.97, metadata={'help': 'Of the first row, below which the command fails.'})
@@ -51,7 +52,7 @@ class RunArguments:
         return TimmWrapperConfig(
             architecture=architecture,
             num_labels=CLASSES,
-            model_args=dict(options, img_size=IMAGE_SIZE, patch_size=self.patch_size),
+            model_args=dict(options, img_size=IMAGE_SIZE, patch_size=self.patch_size, drop_path_rate=self.drop_path_rate),
             pretrained_cfg=dict(
                 input_size=[3, IMAGE_SIZE, IMAGE_SIZE], mean=MEAN, std=STD, crop_pct=1., interpolation='bicubic',
             ),

