@@ -1,6 +1,7 @@
 """The pages of docs/ run as they stand: python blocks in one interpreter a page, bash blocks in a shell beside them.
 
-`sh` blocks are for machines that a test can't have, and are listed here by page, so that none is left out unseen.
+`sh` blocks are for machines that a test can't have, and are listed here by page, so that none is left out unseen; `json` is
+what a server answered.
 """
 
 import os
@@ -28,7 +29,7 @@ PAGES = {
     'objectives.md': (1, 0, 0),
     'operators.md': (6, 0, 0),
     'paper.md': (0, 0, 1),
-    'serve.md': (0, 0, 2),
+    'serve.md': (0, 0, 3),
     'swap.md': (1, 0, 0),
     'train.md': (5, 2, 0),
     'vision.md': (3, 0, 2),
@@ -76,7 +77,7 @@ def execute_page(page: str, folder: Path) -> str:
 @pytest.mark.parametrize('page', list(PAGES))
 def test_every_block_is_accounted_for(page):
     languages = [language for language, _ in blocks(page)]
-    assert set(languages) <= {'python', 'bash', 'sh'}
+    assert set(languages) <= {'python', 'bash', 'sh', 'json'}
     assert tuple(map(languages.count, ('python', 'bash', 'sh'))) == PAGES[page]
 
 

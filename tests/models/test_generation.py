@@ -105,6 +105,17 @@ def test_turns(name, device):
         )
 
 
+@torch.no_grad()
+def test_full_mask_beside_a_cache(device):
+    """Several tokens behind a cache with a mask of ones, which fla's attention refuses, as without a mask."""
+    model, (ids, _) = make('hybrid', device), prompts(device)
+    outputs = []
+    for mask in (None, torch.ones_like(ids)):
+        cache = model(ids[:, :3], use_cache=True).past_key_values
+        outputs.append(model(ids[:, 3:], attention_mask=mask, past_key_values=cache, use_cache=True).logits)
+    assert ids.shape[1] > 4 and torch.equal(*outputs)
+
+
 @pytest.mark.parametrize('name', ['paper', 'gla'])
 def test_stop_strings(name, device):
     """`generate` hands their tokenizer on to the model, as `transformers serve` does."""

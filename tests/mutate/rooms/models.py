@@ -145,7 +145,7 @@ MUTATIONS = [
     ),
     Mutation(
         'copies-share-records', REWIND, 'pieces=list(self.pieces))', 'pieces=self.pieces)',
-        'a look ahead is recorded in the cache', BACK + 'test_a_copy_records_for_itself', '[paper]', env=TORCH,
+        'a crop that is refused forgets what was recorded', BACK + 'test_not_recorded', env=TORCH,
     ),
     Mutation(
         'records-of-other-rows', REWIND, 'super()._transform_states(function)\n        for layer in self.layers:'
@@ -180,6 +180,6 @@ MUTATIONS = [
     ),
     Mutation(
         'full-masks-refused', ATTENTION, 'mask = None if seen else mask', 'pass', 'a second turn of a hybrid model fails',
-        GENERATION + 'test_turns', '[hybrid]', env=TORCH,
+        GENERATION + 'test_full_mask_beside_a_cache', env=TORCH,
     ),
 ]
