@@ -8,12 +8,16 @@ off and `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry, both leaving fla as
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import cache
 from itertools import chain
 from types import ModuleType
 
 import torch
 from fla.backends import BaseBackend
+
+from fla_longhorn.ops.backend import serves_by_numba
 
 
 class CPUBackend(BaseBackend):
@@ -60,6 +64,22 @@ def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
     if x is None:
         raise ValueError(f'{name} must be a tensor, got None')
     return x
+
+
+def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
+    """:mod:`fla_longhorn.cpu.loops` where these tensors are dense float32 on the CPU and Numba runs the operators.
+
+    Who asks knows that they have memory (:func:`fla_longhorn.ops.plain.has_memory`).
+    """
+    for x in tensors:
+        if x is not None and (x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous()):
+            return None
+    return import_loops() if serves_by_numba('cpu') else None
+
+
+@cache
+def import_loops() -> ModuleType:
+    return importlib.import_module('fla_longhorn.cpu.loops')
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import implements, require, widen
+from fla_longhorn.cpu.backend import implements, load_loops, require, widen
+from fla_longhorn.ops.plain import has_memory
 
 # 2 MiB of float32
 BLOCK_ELEMENTS = 1 << 19
@@ -227,6 +228,10 @@ def causal_conv1d_update(
     weight = require('weight', weight)
     D, W = weight.shape
     token = widen(x.reshape(-1, D))
+    alone = cache is not None and residual is None and has_memory(token, cache, weight, bias)
+    loops = load_loops(cache, weight, bias) if alone and token.dtype is torch.float32 else None
+    if loops is not None:
+        return loops.convolve_token(token, cache, weight, bias, _swish(activation)).to(x.dtype).view(x.shape), cache
     past = token.new_zeros(*token.shape, W - 1) if cache is None else cache[..., 1:].to(token.dtype)
     window = torch.cat([past, token[..., None]], -1)
     y = (window * weight).sum(-1)

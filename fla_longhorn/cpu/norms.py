@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from fla_longhorn.cpu.backend import implements, require, widen
+from fla_longhorn.cpu.backend import implements, load_loops, require, widen
+from fla_longhorn.ops.plain import has_memory
 
 
 def _cast(param: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -40,6 +41,10 @@ def _normalise(
     D = x.shape[-1]
     weight, bias = _cast(weight, x.dtype), _cast(bias, x.dtype)
     if is_rms_norm:
+        loops = load_loops(x, weight) if bias is None and num_groups == 1 and has_memory(x, weight) else None
+        if loops is not None:
+            y, rstd = loops.rms_norm(x, weight, eps)
+            return y, None, rstd
         rstd = torch.linalg.vector_norm(x, dim=-1).square_().div_(D).add_(eps).rsqrt_()
         return _affine(x * rstd[:, None], weight, bias, num_groups), None, rstd
     if num_groups == 1:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fla import modules
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import widen
+from fla_longhorn.cpu.backend import load_loops, widen
 from fla_longhorn.modules.direct import find_function
 from fla_longhorn.ops.plain import is_plain
 
@@ -155,6 +155,10 @@ class ShortConvolution(modules.ShortConvolution):
         D, _, W = self.weight.shape
         if cache is None:
             cache = x.new_zeros(x.shape[0], D, W)
+        loops = load_loops(cache, self.weight, self.bias) if x.dtype is torch.float32 else None
+        if loops is not None:
+            y = loops.convolve_token(x.reshape(-1, D), cache, self.weight.view(D, W), self.bias, self.activation is not None)
+            return y.view(x.shape), cache if output_final_state else None
         y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
             x=x, cache=cache, weight=self.weight.view(D, W), bias=self.bias, activation=self.activation,
         )

@@ -6,7 +6,7 @@ import torch
 from fla import modules
 from fla.modules.norm import l2norm, layernorm
 
-from fla_longhorn.cpu.backend import widen
+from fla_longhorn.cpu.backend import load_loops, widen
 from fla_longhorn.modules.direct import find_function
 from fla_longhorn.ops.plain import is_plain
 
@@ -44,6 +44,9 @@ class RMSNorm(modules.RMSNorm):
         self, x: torch.Tensor, residual: torch.Tensor | None, prenorm: bool, residual_in_fp32: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         rows = x.reshape(-1, x.shape[-1])
+        loops = load_loops(rows, self.weight) if residual is self.bias is None and not prenorm else None
+        if loops is not None:
+            return loops.rms_norm(rows, self.weight, self.eps)[0].view(x.shape)
         residual_dtype = torch.float32 if residual_in_fp32 else None
         y, _, _, stream = find_function(layernorm.layer_norm_fwd, x.device.type)(
             x=rows.contiguous(), weight=self.weight, bias=self.bias, eps=self.eps,

@@ -21,7 +21,7 @@ def select_backend(device: torch.device) -> ModuleType:
 
     `FLA_LONGHORN_BACKEND` (triton, numba, torch) asks for one by name; one that can't serve raises, and never falls back.
     """
-    name = os.environ.get('FLA_LONGHORN_BACKEND') or default_backend(device.type)
+    name = backend_name(device.type)
     if name not in OP_BACKENDS:
         raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
     interpreting = os.environ.get('TRITON_INTERPRET') == '1'
@@ -30,6 +30,14 @@ def select_backend(device: torch.device) -> ModuleType:
     if name == 'numba' and device.type != 'cpu':
         raise ValueError(f'FLA_LONGHORN_BACKEND=numba runs on the CPU; q is on {device}')
     return load_backend(name)
+
+
+def backend_name(device_type: str) -> str:
+    return os.environ.get('FLA_LONGHORN_BACKEND') or default_backend(device_type)
+
+
+def serves_by_numba(device_type: str) -> bool:
+    return backend_name(device_type) == 'numba'
 
 
 def default_backend(device_type: str) -> str:

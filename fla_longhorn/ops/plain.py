@@ -20,13 +20,17 @@ def is_plain(*tensors: object) -> bool:
     `torch.compile`, `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake
     tensors'; subclasses of tensors, meta tensors and views that negate.
     """
+    return not torch._C._len_torch_function_stack() and has_memory(*tensors)
+
+
+def has_memory(*tensors: object) -> bool:
+    """The same where a mode of `__torch_function__` may watch: a kernel can stand in for PyTorch's functions on `tensors`."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return False
     if (
         torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
     ):
         return False
     return not any(x is not None and is_special(x) for x in tensors)

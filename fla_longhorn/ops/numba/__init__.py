@@ -44,6 +44,8 @@ def longhorn_fwd(
     The loops work on the rows of a pool where they lie, in the other layout on copies.
     """
     B, T, H, K, V = args.sizes
+    if T == 1 and final_state is not None and final_state is args.initial_state and not save_states and is_step(args):
+        return step(args, final_state), final_state, None
     N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
     if pool is not None and state_v_first:
         o, last, states = longhorn_fwd(
@@ -66,8 +68,7 @@ def longhorn_fwd(
     # packed sequences leave slots that no one writes
     new = torch.zeros if is_varlen else torch.empty
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
-    # four vectors are a block, for the threads' sake; a single token has nothing but its states to read, in long rows
-    BV = min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
+    BV = block_size(K, T)
     launch(
         forward.forward, forward.forward_parallel, B * T * H * K * V, len(where) * H * -(-V // BV),
         flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v), flat(args.beta), h0, flat_copy(args.D), flat(args.z),
@@ -78,6 +79,37 @@ def longhorn_fwd(
         final_state = final_state.transpose(-1, -2)
         final_state = final_state.contiguous() if given is None else given.copy_(final_state)
     return o if args.v.dtype is torch.float32 else o.to(args.v.dtype), final_state, states
+
+
+def is_step(args: Arguments) -> bool:
+    """Whether :func:`step` serves a call: float32, one token a row, few of them."""
+    if args.cu_seqlens is not None or args.state_v_first or args.scale != 1:
+        return False
+    if args.q.numel() * args.v.shape[-1] >= MIN_PARALLEL_UPDATES:
+        return False
+    return all(x is None or x.dtype is torch.float32 for x in (args.q, args.k, args.v, args.beta, args.D, args.z))
+
+
+def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
+    """The outputs of one token a sequence; `states` `[N, H, K, V]` are updated in place.
+
+    The loops are given addresses: an array of NumPy takes longer to make than to compute with, and its maker would keep torch
+    from ever resizing the memory of `D`, as FSDP2 does to free parameters.
+    """
+    N, _, H, K, V = args.sizes
+    args = args.contiguous()
+    o = torch.empty_like(args.v)
+    tensors = args.q, args.k, args.v, args.beta, states, args.D, args.z, o
+    notice.call(
+        forward.step, *(0 if x is None else x.data_ptr() for x in tensors),
+        N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel,
+    )
+    return o
+
+
+def block_size(K: int, T: int) -> int:
+    """Channels of a block: four vectors, for the threads' sake; a single token only reads its states, in long rows."""
+    return min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):

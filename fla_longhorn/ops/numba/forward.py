@@ -19,6 +19,7 @@ from numba import njit, prange
 
 from fla_longhorn.ops.numba.simd import (
     W,
+    array_at,
     exp_neg,
     load,
     load_lanes,
@@ -233,3 +234,21 @@ def forward_parallel(n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, st
     for i_w in prange(n_w):
         forward(np.int64(i_w), n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
                 is_scalar, use_sigmoid, is_varlen)
+
+
+@compiled()
+def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, use_sigmoid):
+    """`forward` of one token a sequence, at the addresses of its arrays; `states` `[N, H, K, V]` are updated in place."""
+    q, k, states = array_at(q, N * H * K), array_at(k, N * H * K), array_at(states, N * H * K * V)
+    v, o = array_at(v, N * H * V), array_at(o, N * H * V)
+    beta = array_at(beta, N * H if is_scalar else N * H * V)
+    D, z = array_at(D, H * V if D != 0 else 0), array_at(z, N * H * V if z != 0 else 0)
+    kept = array_at(0, 0)
+    S = np.empty(K * BV, np.float32)
+    tokens = np.empty(1, np.float32), np.empty(W, np.float32), np.empty(W, np.float32)
+    for i_n in range(N):
+        for i_h in range(H):
+            for o_v in range(0, V, BV):
+                p = i_n * H * K * V
+                forward_block(p, p, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, states, D, z, o, states, kept, H, K, V, 1, BV,
+                              exact, is_scalar, use_sigmoid, S, tokens)

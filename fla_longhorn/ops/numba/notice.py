@@ -15,7 +15,7 @@ _told = threading.Event()
 
 def call(loop: Any, *args: Any) -> Any:
     """`loop(*args)`; a loop that has no machine code yet reads it from disk, or compiles for long and is told of, once."""
-    return loop(*args) if loop.signatures else call_for_the_first_time(loop, args)
+    return loop(*args) if loop.overloads else call_for_the_first_time(loop, args)
 
 
 def call_for_the_first_time(loop: Callable, args: tuple) -> Any:

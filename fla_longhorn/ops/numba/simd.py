@@ -16,7 +16,7 @@ import operator
 
 import numpy as np
 from llvmlite import ir
-from numba import config, njit, types
+from numba import carray, config, njit, types
 from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
@@ -195,6 +195,19 @@ def _f32(value: float) -> float:
     """The float32 nearest to `value`: LLVM takes no other constant in float."""
     return float(np.float32(value))
 
+
+
+@intrinsic
+def _pointer(typingctx, address):
+    def codegen(context, builder, sig, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+    return types.voidptr(types.intp), codegen
+
+
+@njit
+def array_at(address, size):
+    """The `size` float32 values at an address; who calls keeps them alive."""
+    return carray(_pointer(address), size, np.float32)
 
 
 @njit
