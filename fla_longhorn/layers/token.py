@@ -62,7 +62,7 @@ def mix_token(
     )
     if use_cache and can_update_in_place(state) and state.device == x.device:
         # what `longhorn_state_update` does with inputs that it has checked; these fit by the views above
-        o = run_update(Pool(state), Arguments(**inputs), plain=True)
+        o = run_update(Pool(state), Arguments(output_final_state=True, **inputs), plain=True)
     else:
         o, state = fused_recurrent_longhorn(initial_state=state, output_final_state=bool(use_cache), **inputs)
     if use_cache:

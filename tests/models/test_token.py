@@ -79,6 +79,18 @@ def test_same_bits(name, dtype, padding, taken, device):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
 
+@pytest.mark.parametrize('name', ['plain', 'exact'])
+@torch.no_grad()
+def test_same_bits_in_pytorch(name, taken, monkeypatch):
+    """The CPU's other backend."""
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'torch')
+    model, ids = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval(), torch.randint(3, 64, (3, 7))
+    got = continue_prompt(model, ids, None)
+    with Watching():
+        expected = continue_prompt(model, ids, None)
+    assert len(taken) == 7 * 2 and all(map(torch.equal, got, expected))
+
+
 @pytest.mark.parametrize('num_beams', [1, 3])
 @pytest.mark.parametrize('name', ['plain', 'gla'])
 def test_generate(name, num_beams, taken, device):
