@@ -18,8 +18,8 @@ from fla_longhorn.ops.numba import backward, forward, notice, places, threads
 from fla_longhorn.ops.numba.simd import W
 from fla_longhorn.ops.pool import Pool
 
-# state updates (tokens * K * V) below which one thread does it all, such as decoding's: a launch costs tens of microseconds
-MIN_PARALLEL_UPDATES = 2**18
+# state updates (tokens * K * V) below which one thread does it all, such as decoding's: to wake another takes 0.1 ms
+MIN_PARALLEL_UPDATES = 2**19
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
 L1_BYTES, L2_BYTES = 2**14, 2**17
 
@@ -112,7 +112,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
 
 
 def launch(loop, updates: int, blocks: int, *args) -> None:
-    """Run `blocks` blocks on as many threads as torch uses; a loop that isn't compiled yet compiles in the first call alone."""
+    """Run `blocks` blocks on as many threads as torch uses; a loop that has no machine code yet, on one that compiles it."""
     n_w = min(torch.get_num_threads(), blocks)
     if n_w <= 1 or updates < MIN_PARALLEL_UPDATES or not loop.signatures:
         notice.call(loop, 0, 1, *args)
