@@ -14,7 +14,7 @@ SERVING := .venv-serving
 VISION := .venv-vision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-serving test-vision mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-all test-serving test-vision mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -31,11 +31,12 @@ demo: setup
 demo-vision: $(VISION)/.ready
 	$(VISION)/bin/python -m examples.vision --output_dir outputs/vision
 
-# the ops once more in Triton's interpreter, which replaces every kernel of a process; one thread for each of two workers
-test: export OMP_NUM_THREADS := 1
-test: setup
-	$(RUN) -m pytest tests -n 2 --dist loadgroup -q --durations 40
-	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops -n 2 --dist loadgroup -q --durations 20
+# `test` leaves the tests marked slow out; the ops once more in Triton's interpreter, which replaces every kernel of a process; one thread for each of two workers
+test: CHOSEN := -m 'not slow'
+test test-all: export OMP_NUM_THREADS := 1
+test test-all: setup
+	$(RUN) -m pytest tests $(CHOSEN) -n 2 --dist loadgroup -q --durations 40
+	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops $(CHOSEN) -n 2 --dist loadgroup -q --durations 20
 
 test-vision: export OMP_NUM_THREADS := 1
 test-vision: $(VISION)/.ready

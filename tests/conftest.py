@@ -5,8 +5,12 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fla_longhorn  # noqa: F401  registers
+from tests.interpreter import patch_once_a_launch
 
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
+if INTERPRETING:
+    patch_once_a_launch()
+
 
 def pytest_addoption(parser):
     parser.addoption('--device', default='cpu', help='where the tests run: cpu or cuda')

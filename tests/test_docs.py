@@ -119,6 +119,7 @@ def test_python_blocks(page, tmp_path):
     execute_page(page, tmp_path)
 
 
+@pytest.mark.slow
 def test_train(tmp_path):
     (tmp_path / 'package').mkdir()
     for path in ('script.py', 'package/module.py'):
@@ -129,6 +130,7 @@ def test_train(tmp_path):
     assert out.strip().endswith('LonghornForCausalLM')
 
 
+@pytest.mark.slow
 def test_evaluate(tmp_path):
     # the command runs in a checkout
     (tmp_path / 'tests').symlink_to(ROOT / 'tests')

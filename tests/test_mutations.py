@@ -31,6 +31,7 @@ def pytest_here(*arguments, env):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_its_tests_exist():
     cases = collect(pytest_here, MUTATIONS)
     assert cases.keys() == MUTATIONS.keys() and all(cases.values())

@@ -174,6 +174,7 @@ class TestDistributions:
         names = {str(path.relative_to(sdist)) for path in sdist.rglob('*') if path.is_file()}
         assert {name for name in names - BUILT if '.egg-info/' not in name} == tracked_files()
 
+    @pytest.mark.slow
     def test_tests_of_the_sdist_run(self, sdist):
         """Every test module finds what it imports, and tests of the documents and the settings find them."""
         pytest_there = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider']
@@ -182,6 +183,7 @@ class TestDistributions:
             done = subprocess.run([*pytest_there, *args], capture_output=True, text=True, cwd=sdist, env=environment)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
+    @pytest.mark.slow
     def test_wheel_is_pure(self, sdist, tmp_path):
         """Built from the sdist: one `py3-none-any` wheel with the typing marker, modules and tasks, and nothing else."""
         done = subprocess.run(

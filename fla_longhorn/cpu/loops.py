@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 import torch
-from numba import prange
 from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.numba import launch, notice
@@ -19,7 +18,7 @@ from fla_longhorn.ops.numba.forward import compiled, sigmoid
 from fla_longhorn.ops.numba.simd import W, array_at, load_lanes, splat, store_lanes, sum_lanes
 
 
-@compiled()
+@compiled
 def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps):
     """One worker's rows of `y = x / sqrt(mean(x^2) + eps) * weight`, `x` `[T, D]`."""
     x, y, rstd = array_at(x, T * D), array_at(y, T * D), array_at(rstd, T)
@@ -39,13 +38,7 @@ def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps):
             store_lanes(y, p + j, b_y, D - j)
 
 
-@compiled(parallel=True)
-def normalise_parallel(n_w, x, weight, y, rstd, T, D, eps):
-    for i_w in prange(n_w):
-        normalise(np.int64(i_w), n_w, x, weight, y, rstd, T, D, eps)
-
-
-@compiled()
+@compiled
 def step(x, cache, weight, bias, y, N, D, width, swish):
     """Take one token into `cache` `[N, D, width]`, the newest input in the last column, and convolve: `y` `[N, D]`."""
     x, y, cache, weight = array_at(x, N * D), array_at(y, N * D), array_at(cache, N * D * width), array_at(weight, D * width)
@@ -73,7 +66,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[
     T, D = x.shape
     y, rstd = x.new_empty(T, D), x.new_empty(T)
     launch(
-        normalise, normalise_parallel, T * D, T,
+        normalise, T * D, T,
         x.data_ptr(), address(weight), y.data_ptr(), rstd.data_ptr(), T, D, eps,
     )
     return y, rstd

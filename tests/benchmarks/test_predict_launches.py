@@ -96,6 +96,7 @@ def test_what_a_block_walks_over(launches):
     assert forward['short']['N'] == forward['scalars']['N'] == 1
 
 
+@pytest.mark.slow
 def test_where_tensors_come_from():
     """Sixteen blocks of 64 channels read all of q, k and the Gram matrices, and their own v, beta and z."""
     found = json.loads(run('-c', SOURCES).splitlines()[-1])
@@ -110,6 +111,7 @@ def test_where_tensors_come_from():
     assert all(0.9 < total < 1.1 for total in found['spans'])
 
 
+@pytest.mark.slow
 def test_the_command_and_its_section(tmp_path):
     """A row that the file holds of this commit is not made again."""
     file = tmp_path / 'predicted.json'

@@ -132,6 +132,7 @@ def train(setting: Path, output: Path, tokens: Path) -> list[dict]:
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason='this PyTorch has no torch.distributed')
+@pytest.mark.slow
 def test_the_whole_way(tmp_path):
     """A stream of documents, tokens, FSDP2 on two processes in bfloat16, resumption, and perplexity by length."""
     data = tmp_path / 'data'

@@ -1,6 +1,6 @@
 """Run fla's causal convolution on the CPU through its Triton kernels, and save what it takes and returns.
 
-A script: Triton reads `TRITON_INTERPRET` once. The autotuner needs a GPU to choose, so every kernel keeps one configuration.
+A program: Triton reads `TRITON_INTERPRET` once. The autotuner needs a GPU to choose, so every kernel keeps one configuration.
 """
 
 import sys
@@ -9,6 +9,8 @@ import torch
 from fla.backends import register
 from fla.modules.causal_conv1d import causal_conv1d, ops
 from triton.runtime.autotuner import Autotuner, Heuristics
+
+from tests.interpreter import patch_once_a_launch
 
 
 def keep_one_configuration():
@@ -52,6 +54,7 @@ def run(lengths, width, state, activation, packed):
 
 
 if __name__ == '__main__':
+    patch_once_a_launch()
     torch.manual_seed(0)
     keep_one_configuration()
     cases = [

@@ -13,6 +13,7 @@ from tests.cpu.reference import assert_close, compare, convolve, strided, tensor
 # one worker: what the module's fixture computes is most of its time
 pytestmark = pytest.mark.xdist_group('interpreted convolution')
 
+ROOT = Path(__file__).parents[2]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # empty, shorter than any width, and long sequences
 LENGTHS = [3, 0, 1, 2, 17, 1, 0, 9]
@@ -218,8 +219,9 @@ def interpreted(tmp_path_factory):
     """What fla's own Triton kernels compute, under Triton's interpreter: that needs a fresh process."""
     path = tmp_path_factory.mktemp('interpreted') / 'cases.pt'
     environment = {**os.environ, 'TRITON_INTERPRET': '1', 'FLA_CPU': '0'}
-    script = Path(__file__).with_name('interpret_convolution.py')
-    subprocess.run([sys.executable, script, path], env=environment, check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, '-m', 'tests.cpu.interpret_convolution', path], cwd=ROOT, env=environment, check=True, timeout=300,
+    )
     return torch.load(path)
 
 

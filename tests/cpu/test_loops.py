@@ -23,8 +23,8 @@ def conv_inputs(N=3, D=22, W=4):
     return torch.randn(N, D), torch.randn(N, D, W), torch.randn(D, W), torch.randn(D)
 
 
-# 600 rows of 512 entries are shared among threads
-@pytest.mark.parametrize(('T', 'D'), [(0, 8), (1, 1), (1, 64), (5, 67), (600, 512)])
+# 1200 rows of 512 entries are shared among threads
+@pytest.mark.parametrize(('T', 'D'), [(0, 8), (1, 1), (1, 64), (5, 67), (1200, 512)])
 @pytest.mark.parametrize('affine', [False, True])
 def test_norm(served, T, D, affine):
     x = torch.randn(T, D)
@@ -40,7 +40,7 @@ def test_norm(served, T, D, affine):
 
 @torch.no_grad()
 def test_threads_change_nothing(monkeypatch):
-    x, weight, threads = torch.randn(1000, 300), torch.randn(300), torch.get_num_threads()
+    x, weight, threads = torch.randn(2000, 300), torch.randn(300), torch.get_num_threads()
     results = []
     for n in (1, 2):
         monkeypatch.setattr(torch, 'get_num_threads', lambda n=n: n)

@@ -52,6 +52,7 @@ def test_equals_one_rank(cpu, size, name, exact):
     check(cpu, script.jobs(size), size, exact, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size, name, exact', combinations(script.triton_jobs))
 def test_triton_equals_one_rank(triton, size, name, exact):
     check(triton, script.triton_jobs(size), size, exact, name)

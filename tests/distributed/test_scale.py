@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from tests.distributed.process import ROOT, run
 
-pytestmark = pytest.mark.xdist_group('scale')
+pytestmark = [pytest.mark.xdist_group('scale'), pytest.mark.slow]
 PAGE = (ROOT / 'docs/scale.md').read_text()
 
 

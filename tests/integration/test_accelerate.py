@@ -12,6 +12,7 @@ LAUNCH = ('-m', 'accelerate.commands.launch', '--cpu', '--num_processes', 1, '--
 TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     reports = []
     for i, launcher in enumerate((LAUNCH, TORCHRUN)):

@@ -358,6 +358,7 @@ def test_registering_again_changes_nothing():
     assert wrapped() == before
 
 
+@pytest.mark.slow
 def test_without_the_word_nothing_changes():
     """Keys and initial weights are those of a process that never imports the plugin."""
     names = ('gla', 'gated_deltanet', 'linear_attn', 'hgrn', 'rwkv7')

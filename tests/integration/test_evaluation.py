@@ -100,6 +100,7 @@ def evaluated(tmp_path_factory):
     return report, json.loads(report.read_text())['results'], samples
 
 
+@pytest.mark.slow
 def test_each_column_is_measured(evaluated, capsys):
     """Every task and metric of the tables, and the command that sets them beside the printed figures."""
     report, results, _ = evaluated
@@ -114,6 +115,7 @@ def test_each_column_is_measured(evaluated, capsys):
     assert printed.count('this run') == 3
 
 
+@pytest.mark.slow
 def test_recall(evaluated):
     """Prompts are those of `recall`, an answer counts where it is contained, and texts are cut around it."""
     _, results, samples = evaluated

@@ -1,8 +1,11 @@
 """fla's way of listing its models, and flame's way of building one from a JSON file."""
 
+import pytest
+
 from tests.integration.process import ROOT, SCRIPTS, run
 
 
+@pytest.mark.slow
 def test_listed_and_built_by_flame(tmp_path):
     out = run(SCRIPTS / 'list_models.py', ROOT / 'configs' / 'flame', cwd=tmp_path)
     sizes = dict(line.split() for line in out.splitlines())

@@ -7,6 +7,7 @@ import pytest
 from tests.integration.process import SCRIPTS, run
 
 
+@pytest.mark.slow
 def test_harness(tmp_path):
     """Its figures are those that the model gives for one text at a time."""
     expected = json.loads(run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', tmp_path, cwd=tmp_path).splitlines()[-1])

@@ -1,8 +1,11 @@
 """PEFT's LoRA on every projection of the mixer."""
 
+import pytest
+
 from tests.integration.process import SCRIPTS, run
 
 
+@pytest.mark.slow
 def test_lora(tmp_path):
     out = run('-m', 'fla_longhorn', SCRIPTS / 'train_lora.py', tmp_path, cwd=tmp_path)
     first, last = map(float, out.split()[-2:])

@@ -115,6 +115,7 @@ if __name__ == '__main__':
 '''
 
 
+@pytest.mark.slow
 def test_the_plugin_is_there(tmp_path):
     """In the program, which names it nowhere, and in the processes that the program spawns."""
     (tmp_path / 'program.py').write_text(SPAWNING)
@@ -139,6 +140,7 @@ dist.destroy_process_group()
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason='this PyTorch has no torch.distributed')
 def test_torchrun(tmp_path):
     (tmp_path / 'my').mkdir()

@@ -16,6 +16,7 @@ from fla_longhorn.selfcheck import cases
 QUICK = ('--device', 'cpu', '--quick', '--dtype', 'float32')
 
 
+@pytest.mark.slow
 def test_command(tmp_path):
     """As a user runs it: a table, a file and status 0; all ops, both updates and every dtype are in it."""
     done = subprocess.run(

@@ -6,6 +6,7 @@ from tests.integration.process import SCRIPTS, run
 from tests.integration.server import Answers, check_answers, serve
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['longhorn', 'gla'])
 def test_the_answers_are_those_of_generate(model_type, tmp_path):
     run('-m', 'fla_longhorn', SCRIPTS / 'make_chat.py', tmp_path, model_type, cwd=tmp_path)

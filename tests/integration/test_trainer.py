@@ -3,11 +3,13 @@
 import json
 import shutil
 
+import pytest
 from safetensors.torch import load_file
 
 from tests.integration.process import SCRIPTS, run
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted(tmp_path):
     whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
     script = SCRIPTS / 'train_with_trainer.py'

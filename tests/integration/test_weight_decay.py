@@ -2,12 +2,14 @@
 
 import json
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from tests.integration.process import SCRIPTS, run
 
 
+@pytest.mark.slow
 def test_groups(tmp_path):
     """Whichever is imported first, the plugin or the Trainer; other models' groups are what they are without the plugin."""
     found, again, without = (

@@ -1,8 +1,11 @@
 """The layer as a mixer in somebody else's model."""
 
+import pytest
+
 from tests.integration.process import ROOT, SCRIPTS, run
 
 
+@pytest.mark.slow
 def test_bare_mixer_learns():
     out = run('-m', 'fla_longhorn', SCRIPTS / 'train_mixer.py', cwd=ROOT)
     lines = [tuple(map(float, line.split())) for line in out.splitlines()]

@@ -1,16 +1,14 @@
 """What the kernels compile to, without a GPU: every target, no more spills and instructions than recorded."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import cache
 
 import pytest
 
 from benchmarks.kernels.compiled import TARGETS, compile_kernel
 from benchmarks.kernels.run import ROWS, SEGMENT_ROWS, STATE_SIZES, measure
 
-# one worker: what the module's fixture computes is most of its time
-pytestmark = pytest.mark.xdist_group('compiled diagonal')
-
+# one worker, so that what several tests look at compiles once
+TOGETHER = pytest.mark.xdist_group('compiled diagonal')
 KERNELS = {f'{row.kernel} {row.direction}': row for row in (*ROWS, *SEGMENT_ROWS) if row.update == 'diagonal'}
 FORWARD, BACKWARD = 'forward forward', 'backward backward'
 SEGMENTS = ('segment forward segments', 'segment backward segments')
@@ -56,8 +54,10 @@ POINTERS = {
 }
 
 
-def compile_case(case):
-    name, K, target, dtype, flags = case
+@cache
+def compiled(case: str):
+    """What the case of this description compiles to, once a process."""
+    name, K, target, dtype, flags = next(x for x in CASES if describe(x) == case)
     row = KERNELS[name]
     if not flags:
         return measure(row, target, K, dtype)
@@ -72,34 +72,34 @@ def compile_case(case):
     return compile_kernel(row.function, types, constants, target, num_warps)
 
 
-@pytest.fixture(scope='module')
-def compiled():
-    # two processes: compiling is most of this file's time
-    with ProcessPoolExecutor(max_workers=2, mp_context=get_context('spawn')) as pool:
-        order = sorted(range(len(CASES)), key=lambda i: CASES[i][0] != BACKWARD)
-        results = dict(zip(order, pool.map(compile_case, [CASES[i] for i in order]), strict=True))
-    return {describe(CASES[i]): results[i] for i in order}
-
-
 def describe(case):
     name, K, target, dtype, flags = case
     return ' '.join((name, f'K={K}', target, dtype, *flags))
 
 
-@pytest.mark.parametrize('case', CASES, ids=describe)
-def test_spills(compiled, case):
-    result = compiled[describe(case)]
+def marked(case):
+    """What the tests of instructions compile too goes to their worker; everything else takes minutes."""
+    name, K, target, dtype, flags = case
+    recorded = (name, K) in RECORDED and (target, dtype, flags) == ('sm_90', 'bf16', {})
+    return pytest.param(case, id=describe(case), marks=TOGETHER if recorded else pytest.mark.slow)
+
+
+@pytest.mark.parametrize('case', map(marked, CASES))
+def test_spills(case):
+    result = compiled(describe(case))
     assert result.registers > 0
     most = SPILLS.get(case[:3], 0)
     assert result.spills <= most, f'{describe(case)}: {result.spills} accesses of local memory, {result.registers} registers'
 
 
+@TOGETHER
 @pytest.mark.parametrize(('name', 'K'), RECORDED, ids=str)
-def test_instructions_stay_at_recorded_figures(compiled, name, K):
-    result = compiled[describe((name, K, 'sm_90', 'bf16', {}))]
+def test_instructions_stay_at_recorded_figures(name, K):
+    result = compiled(describe((name, K, 'sm_90', 'bf16', {})))
     assert result.instructions_per_state_update <= RECORDED[name, K]
 
 
-def test_forward_and_backward_stay_below_30_instructions_a_state_update(compiled):
-    total = sum(compiled[describe((name, 16, 'sm_90', 'bf16', {}))].instructions_per_state_update for name, _ in RECORDED)
+@TOGETHER
+def test_forward_and_backward_stay_below_30_instructions_a_state_update():
+    total = sum(compiled(describe((name, 16, 'sm_90', 'bf16', {}))).instructions_per_state_update for name, _ in RECORDED)
     assert total <= 30

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import cache
 
 import pytest
 
-# one worker: what the module's fixture computes is most of its time
-pytestmark = pytest.mark.xdist_group('compiled exact')
+from benchmarks.kernels.exact_rows import table_row
+from benchmarks.kernels.run import INFERENCE_ROWS, ROWS, Row, measure
 
-ROOT = Path(__file__).parents[2]
 # (kernel, pass, K) -> most instructions a (token, channel), spilled values, shuffles in the loop over tokens.
 # At K = 16 a thread of forward and backward owns one column, not two: a third more instructions, and registers to load a
 # chunk ahead, which takes the predicted time from 0.35 to 0.24 ms (forward) and from 0.48 to 0.34 ms (backward; H100, as the
@@ -52,47 +47,46 @@ FIGURES = {
     # z alone
     ('replay', 'gate', 16): (60, 0, 0),
 }
-SCRIPT = """
-import json, sys
-from benchmarks.kernels.exact_rows import table_row
-from benchmarks.kernels.run import INFERENCE_ROWS, ROWS, Row, measure
-rows = {(row.kernel, row.direction): row for row in (*ROWS, *INFERENCE_ROWS) if row.update == 'exact'}
-layer = ('HAS_D', 'HAS_Z', 'USE_BETA_SIGMOID')
-packed = (*layer, 'IS_VARLEN', 'USE_INITIAL_STATE', 'STORE_FINAL_STATE', 'USE_FINAL_STATE_GRADIENT')
-for direction, flags in {'layer': layer, 'packed layer': packed, 'gate': ('HAS_Z',)}.items():
-    for kernel, name in {'forward': 'fwd', 'replay': 'replay', 'backward': 'bwd', 'products': 'qk'}.items():
-        flags = dict.fromkeys(flags, True) | {'SAVE_STATES': True}
-        rows[kernel, direction] = Row(*table_row(name, kernel, direction, **flags))
-for kernel, direction, K in json.loads(sys.argv[1]):
-    print(json.dumps(measure(rows[kernel, direction], 'sm_90', K).as_json()), flush=True)
-"""
+# what `make test` compiles: the rows of a training step at K = 16, for the test that adds them up too
+STEP = [row for row in FIGURES if row[1] in ('forward', 'backward') and row[2] == 16]
+TOGETHER = pytest.mark.xdist_group('compiled exact')
+
+
+def rows() -> dict[tuple[str, str], Row]:
+    """The table's rows, and those as the layer calls the op."""
+    found = {(row.kernel, row.direction): row for row in (*ROWS, *INFERENCE_ROWS) if row.update == 'exact'}
+    layer = ('HAS_D', 'HAS_Z', 'USE_BETA_SIGMOID')
+    packed = (*layer, 'IS_VARLEN', 'USE_INITIAL_STATE', 'STORE_FINAL_STATE', 'USE_FINAL_STATE_GRADIENT')
+    for direction, flags in {'layer': layer, 'packed layer': packed, 'gate': ('HAS_Z',)}.items():
+        for kernel, name in {'forward': 'fwd', 'replay': 'replay', 'backward': 'bwd', 'products': 'qk'}.items():
+            flags = dict.fromkeys(flags, True) | {'SAVE_STATES': True}
+            found[kernel, direction] = Row(*table_row(name, kernel, direction, **flags))
+    return found
+
+
+@cache
+def measured(row: tuple[str, str, int]) -> dict[str, float]:
+    """The figures of a row, compiled once a process."""
+    kernel, direction, K = row
+    return measure(rows()[kernel, direction], 'sm_90', K).as_json()
+
+
 # instructions for an entry of the state and token, forward and backward together, of the diagonal update
 DIAGONAL = 25
 
 
-@pytest.fixture(scope='module')
-def measured() -> dict[tuple, dict]:
-    """The figures, from a process of its own: under `TRITON_INTERPRET` kernels don't compile."""
-    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
-    environment['PYTHONPATH'] = os.pathsep.join([str(ROOT), environment.get('PYTHONPATH', '')])
-    process = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', SCRIPT, json.dumps(list(FIGURES))], cwd=ROOT, env=environment,
-        capture_output=True, text=True, check=False,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    return dict(zip(FIGURES, map(json.loads, process.stdout.splitlines()), strict=True))
-
-
-@pytest.mark.parametrize('row', FIGURES, ids=str)
-def test_compiled_figures(measured, row):
-    figures = measured[row]
+@pytest.mark.parametrize('row', [
+    pytest.param(row, id=str(row), marks=TOGETHER if row in STEP else pytest.mark.slow) for row in FIGURES
+])
+def test_compiled_figures(row):
+    figures = measured(row)
     names = ('instructions_per_token_channel', 'spills', 'loop_shuffles')
     over = {name: (figures[name], most) for name, most in zip(names, FIGURES[row], strict=True) if figures[name] > most}
     assert not over, over
 
 
-def test_a_training_step_costs_less_than_the_diagonal_update(measured):
-    rows = [row for row in FIGURES if row[1] in ('forward', 'backward') and row[2] == 16]
+@TOGETHER
+def test_a_training_step_costs_less_than_the_diagonal_update():
     # the gram kernel runs in both passes
-    rows.append(('gram', 'forward', 16))
-    assert sum(measured[row]['instructions_per_state_update'] for row in rows) < DIAGONAL
+    rows = [*STEP, ('gram', 'forward', 16)]
+    assert sum(measured(row)['instructions_per_state_update'] for row in rows) < DIAGONAL

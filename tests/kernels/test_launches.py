@@ -1,4 +1,4 @@
-"""What the operators hand to Triton launches on a GPU: rehearsed with `launches.py` in a process of its own, without one."""
+"""What the operators hand to Triton launches on a GPU: rehearsed with `launches.py`, without one."""
 
 from __future__ import annotations
 
@@ -10,48 +10,43 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.compiler.compiler import max_shared_mem
 
-from benchmarks.kernels.launches import CALLS
+from benchmarks.kernels.absent_device import SHARED_MEMORY
+from benchmarks.kernels.launches import CALLS, rehearsal, run_call
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / 'fla_longhorn' / 'ops' / 'triton'
 
 
-def rehearse(*args: str) -> list[dict]:
-    """The outcomes; not under `TRITON_INTERPRET`, whose kernels don't compile."""
-    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
-    process = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.kernels.launches', *args], cwd=ROOT, env=environment,
-        capture_output=True, text=True, check=False,
-    )
-    assert process.stdout, process.stderr[-2000:]
-    return [json.loads(line) for line in process.stdout.splitlines()]
-
-
 # (calls, depth): all pairs of options as far as types tell, a few down to machine code, large sizes as far as the grids
 @pytest.mark.parametrize(('calls', 'depth'), [
-    pytest.param('options', 'types', marks=pytest.mark.xdist_group('launches of all options')),
-    pytest.param('few', 'code', marks=pytest.mark.xdist_group('launches of a few')),
-    pytest.param('sizes', 'launch', marks=pytest.mark.xdist_group('launches of large sizes')),
-    pytest.param('exact sizes', 'launch', marks=pytest.mark.xdist_group('launches of large sizes')),
+    ('options', 'launch'), ('sizes', 'launch'), ('exact sizes', 'launch'),
+    pytest.param('options', 'types', marks=pytest.mark.slow), pytest.param('few', 'code', marks=pytest.mark.slow),
 ])
 def test_launches(calls, depth):
-    outcomes = rehearse('--calls', calls, '--depth', depth)
-    assert [x['call'] for x in outcomes] == [str(call) for call in CALLS[calls]()]
-    assert not {x['call']: x['error'] for x in outcomes if x['error']}
-    assert all(x['launches'] for x in outcomes)
+    outcomes = [run_call(call, 'sm_90', depth) for call in CALLS[calls]()]
+    assert not {x.call: x.error for x in outcomes if x.error}
+    assert all(x.launches for x in outcomes)
 
 
-WRONG = """
-import torch, triton
-import triton.language as tl
-from benchmarks.kernels.absent_device import SHARED_MEMORY
-from benchmarks.kernels.launches import rehearsal
+@pytest.mark.slow
+def test_the_command():
+    process = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.kernels.launches', '--calls', 'few', '--depth', 'launch'],
+        cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {'PYTHONPATH': str(ROOT)},
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    outcomes = [json.loads(line) for line in process.stdout.splitlines()]
+    assert [x['call'] for x in outcomes] == [str(call) for call in CALLS['few']()]
+    assert all(x['launches'] and not x['error'] for x in outcomes)
 
-SHARED_MEMORY['sm_80'] = 256
 
 @triton.jit
-def kernel(x, n, B: tl.constexpr, SHARED: tl.constexpr):
+def wrong_kernel(x, n, B: tl.constexpr, SHARED: tl.constexpr):
     o = tl.arange(0, B)
     if SHARED:
         y = tl.load(x + o[:, None] * B + o[None, :])
@@ -59,34 +54,31 @@ def kernel(x, n, B: tl.constexpr, SHARED: tl.constexpr):
     else:
         tl.store(x + o, n)
 
-x = torch.empty(8, dtype=torch.float16, device='meta')
-for grid, arguments, B, shared in (
-    ((1,), (x, 1), 16, False), ((1, 1, 65536), (x, 1), 16, False), ((0,), (x, 1), 16, False), ((1,), (x, 1), 15, False),
-    ((1,), (x, None), 16, False), ((1,), (x, 1), 32, True),
-):
+
+@pytest.fixture
+def little_shared_memory(monkeypatch):
+    """Of an A100, which Triton asks for once a process."""
+    monkeypatch.setitem(SHARED_MEMORY, 'sm_80', 256)
+    max_shared_mem.cache_clear()
+    yield
+    max_shared_mem.cache_clear()
+
+
+@pytest.mark.parametrize(('grid', 'n', 'B', 'shared', 'error'), [
+    ((1, 1, 65536), 1, 16, False, 'grid.z = 65536'),
+    ((0,), 1, 16, False, 'grid.x = 0'),
+    ((1,), 1, 15, False, 'power of 2'),
+    ((1,), None, 16, False, 'CompilationError'),
+    ((1,), 1, 32, True, 'OutOfResources'),
+], ids=['a high grid', 'an empty grid', 'an odd block', 'no number', 'too much shared memory'])
+def test_wrong_launches_are_found(little_shared_memory, grid, n, B, shared, error):
+    x = torch.empty(8, dtype=torch.float16, device='meta')
     with rehearsal('sm_80', 'code') as launches:
-        try:
-            kernel[grid](*arguments, B=B, SHARED=shared, num_warps=1)
-            print('ok', launches[0]['grid'])
-        except Exception as error:
-            print(type(error).__name__, str(error.__cause__ or error).replace(chr(10), ' '))
-"""
-
-
-def test_wrong_launches_are_found(tmp_path):
-    """A grid beyond the limits or empty, a kernel that doesn't compile, a missing number, too much shared memory."""
-    (tmp_path / 'wrong.py').write_text(WRONG)
-    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'} | {'PYTHONPATH': str(ROOT)}
-    process = subprocess.run(
-        [sys.executable, '-W', 'ignore', tmp_path / 'wrong.py'], env=environment, capture_output=True, text=True, check=False,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    right, high, empty, odd, missing, large = process.stdout.splitlines()
-    assert right == 'ok [1, 1, 1]'
-    assert 'grid.z = 65536' in high
-    assert 'grid.x = 0' in empty
-    assert 'power of 2' in odd
-    assert missing.startswith('CompilationError') and large.startswith('OutOfResources'), (missing, large)
+        wrong_kernel[(1,)](x, 1, B=16, SHARED=False, num_warps=1)
+        assert [launch['grid'] for launch in launches] == [[1, 1, 1]]
+        with pytest.raises(Exception) as raised:
+            wrong_kernel[grid](x, n, B=B, SHARED=shared, num_warps=1)
+    assert error in f'{type(raised.value).__name__}: {raised.value.__cause__ or raised.value}'
 
 
 @pytest.mark.parametrize('path', sorted(KERNELS.rglob('*.py')), ids=lambda path: str(path.relative_to(KERNELS)))

@@ -7,31 +7,23 @@ Deterministic, and bit-equal for any number of threads.
 
 from __future__ import annotations
 
-import os
-import threading
 from functools import lru_cache
 
-import numba
 import numpy as np
 import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.numba import backward, forward, notice, places
+from fla_longhorn.ops.numba import backward, forward, notice, places, threads
 from fla_longhorn.ops.numba.simd import W
 from fla_longhorn.ops.pool import Pool
 
-# state updates (tokens * K * V) below which one thread does it all, such as decoding's: a launch costs tens of microseconds
-MIN_PARALLEL_UPDATES = 2**18
+# state updates (tokens * K * V) below which one thread does it all, such as decoding's: to wake another takes 0.1 ms
+MIN_PARALLEL_UPDATES = 2**19
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
 L1_BYTES, L2_BYTES = 2**14, 2**17
 
 _ABSENT = np.empty(0, np.float32)
-
-# one launch at a time: Numba's workqueue layer bears no more
-_launch_lock = threading.Lock()
-# the process that has Numba's threads
-_threads_pid: int | None = None
 
 
 def longhorn_fwd(
@@ -70,7 +62,7 @@ def longhorn_fwd(
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     BV = block_size(K, T)
     launch(
-        forward.forward, forward.forward_parallel, B * T * H * K * V, len(where) * H * -(-V // BV),
+        forward.forward, B * T * H * K * V, len(where) * H * -(-V // BV),
         flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v), flat(args.beta), h0, flat_copy(args.D), flat(args.z),
         boundaries(B, T, args.cu_seqlens), where, flat(o), ht, flat(states), H, K, V, C, BV,
         args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
@@ -132,7 +124,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dD = torch.zeros(0 if D is None else (N, H, V))
     dz = torch.empty(0 if z is None else z.shape)
     launch(
-        backward.backward, backward.backward_parallel, B * T * H * K * V, N * H * NG,
+        backward.backward, B * T * H * K * V, N * H * NG,
         flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v), flat(beta), flat_copy(D),
         flat(z), boundaries(B, T, args.cu_seqlens), flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD),
         flat(dz), H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
@@ -151,24 +143,13 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
 
 
-def launch(serial, parallel, updates: int, blocks: int, *args) -> None:
-    """Run `blocks` blocks on as many threads as torch uses.
-
-    The child of a process that has launched threads stays on its own one: Numba's threads don't survive a fork.
-    """
-    global _threads_pid
-    n_w = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, blocks)
-    if n_w <= 1 or updates < MIN_PARALLEL_UPDATES or _threads_pid not in (None, os.getpid()):
-        notice.call(serial, 0, 1, *args)
-        return
-    with _launch_lock:
-        _threads_pid = os.getpid()
-        before = numba.get_num_threads()
-        numba.set_num_threads(n_w)
-        try:
-            notice.call(parallel, n_w, *args)
-        finally:
-            numba.set_num_threads(before)
+def launch(loop, updates: int, blocks: int, *args) -> None:
+    """Run `blocks` blocks on as many threads as torch uses; a loop that has no machine code yet, on one that compiles it."""
+    n_w = min(torch.get_num_threads(), blocks)
+    if n_w <= 1 or updates < MIN_PARALLEL_UPDATES or not loop.overloads:
+        notice.call(loop, 0, 1, *args)
+    else:
+        threads.run(loop, n_w, *args)
 
 
 def boundaries(B: int, T: int, cu_seqlens) -> np.ndarray:

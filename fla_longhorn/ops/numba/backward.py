@@ -19,7 +19,6 @@ Sums over the channels (dq, dk, dbeta of a head) are left as one part a block, d
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
 
 from fla_longhorn.ops.numba.forward import (
     compiled,
@@ -28,7 +27,6 @@ from fla_longhorn.ops.numba.forward import (
     diagonal_update,
     exact_update,
     first_slot,
-    inlined,
     load_beta,
     load_tile,
     read,
@@ -40,6 +38,8 @@ from fla_longhorn.ops.numba.simd import (
     W,
     add_sums,
     exp_neg,
+    helper,
+    inlined,
     load,
     load_lanes,
     load_splat,
@@ -50,7 +50,7 @@ from fla_longhorn.ops.numba.simd import (
 )
 
 
-@njit
+@helper
 def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens):
     """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
     s_v, s_eps, s_dy, s_slope, s_dz = tokens
@@ -76,7 +76,7 @@ def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid,
         store(s_slope, i, b_f * b_f * b_slope)
 
 
-@njit
+@helper
 def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
     """The state after the strip of `L` tokens that starts `i_s` tokens into the chunk at `t0`."""
     p_k = ((t0 + i_s) * H + i_h) * K
@@ -91,7 +91,7 @@ def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
         p_old, p_k = p_new, p_next
 
 
-@njit
+@helper
 def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S, tokens):
     """The states around the strip's tokens, from the first one in `S`; dz and dD; for the exact update r in v's place."""
     s_v, s_eps, s_dy, _, s_dz = tokens
@@ -136,7 +136,7 @@ def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk
     return b_du, b_deps
 
 
-@njit
+@helper
 def add_output(G, p_g, q, k, p_k, K, b_dy):
     """Add the output's part to `G`, so that it is the whole gradient of a token's state; returns du, `k^T G`."""
     b_du = splat(np.float32(0))
@@ -163,7 +163,7 @@ def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_ne
     return b_du
 
 
-@njit
+@helper
 def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`."""
     s_r, s_eps, s_dy, s_slope, _ = tokens
@@ -193,7 +193,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
             store_lanes(dbeta, row * V + o_v, b_dbeta, n)
 
 
-@njit
+@helper
 def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta, dh0, dD, dz,
                    H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
     """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
@@ -235,7 +235,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
             store_tile(dh0, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)
 
 
-@compiled()
+@compiled
 def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT,
              NT, exact, is_scalar, use_sigmoid, is_varlen):
     """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
@@ -252,11 +252,3 @@ def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv
         slot = first_slot(i_n, bos, eos, C, is_varlen)
         backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta,
                        dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)
-
-
-@compiled(parallel=True)
-def backward_parallel(n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG,
-                      BT, NT, exact, is_scalar, use_sigmoid, is_varlen):
-    for i_w in prange(n_w):
-        backward(np.int64(i_w), n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C,
-                 BG, BT, NT, exact, is_scalar, use_sigmoid, is_varlen)

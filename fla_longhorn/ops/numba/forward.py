@@ -15,12 +15,14 @@ A worker takes every `n_w`-th block. No result depends on how many there are: wh
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from fla_longhorn.ops.numba.simd import (
     W,
     array_at,
     exp_neg,
+    helper,
+    inlined,
     load,
     load_lanes,
     load_splat,
@@ -34,43 +36,37 @@ from fla_longhorn.ops.numba.simd import (
 STRIP = 32
 
 
-def compiled(**options):
+def compiled(function):
     """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written.
 
     Numba compiles again when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
     """
-    def decorate(function):
-        try:
-            return njit(cache=True, nogil=True, **options)(function)
-        except RuntimeError:
-            return njit(nogil=True, **options)(function)
-    return decorate
+    try:
+        return njit(cache=True, nogil=True)(function)
+    except RuntimeError:
+        return njit(nogil=True)(function)
 
 
-# for the steps of one token: a call, with all its arrays' parts as arguments, costs more than updating a small state
-inlined = njit(forceinline=True)
-
-
-@njit
+@helper
 def load_tile(x, p, V, K, n, tile, p_t):
     """A tile `[K, W]` from `n` channels of a state `[K, V]`; zero where there is no state or no channel."""
     for j in range(K):
         store(tile, p_t + j * W, load_lanes(x, p + j * V, n if len(x) > 0 else 0))
 
 
-@njit
+@helper
 def store_tile(x, p, V, K, n, tile, p_t):
     for j in range(K):
         store_lanes(x, p + j * V, load(tile, p_t + j * W), n)
 
 
-@njit
+@helper
 def copy_tile(tile, p_from, p_to, K):
     for j in range(K):
         store(tile, p_to + j * W, load(tile, p_from + j * W))
 
 
-@njit
+@helper
 def square_norm(k, p, K):
     """`|k|^2` of one key."""
     b_sum = splat(np.float32(0))
@@ -83,12 +79,12 @@ def square_norm(k, p, K):
     return total
 
 
-@njit
+@helper
 def load_beta(beta, row, p, n, is_scalar):
     return load_splat(beta, row) if is_scalar else load_lanes(beta, p, n)
 
 
-@njit
+@helper
 def sigmoid(b_x):
     b_one = splat(np.float32(1))
     return b_one / (b_one + exp_neg(b_x))
@@ -137,7 +133,7 @@ def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
     return b_o, b_x
 
 
-@njit
+@helper
 def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, p_s, tokens):
     """`W` channels of `L` tokens; `tokens` holds `|k|^2` of each, and room for eps and v.
 
@@ -175,13 +171,13 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_sc
         store_lanes(o, p, b_o, n)
 
 
-@njit
+@helper
 def square_norms(t0, L, i_h, k, H, K, s_k2):
     for t in range(L):
         s_k2[t] = square_norm(k, ((t0 + t) * H + i_h) * K, K)
 
 
-@njit
+@helper
 def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, exact,
                   is_scalar, use_sigmoid, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`.
@@ -206,13 +202,13 @@ def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z
             store_tile(ht, last + p_h + i, V, K, V - o_v - i, S, i * K)
 
 
-@njit
+@helper
 def first_slot(i_n, bos, eos, C, is_varlen):
     """Where the saved states of a sequence start (`fla_longhorn.ops.checkpoints`)."""
     return bos // C + i_n if is_varlen else i_n * ((eos - bos + C - 1) // C)
 
 
-@compiled()
+@compiled
 def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact, is_scalar,
             use_sigmoid, is_varlen):
     """One worker's blocks of the forward pass, over the sequences of `places`: (sequence, `first`, `last`)."""
@@ -228,15 +224,7 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states
                       exact, is_scalar, use_sigmoid, S, tokens)
 
 
-@compiled(parallel=True)
-def forward_parallel(n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact, is_scalar,
-                     use_sigmoid, is_varlen):
-    for i_w in prange(n_w):
-        forward(np.int64(i_w), n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
-                is_scalar, use_sigmoid, is_varlen)
-
-
-@compiled()
+@compiled
 def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, use_sigmoid):
     """`forward` of one token a sequence, at the addresses of its arrays; `states` `[N, H, K, V]` are updated in place."""
     q, k, states = array_at(q, N * H * K), array_at(k, N * H * K), array_at(states, N * H * K * V)

@@ -23,6 +23,12 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 W = 16
 
+# functions that only the compiled loops call: Numba need not make them callable from Python, a fifth of its time
+_options = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+helper = njit(**_options)
+# for the steps of one token: a call, with all its arrays' parts as arguments, costs more than updating a small state
+inlined = njit(forceinline=True, **_options)
+
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_FLOAT, W), ir.VectorType(_INT, W)
 
@@ -196,7 +202,6 @@ def _f32(value: float) -> float:
     return float(np.float32(value))
 
 
-
 @intrinsic
 def _pointer(typingctx, address):
     def codegen(context, builder, sig, args):
@@ -204,13 +209,13 @@ def _pointer(typingctx, address):
     return types.voidptr(types.intp), codegen
 
 
-@njit
+@helper
 def array_at(address, size):
     """The `size` float32 values at an address; who calls keeps them alive."""
     return carray(_pointer(address), size, np.float32)
 
 
-@njit
+@helper
 def load_lanes(x, index, n):
     """The first `n` lanes from `x`, the rest zero."""
     if n >= W:
@@ -221,7 +226,7 @@ def load_lanes(x, index, n):
     return value
 
 
-@njit
+@helper
 def store_lanes(x, index, value, n):
     """Store the first `n` lanes."""
     if n >= W:

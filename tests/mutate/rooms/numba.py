@@ -14,17 +14,17 @@ MUTATIONS = [
         "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
     ),
     Mutation(
-        'forward-worker-missing', 'ops/numba/forward.py', 'for i_w in prange(n_w):', 'for i_w in prange(n_w - 1):',
-        "the last worker's blocks have no output", THREADS, 'sigmoid diagonal',
+        'worker-missing', 'ops/numba/threads.py', 'for i_w in range(1, n_w)]', 'for i_w in range(1, n_w - 1)]',
+        "the last worker's blocks have no output and no gradients", THREADS, 'sigmoid diagonal',
     ),
     Mutation(
-        'backward-worker-missing', 'ops/numba/backward.py', 'for i_w in prange(n_w):', 'for i_w in prange(n_w - 1):',
-        "the last worker's blocks have no gradients", THREADS, 'sigmoid diagonal',
+        'workers-not-awaited', 'ops/numba/threads.py', 'wait(others)', 'pass', 'a call ends before its other threads do',
+        'tests/ops/numba/test_threads.py::test_a_failure_is_raised_after_all_have_ended',
     ),
     Mutation(
-        'fork-guard', 'ops/numba/__init__.py', ' or _threads_pid not in (None, os.getpid())', '',
+        'fork-guard', 'ops/numba/threads.py', ' or pid != os.getpid()', '',
         'a forked child waits for threads that it does not have',
-        'tests/ops/numba/test_threads.py::test_a_forked_child_runs_on_its_own_thread',
+        'tests/ops/numba/test_threads.py::test_a_forked_child_has_threads_of_its_own',
     ),
     Mutation(
         'dq-unscaled', 'ops/numba/__init__.py', 'dq = scaled(dq, args.scale)', 'pass', 'dq lacks the scale', FLAGS,

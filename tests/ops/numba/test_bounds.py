@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_random_calls(tmp_path):
     """In a process of its own: Numba compiles with bounds checks or without, for all its functions."""
     environment = {

@@ -1,8 +1,8 @@
-"""The threaded path of the compiled loops: bit-equal to one thread, and left alone in a forked child."""
+"""The compiled loops on several threads: bit-equal to one, in a forked child too; a failure of any is the call's."""
 
 import multiprocessing
+import threading
 
-import numba
 import pytest
 import torch
 
@@ -14,13 +14,6 @@ from tests.ops.cases import Case, assert_close, make_inputs, make_options, refer
 CASE = Case(B=2, T=48, H=4, K=8, V=80, sigmoid=True, D=True, z=True, initial_state=True)
 CASES = [CASE, Case(H=2, K=8, V=150, scalar_beta=True, initial_state=True).packed(30, 0, 41)]
 
-pytestmark = [
-    pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason='one core'),
-    # Numba starts its threads once a process
-    pytest.mark.xdist_group('numba-threads'),
-]
-
-
 @pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
 def exact(request):
     return request.param
@@ -28,15 +21,11 @@ def exact(request):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Names of the loops that run, with threads for any size."""
+    """(loop, worker, workers) of all that runs, in order, with threads for any size."""
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'numba')
     monkeypatch.setattr(backend, 'MIN_PARALLEL_UPDATES', 0)
     ran, launch = [], backend.launch
-
-    def recorded(serial, parallel, *args):
-        launch(noted(serial, ran), noted(parallel, ran), *args)
-
-    monkeypatch.setattr(backend, 'launch', recorded)
+    monkeypatch.setattr(backend, 'launch', lambda loop, *args: launch(noted(loop, ran), *args))
     return ran
 
 
@@ -49,14 +38,18 @@ class noted:
     def __getattr__(self, name):
         return getattr(self.function, name)
 
-    def __call__(self, *args):
-        self.ran.append(self.function.py_func.__name__)
-        return self.function(*args)
+    def __call__(self, i_w, n_w, *args):
+        self.ran.append((self.function.py_func.__name__, i_w, n_w))
+        return self.function(i_w, n_w, *args)
+
+
+ON_ONE = [('backward', 0, 1), ('forward', 0, 1)]
+ON_TWO = [('backward', 0, 2), ('backward', 1, 2), ('forward', 0, 2), ('forward', 1, 2)]
 
 
 @pytest.fixture
 def threads(monkeypatch):
-    """Sets how many threads torch is said to use; it uses one, for its own don't survive a fork either."""
+    """Sets how many threads torch is said to use; it uses one, for its own don't survive a fork."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield lambda n: monkeypatch.setattr(torch, 'get_num_threads', lambda: n)
@@ -68,7 +61,7 @@ def test_two_threads_equal_one(case, exact, launches, threads):
     inputs, options = make_inputs(case), make_options(case, exact=exact)
     threads(1)
     expected = run(chunk_longhorn, inputs, options)
-    assert launches == ['forward', 'backward']
+    assert sorted(launches) == ON_ONE
     assert_close(expected, reference(inputs, options), case.dtype)
     launches.clear()
     threads(2)
@@ -76,7 +69,7 @@ def test_two_threads_equal_one(case, exact, launches, threads):
     poison = [torch.full_like(x, float('nan')) for x in expected.values()]
     del poison
     got = run(chunk_longhorn, inputs, options)
-    assert launches == ['forward_parallel', 'backward_parallel']
+    assert sorted(launches) == ON_TWO
     assert all(torch.equal(got[name], x) for name, x in expected.items())
 
 
@@ -86,11 +79,13 @@ def child(connection, launches):
     connection.send((launches, {name: x.tolist() for name, x in got.items()}))
 
 
-def test_a_forked_child_runs_on_its_own_thread(launches, threads):
-    """Numba's threads don't survive a fork: a child that asked them to work would wait for ever."""
+def test_a_forked_child_has_threads_of_its_own(launches, threads):
+    """A parent's don't survive a fork: a child that waited for them would wait for ever."""
+    run(chunk_longhorn, make_inputs(CASE), make_options(CASE))
     threads(2)
+    launches.clear()
     expected = run(chunk_longhorn, make_inputs(CASE), make_options(CASE))
-    assert 'forward_parallel' in launches
+    assert sorted(launches) == ON_TWO
     context = multiprocessing.get_context('fork')
     here, there = context.Pipe()
     process = context.Process(target=child, args=(there, launches))
@@ -100,5 +95,20 @@ def test_a_forked_child_runs_on_its_own_thread(launches, threads):
     process.join()
     assert answer is not None, 'the child hangs'
     ran, got = answer
-    assert ran == ['forward', 'backward']
+    assert sorted(ran) == ON_TWO
     assert all(torch.equal(torch.tensor(got[name]), x) for name, x in expected.items())
+
+
+@pytest.mark.parametrize('failing', range(3))
+def test_a_failure_is_raised_after_all_have_ended(failing):
+    ended, last = [], threading.Event()
+
+    def loop(i_w, n_w):
+        if i_w == failing:
+            raise MemoryError(f'{i_w} of {n_w}')
+        last.wait(0.05)
+        ended.append(i_w)
+
+    with pytest.raises(MemoryError, match=f'{failing} of 3'):
+        backend.threads.run(loop, 3)
+    assert sorted(ended) == [i for i in range(3) if i != failing]

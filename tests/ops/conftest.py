@@ -1,0 +1,23 @@
+"""What runs the same code as another test, so that it need not run in each of `make test`'s two runs of this folder."""
+
+import pytest
+
+from tests.conftest import INTERPRETING
+
+# the recurrence in PyTorch, whatever the backend
+collect_ignore = ['test_naive.py', 'test_objectives.py', 'test_transforms.py'] if INTERPRETING else []
+# tests of `test_longhorn.py` that both operators take in any case
+BOTH = ('test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time')
+
+
+def pytest_collection_modifyitems(items):
+    """`fused_recurrent_longhorn` is slow where it runs what `chunk_longhorn` runs.
+
+    They differ in the exact update of the Triton kernels, and where time is cut into segments, which needs more tokens than
+    `test_longhorn.py` has.
+    """
+    for item in items:
+        if (item.path.parent.name, item.path.name) == ('ops', 'test_longhorn.py') and item.originalname not in BOTH:
+            values = item.callspec.params
+            if values.get('op') == 'fused_recurrent' and not (values.get('exact') and values['backend'] == 'triton'):
+                item.add_marker(pytest.mark.slow)
