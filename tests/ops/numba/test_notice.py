@@ -9,17 +9,17 @@ from fla_longhorn.ops.numba import notice
 
 
 class Loop:
-    """What Numba's dispatcher shows: no signatures before the first call, which compiles for so many seconds."""
+    """What Numba's dispatcher shows: no overloads before the first call, which compiles for so many seconds."""
 
     def __init__(self, seconds):
-        self.signatures, self.seconds = [], seconds
+        self.overloads, self.seconds = [], seconds
 
     def __call__(self, x):
         if x is None:
             raise ValueError('no argument')
-        if not self.signatures:
+        if not self.overloads:
             time.sleep(self.seconds)
-            self.signatures.append('int64')
+            self.overloads.append('int64')
         return x + 1
 
 
