@@ -21,10 +21,11 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
+import torch
 import transformers
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from transformers import AutoModelForCausalLM, PreTrainedConfig, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 
 from benchmarks.experiments import zoology
 from benchmarks.measure.machine import describe_machine
@@ -50,6 +51,8 @@ OTHERS = {
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
     'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
 }
+# of the model, where a setting has them
+MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
 # options in the pictures
 LABELS = {'seq_len': 'sequence length', 'hidden_size': 'width', 'state_size': 'state size'}
 DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
@@ -60,15 +63,27 @@ def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
     if cell['mixer'] in (*LONGHORN, 'attention'):
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
         options = LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
+        options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
         if cell['mixer'] == 'attention':
             options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
         return LonghornConfig(**config.to_dict() | options)
     model_type, options = OTHERS[cell['mixer']]
     return transformers.AutoConfig.for_model(
         model_type, hidden_size=cell['hidden_size'], num_hidden_layers=cell['num_hidden_layers'], vocab_size=task.vocab_size,
-        bos_token_id=None, eos_token_id=None, tie_word_embeddings=False, initializer_range=cell.get('initializer_range', 0.02),
+        bos_token_id=None, eos_token_id=None, tie_word_embeddings=cell.get('tie_word_embeddings', False),
+        initializer_range=cell.get('initializer_range', 0.02),
         **({'hidden_ratio': cell['mlp_ratio']} if cell['mlp_ratio'] else {}), **options(cell),
     )
+
+
+@torch.no_grad()
+def build_model(cell: dict, task: MQAR) -> PreTrainedModel:
+    """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
+    model = AutoModelForCausalLM.from_config(model_config(cell, task))
+    if 'residual_scale' in cell:
+        for block in model.model.layers:
+            block.attn.out_proj.weight.mul_(cell['residual_scale'])
+    return model
 
 
 def chosen(cell: dict, dataclass: type) -> dict:
@@ -92,7 +107,7 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
     task = MQAR(**chosen(cell, MQAR))
     run = RunArguments(**chosen(cell, RunArguments), output_dir=str(output_dir / 'run'))
     set_seed(run.seed)
-    model = AutoModelForCausalLM.from_config(model_config(cell, task))
+    model = build_model(cell, task)
     trainer = build_trainer(model, task, run)
     train(trainer, run)
     history = [(x['step'], x['eval_recall']) for x in trainer.state.log_history if 'eval_recall' in x]
@@ -240,7 +255,7 @@ def main(args: list[str] | None = None) -> None:
         described = ', '.join(f'{name} {cell[name]}' for name in setting['columns'])
         print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
         by_zoology = setting.get('rules') == 'zoology'
-        run = zoology.run_cell(cell, output, model_config) if by_zoology else run_cell(cell, output)
+        run = zoology.run_cell(cell, output, build_model) if by_zoology else run_cell(cell, output)
         print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
         report = {'setting': setting, 'machine': describe_machine(), 'runs': [*report['runs'], run]}
         temporary = results.with_suffix('.tmp')

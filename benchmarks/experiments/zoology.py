@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
-    AutoModelForCausalLM,
     PreTrainedModel,
     PrinterCallback,
     Trainer,
@@ -115,14 +114,12 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
     return trainer
 
 
-def run_cell(cell: dict, output_dir: Path, config) -> dict:
-    """Train one model by these rules; `config(cell, task)` is what it is made of."""
+def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
+    """Train `build_model(cell, task)` by these rules."""
     started = time.perf_counter()
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
-    options = config(cell, task)
-    options.update({name: cell[name] for name in ('tie_word_embeddings', 'initializer_range') if name in cell})
-    model = AutoModelForCausalLM.from_config(options)
+    model = build_model(cell, task)
     trainer = build_trainer(model, cell, task, output_dir / 'run')
     trainer.train()
     log = trainer.state.log_history
