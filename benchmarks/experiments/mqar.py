@@ -25,9 +25,11 @@ import torch
 import transformers
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 
 from benchmarks.experiments import zoology
+from benchmarks.experiments.baselines import MIXERS, Baseline
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, shown, style, tidy
 from examples.mqar.config import ModelArguments, RunArguments
@@ -50,7 +52,18 @@ OTHERS = {
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
     'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
+    'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
+    'Mamba3': ('mamba3', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
+    'KDA': ('kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'MesaNet': ('mesa_net', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'RWKV-7': ('rwkv7', lambda cell: {'head_dim': 64}),
+    'preconditioned KDA': ('precond_kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'preconditioned Gated DeltaNet': (
+        'precond_gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']},
+    ),
 }
+# all but this one have Triton kernels only
+ON_A_CPU = ('Mamba',)
 # of the model, where a setting has them
 MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
 # options in the pictures
@@ -76,14 +89,28 @@ def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
     )
 
 
+class NoMLP(nn.Module):
+    def forward(self, x: torch.Tensor, **kwargs) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
 @torch.no_grad()
-def build_model(cell: dict, task: MQAR) -> PreTrainedModel:
+def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
     """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
+    if cell['mixer'] in MIXERS:
+        return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
-    if 'residual_scale' in cell:
-        for block in model.model.layers:
+    for block in model.model.layers if hasattr(model, 'model') else ():
+        if 'residual_scale' in cell:
             block.attn.out_proj.weight.mul_(cell['residual_scale'])
+        # fla's blocks have one always
+        if cell['mixer'] in OTHERS and not cell['mlp_ratio'] and hasattr(block, 'mlp'):
+            block.mlp = NoMLP()
     return model
+
+
+def needs_gpu(cell: dict) -> bool:
+    return cell['mixer'] in OTHERS and cell['mixer'] not in ON_A_CPU
 
 
 def chosen(cell: dict, dataclass: type) -> dict:
@@ -253,6 +280,9 @@ def main(args: list[str] | None = None) -> None:
         if options.plot_only or cell in done:
             continue
         described = ', '.join(f'{name} {cell[name]}' for name in setting['columns'])
+        if needs_gpu(cell) and not torch.cuda.is_available():
+            print(f'[{i + 1}/{len(cells)}] {described}: not run, its kernels need a GPU', flush=True)
+            continue
         print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
         by_zoology = setting.get('rules') == 'zoology'
         run = zoology.run_cell(cell, output, build_model) if by_zoology else run_cell(cell, output)
