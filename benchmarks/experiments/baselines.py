@@ -219,8 +219,9 @@ class Baseline(nn.Module):
     def device(self) -> torch.device:
         return self.head.weight.device
 
-    def num_parameters(self) -> int:
-        return sum(x.numel() for x in self.parameters())
+    def num_parameters(self, exclude_embeddings: bool = False) -> int:
+        table = self.head.weight.numel()
+        return sum(x.numel() for x in self.parameters()) - (table if exclude_embeddings else 0)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.base_model.embeddings
