@@ -47,6 +47,10 @@ LONGHORN = {
     'exact, scalar beta': {'exact': True, 'scalar_beta': True},
     'diagonal, normalised keys': {'k_norm': 'l2'},
     'exact, normalised keys': {'exact': True, 'k_norm': 'l2'},
+    'diagonal, tied q and k': {'tie_qk': True},
+    'exact, tied q and k': {'exact': True, 'tie_qk': True},
+    'diagonal, value projection': {'value_proj': True},
+    'exact, value projection': {'exact': True, 'value_proj': True},
 }
 # fla's models, with what makes one the size of a Longhorn of the same width
 OTHERS = {

@@ -32,6 +32,10 @@ def test_grid():
     assert (config.exact, config.scalar_beta, config.state_size) == (True, True, 4)
     normalised = mqar.model_config(cells[0] | {'mixer': 'diagonal, normalised keys'}, task)
     assert (normalised.exact, normalised.k_norm) == (False, 'l2')
+    for mixer, option in (('tied q and k', 'tie_qk'), ('value projection', 'value_proj')):
+        for update in ('diagonal', 'exact'):
+            config = mqar.model_config(cells[0] | {'mixer': f'{update}, {mixer}'}, task)
+            assert getattr(config, option) and config.exact == (update == 'exact')
     attention = mqar.model_config(cells[0] | {'mixer': 'attention'}, task)
     assert attention.attn['layers'] == [0]
     assert (attention.hidden_size, attention.tie_word_embeddings) == (16, False)
