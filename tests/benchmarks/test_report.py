@@ -130,6 +130,8 @@ def test_what_two_layers_need():
         assert histories[change][-1][0] == 600 and max(recall for _, recall in histories[change]) < report.LEFT
     left = {name: next((step for step, recall in x if recall > report.LEFT), 10**6) for name, x in histories.items()}
     assert left['1 layer'] < left['2 layers, embeddings x10'] <= 350
+    learned, = (run for run in found['runs'] if run['cell']['steps'] == 1500)
+    assert learned['cell']['num_hidden_layers'] == 2 and learned['recall'] > 0.99
     plain = found['plain']
     differences = [abs(x - y) for x, y in zip(plain['ours'], plain['plain'], strict=True)]
     assert max(differences) == plain['largest_difference'] < 1e-4
