@@ -31,12 +31,18 @@ from transformers import (
 from examples.mqar.data import BLANK, IGNORE, MQAR, draw
 from examples.mqar.train import Progress
 
+DRAWN_AT_ONCE = 1000
+
 
 class Sequences(Dataset):
     """`size` sequences with all pairs of `task`: `input_ids`, and `labels` that are compared with the token before."""
 
     def __init__(self, task: MQAR, size: int, seed: int) -> None:
-        tokens, labels = draw(task, np.full(size, task.num_pairs), np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        counts = np.full(size, task.num_pairs)
+        # a draw takes memory for every key and value of each sequence
+        parts = [draw(task, counts[i:i + DRAWN_AT_ONCE], rng) for i in range(0, size, DRAWN_AT_ONCE)]
+        tokens, labels = (np.concatenate(x) for x in zip(*parts, strict=True))
         tokens[labels != IGNORE] = BLANK
         self.tokens, self.labels = torch.from_numpy(tokens), torch.from_numpy(labels)
 

@@ -20,9 +20,11 @@ CELL = mqar.DEFAULTS | {
 }
 
 
-def test_sequences():
+def test_sequences(monkeypatch):
     """All keys are asked once, after all pairs; the label is the key's value, and the sequence does not show it again."""
+    monkeypatch.setattr(zoology, 'DRAWN_AT_ONCE', 20)
     data = zoology.Sequences(TASK, 50, seed=0)
+    assert len({tuple(row) for row in data.tokens.tolist()}) == len(data) == 50
     for row in data:
         tokens, labels = row['input_ids'].tolist(), row['labels'].tolist()
         values = dict(zip(tokens[:8:2], tokens[1:8:2], strict=True))
