@@ -28,7 +28,7 @@ PAGES = {
     'migrate.md': (1, 0, 0),
     'objectives.md': (1, 0, 0),
     'operators.md': (6, 0, 0),
-    'paper.md': (0, 0, 1),
+    'paper.md': (0, 0, 2),
     'serve.md': (0, 0, 3),
     'swap.md': (1, 0, 0),
     'train.md': (5, 2, 0),

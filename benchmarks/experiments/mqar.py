@@ -5,9 +5,11 @@
 A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
 combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology`, task and training are
 those of :mod:`benchmarks.experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
-interruption. Where the grid has several learning rates, the one with the best held-out recall counts, and its recall on other
-held-out sequences is the result. `results.png` is drawn from the same file (again with
-`--plot_only`).
+interruption. `results.png` is drawn from the same file (again with `--plot_only`).
+
+The rule of all tables: where the grid has several learning rates, one is chosen for all seeds, by the mean recall on
+validation sequences at the end of training. The result is that rate's recall on test sequences, which decide nothing, with the
+spread over the seeds.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
+import torch
 import transformers
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from transformers import AutoModelForCausalLM, PreTrainedConfig, set_seed
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 
 from benchmarks.experiments import zoology
+from benchmarks.experiments.baselines import MIXERS, Baseline
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, shown, style, tidy
 from examples.mqar.config import ModelArguments, RunArguments
@@ -42,6 +47,10 @@ LONGHORN = {
     'exact, scalar beta': {'exact': True, 'scalar_beta': True},
     'diagonal, normalised keys': {'k_norm': 'l2'},
     'exact, normalised keys': {'exact': True, 'k_norm': 'l2'},
+    'diagonal, tied q and k': {'tie_qk': True},
+    'exact, tied q and k': {'exact': True, 'tie_qk': True},
+    'diagonal, value projection': {'value_proj': True},
+    'exact, value projection': {'exact': True, 'value_proj': True},
 }
 # fla's models, with what makes one the size of a Longhorn of the same width
 OTHERS = {
@@ -49,7 +58,20 @@ OTHERS = {
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
     'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
+    'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
+    'Mamba3': ('mamba3', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
+    'KDA': ('kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'MesaNet': ('mesa_net', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'RWKV-7': ('rwkv7', lambda cell: {'head_dim': 64}),
+    'preconditioned KDA': ('precond_kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'preconditioned Gated DeltaNet': (
+        'precond_gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']},
+    ),
 }
+# all but this one have Triton kernels only
+ON_A_CPU = ('Mamba',)
+# of the model, where a setting has them
+MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
 # options in the pictures
 LABELS = {'seq_len': 'sequence length', 'hidden_size': 'width', 'state_size': 'state size'}
 DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
@@ -60,15 +82,41 @@ def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
     if cell['mixer'] in (*LONGHORN, 'attention'):
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
         options = LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
+        options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
         if cell['mixer'] == 'attention':
             options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
         return LonghornConfig(**config.to_dict() | options)
     model_type, options = OTHERS[cell['mixer']]
     return transformers.AutoConfig.for_model(
         model_type, hidden_size=cell['hidden_size'], num_hidden_layers=cell['num_hidden_layers'], vocab_size=task.vocab_size,
-        bos_token_id=None, eos_token_id=None, tie_word_embeddings=False, initializer_range=cell.get('initializer_range', 0.02),
+        bos_token_id=None, eos_token_id=None, tie_word_embeddings=cell.get('tie_word_embeddings', False),
+        initializer_range=cell.get('initializer_range', 0.02),
         **({'hidden_ratio': cell['mlp_ratio']} if cell['mlp_ratio'] else {}), **options(cell),
     )
+
+
+class NoMLP(nn.Module):
+    def forward(self, x: torch.Tensor, **kwargs) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
+@torch.no_grad()
+def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
+    """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
+    if cell['mixer'] in MIXERS:
+        return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
+    model = AutoModelForCausalLM.from_config(model_config(cell, task))
+    for block in model.model.layers if hasattr(model, 'model') else ():
+        if 'residual_scale' in cell:
+            block.attn.out_proj.weight.mul_(cell['residual_scale'])
+        # fla's blocks have one always
+        if cell['mixer'] in OTHERS and not cell['mlp_ratio'] and hasattr(block, 'mlp'):
+            block.mlp = NoMLP()
+    return model
+
+
+def needs_gpu(cell: dict) -> bool:
+    return cell['mixer'] in OTHERS and cell['mixer'] not in ON_A_CPU
 
 
 def chosen(cell: dict, dataclass: type) -> dict:
@@ -92,7 +140,7 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
     task = MQAR(**chosen(cell, MQAR))
     run = RunArguments(**chosen(cell, RunArguments), output_dir=str(output_dir / 'run'))
     set_seed(run.seed)
-    model = AutoModelForCausalLM.from_config(model_config(cell, task))
+    model = build_model(cell, task)
     trainer = build_trainer(model, task, run)
     train(trainer, run)
     history = [(x['step'], x['eval_recall']) for x in trainer.state.log_history if 'eval_recall' in x]
@@ -107,13 +155,20 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
 
 
 def best_runs(runs: list[dict]) -> list[dict]:
-    """For cells that differ in the learning rate alone, the one with the best held-out recall at the end of training."""
-    best = {}
+    """All seeds of the learning rate with the best mean recall on validation sequences, for each combination of the others.
+
+    A rate that has fewer seeds than another is not chosen: its grid is unfinished.
+    """
+    groups: dict[str, dict[float | None, list[dict]]] = {}
     for run in runs:
-        key = json.dumps({name: x for name, x in run['cell'].items() if name != 'learning_rate'}, sort_keys=True)
-        if key not in best or run['history'][-1][1] > best[key]['history'][-1][1]:
-            best[key] = run
-    return list(best.values())
+        key = json.dumps({name: x for name, x in run['cell'].items() if name not in ('learning_rate', 'seed')}, sort_keys=True)
+        groups.setdefault(key, {}).setdefault(run['cell'].get('learning_rate'), []).append(run)
+    return [run for rates in groups.values() for run in max(rates.values(), key=validation_recall)]
+
+
+def validation_recall(runs: list[dict]) -> tuple[int, float]:
+    """Seeds, and their mean recall on validation sequences at the end of training."""
+    return len(runs), sum(run['history'][-1][1] for run in runs) / len(runs)
 
 
 def summarize(runs: list[dict], names: list[str]) -> list[dict]:
@@ -137,7 +192,7 @@ def draw(report: dict, path: Path | str) -> None:
 
 
 def draw_lines(report: dict, path: Path | str) -> None:
-    """A line for each mixer, of the better learning rate for each seed, with the seeds as a band around their mean."""
+    """A line for each mixer, of the learning rate that the rule chooses, with the seeds as a band around their mean."""
     plot = report['setting']['plot']
     x_name, panel_name, runs = plot['x'], plot['panels'], best_runs(report['runs'])
     panels = sorted({run['cell'][panel_name] for run in runs})
@@ -177,7 +232,7 @@ def draw_lines(report: dict, path: Path | str) -> None:
 
 
 def draw_runs(report: dict, path: Path | str) -> None:
-    """Every run's recall as a dot, hollow for the higher learning rate, with the mean of the better rates as a bar."""
+    """Every run's recall as a dot, hollow for the higher learning rate, with the mean of the chosen rate as a bar."""
     plot, runs = report['setting']['plot'], report['runs']
     panels = sorted({(run['cell'][plot['x']], run['cell'][plot['panels']]) for run in runs})
     columns = len({panel for _, panel in panels})
@@ -210,7 +265,7 @@ def draw_runs(report: dict, path: Path | str) -> None:
     for axis in axes[-columns:]:
         axis.set_xlabel('recall')
     key = ', '.join(f'{kind}: learning rate {rate}' for kind, rate in zip(('filled', 'hollow'), rates, strict=False))
-    figure.suptitle(f'{report["setting"]["title"]}\nEvery run ({key}). Bars: mean over seeds of the better rate', fontsize=10)
+    figure.suptitle(f'{report["setting"]["title"]}\nEvery run ({key}). Bars: mean over seeds of the chosen rate', fontsize=10)
     figure.savefig(path)
 
 
@@ -238,9 +293,12 @@ def main(args: list[str] | None = None) -> None:
         if options.plot_only or cell in done:
             continue
         described = ', '.join(f'{name} {cell[name]}' for name in setting['columns'])
+        if needs_gpu(cell) and not torch.cuda.is_available():
+            print(f'[{i + 1}/{len(cells)}] {described}: not run, its kernels need a GPU', flush=True)
+            continue
         print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
         by_zoology = setting.get('rules') == 'zoology'
-        run = zoology.run_cell(cell, output, model_config) if by_zoology else run_cell(cell, output)
+        run = zoology.run_cell(cell, output, build_model) if by_zoology else run_cell(cell, output)
         print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
         report = {'setting': setting, 'machine': describe_machine(), 'runs': [*report['runs'], run]}
         temporary = results.with_suffix('.tmp')

@@ -3,8 +3,8 @@
 They differ from those of `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
 `num_pairs` pairs; the token after a query is blank, so that no answer is ever shown; AdamW decays every parameter; the rate
 falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have a dropout and are tied to
-the head, and training stops once the test recall passes `stop_recall`. As there, the recall after the last epoch is the
-result, on the test set that also stops training and chooses the learning rate.
+the head, and training stops once the recall passes `stop_recall`. zoology reports the recall on the sequences that stop the
+training and choose the learning rate. Here those are validation sequences, and the result is the recall on as many others.
 
 Logits are computed where there is a query, not elsewhere: the same loss and gradients with a fraction of the work.
 """
@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
-    AutoModelForCausalLM,
     PreTrainedModel,
     PrinterCallback,
     Trainer,
@@ -32,12 +31,18 @@ from transformers import (
 from examples.mqar.data import BLANK, IGNORE, MQAR, draw
 from examples.mqar.train import Progress
 
+DRAWN_AT_ONCE = 1000
+
 
 class Sequences(Dataset):
     """`size` sequences with all pairs of `task`: `input_ids`, and `labels` that are compared with the token before."""
 
     def __init__(self, task: MQAR, size: int, seed: int) -> None:
-        tokens, labels = draw(task, np.full(size, task.num_pairs), np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        counts = np.full(size, task.num_pairs)
+        # a draw takes memory for every key and value of each sequence
+        parts = [draw(task, counts[i:i + DRAWN_AT_ONCE], rng) for i in range(0, size, DRAWN_AT_ONCE)]
+        tokens, labels = (np.concatenate(x) for x in zip(*parts, strict=True))
         tokens[labels != IGNORE] = BLANK
         self.tokens, self.labels = torch.from_numpy(tokens), torch.from_numpy(labels)
 
@@ -72,18 +77,23 @@ class RecallTrainer(Trainer):
         )
         return self.lr_scheduler
 
-    @torch.no_grad()
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        model = self.model.eval()
-        right = []
-        for batch in DataLoader(self.eval_dataset, batch_size=self.args.eval_batch_size):
-            logits, values = answers(model, {name: x.to(model.device) for name, x in batch.items()})
-            right.append(logits.argmax(-1) == values)
-        metrics = {'eval_recall': torch.cat(right).float().mean().item()}
+        metrics = {'eval_recall': recall(self.model, self.eval_dataset, self.args.eval_batch_size)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        model.train()
         return metrics
+
+
+@torch.no_grad()
+def recall(model: PreTrainedModel, data: Sequences, batch_size: int) -> float:
+    """The share of queries that `model` answers right; it is in training mode afterwards."""
+    model.eval()
+    right = []
+    for batch in DataLoader(data, batch_size=batch_size):
+        logits, values = answers(model, {name: x.to(model.device) for name, x in batch.items()})
+        right.append(logits.argmax(-1) == values)
+    model.train()
+    return torch.cat(right).float().mean().item()
 
 
 class StopAbove(TrainerCallback):
@@ -107,27 +117,26 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
     dropout = torch.nn.Dropout(cell['embed_dropout'])
     model.get_input_embeddings().register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
     trainer = RecallTrainer(
-        model=model, args=arguments, train_dataset=Sequences(task, cell['train_size'], 2 * cell['seed']),
-        eval_dataset=Sequences(task, cell['test_size'], 2 * cell['seed'] + 1),
+        model=model, args=arguments, train_dataset=Sequences(task, cell['train_size'], 3 * cell['seed']),
+        eval_dataset=Sequences(task, cell['test_size'], 3 * cell['seed'] + 1),
         callbacks=[Progress, StopAbove(cell['stop_recall'])],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def run_cell(cell: dict, output_dir: Path, config) -> dict:
-    """Train one model by these rules; `config(cell, task)` is what it is made of."""
+def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
+    """Train `build_model(cell, task)` by these rules."""
     started = time.perf_counter()
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
-    options = config(cell, task)
-    options.update({name: cell[name] for name in ('tie_word_embeddings', 'initializer_range') if name in cell})
-    model = AutoModelForCausalLM.from_config(options)
+    model = build_model(cell, task)
     trainer = build_trainer(model, cell, task, output_dir / 'run')
     trainer.train()
     log = trainer.state.log_history
-    history = [(x['step'], x['eval_recall']) for x in log if 'eval_recall' in x]
+    test = Sequences(task, cell['test_size'], 3 * cell['seed'] + 2)
     return {
-        'cell': cell, 'parameters': model.num_parameters(), 'history': history, 'loss': log[-1]['train_loss'],
-        'recall': history[-1][1], 'seconds': time.perf_counter() - started,
+        'cell': cell, 'parameters': model.num_parameters(),
+        'history': [(x['step'], x['eval_recall']) for x in log if 'eval_recall' in x], 'loss': log[-1]['train_loss'],
+        'recall': recall(model, test, cell['batch_size']), 'seconds': time.perf_counter() - started,
     }

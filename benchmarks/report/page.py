@@ -160,7 +160,7 @@ def shares(values: list[float]) -> str:
 
 
 def recall(report: dict) -> str:
-    """Every learning rate beside the choice of the better one for each seed."""
+    """Every learning rate beside the one that the rule chooses."""
     setting, runs = report['setting'], report['runs']
     names = [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]
     rates = sorted({run['cell']['learning_rate'] for run in runs})
@@ -172,10 +172,13 @@ def recall(report: dict) -> str:
         return groups
 
     at = [by_group([run for run in runs if run['cell']['learning_rate'] == rate]) for rate in rates]
-    better = by_group(best_runs(runs))
+    best = best_runs(runs)
+    result = by_group(best)
+    rate_of = {tuple(run['cell'][name] for name in names): run['cell']['learning_rate'] for run in best}
     rows = [
-        [*key, *(shares(groups[key]) if key in groups else 'not run' for groups in at), shares(better[key]), len(better[key])]
-        for key in sorted(better, key=lambda key: key[::-1])
+        [*key, *(shares(groups[key]) if key in groups else 'not run' for groups in at), rate_of[key], shares(result[key]),
+         len(result[key])]
+        for key in sorted(result, key=lambda key: key[::-1])
     ]
     options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
     pairs = sorted({run['cell']['num_pairs'] for run in runs})
@@ -183,10 +186,8 @@ def recall(report: dict) -> str:
     return (
         f'### {setting["title"]}\n\n{measured_on(report["machine"])} {options}. Guessing among the values that a sequence has '
         f'not yet shown as answers recalls {guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
-        'Recall on unseen sequences: mean over the seeds (lowest to highest). **The column "better rate" is chosen after the '
-        'fact**: for each seed it takes the run with the higher recall on held-out sequences at the end of training. In most '
-        'rows it is higher than the mean of either rate.\n\n'
-        + table([*names, *(f'rate {rate}' for rate in rates), 'better rate', 'seeds'], rows)
+        f'{RULE}\n\n'
+        + table([*names, *(f'rate {rate}' for rate in rates), 'chosen', 'recall at the chosen rate', 'seeds'], rows)
     )
 
 
@@ -236,17 +237,27 @@ CHANGES = (
 )
 
 
+# recall that guessing does not reach
+LEFT = 0.6
+TWO_LAYERS = """It is not a rate that is too high, nor branches that start too large: with a rate of 0.001, or with the
+branches' last projections at a tenth of their size, two layers stay near guessing for all 600 steps. What helped is the start
+of the embeddings: ten times larger, at a standard deviation of 1, two layers leave guessing within 350 steps. With 1,500
+steps planned they learn the task. Why that is was not found out. Other seeds, the present start with more steps, the
+convolution and zoology's vocabulary of 8,192 were not tried."""
+RULE = """Recall on test sequences: mean over the seeds (lowest to highest). One learning rate is chosen for all seeds, by the
+mean recall on validation sequences at the end of training; the test sequences decide nothing. The columns of rates are the
+whole search. These runs are older than the rule, which chose from the recalls that were kept with them."""
 # held against the figures by tests/benchmarks/test_report.py
 RATES = """At width 32 the order of diagonal and exact depends on the learning rate. With 32 tokens, exact is ahead at
 0.0046 and diagonal at 0.01; with 64 tokens, it is the other way round. Attention's 100% hides one failed run at each
 length, both at 0.01: 36% with 32 tokens and 14% with 64."""
-ABLATIONS = """Each recall is that of the better learning rate for its seed, so the differences include that choice: at one
+ABLATIONS = """Each recall is that of the learning rate chosen for its update, so the differences include that choice: at one
 rate, exact and diagonal change places (see the recall table above). At width 64 all of them recall nearly everything,
 and at the training length no change moves the mean loss by 0.01 nats. At width 32, exact is ahead of diagonal in every
 seed in the shorter sequences, and in two of three in the longer; 16 times past the training length, in every seed.
 Normalised keys lose in every seed with the diagonal update at width 32, with the exact one there in the longer
 sequences, and with both past the training length. One step size per head is ahead on average in recall at width 32; its
-losses are higher on average, though not in every seed. Attention, in two layers, recalls everything at the better rate,
+losses are higher on average, though not in every seed. Attention, in two layers, recalls everything at the chosen rate,
 and its losses are the highest."""
 
 
@@ -287,6 +298,33 @@ def ablations(*reports: dict) -> str:
             + table(['change', *next(iter(changes.values()))], rows) + '\n\n' + ABLATIONS)
 
 
+def two_layers(report: dict) -> str:
+    """What was changed, what each run recalls, and how near a plain PyTorch model's losses are."""
+    rows = []
+    for run in report['runs']:
+        cell, at = run['cell'], dict(map(tuple, run['history']))
+        left = next((step for step, recall in run['history'] if recall > LEFT), 'not left')
+        rows.append([
+            cell['change'], cell['learning_rate'], cell.get('initializer_range', 0.1), cell['steps'], left,
+            *(f'{at[step]:.0%}' if step in at else '' for step in (200, 400, 600)), f'{run["recall"]:.1%}',
+        ])
+    plain = report['plain']
+    columns = [
+        'change', 'rate', 'embeddings start with', 'steps', f'step with more than {LEFT:.0%}', 'after 200', 'after 400',
+        'after 600', 'test recall',
+    ]
+    return (
+        f'### {report["setting"]["title"]}\n\n`python -m benchmarks.mqar benchmarks/settings/mqar_depth.json`. '
+        f'{measured_on(report["machine"])} One seed each. Guessing among the values not yet shown recalls {guessing(8):.1%}. '
+        f'The step is the first evaluation above {LEFT:.0%}; all columns but the last are on validation sequences.\n\n'
+        + table(columns, rows) + f"""
+
+Two layers are still near guessing after the 600 steps in which one layer learns the task. It is not this package: a plain
+PyTorch model (`python -m benchmarks.plain`) with the same weights and data has the same losses over the first
+{len(plain["ours"])} steps, to {plain["largest_difference"]:.0e}. """ + TWO_LAYERS
+    )
+
+
 def experiments(report: dict) -> str:
     return "## The paper's experiments, at a small size\n\n" + recall(report)
 
@@ -300,6 +338,7 @@ SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('predicted', 'predicted_before'), predicted, None),
     (('mqar_exact',), experiments, 'mqar_exact'),
     (('mqar_small',), recall_by_width, 'mqar_small'),
+    (('mqar_depth',), two_layers, 'mqar_depth'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('extrapolation',), extrapolation, 'extrapolation'),
     (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),

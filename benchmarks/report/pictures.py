@@ -9,14 +9,14 @@ import argparse
 import json
 from collections.abc import Callable
 
-from benchmarks.experiments import extrapolation, language_modeling, mqar, objectives
+from benchmarks.experiments import depth, extrapolation, language_modeling, mqar, objectives
 from benchmarks.ops import run as ops
 from benchmarks.report import plots
 from benchmarks.report.page import RESULTS
 
 # what draws the files whose name ends so
 DRAW: dict[str, Callable] = {
-    'ops': ops.draw, 'model': plots.draw_models, 'mqar_exact': mqar.draw, 'mqar_small': mqar.draw,
+    'ops': ops.draw, 'model': plots.draw_models, 'mqar_exact': mqar.draw, 'mqar_small': mqar.draw, 'mqar_depth': depth.draw,
     'lm_small': language_modeling.draw, 'extrapolation': extrapolation.draw, 'objectives': objectives.draw,
 }
 

@@ -67,6 +67,12 @@ class Longhorn(NoWeightDecay):
         k_norm (str, Optional):
             `'l2'` divides each head's key by its L2 norm, `k / sqrt(|k|^2 + 1e-6)`, computed in float32; queries stay as
             they are. Default: `None`, keys as projected, as in the paper.
+        tie_qk (bool, Optional):
+            Whether the queries are the keys as projected, before any norm, instead of a projection of their own.
+            Default: `False`.
+        value_proj (bool, Optional):
+            Whether the values are a linear map of the convolution's output, `v = W_v silu(conv(x))`, instead of that output.
+            The other projections read the output in both cases. Default: `False`, as in the paper.
         norm_eps (float, Optional):
             Accepted because fla's layers take it; this block has no norm of its own. Default: 1e-5.
         layer_idx (int, Optional):
@@ -91,6 +97,8 @@ class Longhorn(NoWeightDecay):
         exact: bool = False,
         scalar_beta: bool = False,
         k_norm: str | None = None,
+        tie_qk: bool = False,
+        value_proj: bool = False,
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
     ) -> None:
@@ -98,7 +106,8 @@ class Longhorn(NoWeightDecay):
         check_options(
             mode=mode, hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=num_heads,
             conv_size=conv_size, conv_bias=conv_bias, beta_rank=beta_rank, use_bias=use_bias, exact=exact,
-            scalar_beta=scalar_beta, k_norm=k_norm, norm_eps=norm_eps, layer_idx=layer_idx,
+            scalar_beta=scalar_beta, k_norm=k_norm, tie_qk=tie_qk, value_proj=value_proj, norm_eps=norm_eps,
+            layer_idx=layer_idx,
         )
         intermediate_size = round(hidden_size * expand)
 
@@ -112,6 +121,7 @@ class Longhorn(NoWeightDecay):
         self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
         self.exact = exact
         self.scalar_beta = scalar_beta
+        self.tie_qk = tie_qk
         self.norm_eps = norm_eps
         self.layer_idx = layer_idx
 
@@ -119,7 +129,9 @@ class Longhorn(NoWeightDecay):
         self.conv1d = ShortConvolution(
             hidden_size=intermediate_size, kernel_size=conv_size, bias=conv_bias, activation='silu',
         )
-        self.x_proj = nn.Linear(intermediate_size, self.beta_rank + 2 * num_heads * state_size, bias=False)
+        self.x_sizes = [self.beta_rank, *[num_heads * state_size] * (1 if tie_qk else 2)]
+        self.x_proj = nn.Linear(intermediate_size, sum(self.x_sizes), bias=False)
+        self.v_proj = nn.Linear(intermediate_size, intermediate_size, bias=False) if value_proj else nn.Identity()
         self.beta_proj = nn.Linear(self.beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
         self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
         self.D = nn.Parameter(torch.ones(intermediate_size))
@@ -248,14 +260,13 @@ class Longhorn(NoWeightDecay):
                 cu_seqlens=cu_seqlens,
                 **({} if padding is None else {'lengths': padding.lengths}),
             )
-        key_dim = self.num_heads * self.state_size
-        beta, k, q = self.x_proj(x).split([self.beta_rank, key_dim, key_dim], dim=-1)
+        beta, k, q = self.project(x)
         # of two dimensions, so that the bias is added inside the product: of three, strided ones take a kernel of its own
         beta = self.beta_proj(beta.flatten(0, 1)).unflatten(0, beta.shape[:2])
         if padding is not None:
             # a key of zero leaves the state as it is
             k = padding.silence(k)
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k, x))
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k, self.v_proj(x)))
         k = self.k_norm(k)
         if not self.scalar_beta:
             beta = beta.unflatten(-1, (self.num_heads, -1))
@@ -263,6 +274,11 @@ class Longhorn(NoWeightDecay):
             q=q, k=k, v=v, beta=beta, exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
         return inputs, conv_state
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """From the convolution's output to step sizes before `beta_proj`, keys and queries, of all heads at once."""
+        beta, k, *rest = torch.split_with_sizes(self.x_proj(x), self.x_sizes, -1)
+        return beta, k, rest[0] if rest else k
 
     def states_after(
         self,

@@ -24,6 +24,8 @@ def check_options(
     exact: Any,
     scalar_beta: Any,
     k_norm: Any,
+    tie_qk: Any = False,
+    value_proj: Any = False,
     norm_eps: Any,
     layer_idx: Any = None,
 ) -> None:
@@ -34,7 +36,11 @@ def check_options(
     check_integer('state_size', state_size, most=MAX_STATE_SIZE)
     check_integer('num_heads', num_heads)
     check_integer('conv_size', conv_size)
-    for name, flag in (('conv_bias', conv_bias), ('use_bias', use_bias), ('exact', exact), ('scalar_beta', scalar_beta)):
+    flags = {
+        'conv_bias': conv_bias, 'use_bias': use_bias, 'exact': exact, 'scalar_beta': scalar_beta, 'tie_qk': tie_qk,
+        'value_proj': value_proj,
+    }
+    for name, flag in flags.items():
         check_flag(name, flag)
     check_number('expand', expand)
     channels = hidden_size * expand

@@ -53,10 +53,10 @@ def mix_token(
     state, conv_state = read_states(layer, cache, B)
     x, z = layer.in_proj(hidden_states).chunk(2, -1)
     x, conv_state = layer.conv1d(x, cache=conv_state, output_final_state=bool(use_cache))
-    beta, k, q = torch.split_with_sizes(layer.x_proj(x), (layer.beta_rank, H * K, H * K), -1)
+    beta, k, q = layer.project(x)
     beta = layer.beta_proj(beta.squeeze(1))
     inputs: dict[str, Any] = dict(
-        q=q.view(B, 1, H, K), k=layer.k_norm(k.view(B, 1, H, K)), v=x.view(B, 1, H, -1), z=z.view(B, 1, H, -1),
+        q=q.view(B, 1, H, K), k=layer.k_norm(k.view(B, 1, H, K)), v=layer.v_proj(x).view(B, 1, H, -1), z=z.view(B, 1, H, -1),
         beta=beta.view(B, 1, H) if layer.scalar_beta else beta.view(B, 1, H, -1), D=layer.D.view(H, -1),
         exact=layer.exact, use_beta_sigmoid_in_kernel=True,
     )

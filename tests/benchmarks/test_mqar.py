@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.experiments import mqar
+from examples.mqar.data import HeldOut as mqar_held_out
 
 SETTING = {
     'title': 'tiny',
@@ -31,6 +32,10 @@ def test_grid():
     assert (config.exact, config.scalar_beta, config.state_size) == (True, True, 4)
     normalised = mqar.model_config(cells[0] | {'mixer': 'diagonal, normalised keys'}, task)
     assert (normalised.exact, normalised.k_norm) == (False, 'l2')
+    for mixer, option in (('tied q and k', 'tie_qk'), ('value projection', 'value_proj')):
+        for update in ('diagonal', 'exact'):
+            config = mqar.model_config(cells[0] | {'mixer': f'{update}, {mixer}'}, task)
+            assert getattr(config, option) and config.exact == (update == 'exact')
     attention = mqar.model_config(cells[0] | {'mixer': 'attention'}, task)
     assert attention.attn['layers'] == [0]
     assert (attention.hidden_size, attention.tie_word_embeddings) == (16, False)
@@ -63,15 +68,33 @@ def test_unfinished_grid_goes_on(tmp_path, monkeypatch):
     assert all([step for step, _ in run['history']] == [2, 4] and 0 <= run['recall'] <= 1 for run in report['runs'])
 
 
-def test_the_best_learning_rate_counts():
+def test_the_rule():
+    """One rate for all seeds, chosen by the mean on validation sequences; what is told is its recall on test sequences."""
     runs = [
-        {'cell': {'mixer': mixer, 'seed': seed, 'learning_rate': rate}, 'history': [(1, 0.0), (2, held_out)], 'recall': recall}
-        for mixer, seed, rate, held_out, recall in [
-            ('a', 0, 1e-3, 0.5, 0.4), ('a', 0, 1e-2, 0.3, 0.9), ('a', 1, 1e-3, 0.1, 0.1), ('a', 1, 1e-2, 0.7, 0.6),
+        {'cell': {'mixer': mixer, 'seed': seed, 'learning_rate': rate}, 'history': [(1, 0.0), (2, validation)], 'recall': test}
+        for mixer, seed, rate, validation, test in [
+            # the best seed of the better rate on test sequences, and of each seed, is not what counts
+            ('a', 0, 1e-3, 0.6, 0.4), ('a', 0, 1e-2, 0.3, 0.9), ('a', 1, 1e-3, 0.5, 0.2), ('a', 1, 1e-2, 0.7, 0.6),
             ('b', 0, 1e-3, 0.2, 0.2),
+            # one seed of three does not make a mean
+            ('c', 0, 1e-3, 0.5, 0.5), ('c', 1, 1e-3, 0.3, 0.3), ('c', 0, 1e-2, 0.9, 0.9),
         ]
     ]
-    assert mqar.summarize(runs, ['mixer']) == [
-        {'mixer': 'a', 'mean': 0.5, 'lowest': 0.4, 'highest': 0.6, 'seeds': 2},
-        {'mixer': 'b', 'mean': 0.2, 'lowest': 0.2, 'highest': 0.2, 'seeds': 1},
-    ]
+    assert [{run['cell']['learning_rate'] for run in mqar.best_runs(runs) if run['cell']['mixer'] == x} for x in 'abc'] == [
+        {1e-3}, {1e-3}, {1e-3}]
+    told = mqar.summarize(runs, ['mixer'])
+    assert [(x['mixer'], round(x['mean'], 9), x['lowest'], x['highest'], x['seeds']) for x in told] == [
+        ('a', 0.3, 0.2, 0.4, 2), ('b', 0.2, 0.2, 0.2, 1), ('c', 0.4, 0.3, 0.5, 2)]
+
+
+def test_sequences_that_choose_are_not_those_that_count(monkeypatch, tmp_path):
+    """Training, validation and test sequences differ, and the result is the recall on the last."""
+    drawn = []
+    monkeypatch.setattr(mqar, 'HeldOut', lambda task, size, seed: drawn.append(seed) or mqar_held_out(task, size, seed))
+    cell = mqar.grid_cells(SETTING)[0] | {'seed': 5, 'test_size': 32}
+    run = mqar.run_cell(cell, tmp_path)
+    assert drawn == [(5, 1)]
+    task = mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2)
+    test, validation = (mqar_held_out(task, size, seed) for size, seed in ((32, (5, 1)), (16, (5, 0))))
+    assert 0 <= run['recall'] <= 1
+    assert [x['input_ids'].tolist() for x in test][:16] != [x['input_ids'].tolist() for x in validation]

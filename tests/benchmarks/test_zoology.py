@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 from benchmarks.experiments import mqar, zoology
+from benchmarks.experiments.baselines import MIXERS, RWKV4, long_convolution, taylor
 from examples.mqar.data import BLANK, IGNORE
 
 TASK = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
@@ -19,9 +20,11 @@ CELL = mqar.DEFAULTS | {
 }
 
 
-def test_sequences():
+def test_sequences(monkeypatch):
     """All keys are asked once, after all pairs; the label is the key's value, and the sequence does not show it again."""
+    monkeypatch.setattr(zoology, 'DRAWN_AT_ONCE', 20)
     data = zoology.Sequences(TASK, 50, seed=0)
+    assert len({tuple(row) for row in data.tokens.tolist()}) == len(data) == 50
     for row in data:
         tokens, labels = row['input_ids'].tolist(), row['labels'].tolist()
         values = dict(zip(tokens[:8:2], tokens[1:8:2], strict=True))
@@ -93,4 +96,87 @@ def test_grid(tmp_path):
     mqar.main([str(path), '--output_dir', str(tmp_path / 'out')])
     runs = json.loads((tmp_path / 'out/results.json').read_text())['runs']
     assert len(runs) == 4
-    assert all(run['recall'] == run['history'][-1][1] for run in runs)
+    assert all(len(run['history']) == 4 and 0 <= run['recall'] <= 1 for run in runs)
+
+
+def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
+    """Neither training's nor those that stop it and choose the rate."""
+    drawn, sequences = [], zoology.Sequences
+    monkeypatch.setattr(zoology, 'Sequences', lambda *args: drawn.append(sequences(*args)) or drawn[-1])
+    measured, recall = [], zoology.recall
+    monkeypatch.setattr(zoology, 'recall', lambda model, data, *rest: measured.append((data, recall(model, data, *rest))) or
+                        measured[-1][1])
+    run = zoology.run_cell(CELL | {'seed': 7}, tmp_path, mqar.build_model)
+    training, validation, test = drawn
+    assert [data is validation for data, _ in measured] == [True] * 4 + [False]
+    assert measured[-1][0] is test and run['recall'] == measured[-1][1]
+    rows = [{tuple(row) for row in data.tokens.tolist()} for data in drawn]
+    assert not rows[2] & (rows[0] | rows[1])
+
+
+@pytest.mark.parametrize('mixer', MIXERS)
+def test_baselines_take_a_step(mixer, tmp_path):
+    model = mqar.build_model(CELL | {'mixer': mixer, 'hidden_size': 16}, TASK)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    ids = torch.randint(64, (2, 32))
+    with torch.no_grad():
+        logits, changed = model(ids), model(torch.cat([ids[:, :20], ids[:, 20:].flip(1)], dim=1))
+    assert torch.allclose(logits[:, :20], changed[:, :20], atol=1e-5)
+    cell = CELL | {'mixer': mixer, 'epochs': 1, 'train_size': 16}
+    trainer = zoology.build_trainer(model, cell, TASK, tmp_path)
+    before = {name: x.clone() for name, x in model.named_parameters()}
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert all(not torch.equal(x, before[name]) for name, x in model.named_parameters())
+
+
+@pytest.mark.parametrize('mixer', mqar.OTHERS)
+def test_models_of_fla_are_built(mixer):
+    """Two layers without an MLP, as wide as Longhorn's, for those too whose kernels run on a GPU only."""
+    with torch.device('meta'):
+        model = mqar.build_model(CELL | {'mixer': mixer, 'hidden_size': 64, 'num_hidden_layers': 2}, TASK)
+    assert (model.config.hidden_size, model.config.num_hidden_layers, model.config.vocab_size) == (64, 2, 64)
+    assert model.config.tie_word_embeddings
+    assert not any('.mlp.' in name for name, _ in model.named_parameters())
+    assert mqar.needs_gpu({'mixer': mixer}) == (mixer != 'Mamba')
+
+
+def test_what_needs_a_gpu_is_said_to(tmp_path, capsys, monkeypatch):
+    setting = {
+        'title': 'tiny', 'rules': 'zoology', 'options': {key: x for key, x in CELL.items() if key != 'mixer'} | {'epochs': 1},
+        'grid': {'mixer': ['BaseConv', 'KDA']}, 'columns': ['mixer'], 'plot': {'x': 'step', 'panels': 'seq_len'},
+    }
+    (tmp_path / 'tiny.json').write_text(json.dumps(setting))
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    mqar.main([str(tmp_path / 'tiny.json'), '--output_dir', str(tmp_path / 'out')])
+    assert '[2/2] mixer KDA: not run, its kernels need a GPU' in capsys.readouterr().out
+    runs = json.loads((tmp_path / 'out/results.json').read_text())['runs']
+    assert [run['cell']['mixer'] for run in runs] == ['BaseConv']
+
+
+def test_taylor_features():
+    """Products of features are the first terms of the exponential."""
+    q, k = torch.randn(2, 5, 8, dtype=torch.float64)
+    scores = (q * k).sum(-1) / 8**0.5
+    assert torch.allclose((taylor(q) * taylor(k)).sum(-1), 1 + scores + scores**2 / 2)
+
+
+def test_long_convolution():
+    x, taps = torch.randn(2, 7, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+    y = torch.stack([sum(taps[s] * x[:, t - s] for s in range(t + 1)) for t in range(7)], dim=1)
+    assert torch.allclose(long_convolution(x, taps), y)
+
+
+def test_rwkv_is_a_weighted_mean():
+    """Of all values, by `exp(k)`, a decay `exp(-exp(decay))` a token, and a weight of its own for the newest."""
+    mixer = RWKV4(6, 5, 1).double()
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    before = F.pad(x, (0, 0, 1, -1))
+    k = mixer.key(x * mixer.mix_k + before * (1 - mixer.mix_k))
+    v = mixer.value(x * mixer.mix_v + before * (1 - mixer.mix_v))
+    r = mixer.receptance(x * mixer.mix_r + before * (1 - mixer.mix_r))
+    means = []
+    for t in range(5):
+        weights = [(k[:, s] - (t - 1 - s) * mixer.decay.exp()).exp() for s in range(t)] + [(mixer.first + k[:, t]).exp()]
+        means.append(sum(w * v[:, s] for s, w in enumerate(weights)) / sum(weights))
+    assert torch.allclose(mixer(x), mixer.output(torch.sigmoid(r) * torch.stack(means, 1)))

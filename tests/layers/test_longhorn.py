@@ -16,6 +16,8 @@ LAYERS = {
     'exact': {'exact': True, 'num_heads': 2, 'state_size': 6},
     'k_norm': {'k_norm': 'l2', 'num_heads': 2, 'state_size': 5},
     'k_norm, exact': {'k_norm': 'l2', 'exact': True, 'scalar_beta': True},
+    'tie_qk, value_proj': {'tie_qk': True, 'value_proj': True, 'num_heads': 2, 'state_size': 5},
+    'tie_qk, k_norm, exact': {'tie_qk': True, 'k_norm': 'l2', 'exact': True},
     'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'beta_rank': 7},
 }
 
@@ -42,7 +44,12 @@ def written_out(layer: Longhorn, h: torch.Tensor) -> torch.Tensor:
         F.pad(x.mT, (width - 1, 0)), p['conv1d.weight'], p.get('conv1d.bias'), groups=x.shape[-1],
     ).mT
     v = F.silu(x)
-    b, k, q = F.linear(v, p['x_proj.weight']).split([layer.beta_rank, *[heads * layer.state_size] * 2], -1)
+    # queries have no rows of their own where they are tied
+    rows = layer.beta_rank + heads * layer.state_size
+    y = F.linear(v, p['x_proj.weight'])
+    b, k, q = y[..., :layer.beta_rank], y[..., layer.beta_rank:rows], y[..., -heads * layer.state_size:]
+    assert y.shape[-1] - rows == (0 if layer.tie_qk else heads * layer.state_size)
+    v = F.linear(v, p['v_proj.weight']) if 'v_proj.weight' in p else v
     beta = F.linear(b, p['beta_proj.weight'], p['beta_proj.bias']).sigmoid()
     q, k, v, z = (y.unflatten(-1, (heads, -1)) for y in (q, k, v, z))
     beta = beta if layer.scalar_beta else beta.unflatten(-1, (heads, -1))
@@ -69,7 +76,10 @@ def test_fresh_step_sizes():
     assert layer.D.eq(1).all()
 
 
-@pytest.mark.parametrize('options', [{}, {'k_norm': 'l2'}, {'k_norm': 'l2', 'exact': True}], ids=str)
+@pytest.mark.parametrize('options', [
+    {}, {'k_norm': 'l2'}, {'k_norm': 'l2', 'exact': True}, {'tie_qk': True, 'value_proj': True},
+    {'tie_qk': True, 'k_norm': 'l2', 'value_proj': True, 'exact': True},
+], ids=str)
 def test_gradients(options, device):
     """Of the input and of every parameter, against autograd through the same layer with the naive op in float64."""
     layer = Longhorn(hidden_size=16, num_heads=2, state_size=4, **options).to(device)
@@ -90,7 +100,9 @@ def test_gradients(options, device):
         x, z = F.linear(h, layer.in_proj.weight).chunk(2, -1)
         x = F.conv1d(F.pad(x.mT, (3, 0)), layer.conv1d.weight, layer.conv1d.bias, groups=x.shape[-1]).mT
         v = F.silu(x)
-        b, k, q = F.linear(v, layer.x_proj.weight).split([layer.beta_rank, 8, 8], -1)
+        b, k, *q = F.linear(v, layer.x_proj.weight).split([layer.beta_rank, 8, *([] if 'tie_qk' in options else [8])], -1)
+        q = q[0] if q else k
+        v = F.linear(v, layer.v_proj.weight) if 'value_proj' in options else v
         q, k, v, z, beta = (
             y.unflatten(-1, (2, -1)) for y in (q, k, v, z, F.linear(b, layer.beta_proj.weight, layer.beta_proj.bias))
         )

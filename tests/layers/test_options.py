@@ -37,6 +37,8 @@ BAD = [
     ({'beta_rank': True}, ValueError, "beta_rank must be 'auto' or a positive integer, got True"),
     ({'k_norm': 'sum'}, ValueError, "k_norm must be None or 'l2', got 'sum'"),
     ({'k_norm': True}, ValueError, "k_norm must be None or 'l2', got True"),
+    ({'tie_qk': 1}, TypeError, 'tie_qk must be True or False, got 1'),
+    ({'value_proj': 'yes'}, TypeError, "value_proj must be True or False, got 'yes'"),
     ({'norm_eps': '1e-5'}, TypeError, "norm_eps must be a number, got '1e-5'"),
     ({'norm_eps': 0}, ValueError, 'norm_eps must be positive and finite, got 0'),
 ]

@@ -42,6 +42,7 @@ VARIANTS = {
     'untied': {'tie_word_embeddings': False, 'scalar_beta': True, 'num_heads': 2, 'use_bias': True},
     'exact': {'exact': True, 'num_heads': 2},
     'k_norm': {'k_norm': 'l2', 'num_heads': 2},
+    'tie_qk, value_proj': {'tie_qk': True, 'value_proj': True},
     'hybrid': {'attn': {'layers': [1], 'num_heads': 2}, 'hidden_ratio': 2},
     'l2warp': {'use_l2warp': True, 'attn_mode': 'fused_recurrent'},
 }
@@ -251,11 +252,12 @@ class TestGeneration:
 @pytest.mark.parametrize('options', [
     {'exact': True, 'num_heads': 2},
     {'k_norm': 'l2', 'num_heads': 2},
+    {'tie_qk': True, 'value_proj': True, 'num_heads': 2},
     {'attn': {'layers': [0, 2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}},
     {'attn': [{'layers': [1], 'num_heads': 2}, {'layers': [2], 'num_heads': 4, 'window_size': 4}], 'exact': True},
 ], ids=str)
 def test_variants_from_a_checkpoint(options, tmp_path, device):
-    """Exact, normalised keys and hybrid: saved and loaded, cached generation in a padded batch, packed sequences."""
+    """Exact, other projections and hybrid: saved and loaded, cached generation in a padded batch, packed sequences."""
     LonghornForCausalLM(small(tie_word_embeddings=False, initializer_range=1.0, **options)).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).to(device).eval()
     for name, value in options.items():
@@ -276,7 +278,7 @@ def test_variants_from_a_checkpoint(options, tmp_path, device):
 def test_options_reach_the_layer():
     options = {
         'state_size': 5, 'expand': 1.5, 'num_heads': 3, 'conv_size': 3, 'conv_bias': False, 'beta_rank': 7, 'use_bias': True,
-        'exact': True, 'scalar_beta': True, 'k_norm': 'l2', 'norm_eps': 1e-3,
+        'exact': True, 'scalar_beta': True, 'k_norm': 'l2', 'tie_qk': True, 'value_proj': True, 'norm_eps': 1e-3,
     }
     mixers = [block.attn for block in LonghornModel(small(**options, attn_mode='fused_recurrent')).layers]
     wanted = Longhorn(hidden_size=32, mode='fused_recurrent', **options, layer_idx=1)

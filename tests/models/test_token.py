@@ -18,6 +18,7 @@ CONFIGS = {
     'exact': lambda: LonghornConfig(**SIZES, exact=True, num_heads=2),
     'scalar': lambda: LonghornConfig(**SIZES, scalar_beta=True, num_heads=2),
     'options': lambda: LonghornConfig(**SIZES, k_norm='l2', hidden_ratio=4, conv_bias=False, use_bias=True),
+    'projections': lambda: LonghornConfig(**SIZES, tie_qk=True, value_proj=True, num_heads=2),
     'unfused': lambda: LonghornConfig(**SIZES, fuse_norm=False, fuse_swiglu=False, hidden_ratio=4),
     'hybrid': lambda: LonghornConfig(**SIZES, attn={'layers': [1], 'num_heads': 2}),
     'gla': lambda: GLAConfig(**SIZES, **SWAPPED),

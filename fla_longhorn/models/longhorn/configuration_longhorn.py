@@ -18,7 +18,8 @@ class LonghornConfig(PreTrainedConfig):
             Op that runs on more than 64 tokens, `chunk` or `fused_recurrent`. Default: `'chunk'`.
         hidden_size, num_hidden_layers, vocab_size (int, Optional):
             Size of the model. Default: 768, 24, 50304.
-        state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta, k_norm (Optional):
+        state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta, k_norm, tie_qk, \
+        value_proj (Optional):
             The mixer, see :class:`fla_longhorn.layers.Longhorn`.
         attn (dict or list of dict, Optional):
             Layers of fla's attention instead of Longhorn: `{'layers': [3], 'num_heads': 12}`, also with `num_kv_heads`,
@@ -50,6 +51,8 @@ class LonghornConfig(PreTrainedConfig):
         exact: bool = False,
         scalar_beta: bool = False,
         k_norm: str | None = None,
+        tie_qk: bool = False,
+        value_proj: bool = False,
         attn: dict | list[dict] | None = None,
         hidden_ratio: int | None = None,
         intermediate_size: int | None = None,
@@ -74,7 +77,7 @@ class LonghornConfig(PreTrainedConfig):
         check_options(
             mode=attn_mode, hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=num_heads,
             conv_size=conv_size, conv_bias=conv_bias, beta_rank=beta_rank, use_bias=use_bias, exact=exact,
-            scalar_beta=scalar_beta, k_norm=k_norm, norm_eps=norm_eps,
+            scalar_beta=scalar_beta, k_norm=k_norm, tie_qk=tie_qk, value_proj=value_proj, norm_eps=norm_eps,
         )
         for name, size in (('num_hidden_layers', num_hidden_layers), ('vocab_size', vocab_size)):
             check_integer(name, size)
@@ -94,6 +97,8 @@ class LonghornConfig(PreTrainedConfig):
         self.exact = exact
         self.scalar_beta = scalar_beta
         self.k_norm = k_norm
+        self.tie_qk = tie_qk
+        self.value_proj = value_proj
         self.attn = parse_attention_config(attn, num_hidden_layers=num_hidden_layers)
         self.hidden_ratio = hidden_ratio
         self.intermediate_size = intermediate_size

@@ -101,6 +101,8 @@ def build_mixer(config: LonghornConfig, layer_idx: int) -> Longhorn:
         exact=config.exact,
         scalar_beta=config.scalar_beta,
         k_norm=config.k_norm,
+        tie_qk=config.tie_qk,
+        value_proj=config.value_proj,
         norm_eps=config.norm_eps,
         layer_idx=layer_idx,
     )

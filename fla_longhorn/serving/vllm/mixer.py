@@ -78,6 +78,9 @@ class LonghornMixer(nn.Module, MambaBase):
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
         config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
+        for name in ('tie_qk', 'value_proj'):
+            if getattr(config, name):
+                raise ValueError(f'{name} must be False for vLLM, got True')
         self.config, self.vllm_config, self.prefix = config, vllm_config, prefix
         tp_size, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
         hidden_size, size = config.hidden_size, channels(config)

@@ -62,7 +62,7 @@ MUTATIONS = [
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),
     Mutation(
-        'queries-as-keys', 'layers/longhorn.py', 'beta, k, q = self.x_proj(x)', 'beta, q, k = self.x_proj(x)',
+        'queries-as-keys', 'layers/longhorn.py', 'beta, k, q = self.project(x)', 'beta, q, k = self.project(x)',
         "the authors' checkpoints have keys and queries swapped", LAYER + 'test_equation', '13', env=TORCH,
     ),
     Mutation(
@@ -72,6 +72,14 @@ MUTATIONS = [
     Mutation(
         'keys-unnormalised', 'layers/longhorn.py', 'k = self.k_norm(k)', 'pass', "k_norm='l2' does nothing",
         LAYER + 'test_normalised_keys_have_no_scale', env=TORCH,
+    ),
+    Mutation(
+        'value-projection-forgotten', 'layers/longhorn.py', 'for y in (q, k, self.v_proj(x))', 'for y in (q, k, x)',
+        'value_proj=True does nothing', LAYER + 'test_equation', 'value_proj', env=TORCH,
+    ),
+    Mutation(
+        'token-value-projection', 'layers/token.py', 'v=layer.v_proj(x).view', 'v=x.view',
+        'value_proj=True does nothing while decoding', LAYER + 'test_in_pieces', 'value_proj', env=TORCH,
     ),
     Mutation(
         'state-forgotten', 'layers/longhorn.py', 'initial_state=recurrent_state, output_final_state', 'output_final_state',
