@@ -133,3 +133,9 @@ def test_the_demo():
     assert re.search(rf'After {report["steps"]} steps .*? recalls {report["recall"]:.1%} ', readme)
     assert f'width 128 and {report["steps"]} steps, the diagonal update reaches {report["recall"]:.1%}.' in words(EXACT)
     assert f'{report["parameters"] / 1e3:.0f}k parameters' in readme
+
+
+def test_tokens_a_second_of_servers():
+    page = (ROOT / 'docs' / 'serve.md').read_text()
+    for x in read('serving')['rows']:
+        assert row(x['requests'], *(f'{x["tokens_per_s"][name]:.0f}' for name in ('vllm', 'generate'))) in page
