@@ -14,8 +14,8 @@ MEAN, STD = [0.1307] * 3, [0.3081] * 3
 LONGHORN, VIT = 'vision_longhorn_tiny_patch16_224', 'vit_tiny_patch16_224'
 # the ViT has fewer blocks, of two layers each, for as many parameters
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    'both directions': (LONGHORN, dict(embed_dim=64, depth=4)),
     'both directions, exact': (LONGHORN, dict(embed_dim=64, depth=4, exact=True)),
+    'both directions': (LONGHORN, dict(embed_dim=64, depth=4)),
     'one direction': (LONGHORN, dict(embed_dim=64, depth=4, bidirectional=False)),
     'ViT': (VIT, dict(embed_dim=64, depth=4, num_heads=4, mlp_ratio=2.4)),
 }
@@ -27,7 +27,7 @@ class RunArguments:
         default_factory=lambda: list(MODELS), metadata={'help': 'Rows to train, by their names.', 'choices': list(MODELS)},
     )
     seeds: int = field(default=2, metadata={'help': 'Runs of each model, with seeds 0, 1, ...'})
-    epochs: int = field(default=25, metadata={'help': 'Passes over the training images.'})
+    epochs: int = field(default=30, metadata={'help': 'Passes over the training images.'})
     batch_size: int = field(default=100, metadata={'help': 'Images in a step.'})
     learning_rate: float = field(default=4e-3, metadata={'help': 'Peak learning rate of AdamW.'})
     weight_decay: float = field(default=0.05, metadata={'help': 'Of AdamW; D, biases, norms and positions are spared.'})
