@@ -1,4 +1,4 @@
-"""Tests of fla_longhorn.vision run where timm is installed: `make test-vision`, which `make test` includes."""
+"""Tests of fla_longhorn.vision run where timm is installed: `make test-vision`."""
 
 from importlib.util import find_spec
 

@@ -1,0 +1,32 @@
+"""`python -m examples.vision` at a small size: from the digits to a reloaded checkpoint's answers."""
+
+import json
+
+import pytest
+
+from examples.vision.__main__ import main
+from examples.vision.plot import COLUMNS, ROWS
+
+SMALL = ['--seeds', '1', '--epochs', '1', '--patch_size', '14', '--train_size', '4900', '--batch_size', '350']
+
+
+def test_the_whole_way(tmp_path):
+    models = ['both directions, exact', 'ViT']
+    # 1 says that the target was missed
+    assert main([*SMALL, '--models', *models, '--target_accuracy', '1', '--output_dir', str(tmp_path)]) == 1
+    report = json.loads((tmp_path / 'vision.json').read_text())
+    assert [run['model'] for run in report['runs']] == models and report['held_out'] == 100
+    for run in report['runs']:
+        losses = [x['eval_loss'] for x in run['history'] if 'eval_loss' in x]
+        assert len(losses) == 1 and 0 < run['accuracy'] < 1
+    assert len(report['answers']) == COLUMNS * ROWS
+    right = sum(x['answer'] == x['truth'] for x in report['answers'])
+    assert 0 < right < COLUMNS * ROWS
+    assert (tmp_path / 'vision.png').stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(('option', 'value'), [('--patch_size', '5'), ('--train_size', '5000'), ('--seeds', '0')])
+def test_bad_options(option, value, capsys):
+    with pytest.raises(SystemExit):
+        main([option, value])
+    assert f'{option[2:]} must' in capsys.readouterr().err
