@@ -23,7 +23,7 @@ def draw(report: dict, path: Path | str) -> None:
     recall.yaxis.set_major_formatter(PercentFormatter(1))
     plain = report['plain']
     steps = range(1, len(plain['ours']) + 1)
-    loss.plot(steps, plain['ours'], color=BLUE, linewidth=3, alpha=0.4, label='this package')
+    loss.plot(steps, plain['ours'], color=BLUE, linewidth=3, alpha=0.4, label='Longhorn')
     loss.plot(steps, plain['plain'], color=GREYS[0], linewidth=1, linestyle='--', label='plain PyTorch')
     loss.set(title='Training loss, 2 layers, same weights and data', xlabel='step', ylabel='nats')
     for axis in (recall, loss):

@@ -131,7 +131,8 @@ class Longhorn(NoWeightDecay):
         )
         self.x_sizes = [self.beta_rank, *[num_heads * state_size] * (1 if tie_qk else 2)]
         self.x_proj = nn.Linear(intermediate_size, sum(self.x_sizes), bias=False)
-        self.v_proj = nn.Linear(intermediate_size, intermediate_size, bias=False) if value_proj else nn.Identity()
+        # a name that adapters look for: a module only where there is a projection
+        self.v_proj = nn.Linear(intermediate_size, intermediate_size, bias=False) if value_proj else None
         self.beta_proj = nn.Linear(self.beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
         self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
         self.D = nn.Parameter(torch.ones(intermediate_size))
@@ -266,7 +267,7 @@ class Longhorn(NoWeightDecay):
         if padding is not None:
             # a key of zero leaves the state as it is
             k = padding.silence(k)
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k, self.v_proj(x)))
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k, x if self.v_proj is None else self.v_proj(x)))
         k = self.k_norm(k)
         if not self.scalar_beta:
             beta = beta.unflatten(-1, (self.num_heads, -1))

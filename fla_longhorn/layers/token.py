@@ -55,8 +55,9 @@ def mix_token(
     x, conv_state = layer.conv1d(x, cache=conv_state, output_final_state=bool(use_cache))
     beta, k, q = layer.project(x)
     beta = layer.beta_proj(beta.squeeze(1))
+    v = x if layer.v_proj is None else layer.v_proj(x)
     inputs: dict[str, Any] = dict(
-        q=q.view(B, 1, H, K), k=layer.k_norm(k.view(B, 1, H, K)), v=layer.v_proj(x).view(B, 1, H, -1), z=z.view(B, 1, H, -1),
+        q=q.view(B, 1, H, K), k=layer.k_norm(k.view(B, 1, H, K)), v=v.view(B, 1, H, -1), z=z.view(B, 1, H, -1),
         beta=beta.view(B, 1, H) if layer.scalar_beta else beta.view(B, 1, H, -1), D=layer.D.view(H, -1),
         exact=layer.exact, use_beta_sigmoid_in_kernel=True,
     )

@@ -56,7 +56,7 @@ def test_ours_are_in_colour(figure):
         for line in axis.lines:
             name = line.get_label().split('  ')[-1]
             # the lines of the pictures of one update say their option
-            if not name.startswith(('K = ', 'β')):
+            if not name.startswith(('K = ', 'β', '1 layer', '2 layers')):
                 assert is_grey(line.get_color()) != plots.own(name), name
         for label, bar in zip(axis.get_yticklabels(), axis.patches, strict=False):
             assert is_grey(bar.get_facecolor()) != plots.own(label.get_text()), label

@@ -74,11 +74,11 @@ MUTATIONS = [
         LAYER + 'test_normalised_keys_have_no_scale', env=TORCH,
     ),
     Mutation(
-        'value-projection-forgotten', 'layers/longhorn.py', 'for y in (q, k, self.v_proj(x))', 'for y in (q, k, x)',
-        'value_proj=True does nothing', LAYER + 'test_equation', 'value_proj', env=TORCH,
+        'value-projection-forgotten', 'layers/longhorn.py', 'for y in (q, k, x if self.v_proj is None else self.v_proj(x))',
+        'for y in (q, k, x)', 'value_proj=True does nothing', LAYER + 'test_equation', 'value_proj', env=TORCH,
     ),
     Mutation(
-        'token-value-projection', 'layers/token.py', 'v=layer.v_proj(x).view', 'v=x.view',
+        'token-value-projection', 'layers/token.py', 'v = x if layer.v_proj is None else layer.v_proj(x)', 'v = x',
         'value_proj=True does nothing while decoding', LAYER + 'test_in_pieces', 'value_proj', env=TORCH,
     ),
     Mutation(

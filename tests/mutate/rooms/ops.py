@@ -111,7 +111,7 @@ MUTATIONS = [
     ),
     Mutation(
         'backend-by-name-ignored', 'ops/backend.py',
-        "name = os.environ.get('FLA_LONGHORN_BACKEND') or default_backend(device.type)", 'name = default_backend(device.type)',
+        "return os.environ.get('FLA_LONGHORN_BACKEND') or default_backend(device_type)", 'return default_backend(device_type)',
         'a backend that is asked for by name does not run', 'tests/ops/test_errors.py::TestBackend::test_unknown',
     ),
     Mutation(
