@@ -18,8 +18,8 @@ from fla_longhorn.ops.numba import backward, forward, notice, places, threads
 from fla_longhorn.ops.numba.simd import W
 from fla_longhorn.ops.pool import Pool
 
-# state updates (tokens * K * V) below which one thread does it all, such as decoding's: to wake another takes 0.1 ms
-MIN_PARALLEL_UPDATES = 2**19
+# state updates (tokens * K * V) below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms
+MIN_PARALLEL_UPDATES = 2**20
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
 L1_BYTES, L2_BYTES = 2**14, 2**17
 
