@@ -64,6 +64,8 @@ def step(x, cache, weight, bias, y, N, D, width, swish):
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised rows of `x` `[T, D]`, and their inverse deviations `[T]`."""
     T, D = x.shape
+    if weight is not None and weight.shape != (D,):
+        raise ValueError(f'weight must have shape [{D}], the width of x, got {list(weight.shape)}')
     y, rstd = x.new_empty(T, D), x.new_empty(T)
     launch(
         normalise, T * D, T,
@@ -77,6 +79,8 @@ def convolve_token(
 ) -> torch.Tensor:
     """The outputs `[N, D]` of one token a sequence, `x` `[N, D]`; `cache` `[N, D, W]` is updated in place."""
     (N, D), width = x.shape, weight.shape[1]
+    if not x.is_cpu or cache.shape != (N, D, width):
+        raise ValueError(f'cache must have shape {[N, D, width]} for x on the CPU, got {list(cache.shape)} and {x.device}')
     x, y = x.contiguous(), x.new_empty(N, D)
     notice.call(
         step, x.data_ptr(), cache.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), N, D, width, swish,

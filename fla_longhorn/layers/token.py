@@ -14,8 +14,8 @@ from fla_longhorn.modules.boundaries import WITHOUT_EFFECT
 from fla_longhorn.modules.cache import can_update_in_place, read_states
 from fla_longhorn.modules.padding import ends_in_tokens
 from fla_longhorn.modules.rewind import is_recording
-from fla_longhorn.ops import fused_recurrent_longhorn
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.arguments import Arguments, get_tensors
 from fla_longhorn.ops.operator import run_update
 from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.ops.pool import Pool
@@ -61,9 +61,13 @@ def mix_token(
         beta=beta.view(B, 1, H) if layer.scalar_beta else beta.view(B, 1, H, -1), D=layer.D.view(H, -1),
         exact=layer.exact, use_beta_sigmoid_in_kernel=True,
     )
-    if use_cache and can_update_in_place(state) and state.device == x.device:
-        # what `longhorn_state_update` does with inputs that it has checked; these fit by the views above
-        o = run_update(Pool(state), Arguments(output_final_state=True, **inputs), plain=True)
+    if use_cache and can_update_in_place(state):
+        args = Arguments(output_final_state=True, **inputs)
+        if state.device == x.device and is_plain(*get_tensors(args), state):
+            # what the public function does with inputs that it has checked; these fit by the views above
+            o = run_update(Pool(state), args, plain=True)
+        else:
+            o = longhorn_state_update(state, **inputs)
     else:
         o, state = fused_recurrent_longhorn(initial_state=state, output_final_state=bool(use_cache), **inputs)
     if use_cache:

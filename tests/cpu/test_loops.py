@@ -114,3 +114,13 @@ def test_not_served(served, monkeypatch):
     layer(x)
     causal_conv1d_update(x, cache, None, weight, bias, 'silu')
     assert served == []
+
+
+@torch.no_grad()
+def test_sizes_that_do_not_fit():
+    """Addresses have no sizes: nothing may be read or written beyond."""
+    x, cache, weight, bias = conv_inputs()
+    with pytest.raises(ValueError, match=r'weight must have shape \[44\]'):
+        RMSNorm(22)(torch.randn(3, 44))
+    with pytest.raises(ValueError, match=r'cache must have shape \[3, 22, 4\]'):
+        causal_conv1d_update(x, cache[:2].contiguous(), None, weight, bias, 'silu')

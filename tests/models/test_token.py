@@ -3,11 +3,12 @@
 import pytest
 import torch
 from fla.models import GatedDeltaNetConfig, GLAConfig, HGRN2Config, RWKV7Config
+from fla.models.utils import Cache
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig
-from fla_longhorn.layers import longhorn
+from fla_longhorn.layers import longhorn, token
 from fla_longhorn.ops import operator
 from fla_longhorn.ops.plain import is_plain
 
@@ -90,6 +91,18 @@ def test_same_bits_in_pytorch(name, taken, monkeypatch):
     with Watching():
         expected = continue_prompt(model, ids, None)
     assert len(taken) == 7 * 2 and all(map(torch.equal, got, expected))
+
+
+@torch.no_grad()
+def test_parameters_of_other_types(monkeypatch, device):
+    """Such as DTensors, whose memory is not theirs: kernels don't get them past the operator."""
+    layer, h = longhorn.Longhorn(hidden_size=16, layer_idx=0).to(device), torch.randn(2, 4, 16, device=device)
+    cache = Cache()
+    layer(h[:, :3], past_key_values=cache, use_cache=True)
+    layer.D = torch.nn.Parameter(torch.Tensor._make_subclass(type('Own', (torch.Tensor,), {}), layer.D.data))
+    monkeypatch.setattr(token, 'run_update', None)
+    got = layer(h[:, 3:], past_key_values=cache, use_cache=True)[0]
+    assert (got - layer(h)[0][:, 3:]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize('num_beams', [1, 3])

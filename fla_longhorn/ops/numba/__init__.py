@@ -79,7 +79,8 @@ def is_step(args: Arguments) -> bool:
         return False
     if args.q.numel() * args.v.shape[-1] >= MIN_PARALLEL_UPDATES:
         return False
-    return all(x is None or x.dtype is torch.float32 for x in (args.q, args.k, args.v, args.beta, args.D, args.z))
+    tensors = args.q, args.k, args.v, args.beta, args.D, args.z
+    return all(x is None or (x.dtype is torch.float32 and not x.is_neg()) for x in tensors)
 
 
 def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
