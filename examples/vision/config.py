@@ -27,7 +27,7 @@ class RunArguments:
         default_factory=lambda: list(MODELS), metadata={'help': 'Rows to train, by their names.', 'choices': list(MODELS)},
     )
     seeds: int = field(default=2, metadata={'help': 'Runs of each model, with seeds 0, 1, ...'})
-    epochs: int = field(default=80, metadata={'help': 'Passes over the training images.'})
+    epochs: int = field(default=70, metadata={'help': 'Passes over the training images.'})
     batch_size: int = field(default=100, metadata={'help': 'Images in a step.'})
     learning_rate: float = field(default=4e-3, metadata={'help': 'Peak learning rate of AdamW.'})
     weight_decay: float = field(default=0.05, metadata={'help': 'Of AdamW; D, biases, norms and positions are spared.'})
