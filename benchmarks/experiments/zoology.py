@@ -121,8 +121,9 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
     arguments = TrainingArguments(
         output_dir=str(output), num_train_epochs=cell['epochs'], per_device_train_batch_size=cell['batch_size'],
         per_device_eval_batch_size=cell['batch_size'], learning_rate=cell['learning_rate'], weight_decay=cell['weight_decay'],
-        max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch', save_strategy='epoch', save_total_limit=1, logging_steps=10, disable_tqdm=True,
-        report_to='none', use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
+        max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch', save_strategy='epoch', save_total_limit=1,
+        logging_steps=10, disable_tqdm=True, report_to='none', use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
     )
     dropout = torch.nn.Dropout(cell['embed_dropout'])
     model.get_input_embeddings().register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
