@@ -16,8 +16,8 @@ MUTATIONS = [
         'y = (y + o[:, :, 1]) / 2', "the second direction's outputs go to other tokens", MIXER + 'test_equation',
     ),
     Mutation(
-        'sum-for-mean', 'vision/mixer.py', 'y = (y + reverse(o[:, :, 1], packing)) / 2', 'y = y + reverse(o[:, :, 1], packing)',
-        'outputs of both directions are added', MIXER + 'test_equation',
+        'sum-for-mean', 'vision/mixer.py', 'y = (y + reverse(o[:, :, 1], packing)) / 2',
+        'y = y + reverse(o[:, :, 1], packing)', 'outputs of both directions are added', MIXER + 'test_equation',
     ),
     Mutation(
         'row-in-reverse', 'vision/packing.py', 'first_and_last = (2 * ends - counts - 1).repeat_interleave(counts)',
