@@ -114,6 +114,29 @@ def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
     assert not rows[2] & (rows[0] | rows[1])
 
 
+def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
+    """As if it had not been: weights, optimizer, order and dropout."""
+    whole = zoology.run_cell(CELL, tmp_path / 'whole', mqar.build_model)
+    evaluate, steps = zoology.RecallTrainer.evaluate, []
+
+    def interrupted(self, *args, **kwargs):
+        steps.append(self.state.global_step)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return evaluate(self, *args, **kwargs)
+
+    monkeypatch.setattr(zoology.RecallTrainer, 'evaluate', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        zoology.run_cell(CELL, tmp_path, mqar.build_model)
+    run = zoology.run_cell(CELL, tmp_path, mqar.build_model)
+    assert steps == [5, 10, 15, 15, 20]
+    for result in (whole, run):
+        assert result.pop('seconds') > 0
+    assert run == whole
+    # another cell begins at its own start
+    assert not list(tmp_path.glob('run-*'))
+
+
 @pytest.mark.parametrize('mixer', MIXERS)
 def test_baselines_take_a_step(mixer, tmp_path):
     model = mqar.build_model(CELL | {'mixer': mixer, 'hidden_size': 16}, TASK)

@@ -3,18 +3,19 @@
 import pytest
 import torch
 from fla.modules import RMSNorm
-from fla.modules.causal_conv1d import causal_conv1d_update
+from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from fla_longhorn.cpu import loops, norms
 from fla_longhorn.ops import numba
-from tests.cpu.reference import assert_close, norm
+from tests.cpu.reference import assert_close, compare, norm
+from tests.cpu.test_convolution import BOUNDS, LENGTHS, batched, inputs_of, run
 
 
 @pytest.fixture
 def served(monkeypatch):
     """The names of the loops that ran."""
     names = []
-    for name in ('rms_norm', 'convolve_token'):
+    for name in ('rms_norm', 'convolve_token', 'convolve', 'convolve_gradients'):
         function = getattr(loops, name)
         monkeypatch.setattr(loops, name, lambda *args, f=function, n=name: names.append(n) or f(*args))
     return names
@@ -80,6 +81,83 @@ def test_convolution(served, swish, has_bias, W):
     assert torch.equal(cache, final)
 
 
+def convolution(activation, cu_seqlens=None):
+    """Without the final state, whose gradient would ask for the other way."""
+    def function(x, weight, bias, residual, state):
+        return causal_conv1d(x, weight, bias, residual, state, activation=activation, cu_seqlens=cu_seqlens)[:1]
+    return function
+
+
+# sequences of less than a kernel, whole strips of 64 tokens and parts of one; a block of 128 channels and a vector more
+@pytest.mark.parametrize('activation', [None, 'silu'])
+@pytest.mark.parametrize('extras', [True, False])
+@pytest.mark.parametrize(('length', 'channels'), [(1, 16), (2, 16), (3, 16), (4, 48), (64, 16), (66, 144), (130, 32)])
+def test_streams(served, activation, extras, length, channels):
+    inputs = inputs_of((2, length, channels), 4, 2, torch.float32, bias=extras, residual=extras, state=False)
+    reference = lambda **given: batched(**given, activation=activation)[:1]  # noqa: E731
+    compare(convolution(activation), reference, inputs, torch.float32)
+    assert served == ['convolve', 'convolve_gradients']
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('activation', [None, 'silu'])
+def test_packed_streams(served, activation, dtype):
+    inputs = inputs_of((1, sum(LENGTHS), 32), 4, len(LENGTHS), dtype, state=False)
+    reference = lambda **given: batched(**given, activation=activation, lengths=LENGTHS)[:1]  # noqa: E731
+    compare(convolution(activation, BOUNDS), reference, inputs, dtype)
+    assert served == ['convolve', 'convolve_gradients']
+
+
+def test_packed_streams_are_those_alone():
+    x, (weight, bias) = torch.randn(1, 150, 32), (torch.randn(32, 4), torch.randn(32))
+    packed, _ = causal_conv1d(x, weight, bias, activation='silu', cu_seqlens=torch.tensor([0, 70, 70, 150]))
+    alone = [causal_conv1d(part, weight, bias, activation='silu')[0] for part in x.split([70, 80], 1)]
+    assert torch.equal(packed, torch.cat(alone, 1))
+
+
+def test_threads_share_the_channels(monkeypatch):
+    monkeypatch.setattr(numba, 'MIN_PARALLEL_UPDATES', 0)
+    x, weight, bias = torch.randn(2, 70, 272), torch.randn(272, 4), torch.randn(272)
+    ran, results, start = [], [], numba.threads.run
+    monkeypatch.setattr(numba.threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or start(loop, n_w, *args))
+    for n in (1, 3):
+        monkeypatch.setattr(torch, 'get_num_threads', lambda n=n: n)
+        y, gradients = loops.convolve(x, weight, bias, None, True), loops.convolve_gradients(x, x, weight, bias, None, True)
+        results.append((y, *gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and ran == [3, 3]
+
+
+def test_long_sums_keep_their_digits():
+    """Gradients of taps are sums over all tokens, each strip's added in float64."""
+    x, dy = torch.rand(1, 200_000, 16) + 0.5, torch.rand(1, 200_000, 16) + 0.5
+    _, dtaps, dbias = loops.convolve_gradients(dy, x, torch.randn(16, 4), None, None, False)
+    assert_close('dbias', dbias, dy.double().sum((0, 1)), 1e-7)
+    assert_close('dtaps', dtaps[:, 3], (dy.double() * x.double()).sum((0, 1)), 1e-7)
+
+
+@pytest.mark.parametrize('case', ['state', 'final state', 'width', 'channels', 'float64', 'second derivatives'])
+def test_streams_not_served(served, case):
+    inputs = inputs_of(
+        (2, 9, 18 if case == 'channels' else 16), 3 if case == 'width' else 4, 2,
+        torch.float64 if case == 'float64' else torch.float32, state=case == 'state',
+    )
+    given = {name: None if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
+    outputs = run('silu')(**given) if case == 'final state' else convolution('silu')(**given)
+    loss = sum(x.square().sum() for x in outputs)
+    torch.autograd.grad(loss, given['x'], create_graph=case == 'second derivatives')
+    # the loop's forward pass, and PyTorch's backward pass
+    assert served == (['convolve'] if case in ('final state', 'second derivatives') else [])
+
+
+def test_rows_outside_of_sequences():
+    """Such bounds are no one's promise, but may not make the loops leave rows unwritten, or write beyond."""
+    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4)
+    for bounds in ([0, 4], [2, 9], [0, 30, 9]):
+        assert not loops.convolves(x, weight, torch.tensor(bounds))
+    assert loops.convolves(x, weight, torch.tensor([0, 4, 4, 9]))
+    assert not loops.convolves(x[:, :0], weight, None)
+
+
 @torch.no_grad()
 def test_an_update_is_seen_by_autograd():
     x, cache, weight, bias = conv_inputs()
@@ -124,3 +202,10 @@ def test_sizes_that_do_not_fit():
         RMSNorm(22)(torch.randn(3, 44))
     with pytest.raises(ValueError, match=r'cache must have shape \[3, 22, 4\]'):
         causal_conv1d_update(x, cache[:2].contiguous(), None, weight, bias, 'silu')
+    stream, kernels = torch.randn(1, 9, 32), torch.randn(32, 4)
+    with pytest.raises(ValueError, match=r'weight and bias must have shapes \[32, 4\] and \[32\]'):
+        causal_conv1d(stream, kernels[:16].contiguous())
+    with pytest.raises(ValueError, match=r'weight and bias must have shapes \[32, 4\] and \[32\]'):
+        causal_conv1d(stream, kernels, torch.randn(16))
+    with pytest.raises(ValueError, match="the output's gradient must have shape"):
+        loops.convolve_gradients(stream[:, :5], stream, kernels, None, None, False)
