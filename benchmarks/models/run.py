@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine, installed
-from benchmarks.models.generation import System, measure_generation
+from benchmarks.models.generation import TURNS, System, measure_generation
 from benchmarks.models.registry import MODELS, SIZES, Row, Size
 from benchmarks.models.training import measure_training
 from benchmarks.models.variants import compiling, variants
@@ -46,7 +46,7 @@ class Run:
         self.rows = {name: {'model': name, 'status': 'not run'} for row in models for name in self.names(row)}
         self.report = {
             'machine': describe_machine(self.device), 'name': options.size, 'size': asdict(size), 'dtypes': options.dtypes,
-            'rows': list(self.rows.values()),
+            'turns': TURNS, 'rows': list(self.rows.values()),
         }
         if options.int8:
             self.report['machine']['versions']['torchao'] = installed('torchao')

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
-GREEDY = """Greedy decoding. A time is that of one token after a prompt so long: the median in ms (and quartiles). The models
-take turns, a few tokens each. "first" is the time in ms until the first token, so mostly that of reading the prompt; "cache"
-is its size after the prompt. Both stand in the order of the prompts. "s to compile" is what the first tokens of a compiled
-step took."""
+GREEDY = """Greedy decoding. A time is that of one token after a prompt so long: the median in ms (and quartiles). "first" is
+the time in ms until the first token, so mostly that of reading the prompt; "cache" is its size in the end. Both stand in the
+order of the prompts. "s to compile" is what the first tokens of a compiled step took."""
+# a report without `turns` is older than they are
+TURNS, ONE_BY_ONE = 'The models took turns, a few tokens each.', 'The models ran one after the other, by `generate`.'
 
 
 def size_of(report: dict) -> str:
@@ -58,7 +59,8 @@ def models(report: dict) -> str:
         f'## {"Models" if trained else "Generation"} on {place(report)}\n\n`python -m benchmarks.model`, size '
         f'{report["name"]}. {measured_on(report["machine"])} {size_of(report)}.\n',
         table(columns, summaries) + '\n',
-        GREEDY + '\n', *(generation(report, *group) for group in groups),
+        f'{GREEDY} {TURNS if "turns" in report else ONE_BY_ONE}\n',
+        *(generation(report, *group) for group in groups),
     ]
     reasons = {}
     for row in report['rows']:
