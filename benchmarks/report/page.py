@@ -15,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.experiments.mqar import best_runs
+from benchmarks.report.models import models
 from benchmarks.report.predicted import predicted
-from benchmarks.report.summary import replaced, summary, table
+from benchmarks.report.summary import replaced, summary
+from benchmarks.report.tables import measured_on, milliseconds, place, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
@@ -26,11 +28,6 @@ HEADER = """# Results
 names the command, the device and the commit. What is not on this page has not been measured.
 """
 NO_GPU = '**No kernel has been timed on a GPU yet.**\n'
-
-
-def measured_on(machine: dict) -> str:
-    versions = ', '.join(f'{name} {x}' for name, x in machine['versions'].items() if x)
-    return f"On {machine['device']}, {machine['threads']} threads; {versions}; commit {machine['commit']}."
 
 
 def kernels(rows: list[dict]) -> str:
@@ -84,17 +81,6 @@ def traffic(report: dict) -> str:
     )
 
 
-def place(report: dict) -> str:
-    device = report['machine']['device']
-    return 'a CPU' if device.startswith('CPU') else device
-
-
-def milliseconds(figures: dict | None) -> str:
-    if figures is None:
-        return ''
-    return f"{figures['ms']:.1f} ({figures['ms_low']:.1f} to {figures['ms_high']:.1f})"
-
-
 def operators(report: dict) -> str:
     """The paper's shapes, and equal state sizes; the other sets are in the picture and the file."""
     parts = [
@@ -123,28 +109,6 @@ def operators(report: dict) -> str:
         parts.append(f'{name.replace("_", " ")}: `{shape}`\n\n{table(columns, lines)}\n')
     parts.append('Not run: ' + '; '.join(f'{name}: {reason}' for name, reason in report['not_run'].items()) + '.')
     return '\n'.join(parts)
-
-
-def models(report: dict) -> str:
-    size = ', '.join(f'{name} {value}' for name, value in report['size'].items())
-    rows = []
-    for row in report['rows']:
-        if row['status'] != 'ok':
-            rows.append([row['model'], f'{row["status"]}: {row["reason"]}'] + [''] * 4)
-            continue
-        last = row['generation'][-1]
-        rows.append([
-            row['model'], f'{row["parameters"]:,}', f'{row["training"]["tokens_per_s"]:,.0f}',
-            ', '.join(f'{x["token"]["ms"]:.1f}' for x in row['generation']),
-            ', '.join(f'{x["state_bytes"] / 1024:.0f}' for x in row['generation']), f'{last["first"]["ms"]:.0f}',
-        ])
-    prompts = ', '.join(str(x) for x in report['size']['prompts'])
-    columns = [
-        'model', 'parameters', 'training, tokens/s', f'ms a token after {prompts} tokens', 'KB of cache',
-        'ms to read the last',
-    ]
-    return (f'## Models on {place(report)}\n\n`python -m benchmarks.model`. {measured_on(report["machine"])} {size}.\n\n'
-            + table(columns, rows))
 
 
 def guessing(num_pairs: int) -> float:
@@ -333,6 +297,7 @@ def experiments(report: dict) -> str:
 SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
+    (('cpu_decode',), models, 'cpu_decode'),
     (('kernels',), kernels, None),
     (('traffic',), traffic, None),
     (('predicted', 'predicted_before'), predicted, None),
@@ -350,11 +315,11 @@ def read(name: str) -> dict | list:
 
 
 def gpu_sections() -> list[tuple]:
-    """Sections of what `benchmarks.all` left of other devices: `<device>_ops.json`, `<device>_model.json`."""
+    """Sections of what was measured on other devices: `<device>_ops.json`, `<device>_model.json`, `<device>_decode.json`."""
     return [
         ((path.stem,), describe, path.stem if path.with_suffix('.png').exists() else None)
-        for kind, describe in (('ops', operators), ('model', models)) for path in sorted(RESULTS.glob(f'*_{kind}.json'))
-        if path.stem != f'cpu_{kind}'
+        for kind, describe in (('ops', operators), ('model', models), ('decode', models))
+        for path in sorted(RESULTS.glob(f'*_{kind}.json')) if path.stem != f'cpu_{kind}'
     ]
 
 
