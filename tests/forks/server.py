@@ -5,12 +5,15 @@ A script of its own, so that nothing of the tests or of the package is imported 
 as a child and answers with its exit status; -1 where the child was stopped at the limit.
 """
 
+import atexit
+import gc
 import importlib
 import json
 import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import types
 import warnings
@@ -50,6 +53,26 @@ def execute(first: str, *arguments: str) -> None:
         runpy.run_path(first, run_name='__main__')
 
 
+def status_of(request: dict) -> int:
+    """The status of the program, which has ended with all that it began but has not been taken apart: that takes a second."""
+    status = 0
+    try:
+        prepare(request)
+        execute(*request['arguments'])
+    except SystemExit as stop:
+        if not isinstance(stop.code, int | None):
+            print(stop.code, file=sys.stderr)
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
 def wait(pid: int, limit: float) -> int:
     end = time.monotonic() + limit
     while time.monotonic() < end:
@@ -60,17 +83,6 @@ def wait(pid: int, limit: float) -> int:
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return -1
-
-
-def serve() -> dict | None:
-    """In each child its request, so that it ends as any program; None at the end of the input."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            return request
-        print(json.dumps(wait(pid, request['limit'])), flush=True)
-    return None
 
 
 def main(preloaded: list[str]) -> None:
@@ -84,10 +96,16 @@ def main(preloaded: list[str]) -> None:
     imported = [name for name in sys.modules if name.partition('.')[0] in ('fla_longhorn', 'tests', 'numba')]
     if imported:
         raise RuntimeError(f'{imported} must be imported by the children alone')
-    request = serve()
-    if request is not None:
-        prepare(request)
-        execute(*request['arguments'])
+    # children don't look through what is there already for what can be freed, which would copy it
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(status_of(request))
+        print(json.dumps(wait(pid, request['limit'])), flush=True)
+    os._exit(0)
 
 
 if __name__ == '__main__':
