@@ -10,17 +10,20 @@ import pytest
 
 import fla_longhorn
 from benchmarks.kernels.launches import rehearsal
-from tests.ptx.calls import fast
+from tests.ptx.calls import Call, fast
 from tests.ptx.emulator import Emulator
 from tests.ptx.execute import execute, run_call, summary
 
 KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
 
 
-# plain calls run where `test_faults.py` does, so that their kernels compile once
-@pytest.mark.parametrize(
-    'call', [pytest.param(call, marks=pytest.mark.xdist_group(f'ptx {call.name}')) for call in fast()], ids=str,
-)
+def marked(call: Call):
+    """Plain calls run where `test_faults.py` does, so that their kernels compile once; what groups multiply takes longest."""
+    marks = [pytest.mark.xdist_group(f'ptx {call.name}'), *([pytest.mark.slow] if call.name == 'groups' else [])]
+    return pytest.param(call, marks=marks, id=str(call))
+
+
+@pytest.mark.parametrize('call', map(marked, fast()))
 def test_calls(call):
     row = run_call(call)
     assert row['ok'], row.get('traceback') or summary(row)
