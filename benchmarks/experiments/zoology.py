@@ -124,7 +124,8 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
         max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch',
         # plain modules share weights, which Trainer cannot save
         save_strategy='epoch' if isinstance(model, PreTrainedModel) else 'no', save_total_limit=1,
-        logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none', use_cpu=not torch.cuda.is_available(),
+        logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none',
+        use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     dropout = torch.nn.Dropout(cell['embed_dropout'])
