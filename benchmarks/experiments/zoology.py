@@ -121,8 +121,11 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
     arguments = TrainingArguments(
         output_dir=str(output), num_train_epochs=cell['epochs'], per_device_train_batch_size=cell['batch_size'],
         per_device_eval_batch_size=cell['batch_size'], learning_rate=cell['learning_rate'], weight_decay=cell['weight_decay'],
-        max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch', save_strategy='epoch', save_total_limit=1,
-        logging_steps=10, disable_tqdm=True, report_to='none', use_cpu=not torch.cuda.is_available(),
+        max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch',
+        # plain modules share weights, which Trainer cannot save
+        save_strategy='epoch' if isinstance(model, PreTrainedModel) else 'no', save_total_limit=1,
+        logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none',
+        use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     dropout = torch.nn.Dropout(cell['embed_dropout'])
@@ -137,7 +140,10 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
 
 
 def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
-    """Train `build_model(cell, task)` by these rules, from the last epoch's end where such a run was interrupted."""
+    """Train `build_model(cell, task)` by these rules, from the last epoch's end where such a run was interrupted.
+
+    The baselines in plain PyTorch begin again.
+    """
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
     model = build_model(cell, task)
@@ -152,5 +158,5 @@ def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
         'loss': [x['loss'] for x in log if 'loss' in x][-1], 'recall': recall(model, test, cell['batch_size']),
         'seconds': sum(x['eval_seconds'] for x in epochs),
     }
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     return result
