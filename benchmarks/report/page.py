@@ -289,6 +289,26 @@ PyTorch model (`python -m benchmarks.plain`) with the same weights and data has 
     )
 
 
+def smallest_column(report: dict) -> str:
+    """Each run by zoology's rules: how long it trained, and what it recalls."""
+    rows = [
+        [run['cell']['mixer'], run['cell']['hidden_size'], run['cell']['learning_rate'], run['history'][-1][0],
+         ', '.join(f'{recall:.1%}' for _, recall in run['history']), f'{run["recall"]:.1%}', f'{run["seconds"] / 60:.0f}']
+        for run in report['runs']
+    ]
+    options = report['setting']['options']
+    columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', 'minutes']
+    return (
+        f'### {report["setting"]["title"]}\n\n'
+        '`python -m benchmarks.mqar benchmarks/settings/mqar_zoology_small.json`. '
+        f'{measured_on(report["machine"])} {options["num_hidden_layers"]} layers, {options["seq_len"]} tokens with '
+        f'{options["num_pairs"]} pairs of {options["vocab_size"]} tokens, {options["train_size"]:,} training sequences, '
+        f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
+        f'{options["stop_recall"]:.0%}, or after {options["epochs"]}. One seed; {report["setting"]["note"]}\n\n'
+        + table(columns, rows)
+    )
+
+
 def experiments(report: dict) -> str:
     return "## The paper's experiments, at a small size\n\n" + recall(report)
 
@@ -304,6 +324,7 @@ SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('mqar_exact',), experiments, 'mqar_exact'),
     (('mqar_small',), recall_by_width, 'mqar_small'),
     (('mqar_depth',), two_layers, 'mqar_depth'),
+    (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('extrapolation',), extrapolation, 'extrapolation'),
     (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),
