@@ -203,13 +203,13 @@ CHANGES = (
 
 # recall that guessing does not reach
 LEFT = 0.6
-TWO_LAYERS = """It is not a rate that is too high, nor branches that start too large: with a rate of 0.001, or with the branches' last
-projections at a tenth of their size, two layers stay near guessing for all 600 steps. What helped is the start of the
-embeddings: ten times larger, at a standard deviation of 1, two layers leave guessing within 350 steps. With 1,500
-steps planned they learn the task. Why that is was not found out. Other seeds, the present start with more steps and
-the convolution were not tried. Two layers learn zoology's version of the task in a few epochs (below), with
-embeddings that start at 0.02: a vocabulary of 8,192, 4 pairs, a rate of 0.01, batches of 512 and weight decay differ
-there."""
+TWO_LAYERS = """It is not a rate that is too high, nor branches that start too large: with a rate of 0.001, or with the
+branches' last projections at a tenth of their size, two layers stay near guessing for all 600 steps. What
+helped is the start of the embeddings: ten times larger, at a standard deviation of 1, two layers leave
+guessing within 350 steps. With 1,500 steps planned they learn the task. Why that is was not found out.
+Other seeds, the present start with more steps and the convolution were not tried. Two layers learn
+zoology's version of the task in a few epochs (below), with embeddings that start at 0.02: a vocabulary of
+8,192, 4 pairs, a rate of 0.01, batches of 512 and weight decay differ there."""
 RULE = """Recall on test sequences: mean over the seeds (lowest to highest). One learning rate is chosen for all seeds, by the
 mean recall on validation sequences at the end of training; the test sequences decide nothing. The columns of rates are the
 whole search. These runs are older than the rule, which chose from the recalls that were kept with them."""
