@@ -296,8 +296,8 @@ def smallest_column(report: dict) -> str:
     rows = [
         [run['cell']['mixer'], run['cell']['hidden_size'], run['cell']['learning_rate'], run['history'][-1][0],
          ', '.join(f'{recall:.1%}' for _, recall in run['history']),
-         f'{run["recall"]:.1%}' if 'recall' in run else 'stopped', f'{run["seconds"] / 60:.0f}']
-        for run in (*report['runs'], *report.get('unfinished', ()))
+         f'{run["recall"]:.1%}', f'{run["seconds"] / 60:.0f}']
+        for run in report['runs']
     ]
     options = report['setting']['options']
     columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', 'minutes']
@@ -308,7 +308,7 @@ def smallest_column(report: dict) -> str:
         f'{options["num_pairs"]} pairs of {options["vocab_size"]} tokens, {options["train_size"]:,} training sequences, '
         f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
         f'{options["stop_recall"]:.0%}, or after {options["epochs"]}. One seed; {report["setting"]["note"]}\n\n'
-        + table(columns, rows) + ('\n\nWhat says "stopped" was cut off there.' if 'unfinished' in report else '')
+        + table(columns, rows)
     )
 
 

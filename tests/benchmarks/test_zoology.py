@@ -99,6 +99,15 @@ def test_grid(tmp_path):
     assert all(len(run['history']) == 4 and 0 <= run['recall'] <= 1 for run in runs)
 
 
+def test_an_unfinished_grid_is_drawn(tmp_path):
+    begun = ((16, 'diagonal'), (16, 'exact'), (32, 'exact'))
+    cells = [CELL | {'mixer': mixer, 'hidden_size': width} for width, mixer in begun]
+    runs = [{'cell': cell, 'history': [(5, 0.1), (10, 0.2)], 'recall': 0.2} for cell in cells]
+    setting = {'title': 'tiny', 'plot': {'x': 'step', 'panels': 'hidden_size'}}
+    mqar.draw({'setting': setting, 'runs': runs}, tmp_path / 'grid.png')
+    assert (tmp_path / 'grid.png').stat().st_size > 0
+
+
 def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
     """Neither training's nor those that stop it and choose the rate."""
     drawn, sequences = [], zoology.Sequences
