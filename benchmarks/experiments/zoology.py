@@ -125,8 +125,7 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
         # plain modules share weights, which Trainer cannot save
         save_strategy='epoch' if isinstance(model, PreTrainedModel) else 'no', save_total_limit=1,
         logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none',
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
     )
     dropout = torch.nn.Dropout(cell['embed_dropout'])
     model.get_input_embeddings().register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))

@@ -122,9 +122,10 @@ def _preactivation(
 
 def _loops(
     x: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
+    dy: torch.Tensor | None = None,
 ) -> ModuleType | None:
-    """The compiled loops, where they can convolve sequences without a past."""
-    loops = load_loops(taps, bias) if has_memory(x, taps, bias) else None
+    """The compiled loops, where they can convolve sequences without a past, or the gradient `dy` of their outputs."""
+    loops = load_loops(taps, bias) if has_memory(x, taps, bias, dy) else None
     return loops if loops is not None and loops.convolves(x, taps, cu_seqlens) else None
 
 
@@ -155,7 +156,7 @@ def causal_conv1d_fwd(
     taps, shift = weight.to(wide.dtype), None if bias is None else bias.to(wide.dtype)
     loops = _loops(wide, taps, shift, cu_seqlens) if initial_state is None else None
     if loops is not None:
-        y = loops.convolve(loops.rows_of(wide), taps, shift, cu_seqlens, swish)
+        y = loops.convolve(wide, taps, shift, cu_seqlens, swish)
     else:
         heads = _heads(wide, cu_seqlens, initial_state, weight.shape[1])
         y = _preactivation(wide, taps, shift, initial_state, heads)
@@ -190,10 +191,9 @@ def causal_conv1d_bwd(
     weight = require('weight', weight)
     taps, shift = weight.to(wide.dtype), None if bias is None else bias.to(wide.dtype)
     swish, dresidual = _swish(activation), None if residual is None else dy
-    loops = _loops(wide, taps, shift, cu_seqlens) if initial_state is None and dht is None else None
+    loops = _loops(wide, taps, shift, cu_seqlens, dz) if initial_state is None and dht is None else None
     if loops is not None:
-        rows, drows = loops.rows_of(wide), loops.rows_of(dz)
-        dx, dtaps, dshift = loops.convolve_gradients(drows, rows, taps, shift, cu_seqlens, swish)
+        dx, dtaps, dshift = loops.convolve_gradients(dz, wide, taps, shift, cu_seqlens, swish)
         dbias = None if bias is None else dshift.to(bias)
         return dx.to(x.dtype).view(x.shape), dtaps.to(weight), dbias, dresidual, None
 

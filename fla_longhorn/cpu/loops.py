@@ -187,12 +187,12 @@ def convolve_token(
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None, swish: bool,
 ) -> torch.Tensor:
-    """The outputs `[B, T, D]` of sequences without a past, `x` `[B, T, D]` as `rows_of` takes it, `weight` `[D, 4]`."""
+    """The outputs `[B, T, D]` of sequences without a past, `x` `[B, T, D]`, `weight` `[D, 4]`."""
     B, T, D = x.shape
-    taps, y = taps_of(x, weight, bias), x.new_empty(B, T, D)
+    rows, taps, y = rows_of(x), taps_of(x, weight, bias), x.new_empty(B, T, D)
     launch(
         convolve_forward, TAPS * y.numel(), -(-D // BD),
-        x.data_ptr(), x.stride(1), taps.data_ptr(), address(bias), boundaries(B, T, cu_seqlens), y.data_ptr(), D, swish,
+        rows.data_ptr(), rows.stride(0), taps.data_ptr(), address(bias), boundaries(B, T, cu_seqlens), y.data_ptr(), D, swish,
     )
     return y
 
@@ -209,12 +209,12 @@ def convolve_gradients(
     B, T, D = x.shape
     if dy.shape != x.shape:
         raise ValueError(f"the output's gradient must have shape {list(x.shape)}, that of x, got {list(dy.shape)}")
-    taps, dx = taps_of(x, weight, bias), x.new_empty(B, T, D)
+    rows, drows, taps, dx = rows_of(x), rows_of(dy), taps_of(x, weight, bias), x.new_empty(B, T, D)
     dtaps, dbias = torch.empty_like(taps), x.new_empty(D)
     launch(
         convolve_backward, TAPS * dx.numel(), -(-D // BD),
-        x.data_ptr(), x.stride(1), dy.data_ptr(), dy.stride(1), taps.data_ptr(), address(bias), boundaries(B, T, cu_seqlens),
-        dx.data_ptr(), dtaps.data_ptr(), dbias.data_ptr(), D, swish,
+        rows.data_ptr(), rows.stride(0), drows.data_ptr(), drows.stride(0), taps.data_ptr(), address(bias),
+        boundaries(B, T, cu_seqlens), dx.data_ptr(), dtaps.data_ptr(), dbias.data_ptr(), D, swish,
     )
     return dx, dtaps.t(), dbias
 
@@ -234,14 +234,14 @@ def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | 
         return False
     if cu_seqlens is None:
         return True
-    return int(cu_seqlens[0]) == 0 and int(cu_seqlens[-1]) == x.shape[1] and bool((cu_seqlens.diff() >= 0).all())
+    covered = x.shape[0] == 1 and int(cu_seqlens[0]) == 0 and int(cu_seqlens[-1]) == x.shape[1]
+    return covered and bool((cu_seqlens.diff() >= 0).all())
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """`x` `[B, T, D]` as rows that are `x.stride(1)` apart throughout, a copy only where they are not."""
-    B, T, D = x.shape
-    dense = x.stride(2) == 1 or D == 1
-    return x if dense and (B == 1 or x.stride(0) == T * x.stride(1)) and x.stride(1) >= D else x.contiguous()
+    """`x` `[B, T, D]` as `[B * T, D]`, whose rows are dense and do not overlap; a copy only where they are not so."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
 def address(x: torch.Tensor | None) -> int:

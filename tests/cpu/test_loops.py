@@ -88,14 +88,19 @@ def convolution(activation, cu_seqlens=None):
     return function
 
 
+def outputs_of(**options):
+    def reference(**given):
+        return batched(**given, **options)[:1]
+    return reference
+
+
 # sequences of less than a kernel, whole strips of 64 tokens and parts of one; a block of 128 channels and a vector more
 @pytest.mark.parametrize('activation', [None, 'silu'])
 @pytest.mark.parametrize('extras', [True, False])
 @pytest.mark.parametrize(('length', 'channels'), [(1, 16), (2, 16), (3, 16), (4, 48), (64, 16), (66, 144), (130, 32)])
 def test_streams(served, activation, extras, length, channels):
     inputs = inputs_of((2, length, channels), 4, 2, torch.float32, bias=extras, residual=extras, state=False)
-    reference = lambda **given: batched(**given, activation=activation)[:1]  # noqa: E731
-    compare(convolution(activation), reference, inputs, torch.float32)
+    compare(convolution(activation), outputs_of(activation=activation), inputs, torch.float32)
     assert served == ['convolve', 'convolve_gradients']
 
 
@@ -103,8 +108,7 @@ def test_streams(served, activation, extras, length, channels):
 @pytest.mark.parametrize('activation', [None, 'silu'])
 def test_packed_streams(served, activation, dtype):
     inputs = inputs_of((1, sum(LENGTHS), 32), 4, len(LENGTHS), dtype, state=False)
-    reference = lambda **given: batched(**given, activation=activation, lengths=LENGTHS)[:1]  # noqa: E731
-    compare(convolution(activation, BOUNDS), reference, inputs, dtype)
+    compare(convolution(activation, BOUNDS), outputs_of(activation=activation, lengths=LENGTHS), inputs, dtype)
     assert served == ['convolve', 'convolve_gradients']
 
 
@@ -156,6 +160,36 @@ def test_rows_outside_of_sequences():
         assert not loops.convolves(x, weight, torch.tensor(bounds))
     assert loops.convolves(x, weight, torch.tensor([0, 4, 4, 9]))
     assert not loops.convolves(x[:, :0], weight, None)
+    # packed sequences lie in one row of the batch
+    assert not loops.convolves(x.expand(2, 9, 16), weight, torch.tensor([0, 4, 9]))
+
+
+@pytest.mark.parametrize('rows', [
+    torch.randn(1, 3, 16).transpose(0, 1), torch.randn(3, 5, 16).transpose(0, 1), torch.randn(3, 5, 48)[..., 16:32],
+    torch.randn(1, 1, 16).expand(3, 5, 16), torch.randn(3, 16, 5).mT,
+], ids=['one token', 'time first', 'part', 'expanded', 'channels first'])
+def test_any_layout(served, rows):
+    """Rows that PyTorch calls contiguous may still name any stride for a dimension of size one."""
+    weight, bias = torch.randn(16, 4), torch.randn(16)
+    inputs = {'x': rows.detach().requires_grad_(), 'weight': weight.requires_grad_(), 'bias': bias.requires_grad_()}
+    function = convolution('silu')
+    outputs = function(**inputs, residual=None, state=None)[0]
+    want = batched(**{name: x.detach().double() for name, x in inputs.items()}, activation='silu')[0]
+    assert_close('output', outputs, want, 1e-6)
+    dy = torch.randn(*rows.shape[:2], 32)[..., ::2]
+    dense, = torch.autograd.grad(outputs, inputs['weight'], dy.contiguous(), retain_graph=True)
+    strided, = torch.autograd.grad(outputs, inputs['weight'], dy)
+    assert torch.equal(dense, strided) and served == ['convolve', 'convolve_gradients', 'convolve_gradients']
+
+
+def test_a_gradient_that_is_a_negated_view(served):
+    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4, requires_grad=True)
+    dy = torch.randn(1, 9, 16, dtype=torch.complex64).conj().imag
+    assert dy.is_neg()
+    got, want = (
+        torch.autograd.grad(causal_conv1d(x, weight)[0], weight, y)[0] for y in (dy, dy.resolve_neg())
+    )
+    assert_close('dweight', got, want.double(), 1e-6)
 
 
 @torch.no_grad()

@@ -71,9 +71,13 @@ MUTATIONS = [
         "the activation's slope is wrong", LOOPS + 'test_streams', '[4-48-True-silu]',
     ),
     Mutation(
-        'stream-bounds', 'cpu/loops.py', 'int(cu_seqlens[-1]) == x.shape[1] and bool((cu_seqlens.diff() >= 0).all())',
-        'int(cu_seqlens[-1]) == x.shape[1]', 'bounds that go back reach beyond the rows',
+        'stream-bounds', 'cpu/loops.py', 'return covered and bool((cu_seqlens.diff() >= 0).all())', 'return covered',
+        'bounds that go back reach beyond the rows',
         LOOPS + 'test_rows_outside_of_sequences',
+    ),
+    Mutation(
+        'stream-stride', 'cpu/loops.py', 'rows.data_ptr(), rows.stride(0), taps', 'rows.data_ptr(), x.stride(1), taps',
+        'one token a row is read beyond its memory', LOOPS + 'test_any_layout', 'token',
     ),
     Mutation(
         'window-off-by-one', 'cpu/flash_attention.py', 'mask &= ahead >= -left', 'mask &= ahead > -left',
