@@ -1,8 +1,9 @@
 """Both updates on the CPU, compiled by Numba on the first call (seconds, once: the machine code is kept on disk).
 
 The backend's interface: tensors in the order and layout that the loops take (:mod:`fla_longhorn.ops.numba.forward`),
-and how many threads run them. float32 tensors are passed as they are, without a copy; others are converted, here and back.
-Deterministic, and bit-equal for any number of threads.
+and how many threads run them. float32 tensors are passed as they are, without a copy, and so are v, z, beta and the output
+where all are bfloat16; others are converted, here and back. Deterministic, and bit-equal for any number of threads and for
+either way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.numba import backward, forward, notice, places, threads
-from fla_longhorn.ops.numba.simd import W
+from fla_longhorn.ops.numba.simd import BITS, W
 from fla_longhorn.ops.pool import Pool
 
 # state updates (tokens * K * V) below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms
@@ -23,7 +24,7 @@ MIN_PARALLEL_UPDATES = 2**20
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
 L1_BYTES, L2_BYTES = 2**14, 2**17
 
-_ABSENT = np.empty(0, np.float32)
+_ABSENT = {dtype: np.empty(0, bits) for dtype, bits in BITS.items()}
 
 
 def longhorn_fwd(
@@ -56,31 +57,34 @@ def longhorn_fwd(
         where = places.in_pool(pool, N)
         h0 = ht = places.span(pool.states)
     # a sequence without a row is left out
-    o = torch.empty(args.v.shape) if len(where) == N else torch.zeros(args.v.shape)
+    dtype = common_dtype(args.v, args.beta, args.z)
+    o = (torch.empty if len(where) == N else torch.zeros)(args.v.shape, dtype=dtype)
     # packed sequences leave slots that no one writes
     new = torch.zeros if is_varlen else torch.empty
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     BV = block_size(K, T)
     launch(
         forward.forward, B * T * H * K * V, len(where) * H * -(-V // BV),
-        flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v), flat(args.beta), h0, flat_copy(args.D), flat(args.z),
-        boundaries(B, T, args.cu_seqlens), where, flat(o), ht, flat(states), H, K, V, C, BV,
+        flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v, dtype), flat(args.beta, dtype), h0, flat_copy(args.D),
+        flat(args.z, dtype), boundaries(B, T, args.cu_seqlens), where, flat(o, dtype), ht, flat(states), H, K, V, C, BV,
         args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     if final_state is not None and output_final_state and state_v_first:
         final_state = final_state.transpose(-1, -2)
         final_state = final_state.contiguous() if given is None else given.copy_(final_state)
-    return o if args.v.dtype is torch.float32 else o.to(args.v.dtype), final_state, states
+    return o.to(args.v.dtype), final_state, states
 
 
 def is_step(args: Arguments) -> bool:
-    """Whether :func:`step` serves a call: float32, one token a row, few of them."""
+    """Whether :func:`step` serves a call: all inputs of one dtype, one token a row, few of them."""
     if args.cu_seqlens is not None or args.state_v_first or args.scale != 1:
         return False
     if args.q.numel() * args.v.shape[-1] >= MIN_PARALLEL_UPDATES:
         return False
-    tensors = args.q, args.k, args.v, args.beta, args.D, args.z
-    return all(x is None or (x.dtype is torch.float32 and not x.is_neg()) for x in tensors)
+    dtype = args.q.dtype
+    if dtype not in BITS or (args.D is not None and args.D.dtype not in BITS):
+        return False
+    return all(x is None or (x.dtype is dtype and not x.is_neg()) for x in (args.q, args.k, args.v, args.beta, args.z))
 
 
 def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
@@ -96,6 +100,7 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
     notice.call(
         forward.step, *(0 if x is None else x.data_ptr() for x in tensors),
         N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel,
+        BITS[o.dtype], BITS[o.dtype if args.D is None else args.D.dtype],
     )
     return o
 
@@ -119,16 +124,20 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     NT = min(C, T)
     BT = min(NT, max(L2_BYTES // (4 * K * W), 16))
     dqk = torch.empty(NG, *q.shape, 2)
-    dv = torch.empty(v.shape)
-    dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape)
+    dtype = common_dtype(do, v, beta, z)
+    dv = torch.empty(v.shape, dtype=dtype)
+    # parts are sums of float32
+    dbeta_dtype = torch.float32 if is_scalar else dtype
+    dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape, dtype=dbeta_dtype)
     dh0 = torch.empty(0 if args.initial_state is None else (N, H, K, V))
     dD = torch.zeros(0 if D is None else (N, H, V))
-    dz = torch.empty(0 if z is None else z.shape)
+    dz = torch.empty(0 if z is None else z.shape, dtype=dtype)
     launch(
         backward.backward, B * T * H * K * V, N * H * NG,
-        flat(do), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v), flat(beta), flat_copy(D),
-        flat(z), boundaries(B, T, args.cu_seqlens), flat(states), flat(dqk), flat(dv), flat(dbeta), flat(dh0), flat(dD),
-        flat(dz), H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
+        flat(do, dtype), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v, dtype),
+        flat(beta, dtype), flat_copy(D), flat(z, dtype), boundaries(B, T, args.cu_seqlens), flat(states), flat(dqk),
+        flat(dv, dtype), flat(dbeta, dbeta_dtype), flat(dh0), flat(dD), flat(dz, dtype),
+        H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     dq, dk = add_parts(dqk).unbind(-1)
     if is_scalar:
@@ -163,13 +172,17 @@ def in_rows(B: int, T: int) -> np.ndarray:
     return np.arange(0, (B + 1) * T, T)
 
 
-def flat(x) -> np.ndarray:
-    """The tensor's elements in order as float32, without a copy where that is how they lie in memory."""
+def common_dtype(*tensors) -> torch.dtype:
+    """bfloat16 where all of these are, else float32: what the loops take them in."""
+    return torch.bfloat16 if all(x is None or x.dtype is torch.bfloat16 for x in tensors) else torch.float32
+
+
+def flat(x, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """The tensor's elements in order as `dtype`, of those in `BITS`, without a copy where that is how they lie in memory."""
     if x is None:
-        return _ABSENT
-    if x.dtype is not torch.float32:
-        x = x.float()
-    return (x.detach() if x.requires_grad else x).contiguous().numpy().reshape(-1)
+        return _ABSENT[dtype]
+    x = (x.detach() if x.requires_grad else x).to(dtype).contiguous()
+    return (x if dtype is torch.float32 else x.view(torch.uint16)).numpy().reshape(-1)
 
 
 def flat_copy(x) -> np.ndarray:

@@ -4,9 +4,10 @@
     exact:     S_t = S_{t-1} + k_t (x) (eps_t * r_t),                      r_t = v_t - k_t^T S_{t-1}
     both:      y_t = q_t^T S_t + D * v_t,    o_t = y_t * silu(z_t)
 
-Arrays are flat float32, in the order of their shapes: q, k `[T, H, K]` and v, z, o `[T, H, V]` with the rows of a batch
-as further tokens, beta like v or `[T, H]`, D `[H, V]`, states `[H, K, V]`, at the places that
-:mod:`fla_longhorn.ops.numba.places` says. An absent array has no elements. Tiles of a state are `[K, W]`, so that an
+Arrays are flat, in the order of their shapes: q, k `[T, H, K]` and v, z, o `[T, H, V]` with the rows of a batch as further
+tokens, beta like v or `[T, H]`, D `[H, V]`, states `[H, K, V]`, at the places that :mod:`fla_longhorn.ops.numba.places` says.
+v, z, beta and o are read and written as they are, in float32 or bfloat16; the others are float32. An absent array has no
+elements. Tiles of a state are `[K, W]`, so that an
 instruction takes `W` channels of one key (:mod:`fla_longhorn.ops.numba.simd`).
 
 A worker takes every `n_w`-th block. No result depends on how many there are: what one block writes no other does.
@@ -30,6 +31,7 @@ from fla_longhorn.ops.numba.simd import (
     store,
     store_lanes,
     sum_lanes,
+    widened,
 )
 
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
@@ -225,12 +227,15 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states
 
 
 @compiled
-def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, use_sigmoid):
-    """`forward` of one token a sequence, at the addresses of its arrays; `states` `[N, H, K, V]` are updated in place."""
-    q, k, states = array_at(q, N * H * K), array_at(k, N * H * K), array_at(states, N * H * K * V)
-    v, o = array_at(v, N * H * V), array_at(o, N * H * V)
-    beta = array_at(beta, N * H if is_scalar else N * H * V)
-    D, z = array_at(D, H * V if D != 0 else 0), array_at(z, N * H * V if z != 0 else 0)
+def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, use_sigmoid, dtype, D_dtype):
+    """`forward` of one token a sequence, at the addresses of its arrays; `states` `[N, H, K, V]` are updated in place.
+
+    `dtype` is that of q, k, v, beta, z and o.
+    """
+    q, k = widened(array_at(q, N * H * K, dtype)), widened(array_at(k, N * H * K, dtype))
+    v, o, states = array_at(v, N * H * V, dtype), array_at(o, N * H * V, dtype), array_at(states, N * H * K * V)
+    beta = array_at(beta, N * H if is_scalar else N * H * V, dtype)
+    D, z = array_at(D, H * V if D != 0 else 0, D_dtype), array_at(z, N * H * V if z != 0 else 0, dtype)
     kept = array_at(0, 0)
     S = np.empty(K * BV, np.float32)
     tokens = np.empty(1, np.float32), np.empty(W, np.float32), np.empty(W, np.float32)

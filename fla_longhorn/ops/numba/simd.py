@@ -5,8 +5,10 @@ channels must keep their order. Every operation here is one LLVM vector instruct
 into its own registers; `+`, `-`, `*`, `/` work on vectors, and a product that is added fuses (`contract`), nothing else
 is relaxed: NaN and inf behave as everywhere.
 
-Arrays are flat, contiguous float32; an index is the position of the first element. Bounds are checked only where Numba's own
-`NUMBA_BOUNDSCHECK=1` asks for it (with another `NUMBA_CACHE_DIR`: the cache doesn't tell the two apart).
+Arrays are flat and contiguous, of float32 or of bfloat16, whose bits NumPy knows as uint16 (:data:`BITS`): loads widen them
+to float32, stores round to the nearest, to even from halfway, as PyTorch does. An index is the position of the first element.
+Bounds are checked only where Numba's own `NUMBA_BOUNDSCHECK=1` asks for it (with another `NUMBA_CACHE_DIR`: the cache doesn't
+tell the two apart).
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ import math
 import operator
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import carray, config, njit, types
 from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic, lower_builtin, models, overload, register_model
 
 W = 16
+
+# how the loops see the elements of a tensor
+BITS = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}
 
 # functions that only the compiled loops call: Numba need not make them callable from Python, a fifth of its time
 _options = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -29,8 +35,8 @@ helper = njit(**_options)
 # for the steps of one token: a call, with all its arrays' parts as arguments, costs more than updating a small state
 inlined = njit(forceinline=True, **_options)
 
-_FLOAT, _INT = ir.FloatType(), ir.IntType(32)
-_VECTOR, _INTS = ir.VectorType(_FLOAT, W), ir.VectorType(_INT, W)
+_FLOAT, _INT, _SHORT = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+_VECTOR, _INTS, _SHORTS = (ir.VectorType(kind, W) for kind in (_FLOAT, _INT, _SHORT))
 
 
 class VecType(types.Type):
@@ -73,12 +79,54 @@ def _splat(builder, scalar):
     return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_INTS, [0] * W))
 
 
+def _is_short(array_type) -> bool:
+    """Whether the elements are bfloat16; anything but that and float32 is a mistake of the caller."""
+    if array_type.dtype not in (types.float32, types.uint16):
+        raise TypeError(f'elements must be float32, or the bits of bfloat16 as uint16, got {array_type.dtype}')
+    return array_type.dtype == types.uint16
+
+
+def _widen(builder, bits, wide):
+    """float32 values of the type `wide` from bfloat16 bits."""
+    ints = _INTS if isinstance(wide, ir.VectorType) else _INT
+    return builder.bitcast(builder.shl(builder.zext(bits, ints), _constant(ints, 16)), wide)
+
+
+def _narrow(builder, value, narrow):
+    """bfloat16 bits of the type `narrow`; NaN, whose payload could be rounded up to infinity, is the one of PyTorch."""
+    ints = _INTS if isinstance(narrow, ir.VectorType) else _INT
+    bits = builder.bitcast(value, ints)
+    odd = builder.and_(builder.lshr(bits, _constant(ints, 16)), _constant(ints, 1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, _constant(ints, 0x7fff))), _constant(ints, 16))
+    is_nan = builder.fcmp_unordered('uno', value, value)
+    return builder.trunc(builder.select(is_nan, _constant(ints, 0x7fc0), rounded), narrow)
+
+
+def _constant(kind, value):
+    return ir.Constant(kind, [value] * W if isinstance(kind, ir.VectorType) else value)
+
+
+def _read(builder, p, array_type, wide):
+    """Load a `wide` float32 value or vector from `p`."""
+    if not _is_short(array_type):
+        return builder.load(builder.bitcast(p, wide.as_pointer()), align=4, typ=wide)
+    narrow = _SHORTS if wide is _VECTOR else _SHORT
+    return _widen(builder, builder.load(builder.bitcast(p, narrow.as_pointer()), align=2, typ=narrow), wide)
+
+
+def _write(builder, p, array_type, value):
+    if not _is_short(array_type):
+        builder.store(value, builder.bitcast(p, value.type.as_pointer()), align=4)
+        return
+    narrow = _SHORTS if value.type == _VECTOR else _SHORT
+    builder.store(_narrow(builder, value, narrow), builder.bitcast(p, narrow.as_pointer()), align=2)
+
+
 @intrinsic
 def load(typingctx, x, index):
     """`x[index:index + W]`."""
     def codegen(context, builder, sig, args):
-        p = _address(context, builder, sig.args[0], args[0], args[1], W)
-        return builder.load(builder.bitcast(p, _VECTOR.as_pointer()), align=4, typ=_VECTOR)
+        return _read(builder, _address(context, builder, sig.args[0], args[0], args[1], W), sig.args[0], _VECTOR)
     return vec(x, types.intp), codegen
 
 
@@ -86,17 +134,33 @@ def load(typingctx, x, index):
 def store(typingctx, x, index, value):
     """`x[index:index + W] = value`."""
     def codegen(context, builder, sig, args):
-        p = _address(context, builder, sig.args[0], args[0], args[1], W)
-        builder.store(args[2], builder.bitcast(p, _VECTOR.as_pointer()), align=4)
+        _write(builder, _address(context, builder, sig.args[0], args[0], args[1], W), sig.args[0], args[2])
         return context.get_dummy_value()
     return types.void(x, types.intp, vec), codegen
+
+
+@intrinsic
+def load_one(typingctx, x, index):
+    """`x[index]` as float32."""
+    def codegen(context, builder, sig, args):
+        return _read(builder, _address(context, builder, sig.args[0], *args), sig.args[0], _FLOAT)
+    return types.float32(x, types.intp), codegen
+
+
+@intrinsic
+def store_one(typingctx, x, index, value):
+    """`x[index] = value`, a float32."""
+    def codegen(context, builder, sig, args):
+        _write(builder, _address(context, builder, sig.args[0], args[0], args[1]), sig.args[0], args[2])
+        return context.get_dummy_value()
+    return types.void(x, types.intp, types.float32), codegen
 
 
 @intrinsic
 def load_splat(typingctx, x, index):
     """`x[index]` in every lane."""
     def codegen(context, builder, sig, args):
-        return _splat(builder, builder.load(_address(context, builder, sig.args[0], *args)))
+        return _splat(builder, _read(builder, _address(context, builder, sig.args[0], *args), sig.args[0], _FLOAT))
     return vec(x, types.intp), codegen
 
 
@@ -210,9 +274,27 @@ def _pointer(typingctx, address):
 
 
 @helper
-def array_at(address, size):
-    """The `size` float32 values at an address; who calls keeps them alive."""
-    return carray(_pointer(address), size, np.float32)
+def array_at(address, size, dtype=BITS[torch.float32]):
+    """The `size` values of `dtype`, of those in `BITS`, at an address; who calls keeps them alive."""
+    return carray(_pointer(address), size, dtype)
+
+
+def widened(x):
+    """The values of `x` as float32, in memory of their own only where they are not."""
+    raise NotImplementedError('in compiled loops only')
+
+
+@overload(widened)
+def _(x):
+    if not _is_short(x):
+        return lambda x: x
+
+    def copy(x):
+        y = np.empty(len(x), np.float32)
+        for i in range(len(x)):
+            y[i] = load_one(x, i)
+        return y
+    return copy
 
 
 @helper
@@ -222,7 +304,7 @@ def load_lanes(x, index, n):
         return load(x, index)
     value = splat(types.float32(0))
     for i in range(n):
-        value = set_lane(value, i, x[index + i])
+        value = set_lane(value, i, load_one(x, index + i))
     return value
 
 
@@ -233,4 +315,4 @@ def store_lanes(x, index, value, n):
         store(x, index, value)
     else:
         for i in range(n):
-            x[index + i] = get_lane(value, i)
+            store_one(x, index + i, get_lane(value, i))
