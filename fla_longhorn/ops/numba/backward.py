@@ -30,6 +30,7 @@ from fla_longhorn.ops.numba.forward import (
     load_beta,
     load_tile,
     read,
+    rows_ahead,
     sigmoid,
     square_norms,
     store_tile,
@@ -37,12 +38,14 @@ from fla_longhorn.ops.numba.forward import (
 from fla_longhorn.ops.numba.simd import (
     W,
     add_sums,
+    address_of,
     exp_neg,
     helper,
     inlined,
     load,
     load_lanes,
     load_splat,
+    prefetch,
     splat,
     store,
     store_lanes,
@@ -164,8 +167,13 @@ def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_ne
 
 
 @helper
-def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x):
-    """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`."""
+def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x,
+                   ahead):
+    """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`.
+
+    `ahead` are the addresses in do, v, beta and z from which the chunk's rows of the next channels are asked for.
+    """
+    row_bytes = H * V * dv.itemsize
     s_r, s_eps, s_dy, s_slope, _ = tokens
     n, b_zero = V - o_v, splat(np.float32(0))
     b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_zero
@@ -174,6 +182,10 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
         b_next = add_output(G, p_g, q, k, ((t0 + i_s + L - 1) * H + i_h) * K, K, load(s_dy, (i_s + L - 1) * W))
     for t in range(L - 1, -1, -1):
         row, i, p_s = (t0 + i_s + t) * H + i_h, (i_s + t) * W, t * K * W
+        prefetch(ahead[0] + (i_s + t) * row_bytes)
+        prefetch(ahead[1] + (i_s + t) * row_bytes)
+        prefetch(ahead[2] + (i_s + t) * row_bytes)
+        prefetch(ahead[3] + (i_s + t) * row_bytes)
         b_r, b_eps, b_dy = load(s_r, i), load(s_eps, i), load(s_dy, i)
         p_k, p_dqk = row * K, (part + row) * K
         if exact:
@@ -216,6 +228,10 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
             o_v = o_g + i
             prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens)
             load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
+            # the next channels, or the first ones of the chunk before
+            t, o_next = (t0, o_v + W) if i + W < channels.stop else (max(t0 - C, bos), o_g)
+            p = (t * H + i_h) * V + o_next
+            ahead = address_of(do, p), *rows_ahead(p, v, beta, z, is_scalar)
             NS = (L + BT - 1) // BT
             for i_s in range(NS - 1):
                 p = p_starts + i_s * KW
@@ -225,7 +241,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 t, L_s = i_s * BT, min(BT, L - i_s * BT)
                 strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens)
                 strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, i * K,
-                               tokens, s_x)
+                               tokens, s_x, ahead)
         for t in range(L):
             row = (t0 + t) * H + i_h
             for j in range(K):

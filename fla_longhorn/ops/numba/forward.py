@@ -20,6 +20,7 @@ from numba import njit
 
 from fla_longhorn.ops.numba.simd import (
     W,
+    address_of,
     array_at,
     exp_neg,
     helper,
@@ -27,6 +28,8 @@ from fla_longhorn.ops.numba.simd import (
     load,
     load_lanes,
     load_splat,
+    prefetch,
+    prefetch_to_write,
     splat,
     store,
     store_lanes,
@@ -93,25 +96,36 @@ def sigmoid(b_x):
 
 
 @inlined
+def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps):
+    """Channels of one key after a token; returns them."""
+    b_k, b_s = load_splat(k, p_k), load(S, p_old)
+    b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
+    store(S, p_new, b_s)
+    return b_s
+
+
+@inlined
 def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
-    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`."""
-    b_o = splat(np.float32(0))
-    for j in range(K):
-        b_k = load_splat(k, p_k + j)
-        b_s = load(S, p_old + j * W)
-        b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
-        store(S, p_new + j * W, b_s)
-        b_o = b_o + load_splat(q, p_k + j) * b_s
-    return b_o
+    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`.
+
+    Two sums, of even and of odd keys: one would wait for itself at each key.
+    """
+    b_o0, b_o1 = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(0, K - 1, 2):
+        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+        b_s1 = diagonal_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_v, b_eps)
+        b_o0, b_o1 = b_o0 + load_splat(q, p_k + j) * b_s0, b_o1 + load_splat(q, p_k + j + 1) * b_s1
+    for j in range(K - K % 2, K):
+        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+        b_o0 = b_o0 + load_splat(q, p_k + j) * b_s0
+    return b_o0 + b_o1
 
 
 @inlined
 def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
     """`diagonal_update` without the output."""
     for j in range(K):
-        b_k = load_splat(k, p_k + j)
-        b_s = load(S, p_old + j * W)
-        store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))
+        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
 
 
 @inlined
@@ -124,15 +138,33 @@ def read(S, p_s, k, p_k, K):
 
 
 @inlined
+def exact_key(S, p_old, p_new, k, p_k, b_u):
+    """Channels of one key after a token, `u = eps r`; returns them."""
+    b_s = load(S, p_old) + load_splat(k, p_k) * b_u
+    store(S, p_new, b_s)
+    return b_s
+
+
+@inlined
 def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
-    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns `k^T S` for the key at `p_next`."""
-    b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
-    for j in range(K):
-        b_s = load(S, p_old + j * W) + load_splat(k, p_k + j) * b_u
-        store(S, p_new + j * W, b_s)
-        b_o = b_o + load_splat(q, p_k + j) * b_s
-        b_x = b_x + load_splat(k, p_next + j) * b_s
-    return b_o, b_x
+    """`diagonal_update` for the exact update; the same sweep also returns `k^T S` for the key at `p_next`."""
+    b_o0, b_o1, b_x0, b_x1 = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    for j in range(0, K - 1, 2):
+        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
+        b_s1 = exact_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_u)
+        b_o0, b_o1 = b_o0 + load_splat(q, p_k + j) * b_s0, b_o1 + load_splat(q, p_k + j + 1) * b_s1
+        b_x0, b_x1 = b_x0 + load_splat(k, p_next + j) * b_s0, b_x1 + load_splat(k, p_next + j + 1) * b_s1
+    for j in range(K - K % 2, K):
+        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
+        b_o0, b_x0 = b_o0 + load_splat(q, p_k + j) * b_s0, b_x0 + load_splat(k, p_next + j) * b_s0
+    return b_o0 + b_o1, b_x0 + b_x1
+
+
+@helper
+def rows_ahead(p, v, beta, z, is_scalar):
+    """Addresses of v, beta and z at `p`; where there is no such row, that of v in its place."""
+    ahead = address_of(v, p)
+    return ahead, ahead if is_scalar else address_of(beta, p), address_of(z, p) if len(z) > 0 else ahead
 
 
 @helper
@@ -150,16 +182,27 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_sc
             b_b = sigmoid(b_b)
         store(s_eps, t * W, b_b / (b_one + b_b * load_splat(s_k2, t)))
         store(s_v, t * W, load_lanes(v, row * V + o_v, n))
+    p = ((t0 + L) * H + i_h) * V + o_v
+    ahead, beta_ahead, z_ahead = rows_ahead(p, v, beta, z, is_scalar)
+    row_bytes, written = H * V * v.itemsize, address_of(o, p - L * H * V)
     # eps isn't needed again: its place takes the output
     if exact:
         b_x = read(S, p_s, k, (t0 * H + i_h) * K, K)
         for t in range(L):
+            prefetch(ahead + t * row_bytes)
+            prefetch(beta_ahead + t * row_bytes)
+            prefetch(z_ahead + t * row_bytes)
+            prefetch_to_write(written + t * row_bytes)
             p_k, p_next = ((t0 + t) * H + i_h) * K, ((t0 + min(t + 1, L - 1)) * H + i_h) * K
             b_u = load(s_eps, t * W) * (load(s_v, t * W) - b_x)
             b_o, b_x = exact_update(S, p_s, p_s, q, k, p_k, p_next, K, b_u)
             store(s_eps, t * W, b_o)
     else:
         for t in range(L):
+            prefetch(ahead + t * row_bytes)
+            prefetch(beta_ahead + t * row_bytes)
+            prefetch(z_ahead + t * row_bytes)
+            prefetch_to_write(written + t * row_bytes)
             p_k = ((t0 + t) * H + i_h) * K
             store(s_eps, t * W, diagonal_update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
     for t in range(L):

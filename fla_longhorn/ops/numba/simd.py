@@ -165,6 +165,34 @@ def load_splat(typingctx, x, index):
 
 
 @intrinsic
+def address_of(typingctx, x, index):
+    """Where `x[index]` lies, or would lie."""
+    def codegen(context, builder, sig, args):
+        array = context.make_array(sig.args[0])(context, builder, args[0])
+        return builder.ptrtoint(builder.gep(array.data, [args[1]]), args[1].type)
+    return types.intp(x, types.intp), codegen
+
+
+def _prefetch(context, builder, address, to_write: int):
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _INT, _INT, _INT])
+    function = builder.module.declare_intrinsic('llvm.prefetch', [cgutils.voidptr_t], kind)
+    # into the first cache, of data
+    builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), _INT(to_write), _INT(3), _INT(1)])
+    return context.get_dummy_value()
+
+
+@intrinsic
+def prefetch(typingctx, address):
+    """Have the cache line of an address on its way, if there is memory."""
+    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 0)
+
+
+@intrinsic
+def prefetch_to_write(typingctx, address):
+    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 1)
+
+
+@intrinsic
 def splat(typingctx, scalar):
     """A float32 in every lane."""
     def codegen(context, builder, sig, args):
