@@ -46,6 +46,7 @@ from fla_longhorn.ops.numba.simd import (
     load_lanes,
     load_splat,
     prefetch,
+    prefetch_to_write,
     splat,
     store,
     store_lanes,
@@ -95,14 +96,21 @@ def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
 
 
 @helper
-def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S, tokens):
-    """The states around the strip's tokens, from the first one in `S`; dz and dD; for the exact update r in v's place."""
+def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S, tokens, written):
+    """The states around the strip's tokens, from the first one in `S`; dz and dD; for the exact update r in v's place.
+
+    `written` are the addresses of the chunk's rows of dv, dbeta and dz, for which it asks.
+    """
+    row_bytes = H * V * dz.itemsize
     s_v, s_eps, s_dy, _, s_dz = tokens
     n, KW, b_dD = V - o_v, K * W, splat(np.float32(0))
     b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_dD
     p_k = ((t0 + i_s) * H + i_h) * K
     b_x, b_y = read(S, 0, k, p_k, K) if exact else b_D, b_D
     for t in range(L):
+        prefetch_to_write(written[0] + (i_s + t) * row_bytes)
+        prefetch_to_write(written[1] + (i_s + t) * row_bytes)
+        prefetch_to_write(written[2] + (i_s + t + 4) * row_bytes)
         i, p_s, p_next = (i_s + t) * W, t * KW, p_k + (H * K if t + 1 < L else 0)
         b_v, b_eps = load(s_v, i), load(s_eps, i)
         if exact:
@@ -134,7 +142,7 @@ def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk
         b_ge = b_g * b_eps
         b_du = b_du + b_kg
         b_deps = b_deps + b_kg * b_r
-        store(G, p_g + j * W, b_g - (b_k * b_k) * b_ge)
+        store(G, p_g + j * W, b_g - b_k * (b_k * b_ge))
         add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_ge * (b_r - b_k * b_s))
     return b_du, b_deps
 
@@ -232,6 +240,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
             t, o_next = (t0, o_v + W) if i + W < channels.stop else (max(t0 - C, bos), o_g)
             p = (t * H + i_h) * V + o_next
             ahead = address_of(do, p), *rows_ahead(p, v, beta, z, is_scalar)
+            written = rows_ahead((t0 * H + i_h) * V + o_v, dv, dbeta, dz, is_scalar)
             NS = (L + BT - 1) // BT
             for i_s in range(NS - 1):
                 p = p_starts + i_s * KW
@@ -239,7 +248,8 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
             for i_s in range(NS - 1, -1, -1):
                 copy_tile(S, p_starts + i_s * KW, 0, K)
                 t, L_s = i_s * BT, min(BT, L - i_s * BT)
-                strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens)
+                strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens,
+                              written)
                 strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, i * K,
                                tokens, s_x, ahead)
         for t in range(L):
