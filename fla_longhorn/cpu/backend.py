@@ -66,13 +66,17 @@ def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
     return x
 
 
+# those of `fla_longhorn.ops.numba.simd.BITS`
+LOOP_DTYPES = (torch.float32, torch.bfloat16)
+
+
 def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
-    """:mod:`fla_longhorn.cpu.loops` where these tensors are dense float32 on the CPU and Numba runs the operators.
+    """:mod:`fla_longhorn.cpu.loops` where these are dense float32 or bfloat16 on the CPU and Numba runs the operators.
 
     Who asks knows that they have memory (:func:`fla_longhorn.ops.plain.has_memory`).
     """
     for x in tensors:
-        if x is not None and (x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous()):
+        if x is not None and (x.dtype not in LOOP_DTYPES or not x.is_cpu or not x.is_contiguous()):
             return None
     return import_loops() if serves_by_numba('cpu') else None
 
@@ -80,6 +84,11 @@ def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
 @cache
 def import_loops() -> ModuleType:
     return importlib.import_module('fla_longhorn.cpu.loops')
+
+
+def widen_for_loops(x: torch.Tensor) -> torch.Tensor:
+    """`x` as the loops can take it, and else as `widen` returns it."""
+    return x if x.dtype in LOOP_DTYPES else widen(x)
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:

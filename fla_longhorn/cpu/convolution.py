@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import implements, load_loops, require, widen
+from fla_longhorn.cpu.backend import implements, load_loops, require, widen, widen_for_loops
 from fla_longhorn.ops.plain import has_memory
 
 # 2 MiB of float32
@@ -151,13 +151,16 @@ def causal_conv1d_fwd(
     layout_fallback: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Convolve `x` `[B, T, D]` (or `[B, T, H, D / H]`) with `weight` `[D, W]`; return the output and the states."""
-    rows = x.flatten(2)
-    wide, swish = widen(rows), _swish(activation)
-    taps, shift = weight.to(wide.dtype), None if bias is None else bias.to(wide.dtype)
-    loops = _loops(wide, taps, shift, cu_seqlens) if initial_state is None else None
+    rows, swish = x.flatten(2), _swish(activation)
+    near = widen_for_loops(rows)
+    dtype = torch.float64 if near.dtype is torch.float64 else torch.float32
+    taps, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+    loops = _loops(near, taps, shift, cu_seqlens) if initial_state is None else None
     if loops is not None:
-        y = loops.convolve(wide, taps, shift, cu_seqlens, swish)
+        # a residual is added before the sum is rounded
+        y = loops.convolve(near, taps, shift, cu_seqlens, swish, None if residual is None else dtype)
     else:
+        wide = widen(near)
         heads = _heads(wide, cu_seqlens, initial_state, weight.shape[1])
         y = _preactivation(wide, taps, shift, initial_state, heads)
         if swish:
@@ -187,16 +190,18 @@ def causal_conv1d_bwd(
     layout_fallback: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of `x`, `weight`, `bias`, `residual` and `initial_state` (`None` for absent ones)."""
-    wide, dz = widen(x.flatten(2)), widen(dy.flatten(2))
+    rows, drows = widen_for_loops(x.flatten(2)), widen_for_loops(dy.flatten(2))
     weight = require('weight', weight)
-    taps, shift = weight.to(wide.dtype), None if bias is None else bias.to(wide.dtype)
+    dtype = torch.float64 if rows.dtype is torch.float64 else torch.float32
+    taps, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
     swish, dresidual = _swish(activation), None if residual is None else dy
-    loops = _loops(wide, taps, shift, cu_seqlens, dz) if initial_state is None and dht is None else None
+    loops = _loops(rows, taps, shift, cu_seqlens, drows) if initial_state is None and dht is None else None
     if loops is not None:
-        dx, dtaps, dshift = loops.convolve_gradients(dz, wide, taps, shift, cu_seqlens, swish)
+        dx, dtaps, dshift = loops.convolve_gradients(drows, rows, taps, shift, cu_seqlens, swish)
         dbias = None if bias is None else dshift.to(bias)
         return dx.to(x.dtype).view(x.shape), dtaps.to(weight), dbias, dresidual, None
 
+    wide, dz = widen(rows), widen(drows)
     heads = _heads(wide, cu_seqlens, initial_state, weight.shape[1])
     if swish:
         z = _preactivation(wide, taps, shift, initial_state, heads)
@@ -252,11 +257,12 @@ def causal_conv1d_update(
     """Take in one token a sequence, `x` `[N, D]`, `[N, 1, D]` or `[1, N, D]`, and update `cache` `[N, D, W]` in place."""
     weight = require('weight', weight)
     D, W = weight.shape
-    token = widen(x.reshape(-1, D))
+    token = widen_for_loops(x.reshape(-1, D).contiguous())
     alone = cache is not None and residual is None and has_memory(token, cache, weight, bias)
-    loops = load_loops(cache, weight, bias) if alone and token.dtype is torch.float32 else None
+    loops = load_loops(token, cache, weight, bias) if alone else None
     if loops is not None:
         return loops.convolve_token(token, cache, weight, bias, _swish(activation)).to(x.dtype).view(x.shape), cache
+    token = widen(token)
     past = token.new_zeros(*token.shape, W - 1) if cache is None else cache[..., 1:].to(token.dtype)
     window = torch.cat([past, token[..., None]], -1)
     y = (window * weight).sum(-1)

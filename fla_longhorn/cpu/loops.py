@@ -2,8 +2,8 @@
 
 A decoding step computes little, and each function of PyTorch takes microseconds, however few elements it is called for. In
 training the convolution is bound by memory: a loop passes over it once, PyTorch's functions once for each tap.
-:func:`fla_longhorn.cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense float32 tensors
-(0 for an absent one), which cost less to hand over than NumPy's arrays.
+:func:`fla_longhorn.cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense tensors of float32 or
+bfloat16 (0 for an absent one), which cost less to hand over than NumPy's arrays, and compute in float32.
 """
 
 from __future__ import annotations
@@ -16,14 +16,27 @@ from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.numba import boundaries, launch, notice
 from fla_longhorn.ops.numba.forward import compiled, sigmoid
-from fla_longhorn.ops.numba.simd import W, array_at, inlined, load, load_lanes, splat, store, store_lanes, sum_lanes
+from fla_longhorn.ops.numba.simd import (
+    BITS,
+    W,
+    array_at,
+    inlined,
+    load,
+    load_lanes,
+    load_one,
+    splat,
+    store,
+    store_lanes,
+    store_one,
+    sum_lanes,
+)
 
 
 @compiled
-def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps):
+def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps, x_bits, weight_bits, y_bits):
     """One worker's rows of `y = x / sqrt(mean(x^2) + eps) * weight`, `x` `[T, D]`."""
-    x, y, rstd = array_at(x, T * D), array_at(y, T * D), array_at(rstd, T)
-    weight = array_at(weight, D if weight != 0 else 0)
+    x, y, rstd = array_at(x, T * D, x_bits), array_at(y, T * D, y_bits), array_at(rstd, T)
+    weight = array_at(weight, D if weight != 0 else 0, weight_bits)
     for t in range(i_w, T, n_w):
         p = t * D
         b_sum = splat(np.float32(0))
@@ -40,26 +53,26 @@ def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps):
 
 
 @compiled
-def step(x, cache, weight, bias, y, N, D, width, swish):
+def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight_bits):
     """Take one token into `cache` `[N, D, width]`, the newest input in the last column, and convolve: `y` `[N, D]`."""
-    x, y, cache, weight = array_at(x, N * D), array_at(y, N * D), array_at(cache, N * D * width), array_at(weight, D * width)
-    bias = array_at(bias, D if bias != 0 else 0)
+    x, y, cache = array_at(x, N * D, bits), array_at(y, N * D, bits), array_at(cache, N * D * width, cache_bits)
+    weight, bias = array_at(weight, D * width, weight_bits), array_at(bias, D if bias != 0 else 0, weight_bits)
+    totals = np.empty(D, np.float32)
     for i in range(0, N * D, D):
         for d in range(D):
-            p = (i + d) * width
+            p, newest = (i + d) * width, load_one(x, i + d)
             total = np.float32(0)
             for j in range(width - 1):
                 cache[p + j] = cache[p + j + 1]
-                total += cache[p + j] * weight[d * width + j]
-            cache[p + width - 1] = x[i + d]
-            total += x[i + d] * weight[d * width + width - 1]
+                total += load_one(cache, p + j) * load_one(weight, d * width + j)
+            store_one(cache, p + width - 1, newest)
+            total += newest * load_one(weight, d * width + width - 1)
             if len(bias) > 0:
-                total += bias[d]
-            y[i + d] = total
-        if swish:
-            for d in range(0, D, W):
-                b_y = load_lanes(y, i + d, D - d)
-                store_lanes(y, i + d, b_y * sigmoid(b_y), D - d)
+                total += load_one(bias, d)
+            totals[d] = total
+        for d in range(0, D, W):
+            b_y = load_lanes(totals, d, D - d)
+            store_lanes(y, i + d, b_y * sigmoid(b_y) if swish else b_y, D - d)
 
 
 # taps of the convolution's kernels; channels that a worker takes at a time; tokens whose gradients are added in float32 before
@@ -69,7 +82,7 @@ TAPS, BD, STRIP = 4, 128, 64
 
 @inlined
 def rows_before(x, p, stride, exist):
-    """The vectors of three rows before the one at `p`, the newest first; zeros at the start of a sequence."""
+    """The vectors of three rows before the one at `p`, the newest first; zeros where none exist."""
     n = W if exist else 0
     return load_lanes(x, p - stride, n), load_lanes(x, p - 2 * stride, n), load_lanes(x, p - 3 * stride, n)
 
@@ -81,9 +94,9 @@ def load_taps(taps, d, D):
 
 
 @compiled
-def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish):
+def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish, x_bits, y_bits):
     """Rows `[D]` of `x`, `stride` apart, into rows of `y` `[T, D]`; sequence n is rows `bounds[n]` to `bounds[n + 1]`."""
-    x, y = array_at(x, (bounds[-1] - 1) * stride + D), array_at(y, bounds[-1] * D)
+    x, y = array_at(x, (bounds[-1] - 1) * stride + D, x_bits), array_at(y, bounds[-1] * D, y_bits)
     taps, bias = array_at(taps, TAPS * D), array_at(bias, D if bias != 0 else 0)
     for first in range(i_w * BD, D, n_w * BD):
         for i_n in range(len(bounds) - 1):
@@ -101,13 +114,15 @@ def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish):
 
 
 @compiled
-def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx, dtaps, dbias, D, swish):
+def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx, dtaps, dbias, D, swish, x_bits, dy_bits):
     """Gradients of `x` `[T, D]`, `taps` `[4, D]` and `bias` `[D]`; with `swish` its argument is computed again."""
-    x, dx = array_at(x, (bounds[-1] - 1) * stride + D), array_at(dx, bounds[-1] * D)
-    dy = array_at(dy, (bounds[-1] - 1) * dy_stride + D)
+    x, dx = array_at(x, (bounds[-1] - 1) * stride + D, x_bits), array_at(dx, bounds[-1] * D, x_bits)
+    dy = array_at(dy, (bounds[-1] - 1) * dy_stride + D, dy_bits)
     taps, dtaps = array_at(taps, TAPS * D), array_at(dtaps, TAPS * D)
     bias, dbias = array_at(bias, D if bias != 0 else 0), array_at(dbias, D)
     b_one, zero = splat(np.float32(1)), splat(np.float32(0))
+    # what the tokens of a strip add to the gradients of the three rows before the next one, newest first
+    carried = np.empty(3 * BD, np.float32)
     # of the taps, newest first, then of the bias
     sums, totals = np.empty((TAPS + 1) * W, np.float32), np.empty((TAPS + 1) * BD, np.float64)
     for first in range(i_w * BD, D, n_w * BD):
@@ -121,8 +136,7 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
                     b_w0, b_w1, b_w2, b_w3 = load_taps(taps, d, D)
                     b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
                     b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
-                    # what the tokens so far add to the last three rows' gradients
-                    b_dx1, b_dx2, b_dx3 = rows_before(dx, t0 * D + d, D, t0 > bos)
+                    b_dx1, b_dx2, b_dx3 = rows_before(carried, 3 * BD + d - first, BD, t0 > bos)
                     b_s0, b_s1, b_s2, b_s3, b_sum = zero, zero, zero, zero, zero
                     for t in range(t0, t1):
                         b_x, b_dz = load(x, t * stride + d), load(dy, t * dy_stride + d)
@@ -136,11 +150,16 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
                         b_s0, b_s1, b_s2, b_s3 = b_s0 + b_dz * b_x, b_s1 + b_dz * b_x1, b_s2 + b_dz * b_x2, b_s3 + b_dz * b_x3
                         b_sum = b_sum + b_dz
                         b_x1, b_x2, b_x3 = b_x, b_x1, b_x2
-                    store(dx, (t1 - 1) * D + d, b_dx1)
-                    if t1 >= bos + 2:
-                        store(dx, (t1 - 2) * D + d, b_dx2)
-                    if t1 >= bos + 3:
-                        store(dx, (t1 - 3) * D + d, b_dx3)
+                    if t1 < eos:
+                        store(carried, 2 * BD + d - first, b_dx1)
+                        store(carried, BD + d - first, b_dx2)
+                        store(carried, d - first, b_dx3)
+                    else:
+                        store(dx, (t1 - 1) * D + d, b_dx1)
+                        if t1 >= bos + 2:
+                            store(dx, (t1 - 2) * D + d, b_dx2)
+                        if t1 >= bos + 3:
+                            store(dx, (t1 - 3) * D + d, b_dx3)
                     store(sums, 0, b_s0)
                     store(sums, W, b_s1)
                     store(sums, 2 * W, b_s2)
@@ -155,15 +174,17 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
             dbias[d] = totals[TAPS * BD + d - first]
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalised rows of `x` `[T, D]`, and their inverse deviations `[T]`."""
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalised rows of `x` `[T, D]`, in `dtype` or that of `x`, and their inverse deviations `[T]`."""
     T, D = x.shape
     if weight is not None and weight.shape != (D,):
         raise ValueError(f'weight must have shape [{D}], the width of x, got {list(weight.shape)}')
-    y, rstd = x.new_empty(T, D), x.new_empty(T)
+    y, rstd = x.new_empty(T, D, dtype=dtype), x.new_empty(T, dtype=torch.float32)
     launch(
         normalise, T * D, T,
-        x.data_ptr(), address(weight), y.data_ptr(), rstd.data_ptr(), T, D, eps,
+        x.data_ptr(), address(weight), y.data_ptr(), rstd.data_ptr(), T, D, eps, *bits_of(x, x if weight is None else weight, y),
     )
     return y, rstd
 
@@ -175,9 +196,12 @@ def convolve_token(
     (N, D), width = x.shape, weight.shape[1]
     if not x.is_cpu or cache.shape != (N, D, width):
         raise ValueError(f'cache must have shape {[N, D, width]} for x on the CPU, got {list(cache.shape)} and {x.device}')
+    if bias is not None and bias.dtype is not weight.dtype:
+        bias = bias.to(weight.dtype)
     x, y = x.contiguous(), x.new_empty(N, D)
     notice.call(
         step, x.data_ptr(), cache.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), N, D, width, swish,
+        *bits_of(x, cache, weight),
     )
     if not cache.is_inference():
         increment_version(cache)
@@ -186,13 +210,15 @@ def convolve_token(
 
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None, swish: bool,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The outputs `[B, T, D]` of sequences without a past, `x` `[B, T, D]`, `weight` `[D, 4]`."""
+    """The outputs `[B, T, D]`, in `dtype` or that of `x`, of sequences without a past, `x` `[B, T, D]`, `weight` `[D, 4]`."""
     B, T, D = x.shape
-    rows, taps, y = rows_of(x), taps_of(x, weight, bias), x.new_empty(B, T, D)
+    rows, taps, y = rows_of(x), taps_of(x, weight, bias), x.new_empty(B, T, D, dtype=dtype)
     launch(
         convolve_forward, TAPS * y.numel(), -(-D // BD),
         rows.data_ptr(), rows.stride(0), taps.data_ptr(), address(bias), boundaries(B, T, cu_seqlens), y.data_ptr(), D, swish,
+        *bits_of(x, y),
     )
     return y
 
@@ -210,11 +236,11 @@ def convolve_gradients(
     if dy.shape != x.shape:
         raise ValueError(f"the output's gradient must have shape {list(x.shape)}, that of x, got {list(dy.shape)}")
     rows, drows, taps, dx = rows_of(x), rows_of(dy), taps_of(x, weight, bias), x.new_empty(B, T, D)
-    dtaps, dbias = torch.empty_like(taps), x.new_empty(D)
+    dtaps, dbias = torch.empty_like(taps), taps.new_empty(D)
     launch(
         convolve_backward, TAPS * dx.numel(), -(-D // BD),
         rows.data_ptr(), rows.stride(0), drows.data_ptr(), drows.stride(0), taps.data_ptr(), address(bias),
-        boundaries(B, T, cu_seqlens), dx.data_ptr(), dtaps.data_ptr(), dbias.data_ptr(), D, swish,
+        boundaries(B, T, cu_seqlens), dx.data_ptr(), dtaps.data_ptr(), dbias.data_ptr(), D, swish, *bits_of(x, dy),
     )
     return dx, dtaps.t(), dbias
 
@@ -242,6 +268,10 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     """`x` `[B, T, D]` as `[B * T, D]`, whose rows are dense and do not overlap; a copy only where they are not so."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
+
+
+def bits_of(*tensors: torch.Tensor) -> list[np.dtype]:
+    return [BITS[x.dtype] for x in tensors]
 
 
 def address(x: torch.Tensor | None) -> int:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from fla_longhorn.cpu.backend import implements, load_loops, require, widen
+from fla_longhorn.cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
 from fla_longhorn.ops.plain import has_memory
 
 
@@ -36,15 +36,34 @@ def _normalise(
     eps: float,
     is_rms_norm: bool,
     num_groups: int,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Return the normalised rows `[T, D]`, their means `[T]` (`None` for RMS) and inverse deviations `[T]`."""
-    D = x.shape[-1]
-    weight, bias = _cast(weight, x.dtype), _cast(bias, x.dtype)
-    if is_rms_norm:
-        loops = load_loops(x, weight) if bias is None and num_groups == 1 and has_memory(x, weight) else None
+    """Return the normalised rows `[T, D]`, their means `[T]` (`None` for RMS) and inverse deviations `[T]`.
+
+    The rows are in `dtype`, or that of `widen(x)`.
+    """
+    wide_dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    dtype = wide_dtype if dtype is None else dtype
+    if is_rms_norm and bias is None and num_groups == 1 and dtype in LOOP_DTYPES:
+        near = widen_for_loops(x)
+        loops = load_loops(near, weight) if has_memory(near, weight) else None
         if loops is not None:
-            y, rstd = loops.rms_norm(x, weight, eps)
+            y, rstd = loops.rms_norm(near, weight, eps, dtype)
             return y, None, rstd
+    y, mean, rstd = _normalise_wide(widen(x), _cast(weight, wide_dtype), _cast(bias, wide_dtype), eps, is_rms_norm, num_groups)
+    return y.to(dtype), mean, rstd
+
+
+def _normalise_wide(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    is_rms_norm: bool,
+    num_groups: int,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    D = x.shape[-1]
+    if is_rms_norm:
         rstd = torch.linalg.vector_norm(x, dim=-1).square_().div_(D).add_(eps).rsqrt_()
         return _affine(x * rstd[:, None], weight, bias, num_groups), None, rstd
     if num_groups == 1:
@@ -98,13 +117,12 @@ def _add_residual(
     residual_dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows to normalise, and the residual stream as the next layer gets it (`x` itself if unchanged)."""
-    rows = widen(x)
     if residual is not None:
-        rows = rows + residual
+        rows = widen(x) + residual
         return rows, rows.to(residual.dtype)
     if residual_dtype is not None and residual_dtype != x.dtype:
-        return rows, rows.to(residual_dtype)
-    return rows, x
+        return x, x.to(residual_dtype)
+    return x, x
 
 
 def _as_parameter(gradient: torch.Tensor | None, parameter: torch.Tensor | None) -> torch.Tensor | None:
@@ -139,8 +157,9 @@ def layer_norm_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """Normalise `x + residual` `[T, D]`; return the output, means, inverse deviations and the residual stream."""
     rows, residual_out = _add_residual(x, residual, residual_dtype)
-    y, mean, rstd = _normalise(rows, weight, bias, eps, is_rms_norm, num_groups)
-    return y.to(x.dtype if out_dtype is None else out_dtype), mean, rstd, residual_out
+    dtype = x.dtype if out_dtype is None else out_dtype
+    y, mean, rstd = _normalise(rows, weight, bias, eps, is_rms_norm, num_groups, dtype)
+    return y, mean, rstd, residual_out
 
 
 @implements(layernorm.layer_norm_bwd)

@@ -155,9 +155,10 @@ class ShortConvolution(modules.ShortConvolution):
         D, _, W = self.weight.shape
         if cache is None:
             cache = x.new_zeros(x.shape[0], D, W)
-        loops = load_loops(cache, self.weight, self.bias) if x.dtype is torch.float32 else None
+        rows = x.reshape(-1, D).contiguous()
+        loops = load_loops(rows, cache, self.weight, self.bias)
         if loops is not None:
-            y = loops.convolve_token(x.reshape(-1, D), cache, self.weight.view(D, W), self.bias, self.activation is not None)
+            y = loops.convolve_token(rows, cache, self.weight.view(D, W), self.bias, self.activation is not None)
             return y.view(x.shape), cache if output_final_state else None
         y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
             x=x, cache=cache, weight=self.weight.view(D, W), bias=self.bias, activation=self.activation,

@@ -1,4 +1,4 @@
-"""Norm and convolution of float32 tensors by the compiled loops: which calls they serve, and their results."""
+"""Norm and convolution of float32 and bfloat16 tensors by the compiled loops: which calls they serve, and their results."""
 
 import pytest
 import torch
@@ -79,6 +79,37 @@ def test_convolution(served, swish, has_bias, W):
     assert served == ['convolve_token'] and after is cache
     assert_close('output', y, want, 1e-6)
     assert torch.equal(cache, final)
+
+
+@torch.no_grad()
+def test_bfloat16_is_float32_rounded_at_the_end(served):
+    """No loop keeps a sum in bfloat16; a state and a weight in another dtype than the input are read as they are."""
+    x, cache, weight, bias = (t.bfloat16() for t in conv_inputs())
+    wide_cache = cache.float()
+    want = causal_conv1d_update(x.float(), wide_cache, None, weight.float(), bias.float(), 'silu')[0].bfloat16()
+    for parameters in ((weight, bias), (weight.float(), bias.float()), (weight, bias.float())):
+        for states in (cache.clone(), cache.float()):
+            assert torch.equal(causal_conv1d_update(x, states, None, *parameters, 'silu')[0], want)
+            assert torch.equal(states.float(), wide_cache)
+    layer, rows = RMSNorm(67).bfloat16(), torch.randn(5, 67).bfloat16()
+    torch.nn.init.normal_(layer.weight)
+    got, wide = layer(rows), layer.float()
+    assert torch.equal(got, wide(rows.float()).bfloat16()) and torch.equal(got, wide(rows))
+    assert set(served) == {'convolve_token', 'rms_norm'}
+    # strips of 64 tokens hand their part of the next strip's gradients over in float32
+    x, dy, weight, bias = torch.randn(2, 150, 32), torch.randn(2, 150, 32), torch.randn(32, 4), torch.randn(32)
+    x, dy = x.bfloat16(), dy.bfloat16()
+    assert torch.equal(loops.convolve(x, weight, bias, None, True), loops.convolve(x.float(), weight, bias, None, True).bfloat16())
+    narrow = loops.convolve_gradients(dy, x, weight, bias, None, True)
+    wide = loops.convolve_gradients(dy.float(), x.float(), weight, bias, None, True)
+    assert torch.equal(narrow[0], wide[0].bfloat16()) and all(torch.equal(a, b) for a, b in zip(narrow[1:], wide[1:], strict=True))
+
+
+@pytest.mark.parametrize('residual', [False, True])
+def test_bfloat16_streams(served, residual):
+    inputs = inputs_of((2, 150, 32), 4, 2, torch.bfloat16, residual=residual, state=False)
+    compare(convolution('silu'), outputs_of(activation='silu'), inputs, torch.bfloat16)
+    assert served == ['convolve', 'convolve_gradients']
 
 
 def convolution(activation, cu_seqlens=None):
@@ -219,7 +250,7 @@ def test_not_served(served, monkeypatch):
     x, cache, weight, bias = conv_inputs()
     layer = RMSNorm(22)
     layer(x.double())
-    for other in (cache.bfloat16(), cache.mT.contiguous().mT):
+    for other in (cache.half(), cache.mT.contiguous().mT):
         causal_conv1d_update(x, other, None, weight, bias, 'silu')
     torch.func.vmap(lambda y: norms.layer_norm_fwd(y, layer.weight, None, is_rms_norm=True)[0])(x[None])
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'torch')
