@@ -2,8 +2,8 @@
 
 A decoding step computes little, and each function of PyTorch takes microseconds, however few elements it is called for. In
 training the convolution is bound by memory: a loop passes over it once, PyTorch's functions once for each tap.
-:func:`fla_longhorn.cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense tensors of float32 or
-bfloat16 (0 for an absent one), which cost less to hand over than NumPy's arrays, and compute in float32.
+:func:`fla_longhorn.cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense tensors of
+float32 or bfloat16 (0 for an absent one), which cost less to hand over than NumPy's arrays, and compute in float32.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def rms_norm(
     y, rstd = x.new_empty(T, D, dtype=dtype), x.new_empty(T, dtype=torch.float32)
     launch(
         normalise, T * D, T,
-        x.data_ptr(), address(weight), y.data_ptr(), rstd.data_ptr(), T, D, eps, *bits_of(x, x if weight is None else weight, y),
+        x.data_ptr(), address(weight), y.data_ptr(), rstd.data_ptr(), T, D, eps,
+        *bits_of(x, x if weight is None else weight, y),
     )
     return y, rstd
 
@@ -270,8 +271,8 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
-def bits_of(*tensors: torch.Tensor) -> list[np.dtype]:
-    return [BITS[x.dtype] for x in tensors]
+def bits_of(*tensors: torch.Tensor) -> tuple[np.dtype, ...]:
+    return tuple(BITS[x.dtype] for x in tensors)
 
 
 def address(x: torch.Tensor | None) -> int:

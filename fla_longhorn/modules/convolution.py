@@ -152,15 +152,16 @@ class ShortConvolution(modules.ShortConvolution):
     def _step_plain(
         self, x: torch.Tensor, cache: torch.Tensor | None, output_final_state: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        D, _, W = self.weight.shape
+        weight, bias = self.weight, self.bias
+        D, _, W = weight.shape
         if cache is None:
             cache = x.new_zeros(x.shape[0], D, W)
         rows = x.reshape(-1, D).contiguous()
-        loops = load_loops(rows, cache, self.weight, self.bias)
+        loops = load_loops(rows, cache, weight, bias)
         if loops is not None:
-            y = loops.convolve_token(rows, cache, self.weight.view(D, W), self.bias, self.activation is not None)
+            y = loops.convolve_token(rows, cache, weight.view(D, W), bias, self.activation is not None)
             return y.view(x.shape), cache if output_final_state else None
         y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
-            x=x, cache=cache, weight=self.weight.view(D, W), bias=self.bias, activation=self.activation,
+            x=x, cache=cache, weight=weight.view(D, W), bias=bias, activation=self.activation,
         )
         return y, cache if output_final_state else None

@@ -43,13 +43,13 @@ class RMSNorm(modules.RMSNorm):
     def _forward_plain(
         self, x: torch.Tensor, residual: torch.Tensor | None, prenorm: bool, residual_in_fp32: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        rows = x.reshape(-1, x.shape[-1])
-        loops = load_loops(rows, self.weight) if residual is self.bias is None and not prenorm else None
+        rows, weight, bias = x.reshape(-1, x.shape[-1]), self.weight, self.bias
+        loops = load_loops(rows, weight) if residual is bias is None and not prenorm else None
         if loops is not None:
-            return loops.rms_norm(rows, self.weight, self.eps)[0].view(x.shape)
+            return loops.rms_norm(rows, weight, self.eps)[0].view(x.shape)
         residual_dtype = torch.float32 if residual_in_fp32 else None
         y, _, _, stream = find_function(layernorm.layer_norm_fwd, x.device.type)(
-            x=rows.contiguous(), weight=self.weight, bias=self.bias, eps=self.eps,
+            x=rows.contiguous(), weight=weight, bias=bias, eps=self.eps,
             residual=None if residual is None else residual.reshape_as(rows).contiguous(),
             residual_dtype=residual_dtype if residual is None else residual.dtype, is_rms_norm=True,
         )

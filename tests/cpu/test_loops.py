@@ -99,10 +99,12 @@ def test_bfloat16_is_float32_rounded_at_the_end(served):
     # strips of 64 tokens hand their part of the next strip's gradients over in float32
     x, dy, weight, bias = torch.randn(2, 150, 32), torch.randn(2, 150, 32), torch.randn(32, 4), torch.randn(32)
     x, dy = x.bfloat16(), dy.bfloat16()
-    assert torch.equal(loops.convolve(x, weight, bias, None, True), loops.convolve(x.float(), weight, bias, None, True).bfloat16())
+    y, wide = (loops.convolve(rows, weight, bias, None, True) for rows in (x, x.float()))
+    assert torch.equal(y, wide.bfloat16())
     narrow = loops.convolve_gradients(dy, x, weight, bias, None, True)
     wide = loops.convolve_gradients(dy.float(), x.float(), weight, bias, None, True)
-    assert torch.equal(narrow[0], wide[0].bfloat16()) and all(torch.equal(a, b) for a, b in zip(narrow[1:], wide[1:], strict=True))
+    assert torch.equal(narrow[0], wide[0].bfloat16())
+    assert all(torch.equal(a, b) for a, b in zip(narrow[1:], wide[1:], strict=True))
 
 
 @pytest.mark.parametrize('residual', [False, True])

@@ -27,7 +27,7 @@ from numba.extending import intrinsic, lower_builtin, models, overload, register
 W = 16
 
 # how the loops see the elements of a tensor
-BITS = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}
+BITS: dict[torch.dtype, np.dtype] = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}
 
 # functions that only the compiled loops call: Numba need not make them callable from Python, a fifth of its time
 _options = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)

@@ -58,8 +58,8 @@ MUTATIONS = [
         LOOPS + 'test_packed_streams_are_those_alone',
     ),
     Mutation(
-        'stream-strips', 'cpu/loops.py', 'b_dx1, b_dx2, b_dx3 = rows_before(dx, t0 * D + d, D, t0 > bos)',
-        'b_dx1, b_dx2, b_dx3 = rows_before(dx, t0 * D + d, D, False)', 'gradients do not cross strips of tokens',
+        'stream-strips', 'cpu/loops.py', 'rows_before(carried, 3 * BD + d - first, BD, t0 > bos)',
+        'rows_before(carried, 3 * BD + d - first, BD, False)', 'gradients do not cross strips of tokens',
         LOOPS + 'test_streams', '[66-144-True-silu]',
     ),
     Mutation(

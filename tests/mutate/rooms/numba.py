@@ -35,7 +35,8 @@ MUTATIONS = [
         "the initial state's gradient has the other layout", FLAGS, 'numba diagonal chunk initial_state-state_v_first',
     ),
     Mutation(
-        'final-gradient-layout', 'ops/numba/__init__.py', 'flat(do), flat(k_first(dht, state_v_first))', 'flat(do), flat(dht)',
+        'final-gradient-layout', 'ops/numba/__init__.py',
+        'flat(k_first(dht, state_v_first)), flat(scaled', 'flat(dht), flat(scaled',
         "the final state's gradient is read in the other layout", FLAGS, 'numba diagonal chunk initial_state-state_v_first',
     ),
     Mutation(
@@ -49,9 +50,19 @@ MUTATIONS = [
     ),
     Mutation(
         'skipped-residual', 'ops/numba/forward.py',
-        'store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))',
-        'store(S, p_new + j * W, b_s + (b_k * b_eps) * b_v)',
+        'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)',
+        'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_v)',
         'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
+    ),
+    Mutation(
+        'rounding', 'ops/numba/simd.py', 'builder.add(odd, _constant(ints, 0x7fff))', '_constant(ints, 0x8000)',
+        'bfloat16 is rounded up from halfway', 'tests/ops/numba/test_bfloat16.py::test_rounding_is_that_of_torch',
+    ),
+    Mutation(
+        'first-dtype-decides', 'ops/numba/__init__.py',
+        'torch.bfloat16 if all(x is None or', 'torch.bfloat16 if any(x is None or',
+        'step sizes in float32 lose their digits beside values in bfloat16',
+        'tests/ops/numba/test_bfloat16.py::test_the_way_changes_nothing', 'float32-False-False',
     ),
     Mutation(
         'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(K - K % W, K):', 'for j in range(K, K):',

@@ -50,7 +50,7 @@ def results(given, exact):
 
 @pytest.mark.parametrize('exact', [False, True])
 @pytest.mark.parametrize('scalar_beta', [False, True])
-@pytest.mark.parametrize('beta_dtype', [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize('beta_dtype', [torch.bfloat16, torch.float32], ids=str)
 def test_the_way_changes_nothing(monkeypatch, exact, scalar_beta, beta_dtype):
     inputs = make_inputs(Case(
         T=70, K=5, V=40, dtype=torch.bfloat16, scalar_beta=scalar_beta, sigmoid=True, D=True, z=True, initial_state=True,
