@@ -240,6 +240,8 @@ def causal_conv1d_update_states(
 ) -> torch.Tensor:
     """The last `state_len` inputs `[N, D, state_len]` of every sequence of `x` `[B, T, D]` (or packed `[T, D]`)."""
     rows = x if x.dim() == 3 else x[None]
+    if cu_seqlens is None and rows.shape[1] >= state_len:
+        return rows[:, rows.shape[1] - state_len:].mT.contiguous()
     tails = _Window(rows, cu_seqlens, state_len, size=state_len, from_end=True)
     return tails.read(rows, initial_state).mT.contiguous()
 

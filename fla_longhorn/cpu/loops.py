@@ -19,11 +19,15 @@ from fla_longhorn.ops.numba.forward import compiled, sigmoid
 from fla_longhorn.ops.numba.simd import (
     BITS,
     W,
+    address_of,
     array_at,
+    helper,
     inlined,
     load,
     load_lanes,
     load_one,
+    prefetch,
+    prefetch_to_write,
     splat,
     store,
     store_lanes,
@@ -76,8 +80,8 @@ def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight
 
 
 # taps of the convolution's kernels; channels that a worker takes at a time; tokens whose gradients are added in float32 before
-# they go to float64
-TAPS, BD, STRIP = 4, 128, 64
+# they go to float64; tokens between asking for a row to write and writing it
+TAPS, BD, STRIP, FEW = 4, 128, 64, 4
 
 
 @inlined
@@ -85,6 +89,14 @@ def rows_before(x, p, stride, exist):
     """The vectors of three rows before the one at `p`, the newest first; zeros where none exist."""
     n = W if exist else 0
     return load_lanes(x, p - stride, n), load_lanes(x, p - 2 * stride, n), load_lanes(x, p - 3 * stride, n)
+
+
+@helper
+def rows_ahead(x, stride, t0, d, first, stop, eos):
+    """The address from which the rows of the vector after the one at `t0`, `d` are asked for: its neighbours, or the next strip."""
+    if d + W < stop:
+        return address_of(x, t0 * stride + d + W)
+    return address_of(x, min(t0 + STRIP, eos - 1) * stride + first)
 
 
 @inlined
@@ -99,14 +111,18 @@ def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish, x_bit
     x, y = array_at(x, (bounds[-1] - 1) * stride + D, x_bits), array_at(y, bounds[-1] * D, y_bits)
     taps, bias = array_at(taps, TAPS * D), array_at(bias, D if bias != 0 else 0)
     for first in range(i_w * BD, D, n_w * BD):
+        stop = min(first + BD, D)
         for i_n in range(len(bounds) - 1):
             bos, eos = bounds[i_n], bounds[i_n + 1]
             for t0 in range(bos, eos, STRIP):
-                for d in range(first, min(first + BD, D), W):
+                for d in range(first, stop, W):
+                    ahead, written = rows_ahead(x, stride, t0, d, first, stop, eos), address_of(y, (t0 + FEW) * D + d)
                     b_w0, b_w1, b_w2, b_w3 = load_taps(taps, d, D)
                     b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
                     b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
                     for t in range(t0, min(t0 + STRIP, eos)):
+                        prefetch(ahead + (t - t0) * stride * x.itemsize)
+                        prefetch_to_write(written + (t - t0) * D * y.itemsize)
                         b_x = load(x, t * stride + d)
                         b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
                         store(y, t * D + d, b_z * sigmoid(b_z) if swish else b_z)
@@ -133,12 +149,17 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
             for t0 in range(bos, eos, STRIP):
                 t1 = min(t0 + STRIP, eos)
                 for d in range(first, stop, W):
+                    ahead, written = rows_ahead(x, stride, t0, d, first, stop, eos), address_of(dx, (t0 + FEW) * D + d)
+                    dy_ahead = rows_ahead(dy, dy_stride, t0, d, first, stop, eos)
                     b_w0, b_w1, b_w2, b_w3 = load_taps(taps, d, D)
                     b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
                     b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
                     b_dx1, b_dx2, b_dx3 = rows_before(carried, 3 * BD + d - first, BD, t0 > bos)
                     b_s0, b_s1, b_s2, b_s3, b_sum = zero, zero, zero, zero, zero
                     for t in range(t0, t1):
+                        prefetch(ahead + (t - t0) * stride * x.itemsize)
+                        prefetch(dy_ahead + (t - t0) * dy_stride * dy.itemsize)
+                        prefetch_to_write(written + (t - t0) * D * dx.itemsize)
                         b_x, b_dz = load(x, t * stride + d), load(dy, t * dy_stride + d)
                         if swish:
                             b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
