@@ -93,7 +93,7 @@ def rows_before(x, p, stride, exist):
 
 @helper
 def rows_ahead(x, stride, t0, d, first, stop, eos):
-    """The address from which the rows of the vector after the one at `t0`, `d` are asked for: its neighbours, or the next strip."""
+    """The address from which rows of the next vector are asked for: the channels beside those at `d`, or the next strip."""
     if d + W < stop:
         return address_of(x, t0 * stride + d + W)
     return address_of(x, min(t0 + STRIP, eos - 1) * stride + first)

@@ -66,8 +66,8 @@ def longhorn_fwd(
     launch(
         forward.forward, B * T * H * K * V, len(where) * H * -(-V // BV),
         flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v, dtype), flat(args.beta, dtype), h0, flat_copy(args.D),
-        flat(args.z, dtype), boundaries(B, T, args.cu_seqlens), where, flat(o, dtype), ht, flat(states), H, K, V, C, BV,
-        args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
+        *flat_rows(args.z, H * V, dtype), boundaries(B, T, args.cu_seqlens), where, flat(o, dtype), ht, flat(states),
+        H, K, V, C, BV, args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     if final_state is not None and output_final_state and state_v_first:
         final_state = final_state.transpose(-1, -2)
@@ -135,8 +135,8 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     launch(
         backward.backward, B * T * H * K * V, N * H * NG,
         flat(do, dtype), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v, dtype),
-        flat(beta, dtype), flat_copy(D), flat(z, dtype), boundaries(B, T, args.cu_seqlens), flat(states), flat(dqk),
-        flat(dv, dtype), flat(dbeta, dbeta_dtype), flat(dh0), flat(dD), flat(dz, dtype),
+        flat(beta, dtype), flat_copy(D), *flat_rows(z, H * V, dtype), boundaries(B, T, args.cu_seqlens), flat(states),
+        flat(dqk), flat(dv, dtype), flat(dbeta, dbeta_dtype), flat(dh0), flat(dD), flat(dz, dtype),
         H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     dq, dk = add_parts(dqk).unbind(-1)
@@ -183,6 +183,18 @@ def flat(x, dtype: torch.dtype = torch.float32) -> np.ndarray:
         return _ABSENT[dtype]
     x = (x.detach() if x.requires_grad else x).to(dtype).contiguous()
     return (x if dtype is torch.float32 else x.view(torch.uint16)).numpy().reshape(-1)
+
+
+def flat_rows(x, size: int, dtype: torch.dtype) -> tuple[np.ndarray, int]:
+    """The same of `x` `[B, T, H, V]`, whose tokens may lie further apart than their `size`, and how far."""
+    if x is None or x.is_contiguous() or x.dtype is not dtype:
+        return flat(x, dtype), size
+    (B, T, H, V), (over_B, over_T, over_H, over_V) = x.shape, x.stride()
+    dense = (over_V == 1 or V == 1) and (over_H == V or H == 1)
+    if not dense or T == 1 or over_T < size or (over_B != T * over_T and B > 1):
+        return flat(x, dtype), size
+    span = x.detach().as_strided(((B * T - 1) * over_T + size,), (1,))
+    return flat(span, dtype), over_T
 
 
 def flat_copy(x) -> np.ndarray:

@@ -55,7 +55,7 @@ from fla_longhorn.ops.numba.simd import (
 
 
 @helper
-def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens):
+def prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, use_sigmoid, s_k2, tokens):
     """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
     s_v, s_eps, s_dy, s_slope, s_dz = tokens
     b_one, n = splat(np.float32(1)), V - o_v
@@ -70,7 +70,7 @@ def prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid,
         b_f = b_one / (b_one + b_b * load_splat(s_k2, t))
         b_do = load_lanes(do, p, n)
         if len(z) > 0:
-            b_z = load_lanes(z, p, n)
+            b_z = load_lanes(z, (t0 + t) * z_stride + i_h * V + o_v, n)
             b_gate = sigmoid(b_z)
             store(s_dz, i, b_do * (b_gate * (b_one + b_z * (b_one - b_gate))))
             b_do = b_do * (b_z * b_gate)
@@ -176,12 +176,12 @@ def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_ne
 
 @helper
 def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x,
-                   ahead):
+                   ahead, z_stride):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`.
 
     `ahead` are the addresses in do, v, beta and z from which the chunk's rows of the next channels are asked for.
     """
-    row_bytes = H * V * dv.itemsize
+    row_bytes, z_bytes = H * V * dv.itemsize, z_stride * dv.itemsize
     s_r, s_eps, s_dy, s_slope, _ = tokens
     n, b_zero = V - o_v, splat(np.float32(0))
     b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_zero
@@ -193,7 +193,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
         prefetch(ahead[0] + (i_s + t) * row_bytes)
         prefetch(ahead[1] + (i_s + t) * row_bytes)
         prefetch(ahead[2] + (i_s + t) * row_bytes)
-        prefetch(ahead[3] + (i_s + t) * row_bytes)
+        prefetch(ahead[3] + (i_s + t) * z_bytes)
         b_r, b_eps, b_dy = load(s_r, i), load(s_eps, i), load(s_dy, i)
         p_k, p_dqk = row * K, (part + row) * K
         if exact:
@@ -214,8 +214,8 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
 
 
 @helper
-def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta, dh0, dD, dz,
-                   H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
+def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, z_stride, states, dqk, dv, dbeta, dh0,
+                   dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
     """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
     KW = K * W
     p_starts = (BT + 1) * KW
@@ -234,13 +234,14 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 dbeta[row] = 0
         for i in channels:
             o_v = o_g + i
-            prepare(t0, L, i_h, o_v, do, k, v, beta, z, H, K, V, is_scalar, use_sigmoid, s_k2, tokens)
+            prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, use_sigmoid, s_k2, tokens)
             load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
             # the next channels, or the first ones of the chunk before
             t, o_next = (t0, o_v + W) if i + W < channels.stop else (max(t0 - C, bos), o_g)
             p = (t * H + i_h) * V + o_next
-            ahead = address_of(do, p), *rows_ahead(p, v, beta, z, is_scalar)
-            written = rows_ahead((t0 * H + i_h) * V + o_v, dv, dbeta, dz, is_scalar)
+            ahead = address_of(do, p), *rows_ahead(p, t * z_stride + i_h * V + o_next, v, beta, z, is_scalar)
+            p = (t0 * H + i_h) * V + o_v
+            written = rows_ahead(p, p, dv, dbeta, dz, is_scalar)
             NS = (L + BT - 1) // BT
             for i_s in range(NS - 1):
                 p = p_starts + i_s * KW
@@ -251,7 +252,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens,
                               written)
                 strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, i * K,
-                               tokens, s_x, ahead)
+                               tokens, s_x, ahead, z_stride)
         for t in range(L):
             row = (t0 + t) * H + i_h
             for j in range(K):
@@ -262,8 +263,8 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
 
 
 @compiled
-def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT,
-             NT, exact, is_scalar, use_sigmoid, is_varlen):
+def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, z_stride, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C,
+             BG, BT, NT, exact, is_scalar, use_sigmoid, is_varlen):
     """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
     NG = (V + BG - 1) // BG
     rows = cu_seqlens[-1] * H
@@ -276,5 +277,5 @@ def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, cu_seqlens, states, dqk, dv
         i_n, i_h, i_g = block // (H * NG), block // NG % H, block % NG
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
-        backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, states, dqk, dv, dbeta,
-                       dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)
+        backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, z_stride, states, dqk,
+                       dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)

@@ -6,9 +6,10 @@
 
 Arrays are flat, in the order of their shapes: q, k `[T, H, K]` and v, z, o `[T, H, V]` with the rows of a batch as further
 tokens, beta like v or `[T, H]`, D `[H, V]`, states `[H, K, V]`, at the places that :mod:`fla_longhorn.ops.numba.places` says.
-v, z, beta and o are read and written as they are, in float32 or bfloat16; the others are float32. An absent array has no
-elements. Tiles of a state are `[K, W]`, so that an
-instruction takes `W` channels of one key (:mod:`fla_longhorn.ops.numba.simd`).
+v, z, beta and o are read and written as they are, in float32 or bfloat16; the others are float32. The tokens of z lie
+`z_stride` elements apart, for it is often half of a projection's output. An absent array has no elements.
+
+Tiles of a state are `[K, W]`, so that an instruction takes `W` channels of one key (:mod:`fla_longhorn.ops.numba.simd`).
 
 A worker takes every `n_w`-th block. No result depends on how many there are: what one block writes no other does.
 """
@@ -161,14 +162,14 @@ def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
 
 
 @helper
-def rows_ahead(p, v, beta, z, is_scalar):
-    """Addresses of v, beta and z at `p`; where there is no such row, that of v in its place."""
+def rows_ahead(p, p_z, v, beta, z, is_scalar):
+    """Addresses of v and beta at `p` and of z at `p_z`; where there is no such row, that of v in its place."""
     ahead = address_of(v, p)
-    return ahead, ahead if is_scalar else address_of(beta, p), address_of(z, p) if len(z) > 0 else ahead
+    return ahead, ahead if is_scalar else address_of(beta, p), address_of(z, p_z) if len(z) > 0 else ahead
 
 
 @helper
-def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, p_s, tokens):
+def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, use_sigmoid, S, p_s, tokens):
     """`W` channels of `L` tokens; `tokens` holds `|k|^2` of each, and room for eps and v.
 
     What doesn't depend on the state goes first, so that nothing waits for a division between two tokens.
@@ -183,15 +184,15 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_sc
         store(s_eps, t * W, b_b / (b_one + b_b * load_splat(s_k2, t)))
         store(s_v, t * W, load_lanes(v, row * V + o_v, n))
     p = ((t0 + L) * H + i_h) * V + o_v
-    ahead, beta_ahead, z_ahead = rows_ahead(p, v, beta, z, is_scalar)
-    row_bytes, written = H * V * v.itemsize, address_of(o, p - L * H * V)
+    ahead, beta_ahead, z_ahead = rows_ahead(p, (t0 + L) * z_stride + i_h * V + o_v, v, beta, z, is_scalar)
+    row_bytes, z_bytes, written = H * V * v.itemsize, z_stride * v.itemsize, address_of(o, p - L * H * V)
     # eps isn't needed again: its place takes the output
     if exact:
         b_x = read(S, p_s, k, (t0 * H + i_h) * K, K)
         for t in range(L):
             prefetch(ahead + t * row_bytes)
             prefetch(beta_ahead + t * row_bytes)
-            prefetch(z_ahead + t * row_bytes)
+            prefetch(z_ahead + t * z_bytes)
             prefetch_to_write(written + t * row_bytes)
             p_k, p_next = ((t0 + t) * H + i_h) * K, ((t0 + min(t + 1, L - 1)) * H + i_h) * K
             b_u = load(s_eps, t * W) * (load(s_v, t * W) - b_x)
@@ -201,7 +202,7 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_sc
         for t in range(L):
             prefetch(ahead + t * row_bytes)
             prefetch(beta_ahead + t * row_bytes)
-            prefetch(z_ahead + t * row_bytes)
+            prefetch(z_ahead + t * z_bytes)
             prefetch_to_write(written + t * row_bytes)
             p_k = ((t0 + t) * H + i_h) * K
             store(s_eps, t * W, diagonal_update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
@@ -211,7 +212,7 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, o, H, K, V, exact, is_sc
         if len(D) > 0:
             b_o = b_o + load_lanes(D, i_h * V + o_v, n) * load(s_v, t * W)
         if len(z) > 0:
-            b_z = load_lanes(z, p, n)
+            b_z = load_lanes(z, (t0 + t) * z_stride + i_h * V + o_v, n)
             b_o = b_o * (b_z * sigmoid(b_z))
         store_lanes(o, p, b_o, n)
 
@@ -223,8 +224,8 @@ def square_norms(t0, L, i_h, k, H, K, s_k2):
 
 
 @helper
-def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV, exact,
-                  is_scalar, use_sigmoid, S, tokens):
+def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, z_stride, o, ht, states, H, K, V, C, BV,
+                  exact, is_scalar, use_sigmoid, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`.
 
     `first` and `last` are where the states before and after the sequence lie in `h0` and `ht`; -1 is zero, and nowhere.
@@ -241,7 +242,8 @@ def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z
             for i in channels:
                 store_tile(states, p + i, V, K, V - o_v - i, S, i * K)
         for i in channels:
-            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, o, H, K, V, exact, is_scalar, use_sigmoid, S, i * K, tokens)
+            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, use_sigmoid,
+                          S, i * K, tokens)
     if last >= 0:
         for i in channels:
             store_tile(ht, last + p_h + i, V, K, V - o_v - i, S, i * K)
@@ -254,8 +256,8 @@ def first_slot(i_n, bos, eos, C, is_varlen):
 
 
 @compiled
-def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact, is_scalar,
-            use_sigmoid, is_varlen):
+def forward(i_w, n_w, q, k, v, beta, h0, D, z, z_stride, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
+            is_scalar, use_sigmoid, is_varlen):
     """One worker's blocks of the forward pass, over the sequences of `places`: (sequence, `first`, `last`)."""
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
@@ -265,8 +267,8 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, cu_seqlens, places, o, ht, states
         i_n, first, last = places[i_p, 0], places[i_p, 1], places[i_p, 2]
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
-        forward_block(first, last, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, o, ht, states, H, K, V, C, BV,
-                      exact, is_scalar, use_sigmoid, S, tokens)
+        forward_block(first, last, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, z_stride, o, ht, states, H, K, V, C,
+                      BV, exact, is_scalar, use_sigmoid, S, tokens)
 
 
 @compiled
@@ -286,5 +288,5 @@ def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, use_s
         for i_h in range(H):
             for o_v in range(0, V, BV):
                 p = i_n * H * K * V
-                forward_block(p, p, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, states, D, z, o, states, kept, H, K, V, 1, BV,
-                              exact, is_scalar, use_sigmoid, S, tokens)
+                forward_block(p, p, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, states, D, z, H * V, o, states, kept, H, K, V, 1,
+                              BV, exact, is_scalar, use_sigmoid, S, tokens)
