@@ -10,6 +10,7 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 
 from __future__ import annotations
 
+import warnings
 from typing import get_type_hints
 
 import torch
@@ -146,6 +147,22 @@ def update(pool: Pool, args: Arguments) -> Tensor:
 @longhorn_update.register_fake
 def _(*inputs):
     return torch.empty_like(split_update(inputs)[1].v, memory_format=torch.contiguous_format)
+
+
+def _count_update(keyset, states: Tensor, *inputs) -> Tensor:
+    """Tell autograd that the states change, and go on to the operator.
+
+    In place of what `custom_op` registers, which asks the schema for all arguments once an argument: 0.3 ms a call.
+    """
+    increment_version(states)
+    return _OPERATOR.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, states, *inputs)
+
+
+_OPERATOR = torch.ops.fla_longhorn.longhorn_update.default
+_LIBRARY = torch.library.Library('fla_longhorn', 'IMPL')
+with warnings.catch_warnings():
+    warnings.filterwarnings('ignore', 'Warning only once for all operators', UserWarning)
+    _LIBRARY.impl('longhorn_update', _count_update, 'ADInplaceOrView', with_keyset=True)
 
 
 def split_update(inputs: tuple) -> tuple[Pool, Arguments]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, operator
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from tests.ops.cases import Case, make_inputs, make_options, reference, relative_error
@@ -63,3 +63,19 @@ def test_bad_state(change, error, message, device):
     state = inputs.pop('initial_state')
     with pytest.raises(error, match=message):
         longhorn_state_update(change(state), **inputs)
+
+
+@torch.no_grad()
+def test_the_operator_counts_one_update(device):
+    """What autograd has saved of the states is no longer theirs."""
+    q, k = torch.randn(2, 2, 1, 1, 16, device=device)
+    v, beta = torch.rand(2, 2, 1, 1, 8, device=device)
+    state = torch.ones(2, 1, 16, 8, device=device)
+    with torch.enable_grad():
+        weight = torch.ones_like(state, requires_grad=True)
+        loss = (weight * state).sum()
+    before = state._version
+    operator.run_update(Pool(state), Arguments(q, k, v, beta))
+    assert state._version == before + 1
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        loss.backward()
