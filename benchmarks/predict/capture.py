@@ -1,8 +1,8 @@
 """The launches of a call, taken from the wrappers that make them: code, arguments, grid.
 
 The call runs on meta tensors with the driver of :mod:`benchmarks.kernels.launches`, which compiles each kernel for what it
-is really given, as on the GPU. It runs once more for twice the tokens, without compiling: what of a launch changes with the
-length tells how its work grows.
+is really given, as on the GPU. It runs again for twice or half the tokens, without compiling: what of a launch changes with
+the length tells how its work grows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Argument:
 
 @dataclass
 class Launch:
-    """A kernel's launch; a PyTorch operation has no code. `longer` is the same launch for twice the tokens."""
+    """A kernel's launch; a PyTorch operation has no code. `other` is the same launch for another number of tokens."""
 
     kernel: str
     grid: list[int] = field(default_factory=lambda: [1, 1, 1])
@@ -50,7 +50,7 @@ class Launch:
     nbytes: int = 0
     # the number of this launch among autotuned ones of the same call, of which one counts
     choice: int | None = None
-    longer: Launch | None = None
+    other: Launch | None = None
     program: Program | None = None
 
     def code(self) -> Program:
@@ -147,16 +147,20 @@ def take(call: Callable[[int], object], T: int, target: str, depth: str) -> list
     return taken
 
 
-def capture(call: Callable[[int], object], T: int, target: str) -> list[Launch]:
-    """The launches of `call(T)`, each with that of `call(2 * T)`.
+def capture(call: Callable[[int], object], T: int, target: str, depth: str = 'code') -> list[Launch]:
+    """The launches of `call(T)`, each with that of `call(2 * T)` or `call(T // 2)`.
+
+    The second where twice the tokens take other kernels, as wrappers cut sequences in time from some length on.
 
     Raises:
-        RuntimeError: the two calls launch different kernels, so that nothing can be said of how they grow.
+        RuntimeError: neither of the two calls launches the same kernels, so that nothing can be said of how they grow.
     """
-    launches, longer = take(call, T, target, 'code'), take(call, 2 * T, target, 'launch')
-    if [x.kernel for x in launches] != [x.kernel for x in longer]:
-        names = [x.kernel for x in launches], [x.kernel for x in longer]
-        raise RuntimeError(f'other kernels for {T} tokens than for twice as many: {names}')
-    for x, y in zip(launches, longer, strict=True):
-        x.longer = y
-    return launches
+    launches = take(call, T, target, depth)
+    names = [x.kernel for x in launches]
+    for length in (2 * T, T // 2):
+        others = take(call, length, target, 'launch') if length else []
+        if [x.kernel for x in others] == names:
+            for x, y in zip(launches, others, strict=True):
+                x.other = y
+            return launches
+    raise RuntimeError(f'other kernels for {T} tokens than for twice or half as many: {names}')
