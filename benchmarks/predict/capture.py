@@ -7,7 +7,6 @@ the length tells how its work grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.autotuner import Autotuner
 
 from benchmarks.kernels.launches import Driver, rehearsal
+from benchmarks.predict.calls import Pass
 from benchmarks.predict.sass import Program, read_cubin
 
 # of fla's autotuned kernels, whose choice only a GPU can make: as many configurations are compiled, and the best counts
@@ -106,7 +106,9 @@ def make_driver(target: str, depth: str) -> CaptureDriver:
 class Copies(TorchDispatchMode):
     """Keeps PyTorch's own operations that move data: copies to contiguous memory, sums, conversions."""
 
-    MOVING = ('clone', '_to_copy', 'copy_', 'sum', 'mul', 'add', 'zero_', 'fill_', 'zeros', 'zeros_like', 'cumsum', 'exp')
+    MOVING = ('clone', '_to_copy', 'sum', 'mul', 'add', 'add_', 'cumsum', 'exp')
+    # their result alone, not what it is shaped like or what was there before
+    FILLING = ('zero_', 'fill_', 'zeros', 'zeros_like')
 
     def __init__(self, launches: list[Launch]) -> None:
         super().__init__()
@@ -115,8 +117,9 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
-        if name in self.MOVING:
-            tensors = [x for x in (*args, out) if isinstance(x, torch.Tensor)]
+        moved = (out,) if name in self.FILLING else args if name == 'copy_' else (*args, out) if name in self.MOVING else ()
+        if moved:
+            tensors = [x for x in moved if isinstance(x, torch.Tensor)]
             self.launches.append(Launch(f'torch.{name}', nbytes=sum(x.numel() * x.itemsize for x in tensors)))
         return out
 
@@ -137,23 +140,26 @@ def candidates(driver: CaptureDriver):
         yield
 
 
-def take(call: Callable[[int], object], T: int, target: str, depth: str) -> list[Launch]:
-    driver = make_driver(target, depth)
-    driver.alive.clear()
+def take(call: Pass, T: int, target: str, depth: str) -> list[Launch]:
+    """The launches of the pass that `call(T)` returns; those that make what it takes are not compiled, and not kept."""
+    first, driver = make_driver(target, 'launch'), make_driver(target, depth)
+    with rehearsal(target, 'launch', make_driver), candidates(first):
+        run = call(T)
+    first.alive.clear()
     with rehearsal(target, depth, make_driver) as launches, candidates(driver), Copies(launches):
-        call(T)
+        run()
         taken = list(launches)
     driver.alive.clear()
     return taken
 
 
-def capture(call: Callable[[int], object], T: int, target: str, depth: str = 'code') -> list[Launch]:
-    """The launches of `call(T)`, each with that of `call(2 * T)` or `call(T // 2)`.
+def capture(call: Pass, T: int, target: str, depth: str = 'code') -> list[Launch]:
+    """The launches of a pass over T tokens, each with that over `2 * T` or `T // 2` tokens.
 
     The second where twice the tokens take other kernels, as wrappers cut sequences in time from some length on.
 
     Raises:
-        RuntimeError: neither of the two calls launches the same kernels, so that nothing can be said of how they grow.
+        RuntimeError: neither launches the same kernels, so that nothing can be said of how they grow.
     """
     launches = take(call, T, target, depth)
     names = [x.kernel for x in launches]

@@ -23,7 +23,7 @@ IGNORED = frozenset((
 NAMES = {'R': (0, 256), 'UR': (256, 128), 'P': (384, 8), 'UP': (392, 8)}
 OPERAND = re.compile(r'(?<![\w.])(UR|R|UP|P)(\d+)(\.64)?')
 WIDE = frozenset(('WIDE', '64', 'U64', 'S64'))
-ALL_PREDICATES = sum(1 << 384 + i for i in range(7))
+ALL_PREDICATES, ALL_UNIFORM_PREDICATES = (sum(1 << NAMES[name][0] + i for i in range(7)) for name in ('P', 'UP'))
 
 
 def register_bits(text: str, wide: bool = False) -> int:
@@ -82,8 +82,10 @@ def writes_pair(x: Instruction) -> bool:
 
 def uses(x: Instruction, results: int) -> int:
     bits = register_bits(x.guard)
-    if x.base in ('P2R', 'UP2R'):
+    if x.base == 'P2R':
         bits |= ALL_PREDICATES
+    if x.base == 'UP2UR':
+        bits |= ALL_UNIFORM_PREDICATES
     return bits | register_bits(','.join(x.args[results:]), bool(x.parts & WIDE) or 'HI' in x.parts)
 
 

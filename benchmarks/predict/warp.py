@@ -20,7 +20,9 @@ from benchmarks.predict.sass import Instruction, Program
 
 EVERYTHING = np.ones(32, bool)
 # where arguments begin in the constant bank, by compute capability
-PARAMETERS = {80: 0x160, 90: 0x210}
+PARAMETERS = {80: 0x160, 90: 0x210, 100: 0x380}
+# where the block's three sizes lie there, and the grid's
+SIZES = {80: (0, 12), 90: (0, 12), 100: (0x360, 0x370)}
 TENSOR_SPACE = 36
 
 
@@ -127,9 +129,10 @@ class Warp:
         return self.bank(offset, size)
 
     def bank(self, offset: int, size: int) -> int:
-        if offset < 24:
-            # the block's size, then the grid's
-            return (self.num_warps * 32, 1, 1, *self.grid)[offset // 4]
+        sizes = (self.num_warps * 32, 1, 1), self.grid
+        for start, three in zip(SIZES[self.layout.capability], sizes, strict=True):
+            if start <= offset < start + 12:
+                return three[(offset - start) // 4]
         return int.from_bytes(self.layout.bank[offset:offset + size], 'little')
 
     def value(self, text: str) -> np.ndarray | int:
