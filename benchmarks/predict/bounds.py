@@ -52,8 +52,8 @@ def bounds(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
 def describe_bounds(row: dict) -> str:
     lines = [
         ' '.join([row['gpu'], row['pass'], *(f'{n}={row[n]}' for n in 'BTVK')])
-        + f': at least {row["issue_ms"]:.3f} ms for {row["instructions"]} instructions; floors: DRAM {row["dram_floor_ms"]:.3f}, '
-        f'issue {row["issue_floor_ms"]:.3f}  ({row["seconds"]} s)'
+        + f': at least {row["issue_ms"]:.3f} ms for {row["instructions"]} instructions; floors: DRAM '
+        f'{row["dram_floor_ms"]:.3f}, issue {row["issue_floor_ms"]:.3f}  ({row["seconds"]} s)'
     ]
     for k in row['kernels']:
         lines.append(

@@ -336,9 +336,9 @@ def elect(w: Warp, x: Instruction, active: np.ndarray) -> None:
 HANDLERS = {
     'IADD3': iadd3, 'IADD': iadd3, 'VIADD': viadd, 'IMAD': imad, 'LEA': lea, 'SHF': shf, 'LOP3': lop3, 'PLOP3': plop3,
     'ISETP': isetp, 'SEL': sel, 'PRMT': prmt, 'SGXT': sgxt, 'IABS': iabs, 'IMNMX': imnmx, 'VIMNMX': imnmx,
-    'VIADDMNMX': viaddmnmx, 'MOV': mov, 'R2UR': r2ur, 'S2R': s2r, 'S2UR': s2r, 'CS2R': cs2r, 'LDC': ldc, 'LDCU': ldc, 'I2F': i2f,
+    'VIADDMNMX': viaddmnmx, 'MOV': mov, 'R2UR': r2ur, 'S2R': s2r, 'S2UR': s2r, 'CS2R': cs2r, 'LDC': ldc, 'I2F': i2f,
     'F2I': f2i, 'MUFU': mufu, 'HFMA2': hfma2, 'SHFL': shfl, 'VOTE': vote, 'P2R': p2r, 'R2P': r2p, 'POPC': popc, 'FLO': flo,
-    'BMSK': bmsk, 'ELECT': elect, 'UP2UR': up2ur,
+    'BMSK': bmsk, 'ELECT': elect, 'UP2UR': up2ur, 'LDCU': ldc,
 }
 # on the uniform datapath
 HANDLERS |= {'U' + name: HANDLERS[name] for name in (
