@@ -12,13 +12,14 @@ from benchmarks.predict.sass import Instruction, Program
 
 MEMORY = frozenset(('LDG', 'STG', 'LDS', 'STS', 'LDSM', 'STSM', 'LDGSTS', 'LDL', 'STL', 'RED', 'ATOMG', 'ATOMS', 'LD', 'ST'))
 LOADS = frozenset(('LDG', 'LDS', 'LDSM', 'LDL', 'LD', 'ATOMG', 'ATOMS'))
-BRANCHES = frozenset(('BRA', 'CALL', 'RET', 'EXIT', 'BRX', 'JMP'))
+BRANCHES = frozenset(('BRA', 'CALL', 'RET', 'EXIT', 'BRX', 'JMP', 'BPT'))
 # products and other floating point, whose results never feed an address or a branch here, and synchronisation
 IGNORED = frozenset((
     'FFMA', 'FMUL', 'FADD', 'FMNMX', 'FSEL', 'HMMA', 'HGMMA', 'F2FP', 'F2F', 'HADD2', 'HMUL2', 'FSETP', 'NOP', 'WARPSYNC',
     'BSSY', 'BSYNC', 'DEPBAR', 'LDGDEPBAR', 'BAR', 'WARPGROUP', 'MEMBAR', 'ERRBAR', 'FENCE', 'CCTL', 'FCHK', 'DADD', 'DMUL',
-    'DFMA', 'FSWZADD', 'MOVM', 'YIELD', 'BMOV', 'HSET2', 'HSETP2', 'SYNCS', 'I2FP', 'HMNMX2', 'FRND', 'UCGABAR_ARV',
+    'DFMA', 'FSWZADD', 'MOVM', 'YIELD', 'BMOV', 'HSET2', 'HSETP2', 'I2FP', 'HMNMX2', 'FRND', 'UCGABAR_ARV',
     'UCGABAR_WAIT', 'ENDCOLLECTIVE', 'ACQBULK', 'PREEXIT', 'LEPC', 'NANOSLEEP', 'BREAK', 'UTMACCTL', 'IMMA',
+    'FFMA2', 'FMUL2', 'FADD2', 'FHADD', 'LDTM', 'STTM', 'UTCHMMA', 'UTCBAR',
 ))
 NAMES = {'R': (0, 256), 'UR': (256, 128), 'P': (384, 8), 'UP': (392, 8)}
 OPERAND = re.compile(r'(?<![\w.])(UR|R|UP|P)(\d+)(\.64)?')
@@ -62,6 +63,9 @@ def written(x: Instruction) -> tuple[int, int]:
         return ALL_PREDICATES, 1
     if x.base in MEMORY or x.base in BRANCHES or not args:
         return 0, 0
+    if x.base == 'SYNCS':
+        # its address may come second
+        return register_bits(args[0]) if re.fullmatch(r'U?P\d', args[0]) else 0, 1
     if 'SETP' in x.base or 'PLOP' in x.base:
         return register_bits(','.join(args[:2])), 2
     n = 0

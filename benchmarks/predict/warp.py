@@ -286,7 +286,8 @@ class Warp:
         if not condition.all():
             trace.mixed_branches += bool(condition.any())
             return x.index + 1
-        if x.base == 'EXIT' or x.target == x.index:
+        # a trap, at the end: what checks the release of tensor memory reads data
+        if x.base in ('EXIT', 'BPT') or x.target == x.index:
             return None
         if x.base == 'RET':
             return self.program.by_address[int(self.r[parse(x.args[0])[1]][0])]

@@ -108,13 +108,22 @@ def test_only_what_addresses_and_branches_need_is_interpreted():
 
 @pytest.mark.parametrize('capability', [90, 100])
 def test_where_arguments_and_sizes_lie(capability):
-    """A loop over n times the blocks, and an access at the tensor's 32 lanes plus the block's threads."""
-    init = 'mov.u32 %r2, %nctaid.y; mul.lo.u32 %r0, %r0, %r2; mov.u32 %r3, %ntid.x; mul.wide.u32 %d1, %r3, 4;'
-    init += 'add.u64 %d2, %d0, %d1; mov.u32 %r4, %tid.x; mul.wide.u32 %d1, %r4, 4; add.u64 %d2, %d2, %d1;'
-    path = trace(assemble(init, 'st.volatile.global.u32 [%d2], %r1;', '', capability), 3, 4, capability, (7, 5, 1))
-    stores = [a for a in path.accesses if a]
-    assert len(stores) == 3 * 5
-    assert {(a.tensor, a.store, a.count, a.first - (1 << TENSOR_SPACE - 5)) for a in stores} == {('p', True, 4, 4 * 128 // 32)}
+    """A loop over n times the blocks, if n is below 9, and an access at the tensor's 32 lanes plus the block's threads."""
+    init = 'mov.u32 %r4, %tid.x; shr.u32 %r5, %r4, 8; add.u32 %r5, %r5, 9; min.s32 %r0, %r0, %r5; mov.u32 %r2, %nctaid.y;'
+    init += 'mul.lo.u32 %r0, %r0, %r2; mov.u32 %r3, %ntid.x; mul.wide.u32 %d1, %r3, 4; add.u64 %d2, %d0, %d1;'
+    init += 'mul.wide.u32 %d1, %r4, 4; add.u64 %d2, %d2, %d1;'
+    program = assemble(init, 'st.volatile.global.u32 [%d2], %r1;', '', capability)
+    few, many = ([a for a in trace(program, n, 4, capability, (7, 5, 1)).accesses if a] for n in (3, 20))
+    assert len(few) == 3 * 5 and len(many) == 9 * 5
+    assert {(a.tensor, a.store, a.count, a.first - (1 << TENSOR_SPACE - 5)) for a in few} == {('p', True, 4, 4 * 128 // 32)}
+
+
+@pytest.mark.parametrize('capability', [90, 100])
+def test_a_wait_for_a_barrier_ends(capability):
+    init = 'mov.u32 %r2, s; mbarrier.init.shared.b64 [%r2], 1;'
+    body = 'WAIT: mbarrier.try_wait.parity.shared.b64 %q, [%r2], 0; @!%q bra WAIT; st.volatile.global.u32 [%d0], %r1;'
+    path = trace(assemble(init, body, '', capability), 3, 1, capability)
+    assert sum(a is not None and a.space == 'global' for a in path.accesses) == 3
 
 
 def test_bytes_of_what_pytorch_moves():
