@@ -87,7 +87,7 @@ def plan(options: argparse.Namespace) -> list[tuple[str, str, Shape]]:
     names, sizes, shapes = options.passes or [*PASSES], options.K or STATE_SIZES, options.shape or SHAPES
     rows = [(options.gpu or 'H100', n, Shape(*shape, K)) for shape in shapes for K in sizes for n in names]
     if not (options.passes or options.K or options.shape or options.gpu):
-        rows += [('H100', n, Shape(*MAIN_SHAPE, K)) for n in PEERS for K in (64, 128)]
+        rows += [('H100', n, Shape(*MAIN_SHAPE, K)) for n in PEERS for K in STATE_SIZES]
         rows += [('A100', n, Shape(*MAIN_SHAPE, 16)) for n in PASSES]
         rows += [('B200', n, Shape(*MAIN_SHAPE, K)) for n in PASSES for K in STATE_SIZES]
     return rows
