@@ -19,7 +19,8 @@ states once) at the memory's bandwidth, and the instructions of the best algorit
 "bytes" are those of one token and channel: moved and needed. "before" is commit {commit}."""
 DIRECTIONS = {'fwd': 'forward', 'bwd': 'backward'}
 PEERS_INTRODUCTION = """fla's operators on as many tokens and channels, one head, without gate and skip, each kernel with the
-better of two of its configurations; the backward is what autograd launches, with what it computes again. The ratios are to our times in the tables above, with gate and skip:"""
+better of two of its configurations; the backward is what autograd launches, with what it computes again. The ratios are to our
+times in the tables above, with gate and skip:"""
 BOUNDS_INTRODUCTION = """**bounds from below, not times.** The latencies of a B200 and the rates of its new instructions are
 not published, so nothing is simulated. The floors are as above, but at the peaks of NVIDIA's data sheets (8 TB/s, 1.98 GHz),
 and a packed instruction counts as two; "our instructions" are those that our kernels, compiled for sm_100, issue, with no
