@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+
+# of a number of tokens: makes what the pass takes, and returns the pass
+Pass = Callable[[int], Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -41,25 +45,25 @@ def layer_arguments(s: Shape, T: int, exact: bool, plain: bool) -> Arguments:
     return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, exact=exact, **gate)
 
 
-def longhorn_forward(s: Shape, exact: bool, plain: bool = False) -> Callable[[int], object]:
-    def call(T: int) -> None:
-        longhorn_fwd(layer_arguments(s, T, exact, plain), save_states=True, parallel=True)
-    return call
+def longhorn_forward(s: Shape, exact: bool, plain: bool = False) -> Pass:
+    def prepare(T: int) -> Callable[[], object]:
+        return partial(longhorn_fwd, layer_arguments(s, T, exact, plain), save_states=True, parallel=True)
+    return prepare
 
 
-def longhorn_backward(s: Shape, exact: bool, plain: bool = False) -> Callable[[int], object]:
+def longhorn_backward(s: Shape, exact: bool, plain: bool = False) -> Pass:
     """The backward alone: the states are those that a forward saves."""
     from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
-    def call(T: int) -> None:
+    def prepare(T: int) -> Callable[[], object]:
         args = layer_arguments(s, T, exact, plain)
         slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
         states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
-        longhorn_bwd(empty(s.B, T, 1, s.V), None, states, args, parallel=True)
-    return call
+        return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True)
+    return prepare
 
 
-PASSES: dict[str, Callable[[Shape, bool], Callable[[int], object]]] = {
+PASSES: dict[str, Callable[[Shape, bool], Pass]] = {
     'diagonal_fwd': lambda s, plain: longhorn_forward(s, False, plain),
     'diagonal_bwd': lambda s, plain: longhorn_backward(s, False, plain),
     'exact_fwd': lambda s, plain: longhorn_forward(s, True, plain),
@@ -67,24 +71,27 @@ PASSES: dict[str, Callable[[Shape, bool], Callable[[int], object]]] = {
 }
 
 
-def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Callable[[int], object]]:
-    """An operator of fla on as many tokens, channels and entries of a state, with one head, forward or with its backward."""
-    def make(s: Shape, plain: bool) -> Callable[[int], object]:
-        def call(T: int) -> None:
+def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Pass]:
+    """The forward or the backward of an operator of fla on as many tokens, channels and entries of a state, with one head."""
+    def make(s: Shape, plain: bool) -> Pass:
+        def prepare(T: int) -> Callable[[], object]:
             op = getattr(importlib.import_module(f'fla.ops.{module}'), name)
             q, k, v = (empty(s.B, T, 1, n).requires_grad_(backward) for n in (s.K, s.K, s.V))
             beta = empty(s.B, T, 1).requires_grad_(backward)
             g = empty(s.B, T, 1, s.K, dtype=torch.float32).requires_grad_(backward)
             step = {'chunk_gla': dict(g=g), 'chunk_delta_rule': dict(beta=beta), 'chunk_kda': dict(g=g, beta=beta)}[name]
-            o, _ = op(q, k, v, **step, scale=1.0)
-            if backward:
-                o.backward(torch.empty_like(o))
-        return call
+            forward = partial(op, q, k, v, **step, scale=1.0)
+            if not backward:
+                return forward
+            o, _ = forward()
+            # not o.backward(), which would add to gradients of the inputs
+            return partial(torch.autograd.grad, o, [q, k, v, *step.values()], torch.empty_like(o))
+        return prepare
     return make
 
 
 PEERS = {
-    f'{name}_{direction}': peer(module, name, direction == 'both')
+    f'{name}_{direction}': peer(module, name, direction == 'bwd')
     for module, name in (('gla', 'chunk_gla'), ('delta_rule', 'chunk_delta_rule'), ('kda', 'chunk_kda'))
-    for direction in ('fwd', 'both')
+    for direction in ('fwd', 'bwd')
 }

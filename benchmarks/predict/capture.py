@@ -1,13 +1,12 @@
 """The launches of a call, taken from the wrappers that make them: code, arguments, grid.
 
 The call runs on meta tensors with the driver of :mod:`benchmarks.kernels.launches`, which compiles each kernel for what it
-is really given, as on the GPU. It runs once more for twice the tokens, without compiling: what of a launch changes with the
-length tells how its work grows.
+is really given, as on the GPU. It runs again for twice or half the tokens, without compiling: what of a launch changes with
+the length tells how its work grows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.autotuner import Autotuner
 
 from benchmarks.kernels.launches import Driver, rehearsal
+from benchmarks.predict.calls import Pass
 from benchmarks.predict.sass import Program, read_cubin
 
 # of fla's autotuned kernels, whose choice only a GPU can make: as many configurations are compiled, and the best counts
@@ -38,7 +38,7 @@ class Argument:
 
 @dataclass
 class Launch:
-    """A kernel's launch; a PyTorch operation has no code. `longer` is the same launch for twice the tokens."""
+    """A kernel's launch; a PyTorch operation has no code. `other` is the same launch for another number of tokens."""
 
     kernel: str
     grid: list[int] = field(default_factory=lambda: [1, 1, 1])
@@ -50,7 +50,7 @@ class Launch:
     nbytes: int = 0
     # the number of this launch among autotuned ones of the same call, of which one counts
     choice: int | None = None
-    longer: Launch | None = None
+    other: Launch | None = None
     program: Program | None = None
 
     def code(self) -> Program:
@@ -106,7 +106,9 @@ def make_driver(target: str, depth: str) -> CaptureDriver:
 class Copies(TorchDispatchMode):
     """Keeps PyTorch's own operations that move data: copies to contiguous memory, sums, conversions."""
 
-    MOVING = ('clone', '_to_copy', 'copy_', 'sum', 'mul', 'add', 'zero_', 'fill_', 'zeros', 'zeros_like', 'cumsum', 'exp')
+    MOVING = ('clone', '_to_copy', 'sum', 'mul', 'add', 'add_', 'cumsum', 'exp')
+    # their result alone, not what it is shaped like or what was there before
+    FILLING = ('zero_', 'fill_', 'zeros', 'zeros_like')
 
     def __init__(self, launches: list[Launch]) -> None:
         super().__init__()
@@ -115,8 +117,9 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
-        if name in self.MOVING:
-            tensors = [x for x in (*args, out) if isinstance(x, torch.Tensor)]
+        moved = (out,) if name in self.FILLING else args if name == 'copy_' else (*args, out) if name in self.MOVING else ()
+        if moved:
+            tensors = [x for x in moved if isinstance(x, torch.Tensor)]
             self.launches.append(Launch(f'torch.{name}', nbytes=sum(x.numel() * x.itemsize for x in tensors)))
         return out
 
@@ -137,26 +140,33 @@ def candidates(driver: CaptureDriver):
         yield
 
 
-def take(call: Callable[[int], object], T: int, target: str, depth: str) -> list[Launch]:
-    driver = make_driver(target, depth)
-    driver.alive.clear()
+def take(call: Pass, T: int, target: str, depth: str) -> list[Launch]:
+    """The launches of the pass that `call(T)` returns; those that make what it takes are not compiled, and not kept."""
+    first, driver = make_driver(target, 'launch'), make_driver(target, depth)
+    with rehearsal(target, 'launch', make_driver), candidates(first):
+        run = call(T)
+    first.alive.clear()
     with rehearsal(target, depth, make_driver) as launches, candidates(driver), Copies(launches):
-        call(T)
+        run()
         taken = list(launches)
     driver.alive.clear()
     return taken
 
 
-def capture(call: Callable[[int], object], T: int, target: str) -> list[Launch]:
-    """The launches of `call(T)`, each with that of `call(2 * T)`.
+def capture(call: Pass, T: int, target: str, depth: str = 'code') -> list[Launch]:
+    """The launches of a pass over T tokens, each with that over `2 * T` or `T // 2` tokens.
+
+    The second where twice the tokens take other kernels, as wrappers cut sequences in time from some length on.
 
     Raises:
-        RuntimeError: the two calls launch different kernels, so that nothing can be said of how they grow.
+        RuntimeError: neither launches the same kernels, so that nothing can be said of how they grow.
     """
-    launches, longer = take(call, T, target, 'code'), take(call, 2 * T, target, 'launch')
-    if [x.kernel for x in launches] != [x.kernel for x in longer]:
-        names = [x.kernel for x in launches], [x.kernel for x in longer]
-        raise RuntimeError(f'other kernels for {T} tokens than for twice as many: {names}')
-    for x, y in zip(launches, longer, strict=True):
-        x.longer = y
-    return launches
+    launches = take(call, T, target, depth)
+    names = [x.kernel for x in launches]
+    for length in (2 * T, T // 2):
+        others = take(call, length, target, 'launch') if length else []
+        if [x.kernel for x in others] == names:
+            for x, y in zip(launches, others, strict=True):
+                x.other = y
+            return launches
+    raise RuntimeError(f'other kernels for {T} tokens than for twice or half as many: {names}')

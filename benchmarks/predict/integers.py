@@ -194,8 +194,8 @@ def smaller(w: Warp, x: Instruction, a: np.ndarray, b: np.ndarray, predicate: st
 
 
 def imnmx(w: Warp, x: Instruction, active: np.ndarray) -> None:
-    read = w.unsigned if 'U32' in x.parts else w.signed
-    smaller(w, x, read(x.args[1]), read(x.args[2]), next(a for a in x.args[3:] if 'P' in a), active)
+    read, (a, b, predicate) = w.unsigned if 'U32' in x.parts else w.signed, results(x)[2][:3]
+    smaller(w, x, read(a), read(b), predicate, active)
 
 
 def viaddmnmx(w: Warp, x: Instruction, active: np.ndarray) -> None:
@@ -302,6 +302,11 @@ def p2r(w: Warp, x: Instruction, active: np.ndarray) -> None:
     w.write(x.args[0], value & U64(mask), active)
 
 
+def up2ur(w: Warp, x: Instruction, active: np.ndarray) -> None:
+    value = sum(w.up[i] << i for i in range(7))
+    w.write(x.args[0], value & int(x.args[-1], 16), active)
+
+
 def r2p(w: Warp, x: Instruction, active: np.ndarray) -> None:
     value, mask = w.unsigned(x.args[1]), int(x.args[2], 16)
     for i in range(7):
@@ -328,12 +333,18 @@ def elect(w: Warp, x: Instruction, active: np.ndarray) -> None:
             w.write_predicate(a, w.lanes == 0, active)
 
 
+def succeed(w: Warp, x: Instruction, active: np.ndarray) -> None:
+    """What waits for a barrier or asks for tensor memory gets it the first time."""
+    if PREDICATE.fullmatch(x.args[0]):
+        w.write_predicate(x.args[0], True, active)
+
+
 HANDLERS = {
     'IADD3': iadd3, 'IADD': iadd3, 'VIADD': viadd, 'IMAD': imad, 'LEA': lea, 'SHF': shf, 'LOP3': lop3, 'PLOP3': plop3,
     'ISETP': isetp, 'SEL': sel, 'PRMT': prmt, 'SGXT': sgxt, 'IABS': iabs, 'IMNMX': imnmx, 'VIMNMX': imnmx,
     'VIADDMNMX': viaddmnmx, 'MOV': mov, 'R2UR': r2ur, 'S2R': s2r, 'S2UR': s2r, 'CS2R': cs2r, 'LDC': ldc, 'I2F': i2f,
     'F2I': f2i, 'MUFU': mufu, 'HFMA2': hfma2, 'SHFL': shfl, 'VOTE': vote, 'P2R': p2r, 'R2P': r2p, 'POPC': popc, 'FLO': flo,
-    'BMSK': bmsk, 'ELECT': elect,
+    'BMSK': bmsk, 'ELECT': elect, 'UP2UR': up2ur, 'LDCU': ldc, 'SYNCS': succeed, 'UTCATOMSWS': succeed,
 }
 # on the uniform datapath
 HANDLERS |= {'U' + name: HANDLERS[name] for name in (

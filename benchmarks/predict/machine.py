@@ -20,6 +20,8 @@ class Machine:
 
     name: str = 'H100'
     capability: int = 90
+    # False where latencies and rates are not published: then only bounds are given, from peak figures
+    timed: bool = True
     multiprocessors: int = 132
     # at which kernels like these run: boost, unless power limits it
     clock: float = 1.755e9
@@ -104,4 +106,16 @@ def a100() -> Machine:
     )
 
 
-MACHINES = {'H100': h100, 'H200': h200, 'A100': a100}
+def b200() -> Machine:
+    """B200: what is published of it bounds times from below, but does not predict them.
+
+    148 SMs [CC: "Nvidia's B200"], 8 TB/s and 2.25 PFLOPS in bfloat16 [WP], 75 TFLOPS in float32, which are 1.98 GHz. These are
+    peaks. Unknown are the latencies of L1, L2 and DRAM under load of its two dies, the rates of its packed float instructions
+    (`FADD2`, `FMUL2`, `FFMA2`) and that of `mma.sync`; the other fields are an H100's, and nothing reads them.
+    """
+    return Machine(
+        name='B200', capability=100, timed=False, multiprocessors=148, clock=1.98e9, dram_bandwidth=8.0e12, tensor_rate=4096,
+    )
+
+
+MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'B200': b200}

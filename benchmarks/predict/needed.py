@@ -12,18 +12,19 @@ from benchmarks.predict.sass import Instruction, Program
 
 MEMORY = frozenset(('LDG', 'STG', 'LDS', 'STS', 'LDSM', 'STSM', 'LDGSTS', 'LDL', 'STL', 'RED', 'ATOMG', 'ATOMS', 'LD', 'ST'))
 LOADS = frozenset(('LDG', 'LDS', 'LDSM', 'LDL', 'LD', 'ATOMG', 'ATOMS'))
-BRANCHES = frozenset(('BRA', 'CALL', 'RET', 'EXIT', 'BRX', 'JMP'))
+BRANCHES = frozenset(('BRA', 'CALL', 'RET', 'EXIT', 'BRX', 'JMP', 'BPT'))
 # products and other floating point, whose results never feed an address or a branch here, and synchronisation
 IGNORED = frozenset((
     'FFMA', 'FMUL', 'FADD', 'FMNMX', 'FSEL', 'HMMA', 'HGMMA', 'F2FP', 'F2F', 'HADD2', 'HMUL2', 'FSETP', 'NOP', 'WARPSYNC',
     'BSSY', 'BSYNC', 'DEPBAR', 'LDGDEPBAR', 'BAR', 'WARPGROUP', 'MEMBAR', 'ERRBAR', 'FENCE', 'CCTL', 'FCHK', 'DADD', 'DMUL',
-    'DFMA', 'FSWZADD', 'MOVM', 'YIELD', 'BMOV', 'HSET2', 'HSETP2', 'SYNCS', 'I2FP', 'HMNMX2', 'FRND', 'UCGABAR_ARV',
+    'DFMA', 'FSWZADD', 'MOVM', 'YIELD', 'BMOV', 'HSET2', 'HSETP2', 'I2FP', 'HMNMX2', 'FRND', 'UCGABAR_ARV',
     'UCGABAR_WAIT', 'ENDCOLLECTIVE', 'ACQBULK', 'PREEXIT', 'LEPC', 'NANOSLEEP', 'BREAK', 'UTMACCTL', 'IMMA',
+    'FFMA2', 'FMUL2', 'FADD2', 'FHADD', 'LDTM', 'STTM', 'UTCHMMA', 'UTCBAR',
 ))
 NAMES = {'R': (0, 256), 'UR': (256, 128), 'P': (384, 8), 'UP': (392, 8)}
 OPERAND = re.compile(r'(?<![\w.])(UR|R|UP|P)(\d+)(\.64)?')
 WIDE = frozenset(('WIDE', '64', 'U64', 'S64'))
-ALL_PREDICATES = sum(1 << 384 + i for i in range(7))
+ALL_PREDICATES, ALL_UNIFORM_PREDICATES = (sum(1 << NAMES[name][0] + i for i in range(7)) for name in ('P', 'UP'))
 
 
 def register_bits(text: str, wide: bool = False) -> int:
@@ -62,6 +63,9 @@ def written(x: Instruction) -> tuple[int, int]:
         return ALL_PREDICATES, 1
     if x.base in MEMORY or x.base in BRANCHES or not args:
         return 0, 0
+    if x.base == 'SYNCS':
+        # its address may come second
+        return register_bits(args[0]) if re.fullmatch(r'U?P\d', args[0]) else 0, 1
     if 'SETP' in x.base or 'PLOP' in x.base:
         return register_bits(','.join(args[:2])), 2
     n = 0
@@ -82,8 +86,10 @@ def writes_pair(x: Instruction) -> bool:
 
 def uses(x: Instruction, results: int) -> int:
     bits = register_bits(x.guard)
-    if x.base in ('P2R', 'UP2R'):
+    if x.base == 'P2R':
         bits |= ALL_PREDICATES
+    if x.base == 'UP2UR':
+        bits |= ALL_UNIFORM_PREDICATES
     return bits | register_bits(','.join(x.args[results:]), bool(x.parts & WIDE) or 'HI' in x.parts)
 
 

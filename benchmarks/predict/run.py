@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict
 
 from benchmarks.measure.machine import describe_machine
+from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, Shape
 from benchmarks.predict.capture import capture
 from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
@@ -86,8 +87,9 @@ def plan(options: argparse.Namespace) -> list[tuple[str, str, Shape]]:
     names, sizes, shapes = options.passes or [*PASSES], options.K or STATE_SIZES, options.shape or SHAPES
     rows = [(options.gpu or 'H100', n, Shape(*shape, K)) for shape in shapes for K in sizes for n in names]
     if not (options.passes or options.K or options.shape or options.gpu):
-        rows += [('H100', n, Shape(*MAIN_SHAPE, K)) for n in PEERS for K in (64, 128)]
+        rows += [('H100', n, Shape(*MAIN_SHAPE, K)) for n in PEERS for K in STATE_SIZES]
         rows += [('A100', n, Shape(*MAIN_SHAPE, 16)) for n in PASSES]
+        rows += [('B200', n, Shape(*MAIN_SHAPE, K)) for n in PASSES for K in STATE_SIZES]
     return rows
 
 
@@ -113,7 +115,7 @@ def new_report() -> dict:
 
 def machine_of(name: str, changes: list[str]) -> Machine:
     if name not in MACHINES:
-        raise ValueError(f"gpu must be one of {sorted(MACHINES)}, got {name}: no others' latencies are known to us")
+        raise ValueError(f"gpu must be one of {sorted(MACHINES)}, got {name}: no others' constants are known to us")
     machine = MACHINES[name]()
     for change in changes:
         field, _, value = change.partition('=')
@@ -144,8 +146,15 @@ def main(args: list[str] | None = None) -> int:
     for gpu, name, s in plan(options):
         if (gpu, name, s.B, s.T, s.V, s.K) in done:
             continue
-        row = measure(name, s, machine_of(gpu, options.set), options.plain)
-        print(describe(row), flush=True)
+        machine = machine_of(gpu, options.set)
+        if machine.timed:
+            row = measure(name, s, machine, options.plain)
+            print(describe(row), flush=True)
+        elif name in PASSES:
+            row = bounds(name, s, machine, options.plain)
+            print(describe_bounds(row), flush=True)
+        else:
+            raise ValueError(f'pass must be one of {sorted(PASSES)} for {gpu}, whose latencies are not known, got {name}')
         report['rows'].append(row)
         if options.json:
             write(options.json, report)

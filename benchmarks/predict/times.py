@@ -64,18 +64,18 @@ def occupancy(launch: Launch, machine: Machine) -> int:
 
 def shortened(launch: Launch, part: float) -> list[tuple[str, str, object]]:
     """The arguments for a part of the length: the scalars that grow with the tokens in proportion."""
-    longer = launch.longer.scalars
+    others = launch.other.scalars
     return [
-        (a.name, a.kind, math.ceil(a.value * part) if part < 1 and longer.get(a.name, a.value) != a.value else a.value)
+        (a.name, a.kind, math.ceil(a.value * part) if part < 1 and others.get(a.name, a.value) != a.value else a.value)
         for a in launch.arguments
     ]
 
 
 def walked_tokens(launch: Launch) -> int | None:
     """The tokens that a block walks over, or None where blocks have a fixed length."""
-    if launch.longer is None or launch.longer.grid != launch.grid:
+    if launch.other is None or launch.other.grid != launch.grid:
         return None
-    growing = {n: x for n, x in launch.scalars.items() if launch.longer.scalars[n] != x}
+    growing = {n: x for n, x in launch.scalars.items() if launch.other.scalars[n] != x}
     lengths = [x for n, x in growing.items() if n in ('T', 'L')] or list(growing.values())
     return min(lengths, default=None)
 

@@ -20,7 +20,9 @@ from benchmarks.predict.sass import Instruction, Program
 
 EVERYTHING = np.ones(32, bool)
 # where arguments begin in the constant bank, by compute capability
-PARAMETERS = {80: 0x160, 90: 0x210}
+PARAMETERS = {80: 0x160, 90: 0x210, 100: 0x380}
+# where the block's three sizes lie there, and the grid's
+SIZES = {80: (0, 12), 90: (0, 12), 100: (0x360, 0x370)}
 TENSOR_SPACE = 36
 
 
@@ -127,9 +129,10 @@ class Warp:
         return self.bank(offset, size)
 
     def bank(self, offset: int, size: int) -> int:
-        if offset < 24:
-            # the block's size, then the grid's
-            return (self.num_warps * 32, 1, 1, *self.grid)[offset // 4]
+        sizes = (self.num_warps * 32, 1, 1), self.grid
+        for start, three in zip(SIZES[self.layout.capability], sizes, strict=True):
+            if start <= offset < start + 12:
+                return three[(offset - start) // 4]
         return int.from_bytes(self.layout.bank[offset:offset + size], 'little')
 
     def value(self, text: str) -> np.ndarray | int:
@@ -283,7 +286,8 @@ class Warp:
         if not condition.all():
             trace.mixed_branches += bool(condition.any())
             return x.index + 1
-        if x.base == 'EXIT' or x.target == x.index:
+        # a trap, at the end: what checks the release of tensor memory reads data
+        if x.base in ('EXIT', 'BPT') or x.target == x.index:
             return None
         if x.base == 'RET':
             return self.program.by_address[int(self.r[parse(x.args[0])[1]][0])]

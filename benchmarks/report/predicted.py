@@ -17,6 +17,14 @@ times. All in bfloat16; Longhorn as the layer calls it, with gate (`z`), skip (`
 FLOORS = """"Floor" is the larger of two: the bytes that any implementation moves (each input and output once, the saved
 states once) at the memory's bandwidth, and the instructions of the best algorithm known (`benchmarks/predict/floors.py`).
 "bytes" are those of one token and channel: moved and needed. "before" is commit {commit}."""
+DIRECTIONS = {'fwd': 'forward', 'bwd': 'backward'}
+PEERS_INTRODUCTION = """fla's operators on as many tokens and channels, one head, without gate and skip, each kernel with the
+better of two of its configurations; the backward is what autograd launches, with what it computes again. The ratios are to our
+times in the tables above, with gate and skip:"""
+BOUNDS_INTRODUCTION = """**bounds from below, not times.** The latencies of a B200 and the rates of its new instructions are
+not published, so nothing is simulated. The floors are as above, but at the peaks of NVIDIA's data sheets (8 TB/s, 1.98 GHz),
+and a packed instruction counts as two; "our instructions" are those that our kernels, compiled for sm_100, issue, with no
+scheduler ever idle:"""
 
 
 def key(row: dict) -> tuple:
@@ -60,22 +68,28 @@ def peers(rows: list[dict]) -> str:
         name, _, direction = row['pass'].rpartition('_')
         if name not in PEERS:
             continue
-        rest = key(row)[2:]
-
-        def of_ours(update: str, both: bool = direction == 'both', gpu: str = row['gpu'], rest: tuple = rest) -> float:
-            return sum(times[gpu, f'{update}_{part}', *rest] for part in (('fwd', 'bwd') if both else ('fwd',)))
-
-        lines.append([
-            f'`{name}`', {'fwd': 'forward', 'both': 'forward + backward'}[direction], row['K'], f'{row["ms"]:.2f}',
-            *(f'{row["ms"] / of_ours(update):.2f}' for update in ('diagonal', 'exact')), f'{row["bytes"]:.1f}',
-            largest_causes(row),
-        ])
+        ours = [times[row['gpu'], f'{update}_{direction}', *key(row)[2:]] for update in ('diagonal', 'exact')]
+        lines.append((PEERS.index(name), row['K'], direction == 'bwd', [
+            f'`{name}`', DIRECTIONS[direction], row['K'], f'{row["ms"]:.2f}', *(f'{row["ms"] / ms:.2f}' for ms in ours),
+            f'{row["bytes"]:.1f}', largest_causes(row),
+        ]))
     columns = [
-        'operator', 'passes', 'K', 'ms', 'of our diagonal', 'of our exact', 'bytes', 'what schedulers spent cycles on',
+        'operator', 'pass', 'K', 'ms', 'of our diagonal', 'of our exact', 'bytes', 'what schedulers spent cycles on',
     ]
-    return ('fla\'s operators on as many tokens and channels, one head, without gate and skip, each kernel with the better of '
-            'two of its configurations. The ratios are to our times in the tables above, with gate and skip:\n\n'
-            + table(columns, lines))
+    return f'{PEERS_INTRODUCTION}\n\n' + table(columns, [cells for *_, cells in sorted(lines)])
+
+
+def bounds(rows: list[dict]) -> str:
+    """Passes on GPUs whose latencies are not known."""
+    lines = [[
+        PASSES[row['pass']], row['K'], f'{row["dram_floor_ms"]:.2f}', f'{row["issue_floor_ms"]:.2f}', f'{row["issue_ms"]:.2f}',
+        f'{row["instructions"]:.0f} / {row["instructions_needed"]:.0f}', sum(k['spills'] for k in row['kernels']),
+    ] for row in sorted(rows, key=lambda row: (row['K'], [*PASSES].index(row['pass'])))]
+    columns = [
+        'pass', 'K', 'bytes floor, ms', 'instruction floor, ms', 'our instructions, ms', 'instructions: ours / needed',
+        'spills',
+    ]
+    return f'{shape_of(rows[0])}: {BOUNDS_INTRODUCTION}\n\n' + table(columns, lines)
 
 
 def scan_bounds(bounds: list[dict]) -> str:
@@ -85,12 +99,14 @@ def scan_bounds(bounds: list[dict]) -> str:
 
 
 def predicted(report: dict, old: dict) -> str:
-    rows = report['rows']
+    timed = [row for row in report['rows'] if 'ms' in row]
+    bounded = [row for row in report['rows'] if 'ms' not in row]
     before = {key(row): row for row in old['rows']}
-    ours = [row for row in rows if row['pass'] in PASSES]
     parts = [f'{INTRODUCTION} Commit {report["machine"]["commit"]}.\n', FLOORS.format(commit=old['commit']) + '\n']
-    parts += own_passes(ours, before)
-    if any(row['pass'].rpartition('_')[0] in PEERS for row in rows):
-        parts.append(peers(rows) + '\n')
+    parts += own_passes([row for row in timed if row['pass'] in PASSES], before)
+    if bounded:
+        parts.append(bounds(bounded) + '\n')
+    if any(row['pass'].rpartition('_')[0] in PEERS for row in timed):
+        parts.append(peers(timed) + '\n')
     parts.append(scan_bounds(report['scan_bounds']))
     return '\n'.join(parts)

@@ -1,4 +1,4 @@
-"""Small loops in PTX, assembled for sm_90 and put through the timing model."""
+"""Small loops in PTX, assembled and put through the timing model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.predict.simulate import Path as WarpPath
 from benchmarks.predict.simulate import Result, simulate
 from benchmarks.predict.warp import Layout, Trace, Warp
 
-HEAD = '''.version 8.0
-.target sm_90
+HEAD = '''.version VERSION
+.target TARGET
 .address_size 64
 .visible .entry k(.param .u64 p, .param .u32 n) {
 .reg .f32 %f<64>; .reg .b32 %r<128>; .reg .b64 %d<8>; .reg .pred %q; .shared .align 16 .b8 s[16384];
@@ -28,18 +28,27 @@ ret;
 }'''
 
 
-def assemble(init: str, body: str, end: str) -> Program:
+# the assembler of each target, and the first version of PTX that knows it
+ASSEMBLERS = {90: ('ptxas', '8.0'), 100: ('ptxas-blackwell', '8.6')}
+
+
+def assemble(init: str, body: str, end: str, capability: int = 90) -> Program:
     """A kernel that runs `body` n times."""
+    (name, version), target = ASSEMBLERS[capability], f'sm_{capability}'
+    parts = {'VERSION': version, 'TARGET': target, 'INIT': init, 'BODY': body, 'END': end}
+    text = HEAD
+    for part, value in parts.items():
+        text = text.replace(part, value)
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, 'k.ptx'), Path(folder, 'k.cubin')
-        source.write_text(HEAD.replace('INIT', init).replace('BODY', body).replace('END', end))
-        subprocess.run([tool('ptxas'), '-arch=sm_90', '-o', out, source], check=True)
+        source.write_text(text)
+        subprocess.run([tool(name), f'-arch={target}', '-o', out, source], check=True)
         return read_cubin(out.read_bytes())
 
 
-def trace(program: Program, n: int, warps: int = 1) -> Trace:
-    layout = Layout([('p', '*fp32', None), ('n', 'i32', n)], hidden=0)
-    path = Warp(program, layout, (0, 0, 0), (1, 1, 1), 0, warps).run()
+def trace(program: Program, n: int, warps: int = 1, capability: int = 90, grid: tuple[int, int, int] = (1, 1, 1)) -> Trace:
+    layout = Layout([('p', '*fp32', None), ('n', 'i32', n)], capability, hidden=0)
+    path = Warp(program, layout, (0, 0, 0), grid, 0, warps).run()
     assert path.complete and not path.unknown and not path.mixed_branches
     return path
 

@@ -3,15 +3,18 @@
 import subprocess
 
 import pytest
+import torch
 
 from benchmarks.predict import simulate
 from benchmarks.predict.calls import PASSES, Shape
+from benchmarks.predict.capture import Copies
 from benchmarks.predict.floors import ELEMENTWISE, floor_of, needed_bytes, scan_bound
 from benchmarks.predict.machine import a100, h100
 from benchmarks.predict.needed import IGNORED, needed
 from benchmarks.predict.run import machine_of, main
 from benchmarks.predict.times import occupancy
-from benchmarks.predict.warp import ACCESS, BRANCH, HANDLE, bank_passes, needed_of
+from benchmarks.predict.warp import ACCESS, BRANCH, HANDLE, TENSOR_SPACE, bank_passes, needed_of
+from benchmarks.report.predicted import predicted
 from tests.benchmarks.ptx import assemble, chains, cycles_each, issue, products, trace
 
 FFMA, EX2 = 'fma.rn.f32 {x}, {x}, {a}, {b};', 'ex2.approx.ftz.f32 {x}, {x};'
@@ -103,6 +106,42 @@ def test_only_what_addresses_and_branches_need_is_interpreted():
     assert [a and (a.tensor, a.first) for a in few.accesses] == [a and (a.tensor, a.first) for a in every.accesses]
 
 
+@pytest.mark.parametrize('capability', [90, 100])
+def test_where_arguments_and_sizes_lie(capability):
+    """A loop over n times the blocks, if n is below 9, and an access at the tensor's 32 lanes plus the block's threads."""
+    init = 'mov.u32 %r4, %tid.x; shr.u32 %r5, %r4, 8; add.u32 %r5, %r5, 9; min.s32 %r0, %r0, %r5; mov.u32 %r2, %nctaid.y;'
+    init += 'mul.lo.u32 %r0, %r0, %r2; mov.u32 %r3, %ntid.x; mul.wide.u32 %d1, %r3, 4; add.u64 %d2, %d0, %d1;'
+    init += 'mul.wide.u32 %d1, %r4, 4; add.u64 %d2, %d2, %d1;'
+    program = assemble(init, 'st.volatile.global.u32 [%d2], %r1;', '', capability)
+    few, many = ([a for a in trace(program, n, 4, capability, (7, 5, 1)).accesses if a] for n in (3, 20))
+    assert len(few) == 3 * 5 and len(many) == 9 * 5
+    assert {(a.tensor, a.store, a.count, a.first - (1 << TENSOR_SPACE - 5)) for a in few} == {('p', True, 4, 4 * 128 // 32)}
+
+
+@pytest.mark.parametrize('capability', [90, 100])
+def test_a_wait_for_a_barrier_ends(capability):
+    init = 'mov.u32 %r2, s; mbarrier.init.shared.b64 [%r2], 1;'
+    body = 'WAIT: mbarrier.try_wait.parity.shared.b64 %q, [%r2], 0; @!%q bra WAIT; st.volatile.global.u32 [%d0], %r1;'
+    path = trace(assemble(init, body, '', capability), 3, 1, capability)
+    assert sum(a is not None and a.space == 'global' for a in path.accesses) == 3
+
+
+def test_bytes_of_what_pytorch_moves():
+    """What is filled is written, what is copied is read and written, what is added to is read, too."""
+    x, y = torch.ones(100), torch.ones(100, dtype=torch.float16)
+    launches = []
+    with Copies(launches):
+        torch.zeros_like(x)
+        x.fill_(2)
+        y.copy_(x)
+        x.add_(1)
+        x.to(torch.float16)
+        torch.empty_like(x)
+    assert [(launch.kernel, launch.nbytes) for launch in launches] == [
+        ('torch.zeros_like', 400), ('torch.fill_', 400), ('torch.copy_', 600), ('torch.add_', 800), ('torch._to_copy', 600),
+    ]
+
+
 def test_occupancy():
     """65536 registers, 227 KB of shared memory, 64 warps, 32 blocks."""
     class Launch:
@@ -146,8 +185,10 @@ def test_floors_grow_with_the_work(name):
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="gpu must be one of .*, got B200: no others' latencies"):
-        machine_of('B200', [])
+    with pytest.raises(ValueError, match="gpu must be one of .*, got B300: no others' constants"):
+        machine_of('B300', [])
+    with pytest.raises(ValueError, match='pass must be one of .* for B200, whose latencies are not known, got chunk_kda_bwd'):
+        main(['--gpu', 'B200', '--pass', 'chunk_kda_bwd'])
     with pytest.raises(ValueError, match='set takes a number .* got speed=1'):
         machine_of('H100', ['speed=1'])
     assert machine_of('H100', ['dram=700', 'l2_bytes_per_clock=20']).dram == 700
@@ -163,3 +204,30 @@ def test_without_gcc_the_error_names_it(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, 'run', missing)
     with pytest.raises(RuntimeError, match='gcc'):
         simulate.library.__wrapped__()
+
+
+def test_the_section_of_other_operators_and_bounds():
+    """fla's passes beside ours of the same direction, in their order; a GPU without times in a table of its own."""
+    place = {'gpu': 'H100', 'B': 8, 'T': 2048, 'V': 4096, 'K': 16}
+    row = place | {
+        'dram_floor_ms': 0.2, 'issue_floor_ms': 0.3, 'ratio': 5.0, 'bytes': 9.0, 'bytes_needed': 8.5,
+        'causes': [['issue', 0.5]],
+    }
+    ours = {'diagonal_fwd': 1.0, 'diagonal_bwd': 4.0, 'exact_fwd': 2.0, 'exact_bwd': 8.0}
+    rows = [row | {'pass': name, 'ms': ms} for name, ms in ours.items()]
+    rows += [row | {'pass': 'chunk_kda_bwd', 'ms': 2.0}, row | {'pass': 'chunk_gla_bwd', 'ms': 6.0}]
+    rows += [row | {'pass': 'chunk_gla_fwd', 'ms': 3.0}]
+    bound = place | {
+        'gpu': 'B200', 'pass': 'exact_bwd', 'dram_floor_ms': 0.12, 'issue_floor_ms': 0.03, 'issue_ms': 0.45,
+        'instructions': 130.2, 'instructions_needed': 49.0, 'kernels': [{'spills': 3}, {'spills': 4}],
+    }
+    report = {'machine': {'commit': 'abc'}, 'rows': [*rows, bound], 'scan_bounds': []}
+    section = predicted(report, {'commit': 'def', 'rows': []})
+    lines = [line for line in section.splitlines() if line.startswith('| `chunk')]
+    assert [line.split(' | ')[:6] for line in lines] == [
+        ['| `chunk_gla`', 'forward', '16', '3.00', '3.00', '1.50'],
+        ['| `chunk_gla`', 'backward', '16', '6.00', '1.50', '0.75'],
+        ['| `chunk_kda`', 'backward', '16', '2.00', '0.50', '0.25'],
+    ]
+    assert '| exact backward | 16 | 0.12 | 0.03 | 0.45 | 130 / 49 | 7 |' in section
+    assert 'B200, `B=8 T=2048 V=4096`: **bounds from below, not times.**' in section
