@@ -321,6 +321,7 @@ SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), models, 'cpu_decode'),
+    (('cpu_compiled',), models, None),
     (('kernels',), kernels, None),
     (('traffic',), traffic, None),
     (('predicted', 'predicted_before'), predicted, None),
