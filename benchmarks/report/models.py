@@ -55,8 +55,10 @@ def models(report: dict) -> str:
     summaries = [summary_row(row) for row in ran]
     if not trained:
         columns, summaries = columns[:2], [row[:2] for row in summaries]
+    compiled = any(row['model'].endswith('compiled') for row in ran)
+    kind = 'Models' if trained else 'Compiled and int8 generation' if compiled else 'Generation'
     parts = [
-        f'## {"Models" if trained else "Generation"} on {place(report)}\n\n`python -m benchmarks.model`, size '
+        f'## {kind} on {place(report)}\n\n`python -m benchmarks.model`, size '
         f'{report["name"]}. {measured_on(report["machine"])} {size_of(report)}.\n',
         table(columns, summaries) + '\n',
         f'{GREEDY} {TURNS if "turns" in report else ONE_BY_ONE}\n',
