@@ -32,7 +32,7 @@ from fla_longhorn.ops.triton.exact.common import (
     step_sizes,
     strided_inputs,
     tile_mask,
-    tile_pointers,
+    tile_offsets,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
@@ -60,7 +60,7 @@ def backward_chunk(
     dy, q, k, beta, g, a, cs = inputs
     ws, dv, dbeta = outputs
     S_Q, S_K, S_B, S_DY, S_X = strides
-    o_t, o_k, o_v, o_b = offsets
+    o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x = offsets
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     BT: tl.constexpr = o_t.shape[0]
     BV: tl.constexpr = o_v.shape[0]
@@ -74,10 +74,10 @@ def backward_chunk(
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     if not PREFETCH:
         # [BT, BK]
-        b_q = load_tile(q, S_Q, i_x, o_t, o_k, left, K, PARTIAL)
-        b_k = load_tile(k, S_K, i_x, o_t, o_k, left, K, PARTIAL)
+        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
         # [BT, BV]
-        b_dy = load_tile(dy, S_DY, i_x, o_t, o_v, left, V, PARTIAL)
+        b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
     # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
     b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     b_dyt = tl.trans(operand(b_dy, DOT))
@@ -89,14 +89,14 @@ def backward_chunk(
     else:
         b_dh = product(b_dyt, b_q, b_dh, DOT)
     if PREFETCH:
-        n_q = load_tile(q, S_Q, i_next, o_t, o_k, left_next, K, False)
-        n_k = load_tile(k, S_K, i_next, o_t, o_k, left_next, K, False)
-        n_dy = load_tile(dy, S_DY, i_next, o_t, o_v, left_next, V, False)
-        n_b = load_tile(beta, S_B, i_next, o_t, o_b, left_next, V, False)
+        n_q = load_tile(q + i_next * S_Q + x_q, o_t, o_k, left_next, K, False)
+        n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
+        n_dy = load_tile(dy + i_next * S_DY + x_dy, o_t, o_v, left_next, V, False)
+        n_b = load_tile(beta + i_next * S_B + x_b, o_t, o_b, left_next, V, False)
         if EARLY:
-            b_c = load_tile(cs, S_X, i_x, o_t, o_v, left, V, False)
+            b_c = load_tile(cs + i_x * S_X + x_x, o_t, o_v, left, V, False)
     else:
-        b_b = load_tile(beta, S_B, i_x, o_t, o_b, left, V, PARTIAL)
+        b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
     b_b = b_b.to(tl.float32)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
@@ -117,20 +117,20 @@ def backward_chunk(
     if b_D is not None:
         if not PREFETCH:
             # a second time: there are not enough registers to hold it
-            b_dy = load_tile(dy, S_DY, i_x, o_t, o_v, left, V, PARTIAL)
+            b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
         b_dv += b_D[None, :] * b_dy.to(tl.float32)
-    tl.store(tile_pointers(dv, S_X, i_x, o_t, o_v), rounded(b_dv, dv.dtype.element_ty), mask=m_v)
+    tl.store(dv + i_x * S_X + x_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
     if SCALAR_BETA:
-        tl.store(tile_pointers(ws, S_X, i_x, o_t, o_v), operand(b_x, DOT), mask=m_v)
+        tl.store(ws + i_x * S_X + x_x, operand(b_x, DOT), mask=m_v)
     else:
         if not EARLY:
-            b_c = load_tile(cs, S_X, i_x, o_t, o_v, left, V, PARTIAL)
+            b_c = load_tile(cs + i_x * S_X + x_x, o_t, o_v, left, V, PARTIAL)
         b_c = b_c.to(tl.float32)
         if USE_BETA_SIGMOID:
             b_c *= b_s
-        tl.store(tile_pointers(dbeta, S_X, i_x, o_t, o_v), rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
+        tl.store(dbeta + i_x * S_X + x_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
-            tl.store(tile_pointers(ws, S_X, i_x, o_t, o_v), operand(b_w, DOT), mask=m_v)
+            tl.store(ws + i_x * S_X + x_x, operand(b_w, DOT), mask=m_v)
     b_dh = split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
     if PREFETCH:
         return b_dh, n_q, n_k, n_dy, n_b
@@ -219,6 +219,9 @@ def chunk_longhorn_exact_bwd_kernel(
         cs += i_h * V
     inputs, outputs = (dy, q, k, beta, g, a, cs), (ws, dv, dbeta)
     strides = (S_Q, S_K, S_B, S_DY, H * V)
+    x_q, x_k, x_b = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_B, o_t, o_b)
+    x_dy, x_x = tile_offsets(S_DY, o_t, o_v), tile_offsets(H * V, o_t, o_v)
+    offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x)
     factor = scale if HAS_SCALE else None
 
     # the position of the last full chunk
@@ -241,10 +244,10 @@ def chunk_longhorn_exact_bwd_kernel(
             K, V, DOT, USE_BETA_SIGMOID, STORE_W, False, True,
         )[0]
     # of the last full chunk; without PREFETCH the compiler drops these loads
-    b_q = load_tile(q, S_Q, i_x, o_t, o_k, NT, K, False)
-    b_k = load_tile(k, S_K, i_x, o_t, o_k, NT, K, False)
-    b_dy = load_tile(dy, S_DY, i_x, o_t, o_v, NT, V, False)
-    b_b = load_tile(beta, S_B, i_x, o_t, o_b, NT, V, False)
+    b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
+    b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, NT, K, False)
+    b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, NT, V, False)
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s

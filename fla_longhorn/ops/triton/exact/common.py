@@ -168,19 +168,27 @@ def gram_pointers(g, a, i_g, BT: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def tile_pointers(x, S: tl.constexpr, i_t, o_t, o_c):
-    """Addresses of a tile of `x`, whose tokens lie `S` apart, from token `i_t` (int64) on."""
+def tile_offsets(S: tl.constexpr, o_t, o_c):
+    """Offsets of a tile `[BT, BX]` of a tensor whose tokens lie `S` apart.
+
+    Kernels compute them before their loops: in the loops, the compiler takes registers for them that spill others.
+    """
     # int64, so that a row's offset is a constant of the load
-    return x + i_t * S + (o_t[:, None].to(tl.int64) * S + o_c[None, :])
+    return o_t[:, None].to(tl.int64) * S + o_c[None, :]
 
 
 @triton.jit
-def load_tile(x, S: tl.constexpr, i_t, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
-    """Tile `[BT, BX]` of `x`, which has `X` columns and tokens `S` apart, from token `i_t` on."""
+def tile_pointers(x, S: tl.constexpr, i_t, o_t, o_c):
+    """Addresses of a tile of `x`, whose tokens lie `S` apart, from token `i_t` (int64) on."""
+    return x + i_t * S + tile_offsets(S, o_t, o_c)
+
+
+@triton.jit
+def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
+    """Tile `[BT, BX]` at the addresses `p_x`, of a tensor that has `X` columns and, with `PARTIAL`, `left` more tokens."""
     BX: tl.constexpr = o_c.shape[0]
     # a scalar step has one column
-    m_x = tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL)
-    return tl.load(tile_pointers(x, S, i_t, o_t, o_c), mask=m_x, other=0.0)
+    return tl.load(p_x, mask=tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL), other=0.0)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ from fla_longhorn.ops.triton.exact.common import (
     step_sizes,
     strided_inputs,
     tile_mask,
-    tile_pointers,
+    tile_offsets,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
@@ -107,7 +107,7 @@ def forward_chunk(
     """
     q, k, v, beta, z, g, a, o = tensors
     S_Q, S_K, S_V, S_B, S_Z, S_O = strides
-    o_t, o_k, o_v, o_b = offsets
+    o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o = offsets
     BT: tl.constexpr = o_t.shape[0]
     BK: tl.constexpr = o_k.shape[0]
     BV: tl.constexpr = o_v.shape[0]
@@ -115,18 +115,18 @@ def forward_chunk(
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     rows = gram_rows(p_g, ROWS, BT)
     if not PREFETCH:
-        b_q = load_tile(q, S_Q, i_x, o_t, o_k, left, K, PARTIAL)
-        b_k = load_tile(k, S_K, i_x, o_t, o_k, left, K, PARTIAL)
+        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     if PREFETCH:
-        n_q = load_tile(q, S_Q, i_next, o_t, o_k, left_next, K, False)
-        n_k = load_tile(k, S_K, i_next, o_t, o_k, left_next, K, False)
-        n_v = load_tile(v, S_V, i_next, o_t, o_v, left_next, V, False)
-        n_b = load_tile(beta, S_B, i_next, o_t, o_b, left_next, V, False)
+        n_q = load_tile(q + i_next * S_Q + x_q, o_t, o_k, left_next, K, False)
+        n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
+        n_v = load_tile(v + i_next * S_V + x_v, o_t, o_v, left_next, V, False)
+        n_b = load_tile(beta + i_next * S_B + x_b, o_t, o_b, left_next, V, False)
     else:
-        b_v = load_tile(v, S_V, i_x, o_t, o_v, left, V, PARTIAL)
-        b_b = load_tile(beta, S_B, i_x, o_t, o_b, left, V, PARTIAL)
+        b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
+        b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
         n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
     LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
     b_h, b_o = chunk_update(
@@ -140,14 +140,14 @@ def forward_chunk(
     elif PREFETCH:
         b_y = gated_output(b_o, b_D, b_v, b_z, scale, o.dtype.element_ty)
         # there are not enough registers to hold two of it
-        n_z = load_tile(z, S_Z, i_next, o_t, o_v, left_next, V, False)
+        n_z = load_tile(z + i_next * S_Z + x_z, o_t, o_v, left_next, V, False)
     else:
         if b_D is not None:
             # a second time: there are not enough registers to hold it
-            b_v = load_tile(v, S_V, i_x, o_t, o_v, left, V, PARTIAL)
-        n_z = load_tile(z, S_Z, i_x, o_t, o_v, left, V, PARTIAL)
+            b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
+        n_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, left, V, PARTIAL)
         b_y = gated_output(b_o, b_D, b_v, n_z, scale, o.dtype.element_ty)
-    tl.store(tile_pointers(o, S_O, i_x, o_t, o_v), b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
+    tl.store(o + i_x * S_O + x_o, b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
     return b_h, n_q, n_k, n_v, n_b, n_z
 
 
@@ -258,6 +258,9 @@ def chunk_longhorn_exact_fwd_kernel_o(
         z += i_h * V
     tensors = (q, k, v, beta, z, g, a, o)
     strides = (S_Q, S_K, S_V, S_B, S_Z, H * V)
+    x_q, x_k, x_v = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_V, o_t, o_v)
+    x_b, x_z, x_o = tile_offsets(S_B, o_t, o_b), tile_offsets(S_Z, o_t, o_v), tile_offsets(H * V, o_t, o_v)
+    offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o)
     factor = scale if HAS_SCALE else None
     if SAVE_STATES and not BY_INTERVAL:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
@@ -274,11 +277,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     NT = T_n // BT
     # of the first full chunk; without PREFETCH the compiler drops these loads
-    b_q = load_tile(q, S_Q, i_x, o_t, o_k, NT, K, False)
-    b_k = load_tile(k, S_K, i_x, o_t, o_k, NT, K, False)
-    b_v = load_tile(v, S_V, i_x, o_t, o_v, NT, V, False)
-    b_b = load_tile(beta, S_B, i_x, o_t, o_b, NT, V, False)
-    b_z = load_tile(z, S_Z, i_x, o_t, o_v, NT, V, False) if HAS_Z else b_v
+    b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
+    b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, NT, K, False)
+    b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, NT, V, False)
+    b_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, NT, V, False) if HAS_Z else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES and not BY_INTERVAL:
             # as [V, K], the order of the registers

@@ -23,7 +23,7 @@ from fla_longhorn.ops.triton.exact.common import (
     state_mask,
     step_sizes,
     tile_mask,
-    tile_pointers,
+    tile_offsets,
 )
 
 
@@ -42,18 +42,18 @@ def replay_chunk(
     q, k, v, beta, z, do, g, a = inputs
     us, cs, dy, dz = outputs
     S_Q, S_K, S_V, S_B, S_Z, S_DO, S_X = strides
-    o_t, o_k, o_v, o_b = offsets
+    o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x = offsets
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     BT: tl.constexpr = o_t.shape[0]
     BV: tl.constexpr = o_v.shape[0]
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
-    b_k = load_tile(k, S_K, i_x, o_t, o_k, left, K, PARTIAL)
+    b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     b_zero = tl.zeros([BV, BT], dtype=tl.float32)
     b_p = split_product(b_h, tl.trans(b_k), b_zero, DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
-    b_v = load_tile(v, S_V, i_x, o_t, o_v, left, V, PARTIAL).to(tl.float32)
-    b_b = load_tile(beta, S_B, i_x, o_t, o_b, left, V, PARTIAL).to(tl.float32)
+    b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL).to(tl.float32)
+    b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL).to(tl.float32)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
     if USE_BETA_SIGMOID:
@@ -66,23 +66,23 @@ def replay_chunk(
     b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, False, 0)
     b_u = b_r * b_e
     if SCALAR_BETA:
-        tl.store(tile_pointers(us, S_X, i_x, o_t, o_v), operand(b_r, DOT), mask=m_v)
+        tl.store(us + i_x * S_X + x_x, operand(b_r, DOT), mask=m_v)
     else:
-        tl.store(tile_pointers(us, S_X, i_x, o_t, o_v), operand(b_u, DOT), mask=m_v)
+        tl.store(us + i_x * S_X + x_x, operand(b_u, DOT), mask=m_v)
         if not USE_BETA_SIGMOID:
-            tl.store(tile_pointers(cs, S_X, i_x, o_t, o_v), rounded(b_r * b_f * b_f, cs.dtype.element_ty), mask=m_v)
+            tl.store(cs + i_x * S_X + x_x, rounded(b_r * b_f * b_f, cs.dtype.element_ty), mask=m_v)
     b_o = b_zero
     if z is not None:
         # (Q S)^T is computed after the substitution, which needs the registers
-        b_q = load_tile(q, S_Q, i_x, o_t, o_k, left, K, PARTIAL)
+        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
         if scale is not None:
             b_o *= scale
     b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, True, z is not None)
     if b_D is not None or z is not None:
-        p_v, p_do = tile_pointers(v, S_V, i_x, o_t, o_v), tile_pointers(do, S_DO, i_x, o_t, o_v)
-        p_z = None if z is None else tile_pointers(z, S_Z, i_x, o_t, o_v)
-        p_dy, p_dz = tile_pointers(dy, S_X, i_x, o_t, o_v), None if z is None else tile_pointers(dz, S_X, i_x, o_t, o_v)
+        p_v, p_do = v + i_x * S_V + x_v, do + i_x * S_DO + x_do
+        p_z = None if z is None else z + i_x * S_Z + x_z
+        p_dy, p_dz = dy + i_x * S_X + x_x, None if z is None else dz + i_x * S_X + x_x
         b_dD = gate_gradients(b_o, b_D, b_dD, p_v, p_z, p_do, p_dy, p_dz, m_v)
     return b_h, b_dD
 
@@ -182,7 +182,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     NT = T_i // BT
 
     offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
-    o_k, o_v = offsets[1], offsets[2]
+    o_t, o_k, o_v, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
     o_h = o_v[:, None] * K + o_k[None, :]
 
@@ -200,6 +200,10 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         cs += i_h * V
     inputs, outputs = (q, k, v, beta, z, do, g, a), (us, cs, dy, dz)
     strides = (S_Q, S_K, S_V, S_B, S_Z, S_DO, H * V)
+    x_q, x_k, x_v = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_V, o_t, o_v)
+    x_b, x_z, x_do = tile_offsets(S_B, o_t, o_b), tile_offsets(S_Z, o_t, o_v), tile_offsets(S_DO, o_t, o_v)
+    x_x = tile_offsets(H * V, o_t, o_v)
+    offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x)
     factor = scale if HAS_SCALE else None
     # [BV, BK]
     b_h = tl.load(p_s + o_h, mask=m_h & (o_v * 0 < T_i)[:, None], other=0.0)
