@@ -219,8 +219,9 @@ def chunk_longhorn_exact_bwd_kernel(
         cs += i_h * V
     inputs, outputs = (dy, q, k, beta, g, a, cs), (ws, dv, dbeta)
     strides = (S_Q, S_K, S_B, S_DY, H * V)
-    x_q, x_k, x_b = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_B, o_t, o_b)
-    x_dy, x_x = tile_offsets(S_DY, o_t, o_v), tile_offsets(H * V, o_t, o_v)
+    # int32, for int64 takes registers that there are not at K = 64
+    x_q, x_k = o_t[:, None] * S_Q + o_k[None, :], o_t[:, None] * S_K + o_k[None, :]
+    x_b, x_dy, x_x = tile_offsets(S_B, o_t, o_b), tile_offsets(S_DY, o_t, o_v), tile_offsets(H * V, o_t, o_v)
     offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x)
     factor = scale if HAS_SCALE else None
 
