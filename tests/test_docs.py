@@ -1,4 +1,4 @@
-"""The pages of docs/ run as they stand: python blocks in one interpreter a page, bash blocks in a shell beside them.
+"""The pages of docs/ run as they stand: python blocks in a process of its own a page, bash blocks in a shell beside them.
 
 `sh` blocks are for machines that a test can't have, and are listed here by page, so that none is left out unseen; `json` is
 what a server answered.
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
+from tests.integration.process import SCRIPTS, run
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
-SCRIPTS = ROOT / 'tests' / 'integration' / 'scripts'
 # pages of these tests, with their numbers of (python, bash, sh) blocks
 PAGES = {
     'README.md': (0, 0, 0),
@@ -70,7 +72,8 @@ def execute_page(page: str, folder: Path) -> str:
     """All python blocks, then all bash blocks; what the latter print."""
     code = '\n'.join(text for language, text in blocks(page) if language == 'python')
     if code:
-        execute([sys.executable, '-c', code], folder)
+        done = forks.run('-c', code, cwd=folder, env=environment(folder))
+        assert done.returncode == 0, done.stdout + done.stderr
     return ''.join(execute(['bash', '-euc', text], folder) for language, text in blocks(page) if language == 'bash')
 
 
@@ -134,7 +137,7 @@ def test_train(tmp_path):
 def test_evaluate(tmp_path):
     # the command runs in a checkout
     (tmp_path / 'tests').symlink_to(ROOT / 'tests')
-    execute([sys.executable, '-m', 'fla_longhorn', str(SCRIPTS / 'make_checkpoint.py'), '.'], tmp_path)
+    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', '.', cwd=tmp_path)
     out = execute_page('evaluate.md', tmp_path)
     assert '|unseen_text|' in out and 'bits_per_byte' in out
     assert ' 0 wrong' in out and (tmp_path / 'selfcheck.json').exists()

@@ -1,11 +1,8 @@
 """The mutations of `tests.mutate` fit the package and its tests as they are; `make mutate` runs them."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests import forks
 from tests.mutate.mutation import ROOT
 from tests.mutate.rooms import MUTATIONS, ROOMS
 from tests.mutate.run import collect
@@ -23,11 +20,7 @@ def test_names_are_unique():
 
 
 def pytest_here(*arguments, env):
-    environment = {**{name: x for name, x in os.environ.items() if name != 'TRITON_INTERPRET'}, **env}
-    done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *arguments], cwd=ROOT, env=environment,
-        capture_output=True, text=True,
-    )
+    done = forks.run('-m', 'pytest', '-q', '-p', 'no:cacheprovider', *arguments, env=env)
     return done.returncode, done.stdout
 
 

@@ -20,14 +20,15 @@ from packaging.version import Version
 import fla_longhorn
 from fla_longhorn import registry
 from fla_longhorn.requirements import REQUIREMENTS, check_requirements
+from tests import forks
 
 ROOT = Path(__file__).parents[1]
 
 
-def python(code: str) -> str:
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+def python(code: str) -> None:
+    """In a process that has imported neither fla nor the plugin."""
+    done = forks.run('-c', code, fla=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # importing takes seconds, so one process checks several things

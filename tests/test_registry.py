@@ -1,18 +1,14 @@
 """Registering, taking it back exactly, and registering again."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from fla_longhorn.registry.changes import Changes
-
-ROOT = Path(__file__).parents[1]
+from tests import forks
 
 
 def python(code: str) -> None:
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    """In a process that has imported fla and not the plugin."""
+    done = forks.run('-c', code)
     assert done.returncode == 0, done.stderr
 
 

@@ -208,6 +208,9 @@ def draw_lines(report: dict, path: Path | str) -> None:
                 run['history'] if x_name == 'step' else [(run['cell'][x_name], run['recall'])]
                 for run in runs if (run['cell'][panel_name], run['cell']['mixer']) == (panel, mixer)
             ]
+            # a grid may be unfinished
+            if not curves:
+                continue
             points = {}
             for x, recall in sorted(itertools.chain(*curves)):
                 points.setdefault(x, []).append(recall)

@@ -11,7 +11,10 @@ Logits are computed where there is a query, not elsewhere: the same loss and gra
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shutil
 import time
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_utils import get_last_checkpoint
 
 from examples.mqar.data import BLANK, IGNORE, MQAR, draw
 from examples.mqar.train import Progress
@@ -77,9 +81,15 @@ class RecallTrainer(Trainer):
         )
         return self.lr_scheduler
 
+    def train(self, *args, **kwargs):
+        self.since = time.perf_counter()
+        return super().train(*args, **kwargs)
+
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         metrics = {'eval_recall': recall(self.model, self.eval_dataset, self.args.eval_batch_size)}
-        self.log(metrics)
+        now = time.perf_counter()
+        self.log(metrics | {'eval_seconds': now - self.since})
+        self.since = now
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -111,8 +121,11 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
     arguments = TrainingArguments(
         output_dir=str(output), num_train_epochs=cell['epochs'], per_device_train_batch_size=cell['batch_size'],
         per_device_eval_batch_size=cell['batch_size'], learning_rate=cell['learning_rate'], weight_decay=cell['weight_decay'],
-        max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch', save_strategy='no', logging_steps=50, disable_tqdm=True,
-        report_to='none', use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
+        max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch',
+        # plain modules share weights, which Trainer cannot save
+        save_strategy='epoch' if isinstance(model, PreTrainedModel) else 'no', save_total_limit=1,
+        logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none',
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
     )
     dropout = torch.nn.Dropout(cell['embed_dropout'])
     model.get_input_embeddings().register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
@@ -126,17 +139,23 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
 
 
 def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
-    """Train `build_model(cell, task)` by these rules."""
-    started = time.perf_counter()
+    """Train `build_model(cell, task)` by these rules, from the last epoch's end where such a run was interrupted.
+
+    The baselines in plain PyTorch begin again.
+    """
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
     model = build_model(cell, task)
-    trainer = build_trainer(model, cell, task, output_dir / 'run')
-    trainer.train()
+    folder = output_dir / f'run-{hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:12]}'
+    trainer = build_trainer(model, cell, task, folder)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)
     log = trainer.state.log_history
+    epochs = [x for x in log if 'eval_recall' in x]
     test = Sequences(task, cell['test_size'], 3 * cell['seed'] + 2)
-    return {
-        'cell': cell, 'parameters': model.num_parameters(),
-        'history': [(x['step'], x['eval_recall']) for x in log if 'eval_recall' in x], 'loss': log[-1]['train_loss'],
-        'recall': recall(model, test, cell['batch_size']), 'seconds': time.perf_counter() - started,
+    result = {
+        'cell': cell, 'parameters': model.num_parameters(), 'history': [(x['step'], x['eval_recall']) for x in epochs],
+        'loss': [x['loss'] for x in log if 'loss' in x][-1], 'recall': recall(model, test, cell['batch_size']),
+        'seconds': sum(x['eval_seconds'] for x in epochs),
     }
+    shutil.rmtree(folder, ignore_errors=True)
+    return result

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -33,14 +33,41 @@ def clock_times(run: Callable, device: torch.device, seconds: float = 0.3) -> li
 
     Three repeats or more, fewer only where they take longer than two seconds together.
     """
-    times, budget = [], 1e3 * seconds
-    while sum(times) < (max(2e3, budget) if len(times) < 3 else budget) and len(times) < 100:
-        start = time.perf_counter()
-        run()
-        if device.type == 'cuda':
-            torch.cuda.synchronize(device)
-        times.append(1e3 * (time.perf_counter() - start))
+    return take_turns({'': run}, device, seconds)['']
+
+
+def take_turns(
+    runs: dict[str, Callable], device: torch.device, seconds: float = 0.3, errors: dict[str, str] | None = None,
+) -> dict[str, list[float]]:
+    """`clock_times` of several that repeat in turn, so that what else the machine does meets all of them.
+
+    What raises takes no more turns, and `errors` takes up the reason; without `errors` it is raised.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    budget = 1e3 * seconds
+
+    def left(name: str) -> bool:
+        spent, repeats = sum(times[name]), len(times[name])
+        return name not in (errors or ()) and spent < (max(2e3, budget) if repeats < 3 else budget) and repeats < 100
+
+    while turn := [name for name in runs if left(name)]:
+        for name in turn:
+            with nullcontext() if errors is None else noted(errors, name):
+                start = time.perf_counter()
+                runs[name]()
+                if device.type == 'cuda':
+                    torch.cuda.synchronize(device)
+                times[name].append(1e3 * (time.perf_counter() - start))
     return times
+
+
+@contextmanager
+def noted(errors: dict[str, str], name: str) -> Iterator[None]:
+    """What is raised inside ends the block and is described in `errors`: another package's code may fail in any way."""
+    try:
+        yield
+    except Exception as error:
+        errors[name] = describe_error(error)
 
 
 def summarize(times: list[float]) -> dict:

@@ -16,8 +16,9 @@ from benchmarks.report.page import RESULTS
 
 # what draws the files whose name ends so
 DRAW: dict[str, Callable] = {
-    'ops': ops.draw, 'model': plots.draw_models, 'mqar_exact': mqar.draw, 'mqar_small': mqar.draw, 'mqar_depth': depth.draw,
-    'lm_small': language_modeling.draw, 'extrapolation': extrapolation.draw, 'objectives': objectives.draw,
+    'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models, 'mqar_exact': mqar.draw, 'mqar_small': mqar.draw,
+    'mqar_depth': depth.draw, 'mqar_zoology_small': mqar.draw, 'lm_small': language_modeling.draw,
+    'extrapolation': extrapolation.draw, 'objectives': objectives.draw,
 }
 
 

@@ -171,24 +171,55 @@ def draw_operators(lines: dict, bars: dict[str, float], shapes: dict[str, str], 
     figure.savefig(path)
 
 
-def draw_models(report: dict, path: str) -> None:
-    """Training tokens a second, time of a generated token and bytes of its cache against the prompt's length."""
-    rows = {row['model']: row for row in report['rows'] if row['status'] == 'ok'}
-    # a family of fla with Longhorn in it has Longhorn's times: a bar each, no line
-    names = shown([name for name in rows if 'attn_mode' not in name], {})
-    figure = Figure(figsize=(13, 4.4), dpi=140, layout='constrained')
-    training, token, state = figure.subplots(1, 3, width_ratios=[0.9, 1, 1])
-    plot_bars(training, {name: row['training']['tokens_per_s'] for name, row in rows.items()}, '{:,.0f}', 'Training speed',
-              'tokens per second')
-    plot_lines(token, {name: [(x['prompt'], x['token']) for x in rows[name]['generation']] for name in names}, names)
-    finish(token, 'Generation: time per token', 'tokens in the prompt', 'milliseconds', log_y=False)
-    token.set_ylim(0, None)
+# whose lines stand beside Longhorn's in a picture of models, the first of them that ran
+PEERS = ('GPT-2', 'Llama', "transformers' Mamba", "transformers' Mamba2", 'Mamba', 'Mamba2', 'GLA', 'DeltaNet', 'Transformer')
+
+
+def plot_generation(axis: Axes, rows: dict[str, dict], dtype: str, batch: int, names: list[str]) -> None:
+    """Time of a token against the length of the prompt: of attention it grows, of a state that stays it does not."""
+    lines = {}
     for name in names:
-        xs, ys = zip(*((x['prompt'], x['state_bytes'] / 1024) for x in rows[name]['generation']), strict=True)
-        state.plot(xs, ys, **style(name, names))
-    finish(state, 'Generation: size of the cache', 'tokens in the prompt', 'KB')
+        points = [(x['prompt'], x['token']) for x in rows[name] if (x['dtype'], x['batch']) == (dtype, batch)]
+        if points:
+            lines[name] = points
+    plot_lines(axis, lines, names)
+    finish(axis, f'Time per token, {dtype}, batch {batch}', 'tokens of context', 'milliseconds', log_y=False)
+    axis.set_ylim(0, None)
+
+
+def draw_models(report: dict, path: str) -> None:
+    """Training tokens a second, time of a generated token and bytes of its cache against the prompt's length.
+
+    A panel for each dtype and batch; the cache is that of the first.
+    """
+    rows = [row for row in report['rows'] if row['status'] == 'ok']
+    trained = {row['model']: row['training']['tokens_per_s'] for row in rows if 'training' in row}
+    generated = {row['model']: row['generation'] for row in rows if 'generation' in row}
+    # a family of fla with Longhorn in it has Longhorn's times, and variants are in the table
+    known = [name for name in generated if name in (*PEERS, 'Longhorn', 'Longhorn, exact')]
+    names = shown(known, {name: i for i, name in enumerate(PEERS)})
+    groups = list(dict.fromkeys((x['dtype'], x['batch']) for x in sum(generated.values(), [])))
+
+    panels = len(groups) + bool(trained) + bool(groups)
+    columns = 3 if panels % 3 == 0 or panels > 4 else 2
+    lines = -(-max(panels, 1) // columns)
+    figure = Figure(figsize=(4.4 * columns, 4.2 * lines), dpi=140, layout='constrained')
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for axis in axes[panels:]:
+        axis.remove()
+    if trained:
+        plot_bars(axes.pop(0), trained, '{:,.0f}', 'Training speed', 'tokens per second')
+    for axis, group in zip(axes, groups, strict=False):
+        plot_generation(axis, generated, *group, names)
+    if groups:
+        state, (dtype, batch) = axes[len(groups)], groups[0]
+        for name in names:
+            some = [x for x in generated[name] if (x['dtype'], x['batch']) == (dtype, batch)]
+            points = [(x['prompt'], x['state_bytes'] / 2**20) for x in some]
+            if points:
+                state.plot(*zip(*points, strict=True), **style(name, names))
+        finish(state, f'Size of the cache, {dtype}, batch {batch}', 'tokens of context', 'MB')
     figure.suptitle(f'Models. {describe(report)}', fontsize=10)
-    if names:
-        label_ends(token)
-        label_ends(state)
+    for axis in axes[:len(groups) + 1] if groups else []:
+        label_ends(axis)
     figure.savefig(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.report.summary import table
+from benchmarks.report.tables import table
 
 PASSES = {
     'diagonal_fwd': 'diagonal forward', 'diagonal_bwd': 'diagonal backward', 'exact_fwd': 'exact forward',

@@ -10,11 +10,6 @@ START, END = '<!-- drawn by python -m benchmarks.report -->\n', '<!-- to here --
 WHOLE = {'break_long_words': False, 'break_on_hyphens': False}
 
 
-def table(columns: list[str], rows: list[list]) -> str:
-    lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
-    return '\n'.join(lines + ['| ' + ' | '.join(map(str, row)) + ' |' for row in rows])
-
-
 def operators(report: dict) -> str:
     """Training passes at the paper's 120M shape."""
     found = [row for row in report['rows'] if row['set'] == 'paper' and row['V'] == 1536 and row['status'] == 'ok']

@@ -41,7 +41,7 @@ def plot_accuracy(axes, runs: list[dict]) -> None:
     # names below each other, in the order of the lines
     ends.sort(key=lambda end: -end[0][1])
     for i, ((epoch, _), name, colour) in enumerate(ends):
-        axes.text(epoch, 0.955 - 0.012 * i, name, color=colour, ha='right', fontsize=8)
+        axes.text(epoch, 0.945 - 0.012 * i, name, color=colour, ha='right', fontsize=8)
     axes.set(title='Accuracy on held-out digits', xlabel='epoch', ylim=(0.85, 1), xlim=(0, None))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.grid(alpha=0.25, linewidth=0.6)

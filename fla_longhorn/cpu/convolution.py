@@ -6,12 +6,16 @@ all that fla's `causal_conv1d` and `ShortConvolution` call.
 A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1, so position -j before a sequence
 is column W - j. An output looks back at W - 1 inputs; column 0 is therefore kept but never convolved.
 
-The convolution of a whole stream is W shifted multiply-adds, W passes over memory that the CPU's caches serve well. They
-ignore where a packed sequence starts and what came before it, which only the first W - 1 outputs of each sequence notice:
-those are computed again on small windows (`_Window`), whatever the number of sequences.
+Sequences without a past, of float32 or 16-bit tensors and kernels of four taps, go through one compiled loop each way
+(`fla_longhorn.cpu.loops`). What follows serves the others. There, the convolution of a whole stream is W shifted
+multiply-adds, W passes over memory. They ignore where a packed sequence starts and what came before it, which only the first
+W - 1 outputs of each sequence notice: those are computed again on small windows (`_Window`), whatever the number of
+sequences.
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +120,15 @@ def _preactivation(
     return y if bias is None else y.add_(bias)
 
 
+def _loops(
+    x: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
+    dy: torch.Tensor | None = None,
+) -> ModuleType | None:
+    """The compiled loops, where they can convolve sequences without a past, or the gradient `dy` of their outputs."""
+    loops = load_loops(taps, bias) if has_memory(x, taps, bias, dy) else None
+    return loops if loops is not None and loops.convolves(x, taps, cu_seqlens) else None
+
+
 def _swish(activation: str | None) -> bool:
     if activation not in (None, 'swish', 'silu'):
         raise ValueError(f"activation must be 'swish', 'silu' or None, got {activation!r}")
@@ -139,11 +152,16 @@ def causal_conv1d_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Convolve `x` `[B, T, D]` (or `[B, T, H, D / H]`) with `weight` `[D, W]`; return the output and the states."""
     rows = x.flatten(2)
-    wide = widen(rows)
-    heads = _heads(wide, cu_seqlens, initial_state, weight.shape[1])
-    y = _preactivation(wide, weight.to(wide.dtype), bias, initial_state, heads)
-    if _swish(activation):
-        y = F.silu(y, inplace=True)
+    wide, swish = widen(rows), _swish(activation)
+    taps, shift = weight.to(wide.dtype), None if bias is None else bias.to(wide.dtype)
+    loops = _loops(wide, taps, shift, cu_seqlens) if initial_state is None else None
+    if loops is not None:
+        y = loops.convolve(wide, taps, shift, cu_seqlens, swish)
+    else:
+        heads = _heads(wide, cu_seqlens, initial_state, weight.shape[1])
+        y = _preactivation(wide, taps, shift, initial_state, heads)
+        if swish:
+            y = F.silu(y, inplace=True)
     if residual is not None:
         y.add_(residual.flatten(2))
     final_state = None
@@ -171,10 +189,17 @@ def causal_conv1d_bwd(
     """Return the gradients of `x`, `weight`, `bias`, `residual` and `initial_state` (`None` for absent ones)."""
     wide, dz = widen(x.flatten(2)), widen(dy.flatten(2))
     weight = require('weight', weight)
-    taps = weight.to(wide.dtype)
+    taps, shift = weight.to(wide.dtype), None if bias is None else bias.to(wide.dtype)
+    swish, dresidual = _swish(activation), None if residual is None else dy
+    loops = _loops(wide, taps, shift, cu_seqlens, dz) if initial_state is None and dht is None else None
+    if loops is not None:
+        dx, dtaps, dshift = loops.convolve_gradients(dz, wide, taps, shift, cu_seqlens, swish)
+        dbias = None if bias is None else dshift.to(bias)
+        return dx.to(x.dtype).view(x.shape), dtaps.to(weight), dbias, dresidual, None
+
     heads = _heads(wide, cu_seqlens, initial_state, weight.shape[1])
-    if _swish(activation):
-        z = _preactivation(wide, taps, bias, initial_state, heads)
+    if swish:
+        z = _preactivation(wide, taps, shift, initial_state, heads)
         dz = torch.ops.aten.silu_backward(dz, z)
     elif heads is not None:
         dz = dz.clone()
@@ -198,7 +223,7 @@ def causal_conv1d_bwd(
 
     if dstate is not None and initial_state is not None:
         dstate = dstate.to(initial_state.dtype)
-    return dx.to(x.dtype).view(x.shape), dtaps.to(weight), dbias, None if residual is None else dy, dstate
+    return dx.to(x.dtype).view(x.shape), dtaps.to(weight), dbias, dresidual, dstate
 
 
 @implements(ops.causal_conv1d_update_states)

@@ -1,6 +1,7 @@
-"""RMS norm and the convolution's step as one loop each, compiled by Numba.
+"""RMS norm and the convolution as one loop each, compiled by Numba.
 
-A decoding step computes little, and each function of PyTorch takes microseconds, however few elements it is called for.
+A decoding step computes little, and each function of PyTorch takes microseconds, however few elements it is called for. In
+training the convolution is bound by memory: a loop passes over it once, PyTorch's functions once for each tap.
 :func:`fla_longhorn.cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense float32 tensors
 (0 for an absent one), which cost less to hand over than NumPy's arrays.
 """
@@ -13,9 +14,9 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from fla_longhorn.ops.numba import launch, notice
+from fla_longhorn.ops.numba import boundaries, launch, notice
 from fla_longhorn.ops.numba.forward import compiled, sigmoid
-from fla_longhorn.ops.numba.simd import W, array_at, load_lanes, splat, store_lanes, sum_lanes
+from fla_longhorn.ops.numba.simd import W, array_at, inlined, load, load_lanes, splat, store, store_lanes, sum_lanes
 
 
 @compiled
@@ -61,6 +62,99 @@ def step(x, cache, weight, bias, y, N, D, width, swish):
                 store_lanes(y, i + d, b_y * sigmoid(b_y), D - d)
 
 
+# taps of the convolution's kernels; channels that a worker takes at a time; tokens whose gradients are added in float32 before
+# they go to float64
+TAPS, BD, STRIP = 4, 128, 64
+
+
+@inlined
+def rows_before(x, p, stride, exist):
+    """The vectors of three rows before the one at `p`, the newest first; zeros at the start of a sequence."""
+    n = W if exist else 0
+    return load_lanes(x, p - stride, n), load_lanes(x, p - 2 * stride, n), load_lanes(x, p - 3 * stride, n)
+
+
+@inlined
+def load_taps(taps, d, D):
+    """Newest first."""
+    return load(taps, 3 * D + d), load(taps, 2 * D + d), load(taps, D + d), load(taps, d)
+
+
+@compiled
+def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish):
+    """Rows `[D]` of `x`, `stride` apart, into rows of `y` `[T, D]`; sequence n is rows `bounds[n]` to `bounds[n + 1]`."""
+    x, y = array_at(x, (bounds[-1] - 1) * stride + D), array_at(y, bounds[-1] * D)
+    taps, bias = array_at(taps, TAPS * D), array_at(bias, D if bias != 0 else 0)
+    for first in range(i_w * BD, D, n_w * BD):
+        for i_n in range(len(bounds) - 1):
+            bos, eos = bounds[i_n], bounds[i_n + 1]
+            for t0 in range(bos, eos, STRIP):
+                for d in range(first, min(first + BD, D), W):
+                    b_w0, b_w1, b_w2, b_w3 = load_taps(taps, d, D)
+                    b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
+                    b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
+                    for t in range(t0, min(t0 + STRIP, eos)):
+                        b_x = load(x, t * stride + d)
+                        b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
+                        store(y, t * D + d, b_z * sigmoid(b_z) if swish else b_z)
+                        b_x1, b_x2, b_x3 = b_x, b_x1, b_x2
+
+
+@compiled
+def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx, dtaps, dbias, D, swish):
+    """Gradients of `x` `[T, D]`, `taps` `[4, D]` and `bias` `[D]`; with `swish` its argument is computed again."""
+    x, dx = array_at(x, (bounds[-1] - 1) * stride + D), array_at(dx, bounds[-1] * D)
+    dy = array_at(dy, (bounds[-1] - 1) * dy_stride + D)
+    taps, dtaps = array_at(taps, TAPS * D), array_at(dtaps, TAPS * D)
+    bias, dbias = array_at(bias, D if bias != 0 else 0), array_at(dbias, D)
+    b_one, zero = splat(np.float32(1)), splat(np.float32(0))
+    # of the taps, newest first, then of the bias
+    sums, totals = np.empty((TAPS + 1) * W, np.float32), np.empty((TAPS + 1) * BD, np.float64)
+    for first in range(i_w * BD, D, n_w * BD):
+        stop = min(first + BD, D)
+        totals[:] = 0
+        for i_n in range(len(bounds) - 1):
+            bos, eos = bounds[i_n], bounds[i_n + 1]
+            for t0 in range(bos, eos, STRIP):
+                t1 = min(t0 + STRIP, eos)
+                for d in range(first, stop, W):
+                    b_w0, b_w1, b_w2, b_w3 = load_taps(taps, d, D)
+                    b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
+                    b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
+                    # what the tokens so far add to the last three rows' gradients
+                    b_dx1, b_dx2, b_dx3 = rows_before(dx, t0 * D + d, D, t0 > bos)
+                    b_s0, b_s1, b_s2, b_s3, b_sum = zero, zero, zero, zero, zero
+                    for t in range(t0, t1):
+                        b_x, b_dz = load(x, t * stride + d), load(dy, t * dy_stride + d)
+                        if swish:
+                            b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
+                            b_gate = sigmoid(b_z)
+                            b_dz = b_dz * b_gate * (b_one + b_z * (b_one - b_gate))
+                        if t >= bos + 3:
+                            store(dx, (t - 3) * D + d, b_dx3 + b_w3 * b_dz)
+                        b_dx1, b_dx2, b_dx3 = b_w0 * b_dz, b_dx1 + b_w1 * b_dz, b_dx2 + b_w2 * b_dz
+                        b_s0, b_s1, b_s2, b_s3 = b_s0 + b_dz * b_x, b_s1 + b_dz * b_x1, b_s2 + b_dz * b_x2, b_s3 + b_dz * b_x3
+                        b_sum = b_sum + b_dz
+                        b_x1, b_x2, b_x3 = b_x, b_x1, b_x2
+                    store(dx, (t1 - 1) * D + d, b_dx1)
+                    if t1 >= bos + 2:
+                        store(dx, (t1 - 2) * D + d, b_dx2)
+                    if t1 >= bos + 3:
+                        store(dx, (t1 - 3) * D + d, b_dx3)
+                    store(sums, 0, b_s0)
+                    store(sums, W, b_s1)
+                    store(sums, 2 * W, b_s2)
+                    store(sums, 3 * W, b_s3)
+                    store(sums, 4 * W, b_sum)
+                    for i in range(TAPS + 1):
+                        for j in range(W):
+                            totals[i * BD + d - first + j] += sums[i * W + j]
+        for d in range(first, stop):
+            for i in range(TAPS):
+                dtaps[(TAPS - 1 - i) * D + d] = totals[i * BD + d - first]
+            dbias[d] = totals[TAPS * BD + d - first]
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised rows of `x` `[T, D]`, and their inverse deviations `[T]`."""
     T, D = x.shape
@@ -88,6 +182,66 @@ def convolve_token(
     if not cache.is_inference():
         increment_version(cache)
     return y
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None, swish: bool,
+) -> torch.Tensor:
+    """The outputs `[B, T, D]` of sequences without a past, `x` `[B, T, D]`, `weight` `[D, 4]`."""
+    B, T, D = x.shape
+    rows, taps, y = rows_of(x), taps_of(x, weight, bias), x.new_empty(B, T, D)
+    launch(
+        convolve_forward, TAPS * y.numel(), -(-D // BD),
+        rows.data_ptr(), rows.stride(0), taps.data_ptr(), address(bias), boundaries(B, T, cu_seqlens), y.data_ptr(), D, swish,
+    )
+    return y
+
+
+def convolve_gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    swish: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `x`, `weight` and a bias for that of `convolve`'s output, `dy` `[B, T, D]`."""
+    B, T, D = x.shape
+    if dy.shape != x.shape:
+        raise ValueError(f"the output's gradient must have shape {list(x.shape)}, that of x, got {list(dy.shape)}")
+    rows, drows, taps, dx = rows_of(x), rows_of(dy), taps_of(x, weight, bias), x.new_empty(B, T, D)
+    dtaps, dbias = torch.empty_like(taps), x.new_empty(D)
+    launch(
+        convolve_backward, TAPS * dx.numel(), -(-D // BD),
+        rows.data_ptr(), rows.stride(0), drows.data_ptr(), drows.stride(0), taps.data_ptr(), address(bias),
+        boundaries(B, T, cu_seqlens), dx.data_ptr(), dtaps.data_ptr(), dbias.data_ptr(), D, swish,
+    )
+    return dx, dtaps.t(), dbias
+
+
+def taps_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The kernels' entries `[4, D]`, the newest last."""
+    D = x.shape[-1]
+    if weight.shape != (D, TAPS) or (bias is not None and bias.shape != (D,)):
+        shapes = list(weight.shape), None if bias is None else list(bias.shape)
+        raise ValueError(f'weight and bias must have shapes [{D}, {TAPS}] and [{D}] for x {list(x.shape)}, got {shapes}')
+    return weight.t().contiguous()
+
+
+def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
+    """Whether the loops serve these sizes: kernels of four taps, whole vectors of channels, every row in a sequence."""
+    if x.numel() == 0 or x.shape[-1] % W > 0 or weight.shape[-1] != TAPS:
+        return False
+    if cu_seqlens is None:
+        return True
+    covered = x.shape[0] == 1 and int(cu_seqlens[0]) == 0 and int(cu_seqlens[-1]) == x.shape[1]
+    return covered and bool((cu_seqlens.diff() >= 0).all())
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """`x` `[B, T, D]` as `[B * T, D]`, whose rows are dense and do not overlap; a copy only where they are not so."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
 def address(x: torch.Tensor | None) -> int:

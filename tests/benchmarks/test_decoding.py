@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import forks
+
 # of a layer: norm, four projections, convolution, update with D and gate, residual; and embedding, last norm, head
 LAYER = {'layer_norm_fwd_kernel_row': 1, 'mm': 3, 'addmm': 1, 'causal_conv1d_update_kernel': 1, 'add': 1}
 ENDS = {'embedding': 1, 'layer_norm_fwd_kernel_row': 1, 'mm': 1}
@@ -21,11 +18,7 @@ UPDATES = {'Longhorn': 'longhorn_step_kernel', 'Longhorn exact': 'fused_recurren
 def kernels(tmp_path_factory) -> dict[str, dict[str, int]]:
     """From a process that has no interpreter for its kernels."""
     file = tmp_path_factory.mktemp('decoding') / 'decoding.json'
-    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
-    subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.decoding', '--layers', '3', '--json', str(file)], cwd=ROOT,
-        env=environment, check=True, capture_output=True,
-    )
+    forks.run('-m', 'benchmarks.decoding', '--layers', 3, '--json', file).check_returncode()
     return json.loads(file.read_text())['kernels']
 
 

@@ -1,16 +1,12 @@
 """`python -m benchmarks.predict`: what it takes from the wrappers, and what it writes; without TRITON_INTERPRET."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.report.predicted import predicted
+from tests import forks
 
-ROOT = Path(__file__).parents[2]
 LAUNCHES = """
 import json
 from benchmarks.kernels.launches import Call, run_call
@@ -59,9 +55,7 @@ SHAPES = ((8, 2048, 4096, 16), (1, 131072, 4096, 16))
 
 
 def run(*args: str) -> str:
-    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
-    command = [sys.executable, '-W', 'ignore', *args]
-    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    process = forks.run(*args)
     assert process.returncode == 0, process.stderr[-2000:]
     return process.stdout
 

@@ -139,3 +139,17 @@ def test_tokens_a_second_of_servers():
     page = (ROOT / 'docs' / 'serve.md').read_text()
     for x in read('serving')['rows']:
         assert row(x['requests'], *(f'{x["tokens_per_s"][name]:.0f}' for name in ('vllm', 'generate'))) in page
+
+
+def test_accuracy_on_digits():
+    report, page = read('vision'), (ROOT / 'docs' / 'vision.md').read_text()
+    runs = {}
+    for x in report['runs']:
+        runs.setdefault(x['model'], []).append(x)
+    for name, some in runs.items():
+        accuracies = [100 * x['accuracy'] for x in some]
+        seconds = sum(x['seconds'] for x in some) / len(some)
+        shown = ' and '.join(f'{x:.1f}%' for x in accuracies), f'{sum(accuracies) / len(some):.1f}%', f'{seconds:.0f}'
+        assert row(name, f'{some[0]["parameters"]:,}', *shown) in page
+    assert len(runs) == 4 and all(len(some) == 2 for some in runs.values())
+    assert f'{report["options"]["epochs"]} epochs' in page and f'{report["seconds"] / 60:.0f} minutes in all' in page

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,11 +16,7 @@ ROOT = Path(__file__).parents[2]
 def bytes_moved(tmp_path_factory) -> dict[tuple[str, int], tuple[float, float]]:
     """(forward, backward) by operator and K, from a process that has no interpreter for its kernels."""
     file = tmp_path_factory.mktemp('traffic') / 'traffic.json'
-    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
-    subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.traffic', '--json', str(file)], cwd=ROOT, env=environment,
-        check=True, capture_output=True,
-    )
+    forks.run('-m', 'benchmarks.traffic', '--json', file).check_returncode()
     return by_operator(file)
 
 

@@ -99,6 +99,15 @@ def test_grid(tmp_path):
     assert all(len(run['history']) == 4 and 0 <= run['recall'] <= 1 for run in runs)
 
 
+def test_an_unfinished_grid_is_drawn(tmp_path):
+    begun = ((16, 'diagonal'), (16, 'exact'), (32, 'exact'))
+    cells = [CELL | {'mixer': mixer, 'hidden_size': width} for width, mixer in begun]
+    runs = [{'cell': cell, 'history': [(5, 0.1), (10, 0.2)], 'recall': 0.2} for cell in cells]
+    setting = {'title': 'tiny', 'plot': {'x': 'step', 'panels': 'hidden_size'}}
+    mqar.draw({'setting': setting, 'runs': runs}, tmp_path / 'grid.png')
+    assert (tmp_path / 'grid.png').stat().st_size > 0
+
+
 def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
     """Neither training's nor those that stop it and choose the rate."""
     drawn, sequences = [], zoology.Sequences
@@ -112,6 +121,29 @@ def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
     assert measured[-1][0] is test and run['recall'] == measured[-1][1]
     rows = [{tuple(row) for row in data.tokens.tolist()} for data in drawn]
     assert not rows[2] & (rows[0] | rows[1])
+
+
+def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
+    """As if it had not been: weights, optimizer, order and dropout."""
+    whole = zoology.run_cell(CELL, tmp_path / 'whole', mqar.build_model)
+    evaluate, steps = zoology.RecallTrainer.evaluate, []
+
+    def interrupted(self, *args, **kwargs):
+        steps.append(self.state.global_step)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return evaluate(self, *args, **kwargs)
+
+    monkeypatch.setattr(zoology.RecallTrainer, 'evaluate', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        zoology.run_cell(CELL, tmp_path, mqar.build_model)
+    run = zoology.run_cell(CELL, tmp_path, mqar.build_model)
+    assert steps == [5, 10, 15, 15, 20]
+    for result in (whole, run):
+        assert result.pop('seconds') > 0
+    assert run == whole
+    # another cell begins at its own start
+    assert not list(tmp_path.glob('run-*'))
 
 
 @pytest.mark.parametrize('mixer', MIXERS)

@@ -3,18 +3,19 @@
 import pytest
 import torch
 from fla.modules import RMSNorm
-from fla.modules.causal_conv1d import causal_conv1d_update
+from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from fla_longhorn.cpu import loops, norms
 from fla_longhorn.ops import numba
-from tests.cpu.reference import assert_close, norm
+from tests.cpu.reference import assert_close, compare, norm
+from tests.cpu.test_convolution import BOUNDS, LENGTHS, batched, inputs_of, run
 
 
 @pytest.fixture
 def served(monkeypatch):
     """The names of the loops that ran."""
     names = []
-    for name in ('rms_norm', 'convolve_token'):
+    for name in ('rms_norm', 'convolve_token', 'convolve', 'convolve_gradients'):
         function = getattr(loops, name)
         monkeypatch.setattr(loops, name, lambda *args, f=function, n=name: names.append(n) or f(*args))
     return names
@@ -80,6 +81,117 @@ def test_convolution(served, swish, has_bias, W):
     assert torch.equal(cache, final)
 
 
+def convolution(activation, cu_seqlens=None):
+    """Without the final state, whose gradient would ask for the other way."""
+    def function(x, weight, bias, residual, state):
+        return causal_conv1d(x, weight, bias, residual, state, activation=activation, cu_seqlens=cu_seqlens)[:1]
+    return function
+
+
+def outputs_of(**options):
+    def reference(**given):
+        return batched(**given, **options)[:1]
+    return reference
+
+
+# sequences of less than a kernel, whole strips of 64 tokens and parts of one; a block of 128 channels and a vector more
+@pytest.mark.parametrize('activation', [None, 'silu'])
+@pytest.mark.parametrize('extras', [True, False])
+@pytest.mark.parametrize(('length', 'channels'), [(1, 16), (2, 16), (3, 16), (4, 48), (64, 16), (66, 144), (130, 32)])
+def test_streams(served, activation, extras, length, channels):
+    inputs = inputs_of((2, length, channels), 4, 2, torch.float32, bias=extras, residual=extras, state=False)
+    compare(convolution(activation), outputs_of(activation=activation), inputs, torch.float32)
+    assert served == ['convolve', 'convolve_gradients']
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('activation', [None, 'silu'])
+def test_packed_streams(served, activation, dtype):
+    inputs = inputs_of((1, sum(LENGTHS), 32), 4, len(LENGTHS), dtype, state=False)
+    compare(convolution(activation, BOUNDS), outputs_of(activation=activation, lengths=LENGTHS), inputs, dtype)
+    assert served == ['convolve', 'convolve_gradients']
+
+
+def test_packed_streams_are_those_alone():
+    x, (weight, bias) = torch.randn(1, 150, 32), (torch.randn(32, 4), torch.randn(32))
+    packed, _ = causal_conv1d(x, weight, bias, activation='silu', cu_seqlens=torch.tensor([0, 70, 70, 150]))
+    alone = [causal_conv1d(part, weight, bias, activation='silu')[0] for part in x.split([70, 80], 1)]
+    assert torch.equal(packed, torch.cat(alone, 1))
+
+
+def test_threads_share_the_channels(monkeypatch):
+    monkeypatch.setattr(numba, 'MIN_PARALLEL_UPDATES', 0)
+    x, weight, bias = torch.randn(2, 70, 272), torch.randn(272, 4), torch.randn(272)
+    ran, results, start = [], [], numba.threads.run
+    monkeypatch.setattr(numba.threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or start(loop, n_w, *args))
+    for n in (1, 3):
+        monkeypatch.setattr(torch, 'get_num_threads', lambda n=n: n)
+        y, gradients = loops.convolve(x, weight, bias, None, True), loops.convolve_gradients(x, x, weight, bias, None, True)
+        results.append((y, *gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and ran == [3, 3]
+
+
+def test_long_sums_keep_their_digits():
+    """Gradients of taps are sums over all tokens, each strip's added in float64."""
+    x, dy = torch.rand(1, 200_000, 16) + 0.5, torch.rand(1, 200_000, 16) + 0.5
+    _, dtaps, dbias = loops.convolve_gradients(dy, x, torch.randn(16, 4), None, None, False)
+    assert_close('dbias', dbias, dy.double().sum((0, 1)), 1e-7)
+    assert_close('dtaps', dtaps[:, 3], (dy.double() * x.double()).sum((0, 1)), 1e-7)
+
+
+@pytest.mark.parametrize('case', ['state', 'final state', 'width', 'channels', 'float64', 'second derivatives'])
+def test_streams_not_served(served, case):
+    inputs = inputs_of(
+        (2, 9, 18 if case == 'channels' else 16), 3 if case == 'width' else 4, 2,
+        torch.float64 if case == 'float64' else torch.float32, state=case == 'state',
+    )
+    given = {name: None if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
+    outputs = run('silu')(**given) if case == 'final state' else convolution('silu')(**given)
+    loss = sum(x.square().sum() for x in outputs)
+    torch.autograd.grad(loss, given['x'], create_graph=case == 'second derivatives')
+    # the loop's forward pass, and PyTorch's backward pass
+    assert served == (['convolve'] if case in ('final state', 'second derivatives') else [])
+
+
+def test_rows_outside_of_sequences():
+    """Such bounds are no one's promise, but may not make the loops leave rows unwritten, or write beyond."""
+    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4)
+    for bounds in ([0, 4], [2, 9], [0, 30, 9]):
+        assert not loops.convolves(x, weight, torch.tensor(bounds))
+    assert loops.convolves(x, weight, torch.tensor([0, 4, 4, 9]))
+    assert not loops.convolves(x[:, :0], weight, None)
+    # packed sequences lie in one row of the batch
+    assert not loops.convolves(x.expand(2, 9, 16), weight, torch.tensor([0, 4, 9]))
+
+
+@pytest.mark.parametrize('rows', [
+    torch.randn(1, 3, 16).transpose(0, 1), torch.randn(3, 5, 16).transpose(0, 1), torch.randn(3, 5, 48)[..., 16:32],
+    torch.randn(1, 1, 16).expand(3, 5, 16), torch.randn(3, 16, 5).mT,
+], ids=['one token', 'time first', 'part', 'expanded', 'channels first'])
+def test_any_layout(served, rows):
+    """Rows that PyTorch calls contiguous may still name any stride for a dimension of size one."""
+    weight, bias = torch.randn(16, 4), torch.randn(16)
+    inputs = {'x': rows.detach().requires_grad_(), 'weight': weight.requires_grad_(), 'bias': bias.requires_grad_()}
+    function = convolution('silu')
+    outputs = function(**inputs, residual=None, state=None)[0]
+    want = batched(**{name: x.detach().double() for name, x in inputs.items()}, activation='silu')[0]
+    assert_close('output', outputs, want, 1e-6)
+    dy = torch.randn(*rows.shape[:2], 32)[..., ::2]
+    dense, = torch.autograd.grad(outputs, inputs['weight'], dy.contiguous(), retain_graph=True)
+    strided, = torch.autograd.grad(outputs, inputs['weight'], dy)
+    assert torch.equal(dense, strided) and served == ['convolve', 'convolve_gradients', 'convolve_gradients']
+
+
+def test_a_gradient_that_is_a_negated_view(served):
+    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4, requires_grad=True)
+    dy = torch.randn(1, 9, 16, dtype=torch.complex64).conj().imag
+    assert dy.is_neg()
+    got, want = (
+        torch.autograd.grad(causal_conv1d(x, weight)[0], weight, y)[0] for y in (dy, dy.resolve_neg())
+    )
+    assert_close('dweight', got, want.double(), 1e-6)
+
+
 @torch.no_grad()
 def test_an_update_is_seen_by_autograd():
     x, cache, weight, bias = conv_inputs()
@@ -124,3 +236,10 @@ def test_sizes_that_do_not_fit():
         RMSNorm(22)(torch.randn(3, 44))
     with pytest.raises(ValueError, match=r'cache must have shape \[3, 22, 4\]'):
         causal_conv1d_update(x, cache[:2].contiguous(), None, weight, bias, 'silu')
+    stream, kernels = torch.randn(1, 9, 32), torch.randn(32, 4)
+    with pytest.raises(ValueError, match=r'weight and bias must have shapes \[32, 4\] and \[32\]'):
+        causal_conv1d(stream, kernels[:16].contiguous())
+    with pytest.raises(ValueError, match=r'weight and bias must have shapes \[32, 4\] and \[32\]'):
+        causal_conv1d(stream, kernels, torch.randn(16))
+    with pytest.raises(ValueError, match="the output's gradient must have shape"):
+        loops.convolve_gradients(stream[:, :5], stream, kernels, None, None, False)

@@ -3,7 +3,6 @@ import hashlib
 import inspect
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from fla_longhorn import registry
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import L2Norm
+from tests import forks
 
 DOCS = Path(__file__).parents[2] / 'docs' / 'swap.md'
 TINY = dict(hidden_size=64, num_hidden_layers=2, vocab_size=64, max_position_embeddings=128)
@@ -363,18 +363,19 @@ def test_without_the_word_nothing_changes():
     """Keys and initial weights are those of a process that never imports the plugin."""
     names = ('gla', 'gated_deltanet', 'linear_attn', 'hgrn', 'rwkv7')
     configs = {name: make_config(name, attn_mode='chunk').to_json_string() for name in names}
-    done = subprocess.run([sys.executable, '-c', '''
+    done = forks.run('-c', '''
 import hashlib, json, sys, torch, fla
 from transformers import AutoConfig, AutoModelForCausalLM
 digests = {}
-for name, config in json.load(sys.stdin).items():
+for name, config in json.loads(sys.argv[1]).items():
     config = json.loads(config)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop('model_type'), **config))
     digests[name] = [[k, hashlib.sha256(x.numpy().tobytes()).hexdigest()] for k, x in model.state_dict().items()]
 assert 'fla_longhorn' not in sys.modules
 print(json.dumps(digests))
-'''], input=json.dumps(configs), capture_output=True, text=True, check=True)
+''', json.dumps(configs))
+    assert done.returncode == 0, done.stderr
     stock = json.loads(done.stdout)
     for name in names:
         torch.manual_seed(0)

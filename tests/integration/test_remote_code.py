@@ -2,9 +2,6 @@
 where it is not installed."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from fla_longhorn import LonghornConfig
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.models.longhorn import remote_code
 from fla_longhorn.models.remote_code import write_code
-from tests.integration.process import ROOT
+from tests import forks
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, vocab_size=11)
 CONFIGS = {
@@ -57,8 +54,8 @@ for cls in (AutoConfig, AutoModelForCausalLM):
 
 
 def python(code: str, folder) -> list[str]:
-    env = {**os.environ, 'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'PYTHONPATH': str(ROOT)}
-    done = subprocess.run([sys.executable, '-c', code], cwd=folder, capture_output=True, text=True, env=env)
+    """In a process that has imported neither the package nor fla."""
+    done = forks.run('-c', code, cwd=folder, fla=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.forks import PRELOADED, Forks
 from tests.mutate.mutation import ROOT, Mutation
 
 COPIED = ('fla_longhorn', 'tests', 'configs', 'docs', 'pyproject.toml')
@@ -19,6 +17,16 @@ COPIED = ('fla_longhorn', 'tests', 'configs', 'docs', 'pyproject.toml')
 LIMIT = 300
 # pytest's exit codes: tests failed; it was interrupted, for instance by an import that failed
 FAILED, INTERRUPTED = 1, 2
+# of the copy, or a code that is no result of tests
+PYTEST = '''
+import importlib.util, os, sys
+found = importlib.util.find_spec('fla_longhorn').origin
+if found != os.path.join(os.getcwd(), 'fla_longhorn', '__init__.py'):
+    print(f'tests would import {found} instead of the copy in {os.getcwd()}')
+    sys.exit(125)
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+'''
 
 
 class Copy:
@@ -33,40 +41,29 @@ class Copy:
                 shutil.copy2(ROOT / name, folder / name)
         self.machine_code = folder / 'numba'
         # whether Triton is interpreted -> a process that forks pytest; Triton asks when it is imported
-        self.processes: dict[str, subprocess.Popen] = {}
-
-    def process(self, interpret: str) -> subprocess.Popen:
-        if interpret not in self.processes:
-            env = {
-                **os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(self.folder), 'PYTHONDONTWRITEBYTECODE': '1',
-                'TRITON_INTERPRET': interpret,
-            }
-            self.processes[interpret] = subprocess.Popen(
-                [sys.executable, ROOT / 'tests' / 'mutate' / 'process.py'], env=env, cwd=self.folder, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )
-        return self.processes[interpret]
+        self.forks: dict[str, Forks] = {}
 
     def close(self) -> None:
-        for process in self.processes.values():
-            process.stdin.close()
-            process.wait()
+        for forks in self.forks.values():
+            forks.close()
 
     def pytest(
         self, *arguments: str, env: Mapping[str, str], machine_code: Path | None = None, limit: float = LIMIT,
     ) -> tuple[int, str]:
         """pytest's exit code, -1 where it took longer than `limit` seconds, and what it wrote."""
-        process, output = self.process(env.get('TRITON_INTERPRET', '0')), self.folder / 'output'
-        request = {
-            'folder': str(self.folder), 'arguments': ['-q', '-p', 'no:cacheprovider', *arguments], 'limit': limit,
-            'env': {**env, 'NUMBA_CACHE_DIR': str(machine_code or self.machine_code)}, 'output': str(output),
+        interpret = env.get('TRITON_INTERPRET', '0')
+        fixed = {
+            'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(self.folder), 'PYTHONDONTWRITEBYTECODE': '1',
+            'TRITON_INTERPRET': interpret,
         }
-        process.stdin.write(json.dumps(request) + '\n')
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f'the process that forks pytest ended with code {process.wait()}')
-        return json.loads(answer), output.read_text(encoding='utf-8', errors='replace')
+        if interpret not in self.forks:
+            preloaded = ('hypothesis', 'pytest', *PRELOADED, 'torch._dynamo.testing')
+            self.forks[interpret] = Forks(preloaded, fixed, self.folder)
+        done = self.forks[interpret].run(
+            ('-c', PYTEST, '-q', '-p', 'no:cacheprovider', *arguments), self.folder,
+            {**os.environ, **fixed, **env, 'NUMBA_CACHE_DIR': str(machine_code or self.machine_code)}, limit,
+        )
+        return done.returncode, done.stdout + done.stderr
 
     @contextmanager
     def mutated(self, mutation: Mutation):

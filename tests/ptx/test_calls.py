@@ -10,17 +10,24 @@ import pytest
 
 import fla_longhorn
 from benchmarks.kernels.launches import rehearsal
-from tests.ptx.calls import fast
+from tests.ptx.calls import Call, fast
 from tests.ptx.emulator import Emulator
 from tests.ptx.execute import execute, run_call, summary
 
 KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
 
 
-# plain calls run where `test_faults.py` does, so that their kernels compile once
-@pytest.mark.parametrize(
-    'call', [pytest.param(call, marks=pytest.mark.xdist_group(f'ptx {call.name}')) for call in fast()], ids=str,
-)
+# the call whose products are those of warp groups launches no kernel that others don't
+SLOW = ('groups',)
+
+
+def marked(call: Call):
+    """Plain calls run where `test_faults.py` does, so that their kernels compile once."""
+    marks = [pytest.mark.xdist_group(f'ptx {call.name}'), *([pytest.mark.slow] if call.name in SLOW else [])]
+    return pytest.param(call, marks=marks, id=str(call))
+
+
+@pytest.mark.parametrize('call', map(marked, fast()))
 def test_calls(call):
     row = run_call(call)
     assert row['ok'], row.get('traceback') or summary(row)
@@ -53,9 +60,11 @@ class Rehearsal(Emulator):
 
 
 def test_every_kernel_is_executed():
-    """A new kernel needs a call in `calls.fast` that launches it."""
+    """A new kernel needs a call in `calls.fast` that launches it, and is not slow."""
     launched = set()
     for call in fast():
+        if call.name in SLOW:
+            continue
         emulator = Rehearsal(call.target)
         execute(call, emulator)
         launched |= emulator.names

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
+
 ROOT = Path(__file__).parents[2]
 GROUP = 'vllm.general_plugins'
 # in a process that has imported nothing
@@ -27,7 +29,7 @@ def test_inert():
     entry_points = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['entry-points'][GROUP]
     assert entry_points == {'longhorn': 'fla_longhorn.serving.vllm:register'}
     code = 'import sys, fla_longhorn; print([x for x in sys.modules if x.startswith(("vllm", "fla_longhorn.serving"))])'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    done = forks.run('-c', code, fla=False)
     assert done.stdout.strip() == '[]', done.stderr
     assert callable(pkgutil.resolve_name(entry_points['longhorn']))
 

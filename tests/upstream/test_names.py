@@ -2,8 +2,6 @@
 
 import importlib
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,9 @@ from fla.models import modeling_utils
 import fla_longhorn
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.cpu import flash_attention
+from tests import forks
 from tests.upstream.names import NAMES, OPTIONAL, PATTERNS, missing, paths
 from tests.upstream.uses import find_uses
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_nothing_is_gone():
@@ -63,7 +60,5 @@ def test_cpu_implementations_take_what_fla_passes():
 
 
 def test_command():
-    done = subprocess.run(
-        [sys.executable, '-m', 'tests.upstream.names'], cwd=ROOT, capture_output=True, text=True,
-    )
+    done = forks.run('-m', 'tests.upstream.names')
     assert done.returncode == 0 and f'all {len(paths())} names are there' in done.stdout, done.stdout + done.stderr

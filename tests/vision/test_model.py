@@ -177,6 +177,14 @@ def test_from_the_meta_device():
     assert torch.equal(model.blocks[0].mixer.D, torch.ones(128))
 
 
+def test_last_projections_begin_smaller_with_depth():
+    """By the root of the number of blocks, whose outputs are added."""
+    for block in (model := small()).blocks:
+        weight = block.mixer.out_proj.weight
+        bound = (weight.shape[1] * len(model.blocks))**-0.5
+        assert 0.98 * bound < weight.abs().max().item() <= bound
+
+
 def test_gradient_checkpointing():
     model, found = small().train(), []
     for enable in (False, True):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
+from numba.core.dispatcher import Dispatcher
 from torch.multiprocessing import start_processes
 
 
@@ -17,8 +19,28 @@ def fork(main: Callable, size: int, *args) -> None:
 
 
 def _rank(rank: int, main: Callable, size: int, store: Path, args: tuple) -> None:
+    compile_in_turn(store.with_name('compiling'))
     dist.init_process_group('gloo', f'file://{store}', rank=rank, world_size=size)
     try:
         main(*args)
     finally:
         dist.destroy_process_group()
+
+
+def compile_in_turn(path: Path) -> None:
+    """What one rank's Numba compiles the others wait for, and read from the disk."""
+    compile, file, depth = Dispatcher.compile, path.open('w'), 0
+
+    def locked(self, signature):
+        nonlocal depth
+        if depth == 0:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        depth += 1
+        try:
+            return compile(self, signature)
+        finally:
+            depth -= 1
+            if depth == 0:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    Dispatcher.compile = locked

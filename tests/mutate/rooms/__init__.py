@@ -1,6 +1,8 @@
 """The mutations, by the folder of the package that they change."""
 
-from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, ops, torch, triton
+from importlib.util import find_spec
+
+from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, ops, torch, triton, vision
 
 ROOMS = {
     'ops': ops.MUTATIONS,
@@ -11,6 +13,8 @@ ROOMS = {
     'layers': layers.MUTATIONS,
     'models': models.MUTATIONS,
     'attn_mode': attn_mode.MUTATIONS,
+    # their tests need timm
+    **({'vision': vision.MUTATIONS} if find_spec('timm') else {}),
 }
 # by `room/name`
 MUTATIONS = {f'{room}/{mutation.name}': mutation for room, mutations in ROOMS.items() for mutation in mutations}

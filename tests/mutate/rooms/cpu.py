@@ -5,6 +5,7 @@ from tests.mutate.mutation import Mutation
 UNIT = 'tests/cpu/test_activations.py::test_gated_unit'
 CONV = 'tests/cpu/test_convolution.py::'
 ATTENTION = 'tests/cpu/test_flash_attention.py::'
+LOOPS = 'tests/cpu/test_loops.py::'
 LOSS = 'tests/cpu/test_losses.py::'
 NORM = 'tests/cpu/test_norms.py::'
 
@@ -49,6 +50,34 @@ MUTATIONS = [
     Mutation(
         'convolution-blocks', 'cpu/convolution.py', 'first = max(start, lag)', 'first = start + lag',
         'gradients do not cross blocks of time', CONV + 'test_several_blocks_of_time',
+    ),
+    Mutation(
+        'stream-past', 'cpu/loops.py', 'b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)\n'
+        '                    for t in', 'b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > 0)\n'
+        '                    for t in', 'a convolution reads the rows of the sequence before',
+        LOOPS + 'test_packed_streams_are_those_alone',
+    ),
+    Mutation(
+        'stream-strips', 'cpu/loops.py', 'b_dx1, b_dx2, b_dx3 = rows_before(dx, t0 * D + d, D, t0 > bos)',
+        'b_dx1, b_dx2, b_dx3 = rows_before(dx, t0 * D + d, D, False)', 'gradients do not cross strips of tokens',
+        LOOPS + 'test_streams', '[66-144-True-silu]',
+    ),
+    Mutation(
+        'stream-short-sequence', 'cpu/loops.py', 'if t1 >= bos + 2:', 'if t1 >= 2:',
+        'a sequence of one token overwrites a gradient of the one before', LOOPS + 'test_packed_streams', '[silu-dtype0]',
+    ),
+    Mutation(
+        'stream-bias-slope', 'cpu/loops.py', 'b_gate * (b_one + b_z * (b_one - b_gate))', 'b_gate * (b_one + b_z * b_gate)',
+        "the activation's slope is wrong", LOOPS + 'test_streams', '[4-48-True-silu]',
+    ),
+    Mutation(
+        'stream-bounds', 'cpu/loops.py', 'return covered and bool((cu_seqlens.diff() >= 0).all())', 'return covered',
+        'bounds that go back reach beyond the rows',
+        LOOPS + 'test_rows_outside_of_sequences',
+    ),
+    Mutation(
+        'stream-stride', 'cpu/loops.py', 'rows.data_ptr(), rows.stride(0), taps', 'rows.data_ptr(), x.stride(1), taps',
+        'one token a row is read beyond its memory', LOOPS + 'test_any_layout', 'token',
     ),
     Mutation(
         'window-off-by-one', 'cpu/flash_attention.py', 'mask &= ahead >= -left', 'mask &= ahead > -left',

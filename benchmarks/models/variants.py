@@ -1,0 +1,59 @@
+"""Ways to decode with a model: as it is, with linear layers of int8 weights, with its step of one token compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is done to a model; `suffix` follows its name in a report."""
+
+    suffix: str = ''
+    int8: bool = False
+    compiled: bool = False
+
+
+def variants(compiled: bool, int8: bool) -> list[Variant]:
+    """All that the two options ask for, the model as it is first."""
+    chosen = [Variant()]
+    if int8:
+        chosen.append(Variant(', int8', int8=True))
+    if compiled:
+        chosen.append(Variant(', compiled', compiled=True))
+    if int8 and compiled:
+        chosen.append(Variant(', int8 compiled', int8=True, compiled=True))
+    return chosen
+
+
+def quantized(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose `nn.Linear` layers hold int8 weights, by torchao. GPT-2's blocks have none: only its head changes.
+
+    Raises:
+        ImportError: torchao is not installed.
+    """
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model = deepcopy(model)
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def compiled_step(model: PreTrainedModel) -> Callable:
+    """The model's call for one token, compiled when it is first made; on a GPU into CUDA graphs."""
+    return torch.compile(model.forward, mode='reduce-overhead' if model.device.type == 'cuda' else None)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Nothing compiled before is kept, and a step that is compiled too often fails: it would run uncompiled unseen."""
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+        yield
+    torch.compiler.reset()
