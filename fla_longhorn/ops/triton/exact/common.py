@@ -154,7 +154,7 @@ def chunk_offsets(
 ):
     """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta: those of v, or one of a scalar step."""
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    # what a thread may load at once decides which columns it owns; told of the range itself, for the compiler drops a sum with 0
+    # what a thread may load at once decides which columns it owns; a hint on the sum is lost where i_v is always 0
     o_v = i_v * BV + tl.multiple_of(tl.arange(0, BV), VEC)
     o_b = tl.arange(0, 1) if SCALAR_BETA else o_v
     return o_t, o_k, o_v, o_b
