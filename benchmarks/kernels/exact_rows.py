@@ -57,11 +57,12 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}
     constants = dict(
         H=1, K=K, V=V, BT=CHUNK_SIZE, BK=state_tile(K), INTERVAL=checkpoint_interval(K), SPAN=span_size(K, precision),
-        DOT=precision, s_q=K, s_k=K, s_v=V, s_z=V, **row_arguments(None, K * V), **flags,
+        DOT=precision, s_q=K, s_k=K, s_v=V, s_z=V, S_Q=K, S_K=K, S_V=V, S_B=1 if flags['SCALAR_BETA'] else V, S_Z=V,
+        S_DO=V, S_DY=V, OUTPUT=True, BY_INTERVAL=False, **row_arguments(None, K * V), **flags,
     )
     if name == 'fwd':
         kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, precision)
-        types = inputs | {'g': '*fp32', 'a': operand, 'o': x, 'scale': 'fp32', 'T': 'i32'}
+        types = inputs | {'g': '*fp32', 'a': operand, 'o': x, 'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
     elif name == 'recurrent':
         kernel, tile = fused_recurrent_longhorn_exact_fwd_kernel, recurrent_tile(K)
         types = inputs | {'o': x, 'scale': 'fp32', 'T': 'i32'}

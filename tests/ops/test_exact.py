@@ -11,7 +11,7 @@ from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
-    from fla_longhorn.ops.triton.exact import exact_bwd, exact_fwd
+    from fla_longhorn.ops.triton.exact import common, exact_bwd, exact_fwd
 
 
 def recurrence(q, k, v, beta, initial_state, D=None, z=None, bounds=None):
@@ -81,3 +81,50 @@ if INTERPRETING or torch.cuda.is_available():
         got, ref = run(chunk_longhorn, inputs, options), reference(inputs, options)
         names = ('o', 'final_state', 'dbeta')
         assert_close({name: got[name] for name in names}, {name: ref[name] for name in names}, case.dtype)
+
+    CUT = [
+        Case(B=2, T=75, H=1, K=4, V=20, D=True, z=True, initial_state=True),
+        Case(B=1, T=64, H=1, K=3, V=9, dtype=torch.bfloat16, sigmoid=True),
+        Case(H=2, K=3, V=9, scale=0.3, initial_state=True, state_v_first=True).packed(5, 0, 70, 32, 17),
+        Case(H=1, K=4, V=9, scalar_beta=True).packed(40, 33),
+    ]
+
+    @pytest.fixture
+    def cut(monkeypatch):
+        """Cut every sequence in time, however short."""
+        monkeypatch.setattr(common, 'WARPS_PER_MULTIPROCESSOR', 10**6)
+        monkeypatch.setattr(common, 'LEAST_INTERVALS', 1)
+
+    @pytest.mark.usefixtures('cut', 'poison')
+    @pytest.mark.parametrize('case', CUT, ids=str)
+    def test_cut_in_time(case, triton_device):
+        """The states first, then all intervals at once."""
+        check(chunk_longhorn, case, triton_device, exact=True)
+
+    @pytest.mark.parametrize('save_states', [False, True])
+    def test_cut_is_whole(save_states, triton_device, request):
+        case = Case(B=1, T=75, H=2, K=4, V=9, initial_state=True)
+        args = Arguments(**{name: x.detach() for name, x in make_inputs(case, triton_device).items()}, output_final_state=True)
+        whole = exact_fwd(args, save_states=save_states, parallel=True)
+        request.getfixturevalue('cut')
+        for x, y in zip(whole, exact_fwd(args, save_states=save_states, parallel=True), strict=True):
+            assert torch.equal(x, y)
+
+    def test_few_warps_and_long_sequences_are_cut(monkeypatch):
+        monkeypatch.setattr(common, 'multiprocessor_count', lambda device: 132)
+        device = torch.device('cuda')
+        assert common.is_cut(128, 131072, 128, device)
+        # as many sequences as fill the device, or one too short
+        assert not common.is_cut(8 * 128, 131072, 128, device)
+        assert not common.is_cut(128, 512, 128, device)
+
+    def test_strided_inputs_are_not_copied(triton_device):
+        """As the layer has them: q and k are parts of one projection, z is half of another."""
+        B, T, H, K, V = 2, 5, 2, 3, 4
+        qk, vz = torch.randn(B, T, 2 * H * K, device=triton_device), torch.randn(B, T, 2 * H * V, device=triton_device)
+        q, k = (x.unflatten(-1, (H, K)) for x in qk.chunk(2, -1))
+        v, z = (x.unflatten(-1, (H, V)) for x in vz.chunk(2, -1))
+        x, strides = common.strided_inputs(Arguments(q, k, v, torch.randn(B, T, H, device=triton_device), z=z))
+        for given, taken in ((q, x.q), (k, x.k), (v, x.v), (z, x.z)):
+            assert taken.data_ptr() == given.data_ptr()
+        assert strides == {'S_Q': 2 * H * K, 'S_K': 2 * H * K, 'S_V': 2 * H * V, 'S_B': H, 'S_Z': 2 * H * V}

@@ -21,7 +21,7 @@ class Call:
     op: str = 'chunk'
     exact: bool = False
     target: str = 'sm_90'
-    # tokens to a segment at least; None leaves the project's own rule
+    # tokens to a segment at least, and the exact update cut in time; None leaves the project's own rules
     segment: int | None = None
     # 'view': inputs are channels out of wider tensors; 'shifted': not aligned to 16 bytes; 'mixed': k float16, v float32
     layout: str = 'dense'
@@ -89,6 +89,8 @@ def exact() -> list[Call]:
         Call('f16', Case(B=1, T=33, H=1, K=128, V=64, dtype=F16), exact=True),
         Call('packed', Case(H=1, K=17, V=64, scalar_beta=True, initial_state=True).packed(17, 0, 40), exact=True),
         Call('odd', Case(B=1, T=17, H=1, K=100, V=96, dtype=BF16, **ALL), exact=True),
+        Call('cut', Case(H=2, K=3, V=33, dtype=BF16, **ALL).packed(40, 0, 33, 1), exact=True, segment=32),
+        Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), exact=True, layout='view'),
     ]
 
 

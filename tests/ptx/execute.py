@@ -32,7 +32,7 @@ def as_on_a_gpu(call: Call):
         'multiprocessor_count': lambda device: MULTIPROCESSORS[call.target],
     }
     if call.segment:
-        replaced['MIN_SEGMENT_LENGTH'] = call.segment
+        replaced |= {'MIN_SEGMENT_LENGTH': call.segment, 'LEAST_INTERVALS': 1}
     with ExitStack() as stack:
         for name, value in replaced.items():
             for module in importing(name):

@@ -28,8 +28,6 @@ def exact_fwd(
 
     `final_state` may be the initial state itself: a program reads its block of that before it writes it.
     """
-    if parallel:
-        args = args.contiguous()
     B, T, H, K, V = args.sizes
     ht, states = final_state, None
     if pool is not None:
@@ -52,6 +50,6 @@ def exact_bwd(
     The chunkwise backward serves both forms: `parallel` changes nothing here.
     """
     gradients = chunk_longhorn_exact_bwd(
-        do.contiguous(), None if dht is None else dht.contiguous(), states, args.contiguous(),
+        do, None if dht is None else dht.contiguous(), states, args,
     )
     return tuple(args.q.new_empty(0) if dx is None else dx for dx in gradients)

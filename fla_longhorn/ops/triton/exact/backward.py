@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import first_slot
+from fla_longhorn.ops.triton.common import first_slot, with_token_stride
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
@@ -30,7 +30,9 @@ from fla_longhorn.ops.triton.exact.common import (
     state_mask,
     state_offsets,
     step_sizes,
+    strided_inputs,
     tile_mask,
+    tile_offsets,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
@@ -46,7 +48,7 @@ def backward_tile(K: int, precision: str) -> dict:
 
 @triton.jit
 def backward_chunk(
-    b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr,
+    b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, left_next, scale,
     K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr,
     PREFETCH: tl.constexpr, PARTIAL: tl.constexpr,
 ):
@@ -57,11 +59,12 @@ def backward_chunk(
     """
     dy, q, k, beta, g, a, cs = inputs
     ws, dv, dbeta = outputs
-    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
-    SCALAR_BETA: tl.constexpr = o_b.shape[1] == 1
+    S_Q, S_K, S_B, S_DY, S_X = strides
+    o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x = offsets
+    SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     BT: tl.constexpr = o_t.shape[0]
     BV: tl.constexpr = o_v.shape[0]
-    i_next = i_x - BT * H
+    i_next = i_x - BT
     if SCALAR_BETA:
         EARLY: tl.constexpr = False
     else:
@@ -71,10 +74,10 @@ def backward_chunk(
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     if not PREFETCH:
         # [BT, BK]
-        b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
-        b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
         # [BT, BV]
-        b_dy = load_tile(dy, i_x, o_x, o_t, o_v, left, V, PARTIAL)
+        b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
     # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
     b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     b_dyt = tl.trans(operand(b_dy, DOT))
@@ -86,14 +89,14 @@ def backward_chunk(
     else:
         b_dh = product(b_dyt, b_q, b_dh, DOT)
     if PREFETCH:
-        n_q = load_tile(q, i_next, o_qk, o_t, o_k, left_next, K, False)
-        n_k = load_tile(k, i_next, o_qk, o_t, o_k, left_next, K, False)
-        n_dy = load_tile(dy, i_next, o_x, o_t, o_v, left_next, V, False)
-        n_b = load_tile(beta, i_next, o_b, o_t, o_v, left_next, V, False)
+        n_q = load_tile(q + i_next * S_Q + x_q, o_t, o_k, left_next, K, False)
+        n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
+        n_dy = load_tile(dy + i_next * S_DY + x_dy, o_t, o_v, left_next, V, False)
+        n_b = load_tile(beta + i_next * S_B + x_b, o_t, o_b, left_next, V, False)
         if EARLY:
-            b_c = load_tile(cs, i_x, o_x, o_t, o_v, left, V, False)
+            b_c = load_tile(cs + i_x * S_X + x_x, o_t, o_v, left, V, False)
     else:
-        b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL)
+        b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
     b_b = b_b.to(tl.float32)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
@@ -114,20 +117,20 @@ def backward_chunk(
     if b_D is not None:
         if not PREFETCH:
             # a second time: there are not enough registers to hold it
-            b_dy = tl.load(dy + i_x * V + o_x, mask=m_v, other=0.0)
+            b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
         b_dv += b_D[None, :] * b_dy.to(tl.float32)
-    tl.store(dv + i_x * V + o_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
+    tl.store(dv + i_x * S_X + x_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
     if SCALAR_BETA:
-        tl.store(ws + i_x * V + o_x, operand(b_x, DOT), mask=m_v)
+        tl.store(ws + i_x * S_X + x_x, operand(b_x, DOT), mask=m_v)
     else:
         if not EARLY:
-            b_c = tl.load(cs + i_x * V + o_x, mask=m_v, other=0.0)
+            b_c = load_tile(cs + i_x * S_X + x_x, o_t, o_v, left, V, PARTIAL)
         b_c = b_c.to(tl.float32)
         if USE_BETA_SIGMOID:
             b_c *= b_s
-        tl.store(dbeta + i_x * V + o_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
+        tl.store(dbeta + i_x * S_X + x_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
-            tl.store(ws + i_x * V + o_x, operand(b_w, DOT), mask=m_v)
+            tl.store(ws + i_x * S_X + x_x, operand(b_w, DOT), mask=m_v)
     b_dh = split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
     if PREFETCH:
         return b_dh, n_q, n_k, n_dy, n_b
@@ -165,6 +168,10 @@ def chunk_longhorn_exact_bwd_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    S_Q: tl.constexpr,
+    S_K: tl.constexpr,
+    S_B: tl.constexpr,
+    S_DY: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -199,18 +206,27 @@ def chunk_longhorn_exact_bwd_kernel(
     NT = T_n // BT
     left = T_n - NT * BT
 
-    offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
-    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
+    offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
+    o_t, o_k, o_v, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
     o_h = o_v[:, None] * K + o_k[None, :]
     o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
 
+    dy, q, k, ws, dv = dy + i_h * V, q + i_h * K, k + i_h * K, ws + i_h * V, dv + i_h * V
+    beta, dbeta = beta + (i_h if SCALAR_BETA else i_h * V), dbeta + i_h * V
+    if not SCALAR_BETA:
+        cs += i_h * V
     inputs, outputs = (dy, q, k, beta, g, a, cs), (ws, dv, dbeta)
+    strides = (S_Q, S_K, S_B, S_DY, H * V)
+    # int32, for int64 takes registers that there are not at K = 64
+    x_q, x_k = o_t[:, None] * S_Q + o_k[None, :], o_t[:, None] * S_K + o_k[None, :]
+    x_b, x_dy, x_x = tile_offsets(S_B, o_t, o_b), tile_offsets(S_DY, o_t, o_v), tile_offsets(H * V, o_t, o_v)
+    offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x)
     factor = scale if HAS_SCALE else None
 
     # the position of the last full chunk
-    i_x = (bos + (NT - 1) * BT) * H + i_h
+    i_x = bos + (NT - 1) * BT
     i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
     p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (K * V)
 
@@ -225,14 +241,14 @@ def chunk_longhorn_exact_bwd_kernel(
         else:
             shared = left * 0 + 1
         b_dh = backward_chunk(
-            b_dh, None, None, None, None, b_D, inputs, outputs, offsets, i_x + BT * H, i_g + H, left, 0, factor, H, K, V,
-            DOT, USE_BETA_SIGMOID, STORE_W, False, True,
+            b_dh, None, None, None, None, b_D, inputs, outputs, strides, offsets, i_x + BT, i_g + H, left, 0, factor,
+            K, V, DOT, USE_BETA_SIGMOID, STORE_W, False, True,
         )[0]
     # of the last full chunk; without PREFETCH the compiler drops these loads
-    b_q = load_tile(q, i_x, o_qk, o_t, o_k, NT, K, False)
-    b_k = load_tile(k, i_x, o_qk, o_t, o_k, NT, K, False)
-    b_dy = load_tile(dy, i_x, o_x, o_t, o_v, NT, V, False)
-    b_b = load_tile(beta, i_x, o_b, o_t, o_v, NT, V, False)
+    b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
+    b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, NT, K, False)
+    b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, NT, V, False)
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s
@@ -241,13 +257,13 @@ def chunk_longhorn_exact_bwd_kernel(
         chunks = tl.minimum(SPAN // BT, NT - i_s * (SPAN // BT))
         for j in tl.range(chunks, num_stages=1):
             tiles = backward_chunk(
-                b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, offsets, i_x, i_g, BT,
-                i_s * (SPAN // BT) + chunks - 1 - j, factor, H, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, False,
+                b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT,
+                i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, False,
             )
             b_dh = tiles[0]
             if PREFETCH:
                 b_q, b_k, b_dy, b_b = tiles[1], tiles[2], tiles[3], tiles[4]
-            i_x -= BT * H
+            i_x -= BT
             i_g -= H
     if USE_INITIAL_STATE:
         tl.store(dh0 + o_state, b_dh, mask=m_h)
@@ -256,22 +272,25 @@ def chunk_longhorn_exact_bwd_kernel(
 def chunk_longhorn_exact_bwd(
     do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one); arguments contiguous."""
+    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one)."""
+    args, strides = strided_inputs(args)
     q, k, v, beta, D, z, cu_seqlens, scale = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens, args.scale
+    do, s_do = with_token_stride(do)
     B, T, H, K, V = args.sizes
     N = args.num_sequences
     interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
     span, scalar_beta, use_beta_sigmoid = span_size(K, precision), beta.dim() == 3, args.use_beta_sigmoid_in_kernel
     dtype = operand_dtype(precision)
-    g, a = chunk_longhorn_exact_gram(q, k, cu_seqlens, precision, scale)
+    g, a = chunk_longhorn_exact_gram(q, k, strides['S_Q'], strides['S_K'], cu_seqlens, precision, scale)
 
-    dv, dbeta = torch.empty_like(v), torch.empty_like(beta)
-    dh0, dz = (None if x is None else torch.empty_like(x) for x in (args.initial_state, z))
-    cs = None if scalar_beta or use_beta_sigmoid else torch.empty_like(v, dtype=torch.float32)
-    us = torch.empty_like(v, dtype=dtype)
+    dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
+    dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
+    dz = None if z is None else z.new_empty(z.shape)
+    cs = None if scalar_beta or use_beta_sigmoid else v.new_empty(v.shape, dtype=torch.float32)
+    us = v.new_empty(v.shape, dtype=dtype)
     # one buffer where dv is W
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
-    dy = do if z is None else torch.empty_like(us)
+    dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
     dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
     slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)
     hs, dhs = (q.new_empty((slots, H, V, K), dtype=dtype) for _ in range(2))
@@ -279,15 +298,16 @@ def chunk_longhorn_exact_bwd(
 
     tile = replay_tile(K, precision)
     chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0] * triton.cdiv(V, tile['BV']),)](
-        q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V,
-        BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile,
+        q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V, **strides,
+        S_DO=s_do, BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile,
     )
+    strides = {name: strides[name] for name in ('S_Q', 'S_K', 'S_B')} | {'S_DY': s_dy}
     tile = backward_tile(K, precision)
     chunk_longhorn_exact_bwd_kernel[(H * N * triton.cdiv(V, tile['BV']),)](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
-        V=V, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
+        V=V, **strides, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(
-        q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid,
+        q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid, strides,
     )
     return dq, dk, dv, dbeta, dh0, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

@@ -16,6 +16,7 @@ from fla_longhorn.ops.triton.exact.common import (
     sigmoid,
     split_product,
     state_tile,
+    tile_pointers,
 )
 
 
@@ -69,6 +70,10 @@ def chunk_longhorn_exact_bwd_kernel_qk(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    S_Q: tl.constexpr,
+    S_K: tl.constexpr,
+    S_B: tl.constexpr,
+    S_DY: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -101,6 +106,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
         i_x = (bos + i_t) * H + i_h
         o_qk = i_x * K + o_t[:, None] * (H * K) + o_k[None, :]
         o_x = i_x * V + o_t[:, None] * (H * V) + o_v[None, :]
+        p_dy = tile_pointers(dy + i_h * V, S_DY, bos + i_t, o_t, o_v)
         o_h = (i_c.to(tl.int64) * H + i_h) * (K * V) + o_v[:, None] * K + o_k[None, :]
         # [BT, BK]
         b_dq = tl.zeros([BT, BK], dtype=tl.float32)
@@ -113,7 +119,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             m_v = m_t[:, None] & (i_v + o_v < V)[None, :]
             m_h = (i_v + o_v < V)[:, None] & (o_k < K)[None, :]
             # [BT, BV]
-            b_dy = tl.load(dy + o_x, mask=m_v, other=0.0)
+            b_dy = tl.load(p_dy, mask=m_v, other=0.0)
             b_u = tl.load(us + o_x, mask=m_v, other=0.0)
             b_w = tl.load(ws + o_x, mask=m_v, other=0.0)
             # [BV, BK]
@@ -126,14 +132,16 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_da = product(b_dy, b_u, b_da, DOT)
             b_m = product(b_w, b_u, b_m, DOT)
             o_x += BV
+            p_dy += BV
             o_h += BV * K
-        b_q = tl.load(q + o_qk, mask=m_k, other=0.0)
-        b_k = tl.load(k + o_qk, mask=m_k, other=0.0)
+        q, k = q + i_h * K, k + i_h * K
+        b_q = tl.load(tile_pointers(q, S_Q, bos + i_t, o_t, o_k), mask=m_k, other=0.0)
+        b_k = tl.load(tile_pointers(k, S_K, bos + i_t, o_t, o_k), mask=m_k, other=0.0)
         if SCALAR_BETA:
-            b_b = tl.load(beta + i_x + o_t * H, mask=m_t, other=0.0).to(tl.float32)
+            b_b = tl.load(beta + i_h + (bos + i_t + o_t) * S_B, mask=m_t, other=0.0).to(tl.float32)
             if USE_BETA_SIGMOID:
                 b_b = sigmoid(b_b)
-            b_f = divide(1.0, 1.0 + b_b * squares(k + i_x * K + o_t[:, None] * (H * K), m_t, K, BK))
+            b_f = divide(1.0, 1.0 + b_b * squares(k + (bos + i_t + o_t)[:, None] * S_K, m_t, K, BK))
             b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
             if USE_BETA_SIGMOID:
                 b_db *= b_b * (1.0 - b_b)
@@ -171,16 +179,17 @@ def chunk_longhorn_exact_bwd_qk(
     scale: float,
     precision: str,
     use_beta_sigmoid: bool,
+    strides: dict[str, int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     # before Hopper, tensor cores read their operands from registers only
     tile = products_tile(K, precision, device_capability(q.device) < 9)
-    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
     chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
         BT=span_size(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        **tile,
+        **strides, **tile,
     )
     return dq, dk

@@ -6,12 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, with_token_stride
+from fla_longhorn.ops.triton.diagonal.segments import multiprocessor_count
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 # tokens in a chunk: the substitution costs (C - 1) / 2 FMA for each token and channel, and 32 rows don't fit in registers
 CHUNK_SIZE = 16
+# most warps of a forward that is cut in time, and the least checkpoint intervals of a sequence
+WARPS_PER_MULTIPROCESSOR = 2
+LEAST_INTERVALS = 8
 
 
 def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
@@ -43,9 +48,35 @@ def chunk_tile(K: int, precision: str) -> dict:
     return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
 
 
+def is_cut(warps: int, T: int, interval: int, device: torch.device) -> bool:
+    """Whether the forward over T tokens is cut in time: the states first, then the outputs of all intervals at once.
+
+    So where that many warps leave half of the device's schedulers empty, as one long sequence does. The states alone take
+    about 0.6 of the whole time, the outputs less the fewer the warps are (predicted for an H100).
+    """
+    return warps <= WARPS_PER_MULTIPROCESSOR * multiprocessor_count(device) and LEAST_INTERVALS * interval <= T
+
+
 def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
     """Slots of per-chunk buffers, by the rule of :func:`fla_longhorn.ops.checkpoints.num_checkpoints`."""
     return T // CHUNK_SIZE + N if is_varlen else B * triton.cdiv(T, CHUNK_SIZE)
+
+
+def strided_inputs(args: Arguments) -> tuple[Arguments, dict[str, int]]:
+    """The arguments, copied only where a kernel cannot read them as they lie, and how far apart the tokens of each lie."""
+    x = {name: None if value is None else value.contiguous() for name, value in (
+        ('D', args.D), ('initial_state', args.initial_state), ('cu_seqlens', args.cu_seqlens),
+    )}
+    strides = {'S_Z': 0}
+    for name, short in {'q': 'S_Q', 'k': 'S_K', 'v': 'S_V', 'beta': 'S_B', 'z': 'S_Z'}.items():
+        value = getattr(args, name)
+        if value is None:
+            continue
+        if value.dim() == 3:
+            x[name], strides[short] = value.contiguous(), value.shape[2]
+        else:
+            x[name], strides[short] = with_token_stride(value)
+    return args._replace(**x), strides
 
 
 @triton.jit
@@ -119,18 +150,14 @@ def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 
 @triton.jit
 def chunk_offsets(
-    i_v, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """`o_t`, `o_k`, `o_v` and the offsets of a chunk's tiles in q and k, in v, and in beta (`[BT, 1]` of a scalar step)."""
+    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta: those of v, or one of a scalar step."""
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    # what a thread may load at once decides which columns it owns
-    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
-    o_qk = o_t[:, None] * (H * K) + o_k[None, :]
-    # int64, so that a row's offset is a constant of the load
-    o_x = o_t[:, None].to(tl.int64) * (H * V) + o_v[None, :]
-    o_b = o_t[:, None] * H if SCALAR_BETA else o_x
-    return o_t, o_k, o_v, o_qk, o_x, o_b
+    # what a thread may load at once decides which columns it owns; a hint on the sum is lost where i_v is always 0
+    o_v = i_v * BV + tl.multiple_of(tl.arange(0, BV), VEC)
+    o_b = tl.arange(0, 1) if SCALAR_BETA else o_v
+    return o_t, o_k, o_v, o_b
 
 
 @triton.jit
@@ -141,11 +168,27 @@ def gram_pointers(g, a, i_g, BT: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def load_tile(x, i_x, o_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
-    """Tile of `x`, which has `X` columns a token, at the offsets `o_x` from token `i_x`; offsets `[BT, 1]` mean one column."""
-    BX: tl.constexpr = o_x.shape[1]
-    SX: tl.constexpr = 1 if BX == 1 else X
-    return tl.load(x + i_x * SX + o_x, mask=tile_mask(o_t, o_c, left, X, BX, PARTIAL), other=0.0)
+def tile_offsets(S: tl.constexpr, o_t, o_c):
+    """Offsets of a tile `[BT, BX]` of a tensor whose tokens lie `S` apart.
+
+    Kernels compute them before their loops: in the loops, the compiler takes registers for them that spill others.
+    """
+    # int64, so that a row's offset is a constant of the load
+    return o_t[:, None].to(tl.int64) * S + o_c[None, :]
+
+
+@triton.jit
+def tile_pointers(x, S: tl.constexpr, i_t, o_t, o_c):
+    """Addresses of a tile of `x`, whose tokens lie `S` apart, from token `i_t` (int64) on."""
+    return x + i_t * S + tile_offsets(S, o_t, o_c)
+
+
+@triton.jit
+def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
+    """Tile `[BT, BX]` at the addresses `p_x`, of a tensor that has `X` columns and, with `PARTIAL`, `left` more tokens."""
+    BX: tl.constexpr = o_c.shape[0]
+    # a scalar step has one column
+    return tl.load(p_x, mask=tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL), other=0.0)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import first_slot, has_spare_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.exact.common import (
@@ -19,8 +19,10 @@ from fla_longhorn.ops.triton.exact.common import (
     gram_pointers,
     gram_rows,
     head_index_and_channels,
+    is_cut,
     kept,
     load_tile,
+    locate_slot,
     operand_precision,
     product,
     rounded,
@@ -29,7 +31,9 @@ from fla_longhorn.ops.triton.exact.common import (
     state_mask,
     state_offsets,
     step_sizes,
+    strided_inputs,
     tile_mask,
+    tile_offsets,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
@@ -49,9 +53,9 @@ def forward_tile(K: int, precision: str) -> dict:
 @triton.jit
 def chunk_update(
     b_h, b_p, b_v, b_b, b_q, b_k, rows, p_g, p_a, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, LATE: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUT: tl.constexpr,
 ):
-    """Return the state at the chunk's end `[BV, BK]` and `O^T [BV, BT]`, given `(K S)^T` at its start in `b_p`.
+    """The state at the chunk's end `[BV, BK]` and, with `OUTPUT`, `O^T [BV, BT]`, given `(K S)^T` at its start in `b_p`.
 
     `LATE`: compute Q S after the substitution, which needs the registers.
     """
@@ -61,15 +65,15 @@ def chunk_update(
     # [BT, BV]
     b_e = tl.broadcast_to(step_sizes(b_b, b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
     b_o = tl.zeros([b_h.shape[0], BT], dtype=tl.float32)
-    if not LATE:
+    if OUTPUT and not LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
     b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, BT, DOT, True, ROWS) * b_e
     if DOT == 'tf32':
         # the substitution used these digits of U
         b_u = kept(b_u, DOT)
-    if LATE:
+    if OUTPUT and LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    return add_updates(b_h, b_o, b_u, b_k, p_a, DOT, False, True)
+    return add_updates(b_h, b_o, b_u, b_k, p_a, DOT, False, OUTPUT)
 
 
 @triton.jit
@@ -92,54 +96,58 @@ def gated_output(b_o, b_D, b_v, b_z, scale, dtype: tl.constexpr):
 
 @triton.jit
 def forward_chunk(
-    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, left, left_next, scale, H: tl.constexpr, K: tl.constexpr,
+    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, left_next, scale, K: tl.constexpr,
     V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, ROWS: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Store the output of one chunk; return the state `[BV, BK]` at its end, and the next chunk's tiles.
+    """Store the output of one chunk, with `OUTPUT`; return the state `[BV, BK]` at its end, and the next chunk's tiles.
 
     With `PREFETCH`, this chunk's tiles of q, k, v, beta and z come as arguments and those of the next are loaded before the
     output is stored, which no load may cross. Without it they are loaded here. `b_z` is b_v where there is no z.
     """
     q, k, v, beta, z, g, a, o = tensors
-    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
+    S_Q, S_K, S_V, S_B, S_Z, S_O = strides
+    o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o = offsets
     BT: tl.constexpr = o_t.shape[0]
     BK: tl.constexpr = o_k.shape[0]
     BV: tl.constexpr = o_v.shape[0]
-    i_next = i_x + BT * H
+    i_next = i_x + BT
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     rows = gram_rows(p_g, ROWS, BT)
     if not PREFETCH:
-        b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
-        b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     if PREFETCH:
-        n_q = load_tile(q, i_next, o_qk, o_t, o_k, left_next, K, False)
-        n_k = load_tile(k, i_next, o_qk, o_t, o_k, left_next, K, False)
-        n_v = load_tile(v, i_next, o_x, o_t, o_v, left_next, V, False)
-        n_b = load_tile(beta, i_next, o_b, o_t, o_v, left_next, V, False)
+        n_q = load_tile(q + i_next * S_Q + x_q, o_t, o_k, left_next, K, False)
+        n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
+        n_v = load_tile(v + i_next * S_V + x_v, o_t, o_v, left_next, V, False)
+        n_b = load_tile(beta + i_next * S_B + x_b, o_t, o_b, left_next, V, False)
     else:
-        b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL)
-        b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL)
+        b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
+        b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
         n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
     LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
     b_h, b_o = chunk_update(
         b_h, b_p, b_v.to(tl.float32), b_b.to(tl.float32), b_q, b_k, rows, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE, ROWS,
+        OUTPUT,
     )
+    if not OUTPUT:
+        return b_h, n_q, n_k, n_v, n_b, b_z
     if z is None:
         b_y, n_z = gated_output(b_o, b_D, b_v, None, scale, o.dtype.element_ty), n_v
     elif PREFETCH:
         b_y = gated_output(b_o, b_D, b_v, b_z, scale, o.dtype.element_ty)
         # there are not enough registers to hold two of it
-        n_z = load_tile(z, i_next, o_x, o_t, o_v, left_next, V, False)
+        n_z = load_tile(z + i_next * S_Z + x_z, o_t, o_v, left_next, V, False)
     else:
         if b_D is not None:
             # a second time: there are not enough registers to hold it
-            b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL)
-        n_z = load_tile(z, i_x, o_x, o_t, o_v, left, V, PARTIAL)
+            b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
+        n_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, left, V, PARTIAL)
         b_y = gated_output(b_o, b_D, b_v, n_z, scale, o.dtype.element_ty)
-    tl.store(o + i_x * V + o_x, b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
+    tl.store(o + i_x * S_O + x_o, b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
     return b_h, n_q, n_k, n_v, n_b, n_z
 
 
@@ -152,7 +160,7 @@ def forward_chunk(
     'SAVE_STATES': lambda args: args['states'] is not None,
     'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
 })
-@triton.jit(do_not_specialize=['T'])
+@triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_fwd_kernel_o(
     q,
     k,
@@ -169,6 +177,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     cu_seqlens,
     scale,
     T,
+    N,
     state_indices,
     final_state_indices,
     has_initial_state,
@@ -177,6 +186,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    S_Q: tl.constexpr,
+    S_K: tl.constexpr,
+    S_V: tl.constexpr,
+    S_B: tl.constexpr,
+    S_Z: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -196,6 +210,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
     SAVE_STATES: tl.constexpr,
     IS_VARLEN: tl.constexpr,
     POOLED: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    BY_INTERVAL: tl.constexpr,
 ):
     r"""The outputs of one block of channels of one sequence, chunk by chunk, with the state `[BV, BK]` in registers.
 
@@ -209,28 +225,51 @@ def chunk_longhorn_exact_fwd_kernel_o(
     substitution takes FMA only.
 
     With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
+
+    Without OUTPUT, only the states are computed. With BY_INTERVAL, a program serves one interval, whose first state is in
+    `states`.
     """
-    i_h, i_n, i_v = head_index_and_channels(H, V, BV)
+    i_h, i_c, i_v = head_index_and_channels(H, V, BV)
+    i_n = i_c
+    if BY_INTERVAL:
+        i_n, bos, T_n, t_0 = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
+        # none in a slot that no sequence uses
+        T_n = tl.maximum(tl.minimum(T_n - t_0, INTERVAL), 0).to(tl.int32)
     i_r = i_n.to(tl.int64)
     i_w = i_r
     if POOLED:
         i_r, i_w, read, written, used = locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id)
         if not used:
             return
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
-    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
+    if BY_INTERVAL:
+        i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + t_0 // BT) * H + i_h
+        bos += t_0
+    else:
+        bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
+        i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
+    offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
+    o_t, o_k, o_v, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
-    i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
-    i_x = bos * H + i_h
+    i_x = bos
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
+    q, k, v, o = q + i_h * K, k + i_h * K, v + i_h * V, o + i_h * V
+    beta += i_h if SCALAR_BETA else i_h * V
+    if HAS_Z:
+        z += i_h * V
     tensors = (q, k, v, beta, z, g, a, o)
+    strides = (S_Q, S_K, S_V, S_B, S_Z, H * V)
+    x_q, x_k, x_v = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_V, o_t, o_v)
+    x_b, x_z, x_o = tile_offsets(S_B, o_t, o_b), tile_offsets(S_Z, o_t, o_v), tile_offsets(H * V, o_t, o_v)
+    offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o)
     factor = scale if HAS_SCALE else None
-    if SAVE_STATES:
+    if SAVE_STATES and not BY_INTERVAL:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
 
     # [BV, BK]
-    if USE_INITIAL_STATE:
+    if BY_INTERVAL:
+        p_h0 = states + (i_c.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, True)
+        b_h = tl.load(p_h0, mask=m_h & (o_v * 0 < T_n)[:, None], other=0.0)
+    elif USE_INITIAL_STATE:
         p_h0 = h0 + i_r * s_h + i_h * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
         b_h = tl.load(p_h0, mask=only_if(read, m_h) if POOLED else m_h, other=0.0)
     else:
@@ -238,35 +277,35 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     NT = T_n // BT
     # of the first full chunk; without PREFETCH the compiler drops these loads
-    b_q = load_tile(q, i_x, o_qk, o_t, o_k, NT, K, False)
-    b_k = load_tile(k, i_x, o_qk, o_t, o_k, NT, K, False)
-    b_v = load_tile(v, i_x, o_x, o_t, o_v, NT, V, False)
-    b_b = load_tile(beta, i_x, o_b, o_t, o_v, NT, V, False)
-    b_z = load_tile(z, i_x, o_x, o_t, o_v, NT, V, False) if HAS_Z else b_v
+    b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
+    b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, NT, K, False)
+    b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, NT, V, False)
+    b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, NT, V, False)
+    b_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, NT, V, False) if HAS_Z else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
-        if SAVE_STATES:
+        if SAVE_STATES and not BY_INTERVAL:
             # as [V, K], the order of the registers
             tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
             b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
-                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, H, K, V, DOT,
-                USE_BETA_SIGMOID, PREFETCH, ROWS, False,
+                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, K, V, DOT,
+                USE_BETA_SIGMOID, PREFETCH, ROWS, OUTPUT, False,
             )
-            i_x += BT * H
+            i_x += BT
             i_g += H
     # the tokens after the last full chunk
     left = T_n - NT * BT
     if left > 0:
         b_h = forward_chunk(
-            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, offsets, i_x, i_g, left, 0, factor, H, K, V, DOT, USE_BETA_SIGMOID,
-            False, 0, True,
+            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, 0, factor, K, V, DOT,
+            USE_BETA_SIGMOID, False, 0, OUTPUT, True,
         )[0]
 
-    if SAVE_STATES and IS_VARLEN:
+    if SAVE_STATES and IS_VARLEN and not BY_INTERVAL:
         m_s = only_if(has_spare_slot(bos, bos + T_n, INTERVAL), m_h)
         tl.store(p_s + state_offsets(o_k, o_v, K, V, True), tl.zeros([BV, BK], dtype=tl.float32), mask=m_s)
-    if STORE_FINAL_STATE:
+    if STORE_FINAL_STATE and not BY_INTERVAL:
         p_ht = ht + i_w * s_h + i_h * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
         tl.store(p_ht, b_h, mask=only_if(written, m_h) if POOLED else m_h)
 
@@ -274,19 +313,25 @@ def chunk_longhorn_exact_fwd_kernel_o(
 def chunk_longhorn_exact_fwd(
     args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None,
 ) -> torch.Tensor:
-    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given. `args` is contiguous."""
-    _, T, H, K, V = args.sizes
-    precision = operand_precision(args.q, args.k, args.v)
-    g, a = chunk_longhorn_exact_gram(args.q, args.k, args.cu_seqlens, precision)
-    h0 = args.initial_state if pool is None else pool.states
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
+    B, T, H, K, V = args.sizes
+    x, strides = strided_inputs(args)
+    precision, interval, N = operand_precision(x.q, x.k, x.v), checkpoint_interval(K), x.num_sequences
+    g, a = chunk_longhorn_exact_gram(x.q, x.k, strides['S_Q'], strides['S_K'], x.cu_seqlens, precision)
+    h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row leave at once
-    o = torch.empty_like(args.v) if pool is None else torch.zeros_like(args.v)
+    o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
     tile = forward_tile(K, precision)
-    chunk_longhorn_exact_fwd_kernel_o[(H * args.num_sequences * triton.cdiv(V, tile['BV']),)](
-        args.q, args.k, args.v, args.beta, args.D, args.z, g, a, h0, o, ht, states, args.cu_seqlens,
-        args.scale, T, H=H, K=K, V=V, BT=CHUNK_SIZE, INTERVAL=checkpoint_interval(K), DOT=precision,
-        USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel, SCALAR_BETA=args.beta.dim() == 3,
-        STATE_V_FIRST=args.state_v_first, **tile,
-        **row_arguments(pool, H * K * V),
-    )
+    blocks, passes = H * triton.cdiv(V, tile['BV']), [dict(OUTPUT=True, BY_INTERVAL=False, programs=N)]
+    if is_cut(N * blocks * tile['num_warps'], T, interval, x.q.device):
+        slots = num_checkpoints(B, T, N, interval, x.cu_seqlens is not None)
+        if states is None:
+            states = x.q.new_empty((slots, H, K, V), dtype=torch.float32)
+        passes = [dict(OUTPUT=False, BY_INTERVAL=False, programs=N), dict(OUTPUT=True, BY_INTERVAL=True, programs=slots)]
+    for form in passes:
+        chunk_longhorn_exact_fwd_kernel_o[(form.pop('programs') * blocks,)](
+            x.q, x.k, x.v, x.beta, x.D, x.z, g, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
+            BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=x.use_beta_sigmoid_in_kernel,
+            SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **tile, **row_arguments(pool, H * K * V), **form,
+        )
     return o

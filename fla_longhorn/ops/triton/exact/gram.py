@@ -14,6 +14,7 @@ from fla_longhorn.ops.triton.exact.common import (
     product,
     rounded,
     state_tile,
+    tile_pointers,
 )
 
 
@@ -33,6 +34,8 @@ def chunk_longhorn_exact_kernel_gram(
     N,
     H: tl.constexpr,
     K: tl.constexpr,
+    S_Q: tl.constexpr,
+    S_K: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     DOT: tl.constexpr,
@@ -49,9 +52,8 @@ def chunk_longhorn_exact_kernel_gram(
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     m_k = (i_t + o_t < T_n)[:, None] & (o_k < K)[None, :]
     # [BT, BK]
-    p_k = ((bos + i_t) * H + i_h) * K + o_t[:, None] * (H * K) + o_k[None, :]
-    b_q = tl.load(q + p_k, mask=m_k, other=0.0).to(tl.float32)
-    b_k = tl.load(k + p_k, mask=m_k, other=0.0).to(tl.float32)
+    b_q = tl.load(tile_pointers(q + i_h * K, S_Q, bos + i_t, o_t, o_k), mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(tile_pointers(k + i_h * K, S_K, bos + i_t, o_t, o_k), mask=m_k, other=0.0).to(tl.float32)
     # [BT, BT], rows are keys
     b_zero = tl.zeros([BT, BT], dtype=tl.float32)
     b_g = product(b_k, tl.trans(b_k), b_zero, DOT)
@@ -77,9 +79,9 @@ def chunk_longhorn_exact_kernel_gram(
 
 
 def chunk_longhorn_exact_gram(
-    q: torch.Tensor, k: torch.Tensor, cu_seqlens: torch.Tensor | None, precision: str, scale: float = 1.0,
+    q: torch.Tensor, k: torch.Tensor, s_q: int, s_k: int, cu_seqlens: torch.Tensor | None, precision: str, scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `g [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed."""
+    """Return `g [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed; tokens lie s_q and s_k apart."""
     B, T, H, K = q.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     slots = chunk_slots(B, T, N, cu_seqlens is not None)
@@ -88,6 +90,7 @@ def chunk_longhorn_exact_gram(
     a_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
     a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=a_dtype)
     chunk_longhorn_exact_kernel_gram[(H * slots,)](
-        q, k, g, a, cu_seqlens, scale, T, N, H=H, K=K, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision, num_warps=1,
+        q, k, g, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=s_q, S_K=s_k, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision,
+        num_warps=1,
     )
     return g, a

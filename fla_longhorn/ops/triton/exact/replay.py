@@ -23,6 +23,7 @@ from fla_longhorn.ops.triton.exact.common import (
     state_mask,
     step_sizes,
     tile_mask,
+    tile_offsets,
 )
 
 
@@ -34,24 +35,25 @@ def replay_tile(K: int, precision: str) -> dict:
 
 @triton.jit
 def replay_chunk(
-    b_h, b_dD, b_D, inputs, outputs, offsets, i_x, i_g, left, scale, K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr, PARTIAL: tl.constexpr,
+    b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, scale, K: tl.constexpr, V: tl.constexpr,
+    DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """The forward step of one chunk: store what the other kernels need, return the state `[BV, BK]` and the sum of dD."""
     q, k, v, beta, z, do, g, a = inputs
     us, cs, dy, dz = outputs
-    o_t, o_k, o_v, o_qk, o_x, o_b = offsets
-    SCALAR_BETA: tl.constexpr = o_b.shape[1] == 1
+    S_Q, S_K, S_V, S_B, S_Z, S_DO, S_X = strides
+    o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x = offsets
+    SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     BT: tl.constexpr = o_t.shape[0]
     BV: tl.constexpr = o_v.shape[0]
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
-    b_k = load_tile(k, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+    b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     b_zero = tl.zeros([BV, BT], dtype=tl.float32)
     b_p = split_product(b_h, tl.trans(b_k), b_zero, DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
-    b_v = load_tile(v, i_x, o_x, o_t, o_v, left, V, PARTIAL).to(tl.float32)
-    b_b = load_tile(beta, i_x, o_b, o_t, o_v, left, V, PARTIAL).to(tl.float32)
+    b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL).to(tl.float32)
+    b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL).to(tl.float32)
     # [BT]
     b_n = tl.load(p_g + BT * BT + o_t)
     if USE_BETA_SIGMOID:
@@ -64,38 +66,40 @@ def replay_chunk(
     b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, False, 0)
     b_u = b_r * b_e
     if SCALAR_BETA:
-        tl.store(us + i_x * V + o_x, operand(b_r, DOT), mask=m_v)
+        tl.store(us + i_x * S_X + x_x, operand(b_r, DOT), mask=m_v)
     else:
-        tl.store(us + i_x * V + o_x, operand(b_u, DOT), mask=m_v)
+        tl.store(us + i_x * S_X + x_x, operand(b_u, DOT), mask=m_v)
         if not USE_BETA_SIGMOID:
-            tl.store(cs + i_x * V + o_x, rounded(b_r * b_f * b_f, cs.dtype.element_ty), mask=m_v)
+            tl.store(cs + i_x * S_X + x_x, rounded(b_r * b_f * b_f, cs.dtype.element_ty), mask=m_v)
     b_o = b_zero
     if z is not None:
         # (Q S)^T is computed after the substitution, which needs the registers
-        b_q = load_tile(q, i_x, o_qk, o_t, o_k, left, K, PARTIAL)
+        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
         if scale is not None:
             b_o *= scale
     b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, True, z is not None)
     if b_D is not None or z is not None:
-        b_dD = gate_gradients(b_o, b_D, b_dD, v, z, do, dy, dz, i_x * V, o_x, m_v)
+        p_v, p_do = v + i_x * S_V + x_v, do + i_x * S_DO + x_do
+        p_z = None if z is None else z + i_x * S_Z + x_z
+        p_dy, p_dz = dy + i_x * S_X + x_x, None if z is None else dz + i_x * S_X + x_x
+        b_dD = gate_gradients(b_o, b_D, b_dD, p_v, p_z, p_do, p_dy, p_dz, m_v)
     return b_h, b_dD
 
 
 @triton.jit
-def gate_gradients(b_o, b_D, b_dD, v, z, do, dy, dz, i_x, o_x, m_v):
-    """Store the gradients of the gate z and of what it gates, return the sum of dD, given `(scale O)^T`; D or z may be None.
+def gate_gradients(b_o, b_D, b_dD, p_v, p_z, p_do, p_dy, p_dz, m_v):
+    """Store the gradients of the gate z and of what it gates, return the sum of dD.
+
+    Given is `(scale O)^T`; b_D or p_z may be None.
 
     v is loaded a second time: there are not enough registers to hold it.
     """
-    p_v, p_do = v + i_x + o_x, do + i_x + o_x
-    if z is not None:
-        p_z, p_dy, p_dz = z + i_x + o_x, dy + i_x + o_x, dz + i_x + o_x
     # [BT, BV]
     b_do = tl.load(p_do, mask=m_v, other=0.0).to(tl.float32)
     if b_D is not None:
         b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
-    if z is not None:
+    if p_z is not None:
         b_y = tl.trans(b_o)
         if b_D is not None:
             b_y += b_D[None, :] * b_v
@@ -105,9 +109,9 @@ def gate_gradients(b_o, b_D, b_dD, v, z, do, dy, dz, i_x, o_x, m_v):
         b_dz = b_do * b_y
         b_silu = b_z * b_sig
         b_dz *= b_sig + b_silu * (1.0 - b_sig)
-        tl.store(p_dz, rounded(b_dz, dz.dtype.element_ty), mask=m_v)
+        tl.store(p_dz, rounded(b_dz, p_dz.dtype.element_ty), mask=m_v)
         b_do *= b_silu
-        tl.store(p_dy, rounded(b_do, dy.dtype.element_ty), mask=m_v)
+        tl.store(p_dy, rounded(b_do, p_dy.dtype.element_ty), mask=m_v)
     if b_D is not None:
         b_dD += tl.sum(b_do * b_v, 0)
     return b_dD
@@ -144,6 +148,12 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    S_Q: tl.constexpr,
+    S_K: tl.constexpr,
+    S_V: tl.constexpr,
+    S_B: tl.constexpr,
+    S_Z: tl.constexpr,
+    S_DO: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
@@ -171,18 +181,29 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     T_i = tl.maximum(tl.minimum(T_n - bos_i, INTERVAL), 0).to(tl.int32)
     NT = T_i // BT
 
-    offsets = chunk_offsets(i_v, H, K, V, BT, BK, BV, VEC, SCALAR_BETA)
-    o_k, o_v = offsets[1], offsets[2]
+    offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
+    o_t, o_k, o_v, o_b = offsets
     m_h = state_mask(o_k, o_v, K, V, BV)
     o_h = o_v[:, None] * K + o_k[None, :]
 
-    i_x = (bos + bos_i) * H + i_h
+    i_x = bos + bos_i
     i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + bos_i // BT) * H + i_h
     p_hs = hs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + bos_i // SPAN) * H + i_h) * (K * V)
     p_s = states + (i_c.to(tl.int64) * H + i_h) * (K * V)
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
     b_dD = tl.zeros([BV], dtype=tl.float32)
+    q, k, v, us = q + i_h * K, k + i_h * K, v + i_h * V, us + i_h * V
+    do, dy, beta = do + i_h * V, dy + i_h * V, beta + (i_h if SCALAR_BETA else i_h * V)
+    if HAS_Z:
+        z, dz = z + i_h * V, dz + i_h * V
+    if cs is not None:
+        cs += i_h * V
     inputs, outputs = (q, k, v, beta, z, do, g, a), (us, cs, dy, dz)
+    strides = (S_Q, S_K, S_V, S_B, S_Z, S_DO, H * V)
+    x_q, x_k, x_v = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_V, o_t, o_v)
+    x_b, x_z, x_do = tile_offsets(S_B, o_t, o_b), tile_offsets(S_Z, o_t, o_v), tile_offsets(S_DO, o_t, o_v)
+    x_x = tile_offsets(H * V, o_t, o_v)
+    offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x)
     factor = scale if HAS_SCALE else None
     # [BV, BK]
     b_h = tl.load(p_s + o_h, mask=m_h & (o_v * 0 < T_i)[:, None], other=0.0)
@@ -191,9 +212,10 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         p_hs += H * K * V
         for _ in tl.range(i_s * (SPAN // BT), tl.minimum((i_s + 1) * (SPAN // BT), NT), num_stages=1):
             b_h, b_dD = replay_chunk(
-                b_h, b_dD, b_D, inputs, outputs, offsets, i_x, i_g, BT, factor, K, V, DOT, USE_BETA_SIGMOID, False,
+                b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT, factor, K, V, DOT, USE_BETA_SIGMOID,
+                False,
             )
-            i_x += BT * H
+            i_x += BT
             i_g += H
     # the tokens after the last full chunk
     left = T_i - NT * BT
@@ -201,7 +223,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         if NT % (SPAN // BT) == 0:
             tl.store(p_hs + o_h, rounded(b_h, hs.dtype.element_ty), mask=m_h)
         b_h, b_dD = replay_chunk(
-            b_h, b_dD, b_D, inputs, outputs, offsets, i_x, i_g, left, factor, K, V, DOT, USE_BETA_SIGMOID, True,
+            b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, factor, K, V, DOT, USE_BETA_SIGMOID, True,
         )
     if HAS_D:
         tl.store(dD + (i_c.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=o_v < V)
