@@ -66,7 +66,7 @@ def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
     return x
 
 
-# those of `fla_longhorn.ops.numba.simd.BITS`
+# those of `fla_longhorn.ops.numba.memory.BITS`
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
 
 

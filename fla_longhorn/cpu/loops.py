@@ -16,24 +16,20 @@ from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.numba import boundaries, launch, notice
 from fla_longhorn.ops.numba.forward import compiled, sigmoid
-from fla_longhorn.ops.numba.simd import (
+from fla_longhorn.ops.numba.memory import (
     BITS,
-    W,
     address_of,
     array_at,
-    helper,
-    inlined,
     load,
     load_lanes,
     load_one,
     prefetch,
     prefetch_to_write,
-    splat,
     store,
     store_lanes,
     store_one,
-    sum_lanes,
 )
+from fla_longhorn.ops.numba.simd import W, helper, inlined, splat, sum_lanes
 
 
 @compiled

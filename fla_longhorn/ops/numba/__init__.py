@@ -16,7 +16,8 @@ import torch
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.numba import backward, forward, notice, places, threads
-from fla_longhorn.ops.numba.simd import BITS, W
+from fla_longhorn.ops.numba.memory import BITS
+from fla_longhorn.ops.numba.simd import W
 from fla_longhorn.ops.pool import Pool
 
 # state updates (tokens * K * V) below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms

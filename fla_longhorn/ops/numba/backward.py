@@ -35,23 +35,18 @@ from fla_longhorn.ops.numba.forward import (
     square_norms,
     store_tile,
 )
-from fla_longhorn.ops.numba.simd import (
-    W,
+from fla_longhorn.ops.numba.memory import (
     add_sums,
     address_of,
-    exp_neg,
-    helper,
-    inlined,
     load,
     load_lanes,
     load_splat,
     prefetch,
     prefetch_to_write,
-    splat,
     store,
     store_lanes,
-    sum_lanes,
 )
+from fla_longhorn.ops.numba.simd import W, exp_neg, helper, inlined, splat, sum_lanes
 
 
 @helper

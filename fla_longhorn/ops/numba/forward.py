@@ -19,24 +19,19 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fla_longhorn.ops.numba.simd import (
-    W,
+from fla_longhorn.ops.numba.memory import (
     address_of,
     array_at,
-    exp_neg,
-    helper,
-    inlined,
     load,
     load_lanes,
     load_splat,
     prefetch,
     prefetch_to_write,
-    splat,
     store,
     store_lanes,
-    sum_lanes,
     widened,
 )
+from fla_longhorn.ops.numba.simd import W, exp_neg, helper, inlined, splat, sum_lanes
 
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
 STRIP = 32

@@ -55,7 +55,7 @@ MUTATIONS = [
         'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
     ),
     Mutation(
-        'rounding', 'ops/numba/simd.py', 'builder.add(odd, _constant(ints, 0x7fff))', '_constant(ints, 0x8000)',
+        'rounding', 'ops/numba/memory.py', 'builder.add(odd, _constant(ints, 0x7fff))', '_constant(ints, 0x8000)',
         'bfloat16 is rounded up from halfway', 'tests/ops/numba/test_bfloat16.py::test_rounding_is_that_of_torch',
     ),
     Mutation(

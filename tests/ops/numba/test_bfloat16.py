@@ -5,7 +5,8 @@ import torch
 from numba import njit
 
 from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, numba
-from fla_longhorn.ops.numba.simd import BITS, W, array_at, load_lanes, store_lanes
+from fla_longhorn.ops.numba.memory import BITS, array_at, load_lanes, store_lanes
+from fla_longhorn.ops.numba.simd import W
 from tests.ops.cases import Case, make_inputs
 
 
