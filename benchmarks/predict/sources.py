@@ -22,11 +22,13 @@ L2_PART = 0.5
 
 @dataclass
 class Source:
-    """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated."""
+    """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated; `storages`
+    are those that the kernel touches, of all that it is given."""
 
     levels: dict[str, str] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     shared_bytes: float = 0.0
+    storages: set[int] = field(default_factory=set)
 
 
 def touched(block: list[Path]) -> dict[str, tuple[int, int]]:
@@ -72,6 +74,7 @@ def sources_of(
         if argument.name not in sectors or not argument.nbytes:
             continue
         name, size = argument.name, argument.nbytes
+        source.storages.add(argument.storage)
         readers = 32 * sectors[name] * launch.blocks / size
         kept = argument.storage in seen and size <= room
         if kept or readers >= READERS or name in again and size <= room:

@@ -30,7 +30,10 @@ LAUNCH_SECONDS = 3e-6
 
 @dataclass
 class Prediction:
-    """Times in seconds; `share` of scheduler cycles by what they went to; `issue_bound`: were there no waiting."""
+    """Times in seconds; `share` of scheduler cycles by what they went to; `issue_bound`: were there no waiting.
+
+    `storages` are those that it touches: a kernel is given some that only another launch of it reads.
+    """
 
     kernel: str
     seconds: float
@@ -46,6 +49,7 @@ class Prediction:
     num_warps: int = 0
     instructions: float = 0.0
     notes: list[str] = field(default_factory=list)
+    storages: set[int] = field(default_factory=set)
 
     @property
     def floor(self) -> float:
@@ -194,7 +198,10 @@ def predict(launch: Launch, machine: Machine, seen: set[int]) -> Prediction:
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
     if launch.cubin is None:
         seconds = launch.nbytes / machine.dram_bandwidth
-        return Prediction(launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0})
+        return Prediction(
+            launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0},
+            storages={a.storage for a in launch.arguments},
+        )
     notes: list[str] = []
     total, occ = launch.blocks, occupancy(launch, machine)
     per_sm = math.ceil(total / machine.multiprocessors)
@@ -223,7 +230,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int]) -> Prediction:
     issue = issued * total / (4 * machine.multiprocessors) / machine.clock
     return Prediction(
         launch.kernel, seconds + LAUNCH_SECONDS, issue, dram / machine.dram_bandwidth, dram, share, launch.code().registers,
-        launch.code().spills, resident, occ, total, launch.num_warps, issued * total, sorted(set(notes)),
+        launch.code().spills, resident, occ, total, launch.num_warps, issued * total, sorted(set(notes)), source.storages,
     )
 
 
@@ -241,5 +248,5 @@ def predict_pass(launches: list[Launch], machine: Machine) -> list[Prediction]:
                 continue
             p, choices = min(choices, key=lambda p: p.seconds), []
         out.append(p)
-        seen.update(a.storage for a in launch.arguments if a.storage)
+        seen.update(p.storages - {0})
     return out

@@ -45,7 +45,7 @@ from benchmarks.predict.times import Runs, parts_of, predict_pass, walked_tokens
 
 launches = capture(PASSES['exact_fwd'](Shape(9, 2048, 1024, 16), False), 2048, 'sm_90')
 forward = launches[-1]
-other, other_notes = capture(PASSES['exact_fwd'](Shape(1, 2048, 1024, 16), False), 2048, 'sm_100')[-1], []
+other, other_notes = capture(PASSES['exact_fwd'](Shape(9, 2048, 1024, 16), False), 2048, 'sm_100')[-1], []
 runs = Runs(forward, [])
 source = sources_of(forward, runs, parts_of(runs, walked_tokens(forward)), h100(), set())
 parts = predict_pass(launches, h100())
