@@ -22,8 +22,10 @@ L2_PART = 0.5
 
 @dataclass
 class Source:
-    """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated; `storages`
-    are those that the kernel touches, of all that it is given."""
+    """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated.
+
+    `storages` are those that the kernel touches, of all that it is given.
+    """
 
     levels: dict[str, str] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)

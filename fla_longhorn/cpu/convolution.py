@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import implements, load_loops, require, widen, widen_for_loops
+from fla_longhorn.cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
 from fla_longhorn.ops.plain import has_memory
 
 # 2 MiB of float32
@@ -259,9 +259,9 @@ def causal_conv1d_update(
     """Take in one token a sequence, `x` `[N, D]`, `[N, 1, D]` or `[1, N, D]`, and update `cache` `[N, D, W]` in place."""
     weight = require('weight', weight)
     D, W = weight.shape
-    token = widen_for_loops(x.reshape(-1, D).contiguous())
+    token = widen_for_loops(x.reshape(-1, D))
     alone = cache is not None and residual is None and has_memory(token, cache, weight, bias)
-    loops = load_loops(token, cache, weight, bias) if alone else None
+    loops = load_loops(cache, weight, bias) if alone and token.dtype in LOOP_DTYPES else None
     if loops is not None:
         return loops.convolve_token(token, cache, weight, bias, _swish(activation)).to(x.dtype).view(x.shape), cache
     token = widen(token)

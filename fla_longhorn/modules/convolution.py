@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fla import modules
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import load_loops, widen
+from fla_longhorn.cpu.backend import LOOP_DTYPES, load_loops, widen
 from fla_longhorn.modules.direct import find_function
 from fla_longhorn.ops.plain import is_plain
 
@@ -156,10 +156,9 @@ class ShortConvolution(modules.ShortConvolution):
         D, _, W = weight.shape
         if cache is None:
             cache = x.new_zeros(x.shape[0], D, W)
-        rows = x.reshape(-1, D).contiguous()
-        loops = load_loops(rows, cache, weight, bias)
+        loops = load_loops(cache, weight, bias) if x.dtype in LOOP_DTYPES else None
         if loops is not None:
-            y = loops.convolve_token(rows, cache, weight.view(D, W), bias, self.activation is not None)
+            y = loops.convolve_token(x.reshape(-1, D), cache, weight.view(D, W), bias, self.activation is not None)
             return y.view(x.shape), cache if output_final_state else None
         y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
             x=x, cache=cache, weight=weight.view(D, W), bias=bias, activation=self.activation,
