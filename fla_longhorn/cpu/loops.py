@@ -25,11 +25,12 @@ from fla_longhorn.ops.numba.memory import (
     load_one,
     prefetch,
     prefetch_to_write,
+    splat,
     store,
     store_lanes,
     store_one,
 )
-from fla_longhorn.ops.numba.simd import W, helper, inlined, splat, sum_lanes
+from fla_longhorn.ops.numba.simd import W, helper, inlined, sum_lanes
 
 
 @compiled

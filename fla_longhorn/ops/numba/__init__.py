@@ -17,7 +17,8 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.numba import backward, forward, notice, places, threads
 from fla_longhorn.ops.numba.memory import BITS
-from fla_longhorn.ops.numba.simd import W
+from fla_longhorn.ops.numba.simd import W as LANES
+from fla_longhorn.ops.numba.wide import W
 from fla_longhorn.ops.pool import Pool
 
 # state updates (tokens * K * V) below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms
@@ -108,7 +109,7 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
 
 def block_size(K: int, T: int) -> int:
     """Channels of a block: four vectors, for the threads' sake; a single token only reads its states, in long rows."""
-    return min(max(L1_BYTES // (4 * K) // W, 1), 4 if T > 1 else 16) * W
+    return min(max(L1_BYTES // (4 * K) // W, 1), 1 if T > 1 else 4) * W
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
@@ -120,11 +121,12 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     B, T, H, K, V = args.sizes
     N, C, state_v_first = args.num_sequences, checkpoint_interval(K), args.state_v_first
     is_scalar, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
-    BG = min(-(-max(2 * K, 4 * W) // W), -(-V // W)) * W
+    KP = -(-K // LANES) * LANES
+    BG = min(-(-2 * KP // W), -(-V // W)) * W
     NG = -(-V // BG)
     NT = min(C, T)
     BT = min(NT, max(L2_BYTES // (4 * K * W), 16))
-    dqk = torch.empty(NG, *q.shape, 2)
+    dqk = torch.empty(NG, *q.shape[:-1], 2, KP)
     dtype = common_dtype(do, v, beta, z)
     dv = torch.empty(v.shape, dtype=dtype)
     # parts are sums of float32
@@ -140,7 +142,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
         flat(dqk), flat(dv, dtype), flat(dbeta, dbeta_dtype), flat(dh0), flat(dD), flat(dz, dtype),
         H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
-    dq, dk = add_parts(dqk).unbind(-1)
+    dq, dk = add_parts(dqk)[..., :K].unbind(-2)
     if is_scalar:
         dbeta = add_parts(dbeta)
     if args.initial_state is not None and state_v_first:

@@ -6,20 +6,23 @@ the chunk is cut into strips of `BT` tokens, whose first states are computed bef
 
 With `G_t` the gradient of `S_t`, `du = sum_j G k` and `dy = do * silu(z)`, channelwise:
 
-    diagonal:  deps = sum_j G k r_j, with r_j = v - k_j S_{t-1},    G_{t-1} += G (1 - eps k^2),
-               dk_j = sum_v G eps (r_j - k_j S_{t-1}) + e_j
-    exact:     deps = du r, with r = v - k^T S_{t-1},    G_{t-1} += G - k (x) (eps du),
-               dk_j = sum_v (G eps r - S_{t-1} eps du) + e_j
-    both:      dq_j = sum_v dy S_t,    dv = eps du + D dy,    dbeta = deps / (1 + beta |k|^2)^2,
-               e_j = -2 k_j sum_v deps eps^2,    dz = do * y * silu'(z),    dD = sum_t dy * v
+    diagonal:  dk_j = sum_v eps m_j + e_j,    with m_j = G_j (v - 2 k_j S_{t-1,j}),    G_{t-1} += G (1 - eps k^2),
+               deps = sum_j G k (v - k S_{t-1}) = (sum_j k m + v du) / 2
+    exact:     dk_j = sum_v (G eps r - S_{t-1} eps du) + e_j,    with r = v - k^T S_{t-1},    G_{t-1} += G - k (x) (eps du),
+               deps = du r
+    both:      dq_j = sum_v dy S_t,    dv = eps du + D dy,    e_j = -2 k_j sum_v deps eps^2,
+               dbeta = deps / (1 + beta |k|^2)^2, and of a sigmoid's input deps e eps^2, with e = exp(-x),
+               dz = do * y * silu'(z),    dD = sum_t dy * v
 
 Sums over the channels (dq, dk, dbeta of a head) are left as one part a block, dD as one a sequence, for the caller to add.
+Those of all keys of a token are made together: a row of partial sums for each key, which are added at last.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from fla_longhorn.ops.numba import memory
 from fla_longhorn.ops.numba.forward import (
     compiled,
     copy_tile,
@@ -33,46 +36,36 @@ from fla_longhorn.ops.numba.forward import (
     rows_ahead,
     sigmoid,
     square_norms,
+    step_size,
     store_tile,
 )
-from fla_longhorn.ops.numba.memory import (
-    add_sums,
-    address_of,
-    load,
-    load_lanes,
-    load_splat,
-    prefetch,
-    prefetch_to_write,
-    store,
-    store_lanes,
-)
-from fla_longhorn.ops.numba.simd import W, exp_neg, helper, inlined, splat, sum_lanes
+from fla_longhorn.ops.numba.memory import address_of, load_one, prefetch, prefetch_to_write, store, store_folded, sum_rows
+from fla_longhorn.ops.numba.simd import W as LANES
+from fla_longhorn.ops.numba.simd import helper, inlined, sum_lanes
+from fla_longhorn.ops.numba.wide import W, load, load_lanes, splat, store_lanes
+
+ONE, TWO = np.float32(1), np.float32(2)
 
 
 @helper
 def prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, use_sigmoid, s_k2, tokens):
     """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
     s_v, s_eps, s_dy, s_slope, s_dz = tokens
-    b_one, n = splat(np.float32(1)), V - o_v
+    n = V - o_v
     for t in range(L):
         row, i = (t0 + t) * H + i_h, t * W
         p = row * V + o_v
-        b_b, b_slope = load_beta(beta, row, p, n, is_scalar), b_one
-        if use_sigmoid:
-            b_e = exp_neg(b_b)
-            b_b = b_one / (b_one + b_e)
-            b_slope = b_e * b_b * b_b
-        b_f = b_one / (b_one + b_b * load_splat(s_k2, t))
+        b_eps, b_slope = step_size(load_beta(beta, row, p, n, is_scalar), s_k2[t], use_sigmoid)
         b_do = load_lanes(do, p, n)
         if len(z) > 0:
             b_z = load_lanes(z, (t0 + t) * z_stride + i_h * V + o_v, n)
             b_gate = sigmoid(b_z)
-            store(s_dz, i, b_do * (b_gate * (b_one + b_z * (b_one - b_gate))))
+            store(s_dz, i, b_do * (b_gate * (ONE + b_z * (ONE - b_gate))))
             b_do = b_do * (b_z * b_gate)
         store(s_v, i, load_lanes(v, p, n))
-        store(s_eps, i, b_b * b_f)
+        store(s_eps, i, b_eps)
         store(s_dy, i, b_do)
-        store(s_slope, i, b_f * b_f * b_slope)
+        store(s_slope, i, b_slope)
 
 
 @helper
@@ -125,21 +118,19 @@ def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S
 
 
 @inlined
-def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, dqk, p_dqk):
-    """Take `G` one token back and add these channels' dq and dk, `[K, 2]`; returns du and deps."""
-    b_du, b_deps = splat(np.float32(0)), splat(np.float32(0))
+def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, rows, p_rows):
+    """Take `G` one token back; returns du and deps. `rows` take these channels' parts of dq, and from `p_rows` on of dk."""
+    b_du, b_km = splat(np.float32(0)), splat(np.float32(0))
     for j in range(K):
-        b_k = load_splat(k, p_k + j)
-        b_s = load(S, p_s + j * W)
-        b_g = load(G, p_g + j * W) + load_splat(q, p_k + j) * b_dy
-        b_r = b_v - b_k * b_s
-        b_kg = b_k * b_g
-        b_ge = b_g * b_eps
-        b_du = b_du + b_kg
-        b_deps = b_deps + b_kg * b_r
-        store(G, p_g + j * W, b_g - b_k * (b_k * b_ge))
-        add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_ge * (b_r - b_k * b_s))
-    return b_du, b_deps
+        b_k, b_s = load_one(k, p_k + j), load(S, p_s + j * W)
+        b_g = load(G, p_g + j * W) + load_one(q, p_k + j) * b_dy
+        b_m = b_g * (b_v - (TWO * b_k) * b_s)
+        b_du = b_du + b_k * b_g
+        b_km = b_km + b_k * b_m
+        store(G, p_g + j * W, b_g * (ONE - (b_k * b_k) * b_eps))
+        store_folded(rows, j * LANES, load(S, p_s + (K + j) * W) * b_dy)
+        store_folded(rows, p_rows + j * LANES, b_m * b_eps)
+    return b_du, np.float32(0.5) * (b_km + b_v * b_du)
 
 
 @helper
@@ -147,30 +138,41 @@ def add_output(G, p_g, q, k, p_k, K, b_dy):
     """Add the output's part to `G`, so that it is the whole gradient of a token's state; returns du, `k^T G`."""
     b_du = splat(np.float32(0))
     for j in range(K):
-        b_g = load(G, p_g + j * W) + load_splat(q, p_k + j) * b_dy
+        b_g = load(G, p_g + j * W) + load_one(q, p_k + j) * b_dy
         store(G, p_g + j * W, b_g)
-        b_du = b_du + load_splat(k, p_k + j) * b_g
+        b_du = b_du + load_one(k, p_k + j) * b_g
     return b_du
 
 
 @inlined
-def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_next, dqk, p_dqk):
-    """Take the whole `G` one token back, `w = eps du`, and add these channels' dq and dk, `[K, 2]`.
+def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_next, rows, p_rows):
+    """Take the whole `G` one token back, `w = eps du`; `rows` as in :func:`diagonal_backward`.
 
     The token before, whose key is at `p_next`, comes next: the sweep does its `add_output`, and returns its du.
     """
     b_du = splat(np.float32(0))
     for j in range(K):
         b_g = load(G, p_g + j * W)
-        b_g1 = b_g - load_splat(k, p_k + j) * b_w + load_splat(q, p_next + j) * b_dy_next
+        b_g1 = b_g - load_one(k, p_k + j) * b_w + load_one(q, p_next + j) * b_dy_next
         store(G, p_g + j * W, b_g1)
-        b_du = b_du + load_splat(k, p_next + j) * b_g1
-        add_sums(dqk, 2 * (p_dqk + j), load(S, p_s + (K + j) * W) * b_dy, b_g * b_u - load(S, p_s + j * W) * b_w)
+        b_du = b_du + load_one(k, p_next + j) * b_g1
+        store_folded(rows, j * LANES, load(S, p_s + (K + j) * W) * b_dy)
+        store_folded(rows, p_rows + j * LANES, b_g * b_u - load(S, p_s + j * W) * b_w)
     return b_du
 
 
+@inlined
+def add_rows(rows, p_rows, k, p_k, K, norm, dqk, p_dqk):
+    """Add the sums of the rows to a token's dq and dk, `[2, KP]`, and `e_j = -2 k_j norm`."""
+    for j in range(0, K, LANES):
+        p, p_dk = p_dqk + j, p_dqk + p_rows // LANES + j
+        store(dqk, p, memory.load(dqk, p) + sum_rows(rows, j * LANES))
+        b_e = memory.load_lanes(k, p_k + j, K - j) * (TWO * norm)
+        store(dqk, p_dk, memory.load(dqk, p_dk) + (sum_rows(rows, p_rows + j * LANES) - b_e))
+
+
 @helper
-def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, s_x,
+def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, rows,
                    ahead, z_stride):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`.
 
@@ -178,7 +180,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
     """
     row_bytes, z_bytes = H * V * dv.itemsize, z_stride * dv.itemsize
     s_r, s_eps, s_dy, s_slope, _ = tokens
-    n, b_zero = V - o_v, splat(np.float32(0))
+    n, b_zero, p_rows = V - o_v, splat(np.float32(0)), len(rows) // 2
     b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_zero
     b_next = b_zero
     if exact:
@@ -190,17 +192,18 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
         prefetch(ahead[2] + (i_s + t) * row_bytes)
         prefetch(ahead[3] + (i_s + t) * z_bytes)
         b_r, b_eps, b_dy = load(s_r, i), load(s_eps, i), load(s_dy, i)
-        p_k, p_dqk = row * K, (part + row) * K
+        p_k = row * K
         if exact:
             b_du = b_next
             p_next, b_dy_next = (p_k - H * K, load(s_dy, i - W)) if t > 0 else (p_k, b_zero)
-            b_next = exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_eps * b_r, b_eps * b_du, b_dy, b_dy_next, dqk,
-                                    p_dqk)
+            b_next = exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_eps * b_r, b_eps * b_du, b_dy, b_dy_next, rows,
+                                    p_rows)
             b_deps = b_du * b_r
         else:
-            b_du, b_deps = diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_r, b_eps, b_dy, dqk, p_dqk)
+            b_du, b_deps = diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_r, b_eps, b_dy, rows, p_rows)
         store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
-        s_x[i_s + t] += sum_lanes(b_deps * b_eps * b_eps)
+        norm = sum_lanes(b_deps * b_eps * b_eps)
+        add_rows(rows, p_rows, k, p_k, K, norm, dqk, (part + row) * (len(rows) // LANES))
         b_dbeta = b_deps * load(s_slope, i)
         if is_scalar:
             dbeta[part + row] += sum_lanes(b_dbeta)
@@ -210,9 +213,9 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
 
 @helper
 def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, z_stride, states, dqk, dv, dbeta, dh0,
-                   dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2):
+                   dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, rows, s_k2):
     """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
-    KW = K * W
+    KW, size = K * W, len(rows) // LANES
     p_starts = (BT + 1) * KW
     channels = range(0, min(BG, V - o_g), W)
     for i in channels:
@@ -220,11 +223,10 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
     for i_c in range((eos - bos + C - 1) // C - 1, -1, -1):
         t0 = bos + i_c * C
         L = min(C, eos - t0)
-        s_x[:L] = 0
         square_norms(t0, L, i_h, k, H, K, s_k2)
         for t in range(t0, t0 + L):
             row = part + t * H + i_h
-            dqk[2 * row * K:2 * (row + 1) * K] = 0
+            dqk[row * size:(row + 1) * size] = 0
             if is_scalar:
                 dbeta[row] = 0
         for i in channels:
@@ -247,11 +249,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens,
                               written)
                 strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, i * K,
-                               tokens, s_x, ahead, z_stride)
-        for t in range(L):
-            row = (t0 + t) * H + i_h
-            for j in range(K):
-                dqk[2 * ((part + row) * K + j) + 1] -= np.float32(2) * k[row * K + j] * s_x[t]
+                               tokens, rows, ahead, z_stride)
     if len(dh0) > 0:
         for i in channels:
             store_tile(dh0, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)
@@ -262,15 +260,17 @@ def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, z_stride, cu_seqlens, state
              BG, BT, NT, exact, is_scalar, use_sigmoid, is_varlen):
     """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
     NG = (V + BG - 1) // BG
-    rows = cu_seqlens[-1] * H
+    num_rows = cu_seqlens[-1] * H
+    # dq and dk of a token, their keys in whole groups of lanes
+    rows = np.zeros(2 * ((K + LANES - 1) // LANES * LANES) * LANES, np.float32)
     G = np.empty(K * BG, np.float32)
     S = np.empty((BT + 1 + (NT + BT - 1) // BT) * K * W, np.float32)
     tokens = (np.empty(NT * W, np.float32), np.empty(NT * W, np.float32), np.empty(NT * W, np.float32),
               np.empty(NT * W, np.float32), np.empty(NT * W, np.float32))
-    s_x, s_k2 = np.empty(NT, np.float32), np.empty(NT, np.float32)
+    s_k2 = np.empty(NT, np.float32)
     for block in range(i_w, (len(cu_seqlens) - 1) * H * NG, n_w):
         i_n, i_h, i_g = block // (H * NG), block // NG % H, block % NG
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
-        backward_block(i_n, i_h, i_g * BG, i_g * rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, z_stride, states, dqk,
-                       dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, s_x, s_k2)
+        backward_block(i_n, i_h, i_g * BG, i_g * num_rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, z_stride, states, dqk,
+                       dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, rows, s_k2)

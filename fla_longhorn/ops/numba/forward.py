@@ -9,7 +9,9 @@ tokens, beta like v or `[T, H]`, D `[H, V]`, states `[H, K, V]`, at the places t
 v, z, beta and o are read and written as they are, in float32 or bfloat16; the others are float32. The tokens of z lie
 `z_stride` elements apart, for it is often half of a projection's output. An absent array has no elements.
 
-Tiles of a state are `[K, W]`, so that an instruction takes `W` channels of one key (:mod:`fla_longhorn.ops.numba.simd`).
+With a sigmoid, eps = beta / (1 + beta |k|^2) of beta = 1 / (1 + e), e = exp(-x), is 1 / (1 + e + |k|^2): one division.
+
+Tiles of a state are `[K, W]`, so that an instruction takes channels of one key (:mod:`fla_longhorn.ops.numba.wide`).
 
 A worker takes every `n_w`-th block. No result depends on how many there are: what one block writes no other does.
 """
@@ -19,20 +21,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fla_longhorn.ops.numba.memory import (
-    address_of,
-    array_at,
-    load,
-    load_lanes,
-    load_splat,
-    prefetch,
-    prefetch_to_write,
-    store,
-    store_lanes,
-    widened,
-)
-from fla_longhorn.ops.numba.simd import W, exp_neg, helper, inlined, splat, sum_lanes
+from fla_longhorn.ops.numba import memory
+from fla_longhorn.ops.numba.memory import address_of, array_at, load_one, prefetch, prefetch_to_write, store, widened
+from fla_longhorn.ops.numba.simd import W as LANES
+from fla_longhorn.ops.numba.simd import exp_neg, helper, inlined, sum_lanes
+from fla_longhorn.ops.numba.wide import W, load, load_lanes, splat, store_lanes
 
+ONE = np.float32(1)
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
 STRIP = 32
 
@@ -70,58 +65,52 @@ def copy_tile(tile, p_from, p_to, K):
 @helper
 def square_norm(k, p, K):
     """`|k|^2` of one key."""
-    b_sum = splat(np.float32(0))
-    for j in range(0, K - W + 1, W):
-        b_k = load(k, p + j)
+    b_sum = memory.splat(np.float32(0))
+    for j in range(0, K, LANES):
+        b_k = memory.load_lanes(k, p + j, K - j)
         b_sum = b_sum + b_k * b_k
-    total = sum_lanes(b_sum)
-    for j in range(K - K % W, K):
-        total += k[p + j] * k[p + j]
-    return total
+    return sum_lanes(b_sum)
 
 
 @helper
 def load_beta(beta, row, p, n, is_scalar):
-    return load_splat(beta, row) if is_scalar else load_lanes(beta, p, n)
+    return splat(load_one(beta, row)) if is_scalar else load_lanes(beta, p, n)
 
 
 @helper
 def sigmoid(b_x):
-    b_one = splat(np.float32(1))
-    return b_one / (b_one + exp_neg(b_x))
+    return ONE / (ONE + exp_neg(b_x))
 
 
-@inlined
-def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps):
-    """Channels of one key after a token; returns them."""
-    b_k, b_s = load_splat(k, p_k), load(S, p_old)
-    b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
-    store(S, p_new, b_s)
-    return b_s
+@helper
+def step_size(b_b, k2, use_sigmoid):
+    """eps, and its slope in beta (or in the sigmoid's input), for `|k|^2`."""
+    if use_sigmoid:
+        b_e = exp_neg(b_b)
+        b_eps = ONE / (b_e + (ONE + k2))
+        return b_eps, (b_e * b_eps) * b_eps
+    b_f = ONE / (ONE + b_b * k2)
+    return b_b * b_f, b_f * b_f
 
 
 @inlined
 def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
-    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`.
-
-    Two sums, of even and of odd keys: one would wait for itself at each key.
-    """
-    b_o0, b_o1 = splat(np.float32(0)), splat(np.float32(0))
-    for j in range(0, K - 1, 2):
-        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
-        b_s1 = diagonal_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_v, b_eps)
-        b_o0, b_o1 = b_o0 + load_splat(q, p_k + j) * b_s0, b_o1 + load_splat(q, p_k + j + 1) * b_s1
-    for j in range(K - K % 2, K):
-        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
-        b_o0 = b_o0 + load_splat(q, p_k + j) * b_s0
-    return b_o0 + b_o1
+    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`."""
+    b_o = splat(np.float32(0))
+    for j in range(K):
+        b_k, b_s = load_one(k, p_k + j), load(S, p_old + j * W)
+        b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
+        store(S, p_new + j * W, b_s)
+        b_o = b_o + load_one(q, p_k + j) * b_s
+    return b_o
 
 
 @inlined
 def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
     """`diagonal_update` without the output."""
     for j in range(K):
-        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+        b_k, b_s = load_one(k, p_k + j), load(S, p_old + j * W)
+        store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))
 
 
 @inlined
@@ -129,31 +118,19 @@ def read(S, p_s, k, p_k, K):
     """`k^T S`."""
     b_x = splat(np.float32(0))
     for j in range(K):
-        b_x = b_x + load_splat(k, p_k + j) * load(S, p_s + j * W)
+        b_x = b_x + load_one(k, p_k + j) * load(S, p_s + j * W)
     return b_x
 
 
 @inlined
-def exact_key(S, p_old, p_new, k, p_k, b_u):
-    """Channels of one key after a token, `u = eps r`; returns them."""
-    b_s = load(S, p_old) + load_splat(k, p_k) * b_u
-    store(S, p_new, b_s)
-    return b_s
-
-
-@inlined
 def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
-    """`diagonal_update` for the exact update; the same sweep also returns `k^T S` for the key at `p_next`."""
-    b_o0, b_o1, b_x0, b_x1 = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
-    for j in range(0, K - 1, 2):
-        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
-        b_s1 = exact_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_u)
-        b_o0, b_o1 = b_o0 + load_splat(q, p_k + j) * b_s0, b_o1 + load_splat(q, p_k + j + 1) * b_s1
-        b_x0, b_x1 = b_x0 + load_splat(k, p_next + j) * b_s0, b_x1 + load_splat(k, p_next + j + 1) * b_s1
-    for j in range(K - K % 2, K):
-        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
-        b_o0, b_x0 = b_o0 + load_splat(q, p_k + j) * b_s0, b_x0 + load_splat(k, p_next + j) * b_s0
-    return b_o0 + b_o1, b_x0 + b_x1
+    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns `k^T S` for the key at `p_next`."""
+    b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(K):
+        b_s = load(S, p_old + j * W) + load_one(k, p_k + j) * b_u
+        store(S, p_new + j * W, b_s)
+        b_o, b_x = b_o + load_one(q, p_k + j) * b_s, b_x + load_one(k, p_next + j) * b_s
+    return b_o, b_x
 
 
 @helper
@@ -170,13 +147,11 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, ex
     What doesn't depend on the state goes first, so that nothing waits for a division between two tokens.
     """
     s_k2, s_eps, s_v = tokens
-    b_one, n = splat(np.float32(1)), V - o_v
+    n = V - o_v
     for t in range(L):
         row = (t0 + t) * H + i_h
-        b_b = load_beta(beta, row, row * V + o_v, n, is_scalar)
-        if use_sigmoid:
-            b_b = sigmoid(b_b)
-        store(s_eps, t * W, b_b / (b_one + b_b * load_splat(s_k2, t)))
+        b_eps, _ = step_size(load_beta(beta, row, row * V + o_v, n, is_scalar), s_k2[t], use_sigmoid)
+        store(s_eps, t * W, b_eps)
         store(s_v, t * W, load_lanes(v, row * V + o_v, n))
     p = ((t0 + L) * H + i_h) * V + o_v
     ahead, beta_ahead, z_ahead = rows_ahead(p, (t0 + L) * z_stride + i_h * V + o_v, v, beta, z, is_scalar)

@@ -15,13 +15,12 @@ from numba import carray, config, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from fla_longhorn.ops.numba.simd import FLOAT, INT, INTS, VECTOR, W, broadcast, get_lane, helper, set_lane, splat, vec
+from fla_longhorn.ops.numba.simd import FLOAT, INT, VecType, broadcast, constant, fold, helper, shuffle, vec
 
 # how the loops see the elements of a tensor
 BITS: dict[torch.dtype, np.dtype] = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}
 
 SHORT = ir.IntType(16)
-SHORTS = ir.VectorType(SHORT, W)
 
 
 def _address(context, builder, array_type, array, index, width=1):
@@ -39,57 +38,101 @@ def _is_short(array_type) -> bool:
     return array_type.dtype == types.uint16
 
 
-def _widen(builder, bits, wide):
-    """float32 values of the type `wide` from bfloat16 bits."""
-    ints = INTS if isinstance(wide, ir.VectorType) else INT
-    return builder.bitcast(builder.shl(builder.zext(bits, ints), _constant(ints, 16)), wide)
+def _like(kind, of):
+    """`of`, or a vector of as many as `kind` has lanes."""
+    return ir.VectorType(of, kind.count) if isinstance(kind, ir.VectorType) else of
 
 
-def _narrow(builder, value, narrow):
-    """bfloat16 bits of the type `narrow`; NaN, whose payload could be rounded up to infinity, is the one of PyTorch."""
-    ints = INTS if isinstance(narrow, ir.VectorType) else INT
+def _narrow(builder, value):
+    """bfloat16 bits of the values; NaN, whose payload could be rounded up to infinity, is the one of PyTorch."""
+    ints = _like(value.type, INT)
     bits = builder.bitcast(value, ints)
-    odd = builder.and_(builder.lshr(bits, _constant(ints, 16)), _constant(ints, 1))
-    rounded = builder.lshr(builder.add(bits, builder.add(odd, _constant(ints, 0x7fff))), _constant(ints, 16))
+    odd = builder.and_(builder.lshr(bits, constant(ints, 16)), constant(ints, 1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, constant(ints, 0x7fff))), constant(ints, 16))
     is_nan = builder.fcmp_unordered('uno', value, value)
-    return builder.trunc(builder.select(is_nan, _constant(ints, 0x7fc0), rounded), narrow)
+    return builder.trunc(builder.select(is_nan, constant(ints, 0x7fc0), rounded), _like(value.type, SHORT))
 
 
-def _constant(kind, value):
-    return ir.Constant(kind, [value] * W if isinstance(kind, ir.VectorType) else value)
-
-
-def _read(builder, p, array_type, wide):
-    """Load a `wide` float32 value or vector from `p`."""
+def _read(builder, p, array_type, kind):
+    """Load a float32 value or vector, of the type `kind`, from `p`."""
     if not _is_short(array_type):
-        return builder.load(builder.bitcast(p, wide.as_pointer()), align=4, typ=wide)
-    narrow = SHORTS if wide is VECTOR else SHORT
-    return _widen(builder, builder.load(builder.bitcast(p, narrow.as_pointer()), align=2, typ=narrow), wide)
+        return builder.load(builder.bitcast(p, kind.as_pointer()), align=4, typ=kind)
+    narrow, ints = _like(kind, SHORT), _like(kind, INT)
+    bits = builder.zext(builder.load(builder.bitcast(p, narrow.as_pointer()), align=2, typ=narrow), ints)
+    return builder.bitcast(builder.shl(bits, constant(ints, 16)), kind)
 
 
 def _write(builder, p, array_type, value):
-    if not _is_short(array_type):
-        builder.store(value, builder.bitcast(p, value.type.as_pointer()), align=4)
-        return
-    narrow = SHORTS if value.type == VECTOR else SHORT
-    builder.store(_narrow(builder, value, narrow), builder.bitcast(p, narrow.as_pointer()), align=2)
-
-
-@intrinsic
-def load(typingctx, x, index):
-    """`x[index:index + W]`."""
-    def codegen(context, builder, sig, args):
-        return _read(builder, _address(context, builder, sig.args[0], args[0], args[1], W), sig.args[0], VECTOR)
-    return vec(x, types.intp), codegen
+    is_short = _is_short(array_type)
+    value = _narrow(builder, value) if is_short else value
+    builder.store(value, builder.bitcast(p, value.type.as_pointer()), align=2 if is_short else 4)
 
 
 @intrinsic
 def store(typingctx, x, index, value):
-    """`x[index:index + W] = value`."""
+    """`x[index:index + W] = value`, a vector of `W`."""
     def codegen(context, builder, sig, args):
-        _write(builder, _address(context, builder, sig.args[0], args[0], args[1], W), sig.args[0], args[2])
+        _write(builder, _address(context, builder, sig.args[0], args[0], args[1], sig.args[2].width), sig.args[0], args[2])
         return context.get_dummy_value()
-    return types.void(x, types.intp, vec), codegen
+    return types.void(x, types.intp, value), codegen
+
+
+def vectors(kind: VecType) -> tuple:
+    """`splat`, `load`, `load_lanes` and `store_lanes` for vectors of a kind."""
+    W, lanes = kind.width, ir.VectorType(FLOAT, kind.width)
+
+    @intrinsic
+    def splat(typingctx, scalar):
+        """A float32 in every lane."""
+        return kind(types.float32), lambda context, builder, sig, args: broadcast(builder, args[0], W)
+
+    @intrinsic
+    def load(typingctx, x, index):
+        """`x[index:index + W]`."""
+        def codegen(context, builder, sig, args):
+            return _read(builder, _address(context, builder, sig.args[0], args[0], args[1], W), sig.args[0], lanes)
+        return kind(x, types.intp), codegen
+
+    @intrinsic
+    def load_some(typingctx, x, index, n):
+        def codegen(context, builder, sig, args):
+            kept = cgutils.alloca_once_value(builder, ir.Constant(lanes, [0.0] * W))
+            first = builder.bitcast(kept, FLOAT.as_pointer())
+            with cgutils.for_range(builder, args[2]) as loop:
+                p = _address(context, builder, sig.args[0], args[0], builder.add(args[1], loop.index))
+                builder.store(_read(builder, p, sig.args[0], FLOAT), builder.gep(first, [loop.index]))
+            return builder.load(kept, align=4, typ=lanes)
+        return kind(x, types.intp, types.intp), codegen
+
+    @helper
+    def load_lanes(x, index, n):
+        """The first `n` lanes from `x`, the rest zero."""
+        if n >= W:
+            return load(x, index)
+        return load_some(x, index, n)
+
+    @intrinsic
+    def store_some(typingctx, x, index, value, n):
+        def codegen(context, builder, sig, args):
+            first = builder.bitcast(cgutils.alloca_once_value(builder, args[2]), FLOAT.as_pointer())
+            with cgutils.for_range(builder, args[3]) as loop:
+                p = _address(context, builder, sig.args[0], args[0], builder.add(args[1], loop.index))
+                _write(builder, p, sig.args[0], builder.load(builder.gep(first, [loop.index]), typ=FLOAT))
+            return context.get_dummy_value()
+        return types.void(x, types.intp, kind, types.intp), codegen
+
+    @helper
+    def store_lanes(x, index, value, n):
+        """Store the first `n` lanes."""
+        if n >= W:
+            store(x, index, value)
+        else:
+            store_some(x, index, value, n)
+
+    return splat, load, load_lanes, store_lanes
+
+
+splat, load, load_lanes, store_lanes = vectors(vec)
 
 
 @intrinsic
@@ -107,14 +150,6 @@ def store_one(typingctx, x, index, value):
         _write(builder, _address(context, builder, sig.args[0], args[0], args[1]), sig.args[0], args[2])
         return context.get_dummy_value()
     return types.void(x, types.intp, types.float32), codegen
-
-
-@intrinsic
-def load_splat(typingctx, x, index):
-    """`x[index]` in every lane."""
-    def codegen(context, builder, sig, args):
-        return broadcast(builder, _read(builder, _address(context, builder, sig.args[0], *args), sig.args[0], FLOAT))
-    return vec(x, types.intp), codegen
 
 
 @intrinsic
@@ -146,29 +181,32 @@ def prefetch_to_write(typingctx, address):
 
 
 @intrinsic
-def add_sums(typingctx, x, index, a, b):
-    """`x[index] += sum_lanes(a)` and `x[index + 1] += sum_lanes(b)`, together for little more than the price of one."""
+def store_folded(typingctx, x, index, value):
+    """`x[index:index + W] = value`, of whose lanes each adds those that a wider vector has in its place."""
     def codegen(context, builder, sig, args):
-        def shuffle(value, lanes):
-            lanes = ir.Constant(ir.VectorType(INT, len(lanes)), lanes)
-            return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), lanes)
-
-        def interleave(a, b, first):
-            # in groups of four lanes, which is what the instruction does
-            lanes = [lane + side * (W // 2) for g in range(0, W // 2, 4) for lane in (g + first, g + first + 1)
-                     for side in (0, 1)]
-            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INT, W // 2), lanes))
-
-        low, high = list(range(W // 2)), list(range(W // 2, W))
-        a, b = (builder.fadd(shuffle(value, low), shuffle(value, high)) for value in args[2:])
-        value, width = builder.fadd(interleave(a, b, 0), interleave(a, b, 2)), W // 2
-        while width > 2:
-            width //= 2
-            value = builder.fadd(shuffle(value, list(range(width))), shuffle(value, list(range(width, 2 * width))))
-        p = builder.bitcast(_address(context, builder, sig.args[0], args[0], args[1], 2), value.type.as_pointer())
-        builder.store(builder.fadd(builder.load(p, align=4, typ=value.type), value), p, align=4)
+        value = fold(builder, args[2], vec.width)
+        _write(builder, _address(context, builder, sig.args[0], args[0], args[1], vec.width), sig.args[0], value)
         return context.get_dummy_value()
-    return types.void(x, types.intp, vec, vec), codegen
+    return types.void(x, types.intp, value), codegen
+
+
+@intrinsic
+def sum_rows(typingctx, x, index):
+    """The sums of `W` rows of `W` elements from `x[index]` on, one a lane: together for the price of a few.
+
+    Pairs of rows become one, of sums of neighbours, until one is left.
+    """
+    def codegen(context, builder, sig, args):
+        W = vec.width
+        p = _address(context, builder, sig.args[0], args[0], args[1], W * W)
+        rows = [
+            _read(builder, builder.gep(p, [args[1].type(i * W)]), sig.args[0], ir.VectorType(FLOAT, W)) for i in range(W)
+        ]
+        while len(rows) > 1:
+            pairs = zip(rows[::2], rows[1::2], strict=True)
+            rows = [builder.fadd(*(shuffle(builder, a, b, range(side, 2 * W, 2)) for side in (0, 1))) for a, b in pairs]
+        return rows[0]
+    return vec(x, types.intp), codegen
 
 
 @intrinsic
@@ -200,24 +238,3 @@ def _(x):
             y[i] = load_one(x, i)
         return y
     return copy
-
-
-@helper
-def load_lanes(x, index, n):
-    """The first `n` lanes from `x`, the rest zero."""
-    if n >= W:
-        return load(x, index)
-    value = splat(types.float32(0))
-    for i in range(n):
-        value = set_lane(value, i, load_one(x, index + i))
-    return value
-
-
-@helper
-def store_lanes(x, index, value, n):
-    """Store the first `n` lanes."""
-    if n >= W:
-        store(x, index, value)
-    else:
-        for i in range(n):
-            store_one(x, index + i, get_lane(value, i))

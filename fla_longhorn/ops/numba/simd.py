@@ -1,9 +1,9 @@
-"""A vector of `W` float32 channels as a Numba type, so that loops say what the CPU should run instead of hoping for it.
+"""Vectors of float32 channels as Numba types, so that loops say what the CPU should run instead of hoping for it.
 
 LLVM can't vectorise the recurrence by itself: it doesn't know that the arrays don't overlap, and the sums over keys and
 channels must keep their order. Every operation here is one LLVM vector instruction (or a few), which each CPU splits
-into its own registers; `+`, `-`, `*`, `/` work on vectors, and a product that is added fuses (`contract`), nothing else
-is relaxed: NaN and inf behave as everywhere.
+into its own registers; `+`, `-`, `*`, `/` work on vectors, and on a vector and a float32 for all its lanes; a product that
+is added fuses (`contract`), nothing else is relaxed: NaN and inf behave as everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-W = 16
+FLOAT32 = types.float32
 
 # functions that only the compiled loops call: Numba need not make them callable from Python, a fifth of its time
 _options = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -26,28 +26,38 @@ helper = njit(**_options)
 inlined = njit(forceinline=True, **_options)
 
 FLOAT, INT = ir.FloatType(), ir.IntType(32)
-VECTOR, INTS = ir.VectorType(FLOAT, W), ir.VectorType(INT, W)
 
 
 class VecType(types.Type):
-    """`W` float32 values in registers."""
+    """`width` float32 values in registers; a power of two."""
 
-    def __init__(self):
-        super().__init__(name=f'Vec{W}')
+    def __init__(self, width: int):
+        self.width = width
+        super().__init__(name=f'Vec{width}')
 
 
-vec = VecType()
-register_model(VecType)(type('VecModel', (models.PrimitiveModel,), {
-    '__init__': lambda self, dmm, fe_type: models.PrimitiveModel.__init__(self, dmm, fe_type, VECTOR),
-}))
+@register_model(VecType)
+class VecModel(models.PrimitiveModel):
+    def __init__(self, manager, kind: VecType):
+        super().__init__(manager, kind, ir.VectorType(FLOAT, kind.width))
+
+
+# of the loops over rows, and of the operators': the wider one shares sums over lanes, and what all channels have in common
+W, WIDE = 16, 64
+vec, wide = VecType(W), VecType(WIDE)
 
 
 def _register_arithmetic(op, instruction):
-    infer_global(op)(type('VecArithmetic', (ConcreteTemplate,), {'cases': [signature(vec, vec, vec)]}))
+    cases = [signature(kind, *pair) for kind in (vec, wide) for pair in ((kind, kind), (kind, FLOAT32), (FLOAT32, kind))]
+    infer_global(op)(type('VecArithmetic', (ConcreteTemplate,), {'cases': cases}))
 
-    @lower_builtin(op, vec, vec)
     def lower(context, builder, sig, args):
-        return getattr(builder, instruction)(*args, flags=('contract',))
+        lanes = (x if t == sig.return_type else broadcast(builder, x, sig.return_type.width)
+                 for x, t in zip(args, sig.args, strict=True))
+        return getattr(builder, instruction)(*lanes, flags=('contract',))
+
+    for pair in ((VecType, VecType), (VecType, types.Float), (types.Float, VecType)):
+        lower_builtin(op, *pair)(lower)
 
 
 for _op, _instruction in (
@@ -56,45 +66,35 @@ for _op, _instruction in (
     _register_arithmetic(_op, _instruction)
 
 
-def broadcast(builder, scalar):
-    one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, INT(0))
-    return builder.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(INTS, [0] * W))
+def constant(kind, value):
+    """An LLVM constant of an integer or a float, or of a vector of them, in each lane."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
-@intrinsic
-def splat(typingctx, scalar):
-    """A float32 in every lane."""
-    def codegen(context, builder, sig, args):
-        return broadcast(builder, args[0])
-    return vec(types.float32), codegen
+def shuffle(builder, a, b, lanes):
+    """The `lanes` of `a`, counted on in `b`."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes)))
 
 
-@intrinsic
-def get_lane(typingctx, x, lane):
-    def codegen(context, builder, sig, args):
-        return builder.extract_element(args[0], builder.trunc(args[1], INT))
-    return types.float32(vec, types.intp), codegen
+def broadcast(builder, scalar, width):
+    undefined = ir.Constant(ir.VectorType(FLOAT, width), ir.Undefined)
+    return shuffle(builder, builder.insert_element(undefined, scalar, INT(0)), undefined, [0] * width)
 
 
-@intrinsic
-def set_lane(typingctx, x, lane, scalar):
-    def codegen(context, builder, sig, args):
-        return builder.insert_element(args[0], args[2], builder.trunc(args[1], INT))
-    return vec(vec, types.intp, types.float32), codegen
+def fold(builder, value, width):
+    """`width` sums of every `width`-th lane, in halves: always in the same order."""
+    while (half := value.type.count // 2) >= width:
+        undefined = ir.Constant(value.type, ir.Undefined)
+        value = builder.fadd(*(shuffle(builder, value, undefined, range(p, p + half)) for p in (0, half)), flags=('contract',))
+    return value
 
 
 @intrinsic
 def sum_lanes(typingctx, x):
-    """The sum of the lanes, in halves: always in the same order."""
+    """The sum of the lanes."""
     def codegen(context, builder, sig, args):
-        value, width = args[0], W
-        while width > 1:
-            width //= 2
-            halves = (ir.Constant(ir.VectorType(INT, width), list(range(a, a + width))) for a in (0, width))
-            undefined = ir.Constant(value.type, ir.Undefined)
-            value = builder.fadd(*(builder.shuffle_vector(value, undefined, half) for half in halves))
-        return builder.extract_element(value, INT(0))
-    return types.float32(vec), codegen
+        return builder.extract_element(fold(builder, args[0], 1), INT(0))
+    return types.float32(x), codegen
 
 
 @intrinsic
@@ -105,31 +105,34 @@ def exp_neg(typingctx, x):
     low bits then hold `n`, and with a polynomial for `exp(r)`, `|r| <= ln 2 / 2`, the coefficients of Cephes' expf.
     """
     def codegen(context, builder, sig, args):
-        def constant(value):
-            return ir.Constant(VECTOR, [value] * W)
+        kind = args[0].type
+        ints = ir.VectorType(INT, kind.count)
+
+        def number(value):
+            return constant(kind, _f32(value))
 
         def clamp(y, predicate, limit):
-            return builder.select(builder.fcmp_ordered(predicate, y, constant(limit)), constant(limit), y)
+            return builder.select(builder.fcmp_ordered(predicate, y, number(limit)), number(limit), y)
 
         def fma(a, b, c):
             return builder.fadd(builder.fmul(a, b, flags=('contract',)), c, flags=('contract',))
 
-        y = builder.fsub(constant(-0.0), args[0])
+        y = builder.fsub(number(-0.0), args[0])
         y = clamp(clamp(y, '>', 88.0), '<', -87.0)
-        magic = 1.5 * 2**23
-        shifted = builder.fadd(builder.fmul(y, constant(_f32(1 / math.log(2)))), constant(magic))
-        n = builder.fsub(shifted, constant(magic))
+        magic = number(1.5 * 2**23)
+        shifted = builder.fadd(builder.fmul(y, number(1 / math.log(2))), magic)
+        n = builder.fsub(shifted, magic)
         # ln 2 in two parts, the first exact in few bits
-        r = fma(n, constant(-0.693359375), y)
-        r = fma(n, constant(_f32(2.12194440e-4)), r)
-        p = constant(_f32(1.9875691500e-4))
+        r = fma(n, number(-0.693359375), y)
+        r = fma(n, number(2.12194440e-4), r)
+        p = number(1.9875691500e-4)
         for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-            p = fma(p, r, constant(_f32(c)))
-        p = builder.fadd(fma(p, builder.fmul(r, r), r), constant(1.0))
+            p = fma(p, r, number(c))
+        p = builder.fadd(fma(p, builder.fmul(r, r), r), number(1.0))
         # n times the exponent's unit, added to the bits of p
-        bits = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * W))
-        return builder.bitcast(builder.add(builder.bitcast(p, INTS), bits), VECTOR)
-    return vec(vec), codegen
+        bits = builder.shl(builder.bitcast(shifted, ints), constant(ints, 23))
+        return builder.bitcast(builder.add(builder.bitcast(p, ints), bits), kind)
+    return x(x), codegen
 
 
 def _f32(value: float) -> float:
