@@ -122,7 +122,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     N, C, state_v_first = args.num_sequences, checkpoint_interval(K), args.state_v_first
     is_scalar, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
     KP = -(-K // LANES) * LANES
-    BG = min(-(-2 * KP // W), -(-V // W)) * W
+    BG = min(128 // W, -(-V // W)) * W
     NG = -(-V // BG)
     NT = min(C, T)
     BT = min(NT, max(L2_BYTES // (4 * K * W), 16))

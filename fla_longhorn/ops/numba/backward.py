@@ -39,10 +39,10 @@ from fla_longhorn.ops.numba.forward import (
     step_size,
     store_tile,
 )
-from fla_longhorn.ops.numba.memory import address_of, load_one, prefetch, prefetch_to_write, store, store_folded, sum_rows
+from fla_longhorn.ops.numba.memory import address_of, load_one, store, store_folded, sum_rows
 from fla_longhorn.ops.numba.simd import W as LANES
 from fla_longhorn.ops.numba.simd import helper, inlined, sum_lanes
-from fla_longhorn.ops.numba.wide import W, load, load_lanes, splat, store_lanes
+from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
 ONE, TWO = np.float32(1), np.float32(2)
 
@@ -96,9 +96,7 @@ def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S
     p_k = ((t0 + i_s) * H + i_h) * K
     b_x, b_y = read(S, 0, k, p_k, K) if exact else b_D, b_D
     for t in range(L):
-        prefetch_to_write(written[0] + (i_s + t) * row_bytes)
-        prefetch_to_write(written[1] + (i_s + t) * row_bytes)
-        prefetch_to_write(written[2] + (i_s + t + 4) * row_bytes)
+        prefetch_to_write(dz, written[0] + (i_s + t) * row_bytes)
         i, p_s, p_next = (i_s + t) * W, t * KW, p_k + (H * K if t + 1 < L else 0)
         b_v, b_eps = load(s_v, i), load(s_eps, i)
         if exact:
@@ -112,6 +110,8 @@ def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S
         if len(dz) > 0:
             store_lanes(dz, ((t0 + i_s + t) * H + i_h) * V + o_v, load(s_dz, i) * (b_y + b_D * b_v), n)
         b_dD = b_dD + load(s_dy, i) * b_v
+        prefetch_to_write(dz, written[1] + (i_s + t) * row_bytes)
+        prefetch_to_write(dz, written[2] + (i_s + t + 4) * row_bytes)
         p_k = p_next
     if len(D) > 0:
         store_lanes(dD, p_dD, load_lanes(dD, p_dD, n) + b_dD, n)
@@ -187,10 +187,8 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
         b_next = add_output(G, p_g, q, k, ((t0 + i_s + L - 1) * H + i_h) * K, K, load(s_dy, (i_s + L - 1) * W))
     for t in range(L - 1, -1, -1):
         row, i, p_s = (t0 + i_s + t) * H + i_h, (i_s + t) * W, t * K * W
-        prefetch(ahead[0] + (i_s + t) * row_bytes)
-        prefetch(ahead[1] + (i_s + t) * row_bytes)
-        prefetch(ahead[2] + (i_s + t) * row_bytes)
-        prefetch(ahead[3] + (i_s + t) * z_bytes)
+        prefetch(dv, ahead[0] + (i_s + t) * row_bytes)
+        prefetch(dv, ahead[1] + (i_s + t) * row_bytes)
         b_r, b_eps, b_dy = load(s_r, i), load(s_eps, i), load(s_dy, i)
         p_k = row * K
         if exact:
@@ -201,6 +199,8 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
             b_deps = b_du * b_r
         else:
             b_du, b_deps = diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_r, b_eps, b_dy, rows, p_rows)
+        prefetch(dv, ahead[2] + (i_s + t) * row_bytes)
+        prefetch(dv, ahead[3] + (i_s + t) * z_bytes)
         store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
         norm = sum_lanes(b_deps * b_eps * b_eps)
         add_rows(rows, p_rows, k, p_k, K, norm, dqk, (part + row) * (len(rows) // LANES))

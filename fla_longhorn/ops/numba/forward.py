@@ -22,14 +22,14 @@ import numpy as np
 from numba import njit
 
 from fla_longhorn.ops.numba import memory
-from fla_longhorn.ops.numba.memory import address_of, array_at, load_one, prefetch, prefetch_to_write, store, widened
+from fla_longhorn.ops.numba.memory import address_of, array_at, load_one, store, widened
 from fla_longhorn.ops.numba.simd import W as LANES
 from fla_longhorn.ops.numba.simd import exp_neg, helper, inlined, sum_lanes
-from fla_longhorn.ops.numba.wide import W, load, load_lanes, splat, store_lanes
+from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
 ONE = np.float32(1)
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
-STRIP = 32
+STRIP = 16
 
 
 def compiled(function):
@@ -160,22 +160,22 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, ex
     if exact:
         b_x = read(S, p_s, k, (t0 * H + i_h) * K, K)
         for t in range(L):
-            prefetch(ahead + t * row_bytes)
-            prefetch(beta_ahead + t * row_bytes)
-            prefetch(z_ahead + t * z_bytes)
-            prefetch_to_write(written + t * row_bytes)
+            prefetch(v, ahead + t * row_bytes)
+            prefetch(v, beta_ahead + t * row_bytes)
             p_k, p_next = ((t0 + t) * H + i_h) * K, ((t0 + min(t + 1, L - 1)) * H + i_h) * K
             b_u = load(s_eps, t * W) * (load(s_v, t * W) - b_x)
             b_o, b_x = exact_update(S, p_s, p_s, q, k, p_k, p_next, K, b_u)
             store(s_eps, t * W, b_o)
+            prefetch(v, z_ahead + t * z_bytes)
+            prefetch_to_write(o, written + t * row_bytes)
     else:
         for t in range(L):
-            prefetch(ahead + t * row_bytes)
-            prefetch(beta_ahead + t * row_bytes)
-            prefetch(z_ahead + t * z_bytes)
-            prefetch_to_write(written + t * row_bytes)
+            prefetch(v, ahead + t * row_bytes)
+            prefetch(v, beta_ahead + t * row_bytes)
             p_k = ((t0 + t) * H + i_h) * K
             store(s_eps, t * W, diagonal_update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
+            prefetch(v, z_ahead + t * z_bytes)
+            prefetch_to_write(o, written + t * row_bytes)
     for t in range(L):
         p = ((t0 + t) * H + i_h) * V + o_v
         b_o = load(s_eps, t * W)

@@ -77,6 +77,19 @@ def store(typingctx, x, index, value):
     return types.void(x, types.intp, value), codegen
 
 
+CACHE_LINE = 64
+
+
+def _prefetch(context, builder, address, num_bytes: int, to_write: int):
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, INT, INT, INT])
+    function = builder.module.declare_intrinsic('llvm.prefetch', [cgutils.voidptr_t], kind)
+    for i in range(0, num_bytes, CACHE_LINE):
+        p = builder.inttoptr(builder.add(address, address.type(i)), cgutils.voidptr_t)
+        # into the first cache, of data
+        builder.call(function, [p, INT(to_write), INT(3), INT(1)])
+    return context.get_dummy_value()
+
+
 def vectors(kind: VecType) -> tuple:
     """`splat`, `load`, `load_lanes` and `store_lanes` for vectors of a kind."""
     W, lanes = kind.width, ir.VectorType(FLOAT, kind.width)
@@ -129,10 +142,21 @@ def vectors(kind: VecType) -> tuple:
         else:
             store_some(x, index, value, n)
 
-    return splat, load, load_lanes, store_lanes
+    @intrinsic
+    def prefetch(typingctx, x, address):
+        """Have the lines of `W` elements of `x` at an address on their way, if there is memory."""
+        num_bytes = W * x.dtype.bitwidth // 8
+        return types.void(x, types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[1], num_bytes, 0)
+
+    @intrinsic
+    def prefetch_to_write(typingctx, x, address):
+        num_bytes = W * x.dtype.bitwidth // 8
+        return types.void(x, types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[1], num_bytes, 1)
+
+    return splat, load, load_lanes, store_lanes, prefetch, prefetch_to_write
 
 
-splat, load, load_lanes, store_lanes = vectors(vec)
+splat, load, load_lanes, store_lanes, *_ = vectors(vec)
 
 
 @intrinsic
@@ -161,23 +185,15 @@ def address_of(typingctx, x, index):
     return types.intp(x, types.intp), codegen
 
 
-def _prefetch(context, builder, address, to_write: int):
-    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, INT, INT, INT])
-    function = builder.module.declare_intrinsic('llvm.prefetch', [cgutils.voidptr_t], kind)
-    # into the first cache, of data
-    builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), INT(to_write), INT(3), INT(1)])
-    return context.get_dummy_value()
-
-
 @intrinsic
 def prefetch(typingctx, address):
     """Have the cache line of an address on its way, if there is memory."""
-    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 0)
+    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 1, 0)
 
 
 @intrinsic
 def prefetch_to_write(typingctx, address):
-    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 1)
+    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 1, 1)
 
 
 @intrinsic

@@ -10,6 +10,6 @@ from fla_longhorn.ops.numba.memory import vectors
 from fla_longhorn.ops.numba.simd import WIDE as W
 from fla_longhorn.ops.numba.simd import wide
 
-__all__ = ['W', 'load', 'load_lanes', 'splat', 'store_lanes']
+__all__ = ['W', 'load', 'load_lanes', 'prefetch', 'prefetch_to_write', 'splat', 'store_lanes']
 
-splat, load, load_lanes, store_lanes = vectors(wide)
+splat, load, load_lanes, store_lanes, prefetch, prefetch_to_write = vectors(wide)
