@@ -24,7 +24,7 @@ from fla_longhorn.ops.pool import Pool
 # state updates (tokens * K * V) below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms
 MIN_PARALLEL_UPDATES = 2**20
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
-L1_BYTES, L2_BYTES = 2**14, 2**17
+L1_BYTES, L2_BYTES = 2**14, 2**18
 
 _ABSENT = {dtype: np.empty(0, bits) for dtype, bits in BITS.items()}
 
@@ -109,7 +109,7 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
 
 def block_size(K: int, T: int) -> int:
     """Channels of a block: four vectors, for the threads' sake; a single token only reads its states, in long rows."""
-    return min(max(L1_BYTES // (4 * K) // W, 1), 1 if T > 1 else 4) * W
+    return min(max(L1_BYTES // (4 * K) // W, 1), 2 if T > 1 else 8) * W
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
@@ -122,7 +122,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     N, C, state_v_first = args.num_sequences, checkpoint_interval(K), args.state_v_first
     is_scalar, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
     KP = -(-K // LANES) * LANES
-    BG = min(128 // W, -(-V // W)) * W
+    BG = min(-(-max(2 * KP, 128) // W), -(-V // W)) * W
     NG = -(-V // BG)
     NT = min(C, T)
     BT = min(NT, max(L2_BYTES // (4 * K * W), 16))

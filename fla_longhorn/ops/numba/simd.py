@@ -43,7 +43,7 @@ class VecModel(models.PrimitiveModel):
 
 
 # of the loops over rows, and of the operators': the wider one shares sums over lanes, and what all channels have in common
-W, WIDE = 16, 64
+W, WIDE = 16, 32
 vec, wide = VecType(W), VecType(WIDE)
 
 
