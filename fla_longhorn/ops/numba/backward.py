@@ -127,7 +127,7 @@ def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, rows, p_ro
         b_m = b_g * (b_v - (TWO * b_k) * b_s)
         b_du = b_du + b_k * b_g
         b_km = b_km + b_k * b_m
-        store(G, p_g + j * W, b_g * (ONE - (b_k * b_k) * b_eps))
+        store(G, p_g + j * W, b_g - ((b_k * b_k) * b_eps) * b_g)
         store_folded(rows, j * LANES, load(S, p_s + (K + j) * W) * b_dy)
         store_folded(rows, p_rows + j * LANES, b_m * b_eps)
     return b_du, np.float32(0.5) * (b_km + b_v * b_du)

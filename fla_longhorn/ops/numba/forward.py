@@ -94,23 +94,36 @@ def step_size(b_b, k2, use_sigmoid):
 
 
 @inlined
+def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps):
+    """Channels of one key after a token; returns them."""
+    b_k, b_s = load_one(k, p_k), load(S, p_old)
+    b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
+    store(S, p_new, b_s)
+    return b_s
+
+
+@inlined
 def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
-    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`."""
-    b_o = splat(np.float32(0))
-    for j in range(K):
-        b_k, b_s = load_one(k, p_k + j), load(S, p_old + j * W)
-        b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
-        store(S, p_new + j * W, b_s)
-        b_o = b_o + load_one(q, p_k + j) * b_s
-    return b_o
+    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`.
+
+    Two sums, of even and of odd keys: one would wait for itself at each key.
+    """
+    b_o0, b_o1 = splat(np.float32(0)), splat(np.float32(0))
+    for j in range(0, K - 1, 2):
+        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+        b_s1 = diagonal_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_v, b_eps)
+        b_o0, b_o1 = b_o0 + load_one(q, p_k + j) * b_s0, b_o1 + load_one(q, p_k + j + 1) * b_s1
+    for j in range(K - K % 2, K):
+        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+        b_o0 = b_o0 + load_one(q, p_k + j) * b_s0
+    return b_o0 + b_o1
 
 
 @inlined
 def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
     """`diagonal_update` without the output."""
     for j in range(K):
-        b_k, b_s = load_one(k, p_k + j), load(S, p_old + j * W)
-        store(S, p_new + j * W, b_s + (b_k * b_eps) * (b_v - b_k * b_s))
+        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
 
 
 @inlined
@@ -123,14 +136,26 @@ def read(S, p_s, k, p_k, K):
 
 
 @inlined
+def exact_key(S, p_old, p_new, k, p_k, b_u):
+    """Channels of one key after a token, `u = eps r`; returns them."""
+    b_s = load(S, p_old) + load_one(k, p_k) * b_u
+    store(S, p_new, b_s)
+    return b_s
+
+
+@inlined
 def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
-    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns `k^T S` for the key at `p_next`."""
-    b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
-    for j in range(K):
-        b_s = load(S, p_old + j * W) + load_one(k, p_k + j) * b_u
-        store(S, p_new + j * W, b_s)
-        b_o, b_x = b_o + load_one(q, p_k + j) * b_s, b_x + load_one(k, p_next + j) * b_s
-    return b_o, b_x
+    """`diagonal_update` for the exact update; the same sweep also returns `k^T S` for the key at `p_next`."""
+    b_o0, b_o1, b_x0, b_x1 = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    for j in range(0, K - 1, 2):
+        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
+        b_s1 = exact_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_u)
+        b_o0, b_o1 = b_o0 + load_one(q, p_k + j) * b_s0, b_o1 + load_one(q, p_k + j + 1) * b_s1
+        b_x0, b_x1 = b_x0 + load_one(k, p_next + j) * b_s0, b_x1 + load_one(k, p_next + j + 1) * b_s1
+    for j in range(K - K % 2, K):
+        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
+        b_o0, b_x0 = b_o0 + load_one(q, p_k + j) * b_s0, b_x0 + load_one(k, p_next + j) * b_s0
+    return b_o0 + b_o1, b_x0 + b_x1
 
 
 @helper

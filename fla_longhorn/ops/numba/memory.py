@@ -142,21 +142,22 @@ def vectors(kind: VecType) -> tuple:
         else:
             store_some(x, index, value, n)
 
+    def row(x):
+        return W * x.dtype.bitwidth // 8
+
     @intrinsic
     def prefetch(typingctx, x, address):
         """Have the lines of `W` elements of `x` at an address on their way, if there is memory."""
-        num_bytes = W * x.dtype.bitwidth // 8
-        return types.void(x, types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[1], num_bytes, 0)
+        return types.void(x, types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[1], row(x), 0)
 
     @intrinsic
     def prefetch_to_write(typingctx, x, address):
-        num_bytes = W * x.dtype.bitwidth // 8
-        return types.void(x, types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[1], num_bytes, 1)
+        return types.void(x, types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[1], row(x), 1)
 
     return splat, load, load_lanes, store_lanes, prefetch, prefetch_to_write
 
 
-splat, load, load_lanes, store_lanes, *_ = vectors(vec)
+splat, load, load_lanes, store_lanes = vectors(vec)[:4]
 
 
 @intrinsic
