@@ -55,7 +55,7 @@ MUTATIONS = [
         'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
     ),
     Mutation(
-        'rounding', 'ops/numba/memory.py', 'builder.add(odd, _constant(ints, 0x7fff))', '_constant(ints, 0x8000)',
+        'rounding', 'ops/numba/memory.py', 'builder.add(odd, constant(ints, 0x7fff))', 'constant(ints, 0x8000)',
         'bfloat16 is rounded up from halfway', 'tests/ops/numba/test_bfloat16.py::test_rounding_is_that_of_torch',
     ),
     Mutation(
@@ -65,7 +65,7 @@ MUTATIONS = [
         'tests/ops/numba/test_bfloat16.py::test_the_way_changes_nothing', 'float32-False-False',
     ),
     Mutation(
-        'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(K - K % W, K):', 'for j in range(K, K):',
+        'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(0, K, LANES):', 'for j in range(0, K - LANES + 1, LANES):',
         'keys lose the entries behind the last whole vector', SHAPES, 'numba diagonal chunk K3',
     ),
     Mutation(
@@ -77,15 +77,27 @@ MUTATIONS = [
         "states are saved where the row's intervals start, not the sequence's", PACKED, 'numba diagonal chunk V9',
     ),
     Mutation(
-        'norm-gradient-halved', 'ops/numba/backward.py', '-= np.float32(2) * k[', '-= np.float32(1) * k[',
+        'norm-gradient-halved', 'ops/numba/backward.py', '* (TWO * norm)', '* norm',
         "dk has half of the step size's part", FLAGS, 'numba diagonal chunk V12]',
+    ),
+    Mutation(
+        'keys-of-the-first-rows', 'ops/numba/backward.py', 'sum_rows(rows, p_rows + j * LANES)', 'sum_rows(rows, p_rows)',
+        'dk of all keys beyond the first group of lanes is that of the first', SHAPES, 'numba diagonal chunk K17',
+    ),
+    Mutation(
+        'slope-of-a-plain-step', 'ops/numba/forward.py', 'return b_eps, (b_e * b_eps) * b_eps', 'return b_eps, b_eps * b_eps',
+        "the sigmoid's slope lacks its exponential", FLAGS, 'numba diagonal chunk V12-sigmoid',
+    ),
+    Mutation(
+        'step-gradient-without-values', 'ops/numba/backward.py', '(b_km + b_v * b_du)', '(b_km + b_km)',
+        "the diagonal update's dbeta is made from one of its two sums", FLAGS, 'numba diagonal chunk V12]',
     ),
     Mutation(
         'key-of-another-head', 'ops/numba/backward.py', '(p_k - H * K, load(s_dy, i - W))', '(p_k - K, load(s_dy, i - W))',
         'the sweep takes the key of the head beside it for that of the token before', FLAGS, 'numba exact chunk V12]',
     ),
     Mutation(
-        'gate-slope', 'ops/numba/backward.py', 'b_gate * (b_one + b_z * (b_one - b_gate))', 'b_gate * (b_one + b_z * b_gate)',
+        'gate-slope', 'ops/numba/backward.py', 'b_gate * (ONE + b_z * (ONE - b_gate))', 'b_gate * (ONE + b_z * b_gate)',
         'dz has a wrong slope of silu', FLAGS, 'numba diagonal chunk D-z',
     ),
     Mutation(
