@@ -5,31 +5,38 @@ import torch
 from numba import njit
 
 from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, numba
-from fla_longhorn.ops.numba.memory import BITS, array_at, load_lanes, store_lanes
-from fla_longhorn.ops.numba.simd import W
+from fla_longhorn.ops.numba import memory, simd, wide
+from fla_longhorn.ops.numba.memory import BITS, array_at
 from tests.ops.cases import Case, make_inputs
 
 
-@njit
-def convert(source, target, n, source_bits, target_bits):
-    x, y = array_at(source, n, source_bits), array_at(target, n, target_bits)
-    for i in range(0, n, W):
-        store_lanes(y, i, load_lanes(x, i, n - i), n - i)
+def converter(W, load_lanes, store_lanes):
+    @njit
+    def convert(source, target, n, source_bits, target_bits):
+        x, y = array_at(source, n, source_bits), array_at(target, n, target_bits)
+        for i in range(0, n, W):
+            store_lanes(y, i, load_lanes(x, i, n - i), n - i)
+
+    def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        y = torch.empty(x.shape, dtype=dtype)
+        convert(x.data_ptr(), y.data_ptr(), len(x), BITS[x.dtype], BITS[dtype])
+        return y
+    return converted
 
 
-def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    y = torch.empty(x.shape, dtype=dtype)
-    convert(x.data_ptr(), y.data_ptr(), len(x), BITS[x.dtype], BITS[dtype])
-    return y
+@pytest.fixture(scope='module', params=[(simd, memory), (wide, wide)], ids=['narrow', 'wide'])
+def converted(request):
+    width, way = request.param
+    return converter(width.W, way.load_lanes, way.store_lanes)
 
 
-def test_every_value_is_widened():
+def test_every_value_is_widened(converted):
     # one more than whole vectors
     x = torch.arange(2**16 + 1, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     torch.testing.assert_close(converted(x, torch.float32), x.float(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_rounding_is_that_of_torch():
+def test_rounding_is_that_of_torch(converted):
     bits = torch.randint(-2**31, 2**31 - 1, (2**18 + 3,), dtype=torch.int32)
     # halfway between two values; NaN of which only the lowest bits are set; the largest number, and infinity
     bits[::2] = bits[::2] & ~0xffff | 0x8000
