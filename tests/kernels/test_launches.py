@@ -33,6 +33,17 @@ def test_launches(calls, depth):
     assert all(x.launches for x in outcomes)
 
 
+# of lanes that must have the same sums
+UNFUSED = {'longhorn_step_kernel', 'fused_recurrent_longhorn_exact_fwd_kernel'}
+
+
+def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
+    monkeypatch.setenv('TRITON_DEFAULT_FP_FUSION', '0')
+    launches = [x for call in CALLS['few']() for x in run_call(call, 'sm_90', 'launch').launches]
+    assert len({x['kernel'] for x in launches}) > 10
+    assert {x['kernel'] for x in launches if not x['enable_fp_fusion']} <= UNFUSED
+
+
 @pytest.mark.slow
 def test_the_command():
     process = subprocess.run(

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.capability import device_capability
-from fla_longhorn.ops.triton.common import divide
+from fla_longhorn.ops.triton.common import FUSED, divide
 from fla_longhorn.ops.triton.exact.common import (
     head_and_index,
     locate_slot,
@@ -190,6 +190,6 @@ def chunk_longhorn_exact_bwd_qk(
     chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
         BT=span_size(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        **strides, **tile,
+        **strides, **tile, **FUSED,
     )
     return dq, dk
