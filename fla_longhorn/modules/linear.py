@@ -33,9 +33,10 @@ def _is_untouched(linear: nn.Module) -> bool:
 def project(linear: nn.Module, rows: torch.Tensor, as_tokens: bool = True) -> torch.Tensor:
     """`linear` of `rows` `[B, D]`, for half the time of a call where that is bare and its parameters ordinary tensors.
 
-    Else it is called: with one token of each row `[B, 1, D]`, which is what adapters and hooks expect, or with the rows.
+    Else it is called: with one token of each row `[B, 1, D]`, which is what adapters and hooks expect, or with the rows. So it
+    is under autocast, which remembers the weights that it has cast for a linear layer, and not for a product.
     """
-    if _is_untouched(linear):
+    if _is_untouched(linear) and not torch._C._is_any_autocast_enabled():
         parameters: dict[str, Any] = linear._parameters
         weight, bias = parameters['weight'], parameters['bias']
         if are_ordinary(weight, bias):
