@@ -116,7 +116,7 @@ MUTATIONS = [
     ),
     Mutation(
         'hooks-of-all-ignored', LINEAR, 'return not _has_any_global_hook()', 'return True',
-        'hooks of all modules do not see the projections of a token', TOKEN + 'test_what_stands_around_a_projection', 'in_proj',
+        'hooks of all modules do not see a token', TOKEN + 'test_what_stands_around_a_projection', 'in_proj',
     ),
     Mutation(
         'quantised-weight-multiplied', LINEAR, 'if are_ordinary(weight, bias):', 'if True:',
