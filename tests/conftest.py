@@ -5,11 +5,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fla_longhorn  # noqa: F401  registers
-from tests.interpreter import patch_once_a_launch
+from tests.interpreter import make_faster
 
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 if INTERPRETING:
-    patch_once_a_launch()
+    make_faster()
 
 
 def pytest_addoption(parser):

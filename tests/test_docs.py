@@ -117,7 +117,13 @@ def test_modules(text):
             pkgutil.resolve_name(name)
 
 
-@pytest.mark.parametrize('page', [page for page in PAGES if page not in ELSEWHERE])
+# by Inductor, whole models
+COMPILES = ('compile.md',)
+
+
+@pytest.mark.parametrize('page', [
+    pytest.param(page, marks=[pytest.mark.slow] if page in COMPILES else []) for page in PAGES if page not in ELSEWHERE
+])
 def test_python_blocks(page, tmp_path):
     execute_page(page, tmp_path)
 

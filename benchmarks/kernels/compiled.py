@@ -16,6 +16,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from fla_longhorn.ops.triton.common import FUSED
+
 TARGETS = {
     'sm_80': GPUTarget('cuda', 80, 32),
     'sm_90': GPUTarget('cuda', 90, 32),
@@ -75,7 +77,8 @@ def compile_kernel(
             if types.get(name, '').startswith('*') and name not in unaligned
         },
     )
-    compiled = triton.compile(source, target=TARGETS[target], options=dict(num_warps=num_warps, num_stages=num_stages))
+    options = dict(num_warps=num_warps, num_stages=num_stages, **FUSED)
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
     if 'cubin' in compiled.asm:
         return read_cubin(compiled.asm['cubin'], compiled.metadata.shared)
     return read_amdgcn(compiled.asm['amdgcn'], compiled.metadata.shared)

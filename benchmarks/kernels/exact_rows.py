@@ -91,6 +91,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
                 constants[argument] = None
     constants |= tile
     num_warps = constants.pop('num_warps')
+    constants.pop('num_stages', None)
     arguments = argument_names(kernel)
     types = {n: t for n, t in types.items() if n in arguments}
     constants = {n: c for n, c in constants.items() if n in arguments and n not in types}

@@ -67,7 +67,7 @@ class Driver(AbsentDevice):
 
     def record(self, source, metadata, grid: list[int], function: dict | None, arguments: tuple):
         """What to keep of a launch; `function` is what `load_binary` knows of its code."""
-        launch = {'kernel': source.fn.__name__, 'grid': grid}
+        launch = {'kernel': source.fn.__name__, 'grid': grid, 'enable_fp_fusion': metadata.enable_fp_fusion}
         if function is not None:
             launch |= function | {'num_warps': metadata.num_warps, 'shared': metadata.shared}
         return launch
@@ -124,9 +124,8 @@ def compile_for_driver(source, target, options, **others):
         return triton_compile(source, target=target, options=options, **others)
     if active.depth == 'types':
         check_types(source, target, options)
-    return SimpleNamespace(
-        run=active.launcher_cls(source, None), function=None, packed_metadata=None, launch_metadata=lambda *_: None,
-    )
+    launcher = active.launcher_cls(source, SimpleNamespace(**options))
+    return SimpleNamespace(run=launcher, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
 
 
 @contextmanager

@@ -93,7 +93,7 @@ class CaptureDriver(Driver):
                 kept.append(Argument(name, kind, x))
         capability = int(self.target[3:])
         launch = Launch(source.fn.__name__, list(grid), kept, function, capability=capability, choice=self.choice)
-        if metadata is not None:
+        if function is not None:
             launch.num_warps, launch.shared = metadata.num_warps, metadata.shared
         return launch
 

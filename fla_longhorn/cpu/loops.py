@@ -35,8 +35,8 @@ from fla_longhorn.ops.numba.simd import W, helper, inlined, sum_lanes
 
 @compiled
 def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps, x_bits, weight_bits, y_bits):
-    """One worker's rows of `y = x / sqrt(mean(x^2) + eps) * weight`, `x` `[T, D]`."""
-    x, y, rstd = array_at(x, T * D, x_bits), array_at(y, T * D, y_bits), array_at(rstd, T)
+    """One worker's rows of `y = x * rstd * weight`, `x` `[T, D]`; `rstd = 1 / sqrt(mean(x^2) + eps)` if asked for."""
+    x, y, rstd = array_at(x, T * D, x_bits), array_at(y, T * D, y_bits), array_at(rstd, T if rstd != 0 else 0)
     weight = array_at(weight, D if weight != 0 else 0, weight_bits)
     for t in range(i_w, T, n_w):
         p = t * D
@@ -44,8 +44,10 @@ def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps, x_bits, weight_bits, y_bi
         for j in range(0, D, W):
             b_x = load_lanes(x, p + j, D - j)
             b_sum = b_sum + b_x * b_x
-        rstd[t] = np.float32(1 / math.sqrt(sum_lanes(b_sum) / D + eps))
-        b_rstd = splat(rstd[t])
+        factor = np.float32(1 / math.sqrt(sum_lanes(b_sum) / D + eps))
+        if len(rstd) > 0:
+            rstd[t] = factor
+        b_rstd = splat(factor)
         for j in range(0, D, W):
             b_y = load_lanes(x, p + j, D - j) * b_rstd
             if len(weight) > 0:
@@ -193,34 +195,46 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalised rows of `x` `[T, D]`, in `dtype` or that of `x`, and their inverse deviations `[T]`."""
-    T, D = x.shape
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype | None = None,
+    rstd: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The normalised rows of `x` `[..., D]`, in `dtype` or that of `x`; their inverse deviations go to `rstd` `[T]`."""
+    D = x.shape[-1]
     if weight is not None and weight.shape != (D,):
         raise ValueError(f'weight must have shape [{D}], the width of x, got {list(weight.shape)}')
-    y, rstd = x.new_empty(T, D, dtype=dtype), x.new_empty(T, dtype=torch.float32)
+    y, T = torch.empty_like(x, dtype=dtype), x.shape[:-1].numel()
     launch(
         normalise, T * D, T,
-        x.data_ptr(), address(weight), y.data_ptr(), rstd.data_ptr(), T, D, eps,
-        *bits_of(x, x if weight is None else weight, y),
+        x.data_ptr(), address(weight), y.data_ptr(), address(rstd), T, D, eps,
+        BITS[x.dtype], BITS[x.dtype if weight is None else weight.dtype], BITS[y.dtype],
     )
-    return y, rstd
+    return y
 
 
 def convolve_token(
     x: torch.Tensor, cache: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, swish: bool,
 ) -> torch.Tensor:
-    """The outputs `[N, D]` of one token a sequence, `x` `[N, D]`; `cache` `[N, D, W]` is updated in place."""
-    (N, D), width = x.shape, weight.shape[1]
-    if not x.is_cpu or cache.shape != (N, D, width):
-        raise ValueError(f'cache must have shape {[N, D, width]} for x on the CPU, got {list(cache.shape)} and {x.device}')
+    """The outputs, `[N, D]` or `[N, 1, D]` like `x`, of one token a sequence; `cache` `[N, D, W]` is updated in place.
+
+    `weight` `[D, W]` or `[D, 1, W]` and `bias` `[D]` are dense.
+    """
+    D, width = weight.shape[0], weight.shape[-1]
+    N = x.numel() // D
+    if not x.is_cpu or x.shape[-1] != D or cache.shape != (N, D, width):
+        raise ValueError(
+            f'cache must have shape {[N, D, width]} for x [..., {D}] on the CPU, got {list(cache.shape)} for {list(x.shape)} '
+            f'on {x.device}'
+        )
     if bias is not None and bias.dtype is not weight.dtype:
         bias = bias.to(weight.dtype)
-    x, y = x.contiguous(), x.new_empty(N, D)
+    x = x.contiguous()
+    y = torch.empty_like(x)
     notice.call(
         step, x.data_ptr(), cache.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), N, D, width, swish,
-        *bits_of(x, cache, weight),
+        BITS[x.dtype], BITS[cache.dtype], BITS[weight.dtype],
     )
     if not cache.is_inference():
         increment_version(cache)

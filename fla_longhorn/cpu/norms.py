@@ -48,8 +48,8 @@ def _normalise(
         near = widen_for_loops(x)
         loops = load_loops(near, weight) if has_memory(near, weight) else None
         if loops is not None:
-            y, rstd = loops.rms_norm(near, weight, eps, dtype)
-            return y, None, rstd
+            rstd = near.new_empty(len(near), dtype=torch.float32)
+            return loops.rms_norm(near, weight, eps, dtype, rstd), None, rstd
     y, mean, rstd = _normalise_wide(widen(x), _cast(weight, wide_dtype), _cast(bias, wide_dtype), eps, is_rms_norm, num_groups)
     return y.to(dtype), mean, rstd
 

@@ -12,13 +12,14 @@ from fla.layers.utils import update_layer_cache
 
 from fla_longhorn.modules.boundaries import WITHOUT_EFFECT
 from fla_longhorn.modules.cache import can_update_in_place, read_states
+from fla_longhorn.modules.direct import get_parameter
+from fla_longhorn.modules.linear import project
 from fla_longhorn.modules.padding import ends_in_tokens
 from fla_longhorn.modules.rewind import is_recording
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.arguments import Arguments, get_tensors
-from fla_longhorn.ops.operator import run_update
-from fla_longhorn.ops.plain import is_plain
-from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.operator import step_states
+from fla_longhorn.ops.plain import are_ordinary, is_plain
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -50,26 +51,28 @@ def mix_token(
 ) -> torch.Tensor:
     """The outputs `[B, 1, hidden_size]` of `hidden_states`; with `use_cache` the states move on."""
     B, H, K = hidden_states.shape[0], layer.num_heads, layer.state_size
+    modules: dict[str, Any] = layer._modules
     state, conv_state = read_states(layer, cache, B)
-    x, z = layer.in_proj(hidden_states).chunk(2, -1)
-    x, conv_state = layer.conv1d(x, cache=conv_state, output_final_state=bool(use_cache))
-    beta, k, q = layer.project(x)
-    beta = layer.beta_proj(beta.squeeze(1))
-    v = x if layer.v_proj is None else layer.v_proj(x)
+    x, z = project(modules['in_proj'], hidden_states.squeeze(1)).chunk(2, -1)
+    x, conv_state = modules['conv1d'](x.unsqueeze(1), cache=conv_state, output_final_state=bool(use_cache))
+    x = x.squeeze(1)
+    beta, k, *rest = project(modules['x_proj'], x).split_with_sizes(layer.x_sizes, -1)
+    beta = project(modules['beta_proj'], beta, as_tokens=False)
+    v = x if layer.v_proj is None else project(layer.v_proj, x)
     inputs: dict[str, Any] = dict(
-        q=q.view(B, 1, H, K), k=layer.k_norm(k.view(B, 1, H, K)), v=v.view(B, 1, H, -1), z=z.view(B, 1, H, -1),
-        beta=beta.view(B, 1, H) if layer.scalar_beta else beta.view(B, 1, H, -1), D=layer.D.view(H, -1),
-        exact=layer.exact, use_beta_sigmoid_in_kernel=True,
+        q=(rest[0] if rest else k).view(B, 1, H, K), k=modules['k_norm'](k.view(B, 1, H, K)), v=v.view(B, 1, H, -1),
+        beta=beta.view(B, 1, H) if layer.scalar_beta else beta.view(B, 1, H, -1),
+        D=get_parameter(layer, 'D').view(H, -1), z=z.view(B, 1, H, -1), exact=layer.exact, use_beta_sigmoid_in_kernel=True,
     )
     if use_cache and can_update_in_place(state):
-        args = Arguments(output_final_state=True, **inputs)
-        if state.device == x.device and is_plain(*get_tensors(args), state):
-            # what the public function does with inputs that it has checked; these fit by the views above
-            o = run_update(Pool(state), args, plain=True)
+        args = Arguments(initial_state=state, output_final_state=True, **inputs)
+        # what the public function does with inputs that it has checked; these fit by the views above
+        if state.device == x.device and are_ordinary(*get_tensors(args)):
+            o = step_states(args)
         else:
             o = longhorn_state_update(state, **inputs)
     else:
         o, state = fused_recurrent_longhorn(initial_state=state, output_final_state=bool(use_cache), **inputs)
     if use_cache:
         update_layer_cache(layer, cache, recurrent_state=state, conv_state=conv_state, offset=1)
-    return layer.out_proj(o.flatten(2))
+    return project(modules['out_proj'], o.view(B, -1)).unsqueeze(1)

@@ -12,7 +12,7 @@ from fla import modules
 from fla.modules.causal_conv1d import ops
 
 from fla_longhorn.cpu.backend import LOOP_DTYPES, load_loops, widen
-from fla_longhorn.modules.direct import find_function
+from fla_longhorn.modules.direct import find_function, get_parameter
 from fla_longhorn.ops.plain import is_plain
 
 
@@ -116,8 +116,10 @@ class ShortConvolution(modules.ShortConvolution):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
-            if x.shape[1] == 1 and x.dim() == 3 and self._steps(x, cache) and residual is mask is cu_seqlens is None:
-                return self._step_plain(x, cache, output_final_state)
+            if x.shape[1] == 1 and x.dim() == 3 and residual is mask is cu_seqlens is None:
+                weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
+                if self.backend == 'triton' and is_plain(x, cache, weight, bias) and (cache is None or cache.is_contiguous()):
+                    return self._step_plain(x, cache, weight, bias, output_final_state)
             return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
         if mask is not None:
             if cu_seqlens is not None:
@@ -145,22 +147,22 @@ class ShortConvolution(modules.ShortConvolution):
             return y, None
         return y, state if in_place is not None else state.to(x.dtype).contiguous()
 
-    def _steps(self, x: torch.Tensor, cache: torch.Tensor | None) -> bool:
-        dense = cache is None or cache.is_contiguous()
-        return self.backend == 'triton' and dense and is_plain(x, cache, self.weight, self.bias)
-
     def _step_plain(
-        self, x: torch.Tensor, cache: torch.Tensor | None, output_final_state: bool,
+        self,
+        x: torch.Tensor,
+        cache: torch.Tensor | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        output_final_state: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight, bias = self.weight, self.bias
         D, _, W = weight.shape
         if cache is None:
             cache = x.new_zeros(x.shape[0], D, W)
         loops = load_loops(cache, weight, bias) if x.dtype in LOOP_DTYPES else None
         if loops is not None:
-            y = loops.convolve_token(x.reshape(-1, D), cache, weight.view(D, W), bias, self.activation is not None)
-            return y.view(x.shape), cache if output_final_state else None
-        y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
-            x=x, cache=cache, weight=weight.view(D, W), bias=bias, activation=self.activation,
-        )
+            y = loops.convolve_token(x, cache, weight, bias, self.activation is not None)
+        else:
+            y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
+                x=x, cache=cache, weight=weight.view(D, W), bias=bias, activation=self.activation,
+            )
         return y, cache if output_final_state else None

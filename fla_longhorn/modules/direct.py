@@ -1,6 +1,7 @@
-"""fla's functions without what stands around them: its choice of a backend at each call, its guards, autograd.
+"""Functions and parameters without what stands around them.
 
-A plain call (:func:`fla_longhorn.ops.plain.is_plain`) needs the function that would run in the end.
+fla's functions choose a backend at each call, and have guards and autograd. A plain call
+(:func:`fla_longhorn.ops.plain.is_plain`) needs the function that would run in the end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from inspect import unwrap
 from typing import Any
 
 import torch
+import torch.nn as nn
 from fla import backends
 from fla.utils import custom_device_ctx
 
@@ -41,3 +43,9 @@ def on_its_device(function: Callable) -> Callable:
             return function(x=x, **kwargs)
 
     return run
+
+
+def get_parameter(module: nn.Module, name: str) -> Any:
+    """`getattr` without the search of `nn.Module`, which takes a microsecond; that is for what stands in for a parameter."""
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)

@@ -7,7 +7,7 @@ from fla import modules
 from fla.modules.norm import l2norm, layernorm
 
 from fla_longhorn.cpu.backend import load_loops, widen
-from fla_longhorn.modules.direct import find_function
+from fla_longhorn.modules.direct import find_function, get_parameter
 from fla_longhorn.ops.plain import is_plain
 
 
@@ -22,9 +22,10 @@ class RMSNorm(modules.RMSNorm):
         residual_in_fp32: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
-        if is_plain(x, residual, self.weight, self.bias) and (residual is None or residual.shape == x.shape):
-            return self._forward_plain(x, residual, prenorm, residual_in_fp32)
         if not torch.compiler.is_compiling():
+            weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
+            if is_plain(x, residual, weight, bias) and (residual is None or residual.shape == x.shape):
+                return self._forward_plain(x, residual, weight, bias, prenorm, residual_in_fp32)
             return super().forward(x, residual, prenorm, residual_in_fp32)
         rows, stream = widen(x), x
         if residual is not None:
@@ -41,12 +42,18 @@ class RMSNorm(modules.RMSNorm):
         return (y, stream) if prenorm else y
 
     def _forward_plain(
-        self, x: torch.Tensor, residual: torch.Tensor | None, prenorm: bool, residual_in_fp32: bool,
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        prenorm: bool,
+        residual_in_fp32: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        rows, weight, bias = x.reshape(-1, x.shape[-1]), self.weight, self.bias
-        loops = load_loops(rows, weight) if residual is bias is None and not prenorm else None
+        loops = load_loops(x, weight) if residual is bias is None and not prenorm else None
         if loops is not None:
-            return loops.rms_norm(rows, weight, self.eps)[0].view(x.shape)
+            return loops.rms_norm(x, weight, self.eps)
+        rows = x.reshape(-1, x.shape[-1])
         residual_dtype = torch.float32 if residual_in_fp32 else None
         y, _, _, stream = find_function(layernorm.layer_norm_fwd, x.device.type)(
             x=rows.contiguous(), weight=weight, bias=bias, eps=self.eps,

@@ -21,35 +21,37 @@ def select_backend(device: torch.device) -> ModuleType:
 
     `FLA_LONGHORN_BACKEND` (triton, numba, torch) asks for one by name; one that can't serve raises, and never falls back.
     """
-    name = backend_name(device.type)
-    if name not in OP_BACKENDS:
-        raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
-    interpreting = os.environ.get('TRITON_INTERPRET') == '1'
-    if name == 'triton' and device.type == 'cpu' and not interpreting:
-        raise ValueError('FLA_LONGHORN_BACKEND=triton runs on a GPU, or on the CPU with TRITON_INTERPRET=1; q is on the CPU')
-    if name == 'numba' and device.type != 'cpu':
-        raise ValueError(f'FLA_LONGHORN_BACKEND=numba runs on the CPU; q is on {device}')
-    return load_backend(name)
-
-
-def backend_name(device_type: str) -> str:
-    return os.environ.get('FLA_LONGHORN_BACKEND') or default_backend(device_type)
+    return load_backend(backend_name(device.type, *environment()))
 
 
 def serves_by_numba(device_type: str) -> bool:
-    return backend_name(device_type) == 'numba'
+    asked, interpret = environment()
+    return (asked or default_backend(device_type, interpret)) == 'numba'
 
 
-def default_backend(device_type: str) -> str:
-    """Triton on an accelerator or under its interpreter; on the CPU Numba where it is installed, else PyTorch."""
-    if device_type != 'cpu' or os.environ.get('TRITON_INTERPRET') == '1':
-        return 'triton'
-    return 'numba' if has_numba() else 'torch'
+def environment() -> tuple[str | None, str | None]:
+    """The variables that decide, as they are now; what follows from their values is remembered, for decoding asks often."""
+    return os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')
 
 
 @cache
-def has_numba() -> bool:
-    return importlib.util.find_spec('numba') is not None
+def backend_name(device_type: str, asked: str | None, interpret: str | None) -> str:
+    name = asked or default_backend(device_type, interpret)
+    if name not in OP_BACKENDS:
+        raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
+    if name == 'triton' and device_type == 'cpu' and interpret != '1':
+        raise ValueError('FLA_LONGHORN_BACKEND=triton runs on a GPU, or on the CPU with TRITON_INTERPRET=1; q is on the CPU')
+    if name == 'numba' and device_type != 'cpu':
+        raise ValueError(f'FLA_LONGHORN_BACKEND=numba runs on the CPU; q is on {device_type}')
+    return name
+
+
+@cache
+def default_backend(device_type: str, interpret: str | None) -> str:
+    """Triton on an accelerator or under its interpreter; on the CPU Numba where it is installed, else PyTorch."""
+    if device_type != 'cpu' or interpret == '1':
+        return 'triton'
+    return 'torch' if importlib.util.find_spec('numba') is None else 'numba'
 
 
 @cache

@@ -33,6 +33,11 @@ def has_memory(*tensors: object) -> bool:
         or torch._C._len_torch_dispatch_stack()
     ):
         return False
+    return are_ordinary(*tensors)
+
+
+def are_ordinary(*tensors: object) -> bool:
+    """What is left to ask where modes are known to be none."""
     # a generator takes longer
     for x in tensors:  # noqa: SIM110
         if x is not None and (type(x) not in ORDINARY or x.is_meta or x.is_neg()):  # type: ignore[attr-defined]

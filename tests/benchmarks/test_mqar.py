@@ -41,6 +41,7 @@ def test_grid():
     assert (attention.hidden_size, attention.tie_word_embeddings) == (16, False)
 
 
+@pytest.mark.slow
 def test_unfinished_grid_goes_on(tmp_path, monkeypatch):
     path = tmp_path / 'tiny.json'
     path.write_text(json.dumps(SETTING))

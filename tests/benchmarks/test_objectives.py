@@ -44,6 +44,7 @@ def test_committed_figures():
         assert row['exact'] <= 1 and row['diagonal'] <= row['K'] + 1e-9
 
 
+@pytest.mark.slow
 def test_measures(tmp_path, monkeypatch, capsys):
     measure = objectives.measure
     monkeypatch.setattr(objectives, 'measure', lambda: measure((1, 3), (0.5, 5.0), N=3, T=5))

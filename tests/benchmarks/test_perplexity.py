@@ -27,6 +27,7 @@ def sets(tmp_path, monkeypatch):
     return perplexity.eight_sets(limit=2)
 
 
+@pytest.mark.slow
 def test_questions_with_right_answers(sets):
     assert {label: set(texts) for label, texts in sets.items()} == {label: {text} for label, text in TEXTS.items()}
     assert all(len(texts) == 2 for texts in sets.values())
@@ -49,6 +50,7 @@ def test_perplexity():
         assert perplexity.perplexity(model, texts, batch_size) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_curve(sets, tmp_path):
     """Trained on the sets' own texts, two checkpoints and the end: the average falls with the tokens seen."""
     (tmp_path / 'text.txt').write_text('\n'.join(TEXTS.values()) * 40)

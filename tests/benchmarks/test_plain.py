@@ -20,7 +20,7 @@ def differences(losses, others):
     return [abs(x - y) for x, y in zip(losses, others, strict=True)]
 
 
-@pytest.mark.parametrize('mixer', ['diagonal', 'exact'])
+@pytest.mark.parametrize('mixer', ['diagonal', pytest.param('exact', marks=pytest.mark.slow)])
 def test_the_same_curve(mixer, tmp_path):
     """In float32 it is as far from plain PyTorch in float64 as plain PyTorch in float32 is: later steps amplify rounding."""
     found = plain.curves(CELL | {'mixer': mixer}, tmp_path, STEPS, (torch.float32, torch.float64))

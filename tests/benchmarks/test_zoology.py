@@ -84,6 +84,7 @@ def test_stops(tmp_path):
     assert trainer.state.global_step == 5
 
 
+@pytest.mark.slow
 def test_grid(tmp_path):
     setting = {
         'title': 'tiny', 'rules': 'zoology',

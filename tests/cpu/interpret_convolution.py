@@ -10,7 +10,7 @@ from fla.backends import register
 from fla.modules.causal_conv1d import causal_conv1d, ops
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-from tests.interpreter import patch_once_a_launch
+from tests.interpreter import make_faster
 
 
 def keep_one_configuration():
@@ -54,7 +54,7 @@ def run(lengths, width, state, activation, packed):
 
 
 if __name__ == '__main__':
-    patch_once_a_launch()
+    make_faster()
     torch.manual_seed(0)
     keep_one_configuration()
     cases = [

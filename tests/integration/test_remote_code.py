@@ -67,7 +67,8 @@ def save(name, folder):
     return model
 
 
-@pytest.mark.parametrize('name', ['longhorn', pytest.param('gla', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['longhorn', 'gla'])
 def test_without_the_plugin(name, tmp_path):
     model = save(name, tmp_path)
     assert python(LOAD, tmp_path) == [type(model).__name__, 'True', type(model.model).__name__]

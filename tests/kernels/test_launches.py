@@ -17,6 +17,7 @@ from triton.compiler.compiler import max_shared_mem
 
 from benchmarks.kernels.absent_device import SHARED_MEMORY
 from benchmarks.kernels.launches import CALLS, rehearsal, run_call
+from fla_longhorn.ops.triton.exact import backward_qk
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / 'fla_longhorn' / 'ops' / 'triton'
@@ -31,6 +32,25 @@ def test_launches(calls, depth):
     outcomes = [run_call(call, 'sm_90', depth) for call in CALLS[calls]()]
     assert not {x.call: x.error for x in outcomes if x.error}
     assert all(x.launches for x in outcomes)
+
+
+# of lanes that must have the same sums
+UNFUSED = {'longhorn_step_kernel', 'fused_recurrent_longhorn_exact_fwd_kernel'}
+
+
+def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
+    monkeypatch.setenv('TRITON_DEFAULT_FP_FUSION', '0')
+    launches = [x for call in CALLS['few']() for x in run_call(call, 'sm_90', 'launch').launches]
+    assert len({x['kernel'] for x in launches}) > 10
+    assert {x['kernel'] for x in launches if not x['enable_fp_fusion']} <= UNFUSED
+
+
+def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
+    """Triton 3.6 on Hopper; `python -m tests.ptx.versions 3.6.0` finds what would be read too early."""
+    monkeypatch.setattr(backward_qk, 'FENCES_COPIES', False)
+    stages = {K: backward_qk.products_tile(K, 'bf16', False).get('num_stages') for K in (16, 32, 64, 128)}
+    assert stages == {16: None, 32: None, 64: 1, 128: 1}
+    assert 'num_stages' not in backward_qk.products_tile(64, 'bf16', True)
 
 
 @pytest.mark.slow

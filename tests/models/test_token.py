@@ -100,9 +100,91 @@ def test_parameters_of_other_types(monkeypatch, device):
     cache = Cache()
     layer(h[:, :3], past_key_values=cache, use_cache=True)
     layer.D = torch.nn.Parameter(torch.Tensor._make_subclass(type('Own', (torch.Tensor,), {}), layer.D.data))
-    monkeypatch.setattr(token, 'run_update', None)
+    monkeypatch.setattr(token, 'step_states', None)
     got = layer(h[:, 3:], past_key_values=cache, use_cache=True)[0]
     assert (got - layer(h)[0][:, 3:]).abs().max() < 1e-5
+
+
+class Own(torch.Tensor):
+    """Sees the functions of PyTorch that are called with it, as a quantised weight does."""
+
+    seen: list = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.nn.functional.linear:
+            return super().__torch_function__(func, types, args, kwargs)
+        cls.seen.append(func.__name__)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def tell(seen):
+    """A hook."""
+    def hook(module, args, *output):
+        if isinstance(module, torch.nn.Linear):
+            seen.append(tuple(args[0].shape))
+
+    return hook
+
+
+def stand_around(kind, linear, seen, monkeypatch):
+    """Put something around one linear layer or all of them; what it sees goes to `seen`."""
+    if kind == 'hook':
+        linear.register_forward_hook(tell(seen))
+    elif kind == 'hook before':
+        linear.register_forward_pre_hook(tell(seen))
+    elif kind == 'hook of all':
+        monkeypatch.setitem(torch.nn.modules.module._global_forward_hooks, 0, tell(seen))
+    elif kind == 'forward':
+        linear.forward = lambda x: seen.append(tuple(x.shape)) or type(linear).forward(linear, x)
+    elif kind == 'forward of all':
+        forward = torch.nn.Linear.forward
+        monkeypatch.setattr(torch.nn.Linear, 'forward', lambda self, x: seen.append(tuple(x.shape)) or forward(self, x))
+    elif kind == 'class':
+        def call(self, x):
+            seen.append(tuple(x.shape))
+            return torch.nn.Linear.forward(self, x)
+
+        linear.__class__ = type('Adapted', (torch.nn.Linear,), {'forward': call})
+    else:
+        monkeypatch.setattr(Own, 'seen', seen)
+        linear.weight = torch.nn.Parameter(linear.weight.data.as_subclass(Own), requires_grad=False)
+
+
+@pytest.mark.parametrize('kind', ['hook', 'hook before', 'hook of all', 'forward', 'forward of all', 'class', 'weight'])
+@pytest.mark.parametrize('name, shape', [('in_proj', (2, 1, 16)), ('x_proj', (2, 1, 32)), ('beta_proj', (2, 1))])
+@torch.no_grad()
+def test_what_stands_around_a_projection(kind, name, shape, monkeypatch, device):
+    """Hooks, adapters and quantised weights see the calls of a token; what changes nothing changes no bit."""
+    layer, h = longhorn.Longhorn(hidden_size=16, layer_idx=0).to(device), torch.randn(2, 4, 16, device=device)
+    cache, other, seen = Cache(), Cache(), []
+    for states in (cache, other):
+        layer(h[:, :3], past_key_values=states, use_cache=True)
+    expected = layer(h[:, 3:], past_key_values=other, use_cache=True)[0]
+    stand_around(kind, getattr(layer, name), seen, monkeypatch)
+    got = layer(h[:, 3:], past_key_values=cache, use_cache=True)[0]
+    if kind == 'weight':
+        # PyTorch multiplies three dimensions by such a weight in another order
+        assert 'linear' in seen and (got - expected).abs().max() < 1e-7
+    else:
+        assert shape in seen and torch.equal(got, expected)
+
+
+@torch.no_grad()
+def test_autocast(taken, device, monkeypatch):
+    """Linear layers are called, whose weights are cast once and not at each token."""
+    monkeypatch.setattr(torch, 'mm', None)
+    monkeypatch.setattr(torch, 'addmm', None)
+    model = AutoModelForCausalLM.from_config(CONFIGS['options']()).to(device).eval()
+    ids = torch.randint(3, 64, (3, 7), device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        got = continue_prompt(model, ids, None)
+        assert len(taken) == 14
+        with Watching():
+            expected = continue_prompt(model, ids, None)
+    assert len(taken) == 14 and got[0].dtype == torch.bfloat16
+    assert all(map(torch.equal, got, expected))
 
 
 @pytest.mark.parametrize('num_beams', [1, 3])

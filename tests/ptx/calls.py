@@ -153,12 +153,14 @@ def fast() -> list[Call]:
     options = Case(H=2, K=17, V=33, **ALL)
     # a state [V, K] has a channel's entries in several lanes, which must agree in the last bit of their sums
     token = Case(B=2, T=1, H=2, K=17, V=33, D=True, z=True, sigmoid=True, state_v_first=True)
+    rows = Case(B=2, T=70, H=1, V=64, dtype=BF16)
     return [
-        Call('plain', Case(B=2, T=70, H=1, V=64, dtype=BF16)),
-        Call('options', replace(options, K=3, scalar_beta=True).packed(40, 0, 33, 1), segment=32),
+        Call('plain', rows),
+        Call('segments', replace(rows, B=1, T=140), segment=32),
+        Call('packed', replace(options, K=3, scalar_beta=True).packed(40, 0, 33, 1), segment=32),
         Call('options', replace(token, scalar_beta=True), op='step'),
         Call('plain', Case(B=2, T=33, H=1, V=64), exact=True),
-        Call('options', replace(options, dtype=BF16, state_v_first=True).packed(5, 0, 33, 1), exact=True),
+        Call('packed', replace(options, dtype=BF16, state_v_first=True).packed(5, 0, 33, 1), exact=True),
         # products of warp groups
         Call('groups', Case(B=1, T=40, H=1, K=64, V=96, dtype=BF16), exact=True),
         Call('options', token, op='step', exact=True),

@@ -17,8 +17,8 @@ from tests.ptx.execute import execute, run_call, summary
 KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
 
 
-# the call whose products are those of warp groups launches no kernel that others don't
-SLOW = ('groups',)
+# these compile longest, and launch no kernel that others don't
+SLOW = ('groups', 'packed')
 
 
 def marked(call: Call):

@@ -96,11 +96,11 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
     from ever resizing the memory of `D`, as FSDP2 does to free parameters.
     """
     N, _, H, K, V = args.sizes
-    args = args.contiguous()
-    o = torch.empty_like(args.v)
-    tensors = args.q, args.k, args.v, args.beta, states, args.D, args.z, o
+    given = args.q, args.k, args.v, args.beta, states, args.D, args.z
+    inputs = [x if x is None or x.is_contiguous() else x.contiguous() for x in given]
+    o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
     notice.call(
-        forward.step, *(0 if x is None else x.data_ptr() for x in tensors),
+        forward.step, *[0 if x is None else x.data_ptr() for x in inputs], o.data_ptr(),
         N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel,
         BITS[o.dtype], BITS[o.dtype if args.D is None else args.D.dtype],
     )

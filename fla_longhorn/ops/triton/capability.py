@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 import triton
+
+# up to 3.6, Triton leaves out the fence between a copy to shared memory that it starts ahead and a warp group's product that
+# reads it
+FENCES_COPIES = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3, 7)
 
 
 def device_capability(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_rec
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
 from tests.distributed.scripts.launch import fork
-from tests.interpreter import patch_once_a_launch
+from tests.interpreter import make_faster
 from tests.ops.cases import Case, make_inputs, relative_error
 
 ALL = dict(D=True, z=True, sigmoid=True, scale=0.3)
@@ -175,5 +175,5 @@ def main(path: str):
 
 
 if __name__ == '__main__':
-    patch_once_a_launch()
+    make_faster()
     fork(main, int(sys.argv[1]), sys.argv[2])

@@ -78,7 +78,8 @@ MUTATIONS = [
         'for y in (q, k, x)', 'value_proj=True does nothing', LAYER + 'test_equation', 'value_proj', env=TORCH,
     ),
     Mutation(
-        'token-value-projection', 'layers/token.py', 'v = x if layer.v_proj is None else layer.v_proj(x)', 'v = x',
+        'token-value-projection', 'layers/token.py', 'v = x if layer.v_proj is None else project(layer.v_proj, x)',
+        'v = x',
         'value_proj=True does nothing while decoding', LAYER + 'test_in_pieces', 'value_proj', env=TORCH,
     ),
     Mutation(

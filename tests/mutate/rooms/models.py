@@ -10,6 +10,7 @@ ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
 CAUSAL = 'models/causal_lm.py'
 LINEAR = 'modules/linear.py'
+TOKEN = 'tests/models/test_token.py::'
 REWIND = 'modules/rewind.py'
 BACK = 'tests/models/test_rewind.py::'
 ATTENTION = 'modules/attention.py'
@@ -109,8 +110,21 @@ MUTATIONS = [
         ADAPTERS + 'test_offloaded ' + ADAPTERS + 'test_changed', 'mlp', env=TORCH,
     ),
     Mutation(
-        'hooks-ignored', LINEAR, 'any(getattr(linear, name) for name in HOOKS)', 'False',
+        'hooks-ignored', LINEAR,
+        'linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks', 'False',
         "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
+    ),
+    Mutation(
+        'hooks-of-all-ignored', LINEAR, 'return not _has_any_global_hook()', 'return True',
+        'hooks of all modules do not see a token', TOKEN + 'test_what_stands_around_a_projection', 'in_proj',
+    ),
+    Mutation(
+        'quantised-weight-multiplied', LINEAR, 'if are_ordinary(weight, bias):', 'if True:',
+        'a weight that stands for another is multiplied as it lies', TOKEN + 'test_what_stands_around_a_projection', 'weight',
+    ),
+    Mutation(
+        'weights-cast-at-each-token', LINEAR, ' and not torch._C._is_any_autocast_enabled()', '',
+        'under autocast every token casts all weights again', TOKEN + 'test_autocast',
     ),
     Mutation(
         'crop-forgets-nothing', 'layers/longhorn.py', 'x = x[:, :n]', 'pass', 'a cropped cache remembers what was removed',

@@ -111,16 +111,16 @@ MUTATIONS = [
     ),
     Mutation(
         'backend-by-name-ignored', 'ops/backend.py',
-        "return os.environ.get('FLA_LONGHORN_BACKEND') or default_backend(device_type)", 'return default_backend(device_type)',
+        "name = asked or default_backend(device_type, interpret)", 'name = default_backend(device_type, interpret)',
         'a backend that is asked for by name does not run', 'tests/ops/test_errors.py::TestBackend::test_unknown',
     ),
     Mutation(
-        'numba-never-chosen', 'ops/backend.py', "return 'numba' if has_numba() else 'torch'",
+        'numba-never-chosen', 'ops/backend.py', "return 'torch' if importlib.util.find_spec('numba') is None else 'numba'",
         "return 'torch'", 'the CPU runs the slow backend', 'tests/ops/test_errors.py::TestBackend::test_default_on_the_cpu',
     ),
     Mutation(
-        'triton-on-the-cpu', 'ops/backend.py', "if name == 'triton' and device.type == 'cpu' and not interpreting:",
-        "if name == 'triton' and device.type == 'cpu' and interpreting:",
+        'triton-on-the-cpu', 'ops/backend.py', "if name == 'triton' and device_type == 'cpu' and interpret != '1':",
+        "if name == 'triton' and device_type == 'cpu' and interpret == '1':",
         'Triton is started without a GPU', 'tests/ops/test_errors.py::TestBackend::test_triton_needs_a_gpu',
     ),
     Mutation(

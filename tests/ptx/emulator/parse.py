@@ -134,7 +134,8 @@ def parse_instruction(text: str, line: str) -> Instruction:
     if not found:
         raise ValueError(f'cannot parse {text!r}')
     negated, guard, opcode, operands = found.groups()
-    opcode = opcode.replace('::', '__')
+    # a block's own memory, which Triton 3.8 says in full
+    opcode = opcode.replace('shared::cta', 'shared').replace('::', '__')
     return Instruction(
         opcode=tuple(opcode.split('.')), operands=[parse_operand(x) for x in split_operands(operands)],
         guard=Register(guard) if guard else None, negated=negated == '!', text=' '.join(text.split()), line=line,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.common import first_slot
+from fla_longhorn.ops.triton.common import FUSED, first_slot
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
     from_ring,
@@ -311,10 +311,11 @@ def longhorn_bwd_segments(
         rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
         T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
         PRECISE=max(q.itemsize, k.itemsize) > 2, SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta,
-        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1,
+        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FUSED,
     )
     BT = max(512 // KP, 2)
     longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](
         part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, KP=KP, BT=BT, SCALAR_BETA=scalar_beta, num_warps=2,
+        **FUSED,
     )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

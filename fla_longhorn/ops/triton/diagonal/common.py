@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import INTERPRETING, divide
+from fla_longhorn.ops.triton.common import FUSED, INTERPRETING, divide
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -191,6 +191,7 @@ def prepare_rows(
     rows = torch.empty(H, B * T, R, dtype=torch.float32, device=q.device)
     longhorn_prepare_kernel[(triton.cdiv(B * T, BT) * H,)](
         q, k, rows, scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, BT=BT, BK=BK, R=R, SQUARES=squares, num_warps=4,
+        **FUSED,
     )
     return rows
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import first_slot, has_spare_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
@@ -309,6 +309,6 @@ def longhorn_fwd_segments(
         rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, C, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
         R=rows.shape[-1], SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
         PAIRS=loads_pairs(v, s_v, beta, z, s_z, tiles), CUT=L <= T, num_warps=1, num_stages=1, **tiles,
-        **row_arguments(pool, H * K * V),
+        **row_arguments(pool, H * K * V), **FUSED,
     )
     return o

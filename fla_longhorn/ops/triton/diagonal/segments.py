@@ -12,7 +12,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import first_slot, locate_states, only_if, row_arguments, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, first_slot, locate_states, only_if, row_arguments, with_token_stride
 from fla_longhorn.ops.triton.diagonal.backward_steps import load_four
 from fla_longhorn.ops.triton.diagonal.common import (
     locate_segment,
@@ -241,7 +241,7 @@ def summarize_segments(
     longhorn_segment_kernel[grid](
         rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1], KP=KP,
         BK=BK, BV=BV, REVERSE=reverse, SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1,
+        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FUSED,
     )
     return decay, local
 
@@ -267,7 +267,7 @@ def combine_segments(
     BS = 128
     longhorn_combine_kernel[(N * H * triton.cdiv(KV, BS),)](
         decay, local, start, bounds, cu_seqlens, T, L, H=H, KV=KV, BS=BS, REVERSE=reverse, num_warps=1,
-        **row_arguments(pool, H * KV),
+        **row_arguments(pool, H * KV), **FUSED,
     )
     return bounds
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import first_slot, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, first_slot, with_token_stride
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
@@ -299,13 +299,14 @@ def chunk_longhorn_exact_bwd(
     tile = replay_tile(K, precision)
     chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0] * triton.cdiv(V, tile['BV']),)](
         q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V, **strides,
-        S_DO=s_do, BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile,
+        S_DO=s_do, BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile, **FUSED,
     )
     strides = {name: strides[name] for name in ('S_Q', 'S_K', 'S_B')} | {'S_DY': s_dy}
     tile = backward_tile(K, precision)
     chunk_longhorn_exact_bwd_kernel[(H * N * triton.cdiv(V, tile['BV']),)](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
         V=V, **strides, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
+        **FUSED,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(
         q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid, strides,

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.capability import device_capability
-from fla_longhorn.ops.triton.common import divide
+from fla_longhorn.ops.triton.capability import FENCES_COPIES, device_capability
+from fla_longhorn.ops.triton.common import FUSED, divide
 from fla_longhorn.ops.triton.exact.common import (
     head_and_index,
     locate_slot,
@@ -32,7 +32,10 @@ def span_size(K: int, precision: str) -> int:
 def products_tile(K: int, precision: str, operands_in_registers: bool) -> dict:
     """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, beside operands where they are held there."""
     BK = min(state_tile(K), 64)
-    return {'BK': BK, 'BV': 32 if precision == 'ieee' or BK == 64 and operands_in_registers else 64, 'num_warps': BK // 16}
+    BV = 32 if precision == 'ieee' or BK == 64 and operands_in_registers else 64
+    # a warp group multiplies what lies in shared memory
+    ahead = {} if BK < 64 or operands_in_registers or FENCES_COPIES else {'num_stages': 1}
+    return {'BK': BK, 'BV': BV, 'num_warps': BK // 16} | ahead
 
 
 @triton.jit
@@ -190,6 +193,6 @@ def chunk_longhorn_exact_bwd_qk(
     chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
         BT=span_size(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        **strides, **tile,
+        **strides, **tile, **FUSED,
     )
     return dq, dk

@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import first_slot, has_spare_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     add_updates,
@@ -333,5 +333,6 @@ def chunk_longhorn_exact_fwd(
             x.q, x.k, x.v, x.beta, x.D, x.z, g, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
             BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=x.use_beta_sigmoid_in_kernel,
             SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **tile, **row_arguments(pool, H * K * V), **form,
+            **FUSED,
         )
     return o

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.triton.common import FUSED
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     chunk_slots,
@@ -91,6 +92,6 @@ def chunk_longhorn_exact_gram(
     a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=a_dtype)
     chunk_longhorn_exact_kernel_gram[(H * slots,)](
         q, k, g, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=s_q, S_K=s_k, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision,
-        num_warps=1,
+        num_warps=1, **FUSED,
     )
     return g, a

@@ -10,6 +10,7 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import (
+    FUSED,
     SAME_IN_ALL_LANES,
     divide,
     first_slot,
@@ -165,7 +166,7 @@ def fused_recurrent_longhorn_exact_fwd(
         h0 = pool.states
     o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
     # a state [V, K] is loaded by several lanes to a channel, which then share its sums
-    options = SAME_IN_ALL_LANES if args.state_v_first else {}
+    options = SAME_IN_ALL_LANES if args.state_v_first else FUSED
     fused_recurrent_longhorn_exact_fwd_kernel[(H * args.num_sequences * triton.cdiv(V, tile['BV']),)](
         q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, args.scale, T, s_q, s_k, s_v, s_z,
         H=H, K=K, V=V, INTERVAL=checkpoint_interval(K), USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel,
