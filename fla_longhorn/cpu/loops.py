@@ -21,16 +21,22 @@ from fla_longhorn.ops.numba.memory import (
     address_of,
     array_at,
     load,
+    load_columns,
     load_lanes,
     load_one,
     prefetch,
     prefetch_to_write,
     splat,
     store,
+    store_columns,
     store_lanes,
     store_one,
 )
 from fla_longhorn.ops.numba.simd import W, helper, inlined, sum_lanes
+
+# taps of the convolution's kernels; channels that a worker takes at a time; tokens whose gradients are added in float32 before
+# they go to float64; tokens between asking for a row to write and writing it
+TAPS, BD, STRIP, FEW = 4, 128, 64, 4
 
 
 @compiled
@@ -60,27 +66,31 @@ def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight
     """Take one token into `cache` `[N, D, width]`, the newest input in the last column, and convolve: `y` `[N, D]`."""
     x, y, cache = array_at(x, N * D, bits), array_at(y, N * D, bits), array_at(cache, N * D * width, cache_bits)
     weight, bias = array_at(weight, D * width, weight_bits), array_at(bias, D if bias != 0 else 0, weight_bits)
-    totals = np.empty(D, np.float32)
+    # kernels of four taps: the columns of as many channels as a vector has lanes
+    together = D - D % W if width == TAPS else 0
+    totals = np.empty(D - together, np.float32)
     for i in range(0, N * D, D):
-        for d in range(D):
-            p, newest = (i + d) * width, load_one(x, i + d)
-            total = np.float32(0)
+        for d in range(0, together, W):
+            _, b_x3, b_x2, b_x1 = load_columns(cache, (i + d) * TAPS)
+            b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
+            b_x = load(x, i + d)
+            store_columns(cache, (i + d) * TAPS, (b_x3, b_x2, b_x1, b_x))
+            b_z = b_x3 * b_w3 + b_x2 * b_w2 + b_x1 * b_w1 + b_x * b_w0 + load_lanes(bias, d, W if len(bias) > 0 else 0)
+            store(y, i + d, b_z * sigmoid(b_z) if swish else b_z)
+        for d in range(together, D):
+            p, total = (i + d) * width, np.float32(0)
             for j in range(width - 1):
                 cache[p + j] = cache[p + j + 1]
                 total += load_one(cache, p + j) * load_one(weight, d * width + j)
+            newest = load_one(x, i + d)
             store_one(cache, p + width - 1, newest)
             total += newest * load_one(weight, d * width + width - 1)
             if len(bias) > 0:
                 total += load_one(bias, d)
-            totals[d] = total
-        for d in range(0, D, W):
-            b_y = load_lanes(totals, d, D - d)
-            store_lanes(y, i + d, b_y * sigmoid(b_y) if swish else b_y, D - d)
-
-
-# taps of the convolution's kernels; channels that a worker takes at a time; tokens whose gradients are added in float32 before
-# they go to float64; tokens between asking for a row to write and writing it
-TAPS, BD, STRIP, FEW = 4, 128, 64, 4
+            totals[d - together] = total
+        for d in range(together, D, W):
+            b_z = load_lanes(totals, d - together, D - d)
+            store_lanes(y, i + d, b_z * sigmoid(b_z) if swish else b_z, D - d)
 
 
 @inlined

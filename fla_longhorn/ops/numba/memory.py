@@ -198,6 +198,31 @@ def prefetch_to_write(typingctx, address):
 
 
 @intrinsic
+def load_columns(typingctx, x, index):
+    """The four columns of `W` rows of four elements from `x[index]` on."""
+    def codegen(context, builder, sig, args):
+        size = 4 * vec.width
+        p = _address(context, builder, sig.args[0], args[0], args[1], size)
+        rows = _read(builder, p, sig.args[0], ir.VectorType(FLOAT, size))
+        columns = [shuffle(builder, rows, rows, range(j, size, 4)) for j in range(4)]
+        return context.make_tuple(builder, sig.return_type, columns)
+    return types.UniTuple(vec, 4)(x, types.intp), codegen
+
+
+@intrinsic
+def store_columns(typingctx, x, index, columns):
+    """Store `W` rows, from `x[index]` on, of one element of each of four columns."""
+    def codegen(context, builder, sig, args):
+        W = vec.width
+        a, b, c, d = cgutils.unpack_tuple(builder, args[2], 4)
+        ab, cd = shuffle(builder, a, b, range(2 * W)), shuffle(builder, c, d, range(2 * W))
+        rows = shuffle(builder, ab, cd, [j * W + i for i in range(W) for j in range(4)])
+        _write(builder, _address(context, builder, sig.args[0], args[0], args[1], 4 * W), sig.args[0], rows)
+        return context.get_dummy_value()
+    return types.void(x, types.intp, types.UniTuple(vec, 4)), codegen
+
+
+@intrinsic
 def store_folded(typingctx, x, index, value):
     """`x[index:index + W] = value`, of whose lanes each adds those that a wider vector has in its place."""
     def codegen(context, builder, sig, args):
