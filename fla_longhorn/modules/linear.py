@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from fla_longhorn.modules.direct import get_parameter
 from fla_longhorn.ops.plain import are_ordinary
 
 _FORWARD = nn.Linear.forward
@@ -37,8 +36,7 @@ def project(linear: nn.Module, rows: torch.Tensor, as_tokens: bool = True) -> to
     is under autocast, which remembers the weights that it has cast for a linear layer, and not for a product.
     """
     if _is_untouched(linear) and not torch._C._is_any_autocast_enabled():
-        parameters: dict[str, Any] = linear._parameters
-        weight, bias = parameters['weight'], parameters['bias']
+        weight, bias = get_parameter(linear, 'weight'), get_parameter(linear, 'bias')
         if are_ordinary(weight, bias):
             return torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
     return linear(rows.unsqueeze(1)).squeeze(1) if as_tokens else linear(rows)

@@ -172,6 +172,21 @@ def test_what_stands_around_a_projection(kind, name, shape, monkeypatch, device)
 
 
 @torch.no_grad()
+def test_parameters_that_are_no_parameters(device):
+    """FSDP1 puts tensors in their place while a block runs."""
+    model = AutoModelForCausalLM.from_config(CONFIGS['options']()).to(device).eval()
+    ids = torch.randint(3, 64, (3, 7), device=device)
+    expected = continue_prompt(model, ids, None)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            delattr(module, name)
+            setattr(module, name, parameter.detach())
+    assert not list(model.parameters())
+    got = continue_prompt(model, ids, None)
+    assert all(map(torch.equal, got, expected))
+
+
+@torch.no_grad()
 def test_autocast(taken, device, monkeypatch):
     """Linear layers are called, whose weights are cast once and not at each token."""
     monkeypatch.setattr(torch, 'mm', None)
