@@ -120,7 +120,7 @@ def _prefetch(context, builder, address, num_bytes: int, to_write: int):
 
 
 def vectors(kind: VecType) -> tuple:
-    """`splat`, `load`, `load_lanes` and `store_lanes` for vectors of a kind."""
+    """`splat`, `load`, `load_lanes`, `store_lanes`, `prefetch` and `prefetch_to_write` for vectors of a kind."""
     W, lanes = kind.width, ir.VectorType(FLOAT, kind.width)
 
     @intrinsic
@@ -138,7 +138,7 @@ def vectors(kind: VecType) -> tuple:
     @intrinsic
     def load_some(typingctx, x, index, n):
         def codegen(context, builder, sig, args):
-            p, mask = _some(context, builder, sig.args[0], *args, W)
+            p, mask = _some(context, builder, sig.args[0], args[0], args[1], args[2], W)
             return _read(builder, p, sig.args[0], lanes, mask)
         return kind(x, types.intp, types.intp), codegen
 
