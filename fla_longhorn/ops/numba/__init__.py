@@ -108,14 +108,14 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
 
 
 def block_size(K: int, T: int) -> int:
-    """Channels of a block: four vectors, for the threads' sake; a single token only reads its states, in long rows."""
+    """Channels of a block: two vectors, for the threads' sake; a single token only reads its states, in long rows."""
     return min(max(L1_BYTES // (4 * K) // W, 1), 2 if T > 1 else 8) * W
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty.
 
-    Blocks of `BG >= 2 K` channels leave their parts of dq and dk, together no larger than v, to be added here.
+    Blocks of channels, at least twice the keys `KP` of whole vectors, leave their parts of dq and dk to be added here.
     """
     q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
     B, T, H, K, V = args.sizes

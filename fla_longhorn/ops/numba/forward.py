@@ -30,6 +30,8 @@ from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_
 ONE = np.float32(1)
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
 STRIP = 16
+# keys whose products are added one after the other
+KEYS = 8
 
 
 def compiled(function):
@@ -106,17 +108,16 @@ def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps):
 def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
     """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`.
 
-    Two sums, of even and of odd keys: one would wait for itself at each key.
+    A sum of sums over few keys: fewer roundings, and one sum at a time is in registers, of which AVX2 has few.
     """
-    b_o0, b_o1 = splat(np.float32(0)), splat(np.float32(0))
-    for j in range(0, K - 1, 2):
-        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
-        b_s1 = diagonal_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_v, b_eps)
-        b_o0, b_o1 = b_o0 + load_one(q, p_k + j) * b_s0, b_o1 + load_one(q, p_k + j + 1) * b_s1
-    for j in range(K - K % 2, K):
-        b_s0 = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
-        b_o0 = b_o0 + load_one(q, p_k + j) * b_s0
-    return b_o0 + b_o1
+    b_o = splat(np.float32(0))
+    for first in range(0, K, KEYS):
+        b_part = splat(np.float32(0))
+        for j in range(first, min(first + KEYS, K)):
+            b_s = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+            b_part = b_part + load_one(q, p_k + j) * b_s
+        b_o = b_o + b_part
+    return b_o
 
 
 @inlined
@@ -136,26 +137,17 @@ def read(S, p_s, k, p_k, K):
 
 
 @inlined
-def exact_key(S, p_old, p_new, k, p_k, b_u):
-    """Channels of one key after a token, `u = eps r`; returns them."""
-    b_s = load(S, p_old) + load_one(k, p_k) * b_u
-    store(S, p_new, b_s)
-    return b_s
-
-
-@inlined
 def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
-    """`diagonal_update` for the exact update; the same sweep also returns `k^T S` for the key at `p_next`."""
-    b_o0, b_o1, b_x0, b_x1 = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
-    for j in range(0, K - 1, 2):
-        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
-        b_s1 = exact_key(S, p_old + (j + 1) * W, p_new + (j + 1) * W, k, p_k + j + 1, b_u)
-        b_o0, b_o1 = b_o0 + load_one(q, p_k + j) * b_s0, b_o1 + load_one(q, p_k + j + 1) * b_s1
-        b_x0, b_x1 = b_x0 + load_one(k, p_next + j) * b_s0, b_x1 + load_one(k, p_next + j + 1) * b_s1
-    for j in range(K - K % 2, K):
-        b_s0 = exact_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_u)
-        b_o0, b_x0 = b_o0 + load_one(q, p_k + j) * b_s0, b_x0 + load_one(k, p_next + j) * b_s0
-    return b_o0 + b_o1, b_x0 + b_x1
+    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns `k^T S` for the key at `p_next`."""
+    b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
+    for first in range(0, K, KEYS):
+        b_o_part, b_x_part = splat(np.float32(0)), splat(np.float32(0))
+        for j in range(first, min(first + KEYS, K)):
+            b_s = load(S, p_old + j * W) + load_one(k, p_k + j) * b_u
+            store(S, p_new + j * W, b_s)
+            b_o_part, b_x_part = b_o_part + load_one(q, p_k + j) * b_s, b_x_part + load_one(k, p_next + j) * b_s
+        b_o, b_x = b_o + b_o_part, b_x + b_x_part
+    return b_o, b_x
 
 
 @helper

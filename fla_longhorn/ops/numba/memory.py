@@ -53,19 +53,48 @@ def _narrow(builder, value):
     return builder.trunc(builder.select(is_nan, constant(ints, 0x7fc0), rounded), _like(value.type, SHORT))
 
 
-def _read(builder, p, array_type, kind):
-    """Load a float32 value or vector, of the type `kind`, from `p`."""
-    if not _is_short(array_type):
-        return builder.load(builder.bitcast(p, kind.as_pointer()), align=4, typ=kind)
-    narrow, ints = _like(kind, SHORT), _like(kind, INT)
-    bits = builder.zext(builder.load(builder.bitcast(p, narrow.as_pointer()), align=2, typ=narrow), ints)
-    return builder.bitcast(builder.shl(bits, constant(ints, 16)), kind)
+def _masked(builder, name, kind, p, result, arguments):
+    """LLVM's masked load or store of a `kind` at `p`; it touches no memory where the mask is off."""
+    function = ir.FunctionType(result, [x.type for x in arguments])
+    name = f'llvm.masked.{name}.v{kind.count}{kind.element.intrinsic_name}.p0'
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, name), arguments)
 
 
-def _write(builder, p, array_type, value):
+def _read(builder, p, array_type, kind, mask=None):
+    """Load a float32 value or vector, of the type `kind`, from `p`; zero where a mask is off."""
     is_short = _is_short(array_type)
-    value = _narrow(builder, value) if is_short else value
-    builder.store(value, builder.bitcast(p, value.type.as_pointer()), align=2 if is_short else 4)
+    narrow, align = (_like(kind, SHORT), 2) if is_short else (kind, 4)
+    p = builder.bitcast(p, narrow.as_pointer())
+    if mask is None:
+        value = builder.load(p, align=align, typ=narrow)
+    else:
+        value = _masked(builder, 'load', narrow, p, narrow, [p, INT(align), mask, constant(narrow, 0)])
+    if not is_short:
+        return value
+    ints = _like(kind, INT)
+    return builder.bitcast(builder.shl(builder.zext(value, ints), constant(ints, 16)), kind)
+
+
+def _write(builder, p, array_type, value, mask=None):
+    is_short = _is_short(array_type)
+    value, align = (_narrow(builder, value), 2) if is_short else (value, 4)
+    p = builder.bitcast(p, value.type.as_pointer())
+    if mask is None:
+        builder.store(value, p, align=align)
+    else:
+        _masked(builder, 'store', value.type, p, ir.VoidType(), [value, p, INT(align), mask])
+
+
+def _some(context, builder, array_type, array, index, n, width):
+    """The address of `n` elements, fewer than `width`, and their mask."""
+    if config.BOUNDSCHECK:
+        with cgutils.for_range(builder, n) as loop:
+            _address(context, builder, array_type, array, builder.add(index, loop.index))
+    ints = ir.VectorType(n.type, width)
+    first = builder.insert_element(ir.Constant(ints, ir.Undefined), n, INT(0))
+    count = shuffle(builder, first, ir.Constant(ints, ir.Undefined), [0] * width)
+    mask = builder.icmp_signed('<', ir.Constant(ints, list(range(width))), count)
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index]), mask
 
 
 @intrinsic
@@ -91,7 +120,7 @@ def _prefetch(context, builder, address, num_bytes: int, to_write: int):
 
 
 def vectors(kind: VecType) -> tuple:
-    """`splat`, `load`, `load_lanes` and `store_lanes` for vectors of a kind."""
+    """`splat`, `load`, `load_lanes`, `store_lanes`, `prefetch` and `prefetch_to_write` for vectors of a kind."""
     W, lanes = kind.width, ir.VectorType(FLOAT, kind.width)
 
     @intrinsic
@@ -109,12 +138,8 @@ def vectors(kind: VecType) -> tuple:
     @intrinsic
     def load_some(typingctx, x, index, n):
         def codegen(context, builder, sig, args):
-            kept = cgutils.alloca_once_value(builder, ir.Constant(lanes, [0.0] * W))
-            first = builder.bitcast(kept, FLOAT.as_pointer())
-            with cgutils.for_range(builder, args[2]) as loop:
-                p = _address(context, builder, sig.args[0], args[0], builder.add(args[1], loop.index))
-                builder.store(_read(builder, p, sig.args[0], FLOAT), builder.gep(first, [loop.index]))
-            return builder.load(kept, align=4, typ=lanes)
+            p, mask = _some(context, builder, sig.args[0], args[0], args[1], args[2], W)
+            return _read(builder, p, sig.args[0], lanes, mask)
         return kind(x, types.intp, types.intp), codegen
 
     @helper
@@ -127,10 +152,8 @@ def vectors(kind: VecType) -> tuple:
     @intrinsic
     def store_some(typingctx, x, index, value, n):
         def codegen(context, builder, sig, args):
-            first = builder.bitcast(cgutils.alloca_once_value(builder, args[2]), FLOAT.as_pointer())
-            with cgutils.for_range(builder, args[3]) as loop:
-                p = _address(context, builder, sig.args[0], args[0], builder.add(args[1], loop.index))
-                _write(builder, p, sig.args[0], builder.load(builder.gep(first, [loop.index]), typ=FLOAT))
+            p, mask = _some(context, builder, sig.args[0], args[0], args[1], args[3], W)
+            _write(builder, p, sig.args[0], args[2], mask)
             return context.get_dummy_value()
         return types.void(x, types.intp, kind, types.intp), codegen
 

@@ -17,14 +17,13 @@ from numba import njit, types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-FLOAT32 = types.float32
-
 # functions that only the compiled loops call: Numba need not make them callable from Python, a fifth of its time
 _options = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 helper = njit(**_options)
 # for the steps of one token: a call, with all its arrays' parts as arguments, costs more than updating a small state
 inlined = njit(forceinline=True, **_options)
 
+FLOAT32 = types.float32
 FLOAT, INT = ir.FloatType(), ir.IntType(32)
 
 

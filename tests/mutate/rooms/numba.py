@@ -65,7 +65,8 @@ MUTATIONS = [
         'tests/ops/numba/test_bfloat16.py::test_the_way_changes_nothing', 'float32-False-False',
     ),
     Mutation(
-        'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(0, K, LANES):', 'for j in range(0, K - LANES + 1, LANES):',
+        'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(0, K, LANES):',
+        'for j in range(0, K - LANES + 1, LANES):',
         'keys lose the entries behind the last whole vector', SHAPES, 'numba diagonal chunk K3',
     ),
     Mutation(
