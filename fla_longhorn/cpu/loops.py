@@ -130,8 +130,8 @@ def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish, x_bit
                     b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
                     b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
                     for t in range(t0, min(t0 + STRIP, eos)):
-                        prefetch(ahead + (t - t0) * stride * x.itemsize)
-                        prefetch_to_write(written + (t - t0) * D * y.itemsize)
+                        prefetch(x, ahead + (t - t0) * stride * x.itemsize)
+                        prefetch_to_write(y, written + (t - t0) * D * y.itemsize)
                         b_x = load(x, t * stride + d)
                         b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
                         store(y, t * D + d, b_z * sigmoid(b_z) if swish else b_z)
@@ -166,9 +166,9 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
                     b_dx1, b_dx2, b_dx3 = rows_before(carried, 3 * BD + d - first, BD, t0 > bos)
                     b_s0, b_s1, b_s2, b_s3, b_sum = zero, zero, zero, zero, zero
                     for t in range(t0, t1):
-                        prefetch(ahead + (t - t0) * stride * x.itemsize)
-                        prefetch(dy_ahead + (t - t0) * dy_stride * dy.itemsize)
-                        prefetch_to_write(written + (t - t0) * D * dx.itemsize)
+                        prefetch(x, ahead + (t - t0) * stride * x.itemsize)
+                        prefetch(dy, dy_ahead + (t - t0) * dy_stride * dy.itemsize)
+                        prefetch_to_write(dx, written + (t - t0) * D * dx.itemsize)
                         b_x, b_dz = load(x, t * stride + d), load(dy, t * dy_stride + d)
                         if swish:
                             b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3

@@ -261,7 +261,7 @@ class Longhorn(NoWeightDecay):
                 cu_seqlens=cu_seqlens,
                 **({} if padding is None else {'lengths': padding.lengths}),
             )
-        beta, k, q = self.project(x)
+        beta, k, q = self.split(self.x_proj(x))
         # of two dimensions, so that the bias is added inside the product: of three, strided ones take a kernel of its own
         beta = self.beta_proj(beta.flatten(0, 1)).unflatten(0, beta.shape[:2])
         if padding is not None:
@@ -276,9 +276,9 @@ class Longhorn(NoWeightDecay):
         )
         return inputs, conv_state
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From the convolution's output to step sizes before `beta_proj`, keys and queries, of all heads at once."""
-        beta, k, *rest = torch.split_with_sizes(self.x_proj(x), self.x_sizes, -1)
+    def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads at once."""
+        beta, k, *rest = projected.split_with_sizes(self.x_sizes, -1)
         return beta, k, rest[0] if rest else k
 
     def states_after(

@@ -56,11 +56,11 @@ def mix_token(
     x, z = project(modules['in_proj'], hidden_states.squeeze(1)).chunk(2, -1)
     x, conv_state = modules['conv1d'](x.unsqueeze(1), cache=conv_state, output_final_state=bool(use_cache))
     x = x.squeeze(1)
-    beta, k, *rest = project(modules['x_proj'], x).split_with_sizes(layer.x_sizes, -1)
+    beta, k, q = layer.split(project(modules['x_proj'], x))
     beta = project(modules['beta_proj'], beta, as_tokens=False)
     v = x if layer.v_proj is None else project(layer.v_proj, x)
     inputs: dict[str, Any] = dict(
-        q=(rest[0] if rest else k).view(B, 1, H, K), k=modules['k_norm'](k.view(B, 1, H, K)), v=v.view(B, 1, H, -1),
+        q=q.view(B, 1, H, K), k=modules['k_norm'](k.view(B, 1, H, K)), v=v.view(B, 1, H, -1),
         beta=beta.view(B, 1, H) if layer.scalar_beta else beta.view(B, 1, H, -1),
         D=get_parameter(layer, 'D').view(H, -1), z=z.view(B, 1, H, -1), exact=layer.exact, use_beta_sigmoid_in_kernel=True,
     )

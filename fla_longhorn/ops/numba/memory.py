@@ -180,7 +180,7 @@ def vectors(kind: VecType) -> tuple:
     return splat, load, load_lanes, store_lanes, prefetch, prefetch_to_write
 
 
-splat, load, load_lanes, store_lanes = vectors(vec)[:4]
+splat, load, load_lanes, store_lanes, prefetch, prefetch_to_write = vectors(vec)
 
 
 @intrinsic
@@ -207,17 +207,6 @@ def address_of(typingctx, x, index):
         array = context.make_array(sig.args[0])(context, builder, args[0])
         return builder.ptrtoint(builder.gep(array.data, [args[1]]), args[1].type)
     return types.intp(x, types.intp), codegen
-
-
-@intrinsic
-def prefetch(typingctx, address):
-    """Have the cache line of an address on its way, if there is memory."""
-    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 1, 0)
-
-
-@intrinsic
-def prefetch_to_write(typingctx, address):
-    return types.void(types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[0], 1, 1)
 
 
 @intrinsic

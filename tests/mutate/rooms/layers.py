@@ -62,7 +62,7 @@ MUTATIONS = [
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),
     Mutation(
-        'queries-as-keys', 'layers/longhorn.py', 'beta, k, q = self.project(x)', 'beta, q, k = self.project(x)',
+        'queries-as-keys', 'layers/longhorn.py', 'beta, k, q = self.split', 'beta, q, k = self.split',
         "the authors' checkpoints have keys and queries swapped", LAYER + 'test_equation', '13', env=TORCH,
     ),
     Mutation(
