@@ -43,6 +43,8 @@ def backward_tile(K: int, precision: str) -> dict:
     tile = chunk_tile(K, precision)
     if tile['BK'] == 16 and precision == 'bf16':
         tile |= {'BV': 32, 'VEC': 1}
+    if tile['BK'] == 64:
+        tile |= {'BV': 128, 'num_warps': 4}
     return {**tile, 'PREFETCH': precision == 'bf16' and tile['BK'] in (16, 64)}
 
 
@@ -131,6 +133,9 @@ def backward_chunk(
         tl.store(dbeta + i_x * S_X + x_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
             tl.store(ws + i_x * S_X + x_x, operand(b_w, DOT), mask=m_v)
+    if not PREFETCH:
+        # a second time: there are not enough registers to hold it
+        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     b_dh = split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
     if PREFETCH:
         return b_dh, n_q, n_k, n_dy, n_b

@@ -45,6 +45,9 @@ def chunk_tile(K: int, precision: str) -> dict:
     if precision == 'ieee' and BK >= 128:
         # products without tensor cores hold their operands in registers, so threads share columns
         BV = 64
+    if precision == 'bf16' and BK in (64, 128):
+        # one warp, which waits for no other
+        BV, num_warps = 32, 1
     return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
 
 
@@ -189,6 +192,14 @@ def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
     BX: tl.constexpr = o_c.shape[0]
     # a scalar step has one column
     return tl.load(p_x, mask=tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL), other=0.0)
+
+
+@triton.jit
+def load_again(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
+    """:func:`load_tile` of a tile that was loaded before, from the cache; the compiler takes equal loads for one and holds it."""
+    # `.ca`, which is the default, only tells the two apart
+    m_x = tile_mask(o_t, o_c, left, X, o_c.shape[0], PARTIAL)
+    return tl.load(p_x, mask=m_x, other=0.0, cache_modifier='.ca')
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from fla_longhorn.ops.triton.exact.common import (
     head_index_and_channels,
     is_cut,
     kept,
+    load_again,
     load_tile,
     locate_slot,
     operand_precision,
@@ -46,34 +47,25 @@ def forward_tile(K: int, precision: str) -> dict:
     tile = chunk_tile(K, precision)
     if tile['BK'] == 16:
         ahead = {'bf16': (True, 8), 'tf32': (True, 0), 'ieee': (False, 0)}[precision]
-        return {**tile, 'BV': 32, 'VEC': 1, 'PREFETCH': ahead[0], 'ROWS': ahead[1]}
-    return {**tile, 'PREFETCH': tile['BK'] == 32, 'ROWS': 0}
+        return {**tile, 'BV': 32, 'VEC': 1, 'PREFETCH': ahead[0], 'RELOAD': False, 'ROWS': ahead[1]}
+    return {**tile, 'PREFETCH': tile['BK'] == 32, 'RELOAD': tile['BV'] == 32, 'ROWS': 0}
 
 
 @triton.jit
-def chunk_update(
-    b_h, b_p, b_v, b_b, b_q, b_k, rows, p_g, p_a, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, LATE: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUT: tl.constexpr,
+def chunk_updates(
+    b_p, b_v, b_b, rows, p_g, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, ROWS: tl.constexpr,
 ):
-    """The state at the chunk's end `[BV, BK]` and, with `OUTPUT`, `O^T [BV, BT]`, given `(K S)^T` at its start in `b_p`.
-
-    `LATE`: compute Q S after the substitution, which needs the registers.
-    """
+    """U of one chunk `[BT, BV]`, given `(K S)^T` at its start in `b_p`."""
     BT: tl.constexpr = b_v.shape[0]
     # [BT]
     b_n = tl.load(p_g + BT * BT + tl.arange(0, BT))
     # [BT, BV]
     b_e = tl.broadcast_to(step_sizes(b_b, b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
-    b_o = tl.zeros([b_h.shape[0], BT], dtype=tl.float32)
-    if OUTPUT and not LATE:
-        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
     b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, BT, DOT, True, ROWS) * b_e
     if DOT == 'tf32':
         # the substitution used these digits of U
         b_u = kept(b_u, DOT)
-    if OUTPUT and LATE:
-        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    return add_updates(b_h, b_o, b_u, b_k, p_a, DOT, False, OUTPUT)
+    return b_u
 
 
 @triton.jit
@@ -97,13 +89,14 @@ def gated_output(b_o, b_D, b_v, b_z, scale, dtype: tl.constexpr):
 @triton.jit
 def forward_chunk(
     b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, left_next, scale, K: tl.constexpr,
-    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
+    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Store the output of one chunk, with `OUTPUT`; return the state `[BV, BK]` at its end, and the next chunk's tiles.
 
     With `PREFETCH`, this chunk's tiles of q, k, v, beta and z come as arguments and those of the next are loaded before the
-    output is stored, which no load may cross. Without it they are loaded here. `b_z` is b_v where there is no z.
+    output is stored, which no load may cross. Without it they are loaded here, and with `RELOAD`, k a second time, so that it
+    is not held during the substitution. `b_z` is b_v where there is no z.
     """
     q, k, v, beta, z, g, a, o = tensors
     S_Q, S_K, S_V, S_B, S_Z, S_O = strides
@@ -111,12 +104,15 @@ def forward_chunk(
     BT: tl.constexpr = o_t.shape[0]
     BK: tl.constexpr = o_k.shape[0]
     BV: tl.constexpr = o_v.shape[0]
+    # after the substitution, which needs the registers
+    LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
     i_next = i_x + BT
+    p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     rows = gram_rows(p_g, ROWS, BT)
     if not PREFETCH:
-        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
-        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
+        b_k = load_tile(p_k, o_t, o_k, left, K, PARTIAL)
+        b_q = b_k if RELOAD else load_tile(p_q, o_t, o_k, left, K, PARTIAL)
     b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     if PREFETCH:
@@ -128,11 +124,16 @@ def forward_chunk(
         b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
         b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
         n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
-    LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
-    b_h, b_o = chunk_update(
-        b_h, b_p, b_v.to(tl.float32), b_b.to(tl.float32), b_q, b_k, rows, p_g, p_a, DOT, USE_BETA_SIGMOID, LATE, ROWS,
-        OUTPUT,
-    )
+    b_o = tl.zeros([BV, BT], dtype=tl.float32)
+    if OUTPUT and not LATE:
+        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
+    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_b.to(tl.float32), rows, p_g, DOT, USE_BETA_SIGMOID, ROWS)
+    if RELOAD and not PREFETCH:
+        b_q = load_tile(p_q, o_t, o_k, left, K, PARTIAL)
+        b_k = load_again(p_k, o_t, o_k, left, K, PARTIAL)
+    if OUTPUT and LATE:
+        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
+    b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, False, OUTPUT)
     if not OUTPUT:
         return b_h, n_q, n_k, n_v, n_b, b_z
     if z is None:
@@ -198,6 +199,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     INTERVAL: tl.constexpr,
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
+    RELOAD: tl.constexpr,
     ROWS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
@@ -290,7 +292,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
             b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
                 b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, K, V, DOT,
-                USE_BETA_SIGMOID, PREFETCH, ROWS, OUTPUT, False,
+                USE_BETA_SIGMOID, PREFETCH, RELOAD, ROWS, OUTPUT, False,
             )
             i_x += BT
             i_g += H
@@ -299,7 +301,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     if left > 0:
         b_h = forward_chunk(
             b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, 0, factor, K, V, DOT,
-            USE_BETA_SIGMOID, False, 0, OUTPUT, True,
+            USE_BETA_SIGMOID, False, RELOAD, 0, OUTPUT, True,
         )[0]
 
     if SAVE_STATES and IS_VARLEN and not BY_INTERVAL:

@@ -78,6 +78,8 @@ def replay_chunk(
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
         if scale is not None:
             b_o *= scale
+    if o_k.shape[0] == 128:
+        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, True, z is not None)
     if b_D is not None or z is not None:
         p_v, p_do = v + i_x * S_V + x_v, do + i_x * S_DO + x_do
