@@ -45,7 +45,7 @@ def backward_tile(K: int, precision: str) -> dict:
         tile |= {'BV': 32, 'VEC': 1}
     if tile['BK'] == 64:
         tile |= {'BV': 128, 'num_warps': 4}
-    return {**tile, 'PREFETCH': precision == 'bf16' and tile['BK'] in (16, 64)}
+    return {**tile, 'PREFETCH': precision == 'bf16' and tile['BK'] <= 64}
 
 
 @triton.jit

@@ -196,7 +196,7 @@ def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
 
 @triton.jit
 def load_again(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
-    """:func:`load_tile` of a tile that was loaded before, from the cache; the compiler takes equal loads for one and holds it."""
+    """:func:`load_tile` of a tile that was loaded before: the compiler would take two equal loads for one, and hold it."""
     # `.ca`, which is the default, only tells the two apart
     m_x = tile_mask(o_t, o_c, left, X, o_c.shape[0], PARTIAL)
     return tl.load(p_x, mask=m_x, other=0.0, cache_modifier='.ca')

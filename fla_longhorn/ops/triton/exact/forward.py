@@ -40,15 +40,20 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
 
 def forward_tile(K: int, precision: str) -> dict:
-    """Launch parameters: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early, as far as there are registers.
+    """Launch parameters, as far as there are registers: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early.
 
-    At K = 16 a thread owns one column, for with two it has not registers enough to load ahead.
+    `RELOAD` loads k a second time rather than hold it. At K = 16 a thread owns one column, for with two it has not registers
+    enough to load ahead.
     """
-    tile = chunk_tile(K, precision)
+    tile = {**chunk_tile(K, precision), 'PREFETCH': False, 'RELOAD': False, 'ROWS': 0}
     if tile['BK'] == 16:
         ahead = {'bf16': (True, 8), 'tf32': (True, 0), 'ieee': (False, 0)}[precision]
-        return {**tile, 'BV': 32, 'VEC': 1, 'PREFETCH': ahead[0], 'RELOAD': False, 'ROWS': ahead[1]}
-    return {**tile, 'PREFETCH': tile['BK'] == 32, 'RELOAD': tile['BV'] == 32, 'ROWS': 0}
+        tile |= {'BV': 32, 'VEC': 1, 'PREFETCH': ahead[0], 'ROWS': ahead[1]}
+    elif tile['BK'] == 32:
+        tile |= {'PREFETCH': True, 'ROWS': 4 if precision == 'bf16' else 0}
+    elif tile['num_warps'] == 1:
+        tile |= {'RELOAD': True, 'ROWS': 2 if tile['BK'] == 64 else 0}
+    return tile
 
 
 @triton.jit
