@@ -148,9 +148,6 @@ def forward_chunk(
         # there are not enough registers to hold two of it
         n_z = load_tile(z + i_next * S_Z + x_z, o_t, o_v, left_next, V, False)
     else:
-        if b_D is not None:
-            # a second time: there are not enough registers to hold it
-            b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
         n_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, left, V, PARTIAL)
         b_y = gated_output(b_o, b_D, b_v, n_z, scale, o.dtype.element_ty)
     tl.store(o + i_x * S_O + x_o, b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
