@@ -42,8 +42,8 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 def forward_tile(K: int, precision: str) -> dict:
     """Launch parameters, as far as there are registers: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early.
 
-    `RELOAD` loads k a second time rather than hold it. At K = 16 a thread owns one column, for with two it has not registers
-    enough to load ahead.
+    `RELOAD` loads k a second time rather than hold it, where D or z need registers too. At K = 16 a thread owns one column, for
+    with two it has not registers enough to load ahead.
     """
     tile = {**chunk_tile(K, precision), 'PREFETCH': False, 'RELOAD': False, 'ROWS': 0}
     if tile['BK'] == 16:
@@ -100,8 +100,8 @@ def forward_chunk(
     """Store the output of one chunk, with `OUTPUT`; return the state `[BV, BK]` at its end, and the next chunk's tiles.
 
     With `PREFETCH`, this chunk's tiles of q, k, v, beta and z come as arguments and those of the next are loaded before the
-    output is stored, which no load may cross. Without it they are loaded here, and with `RELOAD`, k a second time, so that it
-    is not held during the substitution. `b_z` is b_v where there is no z.
+    output is stored, which no load may cross. Without it they are loaded here. With `RELOAD` and D or z, k is loaded a second
+    time and q late: they are not held during the substitution. `b_z` is b_v where there is no z.
     """
     q, k, v, beta, z, g, a, o = tensors
     S_Q, S_K, S_V, S_B, S_Z, S_O = strides
@@ -109,15 +109,16 @@ def forward_chunk(
     BT: tl.constexpr = o_t.shape[0]
     BK: tl.constexpr = o_k.shape[0]
     BV: tl.constexpr = o_v.shape[0]
-    # after the substitution, which needs the registers
+    # Q S after the substitution, which needs the registers
     LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
+    AGAIN: tl.constexpr = RELOAD and LATE and not PREFETCH
     i_next = i_x + BT
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     rows = gram_rows(p_g, ROWS, BT)
     if not PREFETCH:
         b_k = load_tile(p_k, o_t, o_k, left, K, PARTIAL)
-        b_q = b_k if RELOAD else load_tile(p_q, o_t, o_k, left, K, PARTIAL)
+        b_q = b_k if AGAIN else load_tile(p_q, o_t, o_k, left, K, PARTIAL)
     b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     if PREFETCH:
@@ -133,7 +134,7 @@ def forward_chunk(
     if OUTPUT and not LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
     b_u = chunk_updates(b_p, b_v.to(tl.float32), b_b.to(tl.float32), rows, p_g, DOT, USE_BETA_SIGMOID, ROWS)
-    if RELOAD and not PREFETCH:
+    if AGAIN:
         b_q = load_tile(p_q, o_t, o_k, left, K, PARTIAL)
         b_k = load_again(p_k, o_t, o_k, left, K, PARTIAL)
     if OUTPUT and LATE:
