@@ -42,7 +42,7 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 def forward_tile(K: int, precision: str) -> dict:
     """Launch parameters, as far as there are registers: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early.
 
-    `RELOAD` loads k a second time rather than hold it, where D or z need registers too. At K = 16 a thread owns one column, for
+    `RELOAD` loads k a second time rather than hold it, where D or z need registers too. At K = 16 a thread owns one column:
     with two it has not registers enough to load ahead.
     """
     tile = {**chunk_tile(K, precision), 'PREFETCH': False, 'RELOAD': False, 'ROWS': 0}
