@@ -66,31 +66,32 @@ def backward_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int
     types |= dict.fromkeys(('rows', 'states', 'part', 'scratch'), '*fp32') | dict.fromkeys(('T', 'TT', 'N', 'L', 'NS'), 'i32')
     constants = dict(
         D=None, z=None, dht=None, dD=None, dz=None, dh0=None, cu_seqlens=None, H=H, K=K, V=V, S_V=H * V, S_Z=0, S_DO=H * V,
-        KP=diagonal_common.padded_state_size(K), C=checkpoint_interval(K), BK=16, BV=diagonal_bwd.BLOCK_OF_CHANNELS, ROWS=1,
+        R=2 * diagonal_common.padded_state_size(K) + 4, KP=diagonal_common.padded_state_size(K), C=checkpoint_interval(K),
+        BK=16, BV=diagonal_bwd.BLOCK_OF_CHANNELS, ROWS=1,
         PRECISE=dtype == 'fp32', SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False, IS_VARLEN=False,
         USE_FINAL_STATE_GRADIENT=False, STORE_INITIAL_STATE_GRADIENT=False, HAS_D=False, HAS_Z=False, MASKED=False,
     )
     return types, constants, 1
 
 
-def prepare_arguments(squares: bool) -> Callable:
-    def arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
-        BK = diagonal_common.padded_state_size(K)
-        types = dict(q=f'*{dtype}', k=f'*{dtype}', rows='*fp32', scale='fp32')
-        types |= dict.fromkeys(('T', 'TT', 's_qb', 's_qt', 's_qh', 's_kb', 's_kt', 's_kh'), 'i32')
-        constants = dict(
-            s_qk=1, s_kk=1, H=H, K=K, BT=max(1024 // BK, 4), BK=BK, R=(3 if squares else 2) * BK + 4, PADDED=BK != K,
-            SQUARES=squares,
-        )
-        return types, constants, 4
-    return arguments
+def prepare_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
+    BK = diagonal_common.padded_state_size(K)
+    types = dict(q=f'*{dtype}', k=f'*{dtype}', rows='*fp32', scale='fp32')
+    types |= dict.fromkeys(('T', 'TT', 's_qb', 's_qt', 's_qh', 's_kb', 's_kt', 's_kh'), 'i32')
+    constants = dict(
+        s_qk=1, s_kk=1, H=H, K=K, BT=max(1024 // BK, 4), BK=BK, R=2 * BK + 4, PADDED=BK != K, SQUARES=False,
+    )
+    return types, constants, 4
 
 
 def reduce_arguments(K: int, dtype: str, target: str) -> tuple[dict, dict, int]:
     KP = diagonal_common.padded_state_size(K)
     types = dict.fromkeys(('part', 'rows'), '*fp32') | dict.fromkeys(('dq', 'dk', 'dbeta'), f'*{dtype}')
     types |= dict(scale='fp32', TT='i32')
-    return types, dict(NV=V // diagonal_bwd.BLOCK_OF_CHANNELS, H=H, K=K, KP=KP, BT=max(512 // KP, 2), SCALAR_BETA=False), 2
+    constants = dict(
+        NV=V // diagonal_bwd.BLOCK_OF_CHANNELS, H=H, K=K, R=2 * KP + 4, KP=KP, BT=max(512 // KP, 2), SCALAR_BETA=False,
+    )
+    return types, constants, 2
 
 
 def segment_arguments(reverse: bool) -> Callable:
@@ -101,7 +102,7 @@ def segment_arguments(reverse: bool) -> Callable:
         constants = dict(
             z=None, cu_seqlens=None, H=H, K=K, V=V, S_X=H * V, S_Z=0, R=(3 if reverse else 2) * KP + 4, KP=KP, BK=16,
             BV=32, REVERSE=reverse, SIGMOID=False, SCALAR_BETA=False, STATE_V_FIRST=False,
-            IS_VARLEN=False, HAS_Z=False,
+            IS_VARLEN=False, HAS_Z=False, MASKED=False,
         )
         return types, constants, 1
     return arguments
@@ -163,9 +164,9 @@ def hottest(compiled: Compiled):
 
 
 ROWS = (
-    Row('prepare', 'diagonal', 'forward', diagonal_common.longhorn_prepare_kernel, prepare_arguments(False), prepare_cost),
+    Row('prepare', 'diagonal', 'forward', diagonal_common.longhorn_prepare_kernel, prepare_arguments, prepare_cost),
     Row('forward', 'diagonal', 'forward', diagonal_fwd.longhorn_fwd_kernel, forward_arguments, forward_cost),
-    Row('prepare', 'diagonal', 'backward', diagonal_common.longhorn_prepare_kernel, prepare_arguments(True), prepare_cost),
+    Row('prepare', 'diagonal', 'backward', diagonal_common.longhorn_prepare_kernel, prepare_arguments, prepare_cost),
     Row('backward', 'diagonal', 'backward', diagonal_bwd.longhorn_bwd_kernel, backward_arguments, backward_cost),
     Row('reduce', 'diagonal', 'backward', diagonal_bwd.longhorn_reduce_kernel, reduce_arguments, reduce_cost),
     *(Row(*fields) for fields in exact_rows.ROWS),

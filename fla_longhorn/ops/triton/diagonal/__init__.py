@@ -67,7 +67,7 @@ def diagonal_bwd(
 
     # a program of the backward takes two segments, one after the other; of their summaries twice as many warps run at a time
     L = segment_length(args, parallel, BLOCK_OF_CHANNELS, rounds=2)
-    rows = prepare_rows(q, k, args.scale, squares=True)
+    rows = prepare_rows(q, k, args.scale, squares=L <= T)
     if L <= T:
         decay, local = segments.summarize_segments(
             rows, do, s_do, beta, z, s_z, cu_seqlens, K=K, L=L, reverse=True, **options,

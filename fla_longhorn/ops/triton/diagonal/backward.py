@@ -18,9 +18,11 @@ from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.triton.common import FUSED, first_slot
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
+    copy_rows,
     from_ring,
     load_four,
     load_keys,
+    load_next,
     replay_block,
     ring_offsets,
     to_ring,
@@ -70,6 +72,7 @@ def longhorn_bwd_kernel(
     S_V: tl.constexpr,
     S_Z: tl.constexpr,
     S_DO: tl.constexpr,
+    R: tl.constexpr,
     KP: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -93,7 +96,6 @@ def longhorn_bwd_kernel(
     along them.
     `dht` holds the gradient of the state at the end of each segment slot.
     """
-    R: tl.constexpr = 3 * KP + 4
     PR: tl.constexpr = 2 * KP + 4
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -103,14 +105,22 @@ def longhorn_bwd_kernel(
     NA: tl.constexpr = 0 if NK == 1 else 3
     o_i = tl.arange(0, BK)[:, None]
     o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
-    # a program's scratch: states of a chunk, the state's gradients, and by token and channel what is summed later
-    p_ring = scratch + tl.program_id(0).to(tl.int64) * ((C // 4 + NK) * BK * BV + (NW + NA) * C * BV)
+    # a program's scratch: states of a chunk, the state's gradients, by token and channel what is summed later, and four rows
+    p_ring = scratch + tl.program_id(0).to(tl.int64) * ((C // 4 + NK) * BK * BV + (NW + NA) * C * BV + 4 * R)
     p_G = p_ring + (C // 4) * BK * BV + o_i * BV + o_x
     p_sums = p_ring + (C // 4 + NK) * BK * BV
-    p_acc = p_sums + NW * C * BV + o_x
+    p_rest = p_sums + (NW + NA) * C * BV
     o_ring = ring_offsets(BK, BV)
+    V_TYPE: tl.constexpr = v.dtype.element_ty
+    BETA_TYPE: tl.constexpr = beta.dtype.element_ty
+    DO_TYPE: tl.constexpr = do.dtype.element_ty
+    Z_TYPE: tl.constexpr = z.dtype.element_ty if HAS_Z else DO_TYPE
     # of a masked token beta is zero
     NONE: tl.constexpr = float('-inf') if SIGMOID else 0.
+
+    # what stands for channels beyond V; without it a load takes an instruction less
+    V_BEYOND: tl.constexpr = 0. if MASKED else None
+    BETA_BEYOND: tl.constexpr = NONE if MASKED else None
 
     for i in range(0, tl.cdiv(NS * H * NV - tl.program_id(0), tl.num_programs(0))):
         i_w = tl.program_id(0) + i * tl.num_programs(0)
@@ -148,6 +158,11 @@ def longhorn_bwd_kernel(
             p_dz = dz + i_o + o_x if HAS_Z else p_dv
             p_token = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
             n_b = tl.cdiv(n_c, 4)
+            p_last = p_r + (n_b - 1) * 4 * R
+            if n_c % 4 != 0:
+                # with four rows in scratch, where a token's row lies is a constant in each block
+                copy_rows(p_rest, p_last, n_c % 4, R, KP)
+                p_last = p_rest
             for i_k in range(0, NK):
                 o_k = i_k * BK + o_i
                 b_h = tl.load(
@@ -156,18 +171,19 @@ def longhorn_bwd_kernel(
                 # a pointer that advances with the loop costs two instructions, a recomputed one four
                 x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
                 # inputs are asked for a block of tokens ahead: loads don't move up across stores
-                vs = load_four(x_v, n_c, m_v, S_V, 0., MASKED, True)
-                betas = load_four(x_beta, n_c, m_v, S_B, NONE, MASKED, True)
+                vs = load_four(x_v, n_c, m_v, S_V, 0.)
+                betas = load_four(x_beta, n_c, m_v, S_B, NONE)
                 b_keys, ns = load_keys(x_r, x_r + i_k * BK, n_c, R, KP, BK)
                 tl.store(x_ring + o_ring, to_ring(b_h))
                 for j in range(1, n_b):
                     # the last block is asked for twice
                     step = tl.where(j + 1 < n_b, 4, 0)
                     x_r, x_v, x_beta, x_ring = x_r + step * R, x_v + step * S_V, x_beta + step * S_B, x_ring + BK * BV
-                    next_vs = load_four(x_v, 4, m_v, S_V, 0., MASKED, False)
-                    next_betas = load_four(x_beta, 4, m_v, S_B, NONE, MASKED, False)
+                    m = m_v if MASKED else None
+                    next_vs = load_next(x_v, m, S_V, V_BEYOND)
+                    next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
                     next_keys, next_ns = load_keys(x_r, x_r + i_k * BK, 4, R, KP, BK)
-                    b_h = replay_block(b_h, b_keys, ns, vs, betas, SIGMOID)
+                    b_h = replay_block(b_h, b_keys, ns, vs, betas, V_TYPE, BETA_TYPE, SIGMOID)
                     tl.store(x_ring + o_ring, to_ring(b_h))
                     vs, betas, b_keys, ns = next_vs, next_betas, next_keys, next_ns
                 tl.debug_barrier()
@@ -175,30 +191,34 @@ def longhorn_bwd_kernel(
                 b_G = tl.load(p_G + i_k * BK * BV)
                 j = n_b - 1
                 n_u = n_c - 4 * j
-                x_r, x_ring, x_sums = p_r + j * 4 * R, p_ring + j * BK * BV, p_sums + j * 4
+                x_r, x_ring, x_sums = p_last, p_ring + j * BK * BV, p_sums + j * 4
                 x_v, x_beta, x_do, x_z = p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_do + j * 4 * S_DO, p_z + j * 4 * S_Z
                 x_dv, x_dbeta, x_dz = p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B, p_dz + j * 4 * H * V
-                x_acc, x_part = p_acc + j * 4 * BV, p_token + j * 4 * PR
-                vs = load_four(x_v, n_u, m_v, S_V, 0., MASKED, True)
-                betas = load_four(x_beta, n_u, m_v, S_B, NONE, MASKED, True)
-                dos = load_four(x_do, n_u, m_v, S_DO, 0., MASKED, True)
-                zs = load_four(x_z, n_u, m_v, S_Z, 0., MASKED, True) if HAS_Z else (0., 0., 0., 0.)
+                x_part = p_token + j * 4 * PR
+                vs = load_four(x_v, n_u, m_v, S_V, 0.)
+                betas = load_four(x_beta, n_u, m_v, S_B, NONE)
+                dos = load_four(x_do, n_u, m_v, S_DO, 0.)
+                zs = load_four(x_z, n_u, m_v, S_Z, 0.) if HAS_Z else (0., 0., 0., 0.)
+                b_h = tl.load(x_ring + o_ring)
                 for j in range(0, n_b):
-                    b_h = from_ring(tl.load(x_ring + o_ring))
                     # no tokens before the first
                     step = tl.where(j + 1 < n_b, 4, 0)
+                    m = m_v & (tl.full(m_v.shape, 0, tl.int32) < step)
+                    x_ring -= step // 4 * BK * BV
+                    next_h = tl.load(x_ring + o_ring)
                     x_v, x_beta, x_do, x_z = x_v - step * S_V, x_beta - step * S_B, x_do - step * S_DO, x_z - step * S_Z
-                    next_vs = load_four(x_v, step, m_v, S_V, 0., MASKED, True)
-                    next_betas = load_four(x_beta, step, m_v, S_B, NONE, MASKED, True)
-                    next_dos = load_four(x_do, step, m_v, S_DO, 0., MASKED, True)
-                    next_zs = load_four(x_z, step, m_v, S_Z, 0., MASKED, True) if HAS_Z else zs
+                    next_vs = load_next(x_v, m, S_V, V_BEYOND)
+                    next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
+                    next_dos = load_next(x_do, m, S_DO, V_BEYOND)
+                    next_zs = load_next(x_z, m, S_Z, V_BEYOND) if HAS_Z else zs
                     b_G, b_dD = backward_block(
-                        b_G, b_dD, b_D, b_h, vs, betas, dos, zs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_sums, x_acc, x_part,
-                        m_v, H, V, S_B, R, PR, KP, NK, BK, BV, C, ROWS, PRECISE, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                        b_G, b_dD, b_D, from_ring(b_h), vs, betas, dos, zs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_sums, x_part,
+                        m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV, C, ROWS, PRECISE, SIGMOID,
+                        HAS_D, HAS_Z, SCALAR_BETA,
                     )
-                    vs, betas, dos, zs, n_u = next_vs, next_betas, next_dos, next_zs, n_u * 0 + 4
-                    x_r, x_ring, x_sums = x_r - 4 * R, x_ring - BK * BV, x_sums - 4
-                    x_acc, x_part = x_acc - 4 * BV, x_part - 4 * PR
+                    vs, betas, dos, zs, b_h, n_u = next_vs, next_betas, next_dos, next_zs, next_h, n_u * 0 + 4
+                    x_r, x_sums = p_r + (n_b - 2 - j) * 4 * R, x_sums - 4
+                    x_part -= 4 * PR
                     x_dv, x_dbeta, x_dz = x_dv - 4 * H * V, x_dbeta - 4 * S_B, x_dz - 4 * H * V
                 tl.store(p_G + i_k * BK * BV, b_G)
             tl.debug_barrier()
@@ -236,12 +256,12 @@ def longhorn_reduce_kernel(
     NV: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
+    R: tl.constexpr,
     KP: tl.constexpr,
     BT: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
 ):
     """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
-    R: tl.constexpr = 3 * KP + 4
     PR: tl.constexpr = 2 * KP + 4
     i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
@@ -298,7 +318,8 @@ def longhorn_bwd_segments(
     KP, BK, BV = padded_state_size(K), 16, BLOCK_OF_CHANNELS
     NS, NV, NK = num_checkpoints(B, T, N, L, cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
-    floats = (C // 4 + NK) * BK * BV + ((2 if scalar_beta else 1) + (0 if NK == 1 else 3)) * C * BV
+    R = rows.shape[-1]
+    floats = (C // 4 + NK) * BK * BV + ((2 if scalar_beta else 1) + (0 if NK == 1 else 3)) * C * BV + 4 * R
 
     def fresh(x):
         return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -309,13 +330,13 @@ def longhorn_bwd_segments(
     dD = None if D is None else torch.empty(NS, H, V, **f32)
     longhorn_bwd_kernel[(programs,)](
         rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
-        T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
+        T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, R=R, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
         PRECISE=max(q.itemsize, k.itemsize) > 2, SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta,
         STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FUSED,
     )
     BT = max(512 // KP, 2)
     longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](
-        part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, KP=KP, BT=BT, SCALAR_BETA=scalar_beta, num_warps=2,
-        **FUSED,
+        part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, R=R, KP=KP, BT=BT, SCALAR_BETA=scalar_beta,
+        num_warps=2, **FUSED,
     )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

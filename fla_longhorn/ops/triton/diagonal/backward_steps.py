@@ -6,28 +6,59 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.common import divide
-from fla_longhorn.ops.triton.diagonal.common import sigmoid, step_size, unstack, update, weighted_rows
+from fla_longhorn.ops.triton.diagonal.common import LOG2E, sigmoid, step_size, unstack, update, weighted_rows
 
 
 @triton.jit
-def sum_channels(m0, m1, w0, w1, PRECISE: tl.constexpr):
-    """sum_v m_t[j, v] w_t[v] of two tokens `[BK, 2]`, mostly on the tensor cores: a product with a matrix of ones and zeros.
+def sum_channels(b_x, PRECISE: tl.constexpr):
+    """Sums of b_x `[BK, BV]` over v % 4, `[BK, BV / 4]`, on the tensor cores: a product with a matrix of ones and zeros.
 
-    A thread has one channel v and all j. The right operand has rows [j, v % 4] and columns [t, v / 4]: then its layout is the
-    one that the values have, and none changes its thread. The product selects j and adds over v % 4, `tl.sum` over the rest.
+    A thread has one channel v and all j. The right operand has rows [j, v % 4] and columns v / 4: then its layout is the one
+    that the values have, and none changes its thread. The product selects j and adds over v % 4.
     Operands are rounded to TF32, with PRECISE in two parts.
     """
-    BK: tl.constexpr = m0.shape[0]
-    BV: tl.constexpr = m0.shape[1]
-    b_x = tl.permute(tl.reshape(tl.join(m0 * w0, m1 * w1), (BK, BV // 4, 4, 2)), (0, 2, 3, 1))
-    b_x = tl.reshape(b_x, (4 * BK, BV // 2))
+    BK: tl.constexpr = b_x.shape[0]
+    BV: tl.constexpr = b_x.shape[1]
+    b_x = tl.reshape(tl.permute(tl.reshape(b_x, (BK, BV // 4, 4)), (0, 2, 1)), (4 * BK, BV // 4))
     b_own = (tl.arange(0, 4 * BK)[None, :] // 4 == tl.arange(0, BK)[:, None]).to(tl.float32)
     if PRECISE:
-        b_high = (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-        b_s = tl.dot(b_own, b_high, tl.dot(b_own, b_x - b_high, input_precision='tf32'), input_precision='tf32')
+        b_high = upper_half(b_x)
+        return tl.dot(b_own, b_high, tl.dot(b_own, b_x - b_high, input_precision='tf32'), input_precision='tf32')
     else:
-        b_s = tl.dot(b_own, b_x, input_precision='tf32')
-    return tl.sum(tl.reshape(b_s, (BK, 2, BV // 4)), 2)
+        return tl.dot(b_own, b_x, input_precision='tf32')
+
+
+@triton.jit
+def add_sums(b_s, b_x0, b_x1, PAIR: tl.constexpr, PRECISE: tl.constexpr):
+    """Add up :func:`sum_channels` of two tokens over the rest of the channels, on the tensor cores.
+
+    b_s is `[v / 4 % 2, j % (BK / 2); t, j / (BK / 2)]` of four tokens, in whose layout again no value changes its thread.
+    """
+    BK: tl.constexpr = b_x0.shape[0]
+    BN: tl.constexpr = b_x0.shape[1]
+    b_x = tl.permute(tl.reshape(tl.join(b_x0, b_x1), (2, BK // 2, BN // 2, 2, 2)), (3, 1, 4, 0, 2))
+    b_x = tl.reshape(b_x, (BK, 2 * BN))
+    b_own = (tl.arange(0, 2 * BN)[:, None] // (BN // 2) + 4 * PAIR == tl.arange(0, 8)[None, :]).to(tl.float32)
+    if PRECISE:
+        b_high = upper_half(b_x)
+        b_s = tl.dot(b_x - b_high, b_own, b_s, input_precision='tf32')
+        return tl.dot(b_high, b_own, b_s, input_precision='tf32')
+    else:
+        return tl.dot(b_x, b_own, b_s, input_precision='tf32')
+
+
+@triton.jit
+def upper_half(b_x):
+    """What TF32 keeps."""
+    return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tokens_of(b_s):
+    """[t, j] of four tokens from the sums `[v / 4 % 2, j; t, half of j]`."""
+    BK: tl.constexpr = b_s.shape[0]
+    b_s = tl.sum(tl.reshape(b_s, (2, BK // 2, 4, 2)), 0)
+    return tl.reshape(tl.permute(b_s, (1, 2, 0)), (4, BK))
 
 
 @triton.jit
@@ -37,17 +68,53 @@ def side_by_side(x, BV: tl.constexpr):
 
 
 @triton.jit
-def load_four(p, n_u, m_v, S: tl.constexpr, OTHER: tl.constexpr, MASKED: tl.constexpr, GUARDED: tl.constexpr):
-    """What lies at `p [1, BV]` and S elements further each, for four tokens; GUARDED: only the first n_u exist."""
+def apart(x):
+    """The inverse of :func:`side_by_side`."""
+    a, b = tl.split(tl.reshape(x, (1, x.shape[0], 2, 2)))
+    x0, x2 = tl.split(a)
+    x1, x3 = tl.split(b)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def load_four(p, n_u, m_v, S: tl.constexpr, OTHER: tl.constexpr):
+    """Words of what lies at `p [1, BV]` and S elements further each, for four tokens, of which the first n_u exist."""
     xs = ()
     for u in tl.static_range(4):
-        if GUARDED:
-            xs = xs + (tl.load(p + u * S, mask=m_v & (tl.full(m_v.shape, u, tl.int32) < n_u), other=OTHER),)
-        elif MASKED:
-            xs = xs + (tl.load(p + u * S, mask=m_v, other=OTHER),)
-        else:
-            xs = xs + (tl.load(p + u * S),)
+        xs = xs + (to_word(tl.load(p + u * S, mask=m_v & (tl.full(m_v.shape, u, tl.int32) < n_u), other=OTHER)),)
     return xs
+
+
+@triton.jit
+def load_next(p, m, S: tl.constexpr, OTHER: tl.constexpr):
+    """:func:`load_four` with one mask for the four, or None."""
+    xs = ()
+    for u in tl.static_range(4):
+        if m is None:
+            xs = xs + (to_word(tl.load(p + u * S)),)
+        else:
+            xs = xs + (to_word(tl.load(p + u * S, mask=m, other=OTHER)),)
+    return xs
+
+
+@triton.jit
+def to_word(b_x):
+    """What was loaded, unconverted, in a register of its own: a loop would copy 16 bits from one to another."""
+    if b_x.dtype.primitive_bitwidth == 16:
+        return b_x.to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        return b_x
+
+
+@triton.jit
+def from_word(b_x, DTYPE: tl.constexpr):
+    """Float32 of what was loaded as DTYPE."""
+    if tl.bfloat16 == DTYPE:
+        return (b_x << 16).to(tl.float32, bitcast=True)
+    elif tl.float16 == DTYPE:
+        return b_x.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return b_x.to(tl.float32)
 
 
 @triton.jit
@@ -61,65 +128,96 @@ def load_keys(p_r, p_k, n_u, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr
 
 
 @triton.jit
-def replay_block(b_h, b_keys, ns, vs, betas, SIGMOID: tl.constexpr):
+def copy_rows(p_to, p_r, n_u, R: tl.constexpr, KP: tl.constexpr):
+    """Copy the rows of n_u tokens, the last one as often as makes four."""
+    o_r = tl.arange(0, 4 * KP)
+    for u in range(0, 4):
+        # key, query and |k|^2: nobody wrote what lies between them and the squares
+        b_row = tl.load(p_r + tl.minimum(u, n_u - 1) * R + o_r, mask=o_r <= 2 * KP)
+        tl.store(p_to + u * R + o_r, b_row, mask=o_r <= 2 * KP)
+
+
+@triton.jit
+def replay_block(b_h, b_keys, ns, vs, betas, V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, SIGMOID: tl.constexpr):
     """The state four tokens later."""
     ks = unstack(b_keys)
     for u in tl.static_range(4):
-        b_h = update(b_h, ks[u], step_size(betas[u].to(tl.float32), ns[u], SIGMOID), vs[u].to(tl.float32))
+        b_eps = step_size(from_word(betas[u], BETA_TYPE), ns[u], SIGMOID)
+        b_h = update(b_h, ks[u], b_eps, from_word(vs[u], V_TYPE))
     return b_h
 
 
 @triton.jit
-def backward_token(b_G, b_h, b_a, b_k, b_q, b_v, b_dy, ROWS: tl.constexpr):
-    """One token back: (G before it, m, g, sum_j k_j m_j) from the decayed G after it, the state before it and its decay."""
+def step_factors(b_beta, b_n, SIGMOID: tl.constexpr):
+    """(s, r, slope) with eps = s r, and slope s deps for the gradient of beta, or of its logit."""
+    if SIGMOID:
+        # e = exp(-logit), eps = 1 / (1 + e + n), and the logit's gradient is e eps^2 deps
+        b_e = tl.exp2(b_beta * -LOG2E)
+        b_eps = divide(1., 1. + b_n + b_e)
+        return b_eps, 1., tl.minimum(b_e, 3e38) * b_eps
+    else:
+        b_f = divide(1., 1. + b_beta * b_n)
+        return b_f, b_beta, b_f
+
+
+@triton.jit
+def forward_token(b_h, b_k, b_q, b_s, b_r, b_v, ROWS: tl.constexpr):
+    """The state S' after one token, x = s (v - k S) and q^T S'."""
+    b_x = tl.fma(-(b_k * b_s), b_h, b_s * b_v)
+    b_h += (b_k * b_r) * b_x
+    return b_h, b_x, weighted_rows(b_q, b_h, ROWS)
+
+
+@triton.jit
+def backward_token(b_G, b_x, b_a, b_k, b_q, b_sv, b_dy, ROWS: tl.constexpr):
+    """One token back: (G before it, s m, g, sum_j k_j s m_j) from the decayed G after it, its x, its decay and s v."""
     b_G += b_q * b_dy
-    b_m = b_G * (0.5 * b_v - b_k * b_h)
+    b_m = b_G * (b_x - 0.5 * b_sv)
     return b_a * b_G, b_m, weighted_rows(b_k, b_G, ROWS), weighted_rows(b_k, b_m, ROWS)
 
 
 @triton.jit
+def gate_and_slope(b_z):
+    """silu(z) and its derivative."""
+    b_s = sigmoid(b_z)
+    b_gate = b_z * b_s
+    return b_gate, b_s + b_gate * (1. - b_s)
+
+
+@triton.jit
 def finish_token(
-    b_g, b_d, b_y, b_v, b_beta, b_eps, b_f, b_dy, b_D, b_do, b_z, m, p_dv, p_dbeta, p_dz,
-    SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    b_g, b_d, b_y, b_sv, b_s, b_r, b_slope, b_dy, b_D, m, p_dv, p_dbeta, p_dz,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """Store one token's gradients of v, beta and z; return (eps^2 deps, dbeta), which are summed over the channels later."""
-    b_deps = b_d + (0.5 * b_v) * b_g
+    b_eps = b_s * b_r
+    b_d += (0.5 * b_sv) * b_g
     b_dv = b_eps * b_g
-    b_db = b_f * (b_f * b_deps)
-    b_w = b_eps * (b_eps * b_deps)
-    if SIGMOID:
-        b_db *= b_beta * (1. - b_beta)
+    b_db = b_slope * b_d
     if HAS_D:
         b_dv += b_D * b_dy
-        b_y += b_D * b_v
     tl.store(p_dv, b_dv.to(p_dv.dtype.element_ty), mask=m)
     if not SCALAR_BETA:
         tl.store(p_dbeta, b_db.to(p_dbeta.dtype.element_ty), mask=m)
     if HAS_Z:
-        b_z = b_z.to(tl.float32)
-        b_s = sigmoid(b_z)
-        b_dz = b_do.to(tl.float32) * b_y * (b_s * (1. + b_z * (1. - b_s)))
-        tl.store(p_dz, b_dz.to(p_dz.dtype.element_ty), mask=m)
-    return b_w, b_db
+        tl.store(p_dz, b_y.to(p_dz.dtype.element_ty), mask=m)
+    return (b_eps * b_r) * b_d, b_db
 
 
 @triton.jit
 def finish_block(
-    gs, ds, outputs, vs, betas, es, fs, dys, b_D, dos, zs, n_u, p_dv, p_dbeta, p_dz, p_w, m_v, H: tl.constexpr,
-    V: tl.constexpr, S_B: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w, m_v, H: tl.constexpr, V: tl.constexpr,
+    S_B: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """:func:`finish_token` for four tokens, of which n_u exist; keeps what is summed over the channels later at `p_w`."""
     ws, dbs = (), ()
     for u in tl.static_range(4):
         b_w, b_db = finish_token(
-            gs[u], ds[u], outputs[u], vs[u], betas[u], es[u], fs[u], dys[u], b_D, dos[u], zs[u],
+            gs[u], ds[u], outputs[u], svs[u], ss[u], rs[u], slopes[u], dys[u], b_D,
             m_v & (tl.full(m_v.shape, u, tl.int32) < n_u), p_dv + u * H * V, p_dbeta + u * S_B, p_dz + u * H * V,
-            SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            HAS_D, HAS_Z, SCALAR_BETA,
         )
         ws, dbs = ws + (b_w,), dbs + (b_db,)
-    # [BV, 4]
-    p_w += tl.arange(0, BV)[:, None] * C + tl.arange(0, 4)[None, :]
     tl.store(p_w, side_by_side(ws, BV))
     if SCALAR_BETA:
         tl.store(p_w + C * BV, side_by_side(dbs, BV))
@@ -127,75 +225,86 @@ def finish_block(
 
 @triton.jit
 def backward_block(
-    b_G, b_dD, b_D, b_h, vs, betas, dos, zs, i_k, n_u, p_r, p_dv, p_dbeta, p_dz, p_w, p_acc, p_part, m_v,
+    b_G, b_dD, b_D, b_h, vs, betas, dos, zs, i_k, n_u, p_r, p_dv, p_dbeta, p_dz, p_w, p_part, m_v,
+    V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, DO_TYPE: tl.constexpr, Z_TYPE: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, S_B: tl.constexpr, R: tl.constexpr, PR: tl.constexpr, KP: tl.constexpr,
     NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """Four tokens forward from the state before them, with all states kept, and back; only the first n_u exist.
+    """Four tokens forward from the state before them, with each one's x kept, and back; only the first n_u exist.
 
     The others have the last one's key, and no step size, value or gradient: they change nothing. Stores come last, because
-    loads don't move up across them.
+    loads don't move up across them. Between two blocks of K, what is summed over K lies in scratch.
     """
     p_k = p_r + i_k * BK + tl.arange(0, BK)
-    hs, fs, es, dys, ys, bs = (b_h,), (), (), (), (), ()
-    for u in tl.static_range(4):
-        o_r = tl.minimum(n_u - 1, u) * R
-        b_v, b_beta, b_dy = vs[u].to(tl.float32), betas[u].to(tl.float32), dos[u].to(tl.float32)
+    b_dq, b_dk = tl.zeros([BK, 8], dtype=tl.float32), tl.zeros([BK, 8], dtype=tl.float32)
+    # [BV, 4]
+    o_w = tl.arange(0, BV)[:, None] * C + tl.arange(0, 4)[None, :]
+    if NK > 1:
+        # sums over the entries of K before these
+        p_acc = p_w + (2 if SCALAR_BETA else 1) * C * BV + o_w
+        m_a = tl.zeros_like(o_w) < i_k
+        earlier_gs = apart(tl.load(p_acc, mask=m_a, other=0.))
+        earlier_ds = apart(tl.load(p_acc + C * BV, mask=m_a, other=0.))
         if HAS_Z:
-            b_z = zs[u].to(tl.float32)
-            b_dy *= b_z * sigmoid(b_z)
-        if SIGMOID:
-            b_beta = sigmoid(b_beta)
-        b_f = divide(1., 1. + b_beta * tl.load(p_r + o_r + 2 * KP))
-        b_eps = b_beta * b_f
-        b_h = update(b_h, tl.load(p_k + o_r)[:, None], b_eps, b_v)
-        hs, fs, es, dys, ys, bs = hs + (b_h,), fs + (b_f,), es + (b_eps,), dys + (b_dy,), ys + (b_v,), bs + (b_beta,)
+            earlier_outputs = apart(tl.load(p_acc + 2 * C * BV, mask=m_a, other=0.))
+    xs, ss, rs, slopes, dys, svs, outputs, b_last = (), (), (), (), (), (), (), b_dq
+    for u in tl.static_range(4):
+        b_v, b_dy = from_word(vs[u], V_TYPE), from_word(dos[u], DO_TYPE)
+        if HAS_Z:
+            b_gate, b_slope = gate_and_slope(from_word(zs[u], Z_TYPE))
+            b_dy, b_do = b_dy * b_gate, b_dy * b_slope
+        b_s, b_r, b_slope = step_factors(from_word(betas[u], BETA_TYPE), tl.load(p_r + u * R + 2 * KP), SIGMOID)
+        b_h, b_x, b_y = forward_token(
+            b_h, tl.load(p_k + u * R)[:, None], tl.load(p_k + u * R + KP)[:, None], b_s, b_r, b_v, ROWS,
+        )
         if HAS_D:
-            if i_k == 0:
-                b_dD += b_dy * b_v
-    dqs = (sum_channels(hs[1], hs[2], dys[0], dys[1], PRECISE), sum_channels(hs[3], hs[4], dys[2], dys[3], PRECISE))
-    dks = dqs
+            b_dD += tl.where(i_k == 0, b_dy * b_v, 0.)
+        b_sum = sum_channels(b_h * b_dy, PRECISE)
+        if u % 2 == 1:
+            b_dq = add_sums(b_dq, b_last, b_sum, u // 2, PRECISE)
+        b_last = b_sum
+        if HAS_Z:
+            if NK > 1:
+                b_y += earlier_outputs[u]
+            b_dz = (b_y + b_D * b_v if HAS_D else b_y) * b_do
+            b_y = tl.where(i_k + 1 < NK, b_y, b_dz)
+        xs, ss, rs, slopes = xs + (b_x,), ss + (b_s,), rs + (b_r,), slopes + (b_slope,)
+        dys, svs, outputs = dys + (b_dy,), svs + (b_s * b_v,), outputs + (b_y,)
 
-    gs, ds, outputs, b_last = dys, dys, dys, b_h
+    gs, ds = dys, dys
     for u in tl.static_range(3, -1, -1):
-        o_r = tl.minimum(n_u - 1, u) * R
-        b_k, b_q = tl.load(p_k + o_r)[:, None], tl.load(p_k + o_r + KP)[:, None]
-        b_a = 1. - es[u] * tl.load(p_k + o_r + 2 * KP + 4)[:, None]
-        b_y = weighted_rows(b_q, hs[u + 1], ROWS) if HAS_Z else b_D
-        b_G, b_m, b_g, b_d = backward_token(b_G, hs[u], b_a, b_k, b_q, ys[u], dys[u], ROWS)
+        # the modifier, which changes nothing else, has them asked for again: kept from above they would take 128 registers
+        b_k, b_q = tl.load(p_k + u * R, cache_modifier='.ca'), tl.load(p_k + u * R + KP, cache_modifier='.ca')
+        b_k, b_q = b_k[:, None], b_q[:, None]
+        b_a = tl.fma(-(b_k * (ss[u] * rs[u])), b_k, 1.)
+        b_G, b_m, b_g, b_d = backward_token(b_G, xs[u], b_a, b_k, b_q, svs[u], dys[u], ROWS)
         if NK > 1:
-            m_a = tl.full(m_v.shape, 0, tl.int32) < i_k
-            b_g += tl.load(p_acc + u * BV, mask=m_a, other=0.)
-            b_d += tl.load(p_acc + u * BV + C * BV, mask=m_a, other=0.)
-            if HAS_Z:
-                b_y += tl.load(p_acc + u * BV + 2 * C * BV, mask=m_a, other=0.)
-        gs, ds, outputs = gs[:u] + (b_g,) + gs[u + 1:], ds[:u] + (b_d,) + ds[u + 1:], outputs[:u] + (b_y,) + outputs[u + 1:]
+            b_g, b_d = b_g + earlier_gs[u], b_d + earlier_ds[u]
+        gs, ds = gs[:u] + (b_g,) + gs[u + 1:], ds[:u] + (b_d,) + ds[u + 1:]
+        b_sum = sum_channels(b_m * rs[u], PRECISE)
         if u % 2 == 0:
-            b_dk = sum_channels(b_m, b_last, es[u], es[u + 1], PRECISE)
-            dks = (b_dk, dks[1]) if u == 0 else (dks[0], b_dk)
-        b_last = b_m
+            b_dk = add_sums(b_dk, b_sum, b_last, u // 2, PRECISE)
+        b_last = b_sum
 
-    for u in tl.static_range(2):
-        o_u = 2 * u + tl.arange(0, 2)[None, :]
-        p_row = p_part + i_k * BK + tl.arange(0, BK)[:, None] + o_u * PR
-        tl.store(p_row, dqs[u], mask=o_u < n_u)
-        tl.store(p_row + KP, dks[u], mask=o_u < n_u)
+    o_u = tl.arange(0, 4)[:, None]
+    p_row = p_part + i_k * BK + tl.arange(0, BK)[None, :] + o_u * PR
+    tl.store(p_row, tokens_of(b_dq), mask=o_u < n_u)
+    tl.store(p_row + KP, tokens_of(b_dk), mask=o_u < n_u)
     if NK == 1:
         finish_block(
-            gs, ds, outputs, ys, bs, es, fs, dys, b_D, dos, zs, n_u, p_dv, p_dbeta, p_dz, p_w, m_v, H, V, S_B, BV, C,
-            SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, C,
+            HAS_D, HAS_Z, SCALAR_BETA,
         )
     elif i_k + 1 < NK:
-        for u in tl.static_range(4):
-            tl.store(p_acc + u * BV, gs[u])
-            tl.store(p_acc + u * BV + C * BV, ds[u])
-            if HAS_Z:
-                tl.store(p_acc + u * BV + 2 * C * BV, outputs[u])
+        tl.store(p_acc, side_by_side(gs, BV))
+        tl.store(p_acc + C * BV, side_by_side(ds, BV))
+        if HAS_Z:
+            tl.store(p_acc + 2 * C * BV, side_by_side(outputs, BV))
     else:
         finish_block(
-            gs, ds, outputs, ys, bs, es, fs, dys, b_D, dos, zs, n_u, p_dv, p_dbeta, p_dz, p_w, m_v, H, V, S_B, BV, C,
-            SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, C,
+            HAS_D, HAS_Z, SCALAR_BETA,
         )
     return b_G, b_dD
 

@@ -13,13 +13,15 @@ import triton.language as tl
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import FUSED, first_slot, locate_states, only_if, row_arguments, with_token_stride
-from fla_longhorn.ops.triton.diagonal.backward_steps import load_four
+from fla_longhorn.ops.triton.diagonal.backward_steps import from_word, load_four, load_keys, load_next
 from fla_longhorn.ops.triton.diagonal.common import (
+    load_masked,
     locate_segment,
     prepare_rows,
     sigmoid,
     state_offsets,
     step_size,
+    unstack,
 )
 
 # warps of 32 channels that a multiprocessor should hold: two for each of its four schedulers
@@ -27,6 +29,8 @@ BLOCKS_PER_MULTIPROCESSOR = 8
 # tokens below which a second pass costs more than it hides
 MIN_SEGMENT_LENGTH = 256
 INTERPRETED_MULTIPROCESSORS = 4
+# launch option, of NVIDIA's compiler alone: as few as let a multiprocessor hold the programs that it is given, 16 of a warp
+FEW_REGISTERS = {} if torch.version.hip else dict(maxnreg=128)
 
 
 def multiprocessor_count(device: torch.device) -> int:
@@ -58,9 +62,40 @@ def round_up(x: int, multiple: int) -> int:
     return triton.cdiv(x, multiple) * multiple
 
 
+@triton.jit
+def load_tiles(p_r, i_k, n_u, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, REVERSE: tl.constexpr):
+    """Of four tokens, of which n_u exist: their keys `[BK, 4]`, or with REVERSE queries and squares of keys, and |k|^2."""
+    if REVERSE:
+        b_q, ns = load_keys(p_r, p_r + KP + i_k * BK, n_u, R, KP, BK)
+        b_squares, _ = load_keys(p_r, p_r + 2 * KP + 4 + i_k * BK, n_u, R, KP, BK)
+        return b_q, b_squares, ns
+    else:
+        b_k, ns = load_keys(p_r, p_r + i_k * BK, n_u, R, KP, BK)
+        return b_k, b_k, ns
+
+
+@triton.jit
+def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, REVERSE: tl.constexpr, SIGMOID: tl.constexpr):
+    """The state after one token more, or with REVERSE its gradient before one, and the product of all decays.
+
+    b_k is the token's key, or with REVERSE its query, and b_squares then are those of its key.
+    """
+    b_eps = step_size(b_beta, b_n, SIGMOID)
+    if REVERSE:
+        if b_z is not None:
+            b_x *= b_z * sigmoid(b_z)
+        b_decay = 1. - b_eps * b_squares
+        b_h = b_decay * (b_h + b_k * b_x)
+    else:
+        b_decay = 1. - b_k * (b_k * b_eps)
+        b_h = b_decay * b_h + b_k * (b_eps * b_x)
+    return b_h, b_a * b_decay
+
+
 @triton.heuristics({
     'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
     'HAS_Z': lambda args: args['z'] is not None,
+    'MASKED': lambda args: args['V'] % args['BV'] != 0,
 })
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L'])
 def longhorn_segment_kernel(
@@ -90,6 +125,7 @@ def longhorn_segment_kernel(
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
     HAS_Z: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Decay product of a segment, and its end state from zero; REVERSE: the gradient at its start, from zero at its end.
 
@@ -113,44 +149,46 @@ def longhorn_segment_kernel(
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
     # of a masked token beta is zero
     NONE: tl.constexpr = float('-inf') if SIGMOID else 0.
-    p_r = rows + (i_h.to(tl.int64) * TT + i_t) * R
+    # a row that exists, for segments without tokens too
+    p_r = rows + (i_h.to(tl.int64) * TT + tl.minimum(i_t, TT - 1)) * R
     p_x = x + (i_t * S_X + i_h * V) + o_v
     p_beta = beta + (i_t * H + i_h) + o_v * 0 if SCALAR_BETA else beta + (i_t * H + i_h) * V + o_v
     p_z = z + (i_t * S_Z + i_h * V) + o_v if HAS_Z else p_x
     # [BK, BV]
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
     b_a = tl.full([BK, BV], 1., dtype=tl.float32)
-    # the inputs of each token, which are in no cache, are asked for a block of tokens ahead
-    xs = load_four(p_x, n_t, m_v, STEP * S_X, 0., True, True)
-    betas = load_four(p_beta, n_t, m_v, STEP * S_B, NONE, True, True)
-    zs = load_four(p_z, n_t, m_v, STEP * S_Z, 0., True, True) if HAS_Z else xs
-    for i in range(0, n_t, 4):
-        n_u = n_t - i
-        p_x, p_beta, p_z = p_x + 4 * STEP * S_X, p_beta + 4 * STEP * S_B, p_z + 4 * STEP * S_Z
-        next_xs = load_four(p_x, n_u - 4, m_v, STEP * S_X, 0., True, True)
-        next_betas = load_four(p_beta, n_u - 4, m_v, STEP * S_B, NONE, True, True)
-        next_zs = load_four(p_z, n_u - 4, m_v, STEP * S_Z, 0., True, True) if HAS_Z else next_xs
+    # inputs, which are in no cache, are asked for a block of tokens ahead; the last block is asked for twice
+    n_b = n_t // 4
+    xs = load_four(p_x, 4 * n_b, m_v, STEP * S_X, 0.)
+    betas = load_four(p_beta, 4 * n_b, m_v, STEP * S_B, NONE)
+    zs = load_four(p_z, 4 * n_b, m_v, STEP * S_Z, 0.) if HAS_Z else xs
+    b_keys, b_squares, ns = load_tiles(p_r, i_k, tl.maximum(tl.minimum(n_t, 4), 1), STEP * R, KP, BK, REVERSE)
+    for i in range(0, n_b):
+        m = m_v if MASKED else None
+        step = tl.where(i + 1 < n_b, 4 * STEP, 0)
+        p_x, p_beta, p_z = p_x + step * S_X, p_beta + step * S_B, p_z + step * S_Z
+        next_xs = load_next(p_x, m, STEP * S_X, 0.)
+        next_betas = load_next(p_beta, m, STEP * S_B, NONE)
+        next_zs = load_next(p_z, m, STEP * S_Z, 0.) if HAS_Z else next_xs
+        p_r += step * R
+        next_keys, next_squares, next_ns = load_tiles(p_r, i_k, 4, STEP * R, KP, BK, REVERSE)
+        ks, squares = unstack(b_keys), unstack(b_squares)
         for u in tl.static_range(4):
-            # false in the last block only, beyond the segment's tokens
-            m_r = tl.full([BK], u, tl.int32) < n_u
-            # [BK, 1]
-            b_k = tl.load(p_r + u * STEP * R + o_k, mask=m_r, other=0.)[:, None]
-            b_n = tl.load(p_r + u * STEP * R + 2 * KP, mask=u < n_u, other=0.)
-            # [1, BV]
-            b_x = xs[u].to(tl.float32)
-            b_eps = step_size(betas[u].to(tl.float32), b_n, SIGMOID)
-            b_decay = 1. - b_k * (b_k * b_eps)
-            if REVERSE:
-                if HAS_Z:
-                    b_z = zs[u].to(tl.float32)
-                    b_x *= b_z * sigmoid(b_z)
-                b_q = tl.load(p_r + u * STEP * R + KP + o_k, mask=m_r, other=0.)[:, None]
-                b_h = b_decay * (b_h + b_q * b_x)
-            else:
-                b_h = b_decay * b_h + b_k * (b_eps * b_x)
-            b_a *= b_decay
-        p_r += 4 * STEP * R
-        xs, betas, zs = next_xs, next_betas, next_zs
+            b_h, b_a = segment_token(
+                b_h, b_a, ks[u], squares[u], ns[u], from_word(xs[u], x.dtype.element_ty),
+                from_word(betas[u], beta.dtype.element_ty), from_word(zs[u], z.dtype.element_ty) if HAS_Z else None, REVERSE,
+                SIGMOID,
+            )
+        xs, betas, zs, b_keys, b_squares, ns = next_xs, next_betas, next_zs, next_keys, next_squares, next_ns
+    if n_b > 0:
+        p_x, p_beta, p_z, p_r = p_x + 4 * STEP * S_X, p_beta + 4 * STEP * S_B, p_z + 4 * STEP * S_Z, p_r + 4 * STEP * R
+    for _ in range(4 * n_b, n_t):
+        b_x, b_beta = load_masked(p_x, m_v, True), tl.load(p_beta, mask=m_v, other=NONE).to(tl.float32)
+        b_z = load_masked(p_z, m_v, True) if HAS_Z else None
+        b_k = tl.load(p_r + (KP if REVERSE else 0) + o_k)[:, None]
+        b_square = tl.load(p_r + 2 * KP + 4 + o_k)[:, None] if REVERSE else b_k
+        b_h, b_a = segment_token(b_h, b_a, b_k, b_square, tl.load(p_r + 2 * KP), b_x, b_beta, b_z, REVERSE, SIGMOID)
+        p_r, p_x, p_beta, p_z = p_r + STEP * R, p_x + STEP * S_X, p_beta + STEP * S_B, p_z + STEP * S_Z
     o_k = o_k[:, None]
     o_h = (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
     tl.store(local + o_h, b_h, mask=(o_k < K) & m_v)
@@ -229,7 +267,10 @@ def summarize_segments(
     use_beta_sigmoid: bool,
     state_v_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; x is v, or with `reverse` the gradient of y."""
+    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; x is v, or with `reverse` the gradient of y.
+
+    With `reverse`, rows hold the keys' squares.
+    """
     B, T, H, V = x.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     S = num_checkpoints(B, T, N, L, cu_seqlens is not None)
@@ -241,7 +282,8 @@ def summarize_segments(
     longhorn_segment_kernel[grid](
         rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1], KP=KP,
         BK=BK, BV=BV, REVERSE=reverse, SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FUSED,
+        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FEW_REGISTERS,
+        **FUSED,
     )
     return decay, local
 

@@ -25,7 +25,7 @@ def backward_summary(do: Tensor, args: Arguments) -> Tensor:
     do, s_do = with_token_stride(do)
     z, s_z = (None, 0) if args.z is None else with_token_stride(args.z)
     with custom_device_ctx(args.q.device.index):
-        rows = prepare_rows(args.q, args.k, args.scale, squares=False)
+        rows = prepare_rows(args.q, args.k, args.scale, squares=True)
         return summarize(args, rows, do, s_do, z, s_z, reverse=True)[1]
 
 
