@@ -29,8 +29,8 @@ BLOCKS_PER_MULTIPROCESSOR = 8
 # tokens below which a second pass costs more than it hides
 MIN_SEGMENT_LENGTH = 256
 INTERPRETED_MULTIPROCESSORS = 4
-# launch option, of NVIDIA's compiler alone: as few as let a multiprocessor hold the programs that it is given, 16 of a warp
-FEW_REGISTERS = {} if torch.version.hip else dict(maxnreg=128)
+# launch option, which only Triton for NVIDIA takes: as few as let a multiprocessor hold the 16 programs that it is given
+FEW_REGISTERS = {} if torch.version.hip or torch.version.xpu else dict(maxnreg=128)
 
 
 def multiprocessor_count(device: torch.device) -> int:
@@ -282,8 +282,7 @@ def summarize_segments(
     longhorn_segment_kernel[grid](
         rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1], KP=KP,
         BK=BK, BV=BV, REVERSE=reverse, SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FEW_REGISTERS,
-        **FUSED,
+        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FEW_REGISTERS, **FUSED,
     )
     return decay, local
 
