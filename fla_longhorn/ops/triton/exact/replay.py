@@ -79,6 +79,7 @@ def replay_chunk(
         if scale is not None:
             b_o *= scale
     if o_k.shape[0] == 128:
+        # a second time: there are not enough registers to hold it
         b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, True, z is not None)
     if b_D is not None or z is not None:
