@@ -52,6 +52,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     """`name`: fwd, recurrent, gram, replay, bwd or qk, with the flags that are not False."""
     precision = 'ieee' if dtype == 'fp16' and target == 'gfx942' else PRECISIONS[dtype]
     operand = '*bf16' if precision == 'bf16' else '*fp32'
+    capability = int(target[3:]) // 10 if target.startswith('sm_') else 9
     x = '*' + dtype
     inputs = {'q': x, 'k': x, 'v': x, 'beta': x}
     flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}
@@ -61,17 +62,17 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
         S_DO=V, S_DY=V, OUTPUT=True, BY_INTERVAL=False, **row_arguments(None, K * V), **flags,
     )
     if name == 'fwd':
-        kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, precision)
+        kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, precision, capability)
         types = inputs | {'g': '*fp32', 'a': operand, 'o': x, 'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
     elif name == 'recurrent':
         kernel, tile = fused_recurrent_longhorn_exact_fwd_kernel, recurrent_tile(K)
         types = inputs | {'o': x, 'scale': 'fp32', 'T': 'i32'}
     elif name == 'replay':
-        kernel, tile = chunk_longhorn_exact_bwd_kernel_replay, replay_tile(K, precision)
+        kernel, tile = chunk_longhorn_exact_bwd_kernel_replay, replay_tile(K, precision, capability)
         types = inputs | {'do': x, 'cs': '*fp32', 'a': operand, 'us': operand, 'hs': operand, 'dy': operand, 'scale': 'fp32'}
         types |= {'g': '*fp32', 'states': '*fp32', 'T': 'i32', 'N': 'i32'}
     elif name == 'bwd':
-        kernel, tile = chunk_longhorn_exact_bwd_kernel, backward_tile(K, precision)
+        kernel, tile = chunk_longhorn_exact_bwd_kernel, backward_tile(K, precision, capability)
         types = inputs | dict.fromkeys(('dy', 'dv', 'dbeta'), x) | dict.fromkeys(('a', 'ws', 'dhs'), operand)
         types |= {'cs': operand if flags['USE_BETA_SIGMOID'] else '*fp32', 'g': '*fp32', 'scale': 'fp32', 'T': 'i32'}
         constants['STORE_W'] = operand != x or flags['HAS_D'] or flags['SCALAR_BETA']
@@ -79,7 +80,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
         kernel, tile = chunk_longhorn_exact_kernel_gram, {'num_warps': 1}
         types = {'q': x, 'k': x, 'g': '*fp32', 'a': operand, 'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
     else:
-        kernel, tile = chunk_longhorn_exact_bwd_kernel_qk, products_tile(K, precision, target == 'sm_80')
+        kernel, tile = chunk_longhorn_exact_bwd_kernel_qk, products_tile(K, precision, capability < 9)
         types = dict.fromkeys(('q', 'k', 'beta', 'dy', 'dq', 'dk', 'dbeta'), x) | {'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
         types |= dict.fromkeys(('us', 'ws', 'hs', 'dhs'), operand)
         constants['BT'] = span_size(K, precision)

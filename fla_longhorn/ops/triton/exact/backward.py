@@ -8,6 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.capability import device_capability
 from fla_longhorn.ops.triton.common import FUSED, first_slot, with_token_stride
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
 from fla_longhorn.ops.triton.exact.common import (
@@ -38,9 +39,9 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
 
 
-def backward_tile(K: int, precision: str) -> dict:
+def backward_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters, as of forward: the state's gradient takes the place of the state."""
-    tile = chunk_tile(K, precision)
+    tile = chunk_tile(K, precision, capability)
     if tile['BK'] == 16 and precision == 'bf16':
         tile |= {'BV': 32, 'VEC': 1}
     if tile['BK'] == 64:
@@ -301,13 +302,14 @@ def chunk_longhorn_exact_bwd(
     hs, dhs = (q.new_empty((slots, H, V, K), dtype=dtype) for _ in range(2))
     flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
 
-    tile = replay_tile(K, precision)
+    capability = device_capability(q.device)
+    tile = replay_tile(K, precision, capability)
     chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0] * triton.cdiv(V, tile['BV']),)](
         q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V, **strides,
         S_DO=s_do, BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile, **FUSED,
     )
     strides = {name: strides[name] for name in ('S_Q', 'S_K', 'S_B')} | {'S_DY': s_dy}
-    tile = backward_tile(K, precision)
+    tile = backward_tile(K, precision, capability)
     chunk_longhorn_exact_bwd_kernel[(H * N * triton.cdiv(V, tile['BV']),)](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
         V=V, **strides, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,

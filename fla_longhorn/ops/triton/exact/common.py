@@ -38,15 +38,15 @@ def state_tile(K: int) -> int:
     return max(16, triton.next_power_of_2(K))
 
 
-def chunk_tile(K: int, precision: str) -> dict:
+def chunk_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters: a thread owns `VEC` columns of a chunk `[BT, BV]`, and the state `[BV, BK]` fits in registers."""
     BK = state_tile(K)
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
     if precision == 'ieee' and BK >= 128:
         # products without tensor cores hold their operands in registers, so threads share columns
         BV = 64
-    if precision == 'bf16' and BK in (64, 128):
-        # one warp, which waits for no other
+    if precision == 'bf16' and BK in (64, 128) and capability < 10:
+        # one warp, which waits for no other; from Blackwell on, a group of warps holds the state in tensor memory
         BV, num_warps = 32, 1
     return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
 

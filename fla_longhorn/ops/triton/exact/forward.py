@@ -9,6 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.triton.capability import device_capability
 from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, only_if, row_arguments
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
@@ -39,13 +40,13 @@ from fla_longhorn.ops.triton.exact.common import (
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
 
-def forward_tile(K: int, precision: str) -> dict:
+def forward_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters, as far as there are registers: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early.
 
     `RELOAD` loads k a second time rather than hold it, where D or z need registers too. At K = 16 a thread owns one column:
     with two it has not registers enough to load ahead.
     """
-    tile = {**chunk_tile(K, precision), 'PREFETCH': False, 'RELOAD': False, 'ROWS': 0}
+    tile = {**chunk_tile(K, precision, capability), 'PREFETCH': False, 'RELOAD': False, 'ROWS': 0}
     if tile['BK'] == 16:
         ahead = {'bf16': (True, 8), 'tf32': (True, 0), 'ieee': (False, 0)}[precision]
         tile |= {'BV': 32, 'VEC': 1, 'PREFETCH': ahead[0], 'ROWS': ahead[1]}
@@ -326,7 +327,7 @@ def chunk_longhorn_exact_fwd(
     h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row leave at once
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
-    tile = forward_tile(K, precision)
+    tile = forward_tile(K, precision, device_capability(x.q.device))
     blocks, passes = H * triton.cdiv(V, tile['BV']), [dict(OUTPUT=True, BY_INTERVAL=False, programs=N)]
     if is_cut(N * blocks * tile['num_warps'], T, interval, x.q.device):
         slots = num_checkpoints(B, T, N, interval, x.cu_seqlens is not None)

@@ -27,9 +27,9 @@ from fla_longhorn.ops.triton.exact.common import (
 )
 
 
-def replay_tile(K: int, precision: str) -> dict:
+def replay_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters; nothing is loaded ahead here, so one warp has enough registers for K = 32."""
-    tile = chunk_tile(K, precision)
+    tile = chunk_tile(K, precision, capability)
     return {**tile, 'num_warps': 1, 'VEC': 2} if tile['BK'] == 32 else tile
 
 
@@ -78,7 +78,7 @@ def replay_chunk(
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
         if scale is not None:
             b_o *= scale
-    if o_k.shape[0] == 128:
+    if o_k.shape[0] == 128 and o_v.shape[0] == 32:
         # a second time: there are not enough registers to hold it
         b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
     b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, True, z is not None)
