@@ -45,6 +45,7 @@ def backward_tile(K: int, precision: str, capability: int) -> dict:
     if tile['BK'] == 16 and precision == 'bf16':
         tile |= {'BV': 32, 'VEC': 1}
     if tile['BK'] == 64:
+        # one warp has not registers enough to load ahead
         tile |= {'BV': 128, 'num_warps': 4}
     return {**tile, 'PREFETCH': precision == 'bf16' and tile['BK'] <= 64}
 
