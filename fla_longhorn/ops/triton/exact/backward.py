@@ -10,7 +10,7 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.capability import device_capability
 from fla_longhorn.ops.triton.common import FUSED, first_slot, with_token_stride
-from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size
+from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size, state_parts
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     chunk_offsets,
@@ -31,6 +31,7 @@ from fla_longhorn.ops.triton.exact.common import (
     state_mask,
     state_offsets,
     step_sizes,
+    store_parts,
     strided_inputs,
     tile_mask,
     tile_offsets,
@@ -184,6 +185,7 @@ def chunk_longhorn_exact_bwd_kernel(
     BV: tl.constexpr,
     VEC: tl.constexpr,
     SPAN: tl.constexpr,
+    PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
@@ -235,16 +237,16 @@ def chunk_longhorn_exact_bwd_kernel(
     # the position of the last full chunk
     i_x = bos + (NT - 1) * BT
     i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
-    p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (K * V)
+    p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (PARTS * K * V)
 
     # [BV, BK]
     b_dh = tl.load(dht + o_state, mask=m_h, other=0.0) if USE_FINAL_STATE_GRADIENT else tl.zeros([BV, BK], dtype=tl.float32)
     # whether the tokens after the last full chunk lie in its span, whose dS is then stored already
     shared = left * 0
     if left > 0:
-        tl.store(p_dhs + o_h, rounded(b_dh, dhs.dtype.element_ty), mask=m_h)
+        store_parts(p_dhs + o_h, b_dh, K * V, m_h, PARTS)
         if NT % (SPAN // BT) == 0:
-            p_dhs -= H * K * V
+            p_dhs -= H * PARTS * K * V
         else:
             shared = left * 0 + 1
         b_dh = backward_chunk(
@@ -259,8 +261,8 @@ def chunk_longhorn_exact_bwd_kernel(
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s
-        tl.store(p_dhs + o_h, rounded(b_dh, dhs.dtype.element_ty), mask=m_h & (o_v * 0 < j_s + 1 - shared)[:, None])
-        p_dhs -= H * K * V
+        store_parts(p_dhs + o_h, b_dh, K * V, m_h & (o_v * 0 < j_s + 1 - shared)[:, None], PARTS)
+        p_dhs -= H * PARTS * K * V
         chunks = tl.minimum(SPAN // BT, NT - i_s * (SPAN // BT))
         for j in tl.range(chunks, num_stages=1):
             tiles = backward_chunk(
@@ -286,7 +288,8 @@ def chunk_longhorn_exact_bwd(
     B, T, H, K, V = args.sizes
     N = args.num_sequences
     interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
-    span, scalar_beta, use_beta_sigmoid = span_size(K, precision), beta.dim() == 3, args.use_beta_sigmoid_in_kernel
+    span, parts = span_size(K, precision), state_parts(K, precision)
+    scalar_beta, use_beta_sigmoid = beta.dim() == 3, args.use_beta_sigmoid_in_kernel
     dtype = operand_dtype(precision)
     g, a = chunk_longhorn_exact_gram(q, k, strides['S_Q'], strides['S_K'], cu_seqlens, precision, scale)
 
@@ -300,20 +303,20 @@ def chunk_longhorn_exact_bwd(
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
     dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
     slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)
-    hs, dhs = (q.new_empty((slots, H, V, K), dtype=dtype) for _ in range(2))
+    hs, dhs = (q.new_empty((slots, H, parts, V, K), dtype=dtype) for _ in range(2))
     flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
 
     capability = device_capability(q.device)
     tile = replay_tile(K, precision, capability)
     chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0] * triton.cdiv(V, tile['BV']),)](
         q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V, **strides,
-        S_DO=s_do, BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, DOT=precision, **flags, **tile, **FUSED,
+        S_DO=s_do, BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, PARTS=parts, DOT=precision, **flags, **tile, **FUSED,
     )
     strides = {name: strides[name] for name in ('S_Q', 'S_K', 'S_B')} | {'S_DY': s_dy}
     tile = backward_tile(K, precision, capability)
     chunk_longhorn_exact_bwd_kernel[(H * N * triton.cdiv(V, tile['BV']),)](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
-        V=V, **strides, BT=CHUNK_SIZE, SPAN=span, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
+        V=V, **strides, BT=CHUNK_SIZE, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
         **FUSED,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(

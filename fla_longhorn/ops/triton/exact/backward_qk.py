@@ -24,18 +24,26 @@ def span_size(K: int, precision: str) -> int:
     """Tokens of a program, which is also the distance between the states that it loads.
 
     After K steps the state at a span's start is replaced: it cancels against these steps, but its rounding error does not.
-    So a span has at most K tokens, and fewer where products are unrolled.
+    So a span has at most K tokens, or four times as many where the state is kept in two parts. It has fewer where products
+    are unrolled.
     """
-    return 16 if precision == 'ieee' else min(state_tile(K), 64)
+    if precision == 'ieee':
+        return 16
+    return min(state_tile(K), 64) if state_parts(K, precision) == 1 else 64
+
+
+def state_parts(K: int, precision: str) -> int:
+    """Parts of the states that are loaded: two bfloat16 every 64 tokens move half the bytes of one every 16."""
+    return 2 if precision == 'bf16' and state_tile(K) == 16 else 1
 
 
 def products_tile(K: int, precision: str, operands_in_registers: bool) -> dict:
     """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, beside operands where they are held there."""
-    BK = min(state_tile(K), 64)
-    BV = 32 if precision == 'ieee' or BK == 64 and operands_in_registers else 64
+    BK, BT = min(state_tile(K), 64), span_size(K, precision)
+    BV = 32 if precision == 'ieee' or BT == 64 and operands_in_registers else 64
     # a warp group multiplies what lies in shared memory
-    ahead = {} if BK < 64 or operands_in_registers or FENCES_COPIES else {'num_stages': 1}
-    return {'BK': BK, 'BV': BV, 'num_warps': BK // 16} | ahead
+    ahead = {} if BT < 64 or operands_in_registers or FENCES_COPIES else {'num_stages': 1}
+    return {'BK': BK, 'BV': BV, 'num_warps': max(BK, BT) // 16} | ahead
 
 
 @triton.jit
@@ -80,6 +88,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    PARTS: tl.constexpr,
     DOT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
@@ -110,7 +119,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
         o_qk = i_x * K + o_t[:, None] * (H * K) + o_k[None, :]
         o_x = i_x * V + o_t[:, None] * (H * V) + o_v[None, :]
         p_dy = tile_pointers(dy + i_h * V, S_DY, bos + i_t, o_t, o_v)
-        o_h = (i_c.to(tl.int64) * H + i_h) * (K * V) + o_v[:, None] * K + o_k[None, :]
+        o_h = (i_c.to(tl.int64) * H + i_h) * (PARTS * K * V) + o_v[:, None] * K + o_k[None, :]
         # [BT, BK]
         b_dq = tl.zeros([BT, BK], dtype=tl.float32)
         b_dk = tl.zeros([BT, BK], dtype=tl.float32)
@@ -125,12 +134,13 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_dy = tl.load(p_dy, mask=m_v, other=0.0)
             b_u = tl.load(us + o_x, mask=m_v, other=0.0)
             b_w = tl.load(ws + o_x, mask=m_v, other=0.0)
-            # [BV, BK]
-            b_h = tl.load(hs + o_h, mask=m_h, other=0.0)
-            b_dh = tl.load(dhs + o_h, mask=m_h, other=0.0)
-            b_dq = product(b_dy, b_h, b_dq, DOT)
-            b_dw = product(b_w, b_h, b_dw, DOT)
-            b_dk = product(b_u, b_dh, b_dk, DOT)
+            for part in tl.static_range(PARTS):
+                # [BV, BK]
+                b_h = tl.load(hs + part * (K * V) + o_h, mask=m_h, other=0.0)
+                b_dh = tl.load(dhs + part * (K * V) + o_h, mask=m_h, other=0.0)
+                b_dq = product(b_dy, b_h, b_dq, DOT)
+                b_dw = product(b_w, b_h, b_dw, DOT)
+                b_dk = product(b_u, b_dh, b_dk, DOT)
             b_u = tl.trans(b_u)
             b_da = product(b_dy, b_u, b_da, DOT)
             b_m = product(b_w, b_u, b_m, DOT)
@@ -192,7 +202,7 @@ def chunk_longhorn_exact_bwd_qk(
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
     chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
-        BT=span_size(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
+        BT=span_size(K, precision), PARTS=state_parts(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
         **strides, **tile, **FUSED,
     )
     return dq, dk

@@ -243,6 +243,17 @@ def split(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
+def store_parts(p_x, b_x, size, mask, PARTS: tl.constexpr):
+    """Store `b_x` rounded to the type of `p_x`, or as two parts of that type, the second `size` after the first."""
+    if PARTS == 2:
+        b_hi, b_lo = split(b_x, 'bf16')
+        tl.store(p_x, b_hi, mask=mask)
+        tl.store(p_x + size, b_lo, mask=mask)
+    else:
+        tl.store(p_x, rounded(b_x, p_x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def kept(b_x, DOT: tl.constexpr):
     """What products keep of `b_x`, in float32: rounded to nearest for `bf16` (a NaN may get lost), truncated for `tf32`."""
     if DOT == 'bf16':

@@ -22,6 +22,7 @@ from fla_longhorn.ops.triton.exact.common import (
     split_product,
     state_mask,
     step_sizes,
+    store_parts,
     tile_mask,
     tile_offsets,
 )
@@ -163,6 +164,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     VEC: tl.constexpr,
     INTERVAL: tl.constexpr,
     SPAN: tl.constexpr,
+    PARTS: tl.constexpr,
     DOT: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
@@ -191,7 +193,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
 
     i_x = bos + bos_i
     i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + bos_i // BT) * H + i_h
-    p_hs = hs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + bos_i // SPAN) * H + i_h) * (K * V)
+    p_hs = hs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + bos_i // SPAN) * H + i_h) * (PARTS * K * V)
     p_s = states + (i_c.to(tl.int64) * H + i_h) * (K * V)
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
     b_dD = tl.zeros([BV], dtype=tl.float32)
@@ -211,8 +213,8 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     # [BV, BK]
     b_h = tl.load(p_s + o_h, mask=m_h & (o_v * 0 < T_i)[:, None], other=0.0)
     for i_s in range(tl.cdiv(NT, SPAN // BT)):
-        tl.store(p_hs + o_h, rounded(b_h, hs.dtype.element_ty), mask=m_h)
-        p_hs += H * K * V
+        store_parts(p_hs + o_h, b_h, K * V, m_h, PARTS)
+        p_hs += H * PARTS * K * V
         for _ in tl.range(i_s * (SPAN // BT), tl.minimum((i_s + 1) * (SPAN // BT), NT), num_stages=1):
             b_h, b_dD = replay_chunk(
                 b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT, factor, K, V, DOT, USE_BETA_SIGMOID,
@@ -224,7 +226,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     left = T_i - NT * BT
     if left > 0:
         if NT % (SPAN // BT) == 0:
-            tl.store(p_hs + o_h, rounded(b_h, hs.dtype.element_ty), mask=m_h)
+            store_parts(p_hs + o_h, b_h, K * V, m_h, PARTS)
         b_h, b_dD = replay_chunk(
             b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, factor, K, V, DOT, USE_BETA_SIGMOID, True,
         )
