@@ -16,6 +16,7 @@ from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
     chunk_tile,
     gram_pointers,
+    gram_rows,
     head_index_and_channels,
     load_tile,
     logit_steps,
@@ -42,20 +43,22 @@ from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel
 
 def backward_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters, as of forward: the state's gradient takes the place of the state."""
-    tile = chunk_tile(K, precision, capability)
+    tile = {**chunk_tile(K, precision, capability), 'PREFETCH': False, 'ROWS': 0}
     if tile['BK'] == 16 and precision == 'bf16':
         tile |= {'BV': 32, 'VEC': 1}
     if tile['BK'] == 64:
         # one warp has not registers enough to load ahead
         tile |= {'BV': 128, 'num_warps': 4}
-    return {**tile, 'PREFETCH': precision == 'bf16' and tile['BK'] <= 64}
+    if precision == 'bf16' and tile['BK'] <= 64:
+        tile |= {'PREFETCH': True, 'ROWS': {16: 6, 32: 4, 64: 0}[tile['BK']]}
+    return tile
 
 
 @triton.jit
 def backward_chunk(
     b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, left_next, scale,
     K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr,
-    PREFETCH: tl.constexpr, PARTIAL: tl.constexpr,
+    PREFETCH: tl.constexpr, ROWS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Store the gradients of v and beta of one chunk; return that of the state before it `[BV, BK]`, and the next tiles.
 
@@ -77,6 +80,7 @@ def backward_chunk(
         EARLY: tl.constexpr = PREFETCH and (o_k.shape[0] == 16 or cs.dtype.element_ty != tl.float32)
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
+    rows = gram_rows(p_g, ROWS, BT, True)
     if not PREFETCH:
         # [BT, BK]
         b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
@@ -116,7 +120,7 @@ def backward_chunk(
         b_x = tl.trans(b_x) + 0.0 * b_dy.to(tl.float32)
     else:
         b_x = tl.trans(b_x) + 0.0 * (b_e if USE_BETA_SIGMOID else b_b)
-    b_x = reverse_substitution(b_x, b_e, p_g, BT)
+    b_x = reverse_substitution(b_x, b_e, rows, p_g, BT, ROWS)
     b_w = b_x * b_e
     b_dv = b_w
     if b_D is not None:
@@ -188,6 +192,7 @@ def chunk_longhorn_exact_bwd_kernel(
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
+    ROWS: tl.constexpr,
     USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
@@ -251,7 +256,7 @@ def chunk_longhorn_exact_bwd_kernel(
             shared = left * 0 + 1
         b_dh = backward_chunk(
             b_dh, None, None, None, None, b_D, inputs, outputs, strides, offsets, i_x + BT, i_g + H, left, 0, factor,
-            K, V, DOT, USE_BETA_SIGMOID, STORE_W, False, True,
+            K, V, DOT, USE_BETA_SIGMOID, STORE_W, False, 0, True,
         )[0]
     # of the last full chunk; without PREFETCH the compiler drops these loads
     b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
@@ -267,7 +272,7 @@ def chunk_longhorn_exact_bwd_kernel(
         for j in tl.range(chunks, num_stages=1):
             tiles = backward_chunk(
                 b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT,
-                i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, False,
+                i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, ROWS, False,
             )
             b_dh = tiles[0]
             if PREFETCH:
@@ -316,8 +321,8 @@ def chunk_longhorn_exact_bwd(
     tile = backward_tile(K, precision, capability)
     chunk_longhorn_exact_bwd_kernel[(H * N * triton.cdiv(V, tile['BV']),)](
         dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
-        V=V, **strides, BT=CHUNK_SIZE, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags, **tile,
-        **FUSED,
+        V=V, **strides, BT=CHUNK_SIZE, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
+        **tile, **FUSED,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(
         q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid, strides,

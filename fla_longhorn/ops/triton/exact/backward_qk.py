@@ -202,7 +202,7 @@ def chunk_longhorn_exact_bwd_qk(
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
     chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
-        BT=span_size(K, precision), PARTS=state_parts(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        **strides, **tile, **FUSED,
+        BT=span_size(K, precision), PARTS=state_parts(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid,
+        SCALAR_BETA=beta.dim() == 3, **strides, **tile, **FUSED,
     )
     return dq, dk

@@ -346,11 +346,11 @@ def row(b_x, s: tl.constexpr):
 
 
 @triton.jit
-def gram_rows(p_g, ROWS: tl.constexpr, BT: tl.constexpr):
-    """The first `ROWS` rows of G, each `[BT]`, for a substitution that shall not wait for them one by one."""
+def gram_rows(p_g, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
+    """The first `ROWS` rows of G, or those from the last on, each `[BT]`: a substitution shall not wait for each of them."""
     rows = ()
     for s in tl.static_range(ROWS):
-        rows = rows + (tl.load(p_g + s * BT + tl.arange(0, BT)),)
+        rows = rows + (tl.load(p_g + (BT - 1 - s if REVERSE else s) * BT + tl.arange(0, BT)),)
     return rows
 
 
@@ -373,12 +373,15 @@ def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexp
 
 
 @triton.jit
-def reverse_substitution(b_x, b_e, p_g, BT: tl.constexpr):
-    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up; G at `p_g`."""
+def reverse_substitution(b_x, b_e, rows, p_g, BT: tl.constexpr, ROWS: tl.constexpr):
+    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up.
+
+    `rows` holds the last `ROWS` rows of G, the last one first; G lies at `p_g`.
+    """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, 0, -1):
         b_w = row(b_x, s) * row(b_e, s)
         # [BT]
-        b_g = tl.load(p_g + s * BT + o_t)
+        b_g = rows[BT - 1 - s] if BT - 1 - s < ROWS else tl.load(p_g + s * BT + o_t)
         b_x -= tl.where((o_t < s)[:, None], b_g[:, None] * b_w[None, :], 0.0)
     return b_x

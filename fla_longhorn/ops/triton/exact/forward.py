@@ -58,16 +58,9 @@ def forward_tile(K: int, precision: str, capability: int) -> dict:
 
 
 @triton.jit
-def chunk_updates(
-    b_p, b_v, b_b, rows, p_g, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, ROWS: tl.constexpr,
-):
-    """U of one chunk `[BT, BV]`, given `(K S)^T` at its start in `b_p`."""
-    BT: tl.constexpr = b_v.shape[0]
-    # [BT]
-    b_n = tl.load(p_g + BT * BT + tl.arange(0, BT))
-    # [BT, BV]
-    b_e = tl.broadcast_to(step_sizes(b_b, b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, BT, DOT, True, ROWS) * b_e
+def chunk_updates(b_p, b_v, b_e, rows, p_g, DOT: tl.constexpr, ROWS: tl.constexpr):
+    """U of one chunk `[BT, BV]`, given its step sizes and `(K S)^T` at its start in `b_p`."""
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, b_v.shape[0], DOT, True, ROWS) * b_e
     if DOT == 'tf32':
         # the substitution used these digits of U
         b_u = kept(b_u, DOT)
@@ -116,7 +109,7 @@ def forward_chunk(
     i_next = i_x + BT
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
-    rows = gram_rows(p_g, ROWS, BT)
+    rows = gram_rows(p_g, ROWS, BT, False)
     if not PREFETCH:
         b_k = load_tile(p_k, o_t, o_k, left, K, PARTIAL)
         b_q = b_k if AGAIN else load_tile(p_q, o_t, o_k, left, K, PARTIAL)
@@ -131,10 +124,14 @@ def forward_chunk(
         b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
         b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
         n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
+    # [BT]
+    b_n = tl.load(p_g + BT * BT + o_t)
+    # [BT, BV]
+    b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
     b_o = tl.zeros([BV, BT], dtype=tl.float32)
     if OUTPUT and not LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_b.to(tl.float32), rows, p_g, DOT, USE_BETA_SIGMOID, ROWS)
+    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_g, DOT, ROWS)
     if AGAIN:
         b_q = load_tile(p_q, o_t, o_k, left, K, PARTIAL)
         b_k = load_again(p_k, o_t, o_k, left, K, PARTIAL)
