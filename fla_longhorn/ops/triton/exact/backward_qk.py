@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.capability import FENCES_COPIES, device_capability
 from fla_longhorn.ops.triton.common import FUSED, divide
 from fla_longhorn.ops.triton.exact.common import (
@@ -24,12 +25,11 @@ def span_size(K: int, precision: str) -> int:
     """Tokens of a program, which is also the distance between the states that it loads.
 
     After K steps the state at a span's start is replaced: it cancels against these steps, but its rounding error does not.
-    So a span has at most K tokens, or four times as many where the state is kept in two parts. It has fewer where products
-    are unrolled.
+    So a span has more than K tokens only where the state is kept in two parts. It has fewer where products are unrolled.
     """
     if precision == 'ieee':
         return 16
-    return min(state_tile(K), 64) if state_parts(K, precision) == 1 else 64
+    return min(64, state_tile(K) if state_parts(K, precision) == 1 else checkpoint_interval(K))
 
 
 def state_parts(K: int, precision: str) -> int:

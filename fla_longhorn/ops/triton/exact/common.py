@@ -285,26 +285,16 @@ def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
 
 
 @triton.jit
-def add_updates(b_h, b_o, b_u, b_k, p_a, DOT: tl.constexpr, SPLIT: tl.constexpr, OUTPUT: tl.constexpr):
+def add_updates(b_h, b_o, b_u, b_k, p_a, DOT: tl.constexpr, OUTPUT: tl.constexpr):
     """Add what a chunk's U `[BT, BV]` gives to the state `[BV, BK]` and, with `OUTPUT`, to `O^T [BV, BT]`; return both."""
     BT: tl.constexpr = b_u.shape[0]
     o_t = tl.arange(0, BT)
+    b_u = tl.trans(operand(b_u, DOT))
     if OUTPUT:
         # [BT, BT]
         b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
-    if SPLIT and DOT != 'ieee':
-        # without it, the errors of rounding U would add up in the state
-        b_hi, b_lo = split(b_u, DOT)
-        b_hi, b_lo = tl.trans(b_hi), tl.trans(b_lo)
-        if OUTPUT:
-            b_o = product(b_lo, b_a, product(b_hi, b_a, b_o, DOT), DOT)
-        b_h = product(b_lo, b_k, product(b_hi, b_k, b_h, DOT), DOT)
-    else:
-        b_u = tl.trans(operand(b_u, DOT))
-        if OUTPUT:
-            b_o = product(b_u, b_a, b_o, DOT)
-        b_h = product(b_u, b_k, b_h, DOT)
-    return b_h, b_o
+        b_o = product(b_u, b_a, b_o, DOT)
+    return product(b_u, b_k, b_h, DOT), b_o
 
 
 @triton.jit
@@ -355,17 +345,15 @@ def gram_rows(p_g, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr):
+def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr):
     """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`.
 
-    `rows` holds the first `ROWS` rows of G, which lies at `p_g`. With `ROUND`, later rows use a row of U as products round it,
-    and so correct the rounding error. Otherwise the error would grow with every repetition of a key.
+    `rows` holds the first `ROWS` rows of G, which lies at `p_g`. Later rows use a row of U as products round it, and so
+    correct the rounding error. Otherwise the error would grow with every repetition of a key.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
-        b_u = row(b_r, s) * row(b_e, s)
-        if ROUND:
-            b_u = kept(b_u, DOT)
+        b_u = kept(row(b_r, s) * row(b_e, s), DOT)
         # [BT]
         b_g = rows[s] if s < ROWS else tl.load(p_g + s * BT + o_t)
         b_r -= tl.where((o_t > s)[:, None], b_g[:, None] * b_u[None, :], 0.0)

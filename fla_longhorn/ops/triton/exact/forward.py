@@ -60,7 +60,7 @@ def forward_tile(K: int, precision: str, capability: int) -> dict:
 @triton.jit
 def chunk_updates(b_p, b_v, b_e, rows, p_g, DOT: tl.constexpr, ROWS: tl.constexpr):
     """U of one chunk `[BT, BV]`, given its step sizes and `(K S)^T` at its start in `b_p`."""
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, b_v.shape[0], DOT, True, ROWS) * b_e
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, b_v.shape[0], DOT, ROWS) * b_e
     if DOT == 'tf32':
         # the substitution used these digits of U
         b_u = kept(b_u, DOT)
@@ -137,7 +137,7 @@ def forward_chunk(
         b_k = load_again(p_k, o_t, o_k, left, K, PARTIAL)
     if OUTPUT and LATE:
         b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, False, OUTPUT)
+    b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, OUTPUT)
     if not OUTPUT:
         return b_h, n_q, n_k, n_v, n_b, b_z
     if z is None:

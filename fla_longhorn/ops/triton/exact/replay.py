@@ -13,6 +13,7 @@ from fla_longhorn.ops.triton.exact.common import (
     forward_substitution,
     gram_pointers,
     head_index_and_channels,
+    kept,
     load_tile,
     locate_slot,
     operand,
@@ -64,8 +65,11 @@ def replay_chunk(
         b_e = b_b * b_f
     # [BT, BV]
     b_e = tl.broadcast_to(b_e, b_v.shape)
-    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, False, 0)
+    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, 0)
     b_u = b_r * b_e
+    if DOT == 'tf32':
+        # the substitution used these digits of U
+        b_u = kept(b_u, DOT)
     if SCALAR_BETA:
         tl.store(us + i_x * S_X + x_x, operand(b_r, DOT), mask=m_v)
     else:
@@ -82,7 +86,7 @@ def replay_chunk(
     if o_k.shape[0] == 128 and o_v.shape[0] == 32:
         # a second time: there are not enough registers to hold it
         b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
-    b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, True, z is not None)
+    b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, z is not None)
     if b_D is not None or z is not None:
         p_v, p_do = v + i_x * S_V + x_v, do + i_x * S_DO + x_do
         p_z = None if z is None else z + i_x * S_Z + x_z
