@@ -7,11 +7,12 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.checkpoints import checkpoint_interval
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
-    from fla_longhorn.ops.triton.exact import common, exact_bwd, exact_fwd
+    from fla_longhorn.ops.triton.exact import backward_qk, common, exact_bwd, exact_fwd
 
 
 def recurrence(q, k, v, beta, initial_state, D=None, z=None, bounds=None):
@@ -75,16 +76,20 @@ if INTERPRETING or torch.cuda.is_available():
     def test_bfloat16(case, triton_device):
         check(chunk_longhorn, case, triton_device, exact=True)
 
+    @pytest.mark.parametrize('K', [16, 64])
     @pytest.mark.parametrize('keys', [1, 3])
-    def test_repeated_keys(keys, triton_device):
-        """Every repetition meets the memory that rounding left: its errors must not add up, in the state and in dbeta."""
-        case = Case(B=1, T=80, H=1, K=16, V=32, dtype=torch.bfloat16)
+    def test_repeated_keys(keys, K, triton_device):
+        """Every repetition meets the memory that rounding left: its errors must not add up, in states and in gradients."""
+        case = Case(B=1, T=144, H=1, K=K, V=32, dtype=torch.bfloat16)
         inputs, options = make_inputs(case, triton_device), make_options(case, triton_device, exact=True)
         which = torch.arange(case.T, device=triton_device) * 5 % keys
         inputs['k'] = inputs['k'].detach()[:, which].requires_grad_()
-        got, ref = run(chunk_longhorn, inputs, options), reference(inputs, options)
-        names = ('o', 'final_state', 'dbeta')
-        assert_close({name: got[name] for name in names}, {name: ref[name] for name in names}, case.dtype)
+        assert_close(run(chunk_longhorn, inputs, options), reference(inputs, options), case.dtype)
+
+    @pytest.mark.parametrize('precision', ['bf16', 'tf32', 'ieee'])
+    def test_checkpoint_intervals_are_whole_spans(precision):
+        for K in range(1, 257):
+            assert checkpoint_interval(K) % backward_qk.span_size(K, precision) == 0, K
 
     CUT = [
         Case(B=2, T=75, H=1, K=4, V=20, D=True, z=True, initial_state=True),
