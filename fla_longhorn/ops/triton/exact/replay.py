@@ -32,7 +32,12 @@ from fla_longhorn.ops.triton.exact.common import (
 def replay_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters; nothing is loaded ahead here, so one warp has enough registers for K = 32."""
     tile = chunk_tile(K, precision, capability)
-    return {**tile, 'num_warps': 1, 'VEC': 2} if tile['BK'] == 32 else tile
+    if tile['BK'] == 32:
+        tile |= {'num_warps': 1, 'VEC': 2}
+    if tile['BK'] == 64:
+        # with asynchronous copies registers spill
+        tile['STAGES'] = 1
+    return tile
 
 
 @triton.jit
@@ -50,7 +55,7 @@ def replay_chunk(
     SLICES: tl.constexpr = len(b_h)
     BV: tl.constexpr = o_v.shape[0]
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
-    p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
+    p_k = k + i_x * S_K + x_k
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     b_p, b_o, b_k = tl.zeros([BV, BT], dtype=tl.float32), tl.zeros([BV, BT], dtype=tl.float32), ()
     for s in tl.static_range(SLICES):
@@ -79,6 +84,7 @@ def replay_chunk(
             tl.store(cs + i_x * S_X + x_x, rounded(b_r * b_f * b_f, cs.dtype.element_ty), mask=m_v)
     if z is not None:
         # (Q S)^T is computed after the substitution, which needs the registers
+        p_q = q + i_x * S_Q + x_q
         for s in tl.static_range(SLICES):
             b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
             b_o = product(b_h[s], tl.trans(b_q), b_o, DOT)
