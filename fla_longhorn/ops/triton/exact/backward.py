@@ -18,6 +18,8 @@ from fla_longhorn.ops.triton.exact.common import (
     gram_pointers,
     gram_rows,
     head_index_and_channels,
+    load_slice,
+    load_state,
     load_tile,
     logit_steps,
     operand,
@@ -29,13 +31,12 @@ from fla_longhorn.ops.triton.exact.common import (
     sequence_range,
     split_product,
     split_product_t,
-    state_mask,
-    state_offsets,
     step_sizes,
-    store_parts,
+    store_state,
     strided_inputs,
     tile_mask,
     tile_offsets,
+    zero_state,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
@@ -48,7 +49,7 @@ def backward_tile(K: int, precision: str, capability: int) -> dict:
         tile |= {'BV': 32, 'VEC': 1}
     if tile['BK'] == 64:
         # one warp has not registers enough to load ahead
-        tile |= {'BV': 128, 'num_warps': 4}
+        tile |= {'BV': 128, 'num_warps': 4, 'STAGES': 1}
     if precision == 'bf16' and tile['BK'] <= 64:
         tile |= {'PREFETCH': True, 'ROWS': {16: 6, 32: 4, 64: 0}[tile['BK']]}
     return tile
@@ -60,7 +61,7 @@ def backward_chunk(
     K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr,
     PREFETCH: tl.constexpr, ROWS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Store the gradients of v and beta of one chunk; return that of the state before it `[BV, BK]`, and the next tiles.
+    """Store the gradients of v and beta of one chunk; return that of the state before it, in slices, and the next tiles.
 
     The next chunk lies before this one. With `PREFETCH`, this chunk's tiles of q, k, dY and beta come as arguments, and those
     of the next are loaded before anything is stored, which no load may cross.
@@ -71,6 +72,7 @@ def backward_chunk(
     o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x = offsets
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     BT: tl.constexpr = o_t.shape[0]
+    SLICES: tl.constexpr = len(b_dh)
     BV: tl.constexpr = o_v.shape[0]
     i_next = i_x - BT
     if SCALAR_BETA:
@@ -81,22 +83,27 @@ def backward_chunk(
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     rows = gram_rows(p_g, ROWS, BT, True)
+    p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     if not PREFETCH:
-        # [BT, BK]
-        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
-        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
         # [BT, BV]
         b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
     # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
-    b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+    b_x, b_next = tl.zeros([BV, BT], dtype=tl.float32), ()
     b_dyt = tl.trans(operand(b_dy, DOT))
+    for s in tl.static_range(SLICES):
+        if not PREFETCH:
+            # [BT, BS]
+            b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
+            b_k = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
+        b_x = split_product(b_dh[s], tl.trans(b_k), b_x, DOT)
+        if scale is not None:
+            b_next = b_next + (product(b_dyt, b_q.to(tl.float32) * scale, b_dh[s], DOT),)
+        else:
+            b_next = b_next + (product(b_dyt, b_q, b_dh[s], DOT),)
+    b_dh = b_next
     for part in tl.static_range(1 if DOT == 'ieee' else 2):
         b_a = tl.load(p_a + part * (BT * BT) + o_t[:, None] * BT + o_t[None, :])
         b_x = product(b_dyt, tl.trans(b_a), b_x, DOT)
-    if scale is not None:
-        b_dh = product(b_dyt, b_q.to(tl.float32) * scale, b_dh, DOT)
-    else:
-        b_dh = product(b_dyt, b_q, b_dh, DOT)
     if PREFETCH:
         n_q = load_tile(q + i_next * S_Q + x_q, o_t, o_k, left_next, K, False)
         n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
@@ -140,10 +147,13 @@ def backward_chunk(
         tl.store(dbeta + i_x * S_X + x_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
             tl.store(ws + i_x * S_X + x_x, operand(b_w, DOT), mask=m_v)
-    if not PREFETCH:
-        # a second time: there are not enough registers to hold it
-        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
-    b_dh = split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh, DOT)
+    b_next = ()
+    for s in tl.static_range(SLICES):
+        if not PREFETCH:
+            # a second time: there are not enough registers to hold it
+            b_k = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
+        b_next = b_next + (split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh[s], DOT),)
+    b_dh = b_next
     if PREFETCH:
         return b_dh, n_q, n_k, n_dy, n_b
     else:
@@ -186,8 +196,10 @@ def chunk_longhorn_exact_bwd_kernel(
     S_DY: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
+    BS: tl.constexpr,
     BV: tl.constexpr,
     VEC: tl.constexpr,
+    STAGES: tl.constexpr,
     SPAN: tl.constexpr,
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
@@ -220,11 +232,10 @@ def chunk_longhorn_exact_bwd_kernel(
     NT = T_n // BT
     left = T_n - NT * BT
 
-    offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
+    offsets = chunk_offsets(i_v, BT, BS, BV, VEC, SCALAR_BETA)
     o_t, o_k, o_v, o_b = offsets
-    m_h = state_mask(o_k, o_v, K, V, BV)
-    o_h = o_v[:, None] * K + o_k[None, :]
-    o_state = (i_n.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+    SLICES: tl.constexpr = BK // BS
+    o_state = (i_n.to(tl.int64) * H + i_h) * (K * V)
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
 
     dy, q, k, ws, dv = dy + i_h * V, q + i_h * K, k + i_h * K, ws + i_h * V, dv + i_h * V
@@ -244,12 +255,14 @@ def chunk_longhorn_exact_bwd_kernel(
     i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
     p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (PARTS * K * V)
 
-    # [BV, BK]
-    b_dh = tl.load(dht + o_state, mask=m_h, other=0.0) if USE_FINAL_STATE_GRADIENT else tl.zeros([BV, BK], dtype=tl.float32)
+    if USE_FINAL_STATE_GRADIENT:
+        b_dh = load_state(dht + o_state, o_k, o_v, None, K, V, SLICES, STATE_V_FIRST)
+    else:
+        b_dh = zero_state(BV, BS, SLICES)
     # whether the tokens after the last full chunk lie in its span, whose dS is then stored already
     shared = left * 0
     if left > 0:
-        store_parts(p_dhs + o_h, b_dh, K * V, m_h, PARTS)
+        store_state(p_dhs, b_dh, o_k, o_v, None, K, V, True, PARTS)
         if NT % (SPAN // BT) == 0:
             p_dhs -= H * PARTS * K * V
         else:
@@ -266,10 +279,10 @@ def chunk_longhorn_exact_bwd_kernel(
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s
-        store_parts(p_dhs + o_h, b_dh, K * V, m_h & (o_v * 0 < j_s + 1 - shared)[:, None], PARTS)
+        store_state(p_dhs, b_dh, o_k, o_v, j_s >= shared, K, V, True, PARTS)
         p_dhs -= H * PARTS * K * V
         chunks = tl.minimum(SPAN // BT, NT - i_s * (SPAN // BT))
-        for j in tl.range(chunks, num_stages=1):
+        for j in tl.range(chunks, num_stages=STAGES):
             tiles = backward_chunk(
                 b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT,
                 i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, ROWS, False,
@@ -280,7 +293,7 @@ def chunk_longhorn_exact_bwd_kernel(
             i_x -= BT
             i_g -= H
     if USE_INITIAL_STATE:
-        tl.store(dh0 + o_state, b_dh, mask=m_h)
+        store_state(dh0 + o_state, b_dh, o_k, o_v, None, K, V, STATE_V_FIRST)
 
 
 def chunk_longhorn_exact_bwd(

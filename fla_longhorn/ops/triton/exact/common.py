@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, with_token_stride
+from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, only_if, with_token_stride
 from fla_longhorn.ops.triton.diagonal.segments import multiprocessor_count
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -39,8 +39,12 @@ def state_tile(K: int) -> int:
 
 
 def chunk_tile(K: int, precision: str, capability: int) -> dict:
-    """Launch parameters: a thread owns `VEC` columns of a chunk `[BT, BV]`, and the state `[BV, BK]` fits in registers."""
+    """Launch parameters: a thread owns `VEC` columns of a chunk `[BT, BV]`, and the state `[BV, BK]` fits in registers.
+
+    The state is held in slices `[BV, BS]`, with `STAGES` chunks in flight: two leave q, k, G and A to asynchronous copies.
+    """
     BK = state_tile(K)
+    BS, STAGES = BK, 1
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
     if precision == 'ieee' and BK >= 128:
         # products without tensor cores hold their operands in registers, so threads share columns
@@ -48,7 +52,9 @@ def chunk_tile(K: int, precision: str, capability: int) -> dict:
     if precision == 'bf16' and BK in (64, 128) and capability < 10:
         # one warp, which waits for no other; from Blackwell on, a group of warps holds the state in tensor memory
         BV, num_warps = 32, 1
-    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1)}
+        # products with a slice take fewer registers for their operands; slices of 32 would have v's shape, and so k's layout
+        BS, STAGES = 64, 2
+    return {'BK': BK, 'BS': BS, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'STAGES': STAGES}
 
 
 def is_cut(warps: int, T: int, interval: int, device: torch.device) -> bool:
@@ -145,7 +151,8 @@ def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.con
 @triton.jit
 def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
     """Mask of a state's tile `[BV, BK]`, in a shape that broadcasts to it."""
-    if V % BV == 0:
+    # as in tile_mask
+    if V // BV * BV == V:
         return (o_k < K)[None, :]
     else:
         return (o_v < V)[:, None] & (o_k < K)[None, :]
@@ -195,6 +202,19 @@ def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
 
 
 @triton.jit
+def load_slice(
+    p_x, o_t, o_k, s: tl.constexpr, left, K: tl.constexpr, PARTIAL: tl.constexpr, AGAIN: tl.constexpr = False,
+):
+    """Slice `s` `[BT, BS]` of a tile of keys or queries, with `p_x` the addresses of slice 0; `AGAIN`: :func:`load_again`."""
+    BS: tl.constexpr = o_k.shape[0]
+    cache: tl.constexpr = '.ca' if AGAIN else ''
+    m_x = tile_mask(o_t, o_k, left, BS, BS, PARTIAL)
+    if (s + 1) * BS > K:
+        m_x = m_x & (o_k + s * BS < K)[None, :]
+    return tl.load(p_x + s * BS, mask=m_x, other=0.0, cache_modifier=cache)
+
+
+@triton.jit
 def load_again(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
     """:func:`load_tile` of a tile that was loaded before: the compiler would take two equal loads for one, and hold it."""
     # `.ca`, which is the default, only tells the two apart
@@ -209,6 +229,51 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
         return o_v[:, None].to(tl.int64) * K + o_k[None, :]
     else:
         return o_k[None, :].to(tl.int64) * V + o_v[:, None]
+
+
+@triton.jit
+def load_state(
+    p_h, o_k, o_v, flag, K: tl.constexpr, V: tl.constexpr, SLICES: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+):
+    """The state `[BV, BK]` at `p_h`, as a tuple of slices `[BV, BS]`; zeros unless the scalar `flag` holds or is None."""
+    BV: tl.constexpr = o_v.shape[0]
+    BS: tl.constexpr = o_k.shape[0]
+    b_h = ()
+    for s in tl.static_range(SLICES):
+        m_h = state_mask(o_k + s * BS, o_v, K, V, BV)
+        if flag is not None:
+            m_h = only_if(flag, m_h)
+        b_h = b_h + (tl.load(p_h + state_offsets(o_k + s * BS, o_v, K, V, STATE_V_FIRST), mask=m_h, other=0.0),)
+    return b_h
+
+
+@triton.jit
+def store_state(
+    p_h, b_h, o_k, o_v, flag, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr, PARTS: tl.constexpr = 1,
+):
+    """Store the slices of a state, if the scalar `flag` holds or is None: rounded, or as two states of its parts."""
+    BV: tl.constexpr = o_v.shape[0]
+    BS: tl.constexpr = o_k.shape[0]
+    for s in tl.static_range(len(b_h)):
+        p_s = p_h + state_offsets(o_k + s * BS, o_v, K, V, STATE_V_FIRST)
+        m_h = state_mask(o_k + s * BS, o_v, K, V, BV)
+        if flag is not None:
+            m_h = only_if(flag, m_h)
+        if PARTS == 2:
+            b_hi, b_lo = split(b_h[s], 'bf16')
+            tl.store(p_s, b_hi, mask=m_h)
+            tl.store(p_s + K * V, b_lo, mask=m_h)
+        else:
+            tl.store(p_s, rounded(b_h[s], p_h.dtype.element_ty), mask=m_h)
+
+
+@triton.jit
+def zero_state(BV: tl.constexpr, BS: tl.constexpr, SLICES: tl.constexpr):
+    """A state of zeros, as a tuple of slices."""
+    b_h = ()
+    for _ in tl.static_range(SLICES):
+        b_h = b_h + (tl.zeros([BV, BS], dtype=tl.float32),)
+    return b_h
 
 
 @triton.jit
@@ -243,17 +308,6 @@ def split(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
-def store_parts(p_x, b_x, size, mask, PARTS: tl.constexpr):
-    """Store `b_x` rounded to the type of `p_x`, or as two parts of that type, the second `size` after the first."""
-    if PARTS == 2:
-        b_hi, b_lo = split(b_x, 'bf16')
-        tl.store(p_x, b_hi, mask=mask)
-        tl.store(p_x + size, b_lo, mask=mask)
-    else:
-        tl.store(p_x, rounded(b_x, p_x.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def kept(b_x, DOT: tl.constexpr):
     """What products keep of `b_x`, in float32: rounded to nearest for `bf16` (a NaN may get lost), truncated for `tf32`."""
     if DOT == 'bf16':
@@ -285,16 +339,25 @@ def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
 
 
 @triton.jit
-def add_updates(b_h, b_o, b_u, b_k, p_a, DOT: tl.constexpr, OUTPUT: tl.constexpr):
-    """Add what a chunk's U `[BT, BV]` gives to the state `[BV, BK]` and, with `OUTPUT`, to `O^T [BV, BT]`; return both."""
+def add_updates(
+    b_h, b_o, b_u, b_k, p_k, o_t, o_k, left, p_a, K: tl.constexpr, DOT: tl.constexpr, OUTPUT: tl.constexpr,
+    PARTIAL: tl.constexpr,
+):
+    """Add what a chunk's U `[BT, BV]` gives to the state and, with `OUTPUT`, to `O^T [BV, BT]`; return both.
+
+    `b_k` has the slices of k; None: they are loaded from `p_k`, a second time.
+    """
     BT: tl.constexpr = b_u.shape[0]
-    o_t = tl.arange(0, BT)
     b_u = tl.trans(operand(b_u, DOT))
     if OUTPUT:
         # [BT, BT]
         b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
         b_o = product(b_u, b_a, b_o, DOT)
-    return product(b_u, b_k, b_h, DOT), b_o
+    b_next = ()
+    for s in tl.static_range(len(b_h)):
+        b_ks = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL, True) if b_k is None else b_k[s]
+        b_next = b_next + (product(b_u, b_ks, b_h[s], DOT),)
+    return b_next, b_o
 
 
 @triton.jit

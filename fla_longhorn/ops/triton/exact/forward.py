@@ -10,7 +10,7 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.capability import device_capability
-from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, row_arguments
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
     add_updates,
@@ -23,6 +23,8 @@ from fla_longhorn.ops.triton.exact.common import (
     is_cut,
     kept,
     load_again,
+    load_slice,
+    load_state,
     load_tile,
     locate_slot,
     operand_precision,
@@ -30,12 +32,12 @@ from fla_longhorn.ops.triton.exact.common import (
     rounded,
     sequence_range,
     sigmoid,
-    state_mask,
-    state_offsets,
     step_sizes,
+    store_state,
     strided_inputs,
     tile_mask,
     tile_offsets,
+    zero_state,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 
@@ -43,8 +45,8 @@ from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 def forward_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters, as far as there are registers: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early.
 
-    `RELOAD` loads k a second time rather than hold it, where D or z need registers too. At K = 16 a thread owns one column:
-    with two it has not registers enough to load ahead.
+    `RELOAD` loads k a second time rather than hold it; at K = 64 only where D or z need registers too, at K = 128 v as well.
+    At K = 16 a thread owns one column: with two it has not registers enough to load ahead.
     """
     tile = {**chunk_tile(K, precision, capability), 'PREFETCH': False, 'RELOAD': False, 'ROWS': 0}
     if tile['BK'] == 16:
@@ -91,29 +93,37 @@ def forward_chunk(
     V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
     ROWS: tl.constexpr, OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Store the output of one chunk, with `OUTPUT`; return the state `[BV, BK]` at its end, and the next chunk's tiles.
+    """Store the output of one chunk, with `OUTPUT`; return the state at its end, in slices, and the next chunk's tiles.
 
     With `PREFETCH`, this chunk's tiles of q, k, v, beta and z come as arguments and those of the next are loaded before the
-    output is stored, which no load may cross. Without it they are loaded here. With `RELOAD` and D or z, k is loaded a second
-    time and q late: they are not held during the substitution. `b_z` is b_v where there is no z.
+    output is stored, which no load may cross. Without it they are loaded here. With `RELOAD`, k is loaded a second time: it is
+    not held during the substitution. `b_z` is b_v where there is no z.
     """
     q, k, v, beta, z, g, a, o = tensors
     S_Q, S_K, S_V, S_B, S_Z, S_O = strides
     o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o = offsets
     BT: tl.constexpr = o_t.shape[0]
-    BK: tl.constexpr = o_k.shape[0]
+    BS: tl.constexpr = o_k.shape[0]
+    SLICES: tl.constexpr = len(b_h)
     BV: tl.constexpr = o_v.shape[0]
-    # Q S after the substitution, which needs the registers
-    LATE: tl.constexpr = BK > 16 and (b_D is not None or z is not None)
-    AGAIN: tl.constexpr = RELOAD and LATE and not PREFETCH
+    # Q S after the substitution, which needs the registers; with several slices it would take more, for the rounded state
+    LATE: tl.constexpr = SLICES == 1 and BS > 16 and (b_D is not None or z is not None)
+    AGAIN: tl.constexpr = RELOAD and not PREFETCH and (LATE or SLICES > 1)
     i_next = i_x + BT
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
     rows = gram_rows(p_g, ROWS, BT, False)
-    if not PREFETCH:
-        b_k = load_tile(p_k, o_t, o_k, left, K, PARTIAL)
-        b_q = b_k if AGAIN else load_tile(p_q, o_t, o_k, left, K, PARTIAL)
-    b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+    b_p, b_o = tl.zeros([BV, BT], dtype=tl.float32), tl.zeros([BV, BT], dtype=tl.float32)
+    b_ks = ()
+    for s in tl.static_range(SLICES):
+        b_k_s = b_k if PREFETCH else load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
+        b_p = product(b_h[s], tl.trans(b_k_s), b_p, DOT)
+        if SLICES > 1 and OUTPUT:
+            b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
+            b_o = product(b_h[s], tl.trans(b_q), b_o, DOT)
+        b_ks = b_ks + (b_k_s,)
+    if SLICES == 1 and not PREFETCH and not AGAIN:
+        b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     if PREFETCH:
         n_q = load_tile(q + i_next * S_Q + x_q, o_t, o_k, left_next, K, False)
@@ -128,16 +138,16 @@ def forward_chunk(
     b_n = tl.load(p_g + BT * BT + o_t)
     # [BT, BV]
     b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
-    b_o = tl.zeros([BV, BT], dtype=tl.float32)
-    if OUTPUT and not LATE:
-        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
+    if SLICES == 1 and OUTPUT and not LATE:
+        b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
     b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_g, DOT, ROWS)
-    if AGAIN:
-        b_q = load_tile(p_q, o_t, o_k, left, K, PARTIAL)
-        b_k = load_again(p_k, o_t, o_k, left, K, PARTIAL)
     if OUTPUT and LATE:
-        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
-    b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, OUTPUT)
+        if AGAIN:
+            b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
+        b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
+    b_h, b_o = add_updates(b_h, b_o, b_u, None if AGAIN else b_ks, p_k, o_t, o_k, left, p_a, K, DOT, OUTPUT, PARTIAL)
+    if AGAIN and SLICES > 1 and b_D is not None:
+        b_v = load_again(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
     if not OUTPUT:
         return b_h, n_q, n_k, n_v, n_b, b_z
     if z is None:
@@ -195,8 +205,10 @@ def chunk_longhorn_exact_fwd_kernel_o(
     S_Z: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
+    BS: tl.constexpr,
     BV: tl.constexpr,
     VEC: tl.constexpr,
+    STAGES: tl.constexpr,
     INTERVAL: tl.constexpr,
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
@@ -250,9 +262,9 @@ def chunk_longhorn_exact_fwd_kernel_o(
     else:
         bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
         i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
-    offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
+    offsets = chunk_offsets(i_v, BT, BS, BV, VEC, SCALAR_BETA)
     o_t, o_k, o_v, o_b = offsets
-    m_h = state_mask(o_k, o_v, K, V, BV)
+    SLICES: tl.constexpr = BK // BS
     i_x = bos
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
     q, k, v, o = q + i_h * K, k + i_h * K, v + i_h * V, o + i_h * V
@@ -268,15 +280,15 @@ def chunk_longhorn_exact_fwd_kernel_o(
     if SAVE_STATES and not BY_INTERVAL:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
 
-    # [BV, BK]
+    # slices [BV, BS]
     if BY_INTERVAL:
-        p_h0 = states + (i_c.to(tl.int64) * H + i_h) * (K * V) + state_offsets(o_k, o_v, K, V, True)
-        b_h = tl.load(p_h0, mask=m_h & (o_v * 0 < T_n)[:, None], other=0.0)
+        p_h0 = states + (i_c.to(tl.int64) * H + i_h) * (K * V)
+        b_h = load_state(p_h0, o_k, o_v, T_n > 0, K, V, SLICES, True)
     elif USE_INITIAL_STATE:
-        p_h0 = h0 + i_r * s_h + i_h * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-        b_h = tl.load(p_h0, mask=only_if(read, m_h) if POOLED else m_h, other=0.0)
+        p_h0 = h0 + i_r * s_h + i_h * (K * V)
+        b_h = load_state(p_h0, o_k, o_v, read if POOLED else None, K, V, SLICES, STATE_V_FIRST)
     else:
-        b_h = tl.zeros([BV, BK], dtype=tl.float32)
+        b_h = zero_state(BV, BS, SLICES)
 
     NT = T_n // BT
     # of the first full chunk; without PREFETCH the compiler drops these loads
@@ -288,9 +300,9 @@ def chunk_longhorn_exact_fwd_kernel_o(
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES and not BY_INTERVAL:
             # as [V, K], the order of the registers
-            tl.store(p_s + state_offsets(o_k, o_v, K, V, True), b_h, mask=m_h)
+            store_state(p_s, b_h, o_k, o_v, None, K, V, True)
             p_s += H * K * V
-        for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=1):
+        for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=STAGES):
             b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
                 b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, K, V, DOT,
                 USE_BETA_SIGMOID, PREFETCH, RELOAD, ROWS, OUTPUT, False,
@@ -306,11 +318,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
         )[0]
 
     if SAVE_STATES and IS_VARLEN and not BY_INTERVAL:
-        m_s = only_if(has_spare_slot(bos, bos + T_n, INTERVAL), m_h)
-        tl.store(p_s + state_offsets(o_k, o_v, K, V, True), tl.zeros([BV, BK], dtype=tl.float32), mask=m_s)
+        spare = has_spare_slot(bos, bos + T_n, INTERVAL)
+        store_state(p_s, zero_state(BV, BS, SLICES), o_k, o_v, spare, K, V, True)
     if STORE_FINAL_STATE and not BY_INTERVAL:
-        p_ht = ht + i_w * s_h + i_h * (K * V) + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-        tl.store(p_ht, b_h, mask=only_if(written, m_h) if POOLED else m_h)
+        p_ht = ht + i_w * s_h + i_h * (K * V)
+        store_state(p_ht, b_h, o_k, o_v, written if POOLED else None, K, V, STATE_V_FIRST)
 
 
 def chunk_longhorn_exact_fwd(

@@ -14,6 +14,8 @@ from fla_longhorn.ops.triton.exact.common import (
     gram_pointers,
     head_index_and_channels,
     kept,
+    load_slice,
+    load_state,
     load_tile,
     locate_slot,
     operand,
@@ -21,9 +23,8 @@ from fla_longhorn.ops.triton.exact.common import (
     rounded,
     sigmoid,
     split_product,
-    state_mask,
     step_sizes,
-    store_parts,
+    store_state,
     tile_mask,
     tile_offsets,
 )
@@ -32,7 +33,12 @@ from fla_longhorn.ops.triton.exact.common import (
 def replay_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters; nothing is loaded ahead here, so one warp has enough registers for K = 32."""
     tile = chunk_tile(K, precision, capability)
-    return {**tile, 'num_warps': 1, 'VEC': 2} if tile['BK'] == 32 else tile
+    if tile['BK'] == 32:
+        tile |= {'num_warps': 1, 'VEC': 2}
+    if tile['BK'] == 64:
+        # with asynchronous copies registers spill
+        tile['STAGES'] = 1
+    return tile
 
 
 @triton.jit
@@ -40,19 +46,23 @@ def replay_chunk(
     b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, scale, K: tl.constexpr, V: tl.constexpr,
     DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """The forward step of one chunk: store what the other kernels need, return the state `[BV, BK]` and the sum of dD."""
+    """The forward step of one chunk: store what the other kernels need, return the state's slices and the sum of dD."""
     q, k, v, beta, z, do, g, a = inputs
     us, cs, dy, dz = outputs
     S_Q, S_K, S_V, S_B, S_Z, S_DO, S_X = strides
     o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x = offsets
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     BT: tl.constexpr = o_t.shape[0]
+    SLICES: tl.constexpr = len(b_h)
     BV: tl.constexpr = o_v.shape[0]
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
-    b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
+    p_k = k + i_x * S_K + x_k
     p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
-    b_zero = tl.zeros([BV, BT], dtype=tl.float32)
-    b_p = split_product(b_h, tl.trans(b_k), b_zero, DOT)
+    b_p, b_o, b_k = tl.zeros([BV, BT], dtype=tl.float32), tl.zeros([BV, BT], dtype=tl.float32), ()
+    for s in tl.static_range(SLICES):
+        b_s = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
+        b_p = split_product(b_h[s], tl.trans(b_s), b_p, DOT)
+        b_k = b_k + (b_s,)
     # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
     b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL).to(tl.float32)
     b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL).to(tl.float32)
@@ -76,17 +86,18 @@ def replay_chunk(
         tl.store(us + i_x * S_X + x_x, operand(b_u, DOT), mask=m_v)
         if not USE_BETA_SIGMOID:
             tl.store(cs + i_x * S_X + x_x, rounded(b_r * b_f * b_f, cs.dtype.element_ty), mask=m_v)
-    b_o = b_zero
     if z is not None:
         # (Q S)^T is computed after the substitution, which needs the registers
-        b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, left, K, PARTIAL)
-        b_o = product(b_h, tl.trans(b_q), b_o, DOT)
+        p_q = q + i_x * S_Q + x_q
+        for s in tl.static_range(SLICES):
+            b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
+            b_o = product(b_h[s], tl.trans(b_q), b_o, DOT)
         if scale is not None:
             b_o *= scale
-    if o_k.shape[0] == 128 and o_v.shape[0] == 32:
-        # a second time: there are not enough registers to hold it
-        b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, left, K, PARTIAL)
-    b_h, b_o = add_updates(b_h, b_o, b_u, b_k, p_a, DOT, z is not None)
+    # k a second time where there are not enough registers to hold it
+    b_h, b_o = add_updates(
+        b_h, b_o, b_u, None if SLICES > 1 else b_k, p_k, o_t, o_k, left, p_a, K, DOT, z is not None, PARTIAL,
+    )
     if b_D is not None or z is not None:
         p_v, p_do = v + i_x * S_V + x_v, do + i_x * S_DO + x_do
         p_z = None if z is None else z + i_x * S_Z + x_z
@@ -164,8 +175,10 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     S_DO: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
+    BS: tl.constexpr,
     BV: tl.constexpr,
     VEC: tl.constexpr,
+    STAGES: tl.constexpr,
     INTERVAL: tl.constexpr,
     SPAN: tl.constexpr,
     PARTS: tl.constexpr,
@@ -190,10 +203,9 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     T_i = tl.maximum(tl.minimum(T_n - bos_i, INTERVAL), 0).to(tl.int32)
     NT = T_i // BT
 
-    offsets = chunk_offsets(i_v, BT, BK, BV, VEC, SCALAR_BETA)
+    offsets = chunk_offsets(i_v, BT, BS, BV, VEC, SCALAR_BETA)
     o_t, o_k, o_v, o_b = offsets
-    m_h = state_mask(o_k, o_v, K, V, BV)
-    o_h = o_v[:, None] * K + o_k[None, :]
+    SLICES: tl.constexpr = BK // BS
 
     i_x = bos + bos_i
     i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + bos_i // BT) * H + i_h
@@ -214,12 +226,11 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     x_x = tile_offsets(H * V, o_t, o_v)
     offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x)
     factor = scale if HAS_SCALE else None
-    # [BV, BK]
-    b_h = tl.load(p_s + o_h, mask=m_h & (o_v * 0 < T_i)[:, None], other=0.0)
+    b_h = load_state(p_s, o_k, o_v, T_i > 0, K, V, SLICES, True)
     for i_s in range(tl.cdiv(NT, SPAN // BT)):
-        store_parts(p_hs + o_h, b_h, K * V, m_h, PARTS)
+        store_state(p_hs, b_h, o_k, o_v, None, K, V, True, PARTS)
         p_hs += H * PARTS * K * V
-        for _ in tl.range(i_s * (SPAN // BT), tl.minimum((i_s + 1) * (SPAN // BT), NT), num_stages=1):
+        for _ in tl.range(i_s * (SPAN // BT), tl.minimum((i_s + 1) * (SPAN // BT), NT), num_stages=STAGES):
             b_h, b_dD = replay_chunk(
                 b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT, factor, K, V, DOT, USE_BETA_SIGMOID,
                 False,
@@ -230,7 +241,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     left = T_i - NT * BT
     if left > 0:
         if NT % (SPAN // BT) == 0:
-            store_parts(p_hs + o_h, b_h, K * V, m_h, PARTS)
+            store_state(p_hs, b_h, o_k, o_v, None, K, V, True, PARTS)
         b_h, b_dD = replay_chunk(
             b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, factor, K, V, DOT, USE_BETA_SIGMOID, True,
         )
