@@ -348,10 +348,11 @@ def add_updates(
     `b_k` has the slices of k; None: they are loaded from `p_k`, a second time.
     """
     BT: tl.constexpr = b_u.shape[0]
-    b_u = tl.trans(operand(b_u, DOT))
     if OUTPUT:
         # [BT, BT]
         b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
+    b_u = tl.trans(operand(b_u, DOT))
+    if OUTPUT:
         b_o = product(b_u, b_a, b_o, DOT)
     b_next = ()
     for s in tl.static_range(len(b_h)):
