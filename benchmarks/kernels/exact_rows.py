@@ -11,7 +11,12 @@ from benchmarks.kernels.compiled import Compiled
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import row_arguments
 from fla_longhorn.ops.triton.exact.backward import backward_tile, chunk_longhorn_exact_bwd_kernel
-from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_kernel_qk, products_tile, span_size
+from fla_longhorn.ops.triton.exact.backward_qk import (
+    chunk_longhorn_exact_bwd_kernel_qk,
+    products_tile,
+    span_size,
+    state_parts,
+)
 from fla_longhorn.ops.triton.exact.common import CHUNK_SIZE, state_tile
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd_kernel_o, forward_tile
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_kernel_gram
@@ -58,8 +63,9 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}
     constants = dict(
         H=1, K=K, V=V, BT=CHUNK_SIZE, BK=state_tile(K), INTERVAL=checkpoint_interval(K), SPAN=span_size(K, precision),
-        DOT=precision, s_q=K, s_k=K, s_v=V, s_z=V, S_Q=K, S_K=K, S_V=V, S_B=1 if flags['SCALAR_BETA'] else V, S_Z=V,
-        S_DO=V, S_DY=V, OUTPUT=True, BY_INTERVAL=False, **row_arguments(None, K * V), **flags,
+        PARTS=state_parts(K, precision), DOT=precision, s_q=K, s_k=K, s_v=V, s_z=V, S_Q=K, S_K=K, S_V=V,
+        S_B=1 if flags['SCALAR_BETA'] else V, S_Z=V, S_DO=V, S_DY=V, OUTPUT=True, BY_INTERVAL=False,
+        **row_arguments(None, K * V), **flags,
     )
     if name == 'fwd':
         kernel, tile = chunk_longhorn_exact_fwd_kernel_o, forward_tile(K, precision, capability)
