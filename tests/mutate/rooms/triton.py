@@ -50,6 +50,15 @@ MUTATIONS = [
         "a token's residual loses its own update", EXACT, 'T21 True', env=INTERPRET,
     ),
     Mutation(
+        'unrounded-updates', 'ops/triton/exact/common.py', 'kept(row(b_r, s) * row(b_e, s), DOT)', 'row(b_r, s) * row(b_e, s)',
+        'rounding of updates adds up with every repetition of a key', 'tests/ops/test_exact.py::test_repeated_keys', '1 16',
+        env=INTERPRET,
+    ),
+    Mutation(
+        'first-part-alone', 'ops/triton/exact/backward_qk.py', 'tl.static_range(PARTS)', 'tl.static_range(1)',
+        'sums over channels read half of the digits of states', 'tests/ops/test_exact.py::test_bfloat16', 'K16', env=INTERPRET,
+    ),
+    Mutation(
         'state-layout-for-fla', 'ops/triton/scalar_beta.py', 'initial_state = initial_state.mT', 'pass',
         "fla's kernels read the state in the other layout", TRANSLATION, 'diagonal state_v_first',
     ),
