@@ -66,6 +66,8 @@ if INTERPRETING or torch.cuda.is_available():
         Case(B=1, T=35, H=1, K=4, V=12, dtype=torch.bfloat16, z=True, scalar_beta=True, sigmoid=True, initial_state=True),
         Case(B=1, T=37, H=1, K=16, V=40, dtype=torch.bfloat16, z=True, initial_state=True),
         Case(B=1, T=35, H=1, K=40, V=20, dtype=torch.bfloat16, D=True, z=True, initial_state=True),
+        # spans just full, crossed and shared by a partial chunk
+        Case(H=1, K=16, V=40, dtype=torch.bfloat16, D=True, z=True, sigmoid=True).packed(64, 5, 100, 133),
         # no gate, which changes when q is loaded, at the sizes that one warp serves
         Case(B=1, T=35, H=1, K=40, V=20, dtype=torch.bfloat16, initial_state=True),
         Case(B=1, T=35, H=1, K=100, V=20, dtype=torch.bfloat16, initial_state=True),

@@ -91,6 +91,8 @@ def exact() -> list[Call]:
         Call('odd', Case(B=1, T=17, H=1, K=100, V=96, dtype=BF16, **ALL), exact=True),
         Call('cut', Case(H=2, K=3, V=33, dtype=BF16, **ALL).packed(40, 0, 33, 1), exact=True, segment=32),
         Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), exact=True, layout='view'),
+        # spans of the sums over channels just full, crossed and shared by a partial chunk
+        Call('spans', Case(H=1, K=16, V=64, dtype=BF16, **ALL).packed(64, 5, 100, 133), exact=True),
     ]
 
 
@@ -129,7 +131,8 @@ def lengths() -> list[Call]:
         *(call for K in (16, 64, 128) for call in single(e['bf16', K, BF16])), *at(e['bf16', 16, BF16], 16, 70, 150),
         *at(e['f32', 16, F32], 7, 16, 150), *at(e['f16', 16, F16], 1, 7, 70), *at(e['bf16', 64, BF16], 16, 270),
         *at(e['f32', 64, F32], 1, 70), *at(e['f16', 64, F16], 7, 70), *at(e['bf16', 128, BF16], 7, 70),
-        *at(e['f32', 128, F32], 7), *at(e['f16', 128, F16], 70), *packed(e['packed', 17, BF16], (1,), (0, 0, 7), (16, 33)),
+        *at(e['f32', 128, F32], 7), *at(e['f16', 128, F16], 70), *at(e['odd', 100, BF16], 70),
+        *packed(e['packed', 17, BF16], (1,), (0, 0, 7), (16, 33)),
     ]
 
 
