@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
-from tests.ptx.emulator import Emulator, Launch
+from tests.ptx.emulator import Emulator, Launch, formats
 from tests.ptx.known import KERNELS, check
 
 
 @pytest.mark.parametrize('name', list(KERNELS))
 def test_small_kernels(name):
     assert check(name, 'sm_90', 'together') == ''
+
+
+@pytest.mark.parametrize('bits', [32, 64])
+@pytest.mark.parametrize(('position', 'length'), [(0, 5), (3, 7), (0, 59), (20, 60), (31, 1), (4, 0)])
+def test_bit_fields(bits, position, length):
+    """Those of two's complement: as many bits as the word has from this position on, the last one a sign."""
+    a = [0, 1, 2 ** bits - 1, 2 ** (bits - 1), 0x5a5a5a5a5a5a5a5a % 2 ** bits, 0x8000000180000001 % 2 ** bits]
+    width = min(length, bits - position)
+    fields = [(x >> position) % 2 ** width for x in a]
+    words = np.array(a, np.uint32 if bits == 32 else np.uint64)
+    assert formats.bit_field(words, position, length, False).tolist() == fields
+    signed = [(x - 2 ** width if width and x >> (width - 1) else x) % 2 ** bits for x in fields]
+    assert formats.bit_field(words, position, length, True).tolist() == signed
 
 
 @pytest.mark.parametrize('order', ['first', 'last'])

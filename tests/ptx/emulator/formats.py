@@ -106,14 +106,14 @@ def high_product(a, b):
 
 
 def bit_field(a, position, length, signed: bool):
-    """bfe of 32 bits, from a constant place."""
-    position, length = position & 255, length & 255
+    """bfe of 32 or 64 bits, from a constant place inside the word."""
+    unsigned, bits = a.dtype.type, a.dtype.itemsize * 8
+    integer = np.int32 if bits == 32 else np.int64
     if length == 0:
         return np.zeros_like(a)
-    length = min(length, 32 - position) if position < 32 else 0
-    left = np.uint32(32 - position - length)
-    wide = a.view(np.uint32) << left
-    return (wide.view(np.int32) >> np.int32(32 - length)).view(np.uint32) if signed else wide >> np.uint32(32 - length)
+    length = min(length, bits - position)
+    wide, shift = a << unsigned(bits - position - length), bits - length
+    return (wide.view(integer) >> integer(shift)).view(unsigned) if signed else wide >> unsigned(shift)
 
 
 def permuted(a, b, selector):

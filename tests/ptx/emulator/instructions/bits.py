@@ -42,11 +42,12 @@ def _(program, x, modifiers):
 @decoder('bfe')
 def _(program, x, modifiers):
     *_, position, length = x.operands
-    if modifiers[-1] not in ('u32', 's32') or not all(isinstance(y, Immediate) for y in (position, length)):
+    bits = int(modifiers[-1][1:])
+    if not all(isinstance(y, Immediate) for y in (position, length)) or not 0 <= position.value < bits:
         raise Unsupported(x.text)
-    destination, a = program.register(x.operands[0]), program.source(x.operands[1], 'u32')
+    destination, a = program.register(x.operands[0]), program.source(x.operands[1], f'u{bits}')
     return lambda m: m.put(
-        destination, formats.bit_field(a(m.registers), position.value, length.value, modifiers[-1] == 's32'),
+        destination, formats.bit_field(a(m.registers), position.value, length.value, modifiers[-1][0] == 's'),
     )
 
 
