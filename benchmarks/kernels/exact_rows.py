@@ -86,7 +86,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
         kernel, tile = chunk_longhorn_exact_kernel_gram, {'num_warps': 1}
         types = {'q': x, 'k': x, 'g': '*fp32', 'a': operand, 'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
     else:
-        kernel, tile = chunk_longhorn_exact_bwd_kernel_qk, products_tile(K, precision, capability < 9)
+        kernel, tile = chunk_longhorn_exact_bwd_kernel_qk, products_tile(K, precision, capability)
         types = dict.fromkeys(('q', 'k', 'beta', 'dy', 'dq', 'dk', 'dbeta'), x) | {'scale': 'fp32', 'T': 'i32', 'N': 'i32'}
         types |= dict.fromkeys(('us', 'ws', 'hs', 'dhs'), operand)
         constants['BT'] = span_size(K, precision)

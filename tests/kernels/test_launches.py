@@ -48,9 +48,10 @@ def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
 def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
     """Triton 3.6 on Hopper; `python -m tests.ptx.versions 3.6.0` finds what would be read too early."""
     monkeypatch.setattr(backward_qk, 'FENCES_COPIES', False)
-    stages = {K: backward_qk.products_tile(K, 'bf16', False).get('num_stages') for K in (16, 32, 64, 128)}
-    assert stages == {16: None, 32: None, 64: 1, 128: 1}
-    assert 'num_stages' not in backward_qk.products_tile(64, 'bf16', True)
+    stages = {K: backward_qk.products_tile(K, 'bf16', 9).get('num_stages') for K in (16, 32, 64, 128)}
+    assert stages == {16: 1, 32: None, 64: 1, 128: 1}
+    # no warp groups before, and none at K = 16 after
+    assert 'num_stages' not in backward_qk.products_tile(64, 'bf16', 8) | backward_qk.products_tile(16, 'bf16', 10)
 
 
 @pytest.mark.slow

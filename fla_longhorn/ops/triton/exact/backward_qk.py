@@ -37,13 +37,19 @@ def state_parts(K: int, precision: str) -> int:
     return 2 if precision == 'bf16' and state_tile(K) == 16 else 1
 
 
-def products_tile(K: int, precision: str, operands_in_registers: bool) -> dict:
+def products_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, beside operands where they are held there."""
     BK, BT = min(state_tile(K), 64), span_size(K, precision)
-    BV = 32 if precision == 'ieee' or BT == 64 and operands_in_registers else 64
-    # a warp group multiplies what lies in shared memory
-    ahead = {} if BT < 64 or operands_in_registers or FENCES_COPIES else {'num_stages': 1}
-    return {'BK': BK, 'BV': BV, 'num_warps': max(BK, BT) // 16} | ahead
+    # before Hopper, tensor cores read their operands from registers only
+    in_registers = capability < 9
+    tile = {'BK': BK, 'BV': 32 if precision == 'ieee' or BT == 64 and in_registers else 64, 'num_warps': max(BK, BT) // 16}
+    if BK < BT and capability >= 10:
+        # from Blackwell on, four warps would keep the sums in tensor memory, and move them with every block of channels
+        tile |= {'BV': 32, 'num_warps': 2}
+    elif BT == 64 and not in_registers and not FENCES_COPIES:
+        # a warp group multiplies what lies in shared memory
+        tile['num_stages'] = 1
+    return tile
 
 
 @triton.jit
@@ -197,8 +203,7 @@ def chunk_longhorn_exact_bwd_qk(
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    # before Hopper, tensor cores read their operands from registers only
-    tile = products_tile(K, precision, device_capability(q.device) < 9)
+    tile = products_tile(K, precision, device_capability(q.device))
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
     chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
