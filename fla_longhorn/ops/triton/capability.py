@@ -8,8 +8,8 @@ import torch
 import triton
 
 # up to 3.6, Triton leaves out the fence between a copy to shared memory that it starts ahead and a warp group's product that
-# reads it
-FENCES_COPIES = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3, 7)
+# reads it, and copies what is shorter than a warp's rows in branches
+FENCES_COPIES = COPIES_SHORT_ROWS = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3, 7)
 
 
 def device_capability(device: torch.device) -> int:

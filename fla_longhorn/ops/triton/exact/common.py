@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton.capability import COPIES_SHORT_ROWS
 from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, only_if, with_token_stride
 from fla_longhorn.ops.triton.diagonal.segments import multiprocessor_count
 
@@ -53,7 +54,7 @@ def chunk_tile(K: int, precision: str, capability: int) -> dict:
         # one warp, which waits for no other; from Blackwell on, a group of warps holds the state in tensor memory
         BV, num_warps = 32, 1
         # products with a slice take fewer registers for their operands; slices of 32 would have v's shape, and so k's layout
-        BS, STAGES = 64, 2
+        BS, STAGES = 64, 2 if BK == 128 or COPIES_SHORT_ROWS else 1
     return {'BK': BK, 'BS': BS, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'STAGES': STAGES}
 
 
