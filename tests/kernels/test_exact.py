@@ -91,6 +91,22 @@ def test_compiled_figures(row):
     assert not over, over
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(('kernel', 'most'), [('forward', 250), ('replay', 420), ('backward', 560)])
+def test_spills_of_the_largest_state(kernel, most):
+    """The order of two loads in the backward has taken 560 to 4,281."""
+    row, = (x for (name, direction), x in rows().items() if name == kernel and direction in ('forward', 'backward'))
+    assert measure(row, 'sm_80', 256).as_json()['spills'] <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kernel', ['forward', 'replay', 'backward'])
+def test_float16_fits_an_a100(kernel):
+    """With one product of tf32 in place of two, the replay took 256 KiB of shared memory to lay the state out anew."""
+    row, = (x for (name, direction), x in rows().items() if name == kernel and direction in ('forward', 'backward'))
+    assert measure(row, 'sm_80', 128, 'fp16').as_json()['shared_bytes'] <= 163 * 1024
+
+
 @TOGETHER
 def test_a_training_step_costs_less_than_the_diagonal_update():
     # the gram kernel runs in both passes

@@ -85,13 +85,17 @@ def backward_chunk(
     rows = gram_rows(p_g, ROWS, BT, True)
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     if not PREFETCH:
+        if SLICES == 1:
+            # first, for after dY's load the compiler spills thousands of values at K = 256 on an A100
+            b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
+            b_k = load_slice(p_k, o_t, o_k, 0, left, K, PARTIAL)
         # [BT, BV]
         b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
     # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
     b_x, b_next = tl.zeros([BV, BT], dtype=tl.float32), ()
     b_dyt = tl.trans(operand(b_dy, DOT))
     for s in tl.static_range(SLICES):
-        if not PREFETCH:
+        if SLICES > 1:
             # [BT, BS]
             b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
             b_k = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)

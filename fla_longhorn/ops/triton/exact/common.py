@@ -341,24 +341,33 @@ def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
 
 @triton.jit
 def add_updates(
-    b_h, b_o, b_u, b_k, p_k, o_t, o_k, left, p_a, K: tl.constexpr, DOT: tl.constexpr, OUTPUT: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    b_h, b_o, b_u, b_k, p_k, o_t, o_k, left, p_a, K: tl.constexpr, DOT: tl.constexpr, SPLIT: tl.constexpr,
+    OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Add what a chunk's U `[BT, BV]` gives to the state and, with `OUTPUT`, to `O^T [BV, BT]`; return both.
 
-    `b_k` has the slices of k; None: they are loaded from `p_k`, a second time.
+    `b_k` has the slices of k; None: they are loaded from `p_k`, a second time. With `SPLIT`, U does not lose digits to `DOT`.
     """
     BT: tl.constexpr = b_u.shape[0]
     if OUTPUT:
         # [BT, BT]
         b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
-    b_u = tl.trans(operand(b_u, DOT))
+    if SPLIT:
+        b_hi, b_lo = split(b_u, DOT)
+        b_u, b_lo = tl.trans(b_hi), tl.trans(b_lo)
+    else:
+        b_u = tl.trans(operand(b_u, DOT))
     if OUTPUT:
         b_o = product(b_u, b_a, b_o, DOT)
+        if SPLIT:
+            b_o = product(b_lo, b_a, b_o, DOT)
     b_next = ()
     for s in tl.static_range(len(b_h)):
         b_ks = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL, True) if b_k is None else b_k[s]
-        b_next = b_next + (product(b_u, b_ks, b_h[s], DOT),)
+        b_s = product(b_u, b_ks, b_h[s], DOT)
+        if SPLIT:
+            b_s = product(b_lo, b_ks, b_s, DOT)
+        b_next = b_next + (b_s,)
     return b_next, b_o
 
 
@@ -410,15 +419,17 @@ def gram_rows(p_g, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr):
+def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr):
     """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`.
 
-    `rows` holds the first `ROWS` rows of G, which lies at `p_g`. Later rows use a row of U as products round it, and so
-    correct the rounding error. Otherwise the error would grow with every repetition of a key.
+    `rows` holds the first `ROWS` rows of G, which lies at `p_g`. With `ROUND`, later rows use a row of U as products round it,
+    and so correct the rounding error. Otherwise the error would grow with every repetition of a key.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
-        b_u = kept(row(b_r, s) * row(b_e, s), DOT)
+        b_u = row(b_r, s) * row(b_e, s)
+        if ROUND:
+            b_u = kept(b_u, DOT)
         # [BT]
         b_g = rows[s] if s < ROWS else tl.load(p_g + s * BT + o_t)
         b_r -= tl.where((o_t > s)[:, None], b_g[:, None] * b_u[None, :], 0.0)

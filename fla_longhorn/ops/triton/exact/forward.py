@@ -62,7 +62,7 @@ def forward_tile(K: int, precision: str, capability: int) -> dict:
 @triton.jit
 def chunk_updates(b_p, b_v, b_e, rows, p_g, DOT: tl.constexpr, ROWS: tl.constexpr):
     """U of one chunk `[BT, BV]`, given its step sizes and `(K S)^T` at its start in `b_p`."""
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, b_v.shape[0], DOT, ROWS) * b_e
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, b_v.shape[0], DOT, True, ROWS) * b_e
     if DOT == 'tf32':
         # the substitution used these digits of U
         b_u = kept(b_u, DOT)
@@ -145,7 +145,9 @@ def forward_chunk(
         if AGAIN:
             b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
-    b_h, b_o = add_updates(b_h, b_o, b_u, None if AGAIN else b_ks, p_k, o_t, o_k, left, p_a, K, DOT, OUTPUT, PARTIAL)
+    b_h, b_o = add_updates(
+        b_h, b_o, b_u, None if AGAIN else b_ks, p_k, o_t, o_k, left, p_a, K, DOT, False, OUTPUT, PARTIAL,
+    )
     if AGAIN and SLICES > 1 and b_D is not None:
         b_v = load_again(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
     if not OUTPUT:

@@ -13,7 +13,6 @@ from fla_longhorn.ops.triton.exact.common import (
     forward_substitution,
     gram_pointers,
     head_index_and_channels,
-    kept,
     load_slice,
     load_state,
     load_tile,
@@ -54,6 +53,8 @@ def replay_chunk(
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     BT: tl.constexpr = o_t.shape[0]
     SLICES: tl.constexpr = len(b_h)
+    # bfloat16 rounds U as the sums over channels do; with one product of tf32, several warps would lay the state out anew
+    SPLIT: tl.constexpr = DOT == 'tf32'
     BV: tl.constexpr = o_v.shape[0]
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_k = k + i_x * S_K + x_k
@@ -75,11 +76,8 @@ def replay_chunk(
         b_e = b_b * b_f
     # [BT, BV]
     b_e = tl.broadcast_to(b_e, b_v.shape)
-    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, 0)
+    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, not SPLIT, 0)
     b_u = b_r * b_e
-    if DOT == 'tf32':
-        # the substitution used these digits of U
-        b_u = kept(b_u, DOT)
     if SCALAR_BETA:
         tl.store(us + i_x * S_X + x_x, operand(b_r, DOT), mask=m_v)
     else:
@@ -96,7 +94,7 @@ def replay_chunk(
             b_o *= scale
     # k a second time where there are not enough registers to hold it
     b_h, b_o = add_updates(
-        b_h, b_o, b_u, None if SLICES > 1 else b_k, p_k, o_t, o_k, left, p_a, K, DOT, z is not None, PARTIAL,
+        b_h, b_o, b_u, None if SLICES > 1 else b_k, p_k, o_t, o_k, left, p_a, K, DOT, SPLIT, z is not None, PARTIAL,
     )
     if b_D is not None or z is not None:
         p_v, p_do = v + i_x * S_V + x_v, do + i_x * S_DO + x_do
