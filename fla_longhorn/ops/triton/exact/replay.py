@@ -51,10 +51,11 @@ def replay_chunk(
     S_Q, S_K, S_V, S_B, S_Z, S_DO, S_X = strides
     o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x = offsets
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
+    # bfloat16 rounds U as the sums over channels do, which take R for a scalar step; with one product of tf32, several warps
+    # would lay the state out anew
+    SPLIT: tl.constexpr = DOT == 'tf32' or (SCALAR_BETA and DOT == 'bf16')
     BT: tl.constexpr = o_t.shape[0]
     SLICES: tl.constexpr = len(b_h)
-    # bfloat16 rounds U as the sums over channels do; with one product of tf32, several warps would lay the state out anew
-    SPLIT: tl.constexpr = DOT == 'tf32'
     BV: tl.constexpr = o_v.shape[0]
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_k = k + i_x * S_K + x_k
