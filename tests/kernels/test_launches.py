@@ -17,7 +17,7 @@ from triton.compiler.compiler import max_shared_mem
 
 from benchmarks.kernels.absent_device import SHARED_MEMORY
 from benchmarks.kernels.launches import CALLS, rehearsal, run_call
-from fla_longhorn.ops.triton.exact import backward_qk, common, forward
+from fla_longhorn.ops.triton.exact import backward, backward_qk, common, forward
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / 'fla_longhorn' / 'ops' / 'triton'
@@ -47,18 +47,28 @@ def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
 
 def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
     """Triton 3.6 on Hopper; `python -m tests.ptx.versions 3.6.0` finds what would be read too early."""
-    monkeypatch.setattr(backward_qk, 'FENCES_COPIES', False)
+    monkeypatch.setattr(backward_qk, 'ASYNC_COPIES', False)
     stages = {K: backward_qk.products_tile(K, 'bf16', 9).get('num_stages') for K in (16, 32, 64, 128)}
     assert stages == {16: 1, 32: None, 64: 1, 128: 1}
     # no warp groups before, and none at K = 16 after
     assert 'num_stages' not in backward_qk.products_tile(64, 'bf16', 8) | backward_qk.products_tile(16, 'bf16', 10)
 
 
-@pytest.mark.parametrize(('copies', 'stages'), [(True, {64: 2, 128: 2}), (False, {64: 1, 128: 2})])
-def test_copies_ahead_where_they_pay(copies, stages, monkeypatch):
-    """Predicted with Triton 3.6 on an H100: at K = 64 the forward takes 0.40 ms with copies and 0.33 without."""
-    monkeypatch.setattr(common, 'COPIES_SHORT_ROWS', copies)
-    assert {K: forward.forward_tile(K, 'bf16', 9)['STAGES'] for K in stages} == stages
+@pytest.mark.parametrize(('copies', 'outputs', 'states', 'reverse'), [
+    (True, {16: 1, 64: 2, 128: 2}, {16: 3, 64: 3, 128: 3}, {16: 2, 32: 2, 64: 1, 128: 2}),
+    (False, {16: 1, 64: 1, 128: 2}, {16: 1, 64: 1, 128: 2}, {16: 1, 32: 1, 64: 1, 128: 2}),
+], ids=['copies', 'none'])
+def test_copies_ahead_where_they_pay(copies, outputs, states, reverse, monkeypatch):
+    """Predicted for an H100, with copies and without: Triton 3.9, reverse pass of one long sequence, K = 16: 12.2 and 15.5 ms.
+
+    Triton 3.6: forward at K = 64 0.40 and 0.33 ms, reverse pass at K = 16 0.41 and 0.31 ms.
+    """
+    for module in (common, forward, backward):
+        monkeypatch.setattr(module, 'ASYNC_COPIES', copies)
+    tiles = {K: forward.forward_tile(K, 'bf16', 9) for K in outputs}
+    assert {K: tile['STAGES'] for K, tile in tiles.items()} == outputs
+    assert {K: forward.states_tile(tile, 'bf16', 9)['STAGES'] for K, tile in tiles.items()} == states
+    assert {K: backward.backward_tile(K, 'bf16', 9)['STAGES'] for K in reverse} == reverse
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import re
 import torch
 import triton
 
-# up to 3.6, Triton leaves out the fence between a copy to shared memory that it starts ahead and a warp group's product that
-# reads it, and copies what is shorter than a warp's rows in branches
-FENCES_COPIES = COPIES_SHORT_ROWS = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3, 7)
+# whether Triton's asynchronous copies serve: up to 3.6 it leaves out the fence between a copy and a warp group's product that
+# reads it, and copies tiles with short rows in branches
+ASYNC_COPIES = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3, 7)
 
 
 def device_capability(device: torch.device) -> int:

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.capability import ASYNC_COPIES, device_capability
 from fla_longhorn.ops.triton.common import FUSED, first_slot, with_token_stride
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size, state_parts
 from fla_longhorn.ops.triton.exact.common import (
@@ -18,8 +18,6 @@ from fla_longhorn.ops.triton.exact.common import (
     gram_pointers,
     gram_rows,
     head_index_and_channels,
-    load_slice,
-    load_state,
     load_tile,
     logit_steps,
     operand,
@@ -32,14 +30,13 @@ from fla_longhorn.ops.triton.exact.common import (
     split_product,
     split_product_t,
     step_sizes,
-    store_state,
     strided_inputs,
     tile_mask,
     tile_offsets,
-    zero_state,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
+from fla_longhorn.ops.triton.exact.state import load_slice, load_state, store_state, zero_state
 
 
 def backward_tile(K: int, precision: str, capability: int) -> dict:
@@ -52,6 +49,9 @@ def backward_tile(K: int, precision: str, capability: int) -> dict:
         tile |= {'BV': 128, 'num_warps': 4, 'STAGES': 1}
     if precision == 'bf16' and tile['BK'] <= 64:
         tile |= {'PREFETCH': True, 'ROWS': {16: 6, 32: 4, 64: 0}[tile['BK']]}
+        if tile['BK'] <= 32 and ASYNC_COPIES and capability < 10:
+            # G and A by copies: a load from L2 shares its scoreboard with those of the next chunk, and waits for DRAM
+            tile['STAGES'] = 2
     return tile
 
 

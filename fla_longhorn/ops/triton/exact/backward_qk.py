@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.capability import FENCES_COPIES, device_capability
+from fla_longhorn.ops.triton.capability import ASYNC_COPIES, device_capability
 from fla_longhorn.ops.triton.common import FUSED, divide
 from fla_longhorn.ops.triton.exact.common import (
     head_and_index,
@@ -46,7 +46,7 @@ def products_tile(K: int, precision: str, capability: int) -> dict:
     if BK < BT and capability >= 10:
         # from Blackwell on, four warps would keep the sums in tensor memory, and move them with every block of channels
         tile |= {'BV': 32, 'num_warps': 2}
-    elif BT == 64 and not in_registers and not FENCES_COPIES:
+    elif BT == 64 and not in_registers and not ASYNC_COPIES:
         # a warp group multiplies what lies in shared memory
         tile['num_stages'] = 1
     return tile

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.capability import COPIES_SHORT_ROWS
-from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, only_if, with_token_stride
+from fla_longhorn.ops.triton.capability import ASYNC_COPIES
+from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, with_token_stride
 from fla_longhorn.ops.triton.diagonal.segments import multiprocessor_count
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -54,7 +54,7 @@ def chunk_tile(K: int, precision: str, capability: int) -> dict:
         # one warp, which waits for no other; from Blackwell on, a group of warps holds the state in tensor memory
         BV, num_warps = 32, 1
         # products with a slice take fewer registers for their operands; slices of 32 would have v's shape, and so k's layout
-        BS, STAGES = 64, 2 if BK == 128 or COPIES_SHORT_ROWS else 1
+        BS, STAGES = 64, 2 if BK == 128 or ASYNC_COPIES else 1
     return {'BK': BK, 'BS': BS, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'STAGES': STAGES}
 
 
@@ -150,16 +150,6 @@ def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.con
 
 
 @triton.jit
-def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
-    """Mask of a state's tile `[BV, BK]`, in a shape that broadcasts to it."""
-    # as in tile_mask
-    if V // BV * BV == V:
-        return (o_k < K)[None, :]
-    else:
-        return (o_v < V)[:, None] & (o_k < K)[None, :]
-
-
-@triton.jit
 def chunk_offsets(
     i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
@@ -203,78 +193,11 @@ def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
 
 
 @triton.jit
-def load_slice(
-    p_x, o_t, o_k, s: tl.constexpr, left, K: tl.constexpr, PARTIAL: tl.constexpr, AGAIN: tl.constexpr = False,
-):
-    """Slice `s` `[BT, BS]` of a tile of keys or queries, with `p_x` the addresses of slice 0; `AGAIN`: :func:`load_again`."""
-    BS: tl.constexpr = o_k.shape[0]
-    cache: tl.constexpr = '.ca' if AGAIN else ''
-    m_x = tile_mask(o_t, o_k, left, BS, BS, PARTIAL)
-    if (s + 1) * BS > K:
-        m_x = m_x & (o_k + s * BS < K)[None, :]
-    return tl.load(p_x + s * BS, mask=m_x, other=0.0, cache_modifier=cache)
-
-
-@triton.jit
 def load_again(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
     """:func:`load_tile` of a tile that was loaded before: the compiler would take two equal loads for one, and hold it."""
     # `.ca`, which is the default, only tells the two apart
     m_x = tile_mask(o_t, o_c, left, X, o_c.shape[0], PARTIAL)
     return tl.load(p_x, mask=m_x, other=0.0, cache_modifier='.ca')
-
-
-@triton.jit
-def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
-    """Offsets `[BV, BK]` in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`; as int64 they are constants of the load."""
-    if STATE_V_FIRST:
-        return o_v[:, None].to(tl.int64) * K + o_k[None, :]
-    else:
-        return o_k[None, :].to(tl.int64) * V + o_v[:, None]
-
-
-@triton.jit
-def load_state(
-    p_h, o_k, o_v, flag, K: tl.constexpr, V: tl.constexpr, SLICES: tl.constexpr, STATE_V_FIRST: tl.constexpr,
-):
-    """The state `[BV, BK]` at `p_h`, as a tuple of slices `[BV, BS]`; zeros unless the scalar `flag` holds or is None."""
-    BV: tl.constexpr = o_v.shape[0]
-    BS: tl.constexpr = o_k.shape[0]
-    b_h = ()
-    for s in tl.static_range(SLICES):
-        m_h = state_mask(o_k + s * BS, o_v, K, V, BV)
-        if flag is not None:
-            m_h = only_if(flag, m_h)
-        b_h = b_h + (tl.load(p_h + state_offsets(o_k + s * BS, o_v, K, V, STATE_V_FIRST), mask=m_h, other=0.0),)
-    return b_h
-
-
-@triton.jit
-def store_state(
-    p_h, b_h, o_k, o_v, flag, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr, PARTS: tl.constexpr = 1,
-):
-    """Store the slices of a state, if the scalar `flag` holds or is None: rounded, or as two states of its parts."""
-    BV: tl.constexpr = o_v.shape[0]
-    BS: tl.constexpr = o_k.shape[0]
-    for s in tl.static_range(len(b_h)):
-        p_s = p_h + state_offsets(o_k + s * BS, o_v, K, V, STATE_V_FIRST)
-        m_h = state_mask(o_k + s * BS, o_v, K, V, BV)
-        if flag is not None:
-            m_h = only_if(flag, m_h)
-        if PARTS == 2:
-            b_hi, b_lo = split(b_h[s], 'bf16')
-            tl.store(p_s, b_hi, mask=m_h)
-            tl.store(p_s + K * V, b_lo, mask=m_h)
-        else:
-            tl.store(p_s, rounded(b_h[s], p_h.dtype.element_ty), mask=m_h)
-
-
-@triton.jit
-def zero_state(BV: tl.constexpr, BS: tl.constexpr, SLICES: tl.constexpr):
-    """A state of zeros, as a tuple of slices."""
-    b_h = ()
-    for _ in tl.static_range(SLICES):
-        b_h = b_h + (tl.zeros([BV, BS], dtype=tl.float32),)
-    return b_h
 
 
 @triton.jit
@@ -337,38 +260,6 @@ def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
     else:
         b_hi, b_lo = split(b_x, DOT)
         return product(tl.trans(b_lo), b_b, product(tl.trans(b_hi), b_b, b_acc, DOT), DOT)
-
-
-@triton.jit
-def add_updates(
-    b_h, b_o, b_u, b_k, p_k, o_t, o_k, left, p_a, K: tl.constexpr, DOT: tl.constexpr, SPLIT: tl.constexpr,
-    OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
-):
-    """Add what a chunk's U `[BT, BV]` gives to the state and, with `OUTPUT`, to `O^T [BV, BT]`; return both.
-
-    `b_k` has the slices of k; None: they are loaded from `p_k`, a second time. With `SPLIT`, U does not lose digits to `DOT`.
-    """
-    BT: tl.constexpr = b_u.shape[0]
-    if OUTPUT:
-        # [BT, BT]
-        b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
-    if SPLIT:
-        b_hi, b_lo = split(b_u, DOT)
-        b_u, b_lo = tl.trans(b_hi), tl.trans(b_lo)
-    else:
-        b_u = tl.trans(operand(b_u, DOT))
-    if OUTPUT:
-        b_o = product(b_u, b_a, b_o, DOT)
-        if SPLIT:
-            b_o = product(b_lo, b_a, b_o, DOT)
-    b_next = ()
-    for s in tl.static_range(len(b_h)):
-        b_ks = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL, True) if b_k is None else b_k[s]
-        b_s = product(b_u, b_ks, b_h[s], DOT)
-        if SPLIT:
-            b_s = product(b_lo, b_ks, b_s, DOT)
-        b_next = b_next + (b_s,)
-    return b_next, b_o
 
 
 @triton.jit

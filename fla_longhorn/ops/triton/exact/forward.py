@@ -9,11 +9,10 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.capability import device_capability
+from fla_longhorn.ops.triton.capability import ASYNC_COPIES, device_capability
 from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, row_arguments
 from fla_longhorn.ops.triton.exact.common import (
     CHUNK_SIZE,
-    add_updates,
     chunk_offsets,
     chunk_tile,
     forward_substitution,
@@ -23,8 +22,6 @@ from fla_longhorn.ops.triton.exact.common import (
     is_cut,
     kept,
     load_again,
-    load_slice,
-    load_state,
     load_tile,
     locate_slot,
     operand_precision,
@@ -33,13 +30,12 @@ from fla_longhorn.ops.triton.exact.common import (
     sequence_range,
     sigmoid,
     step_sizes,
-    store_state,
     strided_inputs,
     tile_mask,
     tile_offsets,
-    zero_state,
 )
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
+from fla_longhorn.ops.triton.exact.state import add_updates, load_slice, load_state, store_state, zero_state
 
 
 def forward_tile(K: int, precision: str, capability: int) -> dict:
@@ -57,6 +53,12 @@ def forward_tile(K: int, precision: str, capability: int) -> dict:
     elif tile['num_warps'] == 1:
         tile |= {'RELOAD': True, 'ROWS': 2 if tile['BK'] == 64 else 0}
     return tile
+
+
+def states_tile(tile: dict, precision: str, capability: int) -> dict:
+    """Launch parameters of the states alone, where the forward is cut in time: its few warps shall not wait for copies."""
+    ahead = ASYNC_COPIES and capability == 9 and precision == 'bf16' and tile['num_warps'] == 1
+    return {**tile, 'STAGES': 3} if ahead else tile
 
 
 @triton.jit
@@ -338,18 +340,21 @@ def chunk_longhorn_exact_fwd(
     h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row leave at once
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
-    tile = forward_tile(K, precision, device_capability(x.q.device))
-    blocks, passes = H * triton.cdiv(V, tile['BV']), [dict(OUTPUT=True, BY_INTERVAL=False, programs=N)]
+    capability = device_capability(x.q.device)
+    tile = forward_tile(K, precision, capability)
+    blocks, passes = H * triton.cdiv(V, tile['BV']), [dict(tile, OUTPUT=True, BY_INTERVAL=False, programs=N)]
     if is_cut(N * blocks * tile['num_warps'], T, interval, x.q.device):
         slots = num_checkpoints(B, T, N, interval, x.cu_seqlens is not None)
         if states is None:
             states = x.q.new_empty((slots, H, K, V), dtype=torch.float32)
-        passes = [dict(OUTPUT=False, BY_INTERVAL=False, programs=N), dict(OUTPUT=True, BY_INTERVAL=True, programs=slots)]
+        passes = [
+            dict(states_tile(tile, precision, capability), OUTPUT=False, BY_INTERVAL=False, programs=N),
+            dict(tile, OUTPUT=True, BY_INTERVAL=True, programs=slots),
+        ]
     for form in passes:
         chunk_longhorn_exact_fwd_kernel_o[(form.pop('programs') * blocks,)](
             x.q, x.k, x.v, x.beta, x.D, x.z, g, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
             BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=x.use_beta_sigmoid_in_kernel,
-            SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **tile, **row_arguments(pool, H * K * V), **form,
-            **FUSED,
+            SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
         )
     return o

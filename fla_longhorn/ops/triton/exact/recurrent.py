@@ -20,14 +20,8 @@ from fla_longhorn.ops.triton.common import (
     row_arguments,
     with_token_stride,
 )
-from fla_longhorn.ops.triton.exact.common import (
-    head_index_and_channels,
-    rounded,
-    sequence_range,
-    sigmoid,
-    state_offsets,
-    state_tile,
-)
+from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded, sequence_range, sigmoid, state_tile
+from fla_longhorn.ops.triton.exact.state import state_offsets
 
 
 def recurrent_tile(K: int) -> dict:

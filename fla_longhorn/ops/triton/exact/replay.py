@@ -7,14 +7,11 @@ import triton.language as tl
 
 from fla_longhorn.ops.triton.common import divide, first_slot
 from fla_longhorn.ops.triton.exact.common import (
-    add_updates,
     chunk_offsets,
     chunk_tile,
     forward_substitution,
     gram_pointers,
     head_index_and_channels,
-    load_slice,
-    load_state,
     load_tile,
     locate_slot,
     operand,
@@ -23,10 +20,10 @@ from fla_longhorn.ops.triton.exact.common import (
     sigmoid,
     split_product,
     step_sizes,
-    store_state,
     tile_mask,
     tile_offsets,
 )
+from fla_longhorn.ops.triton.exact.state import add_updates, load_slice, load_state, store_state
 
 
 def replay_tile(K: int, precision: str, capability: int) -> dict:
