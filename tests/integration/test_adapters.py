@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.utils import parametrize
 
 from fla_longhorn.attn_mode import FAMILIES
-from tests.integration.test_attn_mode import make_model, spread, tokens
+from tests.integration.swapped import make_model, spread, tokens
 from tests.models.test_cache import build
 
 OWN = {

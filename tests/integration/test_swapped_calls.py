@@ -7,7 +7,7 @@ import torch
 from transformers import DataCollatorWithFlattening
 
 from fla_longhorn.attn_mode import FAMILIES
-from tests.integration.test_attn_mode import make_model, spread, tokens
+from tests.integration.swapped import make_model, spread, tokens
 from tests.models.test_boundaries import NAMES
 from tests.models.test_cache import contents, equal
 

@@ -1,0 +1,68 @@
+"""Small models of fla's families with Longhorn in place of their mixers."""
+
+
+import hashlib
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fla_longhorn.attn_mode import FAMILIES
+from fla_longhorn.layers import Longhorn
+
+TINY = dict(hidden_size=64, num_hidden_layers=2, vocab_size=64, max_position_embeddings=128)
+HEADS = dict(num_heads=2)
+# what a family needs beyond TINY to be small
+SIZES = {
+    **dict.fromkeys(('delta_net', 'deltaformer', 'gla', 'linear_attn', 'retnet', 'rwkv6'), HEADS),
+    **dict.fromkeys((
+        'comba', 'cyclic_flow_attention', 'gated_deltanet', 'gated_deltaproduct', 'kda', 'mesa_net', 'mom',
+        'precond_gated_deltanet', 'precond_kda', 'rwkv7',
+    ), HEADS | dict(head_dim=32)),
+    'hgrn': {},
+    'hgrn2': dict(expand_ratio=32),
+    'lightnet': dict(expand_ratio=32),
+    # fla's own default, `residual_in_fp32=True` alone, fails in its second layer
+    'rodimus': dict(
+        residual_in_fp32=False, ska_attn=dict(num_heads=2, window_size=16), bos_token_id=1, eos_token_id=2,
+        expand_ratio=16,
+    ),
+}
+families = pytest.mark.parametrize('family', FAMILIES)
+
+
+def make_config(family, attn_mode='longhorn', **options):
+    return AutoConfig.for_model(family, **TINY, **SIZES[family], attn_mode=attn_mode, **options)
+
+
+def make_model(family, **options):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(make_config(family, **options))
+
+
+def mixers(model):
+    return [module for module in model.modules() if isinstance(module, Longhorn)]
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(3, TINY['vocab_size'], shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    model(ids, labels=ids).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def spread(model):
+    """Larger weights, so that what the mixers remember shows in the logits."""
+    with torch.no_grad():
+        for mixer in mixers(model):
+            for linear in (mixer.in_proj, mixer.x_proj, mixer.out_proj):
+                linear.weight.normal_(std=linear.in_features ** -0.5)
+            mixer.conv1d.weight.normal_(std=0.5)
+    return model
+
+
+def digests(model):
+    return {name: hashlib.sha256(x.numpy().tobytes()).hexdigest() for name, x in model.state_dict().items()}

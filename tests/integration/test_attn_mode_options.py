@@ -1,0 +1,242 @@
+import inspect
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import fla.models
+import pytest
+import torch
+from fla.layers.gla import GatedLinearAttention
+from fla.models.gla.modeling_gla import GLABlock
+from fla.models.modeling_utils import FLAPreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from fla_longhorn import registry
+from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.modules import L2Norm
+from tests import forks
+from tests.integration.swapped import TINY, digests, families, gradients, make_config, make_model, mixers, spread, tokens
+
+DOCS = Path(__file__).parents[2] / 'docs' / 'swap.md'
+
+
+def test_options_reach_the_layer():
+    model = make_model(
+        'gla', expand_v=2, longhorn_state_size=5, longhorn_expand=1.5, longhorn_num_heads=3, longhorn_conv_size=3,
+        longhorn_conv_bias=False, longhorn_beta_rank=2, longhorn_use_bias=True, longhorn_scalar_beta=True,
+        longhorn_mode='fused_recurrent', longhorn_k_norm='l2',
+    )
+    mixer = mixers(model)[0]
+    assert (mixer.state_size, mixer.intermediate_size, mixer.num_heads, mixer.beta_rank) == (5, 96, 3, 2)
+    assert mixer.conv1d.kernel_size == (3,) and mixer.conv1d.bias is None and mixer.in_proj.bias is not None
+    assert isinstance(mixer.k_norm, L2Norm)
+    assert mixer.scalar_beta and mixer.mode == 'fused_recurrent' and model.config.longhorn_expand == 1.5
+
+
+def test_exact():
+    model = spread(make_model('gla', longhorn_exact=True)).train()
+    assert all(mixer.exact for mixer in mixers(model))
+    ids = tokens(2, 70)
+    other = make_model('gla').train()
+    other.load_state_dict(model.state_dict())
+    assert gradients(model, ids)['model.layers.0.attn.D'].isfinite().all()
+    assert not torch.equal(model(ids).logits, other(ids).logits)
+
+
+@pytest.mark.parametrize(('family', 'options', 'want'), [
+    ('gla', {}, dict(expand=1, num_heads=4)),
+    ('gla', dict(expand_v=2, num_heads=8, conv_size=3), dict(expand=2, num_heads=8, conv_size=3)),
+    ('retnet', {}, dict(expand=2, num_heads=8)),
+    ('gated_deltanet', {}, dict(expand=1.5, num_heads=6)),
+    ('gated_deltanet', dict(num_v_heads=12), dict(expand=3, num_heads=12)),
+    ('kda', {}, dict(expand=1, num_heads=16)),
+    ('cyclic_flow_attention', {}, dict(expand=1, num_heads=8, conv_bias=False)),
+    ('hgrn', dict(expand_ratio=2), dict(expand=2, num_heads=1)),
+    ('hgrn2', {}, dict(expand=1, num_heads=16)),
+    ('lightnet', {}, dict(expand=1, num_heads=16)),
+    ('lightnet', dict(num_heads=8, expand_ratio=None), dict(expand=1, num_heads=8)),
+    ('rwkv7', dict(value_dim=4096), dict(expand=2, num_heads=32)),
+    ('rodimus', {}, dict(expand=2, num_heads=1)),
+    ('gated_deltanet', dict(longhorn_expand=1), dict(expand=1, num_heads=2)),
+])
+def test_defaults_fit_the_family(family, options, want):
+    """As many channels and heads as the native mixer has; heads that would not divide the channels, fewer."""
+    config = AutoConfig.for_model(family, attn_mode='longhorn', num_hidden_layers=1, vocab_size=8, **options)
+    with torch.device('meta'):
+        FLAPreTrainedModel(config)
+    defaults = dict(state_size=16, conv_size=4, conv_bias=True)
+    assert {name: getattr(config, f'longhorn_{name}') for name in (defaults | want)} == defaults | want
+
+
+@families
+def test_as_many_channels_as_the_native_mixer(family):
+    with torch.device('meta'):
+        native = AutoModelForCausalLM.from_config(make_config(family, attn_mode='chunk'))
+        swapped = AutoModelForCausalLM.from_config(make_config(family))
+    ends = ('o_proj', 'out_proj', 'down_proj')
+    (mixer, *_) = (x for x in native.modules() if type(x).__name__ == FAMILIES[family].mixer)
+    channels = next(getattr(mixer, name).in_features for name in ends if hasattr(mixer, name))
+    assert mixers(swapped)[0].intermediate_size == channels
+
+
+@pytest.mark.parametrize('option', ['longhorn_sate_size', 'longhorn_hidden_size'])
+def test_unknown_option(option):
+    with pytest.raises(ValueError, match=f'got {option}; the options of Longhorn are longhorn_mode, longhorn_state_size'):
+        make_model('gla', **{option: 3})
+
+
+def test_wrong_option():
+    with pytest.raises(ValueError, match='state_size must be between 1 and 256, got 0'):
+        make_model('gla', longhorn_state_size=0)
+
+
+@pytest.mark.parametrize(('config', 'reason'), [
+    (lambda: make_config('mom'), 'MomConfig: its mixer is a router'),
+    (lambda: AutoConfig.for_model('transformer', attn_mode='longhorn', **TINY), 'TransformerConfig: it has no mixer'),
+])
+def test_families_that_cannot(config, reason):
+    with pytest.raises(ValueError, match=f'{reason}.*comba.*gla.*rwkv7'):
+        AutoModelForCausalLM.from_config(config())
+
+
+def test_a_family_that_fla_builds_otherwise(monkeypatch):
+    monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], mixer='LinearAttention'))
+    with pytest.raises(ValueError, match='GLAConfig: this version of fla builds LinearAttention in another way') as error:
+        make_model('gla')
+    assert ' gla,' not in str(error.value)
+
+
+def fla_families():
+    configs = (getattr(fla.models, name) for name in fla.models.__all__ if name.endswith('Config'))
+    return {
+        config.model_type: config for config in configs
+        if issubclass(config, PreTrainedConfig) and 'attn_mode' in inspect.signature(config.__init__).parameters
+    }
+
+
+def test_every_family_is_known_and_documented():
+    names = fla_families()
+    names.pop('longhorn')
+    assert names.keys() == FAMILIES.keys() | REFUSED.keys()
+    rows = dict(re.findall(r'^\| `(\w+)` \| (`\w+Config`) \|', DOCS.read_text(), re.MULTILINE))
+    assert rows == {name: f'`{config.__name__}`' for name, config in names.items()}
+
+
+def test_options_are_documented():
+    assert set(re.findall(r'^\| `longhorn_(\w+)` \|', DOCS.read_text(), re.MULTILINE)) == OPTIONS.keys()
+
+
+def test_documented_code_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for code in re.findall(r'```python\n(.+?)```', DOCS.read_text(), re.DOTALL):
+        exec(code, {})
+    assert AutoConfig.from_pretrained('gla-longhorn').longhorn_state_size == 32
+
+
+def test_own_config_has_no_such_mode():
+    with pytest.raises(ValueError, match="mode must be one of .*got 'longhorn'"):
+        AutoModelForCausalLM.from_config(AutoConfig.for_model('longhorn', attn_mode='longhorn', **TINY))
+
+
+def test_registering_again_changes_nothing():
+    def wrapped():
+        modules = {name: sys.modules[f'fla.models.{f.folder}.modeling_{f.folder}'] for name, f in FAMILIES.items()}
+        return [FLAPreTrainedModel.__init__, modules['linear_attn'].LinearAttentionModel.forward] + [
+            getattr(modules[name], f.block).__init__ for name, f in FAMILIES.items()
+        ]
+
+    before = wrapped()
+    registry.register()
+    assert wrapped() == before
+
+
+@pytest.mark.slow
+def test_without_the_word_nothing_changes():
+    """Keys and initial weights are those of a process that never imports the plugin."""
+    names = ('gla', 'gated_deltanet', 'linear_attn', 'hgrn', 'rwkv7')
+    configs = {name: make_config(name, attn_mode='chunk').to_json_string() for name in names}
+    done = forks.run('-c', '''
+import hashlib, json, sys, torch, fla
+from transformers import AutoConfig, AutoModelForCausalLM
+digests = {}
+for name, config in json.loads(sys.argv[1]).items():
+    config = json.loads(config)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop('model_type'), **config))
+    digests[name] = [[k, hashlib.sha256(x.numpy().tobytes()).hexdigest()] for k, x in model.state_dict().items()]
+assert 'fla_longhorn' not in sys.modules
+print(json.dumps(digests))
+''', json.dumps(configs))
+    assert done.returncode == 0, done.stderr
+    stock = json.loads(done.stdout)
+    for name in names:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(make_config(name, attn_mode='chunk'))
+        assert not mixers(model)
+        assert [list(item) for item in digests(model).items()] == stock[name], name
+        assert not any(key.startswith('longhorn_') for key in vars(model.config))
+
+
+class TestConfigThatChanges:
+    def test_a_block_without_a_model(self):
+        """It prepares the config that it is built from, as a model does."""
+        torch.manual_seed(0)
+        block = GLABlock(make_config('gla'), 0)
+        assert isinstance(block.attn, Longhorn) and block.attn.num_heads == 2
+        x = torch.randn(2, 10, 64)
+        assert block(x)[0].shape == x.shape
+        with pytest.raises(ValueError, match='got longhorn_sate_size'):
+            GLABlock(make_config('gla', longhorn_sate_size=3), 0)
+
+    def test_defaults_follow_the_family(self):
+        """What was filled in is computed again; what the user sets stays."""
+        config = make_config('gla')
+        assert mixers(AutoModelForCausalLM.from_config(config))[0].intermediate_size == 64
+        config.expand_v = 2
+        model = AutoModelForCausalLM.from_config(config)
+        assert mixers(model)[0].intermediate_size == 128 and model.config.longhorn_expand == 2
+        config = model.config
+        config.longhorn_expand, config.expand_v, config.num_heads = 1.5, 1, 3
+        model = AutoModelForCausalLM.from_config(config)
+        assert mixers(model)[0].intermediate_size == 96 and mixers(model)[0].num_heads == 3
+
+    def test_also_after_loading(self, tmp_path):
+        AutoModelForCausalLM.from_config(make_config('gla', longhorn_state_size=8)).save_pretrained(tmp_path)
+        config = AutoConfig.from_pretrained(tmp_path, expand_v=2)
+        mixer = mixers(AutoModelForCausalLM.from_config(config))[0]
+        assert mixer.intermediate_size == 128 and mixer.state_size == 8
+
+    def test_a_saved_default_stays(self, tmp_path, monkeypatch):
+        """A default of the layer that changes in a later version is not that of a model that was trained before."""
+        model = make_model('gla')
+        model.save_pretrained(tmp_path)
+        monkeypatch.setitem(OPTIONS, 'state_size', 32)
+        assert mixers(AutoModelForCausalLM.from_pretrained(tmp_path))[0].state_size == 16
+
+    @pytest.mark.parametrize('family', ['hgrn', 'hgrn2', 'gla'])
+    def test_switched_back(self, family, tmp_path):
+        """The config is what it was, in memory and from a file, and so is the model."""
+        config = make_config(family)
+        model = AutoModelForCausalLM.from_config(config)
+        model.save_pretrained(tmp_path)
+        fresh = AutoModelForCausalLM.from_config(make_config(family, attn_mode='chunk'))
+        for config in (model.config, AutoConfig.from_pretrained(tmp_path)):
+            config.attn_mode = 'chunk'
+            back = AutoModelForCausalLM.from_config(config)
+            assert back.state_dict().keys() == fresh.state_dict().keys() and not mixers(back)
+            # `auto_map`, which names the file beside a checkpoint, goes when the config is saved again (test_remote_code.py)
+            own = {'architectures', 'auto_map', 'dtype', '_name_or_path', 'transformers_version'}
+            want, got = fresh.config.to_dict(), back.config.to_dict()
+            assert {k: v for k, v in got.items() if k not in own} == {k: v for k, v in want.items() if k not in own}
+            assert getattr(back.config, 'use_lower_bound', True)
+
+    def test_switched_back_in_a_block(self):
+        config = make_config('gla', longhorn_state_size=8)
+        GLABlock(config, 0)
+        config.attn_mode = 'chunk'
+        assert isinstance(GLABlock(config, 0).attn, GatedLinearAttention)
+        # what the user said is still there
+        assert {name for name in vars(config) if name.startswith('longhorn')} == {'longhorn_state_size'}
