@@ -3,16 +3,17 @@
 from tests.mutate.mutation import TORCH, Mutation
 
 SWAP = 'tests/integration/test_attn_mode.py::'
+OPTIONS = 'tests/integration/test_attn_mode_options.py::'
 CALLS = 'tests/integration/test_swapped_calls.py::'
-DEFAULTS = SWAP + 'test_defaults_fit_the_family'
+DEFAULTS = OPTIONS + 'test_defaults_fit_the_family'
 ADAPTERS = 'tests/integration/test_adapters.py::'
 LOSS = 'tests/models/test_causal_lm.py::'
-CHANGES = SWAP + 'TestConfigThatChanges::'
+CHANGES = OPTIONS + 'TestConfigThatChanges::'
 
 MUTATIONS = [
     Mutation(
         'channels-of-another-family', 'attn_mode/families.py', "'CombaBlock', 'Comba', by_heads", "'CombaBlock', 'Comba'",
-        "the mixer has other channels than the family's own", SWAP + 'test_as_many_channels_as_the_native_mixer', '[comba]',
+        "the mixer has other channels than the family's own", OPTIONS + 'test_as_many_channels_as_the_native_mixer', '[comba]',
     ),
     Mutation(
         'heads-without-expansion', 'attn_mode/families.py', "config.head_dim * getattr(config, 'expand_v', 1)",
@@ -33,7 +34,8 @@ MUTATIONS = [
     ),
     Mutation(
         'unknown-option', 'attn_mode/config.py', 'if unknown := sorted(present.keys() - OPTIONS.keys()):',
-        'if unknown := sorted(OPTIONS.keys() - OPTIONS.keys()):', 'a misspelt option is ignored', SWAP + 'test_unknown_option',
+        'if unknown := sorted(OPTIONS.keys() - OPTIONS.keys()):', 'a misspelt option is ignored',
+        OPTIONS + 'test_unknown_option',
     ),
     Mutation(
         'saved-defaults-follow', 'attn_mode/config.py', 'if name not in derived or name not in FROM_FAMILY}',
@@ -116,7 +118,7 @@ MUTATIONS = [
     ),
     Mutation(
         'registered-twice', 'registry/entries.py', 'if CHANGES:\n        return', 'if False:\n        return',
-        'registering twice wraps everything twice', SWAP + 'test_registering_again_changes_nothing',
+        'registering twice wraps everything twice', OPTIONS + 'test_registering_again_changes_nothing',
     ),
     Mutation(
         'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, NoWeightDecay) else names', 'if False else names',

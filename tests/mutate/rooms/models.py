@@ -3,6 +3,7 @@
 from tests.mutate.mutation import TORCH, Mutation
 
 MODEL = 'tests/models/test_longhorn.py::'
+OFFICIAL = 'tests/models/test_official.py::test_official_checkpoint'
 CACHE = 'tests/models/test_cache.py::'
 BRANCHES = MODEL + 'TestInitialisation::test_residual_branches'
 LOSS = 'tests/models/test_causal_lm.py::'
@@ -37,7 +38,7 @@ MUTATIONS = [
     Mutation(
         'residual-forgotten', MODELLING, 'hidden_states = residual + hidden_states', 'pass',
         'blocks have no residual connection',
-        MODEL + 'test_official_checkpoint', '[]', env=TORCH,
+        OFFICIAL, '[]', env=TORCH,
     ),
     Mutation(
         'mlp-unnormalised', MODELLING, 'self.mlp(self.mlp_norm(hidden_states), **kwargs)', 'self.mlp(hidden_states, **kwargs)',
@@ -78,7 +79,7 @@ MUTATIONS = [
     ),
     Mutation(
         'official-bias', 'models/longhorn/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
-        "the authors' checkpoints do not load", MODEL + 'test_official_checkpoint',
+        "the authors' checkpoints do not load", OFFICIAL,
     ),
     Mutation(
         'traced-labels-unshifted', CAUSAL, 'F.pad(labels[..., 1:], (0, 1), value=ignore_index)', 'labels',
