@@ -90,6 +90,8 @@ def exact() -> list[Call]:
         Call('packed', Case(H=1, K=17, V=64, scalar_beta=True, initial_state=True).packed(17, 0, 40), exact=True),
         Call('odd', Case(B=1, T=17, H=1, K=100, V=96, dtype=BF16, **ALL), exact=True),
         Call('cut', Case(H=2, K=3, V=33, dtype=BF16, **ALL).packed(40, 0, 33, 1), exact=True, segment=32),
+        # more chunks than are copied ahead
+        *(Call('cut', Case(B=1, T=270, H=1, K=K, V=64, dtype=BF16, **ALL), exact=True, segment=32) for K in (16, 64)),
         Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), exact=True, layout='view'),
         # spans of the sums over channels just full, crossed and shared by a partial chunk
         Call('spans', Case(H=1, K=16, V=64, dtype=BF16, **ALL).packed(64, 5, 100, 133), exact=True),
