@@ -55,7 +55,7 @@ def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
 
 
 @pytest.mark.parametrize(('copies', 'outputs', 'states', 'reverse'), [
-    (True, {16: 1, 64: 2, 128: 2}, {16: 3, 64: 3, 128: 3}, {16: 2, 32: 2, 64: 1, 128: 2}),
+    (True, {16: 1, 64: 2, 128: 2}, {16: 3, 64: 3, 128: 3}, {16: 2, 32: 2, 64: 1, 128: 3}),
     (False, {16: 1, 64: 1, 128: 2}, {16: 1, 64: 1, 128: 2}, {16: 1, 32: 1, 64: 1, 128: 2}),
 ], ids=['copies', 'none'])
 def test_copies_ahead_where_they_pay(copies, outputs, states, reverse, monkeypatch):

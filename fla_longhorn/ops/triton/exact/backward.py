@@ -92,13 +92,14 @@ def backward_chunk(
         # [BT, BV]
         b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
     # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
-    b_x, b_next = tl.zeros([BV, BT], dtype=tl.float32), ()
+    b_x, b_ks, b_next = tl.zeros([BV, BT], dtype=tl.float32), (), ()
     b_dyt = tl.trans(operand(b_dy, DOT))
     for s in tl.static_range(SLICES):
         if SLICES > 1:
             # [BT, BS]
             b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
             b_k = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
+            b_ks = b_ks + (b_k,)
         b_x = split_product(b_dh[s], tl.trans(b_k), b_x, DOT)
         if scale is not None:
             b_next = b_next + (product(b_dyt, b_q.to(tl.float32) * scale, b_dh[s], DOT),)
@@ -153,9 +154,11 @@ def backward_chunk(
             tl.store(ws + i_x * S_X + x_x, operand(b_w, DOT), mask=m_v)
     b_next = ()
     for s in tl.static_range(SLICES):
-        if not PREFETCH:
+        if SLICES > 1:
+            b_k = b_ks[s]
+        elif not PREFETCH:
             # a second time: there are not enough registers to hold it
-            b_k = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
+            b_k = load_slice(p_k, o_t, o_k, 0, left, K, PARTIAL)
         b_next = b_next + (split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh[s], DOT),)
     b_dh = b_next
     if PREFETCH:

@@ -51,7 +51,8 @@ def forward_tile(K: int, precision: str, capability: int) -> dict:
     elif tile['BK'] == 32:
         tile |= {'PREFETCH': True, 'ROWS': 4 if precision == 'bf16' else 0}
     elif tile['num_warps'] == 1:
-        tile |= {'RELOAD': True, 'ROWS': 2 if tile['BK'] == 64 else 0}
+        # with three chunks in flight one program less fits
+        tile |= {'RELOAD': True, 'ROWS': 2 if tile['BK'] == 64 else 0, 'STAGES': min(tile['STAGES'], 2)}
     return tile
 
 
