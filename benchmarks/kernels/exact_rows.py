@@ -57,7 +57,7 @@ def exact_kernel(name: str, K: int, dtype: str = 'bf16', target: str = 'sm_90', 
     """`name`: fwd, recurrent, gram, replay, bwd or qk, with the flags that are not False."""
     precision = 'ieee' if dtype == 'fp16' and target == 'gfx942' else PRECISIONS[dtype]
     operand = '*bf16' if precision == 'bf16' else '*fp32'
-    capability = int(target[3:]) // 10 if target.startswith('sm_') else 9
+    capability = int(target[3:]) // 10 if target.startswith('sm_') else 0
     x = '*' + dtype
     inputs = {'q': x, 'k': x, 'v': x, 'beta': x}
     flags = {flag: flags.get(flag, False) for flag in (*OPTIONS, *PLAIN)}

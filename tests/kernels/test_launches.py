@@ -69,6 +69,8 @@ def test_copies_ahead_where_they_pay(copies, outputs, states, reverse, monkeypat
     assert {K: tile['STAGES'] for K, tile in tiles.items()} == outputs
     assert {K: forward.states_tile(tile, 'bf16', 9)['STAGES'] for K, tile in tiles.items()} == states
     assert {K: backward.backward_tile(K, 'bf16', 9)['STAGES'] for K in reverse} == reverse
+    # with these copies values spill on gfx942
+    assert {K: backward.backward_tile(K, 'bf16', 0)['STAGES'] for K in reverse} == {16: 1, 32: 1, 64: 1, 128: 2}
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ ASYNC_COPIES = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3
 
 
 def device_capability(device: torch.device) -> int:
-    """CUDA's major compute capability of the current device; others are taken as having registers enough."""
+    """CUDA's major compute capability of the current device; 0 for others, which are taken as having registers enough."""
     if device.type == 'cpu':
         return 9
     target = triton.runtime.driver.active.get_current_target()
-    return target.arch // 10 if target.backend == 'cuda' else 9
+    return target.arch // 10 if target.backend == 'cuda' else 0

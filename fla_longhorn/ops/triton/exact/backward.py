@@ -49,7 +49,7 @@ def backward_tile(K: int, precision: str, capability: int) -> dict:
         tile |= {'BV': 128, 'num_warps': 4, 'STAGES': 1}
     if precision == 'bf16' and tile['BK'] <= 64:
         tile |= {'PREFETCH': True, 'ROWS': {16: 6, 32: 4, 64: 0}[tile['BK']]}
-        if tile['BK'] <= 32 and ASYNC_COPIES and capability < 10:
+        if tile['BK'] <= 32 and ASYNC_COPIES and capability in (8, 9):
             # G and A by copies: a load from L2 shares its scoreboard with those of the next chunk, and waits for DRAM
             tile['STAGES'] = 2
     return tile

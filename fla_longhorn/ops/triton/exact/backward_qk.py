@@ -41,7 +41,7 @@ def products_tile(K: int, precision: str, capability: int) -> dict:
     """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, beside operands where they are held there."""
     BK, BT = min(state_tile(K), 64), span_size(K, precision)
     # before Hopper, tensor cores read their operands from registers only
-    in_registers = capability < 9
+    in_registers = 0 < capability < 9
     tile = {'BK': BK, 'BV': 32 if precision == 'ieee' or BT == 64 and in_registers else 64, 'num_warps': max(BK, BT) // 16}
     if BK < BT and capability >= 10:
         # from Blackwell on, four warps would keep the sums in tensor memory, and move them with every block of channels

@@ -55,7 +55,8 @@ def chunk_tile(K: int, precision: str, capability: int) -> dict:
         BV, num_warps = 32, 1
         # products with a slice take fewer registers for their operands; slices of 32 would have v's shape, and so k's layout
         BS, STAGES = 64, 2 if BK == 128 or ASYNC_COPIES else 1
-        if BK == 128 and capability == 9 and ASYNC_COPIES:
+        if BK == 128 and ASYNC_COPIES and capability == 9:
+            # before Hopper there is less shared memory
             STAGES = 3
     return {'BK': BK, 'BS': BS, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'STAGES': STAGES}
 
