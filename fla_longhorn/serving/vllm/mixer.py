@@ -173,7 +173,9 @@ class LonghornMixer(nn.Module, MambaBase):
         return conv_states if is_conv_state_dim_first() else conv_states.transpose(-1, -2), states
 
     def taps(self) -> torch.Tensor:
-        return self.conv1d.weight.squeeze(1)
+        # on a CPU with bfloat16 instructions, vLLM packs the weight for a kernel of its own and keeps the original beside it
+        taps = getattr(self.conv1d, '_cpu_unpacked_conv_weight', None)
+        return self.conv1d.weight.squeeze(1) if taps is None else taps
 
     def inputs(self, x: torch.Tensor, z: torch.Tensor, dim: int) -> dict[str, Any]:
         """The op's arguments for the flat `x` and `z`, with a dimension for the batch (0) or the time (1) put in."""
