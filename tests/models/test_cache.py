@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from fla.models.cache_utils import LegacyFLACache
+from fla.models.cache_utils import Cache, FLALayer, LegacyFLACache
 
 from fla_longhorn import LonghornForCausalLM
 from tests.models.test_longhorn import small
@@ -58,6 +58,19 @@ def test_a_look_ahead_changes_nothing(name, T, base, device):
     torch.testing.assert_close(then[0], model(ids)[0][:, 9:], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(first[0], then[0], rtol=1e-5, atol=1e-5)
     assert all(cache.get_seq_length(i) == 9 + T for i in range(3))
+
+
+@torch.no_grad()
+def test_a_look_ahead_in_a_cache_of_flas(device):
+    """Whose copy of a layer shares the layer's states."""
+    model = build(device, **VARIANTS['window'])
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    cache = Cache()
+    assert model(ids[:, :8], past_key_values=cache, use_cache=True).past_key_values is cache
+    assert type(cache.layers[0]) is FLALayer
+    before = contents(cache)
+    model(ids[:, 8:], past_key_values=cache, use_cache=False)
+    assert equal(contents(cache), before)
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ MUTATIONS = [
     ),
     Mutation(
         'look-ahead-shares-states', 'modules/cache.py', 'layer.state = copy(layer.state)', 'pass',
-        'a copied cache shares what its layers hold', CACHE + 'test_a_look_ahead_changes_nothing', '[window-1-]', env=TORCH,
+        'a copied cache shares what its layers hold', CACHE + 'test_a_look_ahead_in_a_cache_of_flas', env=TORCH,
     ),
     Mutation(
         'shorter-cache', 'modules/cache.py', 'if len(cache) != len(layers):', 'if len(cache) > len(layers):',
@@ -82,8 +82,8 @@ MUTATIONS = [
         "the authors' checkpoints do not load", OFFICIAL,
     ),
     Mutation(
-        'traced-labels-unshifted', CAUSAL, 'F.pad(labels[..., 1:], (0, 1), value=ignore_index)', 'labels',
-        "a compiled model learns to repeat its input", 'tests/torch_compile/test_model.py::test_training', 'paper', env=TORCH,
+        'labels-unshifted', CAUSAL, 'F.pad(labels[..., 1:], (0, 1), value=ignore_index)', 'labels',
+        "a model learns to repeat its input", MODEL + 'test_loss_is_cross_entropy', env=TORCH,
     ),
     Mutation(
         'logits-overwritten', CAUSAL, 'inplace_backward=False', 'inplace_backward=True',
