@@ -16,7 +16,7 @@ from fla_longhorn.ops.pool import Pool
 PACKAGE = Path(fla_longhorn.__file__).parent
 # bottom up; a module imports from its own line or from a line above it in this list
 FLOORS = [
-    ['requirements', 'ops.arguments', 'ops.checkpoints', 'ops.plain', 'ops.pool'],
+    ['requirements', 'ops.arguments', 'ops.checkpoints', 'ops.last_read', 'ops.plain', 'ops.pool'],
     ['ops.triton', 'ops.numba', 'ops.torch'],
     ['ops.backend', 'ops.inputs'],
     ['ops.operator', 'ops.naive'],

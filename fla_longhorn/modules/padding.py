@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 
+from fla_longhorn.ops.last_read import LastRead
 from fla_longhorn.ops.plain import is_plain
 
-# the mask whose values were read last: the layers of a model share one
-_last_checked: tuple | None = None
+_last_read = LastRead()
 
 
 def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, length: int | None = None) -> None:
@@ -17,7 +15,6 @@ def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, length: int 
 
     The values of a traced mask can't be read; there all but 0 counts as 1.
     """
-    global _last_checked
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
@@ -32,15 +29,14 @@ def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, length: int 
         raise ValueError(f'attention_mask must have shape {wanted}, got {list(mask.shape)}')
     if mask.dtype == torch.bool or torch.compiler.is_compiling():
         return
-    key = None
-    if mask.device.type != 'cpu' and not mask.is_inference():
-        key = (weakref.ref(mask), mask._version)
-        if key == _last_checked:
-            return
+    remembered = mask.device.type != 'cpu' and not mask.is_inference()
+    if remembered and _last_read.is_still(mask):
+        return
     wrong = mask[(mask != 0) & (mask != 1)]
     if wrong.numel():
         raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
-    _last_checked = key
+    if remembered:
+        _last_read.note(mask)
 
 
 def ends_in_tokens(mask: torch.Tensor) -> bool:

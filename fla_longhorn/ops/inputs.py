@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numbers
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
 
 from fla_longhorn.ops.arguments import FLAGS, Arguments, get_options, get_tensors
+from fla_longhorn.ops.last_read import LastRead
 from fla_longhorn.ops.pool import Pool
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 MAX_STATE_SIZE = 256
 LOW_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32)
 
-# the device tensor whose boundaries were read last: the layers of a model share one
-_last_checked: tuple | None = None
+_last_read = LastRead()
 # what the checks found right lately, as far as they read it
 _accepted: set[tuple] = set()
 MAX_ACCEPTED = 4096
@@ -192,12 +191,9 @@ def check_cu_seqlens(
 
 def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -> None:
     """Refuse values that don't run from 0 to T without decreasing; a tensor on a device is read once, not at every call."""
-    global _last_checked
-    key = None
-    if cu_seqlens.device.type != 'cpu' and not cu_seqlens.is_inference():
-        key = (weakref.ref(cu_seqlens), cu_seqlens._version, T)
-        if key == _last_checked:
-            return
+    remembered = cu_seqlens.device.type != 'cpu' and not cu_seqlens.is_inference()
+    if remembered and _last_read.is_still(cu_seqlens, T):
+        return
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0:
         raise ValueError(f'{cu} must start at 0, got {bounds[0]}')
@@ -206,7 +202,8 @@ def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -
     drop = next((i for i, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if b < a), None)
     if drop is not None:
         raise ValueError(f'{cu} must not decrease, got {bounds[drop]} followed by {bounds[drop + 1]} at index {drop}')
-    _last_checked = key
+    if remembered:
+        _last_read.note(cu_seqlens, T)
 
 
 def check_cp_context(
