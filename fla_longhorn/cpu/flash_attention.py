@@ -7,9 +7,15 @@ device and in any floating-point dtype, and keep it.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 
+from fla_longhorn.ops.last_read import LastRead
+
+# the layers of a model share their boundaries
+_last_queries, _last_keys = LastRead(), LastRead()
 # the modules of fla that import the two functions and need nothing else of the package
 MODULES = (
     'fla.layers.attn',
@@ -130,7 +136,8 @@ def flash_attn_varlen_func(
         NotImplementedError: `softcap`, `alibi_slopes`, `return_attn_probs` or `block_table` is given.
     """
     _refuse(block_table=block_table)
-    lengths_q, lengths_k = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
+    bounds = _last_queries.values(cu_seqlens_q), _last_keys.values(cu_seqlens_k)
+    lengths_q, lengths_k = ([b - a for a, b in pairwise(x)] for x in bounds)
     sequences = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     return torch.cat([
         flash_attn_func(

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
-from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
+from fla.layers.utils import get_layer_cache, update_layer_cache
 
 from fla_longhorn.layers.options import check_options
-from fla_longhorn.layers.token import is_plain_token, mix_token
 from fla_longhorn.layers.weight_decay import NoWeightDecay
-from fla_longhorn.modules import L2Norm, Padding, ShortConvolution
-from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
+from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.cache import can_update_in_place, read_states
 from fla_longhorn.modules.context_parallel import convolve_part
-from fla_longhorn.modules.padding import check_attention_mask
 from fla_longhorn.modules.rewind import Replay, is_recording
+from fla_longhorn.modules.rows import Rows
+from fla_longhorn.modules.varlen import check_keywords, resolve_rows
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.inputs import check_cp_context
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
@@ -188,46 +186,43 @@ class Longhorn(NoWeightDecay):
             TypeError: a keyword that it does not take.
         """
         batch_size, q_len, _ = hidden_states.shape
-        check_attention_mask(attention_mask, batch_size, q_len)
-        if is_plain_token(self, hidden_states, attention_mask, past_key_values, use_cache, kwargs):
-            return mix_token(self, hidden_states, past_key_values, use_cache), None, past_key_values
-        check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
-        kwargs = take_boundaries(
-            kwargs, batch_size, q_len, hidden_states.device, attention_mask,
-            filled=get_layer_cache(self, past_key_values) is not None,
-        )
-        cu_seqlens, padding, cp_context = kwargs.get('cu_seqlens'), None, kwargs.get('cp_context')
-        N = batch_size if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        check_keywords(f'{type(self).__name__}.forward', kwargs, ('rows', *self.ignored_keywords))
+        rows, cp_context = kwargs.get('rows'), kwargs.get('cp_context')
+        if rows is not None:
+            rows = rows.to(hidden_states.device)
+        else:
+            rows, kwargs = resolve_rows(
+                kwargs, batch_size, q_len, hidden_states.device, attention_mask,
+                filled=get_layer_cache(self, past_key_values) is not None,
+            )
+        N = batch_size if rows is None else rows.count(batch_size)
         recurrent_state, conv_state = read_states(self, past_key_values, N)
         if cp_context is not None:
             check_cp_context(cp_context)
             if attention_mask is not None or use_cache or recurrent_state is not None:
                 raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
                                  'use_cache False, which a model is told in the call or by train()')
-            cu_seqlens = cp_context.cu_seqlens
-        # a trace can't have shapes that depend on the mask
-        if torch.compiler.is_compiling() and attention_mask is not None and cu_seqlens is None:
-            padding, attention_mask = Padding(attention_mask[:, -q_len:]), None
-            hidden_states = padding.move(hidden_states)
-        hidden_states, indices, cu_seqlens = unpad_hidden_states(hidden_states, cu_seqlens, attention_mask, q_len)
+        if rows is not None:
+            hidden_states = rows.enter(hidden_states)
 
         x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
         replay = None
         if use_cache and is_recording(self, past_key_values):
-            if kwargs.get('cu_seqlens') is None and padding is None:
-                states = (recurrent_state, conv_state)
-                replay = Replay(self.states_after, x=x, states=states, indices=indices, shape=(batch_size, q_len))
+            # of one token all is kept or nothing
+            if q_len > 1 and (rows is None or rows.can_replay):
+                replay = Replay(self.states_after, x=x, states=(recurrent_state, conv_state), rows=rows)
             # a single token updates them in place
             recurrent_state, conv_state = (None if y is None else y.clone() for y in (recurrent_state, conv_state))
-        inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, cu_seqlens, cp_context, padding)
+        inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, rows, cp_context)
         inputs.update(
-            D=self.D.unflatten(0, (self.num_heads, -1)), z=z.unflatten(-1, (self.num_heads, -1)),
-            cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu'),
+            D=self.D.view(self.num_heads, -1), z=self.by_heads(z),
+            cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu') if rows is None else rows.cu_seqlens_cpu,
         )
-        if q_len == 1 and use_cache and can_update_in_place(recurrent_state):
+        op = self.op_for(q_len)
+        if op is fused_recurrent_longhorn and q_len == 1 and use_cache and can_update_in_place(recurrent_state):
             o = longhorn_state_update(recurrent_state, **inputs)
         else:
-            o, recurrent_state = self.op_for(q_len)(
+            o, recurrent_state = op(
                 initial_state=recurrent_state, output_final_state=bool(use_cache), cp_context=cp_context, **inputs,
             )
         if use_cache:
@@ -235,46 +230,43 @@ class Longhorn(NoWeightDecay):
                 self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len,
                 **({} if replay is None else {'replay': replay}),
             )
-
-        o = self.out_proj(o.flatten(-2))
-        if padding is not None:
-            o = padding.restore(o)
-        return repad_hidden_states(o, indices, batch_size, q_len), None, past_key_values
+        o = self.out_proj(o.view(o.shape[0], o.shape[1], -1))
+        return o if rows is None else rows.leave(o), None, past_key_values
 
     def mix_inputs(
         self,
         x: torch.Tensor,
         conv_state: torch.Tensor | None,
         use_cache: bool | None,
-        cu_seqlens: torch.Tensor | None,
+        rows: Rows | None = None,
         cp_context: FLACPContext | None = None,
-        padding: Padding | None = None,
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
         """From the convolution's input `x` `[B, T, d]` to the op's arguments, and the convolution's state."""
         if cp_context is not None:
             x, conv_state = convolve_part(self.conv1d, x, cp_context), None
+            cu_seqlens = cp_context.cu_seqlens
         else:
             x, conv_state = self.conv1d(
-                x=x,
-                cache=conv_state,
-                output_final_state=use_cache,
-                cu_seqlens=cu_seqlens,
-                **({} if padding is None else {'lengths': padding.lengths}),
+                x=x, cache=conv_state, output_final_state=use_cache, **({} if rows is None else rows.of_convolution),
             )
+            cu_seqlens = None if rows is None else rows.cu_seqlens
         beta, k, q = self.split(self.x_proj(x))
         # of two dimensions, so that the bias is added inside the product: of three, strided ones take a kernel of its own
-        beta = self.beta_proj(beta.flatten(0, 1)).unflatten(0, beta.shape[:2])
-        if padding is not None:
-            # a key of zero leaves the state as it is
-            k = padding.silence(k)
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in (q, k, x if self.v_proj is None else self.v_proj(x)))
-        k = self.k_norm(k)
-        if not self.scalar_beta:
-            beta = beta.unflatten(-1, (self.num_heads, -1))
+        B, T, rank = beta.shape
+        beta = self.beta_proj(beta.reshape(B * T, rank)).view(B, T, -1)
+        if rows is not None:
+            k = rows.silence(k)
         inputs = dict(
-            q=q, k=k, v=v, beta=beta, exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
+            q=self.by_heads(q), k=self.k_norm(self.by_heads(k)),
+            v=self.by_heads(x if self.v_proj is None else self.v_proj(x)),
+            beta=beta if self.scalar_beta else self.by_heads(beta),
+            exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
         return inputs, conv_state
+
+    def by_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """`[B, T, D]` to `[B, T, H, D / H]`."""
+        return x.view(x.shape[0], x.shape[1], self.num_heads, -1)
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads at once."""
@@ -282,25 +274,12 @@ class Longhorn(NoWeightDecay):
         return beta, k, rest[0] if rest else k
 
     def states_after(
-        self,
-        n: int,
-        x: torch.Tensor,
-        states: tuple[torch.Tensor | None, torch.Tensor | None],
-        indices: torch.Tensor | None,
-        shape: tuple[int, int],
+        self, n: int, x: torch.Tensor, states: tuple[torch.Tensor | None, torch.Tensor | None], rows: Rows | None,
     ) -> dict[str, torch.Tensor | None]:
-        """The states after the first n tokens of a piece `[B, T]`, from those before it and the convolution's input `x`."""
+        """The states after the first n columns of a piece, from those before it and the convolution's input `x`."""
         recurrent_state, conv_state = (None if y is None else y.clone() for y in states)
-        cu_seqlens = None
-        if indices is None:
-            x = x[:, :n]
-        else:
-            # `x` is `[1, number of tokens, d]`, without the padding
-            B, T = shape
-            kept = indices % T < n
-            lengths = indices[kept].div(T, rounding_mode='floor').bincount(minlength=B)
-            x, cu_seqlens = x[:, kept], F.pad(lengths.cumsum(0), (1, 0))
-        inputs, conv_state = self.mix_inputs(x, conv_state, True, cu_seqlens)
+        x, rows = Rows().first(n, x) if rows is None else rows.first(n, x)
+        inputs, conv_state = self.mix_inputs(x, conv_state, True, rows)
         _, recurrent_state = self.op_for(n)(**inputs, output_final_state=True, initial_state=recurrent_state)
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fla.models.generation_utils import FLAGenerationMixin
 from transformers.generation import GenerationMixin
 
 from fla_longhorn.modules.rewind import RewindableCache
@@ -17,6 +18,19 @@ def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs
         if getattr(generation_config, 'is_assistant', False):
             model_kwargs['past_key_values'].activate_past_recording()
     return result
+
+
+def prepare_inputs_for_generation(
+    self: Any, *args: Any, next_sequence_length: int | None = None, is_first_iteration: bool = False, **kwargs: Any,
+) -> dict[str, Any]:
+    """fla's method of this name, without the mask of a token that `generate` made, which is no padding."""
+    inputs = FLAGenerationMixin.prepare_inputs_for_generation(
+        self, *args, next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration, **kwargs,
+    )
+    # attention needs the mask of the tokens before it
+    if next_sequence_length == 1 and not is_first_iteration and getattr(self.config, 'attn', None) is None:
+        inputs['attention_mask'] = None
+    return inputs
 
 
 def refuse_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:

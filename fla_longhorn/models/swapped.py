@@ -15,10 +15,9 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn.models.causal_lm import compute_logits_and_loss
-from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
-from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
-from fla_longhorn.modules.padding import check_attention_mask, mask_of_mixers
+from fla_longhorn.modules.cache import check_layers, look_ahead
 from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.varlen import check_keywords, resolve_call
 
 # of every model's forward
 ARGUMENTS = (
@@ -40,15 +39,11 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     rest = {name: x for name, x in kwargs.items() if name not in ARGUMENTS}
     check_keywords(f'{type(model).__name__}.forward', rest)
     tokens = known.get('inputs_embeds') if known.get('input_ids') is None else known['input_ids']
-    cache, mask = known.get('past_key_values'), known.get('attention_mask')
+    cache = known.get('past_key_values')
     check_layers(cache, model.layers)
     if tokens is not None:
-        B, T = tokens.shape[:2]
         has_attention = getattr(model.config, 'attn', None) is not None
-        check_attention_mask(mask, B, T, T + seen_tokens(cache) if has_attention else None)
-        rest = take_boundaries(rest, B, T, tokens.device, mask, filled=seen_tokens(cache) > 0)
-        if not has_attention and 'attention_mask' in known:
-            known['attention_mask'] = mask_of_mixers(mask, T)
+        known['attention_mask'], rest = resolve_call(rest, known.get('attention_mask'), tokens, cache, has_attention)
     use_cache = known.get('use_cache')
     if use_cache is None:
         use_cache = model.config.use_cache and not model.training

@@ -8,6 +8,5 @@ outside a trace it is that class.
 from fla_longhorn.modules.convolution import ShortConvolution
 from fla_longhorn.modules.mlp import GatedMLP
 from fla_longhorn.modules.norm import L2Norm, RMSNorm
-from fla_longhorn.modules.padding import Padding
 
-__all__ = ['GatedMLP', 'L2Norm', 'Padding', 'RMSNorm', 'ShortConvolution']
+__all__ = ['GatedMLP', 'L2Norm', 'RMSNorm', 'ShortConvolution']

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fla.layers.attn import Attention
 from fla.models.cache_utils import FLACache
 
@@ -14,7 +15,8 @@ class RowwiseAttention(Attention):
 
     fla refuses several tokens with a cache and a mask at once. Beside a cache it counts positions from the end of a row, so
     that tokens before other padding than on the left lose their keys. Here such rows are taken one by one, without padding.
-    An attention layer becomes one of these by its `__class__`.
+    It reads the mask on the host for a single token too; here that goes without. An attention layer becomes one of these by
+    its `__class__`.
     """
 
     def forward(
@@ -27,17 +29,40 @@ class RowwiseAttention(Attention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As fla's; `attention_mask` `[B, tokens in the cache + T]`."""
-        T, cache, mask = hidden_states.shape[1], past_key_values, attention_mask
-        if mask is not None and T > 1 and not torch.compiler.is_compiling():
-            kept = mask != 0
+        T, cache, rows = hidden_states.shape[1], past_key_values, kwargs.pop('rows', None)
+        if attention_mask is not None and kwargs.get('cu_seqlens') is None and not torch.compiler.is_compiling():
+            if T == 1:
+                return self._read_token(hidden_states, attention_mask, cache), None, cache
+            kept = attention_mask.cpu() != 0 if rows is None or rows.mask is None else rows.mask
             seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-            if kept.all():
-                mask = None if seen else mask
-            elif seen or has_gaps(kept, at_the_end=cache is not None):
+            if seen or has_gaps(kept, at_the_end=cache is not None) or not kept.any():
                 if cache is not None:
                     self._check_window(kept[:, :-T] if seen else kept)
                 return self._by_rows(hidden_states, kept, seen, cache, **kwargs), None, cache
-        return super().forward(hidden_states, mask, cache, output_attentions, use_cache, **kwargs)
+        return super().forward(hidden_states, attention_mask, cache, output_attentions, use_cache, **kwargs)
+
+    def _read_token(self, hidden_states: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+        """One token of each row, without a wait for the device, where fla reads the mask."""
+        q, k, v = (p(hidden_states).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        # padding has no position
+        position = mask.sum(-1, dtype=torch.int32) - 1
+        q, k = self.rotary(q, k, seqlen_offset=position, max_seqlen=max(seen + 1, self.max_position_embeddings or 0))
+        if cache is not None:
+            states = cache.update(
+                attn_state=(k.flatten(-2), v.flatten(-2)), layer_idx=self.layer_idx, offset=1,
+                cache_kwargs={'window_size': self.window_size},
+            )['attn_state']
+            k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in states)
+        kept = mask[:, -k.shape[1]:] != 0
+        # a row without a key would be 0/0
+        visible = torch.cat([kept[:, :-1], torch.ones_like(kept[:, -1:])], 1)[:, None, None]
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, enable_gqa=self.num_kv_groups > 1,
+        )
+        return self.o_proj(torch.where(kept[:, -1:, None], o.transpose(1, 2).flatten(-2), 0))
 
     def _check_window(self, kept: torch.Tensor) -> None:
         """Refuse padding between tokens where the columns that a window keeps lack tokens that it sees."""

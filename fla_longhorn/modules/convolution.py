@@ -1,4 +1,4 @@
-"""fla's causal depthwise convolution, traceable.
+"""fla's causal depthwise convolution, traceable, and of rows whose padding is known on the device alone.
 
 A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1. An output looks back at W - 1
 inputs, so column 0 is kept but never convolved.
@@ -91,7 +91,7 @@ def _convolve_packed(
 
 
 class ShortConvolution(modules.ShortConvolution):
-    """:class:`fla.modules.ShortConvolution`, in PyTorch while a compiler traces it, and without wrappers for a plain token."""
+    """:class:`fla.modules.ShortConvolution`, in PyTorch for a compiler and `lengths`, without wrappers for a plain token."""
 
     def forward(
         self,
@@ -105,14 +105,19 @@ class ShortConvolution(modules.ShortConvolution):
         lengths: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As fla's; `lengths` `[B]`, for a trace only, says how many inputs of each row count, the rest being padding.
+        """As fla's; `lengths` `[B]` says how many inputs of each row count, the rest being padding, and is read on the device.
 
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
         Without it, or where `cache` has a graph, `cache` stays as it is.
         """
-        if not torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
-            if lengths is not None:
-                raise ValueError('lengths serves a trace of torch.compile or torch.export; elsewhere use cu_seqlens')
+        if lengths is not None and x.shape[1] == 1 and cache is not None and not torch.compiler.is_compiling():
+            y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
+            if state is None:
+                return y, None
+            state = torch.where(lengths[:, None, None] > 0, state, cache)
+            # where a token updates the cache in place, its address stays
+            return y, state if torch.is_grad_enabled() or cache.requires_grad else cache.copy_(state)
+        if lengths is None and (not torch.compiler.is_compiling() or kwargs.get('cp_context') is not None):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
@@ -129,7 +134,7 @@ class ShortConvolution(modules.ShortConvolution):
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
         stepping = output_final_state and cu_seqlens is None and x.shape[1] == 1 and not torch.is_grad_enabled()
-        in_place = cache if stepping else None
+        in_place = cache if stepping and cache is not None and not cache.requires_grad else None
         if in_place is not None:
             y, state = _step(rows, weight, in_place, lengths), in_place
         elif cu_seqlens is None:

@@ -25,7 +25,7 @@ def apply(
     if cp_context is not None:
         return context_parallel.run(args, cp_context, parallel=parallel)
     plain = is_plain(*get_tensors(args))
-    check_inputs(args, cu_seqlens_cpu, plain=plain)
+    check_inputs(args, cu_seqlens_cpu)
     if not plain and takes_other_derivatives(args):
         return recurrence(args, cu_seqlens_cpu)
     return operator.run(args, parallel, plain=plain)

@@ -76,14 +76,8 @@ TENSORS = tuple(name for name, kind in TYPES.items() if kind in (Tensor, Tensor 
 FLAGS = tuple(name for name, kind in TYPES.items() if kind is bool)
 DIFFERENTIABLE = tuple(name for name in TENSORS if name != 'cu_seqlens')
 _PLACES = tuple(Arguments._fields.index(name) for name in TENSORS)
-_OPTION_PLACES = tuple(i for i in range(len(Arguments._fields)) if i not in _PLACES)
 
 
 def get_tensors(args: Arguments) -> list[Any]:
     """In the order of `TENSORS`, for less than :attr:`Arguments.tensors`."""
     return [args[i] for i in _PLACES]
-
-
-def get_options(args: Arguments) -> list[Any]:
-    """What is no tensor."""
-    return [args[i] for i in _OPTION_PLACES]

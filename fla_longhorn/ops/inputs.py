@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numbers
+import os
 from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.arguments import FLAGS, Arguments, get_options, get_tensors
+from fla_longhorn.ops.arguments import FLAGS, Arguments
 from fla_longhorn.ops.last_read import LastRead
 from fla_longhorn.ops.pool import Pool
 
@@ -15,12 +16,11 @@ if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
 
 MAX_STATE_SIZE = 256
+# set to 1, it has values on a device compared too, for a wait at each call
+CHECK_VALUES = 'FLA_LONGHORN_CHECK_VALUES'
 LOW_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32)
 
 _last_read = LastRead()
-# what the checks found right lately, as far as they read it
-_accepted: set[tuple] = set()
-MAX_ACCEPTED = 4096
 
 
 def check_inputs(
@@ -29,23 +29,16 @@ def check_inputs(
     *,
     allow_float64: bool = False,
     cu_seqlens_name: str = 'cu_seqlens',
-    plain: bool = False,
 ) -> None:
     """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together.
 
-    `cu_seqlens_name` is what the caller calls them. Of a plain call, arguments like others before are right too.
+    `cu_seqlens_name` is what the caller calls them.
     """
-    read = None
-    if plain and args.cu_seqlens is None and cu_seqlens_cpu is None:
-        read = signature(args)
-        if read in _accepted:
-            return
     q, k, v, beta, D, z, cu_seqlens = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens
     tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': args.initial_state}
     for name, x in tensors.items():
-        if x is None and name in ('D', 'z', 'initial_state'):
-            continue
-        _check_tensor(name, x, q, allow_float64)
+        if x is not None or name not in ('D', 'z', 'initial_state'):
+            _check_tensor(name, x, q, allow_float64)
     if isinstance(args.scale, bool) or not isinstance(args.scale, (numbers.Real, torch.SymFloat)):
         raise TypeError(f'scale must be a number or None, got {type(args.scale).__name__}')
     for name in FLAGS:
@@ -78,33 +71,11 @@ def check_inputs(
         raise ValueError('cu_seqlens_cpu is the host copy of cu_seqlens and needs cu_seqlens beside it, got None')
     if args.initial_state is not None:
         _check_state_shape('initial_state', args.initial_state, args)
-    accept(read)
 
 
-def signature(args: Arguments) -> tuple:
-    """All that :func:`check_inputs` reads of arguments without boundaries."""
-    return (
-        *(None if x is None else (x.shape, x.dtype, x.device) for x in get_tensors(args)),
-        *map(type, get_options(args)), args.state_v_first,
-    )
-
-
-def accept(read: tuple | None) -> None:
-    if read is not None:
-        if len(_accepted) >= MAX_ACCEPTED:
-            _accepted.clear()
-        _accepted.add(read)
-
-
-def check_pool(pool: Pool, args: Arguments, *, plain: bool = False) -> None:
+def check_pool(pool: Pool, args: Arguments) -> None:
     """Refuse states that can't be updated in place, or choices that don't fit, as far as shapes and types tell."""
     state: object = pool.states
-    read = None
-    if plain and not pool.is_chosen_from and args.cu_seqlens is None and isinstance(state, torch.Tensor):
-        own = (state.shape, state.stride(), state.dtype, state.device, type(pool.pad_slot_id))
-        read = (*own, args.q.device, args.state_shape)
-        if read in _accepted:
-            return
     if not isinstance(state, torch.Tensor):
         raise TypeError(f'state must be a torch.Tensor, got {type(state).__name__}')
     if state.dtype != torch.float32:
@@ -133,7 +104,6 @@ def check_pool(pool: Pool, args: Arguments, *, plain: bool = False) -> None:
         if x.device != args.q.device:
             raise ValueError(f'{name} must be on the device of q ({args.q.device}), got {x.device}')
         _check_shape(name, x, (args.num_sequences,), '[N], one entry a sequence')
-    accept(read)
 
 
 def check_rows(pool: Pool, N: int) -> None:
@@ -180,21 +150,24 @@ def check_cu_seqlens(
             f'got {list(cu_seqlens_cpu.shape)} on {cu_seqlens_cpu.device}'
         )
     # the values of a traced or captured tensor can't be read
-    if torch.compiler.is_compiling() or (device.type == 'cuda' and torch.cuda.is_current_stream_capturing()):
+    if torch.compiler.is_compiling() or is_capturing(device):
         return
-    if cu_seqlens_cpu is not None and device.type == 'cpu' and not torch.equal(cu_seqlens, cu_seqlens_cpu):
-        raise ValueError(
-            f'{cu}_cpu must be the host copy of {cu} ({cu_seqlens.tolist()}), got {cu_seqlens_cpu.tolist()}'
-        )
+    if cu_seqlens_cpu is not None and (device.type == 'cpu' or os.environ.get(CHECK_VALUES) == '1'):
+        if not torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu):
+            raise ValueError(
+                f'{cu}_cpu must be the host copy of {cu} ({cu_seqlens.tolist()}), got {cu_seqlens_cpu.tolist()}'
+            )
     check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T, cu)
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph records what runs on `device`, so that nothing can be read from there."""
+    return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
+
+
 def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -> None:
-    """Refuse values that don't run from 0 to T without decreasing; a tensor on a device is read once, not at every call."""
-    remembered = cu_seqlens.device.type != 'cpu' and not cu_seqlens.is_inference()
-    if remembered and _last_read.is_still(cu_seqlens, T):
-        return
-    bounds = cu_seqlens.tolist()
+    """Refuse values that don't run from 0 to T without decreasing."""
+    bounds = _last_read.values(cu_seqlens)
     if bounds[0] != 0:
         raise ValueError(f'{cu} must start at 0, got {bounds[0]}')
     if bounds[-1] != T:
@@ -202,8 +175,6 @@ def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -
     drop = next((i for i, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if b < a), None)
     if drop is not None:
         raise ValueError(f'{cu} must not decrease, got {bounds[drop]} followed by {bounds[drop + 1]} at index {drop}')
-    if remembered:
-        _last_read.note(cu_seqlens, T)
 
 
 def check_cp_context(
@@ -236,10 +207,9 @@ def check_cp_context(
 def _check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f'{name} must be a torch.Tensor, got {type(x).__name__}')
-    if x.dtype == torch.float64 and not allow_float64:
-        raise TypeError(f'{name} must be float16, bfloat16 or float32, got float64, which naive_recurrent_longhorn takes')
-    if x.dtype not in (*LOW_PRECISIONS, torch.float64):
-        raise TypeError(f'{name} must be float16, bfloat16 or float32, got {x.dtype}')
+    if x.dtype not in LOW_PRECISIONS and not (allow_float64 and x.dtype == torch.float64):
+        got = 'float64, which naive_recurrent_longhorn takes' if x.dtype == torch.float64 else x.dtype
+        raise TypeError(f'{name} must be float16, bfloat16 or float32, got {got}')
     if x.device != q.device:
         raise ValueError(f'{name} must be on the device of q ({q.device}), got {x.device}')
 

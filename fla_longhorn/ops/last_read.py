@@ -1,26 +1,28 @@
-"""Which device tensor was read last: reading waits for the device, and the layers of a model share their tensors."""
+"""The values of the device tensor that was read last: reading waits for the device, and a model's layers share tensors."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 
 
 class LastRead:
-    """The tensor whose values were read last, with its version and what else the reading depended on.
+    """Remembers the values of one tensor, as long as that lives and is not changed.
 
     The tensor is compared by identity: two weak references to live tensors compare as the tensors do, elementwise.
     """
 
     def __init__(self) -> None:
         self._tensor: weakref.ref | None = None
-        self._details: tuple = ()
+        self._version = -1
+        self._values: list = []
 
-    def is_still(self, x: torch.Tensor, *details: Any) -> bool:
-        """Whether `x` was read last, unchanged since, with the same `details`."""
-        return self._tensor is not None and self._tensor() is x and self._details == (x._version, *details)
-
-    def note(self, x: torch.Tensor, *details: Any) -> None:
-        self._tensor, self._details = weakref.ref(x), (x._version, *details)
+    def values(self, x: torch.Tensor) -> list:
+        """`x.tolist()`, which must not be changed."""
+        # memory of the CPU can change without a new version, as NumPy's arrays do; inference tensors have none
+        if x.device.type == 'cpu' or x.is_inference():
+            return x.tolist()
+        if self._tensor is None or self._tensor() is not x or self._version != x._version:
+            self._tensor, self._version, self._values = weakref.ref(x), x._version, x.tolist()
+        return self._values

@@ -214,17 +214,6 @@ def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
     return o
 
 
-def step_states(args: Arguments) -> Tensor:
-    """The outputs of a plain call of one token a sequence, which moves `initial_state`, float32 and dense, on in place."""
-    states = args.initial_state
-    assert states is not None
-    o, _, _ = select_backend(args.q.device).longhorn_fwd(args, final_state=states, save_states=False, parallel=False)
-    if not states.is_inference():
-        # as the operator does: what autograd has saved of them is no longer theirs
-        increment_version(states)
-    return o
-
-
 def needs_gradient(args: Arguments) -> bool:
     """Whether a backward may follow, which starts from the saved states."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())

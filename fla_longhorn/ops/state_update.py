@@ -93,8 +93,8 @@ def longhorn_state_update(
     )
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
     plain = is_plain(*get_tensors(args), state, state_indices, final_state_indices, has_initial_state)
-    check_inputs(args, cu_seqlens_cpu, plain=plain)
-    check_pool(pool, args, plain=plain)
+    check_inputs(args, cu_seqlens_cpu)
+    check_pool(pool, args)
     if plain:
         return run_update(pool, args, plain)
     everything = args._replace(initial_state=state)

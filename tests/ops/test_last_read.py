@@ -1,4 +1,4 @@
-"""The memory of the device tensor that was read last, on CPU tensors: it needs no device."""
+"""The memory of the device tensor that was read last; the fake is a CPU tensor that says it is on a device."""
 
 import pytest
 import torch
@@ -6,25 +6,47 @@ import torch
 from fla_longhorn.ops.last_read import LastRead
 
 
-@pytest.mark.parametrize('other', [torch.ones(2, 8), torch.ones(2, 9), torch.ones(1)], ids=['equal', 'longer', 'one'])
+class OnDevice(torch.Tensor):
+    """Counts how often its values are read."""
+
+    reads = 0
+    device = torch.device('cuda')
+
+    def tolist(self):
+        OnDevice.reads += 1
+        return super().tolist()
+
+
+def on_device(values) -> OnDevice:
+    OnDevice.reads = 0
+    return torch.tensor(values).as_subclass(OnDevice)
+
+
+@pytest.mark.parametrize('other', [[1, 2], [1, 2, 3], [7]], ids=['equal', 'longer', 'one'])
 def test_another_live_tensor(other):
     """Weak references to live tensors compare elementwise, which raises for two masks of a batch."""
-    x, last = torch.ones(2, 8), LastRead()
-    assert not last.is_still(x)
-    last.note(x)
-    assert last.is_still(x) and not last.is_still(other)
+    x, last = on_device([1, 2]), LastRead()
+    assert last.values(x) == [1, 2]
+    y = on_device(other)
+    assert last.values(y) == other and OnDevice.reads == 1
 
 
-def test_what_a_reading_depends_on():
-    x, last = torch.zeros(3), LastRead()
-    last.note(x, 8)
-    assert last.is_still(x, 8) and not last.is_still(x, 9)
-    x[0] = 1
-    assert not last.is_still(x, 8)
+def test_read_once_unless_changed():
+    x, last = on_device([0, 5]), LastRead()
+    assert last.values(x) == last.values(x) == [0, 5] and OnDevice.reads == 1
+    x[1] = 6
+    assert last.values(x) == [0, 6] and OnDevice.reads == 2
 
 
-def test_tensor_is_gone():
-    x, last = torch.ones(3), LastRead()
-    last.note(x)
-    x = torch.ones(3)
-    assert not last.is_still(x)
+def test_a_new_tensor_in_the_place_of_one_that_is_gone():
+    x, last = on_device([0, 5]), LastRead()
+    last.values(x)
+    del x
+    assert last.values(on_device([0, 6])) == [0, 6]
+
+
+def test_memory_of_the_host_is_read_each_time():
+    x, last = torch.tensor([0, 5]), LastRead()
+    last.values(x)
+    x.numpy()[1] = 6
+    assert last.values(x) == [0, 6]

@@ -5,6 +5,7 @@ import torch
 from fla import modules as fla
 
 from fla_longhorn import modules
+from fla_longhorn.modules.rows import Padded
 from tests.torch_compile.graphs import assert_equal, compiled, gradients, weighted
 
 
@@ -75,15 +76,12 @@ def test_convolution(width, given, lengths, device):
     against_fla(ours, theirs, inputs, output_final_state=True, cu_seqlens=cu_seqlens)
 
 
-def test_lengths_outside_a_trace(device):
-    convolution = modules.ShortConvolution(6, 4).to(device)
-    with pytest.raises(ValueError, match='lengths serves a trace'):
-        convolution(torch.randn(1, 5, 6, device=device), lengths=torch.tensor([3], device=device))
-
-
-def test_a_step_of_padding(device):
-    """One token a row, of which the second is padding: only the first row's state moves on."""
-    function, _ = compiled(modules.ShortConvolution(6, 4, bias=True, activation='silu').to(device))
+@pytest.mark.parametrize('traced', [False, True], ids=['eager', 'traced'])
+def test_a_step_of_padding(traced, device):
+    """One token a row, of which the second is padding: only the first row's state moves on, in place."""
+    function = modules.ShortConvolution(6, 4, bias=True, activation='silu').to(device)
+    if traced:
+        function, _ = compiled(function)
     state = torch.randn(2, 6, 4, device=device)
     before = state.clone()
     with torch.no_grad():
@@ -96,16 +94,16 @@ def test_a_step_of_padding(device):
 def test_padding(device):
     mask = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], device=device)
     x = torch.arange(1., 21., device=device).view(4, 5, 1)
-    padding = modules.Padding(mask)
+    padding = Padded(mask)
     expected = [[2, 4, 5, 0, 0], [0] * 5, [11, 12, 13, 14, 15], [16, 0, 0, 0, 0]]
-    assert padding.move(x)[..., 0].tolist() == expected
+    assert padding.enter(x)[..., 0].tolist() == expected
     assert padding.lengths.tolist() == [3, 0, 5, 1]
-    assert torch.equal(padding.restore(padding.move(x)), x * mask[..., None])
+    assert torch.equal(padding.leave(padding.enter(x)), x * mask[..., None])
     assert torch.equal(padding.silence(torch.ones_like(x))[..., 0], (torch.tensor(expected, device=device) > 0).float())
 
 
 def test_padding_keeps_what_is_not_finite_out(device):
-    padding = modules.Padding(torch.tensor([[0, 1, 1]], device=device))
+    padding = Padded(torch.tensor([[0, 1, 1]], device=device))
     x = torch.tensor([float('nan'), 1, 2], device=device).view(1, 3, 1)
-    assert padding.move(x).flatten().tolist() == [1, 2, 0]
-    assert padding.restore(x).flatten().tolist()[0] == 0
+    assert padding.enter(x).flatten().tolist() == [1, 2, 0]
+    assert padding.leave(x).flatten().tolist()[0] == 0

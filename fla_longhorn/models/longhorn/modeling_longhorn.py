@@ -14,14 +14,17 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.models.causal_lm import compute_logits_and_loss
-from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
+from fla_longhorn.models.generation import (
+    prepare_cache_for_generation,
+    prepare_inputs_for_generation,
+    refuse_continuous_batching,
+)
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention
-from fla_longhorn.modules.boundaries import check_keywords, take_boundaries
-from fla_longhorn.modules.cache import check_layers, look_ahead, seen_tokens
-from fla_longhorn.modules.padding import check_attention_mask, mask_of_mixers
+from fla_longhorn.modules.cache import check_layers, look_ahead
 from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.varlen import check_keywords, resolve_call
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -174,16 +177,9 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         check_layers(past_key_values, self.layers)
         tokens = inputs_embeds if input_ids is None else input_ids
         if tokens is not None:
-            (B, T), length = tokens.shape[:2], None
-            if self.config.attn is not None:
-                # attention needs the mask of what it has seen too
-                length = T + seen_tokens(past_key_values)
-            check_attention_mask(attention_mask, B, T, length)
-            kwargs = take_boundaries(
-                kwargs, B, T, tokens.device, attention_mask, filled=seen_tokens(past_key_values) > 0,
+            attention_mask, kwargs = resolve_call(
+                kwargs, attention_mask, tokens, past_key_values, has_attention=self.config.attn is not None,
             )
-            if self.config.attn is None:
-                attention_mask = mask_of_mixers(attention_mask, T)
         use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
         if use_cache and past_key_values is None:
             past_key_values = RewindableCache()
@@ -201,6 +197,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     _is_stateful = False
     _compute_logits_and_loss = compute_logits_and_loss
     _prepare_cache_for_generation = prepare_cache_for_generation
+    prepare_inputs_for_generation = prepare_inputs_for_generation
     init_continuous_batching = refuse_continuous_batching
 
     def __init__(self, config: LonghornConfig):

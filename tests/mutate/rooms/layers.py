@@ -10,8 +10,8 @@ COMPILED = 'tests/torch_compile/'
 
 MUTATIONS = [
     Mutation(
-        'look-ahead-writes-the-state', 'layers/token.py', 'if use_cache and can_update_in_place(',
-        'if can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
+        'look-ahead-writes-the-state', 'layers/longhorn.py', 'q_len == 1 and use_cache and can_update_in_place(',
+        'q_len == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
     Mutation(
@@ -70,17 +70,12 @@ MUTATIONS = [
         "the authors' checkpoints have gate and value swapped", LAYER + 'test_equation', '13', env=TORCH,
     ),
     Mutation(
-        'keys-unnormalised', 'layers/longhorn.py', 'k = self.k_norm(k)', 'pass', "k_norm='l2' does nothing",
-        LAYER + 'test_normalised_keys_have_no_scale', env=TORCH,
+        'keys-unnormalised', 'layers/longhorn.py', 'k=self.k_norm(self.by_heads(k))', 'k=self.by_heads(k)',
+        "k_norm='l2' does nothing", LAYER + 'test_normalised_keys_have_no_scale', env=TORCH,
     ),
     Mutation(
-        'value-projection-forgotten', 'layers/longhorn.py', 'for y in (q, k, x if self.v_proj is None else self.v_proj(x))',
-        'for y in (q, k, x)', 'value_proj=True does nothing', LAYER + 'test_equation', 'value_proj', env=TORCH,
-    ),
-    Mutation(
-        'token-value-projection', 'layers/token.py', 'v = x if layer.v_proj is None else project(layer.v_proj, x)',
-        'v = x',
-        'value_proj=True does nothing while decoding', LAYER + 'test_in_pieces', 'value_proj', env=TORCH,
+        'value-projection-forgotten', 'layers/longhorn.py', 'v=self.by_heads(x if self.v_proj is None else self.v_proj(x))',
+        'v=self.by_heads(x)', 'value_proj=True does nothing', LAYER + 'test_equation', 'value_proj', env=TORCH,
     ),
     Mutation(
         'state-forgotten', 'layers/longhorn.py', 'initial_state=recurrent_state, output_final_state', 'output_final_state',
@@ -91,12 +86,12 @@ MUTATIONS = [
         'step sizes of a fresh layer do not start at one half', LAYER + 'test_fresh_step_sizes',
     ),
     Mutation(
-        'traced-padding-writes', 'layers/longhorn.py', 'k = padding.silence(k)', 'pass',
+        'traced-padding-writes', 'layers/longhorn.py', 'k = rows.silence(k)', 'pass',
         'padding behind the tokens changes the states of a compiled layer', COMPILED + 'test_layer.py::test_padding_in_pieces',
         env=TORCH,
     ),
     Mutation(
-        'traced-padding-order', 'modules/padding.py', 'self.lengths[:, None] + (~kept).cumsum(1) - 1',
+        'traced-padding-order', 'modules/rows.py', 'self.lengths[:, None] + (~kept).cumsum(1) - 1',
         '(~kept).cumsum(1) - 1', 'a compiled layer puts padding over tokens', COMPILED + 'test_modules.py::test_padding',
     ),
     Mutation(
@@ -109,32 +104,32 @@ MUTATIONS = [
         "padding enters a compiled convolution's state", COMPILED + 'test_modules.py::test_a_step_of_padding',
     ),
     Mutation(
-        'additive-mask', 'modules/padding.py', 'wrong = mask[(mask != 0) & (mask != 1)]', 'wrong = mask[mask > 1]',
+        'additive-mask', 'modules/varlen.py', 'wrong = mask[(mask != 0) & (mask != 1)]', 'wrong = mask[mask > 1]',
         'additive masks pass as masks of zeros and ones', 'tests/layers/test_attention_mask.py::test_refused', env=TORCH,
     ),
     Mutation(
-        'mask-of-one-row', 'modules/padding.py', 'if mask.shape[0] != B or', 'if mask.shape[0] not in (1, B) or',
+        'mask-of-one-row', 'modules/varlen.py', 'if mask.shape[0] != B or', 'if mask.shape[0] not in (1, B) or',
         'a mask of one row passes for a batch', 'tests/layers/test_attention_mask.py::test_refused', 'one row', env=TORCH,
     ),
     Mutation(
-        'restarts-in-a-batch', 'modules/boundaries.py', '(position_ids[mask].diff() <= 0) & (rows.diff() == 0)',
-        'position_ids[mask].diff() <= 0', 'the second row of a batch counts as a packed sequence',
+        'restarts-in-a-batch', 'modules/varlen.py', '(position_ids[kept].diff() <= 0) & (rows.diff() == 0)',
+        'position_ids[kept].diff() <= 0', 'the second row of a batch counts as a packed sequence',
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),
     Mutation(
-        'restarts-one-early', 'modules/boundaries.py', 'return columns[1:][starts]', 'return columns[:-1][starts]',
+        'restarts-one-early', 'modules/varlen.py', 'return columns[1:][starts]', 'return columns[:-1][starts]',
         'position_ids cut sequences a token too early', BOUNDARIES + 'test_layer', env=TORCH,
     ),
     Mutation(
-        'changes-one-early', 'modules/boundaries.py', 'changes.nonzero()[:, 1] + 1', 'changes.nonzero()[:, 1]',
+        'changes-one-early', 'modules/varlen.py', 'changes.nonzero()[:, 1] + 1', 'changes.nonzero()[:, 1]',
         'seq_idx cuts sequences a token too early', BOUNDARIES + 'test_layer', env=TORCH,
     ),
     Mutation(
-        'contradictions', 'modules/boundaries.py', '    _check_agreement(found)\n', '',
+        'contradictions', 'modules/varlen.py', '    _check_agreement(found)\n', '',
         'one of two contradictory boundaries wins', BOUNDARIES + 'test_refused', env=TORCH,
     ),
     Mutation(
-        'keywords-swallowed', 'modules/boundaries.py', 'if value is not None and name not in KEYWORDS and',
+        'keywords-swallowed', 'modules/varlen.py', 'if value is not None and name not in KEYWORDS and',
         'if value is None and',
         'a misspelt keyword is ignored', BOUNDARIES + 'test_unknown_keyword', env=TORCH,
     ),

@@ -89,7 +89,7 @@ MUTATIONS = [
         'packed sequences must not be empty', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'host-copy-believed', 'ops/inputs.py', ' and not torch.equal(cu_seqlens, cu_seqlens_cpu)', ' and False',
+        'host-copy-believed', 'ops/inputs.py', 'if not torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu):', 'if False:',
         'a host copy with other values passes', ERRORS, 'host copy with other values',
     ),
     Mutation(
@@ -101,7 +101,7 @@ MUTATIONS = [
         'the largest documented state is refused', 'tests/ops/test_longhorn.py::test_shapes', 'torch diagonal chunk K256',
     ),
     Mutation(
-        'float64-taken', 'ops/inputs.py', 'x.dtype == torch.float64 and not allow_float64', 'False',
+        'float64-taken', 'ops/inputs.py', 'allow_float64 and x.dtype == torch.float64', 'x.dtype == torch.float64',
         'float64 is computed in float32 without a word', 'tests/ops/test_errors.py::test_float64_is_for_the_naive_op',
     ),
     Mutation(

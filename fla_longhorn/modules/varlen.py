@@ -1,0 +1,282 @@
+"""Which tokens a call has, by whichever name a caller says it, and which other keywords a forward takes.
+
+Padding goes by `attention_mask`. Packed sequences go by `cu_seqlens` in fla. transformers' `DataCollatorWithFlattening` and
+TRL's `padding_free` and `packing` say them by `position_ids` that start again, by `cu_seq_lens_q` and `cu_seq_lens_k`, and by
+`seq_idx`, one of them or several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from fla_longhorn.modules.cache import seen_tokens
+from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
+from fla_longhorn.ops.inputs import check_cu_seqlens, is_capturing
+
+if TYPE_CHECKING:
+    from fla.models.utils import Cache
+
+CU_SEQLENS = ('cu_seq_lens_q', 'cu_seq_lens_k')
+PER_TOKEN = ('position_ids', 'seq_idx')
+# what libraries hand over to every model and what says nothing to this one: longest sequences, positions in a cache,
+# segments of a tokenizer, experts, the tokenizer of `generate(stop_strings=...)`
+WITHOUT_EFFECT = (
+    'max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits', 'tokenizer',
+    'assistant_tokenizer',
+)
+KEYWORDS = ('cu_seqlens', 'cu_seqlens_cpu', 'cp_context', *CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)
+
+
+def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ()) -> None:
+    """Raise `TypeError`, as Python does, for a keyword that nothing reads; arguments that are None are ignored."""
+    for name, value in kwargs.items():
+        if value is not None and name not in KEYWORDS and name not in more:
+            raise TypeError(f'{owner} got an unexpected keyword argument {name!r}; those it takes are {", ".join(KEYWORDS)}')
+
+
+def resolve_call(
+    kwargs: dict[str, Any],
+    attention_mask: torch.Tensor | None,
+    tokens: torch.Tensor,
+    cache: Cache | None,
+    has_attention: bool,
+) -> tuple[torch.Tensor | None, dict[str, Any]]:
+    """The mask and the keywords for the layers of a model that is called on `tokens` `[B, T, ...]`: as `rows`, read once.
+
+    Attention needs the mask of what the cache has seen too; without padding there is no mask.
+    """
+    (B, T), seen = tokens.shape[:2], seen_tokens(cache)
+    length = T + seen if has_attention else None
+    rows, kwargs = resolve_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)
+    # an object of ours does not pass through the checkpoints of a trace
+    if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
+        return attention_mask, kwargs
+    if rows is None:
+        return None, kwargs
+    return attention_mask, {**kwargs, 'rows': rows}
+
+
+def resolve_rows(
+    kwargs: dict[str, Any],
+    B: int,
+    T: int,
+    device: torch.device,
+    attention_mask: torch.Tensor | None = None,
+    length: int | None = None,
+    filled: bool = False,
+) -> tuple[Rows | None, dict[str, Any]]:
+    """How B rows hold their T tokens, `None` for one sequence a row, and `kwargs` with boundaries as `cu_seqlens` alone.
+
+    What is on a device is read once, and not at all for one token.
+
+    Args:
+        kwargs (dict):
+            With `cu_seqlens`, `cp_context`, `cu_seq_lens_q`, `cu_seq_lens_k`, `position_ids` and `seq_idx` or some of them.
+        length (int, Optional):
+            Columns that the mask must have; `None` for T or more, of which the last count.
+        filled (bool, Optional):
+            Whether the tokens continue a cache, whose states are of the rows.
+
+    Raises:
+        ValueError: names contradict each other, or what they say can't be done.
+        TypeError: one of them is no tensor of integers, or the mask no tensor.
+    """
+    check_attention_mask(attention_mask, B, T, device, length)
+    given = {name: kwargs[name] for name in (*CU_SEQLENS, *PER_TOKEN) if kwargs.get(name) is not None}
+    rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
+    for name in PER_TOKEN:
+        if name in given:
+            given[name] = _per_token(name, given[name], B, T)
+            if T == 1:
+                del given[name]
+    cp_context = kwargs.get('cp_context')
+    own = kwargs.get('cu_seqlens') if cp_context is None else cp_context.cu_seqlens
+    if attention_mask is None and own is None and not given:
+        return None, rest
+    if torch.compiler.is_compiling():
+        return _in_a_trace(given, rest, own, attention_mask, T, device)
+
+    own_cpu = kwargs.get('cu_seqlens_cpu') if cp_context is None else cp_context.cu_seqlens_cpu
+    # a capture can't read
+    unread = is_capturing(device)
+    mask_read = attention_mask is not None and (attention_mask.device.type == 'cpu' or not (unread or T == 1))
+    wanted = {**given, 'attention_mask': attention_mask if mask_read else None}
+    if own is not None and own_cpu is None and not unread and (given or cp_context is None):
+        wanted['cu_seqlens'] = own
+    host = read({name: x for name, x in wanted.items() if isinstance(x, torch.Tensor)})
+    own_cpu = host.get('cu_seqlens', own_cpu)
+    mask = host.get('attention_mask')
+    if mask is not None:
+        mask = _as_bool(mask)
+
+    for name in CU_SEQLENS:
+        if name in given:
+            if B != 1:
+                raise ValueError(f'{name} packs all sequences into one row, so the batch must have B = 1, got B = {B}')
+            check_cu_seqlens(host.get(name, given[name]), None, B, T, torch.device('cpu'), name)
+    if own is not None and cp_context is None:
+        check_cu_seqlens(own, own_cpu, B, T, device)
+    found: dict[str, Any] = {} if own is None else {'cu_seqlens': own_cpu}
+    found.update((name, host[name]) for name in CU_SEQLENS if name in given)
+    alone = not found
+    for name, read_starts in (('position_ids', _restarts), ('seq_idx', _changes)):
+        if name in given:
+            starts = read_starts(host[name].expand(B, T), mask)
+            if starts is not None and B != 1:
+                raise ValueError(f'{name} packs sequences into rows, so the batch must have B = 1, got B = {B}')
+            if starts is not None and alone:
+                _check_fresh(name, mask, T, filled)
+            starts = torch.arange(0, dtype=torch.int64, device='cpu') if starts is None else starts
+            found[name] = F.pad(F.pad(starts, (1, 0)), (0, 1), value=T).int()
+    if len(found) > 1:
+        _check_agreement(found)
+    if cp_context is not None:
+        return None, rest
+
+    if own is not None:
+        return Packed(own, own_cpu), {**rest, 'cu_seqlens_cpu': own_cpu}
+    if found and not (alone and all(x.shape[0] == 2 for x in found.values())):
+        bounds = next(iter(found.values()))
+        packed = Packed(bounds.to(device, non_blocking=True), bounds)
+        return packed, {**rest, 'cu_seqlens': packed.cu_seqlens, 'cu_seqlens_cpu': bounds}
+    if attention_mask is None:
+        return None, rest
+    if mask is None:
+        return Padded(attention_mask[:, -T:]), rest
+    return _rows_of(mask, attention_mask, T, device), rest
+
+
+def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies on the CPU, for one wait for the device."""
+    away = {name: x.detach() for name, x in tensors.items() if x.device.type != 'cpu'}
+    if len({x.device for x in away.values()}) == 1 and len(away) > 1:
+        # float64 holds masks, positions and boundaries exactly
+        flat = torch.cat([x.flatten().double() for x in away.values()]).cpu()
+        parts = flat.split([x.numel() for x in away.values()])
+        copies = {name: part.view(x.shape).to(x.dtype) for (name, x), part in zip(away.items(), parts, strict=True)}
+    else:
+        copies = {name: x.cpu() for name, x in away.items()}
+    return {name: copies.get(name, x) for name, x in tensors.items()}
+
+
+def check_attention_mask(
+    mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None,
+) -> None:
+    """Refuse what is no mask of shape `[B, >= T]` on `device`, or `[B, length]` where that is given, as far as shapes tell."""
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f'attention_mask must be a torch.Tensor or None, got {type(mask).__name__}')
+    if mask.dim() != 2:
+        raise ValueError(
+            'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], '
+            f'got shape {list(mask.shape)}'
+        )
+    if mask.shape[0] != B or mask.shape[1] < T or (length is not None and mask.shape[1] != length):
+        wanted = f'[{B}, {length}], the tokens in the cache included' if length is not None else f'[B, >= T] = [{B}, >= {T}]'
+        raise ValueError(f'attention_mask must have shape {wanted}, got {list(mask.shape)}')
+    if mask.device != device:
+        raise ValueError(f'attention_mask must be on the device of the input ({device}), got {mask.device}')
+
+
+def _as_bool(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        wrong = mask[(mask != 0) & (mask != 1)]
+        if wrong.numel():
+            raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
+    return mask != 0
+
+
+def _rows_of(mask: torch.Tensor, attention_mask: torch.Tensor, T: int, device: torch.device) -> Rows | None:
+    """By a mask that was read."""
+    kept = mask[:, -T:]
+    if mask.all():
+        return None
+    if kept.all():
+        return Rows(mask)
+    if T == 1 or not kept.any():
+        return Padded(attention_mask[:, -T:], mask)
+    return Unpadded(mask, T, device)
+
+
+def _in_a_trace(
+    given: dict[str, Any],
+    rest: dict[str, Any],
+    own: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    T: int,
+    device: torch.device,
+) -> tuple[Rows | None, dict[str, Any]]:
+    """The values of a traced tensor can't be read, neither to find boundaries nor to compare them."""
+    if rest.get('cp_context') is not None:
+        return None, rest
+    if own is None and given:
+        own = next((given[name].to(device) for name in CU_SEQLENS if name in given), None)
+        if own is None:
+            raise ValueError(
+                f'{next(iter(given))} must be None in a trace of torch.compile or torch.export, which can\'t read '
+                'boundaries of packed sequences from it: they go by cu_seqlens or cu_seq_lens_q there'
+            )
+        rest['cu_seqlens'] = own
+    if own is not None:
+        return Packed(own, rest.get('cu_seqlens_cpu')), rest
+    return None if attention_mask is None else Padded(attention_mask[:, -T:]), rest
+
+
+def _per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
+    """`[T]`, as flame passes positions, is one row."""
+    if not isinstance(x, torch.Tensor) or x.dtype.is_floating_point or x.dtype.is_complex:
+        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TypeError(f'{name} must be a tensor of integers, got {got}')
+    rows = x[None] if x.dim() == 1 else x
+    if rows.dim() != 2 or rows.shape[0] not in (1, B) or rows.shape[1] != T:
+        raise ValueError(f'{name} must have shape [B, T] = [{B}, {T}], got {list(x.shape)}')
+    return rows
+
+
+def _restarts(position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Where positions start again, `None` for nowhere; those of padding don't count."""
+    if (position_ids.diff() == 1).all():
+        return None
+    T = position_ids.shape[1]
+    kept = torch.ones_like(position_ids, dtype=torch.bool) if mask is None else mask[:, -T:]
+    jumps = (position_ids.diff() > 1) & kept[:, 1:] & kept[:, :-1]
+    if jumps.any():
+        row, column = jumps.nonzero()[0].tolist()
+        before, after = position_ids[row, column:column + 2].tolist()
+        raise ValueError(f'position_ids must rise by 1 or start again, got {before} followed by {after}')
+    rows, columns = kept.nonzero(as_tuple=True)
+    starts = (position_ids[kept].diff() <= 0) & (rows.diff() == 0)
+    return columns[1:][starts] if starts.any() else None
+
+
+def _changes(seq_idx: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Where another sequence begins, `None` for nowhere."""
+    changes = seq_idx.diff() != 0
+    return changes.nonzero()[:, 1] + 1 if changes.any() else None
+
+
+def _check_fresh(name: str, mask: torch.Tensor | None, T: int, filled: bool) -> None:
+    if filled:
+        raise ValueError(f'{name} must be of one sequence where past_key_values is filled, got several packed ones')
+    if mask is not None and not mask[:, -T:].all():
+        raise ValueError(f'attention_mask must be None or all ones with the packed sequences of {name}, got padding')
+
+
+def _check_agreement(found: dict[str, torch.Tensor]) -> None:
+    """Refuse different boundaries; empty sequences make no difference."""
+    first, *others = found
+    for name in others:
+        a, b = (found[x].unique().tolist() for x in (first, name))
+        if a != b:
+            raise ValueError(
+                f'{first} and {name} must agree on where packed sequences begin and end, got {_short(a)} and {_short(b)}'
+            )
+
+
+def _short(numbers: list[int]) -> str:
+    return str(numbers) if len(numbers) <= 8 else f'[{", ".join(map(str, numbers[:8]))}, ...]'
