@@ -10,6 +10,8 @@ from fla_longhorn.layers import Longhorn  # noqa: E402  a missing dependency mus
 from fla_longhorn.models import (  # noqa: E402
     LonghornConfig,
     LonghornForCausalLM,
+    LonghornForSequenceClassification,
+    LonghornForTokenClassification,
     LonghornModel,
     convert_official_state_dict,
 )
@@ -28,6 +30,8 @@ __all__ = [
     'Longhorn',
     'LonghornConfig',
     'LonghornForCausalLM',
+    'LonghornForSequenceClassification',
+    'LonghornForTokenClassification',
     'LonghornModel',
     'chunk_longhorn',
     'convert_official_state_dict',

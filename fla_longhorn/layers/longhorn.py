@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
 from fla_longhorn.layers.options import check_options
@@ -15,6 +16,7 @@ from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.cache import can_update_in_place, read_states
 from fla_longhorn.modules.context_parallel import convolve_part
+from fla_longhorn.modules.linear import is_bare
 from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.varlen import check_keywords, resolve_rows
@@ -251,9 +253,7 @@ class Longhorn(NoWeightDecay):
             )
             cu_seqlens = None if rows is None else rows.cu_seqlens
         beta, k, q = self.split(self.x_proj(x))
-        # of two dimensions, so that the bias is added inside the product: of three, strided ones take a kernel of its own
-        B, T, rank = beta.shape
-        beta = self.beta_proj(beta.reshape(B * T, rank)).view(B, T, -1)
+        beta = self.project_beta(beta)
         if rows is not None:
             k = rows.silence(k)
         inputs = dict(
@@ -263,6 +263,14 @@ class Longhorn(NoWeightDecay):
             exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
         return inputs, conv_state
+
+    def project_beta(self, x: torch.Tensor) -> torch.Tensor:
+        """`beta_proj` of `x` `[B, T, beta_rank]`, which is strided."""
+        if torch.compiler.is_compiling() or not is_bare(self.beta_proj, x.device):
+            return self.beta_proj(x)
+        # of two dimensions the product adds the bias; of three, strided ones take a kernel of their own
+        y = F.linear(x.flatten(0, 1), self.beta_proj.weight, self.beta_proj.bias)
+        return y.view(x.shape[0], x.shape[1], -1)
 
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, H, D / H]`."""

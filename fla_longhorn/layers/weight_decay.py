@@ -1,7 +1,8 @@
 """Parameters of a layer that weight decay leaves alone: `D`, as in the authors' code, which decays matrices only.
 
 A layer lists them in `no_weight_decay`, and each has the attribute `_no_weight_decay`, which training code of the Mamba family
-asks for. transformers' Trainer asks for neither, so `fla_longhorn.registry` wraps the function by which it chooses.
+asks for and which FSDP2 loses. A model gives their names by `no_weight_decay()`, as timm's do. transformers' Trainer asks for
+none of these, so `fla_longhorn.registry` wraps the function by which it chooses.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ class NoWeightDecay(nn.Module):
             parameter: Any = self._parameters.get(name)
             if parameter is not None:
                 parameter._no_weight_decay = True
+
+
+def no_weight_decay(model: nn.Module) -> set[str]:
+    """Names of the parameters of `model` that weight decay leaves alone, also where FSDP2 has put others in their place."""
+    layers = ((name, x) for name, x in model.named_modules() if isinstance(x, NoWeightDecay))
+    return {f'{name}.{parameter}'.lstrip('.') for name, x in layers for parameter in x.no_weight_decay}
 
 
 def wrap_get_parameter_names(get_parameter_names: Callable) -> Callable:

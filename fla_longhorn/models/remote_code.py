@@ -13,7 +13,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 MODULE = 'longhorn'
 CODE = '''\
@@ -49,7 +54,7 @@ def wrap_save_pretrained(save: Callable) -> Callable:
 def write_code(config: Any, folder: Path) -> None:
     """Write the file into `folder`, and `auto_map` into `config`."""
     classes: dict[str, Any] = {'AutoConfig': type(config)}
-    for auto in (AutoModel, AutoModelForCausalLM):
+    for auto in (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification):
         if type(config) in auto._model_mapping:
             classes[auto.__name__] = auto._model_mapping[type(config)]
     config.auto_map = {auto: f'{MODULE}.{cls.__name__}' for auto, cls in classes.items()}

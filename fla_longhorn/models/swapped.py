@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn.models.causal_lm import compute_logits_and_loss
+from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
 from fla_longhorn.modules.cache import check_layers, look_ahead
 from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.varlen import check_keywords, resolve_call
@@ -29,7 +30,7 @@ ARGUMENTS = (
 def register_call_hooks(model: nn.Module) -> None:
     """Check and translate the calls of a base model of fla's."""
     model.register_forward_pre_hook(before_forward, with_kwargs=True)
-    model.register_forward_hook(after_forward)
+    model.register_forward_hook(after_forward, always_call=True)
 
 
 def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -44,6 +45,7 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     if tokens is not None:
         has_attention = getattr(model.config, 'attn', None) is not None
         known['attention_mask'], rest = resolve_call(rest, known.get('attention_mask'), tokens, cache, has_attention)
+    model._paused = pause_checkpointing(model, cache)
     use_cache = known.get('use_cache')
     if use_cache is None:
         use_cache = model.config.use_cache and not model.training
@@ -57,7 +59,10 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
 
 
 def after_forward(model: nn.Module, args: tuple, output: Any) -> Any:
-    """Hand back the cache that was given, not the copy that was looked ahead in."""
+    """Hand back the cache that was given, not the copy that was looked ahead in; an error leaves no output."""
+    resume_checkpointing(vars(model).pop('_paused', ()))
+    if output is None:
+        return None
     if isinstance(output, tuple):
         return tuple(getattr(x, 'looks_ahead_of', x) for x in output)
     if output.past_key_values is not None:

@@ -48,7 +48,8 @@ def check_inputs(
     if q.dim() != 4:
         raise ValueError(f'q must have shape [B, T, H, K], got {list(q.shape)}')
     B, T, H, K = q.shape
-    if min(B, T, H, K) < 1:
+    # one by one: the least of them would tie sizes of an exported program to each other
+    if B < 1 or T < 1 or H < 1 or K < 1:
         raise ValueError(f'q must have at least one sequence, token, head and state entry, got {list(q.shape)}')
     if K > MAX_STATE_SIZE:
         raise ValueError(f'q must have a state size K of at most {MAX_STATE_SIZE}, got {K}')

@@ -17,7 +17,23 @@ from fla_longhorn.registry.changes import Changes
 EXPORTS = {
     'fla.ops': ('fla_longhorn.ops', ('chunk_longhorn', 'fused_recurrent_longhorn')),
     'fla.layers': ('fla_longhorn.layers.longhorn', ('Longhorn',)),
-    'fla.models': ('fla_longhorn.models.longhorn', ('LonghornConfig', 'LonghornForCausalLM', 'LonghornModel')),
+    'fla.models': ('fla_longhorn.models.longhorn', (
+        'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
+        'LonghornModel',
+    )),
+}
+# transformers' Auto class -> ours
+AUTO_CLASSES = {
+    'AutoModel': 'LonghornModel',
+    'AutoModelForCausalLM': 'LonghornForCausalLM',
+    'AutoModelForSequenceClassification': 'LonghornForSequenceClassification',
+    'AutoModelForTokenClassification': 'LonghornForTokenClassification',
+}
+# and the lists of class names by which the Trainer, pipelines and model cards decide
+LISTS = {
+    'AutoModelForCausalLM': 'MODEL_FOR_CAUSAL_LM_MAPPING_NAMES',
+    'AutoModelForSequenceClassification': 'MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES',
+    'AutoModelForTokenClassification': 'MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES',
 }
 CPU_MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary', 'rwkv')
 
@@ -76,18 +92,35 @@ def export(package: ModuleType, name: str, value: Any) -> None:
 
 
 def register_auto_classes() -> None:
-    """Let transformers' Auto classes build a model from a config of type `longhorn`."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    """Let transformers' Auto classes build a model from a config of type `longhorn`.
+
+    The Trainer shifts the labels of `label_smoothing_factor` for classes that transformers lists by name. Swapped families
+    are called as fla's are, so these stand in the list too.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from fla_longhorn.models import LonghornConfig, LonghornForCausalLM, LonghornModel
+    from fla_longhorn import models
+    from fla_longhorn.attn_mode import FAMILIES
 
+    config = models.LonghornConfig
     with CHANGES.of_mapping('AutoConfig', CONFIG_MAPPING._extra_content):
-        AutoConfig.register(LonghornConfig.model_type, LonghornConfig, exist_ok=True)
-    with CHANGES.of_mapping('AutoModel', AutoModel._model_mapping._extra_content):
-        AutoModel.register(LonghornConfig, LonghornModel, exist_ok=True)
-    with CHANGES.of_mapping('AutoModelForCausalLM', AutoModelForCausalLM._model_mapping._extra_content):
-        AutoModelForCausalLM.register(LonghornConfig, LonghornForCausalLM, exist_ok=True)
+        transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    for auto_name, name in AUTO_CLASSES.items():
+        auto, cls = getattr(transformers, auto_name), getattr(models, name)
+        with CHANGES.of_mapping(auto_name, auto._model_mapping._extra_content):
+            auto.register(config, cls, exist_ok=True)
+        if auto_name in LISTS:
+            listed = getattr(modeling_auto, LISTS[auto_name])
+            with CHANGES.of_mapping(LISTS[auto_name], listed):
+                listed[config.model_type] = name
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    with CHANGES.of_mapping('MODEL_FOR_CAUSAL_LM_MAPPING_NAMES', names):
+        for model_type, family in FAMILIES.items():
+            if family.find_block() is not None:
+                swapped: Any = transformers.AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
+                names.setdefault(model_type, swapped.__name__)
 
 
 def register_served_classes() -> None:

@@ -13,7 +13,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.layers.weight_decay import no_weight_decay
 from fla_longhorn.models.causal_lm import compute_logits_and_loss
+from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
 from fla_longhorn.models.generation import (
     prepare_cache_for_generation,
     prepare_inputs_for_generation,
@@ -119,6 +121,10 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ['LonghornBlock']
 
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay leaves alone."""
+        return no_weight_decay(self)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Conv1d)):
@@ -181,12 +187,16 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
                 kwargs, attention_mask, tokens, past_key_values, has_attention=self.config.attn is not None,
             )
         use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
+        paused = pause_checkpointing(self, past_key_values)
         if use_cache and past_key_values is None:
             past_key_values = RewindableCache()
-        return super().forward(
-            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
-            return_dict, **kwargs,
-        )
+        try:
+            return super().forward(
+                input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
+                return_dict, **kwargs,
+            )
+        finally:
+            resume_checkpointing(paused)
 
 
 class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fla_longhorn.models.longhorn.classification import LonghornForSequenceClassification, LonghornForTokenClassification
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.models.longhorn.modeling_longhorn import LonghornForCausalLM, LonghornModel
 from fla_longhorn.models.remote_code import wrap_save_pretrained
@@ -20,5 +21,7 @@ def register_for_auto_class(auto_class: str | type | None = None) -> None:
 
 _class: Any = LonghornConfig
 _class.save_pretrained = wrap_save_pretrained(LonghornConfig.save_pretrained)
-for _class in (LonghornConfig, LonghornModel, LonghornForCausalLM):
+for _class in (
+    LonghornConfig, LonghornModel, LonghornForCausalLM, LonghornForSequenceClassification, LonghornForTokenClassification,
+):
     _class.register_for_auto_class = staticmethod(register_for_auto_class)

@@ -115,7 +115,8 @@ MUTATIONS = [
         "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
     ),
     Mutation(
-        'crop-forgets-nothing', 'modules/rows.py', 'return x[:, :n], None', 'return x, None', 'a cropped cache remembers what was removed',
+        'crop-forgets-nothing', 'modules/rows.py', 'return x[:, :n], None', 'return x, None',
+        'a cropped cache remembers what was removed',
         BACK + 'test_cropped', 'paper-one', env=TORCH,
     ),
     Mutation(

@@ -1,0 +1,15 @@
+"""Longhorn that classifies texts, as reward models do, and tokens: transformers' own heads on :class:`LonghornModel`."""
+
+from __future__ import annotations
+
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+
+from fla_longhorn.models.longhorn.modeling_longhorn import LonghornPreTrainedModel
+
+
+class LonghornForSequenceClassification(GenericForSequenceClassification, LonghornPreTrainedModel):
+    """Scores `[B, num_labels]` of each row's last token that is not `config.pad_token_id`, with padding on either side."""
+
+
+class LonghornForTokenClassification(GenericForTokenClassification, LonghornPreTrainedModel):
+    """Scores `[B, T, num_labels]`."""
