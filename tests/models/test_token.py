@@ -83,10 +83,11 @@ def test_same_bits(name, dtype, padding, taken, device):
 
 @pytest.mark.parametrize('name', ['plain', 'exact'])
 @torch.no_grad()
-def test_same_bits_in_pytorch(name, taken, monkeypatch):
-    """The CPU's other backend."""
+def test_same_bits_in_pytorch(name, taken, monkeypatch, device):
+    """The backend that runs everywhere."""
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'torch')
-    model, ids = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval(), torch.randint(3, 64, (3, 7))
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device).eval()
+    ids = torch.randint(3, 64, (3, 7)).to(device)
     got = continue_prompt(model, ids, None)
     with Watching():
         expected = continue_prompt(model, ids, None)
