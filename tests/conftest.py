@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fla_longhorn  # noqa: F401  registers
+from tests.devices import why_not
 from tests.interpreter import make_faster
 
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
@@ -35,6 +36,13 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize('backend', ['triton'] if on_triton else ['numba', 'torch'], indirect=True)
 
 
+def pytest_collection_modifyitems(config, items):
+    if config.getoption('--device') != 'cpu':
+        for item in items:
+            if why := why_not(item.nodeid):
+                item.add_marker(pytest.mark.skip(reason=f'on the CPU alone: {why}'))
+
+
 @pytest.fixture
 def backend(request, monkeypatch) -> str:
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
@@ -44,6 +52,16 @@ def backend(request, monkeypatch) -> str:
 @pytest.fixture(scope='session')
 def device(request) -> torch.device:
     return torch.device(request.config.getoption('--device'))
+
+
+@pytest.fixture
+def default_device(device):
+    """`device`, where PyTorch makes the tensors of code that names none; on the CPU nothing is set."""
+    if device.type != 'cpu':
+        torch.set_default_device(device)
+    yield device
+    if device.type != 'cpu':
+        torch.set_default_device(None)
 
 
 @pytest.fixture

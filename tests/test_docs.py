@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import forks
 from tests.integration.process import SCRIPTS, run
@@ -68,9 +69,10 @@ def execute(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def execute_page(page: str, folder: Path) -> str:
-    """All python blocks, then all bash blocks; what the latter print."""
-    code = '\n'.join(text for language, text in blocks(page) if language == 'python')
+def execute_page(page: str, folder: Path, device: torch.device) -> str:
+    """All python blocks, which make their tensors on the device, then all bash blocks; what the latter print."""
+    code = '' if device.type == 'cpu' else f'import torch\ntorch.set_default_device({str(device)!r})\n'
+    code += '\n'.join(text for language, text in blocks(page) if language == 'python')
     if code:
         done = forks.run('-c', code, cwd=folder, env=environment(folder))
         assert done.returncode == 0, done.stdout + done.stderr
@@ -124,26 +126,26 @@ COMPILES = ('compile.md',)
 @pytest.mark.parametrize('page', [
     pytest.param(page, marks=[pytest.mark.slow] if page in COMPILES else []) for page in PAGES if page not in ELSEWHERE
 ])
-def test_python_blocks(page, tmp_path):
-    execute_page(page, tmp_path)
+def test_python_blocks(page, tmp_path, device):
+    execute_page(page, tmp_path, device)
 
 
 @pytest.mark.slow
-def test_train(tmp_path):
+def test_train(tmp_path, device):
     (tmp_path / 'package').mkdir()
     for path in ('script.py', 'package/module.py'):
         (tmp_path / path).write_text(PROGRAM)
-    out = execute_page('train.md', tmp_path)
+    out = execute_page('train.md', tmp_path, device)
     # alone as a script, as a module and under accelerate, and on two ranks
     assert out.count('ran __main__ 0') == 4 and out.count('ran __main__ 1') == 1
     assert out.strip().endswith('LonghornForCausalLM')
 
 
 @pytest.mark.slow
-def test_evaluate(tmp_path):
+def test_evaluate(tmp_path, device):
     # the command runs in a checkout
     (tmp_path / 'tests').symlink_to(ROOT / 'tests')
-    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', '.', cwd=tmp_path)
-    out = execute_page('evaluate.md', tmp_path)
+    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', '.', device, cwd=tmp_path)
+    out = execute_page('evaluate.md', tmp_path, device)
     assert '|unseen_text|' in out and 'bits_per_byte' in out
     assert ' 0 wrong' in out and (tmp_path / 'selfcheck.json').exists()

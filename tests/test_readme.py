@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_code():
+def test_code(default_device):
     blocks = re.findall(r'^```python\n(.*?)^```', (ROOT / 'README.md').read_text(), re.M | re.S)
     assert len(blocks) >= 4
     namespace = {}

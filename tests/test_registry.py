@@ -6,9 +6,9 @@ from fla_longhorn.registry.changes import Changes
 from tests import forks
 
 
-def python(code: str) -> None:
+def python(code: str, *arguments: object) -> None:
     """In a process that has imported fla and not the plugin."""
-    done = forks.run('-c', code)
+    done = forks.run('-c', code, *arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -58,7 +58,7 @@ def same(a, b):
 '''
 
 
-def test_unregister_restores_everything():
+def test_unregister_restores_everything(device):
     python(SNAPSHOT + '''
 before = snapshot()
 import fla_longhorn
@@ -80,15 +80,15 @@ assert all(registered[place].keys() == again[place].keys() for place in again if
 assert fla.__all__.count('Longhorn') == 1
 import torch
 tiny = dict(hidden_size=32, num_hidden_layers=1, vocab_size=16)
-ids = torch.arange(8)[None]
+ids = torch.arange(8, device=sys.argv[1])[None]
 for name, options in {'longhorn': {}, 'gla': {'num_heads': 2}, 'rwkv7': {'head_dim': 16}}.items():
     mode = {} if name == 'longhorn' else {'attn_mode': 'longhorn'}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **tiny, **options, **mode))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **tiny, **options, **mode)).to(ids.device)
     assert any(isinstance(module, fla_longhorn.Longhorn) for module in model.modules()), name
     model(ids, labels=ids).loss.backward()
 fla_longhorn.unregister()
 same(before, snapshot())
-''')
+''', device)
 
 
 @pytest.mark.parametrize('order', ['before', 'after'])

@@ -49,49 +49,60 @@ def test_initialisation_from_meta(found):
         assert init['mean'][name] == pytest.approx(x.mean().item(), abs=0.05), name
 
 
-def context(**changes) -> FLACPContext:
-    return FLACPContext(**{'cu_seqlens': torch.tensor([0, 2, 6]), 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
+def context(device, **changes) -> FLACPContext:
+    cu_seqlens = torch.tensor([0, 2, 6], device=device)
+    return FLACPContext(**{'cu_seqlens': cu_seqlens, 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
 
 
-def test_without_a_group():
-    layer, h = Longhorn(hidden_size=16), torch.randn(1, 6, 16)
-    assert torch.equal(layer(h, cp_context=context())[0], layer(h, cu_seqlens=torch.tensor([0, 2, 6]))[0])
+@pytest.fixture
+def layer(device):
+    return Longhorn(hidden_size=16, layer_idx=0).to(device)
 
 
-@pytest.mark.parametrize('options', [{'use_cache': True}, {'attention_mask': torch.ones(1, 6)}], ids=lambda x: next(iter(x)))
-def test_no_mask_and_no_cache(options):
+@pytest.fixture
+def h(device):
+    return torch.randn(1, 6, 16, device=device)
+
+
+def test_without_a_group(layer, h, device):
+    assert torch.equal(layer(h, cp_context=context(device))[0], layer(h, cu_seqlens=context(device).cu_seqlens)[0])
+
+
+@pytest.mark.parametrize('name', ['use_cache', 'attention_mask'])
+def test_no_mask_and_no_cache(name, layer, h, device):
+    options = {'use_cache': True} if name == 'use_cache' else {name: torch.ones(1, 6, device=device)}
     with pytest.raises(ValueError, match='cp_context .*attention_mask must be None, and use_cache False'):
-        Longhorn(hidden_size=16, layer_idx=0)(torch.randn(1, 6, 16), cp_context=context(), **options)
+        layer(h, cp_context=context(device), **options)
 
 
-def test_rows():
+def test_rows(layer, h, device):
     with pytest.raises(ValueError, match='cp_context.cu_seqlens packs all sequences into one row'):
-        Longhorn(hidden_size=16)(torch.randn(2, 6, 16), cp_context=context())
+        layer(h.expand(2, -1, -1), cp_context=context(device))
 
 
-def test_not_a_context():
+def test_not_a_context(layer, h):
     with pytest.raises(TypeError, match='cp_context must be a fla.ops.cp.FLACPContext or None, got str'):
-        Longhorn(hidden_size=16)(torch.randn(1, 6, 16), cp_context='2')
+        layer(h, cp_context='2')
 
 
-def test_a_context_without_tokens_to_look_back():
+def test_a_context_without_tokens_to_look_back(layer, h, device):
     with pytest.raises(ValueError, match='cp_context must hold pre_num_conv_tokens'):
-        convolve_part(Longhorn(hidden_size=16).conv1d, torch.randn(1, 6, 32), context(group='not asked'))
+        convolve_part(layer.conv1d, torch.cat([h, h], -1), context(device, group='not asked'))
 
 
-def test_attention_layers_are_refused():
+def test_attention_layers_are_refused(device):
     model = LonghornForCausalLM(LonghornConfig(
         hidden_size=32, num_hidden_layers=2, vocab_size=20, attn={'layers': [1], 'num_heads': 2},
-    ))
+    )).to(device)
     with pytest.raises(ValueError, match='cp_context must be None with attention layers'):
-        model(torch.randint(20, (1, 6)), cp_context=context())
+        model(torch.randint(20, (1, 6), device=device), cp_context=context(device))
 
 
-def test_attention_in_a_swapped_family():
+def test_attention_in_a_swapped_family(device):
     config = GLAConfig(
         attn_mode='longhorn', attn={'layers': [1], 'num_heads': 2}, hidden_size=32, num_heads=2, num_hidden_layers=2,
         vocab_size=20,
     )
-    model = AutoModelForCausalLM.from_config(config).train()
+    model = AutoModelForCausalLM.from_config(config).to(device).train()
     with pytest.raises(ValueError, match='cp_context must be None with attention layers'):
-        model(torch.randint(20, (1, 6)), cp_context=context())
+        model(torch.randint(20, (1, 6), device=device), cp_context=context(device))

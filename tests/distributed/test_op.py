@@ -91,62 +91,66 @@ def test_what_goes_does_not_wait_for_what_comes():
         assert (piece.receives, piece.sends) == (bool(before), bool(after))
 
 
-def arguments(T: int = 6, **changes) -> dict:
+def arguments(device, T: int = 6, **changes) -> dict:
     good = {
-        'q': torch.randn(1, T, 1, 3),
-        'k': torch.randn(1, T, 1, 3),
-        'v': torch.randn(1, T, 1, 4),
-        'beta': torch.rand(1, T, 1, 4),
+        'q': torch.randn(1, T, 1, 3, device=device),
+        'k': torch.randn(1, T, 1, 3, device=device),
+        'v': torch.randn(1, T, 1, 4, device=device),
+        'beta': torch.rand(1, T, 1, 4, device=device),
     }
     return {**good, **changes}
 
 
-def context(**changes) -> FLACPContext:
-    return FLACPContext(**{'cu_seqlens': torch.tensor([0, 2, 6]), 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
+def context(device, **changes) -> FLACPContext:
+    cu_seqlens = torch.tensor([0, 2, 6], device=device)
+    return FLACPContext(**{'cu_seqlens': cu_seqlens, 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
 
 
-BAD = {
-    'no context': ({'cp_context': 2}, TypeError, 'cp_context must be a fla.ops.cp.FLACPContext or None, got int'),
-    'a start state': (
-        {'cp_context': context(), 'initial_state': torch.zeros(2, 1, 3, 4)}, ValueError, 'initial_state must be None with cp_',
-    ),
-    'a final state': (
-        {'cp_context': context(), 'output_final_state': True}, ValueError, 'output_final_state must be False with cp_context',
-    ),
-    'zigzag': ({'cp_context': context(layout='zigzag')}, ValueError, "layout 'contiguous', got 'zigzag'"),
-    'no boundaries': ({'cp_context': context(cu_seqlens=None)}, ValueError, 'cp_context must hold the cu_seqlens'),
-    'another length': (
-        {'cp_context': context(cu_seqlens=torch.tensor([0, 12]))}, ValueError,
-        'cp_context.cu_seqlens must end at the number of tokens T = 6, got 12',
-    ),
-}
+def bad_calls(device) -> dict[str, tuple[dict, type[Exception], str]]:
+    good = context(device)
+    return {
+        'no context': ({'cp_context': 2}, TypeError, 'cp_context must be a fla.ops.cp.FLACPContext or None, got int'),
+        'a start state': (
+            {'cp_context': good, 'initial_state': torch.zeros(2, 1, 3, 4, device=device)}, ValueError,
+            'initial_state must be None with cp_',
+        ),
+        'a final state': (
+            {'cp_context': good, 'output_final_state': True}, ValueError, 'output_final_state must be False with cp_context',
+        ),
+        'zigzag': ({'cp_context': context(device, layout='zigzag')}, ValueError, "layout 'contiguous', got 'zigzag'"),
+        'no boundaries': ({'cp_context': context(device, cu_seqlens=None)}, ValueError, 'cp_context must hold the cu_seqlens'),
+        'another length': (
+            {'cp_context': context(device, cu_seqlens=torch.tensor([0, 12], device=device))}, ValueError,
+            'cp_context.cu_seqlens must end at the number of tokens T = 6, got 12',
+        ),
+    }
 
 
 @pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn])
-@pytest.mark.parametrize('name', list(BAD))
-def test_bad_call(op, name):
-    call, error, message = BAD[name]
+@pytest.mark.parametrize('name', list(bad_calls('cpu')))
+def test_bad_call(op, name, device):
+    call, error, message = bad_calls(device)[name]
     with pytest.raises(error, match=message):
-        op(**arguments(**call))
+        op(**arguments(device, **call))
 
 
-def test_rows():
-    call = {name: x.expand(2, *x.shape[1:]) for name, x in arguments().items()}
+def test_rows(device):
+    call = {name: x.expand(2, *x.shape[1:]) for name, x in arguments(device).items()}
     with pytest.raises(ValueError, match='cp_context.cu_seqlens packs all sequences .* q must have B = 1, got B = 2'):
-        chunk_longhorn(**call, cp_context=context())
+        chunk_longhorn(**call, cp_context=context(device))
 
 
-def test_the_naive_op_names_the_one_to_call():
+def test_the_naive_op_names_the_one_to_call(device):
     with pytest.raises(ValueError, match='cp_context must be None in the naive op.*chunk_longhorn takes it'):
-        naive_recurrent_longhorn(**arguments(cp_context=context()))
+        naive_recurrent_longhorn(**arguments(device, cp_context=context(device)))
 
 
-def test_without_a_group():
+def test_without_a_group(device):
     """A context that is off is its boundaries."""
-    call = arguments()
-    o, state = chunk_longhorn(**call, cp_context=context())
+    call = arguments(device)
+    o, state = chunk_longhorn(**call, cp_context=context(device))
     assert state is None
-    assert torch.equal(o, chunk_longhorn(**call, cu_seqlens=torch.tensor([0, 2, 6]))[0])
+    assert torch.equal(o, chunk_longhorn(**call, cu_seqlens=torch.tensor([0, 2, 6], device=device))[0])
 
 
 class TestOneRank:
@@ -157,13 +161,13 @@ class TestOneRank:
         dist.destroy_process_group()
 
     @pytest.mark.parametrize('exact', [False, True])
-    def test_is_the_plain_op(self, exact):
-        call, cu_seqlens = arguments(), torch.tensor([0, 2, 6])
+    def test_is_the_plain_op(self, exact, device):
+        call, cu_seqlens = arguments(device), torch.tensor([0, 2, 6], device=device)
         o, _ = chunk_longhorn(**call, exact=exact, cp_context=build_cp_context(cu_seqlens, dist.group.WORLD))
         assert torch.equal(o, chunk_longhorn(**call, exact=exact, cu_seqlens=cu_seqlens)[0])
 
     @pytest.mark.parametrize('name, count', [('pre_num_ranks', 1), ('post_num_ranks', 1), ('pre_num_ranks', None)])
-    def test_ranks_that_there_are_not(self, name, count):
-        bad = context(group=dist.group.WORLD, **{name: count})
+    def test_ranks_that_there_are_not(self, name, count, device):
+        bad = context(device, group=dist.group.WORLD, **{name: count})
         with pytest.raises(ValueError, match=f'cp_context.{name} must be between 0 and 0 on rank 0 of 1, got {count}'):
-            chunk_longhorn(**arguments(), cp_context=bad)
+            chunk_longhorn(**arguments(device), cp_context=bad)

@@ -125,23 +125,23 @@ def test_recall_is_measured_beyond_training():
 SMALL = {
     'vocab_size': 16, 'seq_len': 16, 'num_pairs': 2, 'hidden_size': 16, 'state_size': 4, 'steps': 20, 'batch_size': 32,
     'warmup_steps': 2, 'learning_rate': 1e-2, 'eval_steps': 10, 'eval_size': 32, 'test_size': 64, 'test_size_per_count': 16,
-    'num_questions': 2, 'device': 'cpu', 'save_steps': 10,
+    'num_questions': 2, 'save_steps': 10,
 }
 
 
-def run_command(folder, *options: str, **changes) -> int:
-    named = SMALL | changes | {'output_dir': folder}
+def run_command(folder, device, *options: str, **changes) -> int:
+    named = SMALL | changes | {'output_dir': folder, 'device': device}
     return main([*(f'--{name}={value}' for name, value in named.items()), *options])
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, device):
     """A tiny run, whose target is out of reach: its folder and exit status."""
     folder = tmp_path_factory.mktemp('mqar')
-    return folder, run_command(folder, target_recall=1)
+    return folder, run_command(folder, device, target_recall=1)
 
 
-def test_the_command(finished):
+def test_the_command(finished, device):
     folder, status = finished
     assert status == 1
     assert (folder / 'mqar.png').read_bytes().startswith(b'\x89PNG')
@@ -152,7 +152,8 @@ def test_the_command(finished):
         (1, 16, True), (2, 16, True), (3, 16, False), (4, 16, False),
     ]
     assert {'fla-longhorn', 'torch', 'transformers', 'flash-linear-attention'} <= set(report['versions'])
-    assert report['device'].startswith('CPU') and report['seconds']['training'] < report['seconds']['total']
+    assert report['device'].startswith('CPU') == (device.type == 'cpu')
+    assert report['seconds']['training'] < report['seconds']['total']
     losses = [entry['loss'] for entry in report['history'] if 'loss' in entry]
     assert losses[-1] < losses[0]
     for answer in report['answers']:
@@ -160,11 +161,11 @@ def test_the_command(finished):
         assert [answer['query'], answer['truth']] in answer['pairs']
 
 
-def test_success_is_status_0_and_the_checkpoint_resumes(finished, tmp_path):
+def test_success_is_status_0_and_the_checkpoint_resumes(finished, tmp_path, device):
     folder, _ = finished
     resumed = tmp_path / 'resumed'
     shutil.copytree(folder / 'trainer' / 'checkpoint-10', resumed / 'trainer' / 'checkpoint-10')
-    assert run_command(resumed, '--resume', target_recall=0) == 0
+    assert run_command(resumed, device, '--resume', target_recall=0) == 0
     whole, parts = (
         AutoModelForCausalLM.from_pretrained(path / 'checkpoint').state_dict() for path in (folder, resumed)
     )

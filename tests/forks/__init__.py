@@ -1,7 +1,8 @@
 """Python programs as processes of their own that need not import torch, transformers and fla again.
 
 Each is forked from a process that has imported them, or all but fla, and nothing of the plugin. What depends on what the
-environment says when they are imported needs an interpreter of its own.
+environment says when they are imported needs an interpreter of its own. So does every program beside a GPU: importing fla
+initialises CUDA, which a fork can't use.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_FLA = (
@@ -73,4 +76,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Status and output of `python *arguments`; `env` is added to this process's environment; is fla imported already?"""
     named = {'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'TRITON_INTERPRET': '0'}
-    return forks(fla).run(tuple(map(str, arguments)), cwd, {**os.environ, **named, **(env or {})})
+    command, env = tuple(map(str, arguments)), {**os.environ, **named, **(env or {})}
+    if torch.cuda.is_available():
+        return subprocess.run([sys.executable, *command], cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
+    return forks(fla).run(command, cwd, env)

@@ -51,9 +51,9 @@ def serve(folder, *arguments, env=()):
 class Answers:
     """What `generate` answers with the model and the tokenizer in `folder`."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, device='cpu'):
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 
     def to_prompt(self, prompt: str) -> str:
         return self.to_ids(self.tokenizer(prompt, return_tensors='pt').input_ids)
@@ -65,7 +65,7 @@ class Answers:
         return self.to_ids(template.input_ids)
 
     def to_ids(self, ids: torch.Tensor) -> str:
-        new = self.model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1]:]
+        new = self.model.generate(ids.to(self.model.device), max_new_tokens=12, do_sample=False)[0, ids.shape[1]:]
         return self.tokenizer.decode(new, skip_special_tokens=True)
 
 

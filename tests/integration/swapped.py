@@ -35,17 +35,17 @@ def make_config(family, attn_mode='longhorn', **options):
     return AutoConfig.for_model(family, **TINY, **SIZES[family], attn_mode=attn_mode, **options)
 
 
-def make_model(family, **options):
+def make_model(family, device, **options):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(make_config(family, **options))
+    return AutoModelForCausalLM.from_config(make_config(family, **options)).to(device)
 
 
 def mixers(model):
     return [module for module in model.modules() if isinstance(module, Longhorn)]
 
 
-def tokens(*shape, seed=1):
-    return torch.randint(3, TINY['vocab_size'], shape, generator=torch.Generator().manual_seed(seed))
+def tokens(device, *shape, seed=1):
+    return torch.randint(3, TINY['vocab_size'], shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
 def gradients(model, ids):
@@ -55,14 +55,14 @@ def gradients(model, ids):
 
 
 def spread(model):
-    """Larger weights, so that what the mixers remember shows in the logits."""
+    """Larger weights, the same on every device, so that what the mixers remember shows in the logits."""
     with torch.no_grad():
         for mixer in mixers(model):
-            for linear in (mixer.in_proj, mixer.x_proj, mixer.out_proj):
-                linear.weight.normal_(std=linear.in_features ** -0.5)
-            mixer.conv1d.weight.normal_(std=0.5)
+            stds = {x.weight: x.in_features ** -0.5 for x in (mixer.in_proj, mixer.x_proj, mixer.out_proj)}
+            for weight, std in (stds | {mixer.conv1d.weight: 0.5}).items():
+                weight.copy_(torch.empty(weight.shape).normal_(std=std))
     return model
 
 
 def digests(model):
-    return {name: hashlib.sha256(x.numpy().tobytes()).hexdigest() for name, x in model.state_dict().items()}
+    return {name: hashlib.sha256(x.cpu().numpy().tobytes()).hexdigest() for name, x in model.state_dict().items()}

@@ -22,18 +22,21 @@ OWN = {
 }
 MODELS = [*OWN, *FAMILIES]
 models = pytest.mark.parametrize('name', MODELS)
-IDS = tokens(2, 20) % 50
 
 
-def make(name: str) -> nn.Module:
-    return build('cpu', **OWN[name]) if name in OWN else spread(make_model(name))
+def make(name: str, device: torch.device) -> nn.Module:
+    return build(device, **OWN[name]) if name in OWN else spread(make_model(name, device))
 
 
-def results(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(device: torch.device) -> torch.Tensor:
+    return tokens(device, 2, 20) % 50
+
+
+def results(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and loss; the two ways of a call that some losses have."""
     model.eval()
     with torch.no_grad():
-        return model(IDS).logits.clone(), model(IDS, labels=IDS).loss
+        return model(ids).logits.clone(), model(ids, labels=ids).loss
 
 
 def projections(model: nn.Module) -> list[str]:
@@ -41,33 +44,33 @@ def projections(model: nn.Module) -> list[str]:
 
 
 @models
-def test_every_adapter_counts(name):
+def test_every_adapter_counts(name, device):
     """LoRA on any linear layer acts and learns before it is merged as after it."""
-    base = make(name)
+    base, ids = make(name, device), inputs(device)
     targets = projections(base)
     assert 'lm_head' in targets and ('down_proj' in targets or 'value' in targets)
     if base.config.tie_word_embeddings:
         # PEFT can't merge it
         targets.remove('lm_head')
     model = get_peft_model(copy.deepcopy(base), LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
-    loss = model.train()(IDS, labels=IDS).loss
+    loss = model.train()(ids, labels=ids).loss
     loss.backward()
     unused = [name for name, x in model.named_parameters() if x.requires_grad and (x.grad is None or not x.grad.any())]
     assert not unused
-    before = results(base)
-    adapted = results(model)
-    merged = results(model.merge_and_unload())
+    before = results(base, ids)
+    adapted = results(model, ids)
+    merged = results(model.merge_and_unload(), ids)
     for a, b, c in zip(before, adapted, merged, strict=True):
         assert (b - c).norm() <= 1e-4 * c.norm()
         assert (a - b).norm() > 1e-3 * c.norm()
 
 
 @pytest.mark.parametrize('name', [*OWN, 'gla', 'linear_attn', 'rodimus', 'rwkv7'])
-def test_offloaded(name, tmp_path):
-    model = make(name)
-    expected = results(model)
-    for offload in (lambda x: cpu_offload(x, torch.device('cpu')), lambda x: disk_offload(x, tmp_path, torch.device('cpu'))):
-        for a, b in zip(results(offload(copy.deepcopy(model))), expected, strict=True):
+def test_offloaded(name, tmp_path, device):
+    model, ids = make(name, device), inputs(device)
+    expected = results(model, ids)
+    for offload in (lambda x: cpu_offload(x, device), lambda x: disk_offload(x, tmp_path, device)):
+        for a, b in zip(results(offload(copy.deepcopy(model)), ids), expected, strict=True):
             assert torch.equal(a, b)
 
 
@@ -108,10 +111,10 @@ def parametrize_weight(mlp: GatedMLP) -> None:
 
 @pytest.mark.parametrize('change', [hook_forward, hook_before, replace_forward, replace_module, parametrize_weight])
 @pytest.mark.parametrize('name', ['mlp', 'powlu', 'gla'])
-def test_changed(name, change):
+def test_changed(name, change, device):
     """In each way in which libraries change a module, and in a trace of it."""
-    mlp = next(x for x in make(name).modules() if isinstance(x, GatedMLP))
-    x = torch.randn(2, 5, mlp.hidden_size)
+    mlp = next(x for x in make(name, device).modules() if isinstance(x, GatedMLP))
+    x = torch.randn(2, 5, mlp.hidden_size, device=device)
     expected = 2 * mlp(x)
     change(mlp)
     torch.compiler.reset()
@@ -121,9 +124,9 @@ def test_changed(name, change):
 
 
 @pytest.mark.parametrize('name', ['mlp', 'gla'])
-def test_hooks_see_gradients(name):
-    mlp = next(x for x in make(name).modules() if isinstance(x, GatedMLP))
+def test_hooks_see_gradients(name, device):
+    mlp = next(x for x in make(name, device).modules() if isinstance(x, GatedMLP))
     seen = []
     mlp.down_proj.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_output))
-    mlp(torch.randn(2, 5, mlp.hidden_size, requires_grad=True)).sum().backward()
+    mlp(torch.randn(2, 5, mlp.hidden_size, device=device, requires_grad=True)).sum().backward()
     assert len(seen) == 1

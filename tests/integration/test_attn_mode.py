@@ -13,14 +13,14 @@ from tests.integration.swapped import digests, families, gradients, make_model, 
 
 
 @families
-def test_one_training_step(family):
-    model = make_model(family).train()
+def test_one_training_step(family, device):
+    model = make_model(family, device).train()
     assert len(mixers(model)) == 2
     native = Longhorn(hidden_size=64, **{name: getattr(model.config, f'longhorn_{name}') for name in OPTIONS})
     assert [(k, v.shape) for k, v in mixers(model)[0].state_dict().items()] == [
         (k, v.shape) for k, v in native.state_dict().items()
     ]
-    ids = tokens(2, 80)
+    ids = tokens(device, 2, 80)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model(ids, labels=ids).loss
     before.backward()
@@ -35,15 +35,15 @@ def test_one_training_step(family):
 
 
 @families
-def test_saved_and_loaded(family, tmp_path):
-    model = make_model(family, longhorn_state_size=8).eval()
+def test_saved_and_loaded(family, tmp_path, device):
+    model = make_model(family, device, longhorn_state_size=8).eval()
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / 'config.json').read_text())
     assert saved['attn_mode'] == 'longhorn' and saved['longhorn_state_size'] == 8
     assert {name for name in saved if name.startswith('longhorn_')} == {f'longhorn_{name}' for name in OPTIONS}
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).to(device).eval()
     assert digests(loaded) == digests(model)
-    ids = tokens(1, 20)
+    ids = tokens(device, 1, 20)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
@@ -51,9 +51,9 @@ def test_saved_and_loaded(family, tmp_path):
 @pytest.mark.parametrize('attn', [
     None, dict(layers=[1], num_heads=2, num_kv_heads=1), dict(layers=[0], num_heads=4, window_size=6),
 ], ids=['', 'hybrid', 'window'])
-def test_generation_with_cache(family, attn):
-    model = spread(make_model(family, **({} if attn is None else dict(attn=attn)))).eval()
-    ids = tokens(2, 12)
+def test_generation_with_cache(family, attn, device):
+    model = spread(make_model(family, device, **({} if attn is None else dict(attn=attn)))).eval()
+    ids = tokens(device, 2, 12)
     options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=63, output_logits=True,
                    return_dict_in_generate=True)
     cached = model.generate(ids, use_cache=True, **options)
@@ -65,8 +65,8 @@ def test_generation_with_cache(family, attn):
 
 
 @families
-def test_gradient_checkpointing(family):
-    model, ids = make_model(family).train(), tokens(2, 30)
+def test_gradient_checkpointing(family, device):
+    model, ids = make_model(family, device).train(), tokens(device, 2, 30)
     want = gradients(model, ids)
     model.gradient_checkpointing_enable()
     got = gradients(model, ids)
@@ -77,11 +77,11 @@ def test_gradient_checkpointing(family):
 
 @families
 @pytest.mark.parametrize('hybrid', [False, True], ids=['', 'hybrid'])
-def test_packed_sequences(family, hybrid):
+def test_packed_sequences(family, hybrid, device):
     options = dict(attn=dict(layers=[0], num_heads=2, window_size=8)) if hybrid else {}
-    model, ids = spread(make_model(family, **options)).eval(), tokens(1, 75)
+    model, ids = spread(make_model(family, device, **options)).eval(), tokens(device, 1, 75)
     bounds = [0, 5, 70, 75]
-    packed = model(ids, cu_seqlens=torch.tensor(bounds, dtype=torch.int32), use_cache=False).logits
+    packed = model(ids, cu_seqlens=torch.tensor(bounds, dtype=torch.int32, device=device), use_cache=False).logits
     apart = torch.cat([
         model(ids[:, a:b], use_cache=False).logits for a, b in zip(bounds, bounds[1:], strict=False)
     ], 1)
@@ -92,22 +92,22 @@ def test_packed_sequences(family, hybrid):
 
 
 @families
-def test_hybrid(family):
+def test_hybrid(family, device):
     """The attention layer is fla's, the other one Longhorn, and both train."""
-    model = make_model(family, attn=dict(layers=[1], num_heads=2, num_kv_heads=1, window_size=8)).train()
+    model = make_model(family, device, attn=dict(layers=[1], num_heads=2, num_kv_heads=1, window_size=8)).train()
     (attention,) = (module for module in model.modules() if isinstance(module, Attention))
     assert attention.layer_idx == 1 and attention.num_kv_heads == 1 and attention.window_size == 8
     assert [mixer.layer_idx for mixer in mixers(model)] == [0]
-    grads = gradients(model, tokens(2, 20))
+    grads = gradients(model, tokens(device, 2, 20))
     assert all(grad.isfinite().all() for grad in grads.values())
     assert all(p.grad.any() for p in attention.parameters())
 
 
 @pytest.mark.parametrize('family', ['gla', 'rwkv7', 'rodimus'])
-def test_padding(family):
+def test_padding(family, device):
     """Left padding changes nothing in a hybrid model, in one pass and in cached generation."""
-    model = spread(make_model(family, attn=dict(layers=[1], num_heads=2))).eval()
-    short, ids = tokens(1, 7), tokens(2, 12)
+    model = spread(make_model(family, device, attn=dict(layers=[1], num_heads=2))).eval()
+    short, ids = tokens(device, 1, 7), tokens(device, 2, 12)
     mask = torch.ones_like(ids)
     ids[0, :5], ids[0, 5:], mask[0, :5] = 0, short, 0
     options = dict(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=63)
@@ -115,24 +115,24 @@ def test_padding(family):
     assert torch.equal(together[:1, 5:], model.generate(short, **options))
 
 
-def test_initialisation():
+def test_initialisation(device):
     """As in Longhorn's own models for `D` and the step sizes, by the family's rule for the rest."""
     for family in ('gla', 'gated_deltanet', 'rwkv6', 'rwkv7', 'rodimus'):
-        mixer = mixers(make_model(family))[0]
+        mixer = mixers(make_model(family, device))[0]
         bound = mixer.beta_rank ** -0.5
         assert torch.equal(mixer.D, torch.ones_like(mixer.D)) and mixer.D._no_weight_decay
         assert not mixer.beta_proj.bias.any()
         assert 0.9 * bound < mixer.beta_proj.weight.abs().max() <= bound
         assert 0.018 < mixer.in_proj.weight.std() < 0.022
     # RWKV rescales its residual branches: uniform in +-1/sqrt(fan_in), over the square root of their number
-    bound = (mixers(make_model('rwkv6'))[0].out_proj.in_features * 4) ** -0.5
-    assert 0.9 * bound < mixers(make_model('rwkv6'))[0].out_proj.weight.abs().max() <= bound
+    bound = (mixers(make_model('rwkv6', device))[0].out_proj.in_features * 4) ** -0.5
+    assert 0.9 * bound < mixers(make_model('rwkv6', device))[0].out_proj.weight.abs().max() <= bound
 
 
 @pytest.mark.parametrize('family', ['gla', 'rwkv6'])
-def test_partly_loaded(family, tmp_path):
+def test_partly_loaded(family, tmp_path, device):
     """What a checkpoint lacks is initialised; what it has is kept."""
-    model = make_model(family)
+    model = make_model(family, device)
     with torch.no_grad():
         mixers(model)[0].D.fill_(3)
     model.save_pretrained(tmp_path)
@@ -147,12 +147,12 @@ def test_partly_loaded(family, tmp_path):
 
 
 @pytest.mark.parametrize('family', ['gla', 'rwkv7', 'rodimus'])
-def test_copied(family):
-    model, ids = make_model(family).eval(), tokens(1, 10)
+def test_copied(family, device):
+    model, ids = make_model(family, device).eval(), tokens(device, 1, 10)
     assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)
 
 
-def test_tied_embeddings():
-    model = make_model('gla', tie_word_embeddings=True)
+def test_tied_embeddings(device):
+    model = make_model('gla', device, tie_word_embeddings=True)
     assert model.lm_head.weight is model.model.embeddings.weight
-    assert gradients(model, tokens(1, 10))['model.embeddings.weight'].isfinite().all()
+    assert gradients(model, tokens(device, 1, 10))['model.embeddings.weight'].isfinite().all()

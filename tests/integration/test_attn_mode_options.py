@@ -23,9 +23,9 @@ from tests.integration.swapped import TINY, digests, families, gradients, make_c
 DOCS = Path(__file__).parents[2] / 'docs' / 'swap.md'
 
 
-def test_options_reach_the_layer():
+def test_options_reach_the_layer(device):
     model = make_model(
-        'gla', expand_v=2, longhorn_state_size=5, longhorn_expand=1.5, longhorn_num_heads=3, longhorn_conv_size=3,
+        'gla', device, expand_v=2, longhorn_state_size=5, longhorn_expand=1.5, longhorn_num_heads=3, longhorn_conv_size=3,
         longhorn_conv_bias=False, longhorn_beta_rank=2, longhorn_use_bias=True, longhorn_scalar_beta=True,
         longhorn_mode='fused_recurrent', longhorn_k_norm='l2',
     )
@@ -36,11 +36,11 @@ def test_options_reach_the_layer():
     assert mixer.scalar_beta and mixer.mode == 'fused_recurrent' and model.config.longhorn_expand == 1.5
 
 
-def test_exact():
-    model = spread(make_model('gla', longhorn_exact=True)).train()
+def test_exact(device):
+    model = spread(make_model('gla', device, longhorn_exact=True)).train()
     assert all(mixer.exact for mixer in mixers(model))
-    ids = tokens(2, 70)
-    other = make_model('gla').train()
+    ids = tokens(device, 2, 70)
+    other = make_model('gla', device).train()
     other.load_state_dict(model.state_dict())
     assert gradients(model, ids)['model.layers.0.attn.D'].isfinite().all()
     assert not torch.equal(model(ids).logits, other(ids).logits)
@@ -83,14 +83,14 @@ def test_as_many_channels_as_the_native_mixer(family):
 
 
 @pytest.mark.parametrize('option', ['longhorn_sate_size', 'longhorn_hidden_size'])
-def test_unknown_option(option):
+def test_unknown_option(option, device):
     with pytest.raises(ValueError, match=f'got {option}; the options of Longhorn are longhorn_mode, longhorn_state_size'):
-        make_model('gla', **{option: 3})
+        make_model('gla', device, **{option: 3})
 
 
-def test_wrong_option():
+def test_wrong_option(device):
     with pytest.raises(ValueError, match='state_size must be between 1 and 256, got 0'):
-        make_model('gla', longhorn_state_size=0)
+        make_model('gla', device, longhorn_state_size=0)
 
 
 @pytest.mark.parametrize(('config', 'reason'), [
@@ -102,10 +102,10 @@ def test_families_that_cannot(config, reason):
         AutoModelForCausalLM.from_config(config())
 
 
-def test_a_family_that_fla_builds_otherwise(monkeypatch):
+def test_a_family_that_fla_builds_otherwise(monkeypatch, device):
     monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], mixer='LinearAttention'))
     with pytest.raises(ValueError, match='GLAConfig: this version of fla builds LinearAttention in another way') as error:
-        make_model('gla')
+        make_model('gla', device)
     assert ' gla,' not in str(error.value)
 
 
@@ -129,6 +129,7 @@ def test_options_are_documented():
     assert set(re.findall(r'^\| `longhorn_(\w+)` \|', DOCS.read_text(), re.MULTILINE)) == OPTIONS.keys()
 
 
+@pytest.mark.usefixtures('default_device')
 def test_documented_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for code in re.findall(r'```python\n(.+?)```', DOCS.read_text(), re.DOTALL):
@@ -181,12 +182,12 @@ print(json.dumps(digests))
 
 
 class TestConfigThatChanges:
-    def test_a_block_without_a_model(self):
+    def test_a_block_without_a_model(self, device):
         """It prepares the config that it is built from, as a model does."""
         torch.manual_seed(0)
-        block = GLABlock(make_config('gla'), 0)
+        block = GLABlock(make_config('gla'), 0).to(device)
         assert isinstance(block.attn, Longhorn) and block.attn.num_heads == 2
-        x = torch.randn(2, 10, 64)
+        x = torch.randn(2, 10, 64, device=device)
         assert block(x)[0].shape == x.shape
         with pytest.raises(ValueError, match='got longhorn_sate_size'):
             GLABlock(make_config('gla', longhorn_sate_size=3), 0)
@@ -209,9 +210,9 @@ class TestConfigThatChanges:
         mixer = mixers(AutoModelForCausalLM.from_config(config))[0]
         assert mixer.intermediate_size == 128 and mixer.state_size == 8
 
-    def test_a_saved_default_stays(self, tmp_path, monkeypatch):
+    def test_a_saved_default_stays(self, tmp_path, monkeypatch, device):
         """A default of the layer that changes in a later version is not that of a model that was trained before."""
-        model = make_model('gla')
+        model = make_model('gla', device)
         model.save_pretrained(tmp_path)
         monkeypatch.setitem(OPTIONS, 'state_size', 32)
         assert mixers(AutoModelForCausalLM.from_pretrained(tmp_path))[0].state_size == 16

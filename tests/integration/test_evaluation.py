@@ -79,16 +79,16 @@ def write_recall(folder) -> None:
 
 
 @pytest.fixture(scope='module')
-def evaluated(tmp_path_factory):
+def evaluated(tmp_path_factory, device):
     """Results by task and samples by task of all three groups on a small checkpoint."""
     folder = tmp_path_factory.mktemp('evaluation')
-    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', folder, cwd=folder)
+    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
     write_table_2(folder)
     write_recall(folder / 'recall')
     tasks = run('-m', 'fla_longhorn.evaluation', cwd=folder).strip()
     run(
         '-m', 'fla_longhorn', '-m', 'lm_eval', 'run', '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32',
-        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', '--include_path', tasks, '--device', 'cpu',
+        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', '--include_path', tasks, '--device', device,
         '--metadata', json.dumps({'recall_data': str(folder / 'recall')}), '--batch_size', 4, '--output_path', 'out',
         '--log_samples', cwd=folder,
     )

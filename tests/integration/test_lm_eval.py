@@ -8,13 +8,14 @@ from tests.integration.process import SCRIPTS, run
 
 
 @pytest.mark.slow
-def test_harness(tmp_path):
+def test_harness(tmp_path, device):
     """Its figures are those that the model gives for one text at a time."""
-    expected = json.loads(run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', tmp_path, cwd=tmp_path).splitlines()[-1])
+    printed = run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', tmp_path, device, cwd=tmp_path)
+    expected = json.loads(printed.splitlines()[-1])
     out = run(
         '-m', 'fla_longhorn', '-m', 'lm_eval', 'run', '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32',
         '--tasks', 'real_or_shuffled', 'unseen_text', 'next_words', '--include_path', SCRIPTS / 'tasks',
-        '--device', 'cpu', '--batch_size', 4, '--output_path', 'out', '--log_samples', cwd=tmp_path,
+        '--device', device, '--batch_size', 4, '--output_path', 'out', '--log_samples', cwd=tmp_path,
     )
     print(out)
     report, = (tmp_path / 'out').rglob('results_*.json')

@@ -29,17 +29,17 @@ class Gradients(TrainerCallback):
 
 def one_by_one(model, rows: list[dict]) -> torch.Tensor:
     """The mean of the documents' own next tokens."""
-    losses = [
-        F.cross_entropy(model(row['input_ids'][None]).logits[0, :-1], row['input_ids'][1:], reduction='sum') for row in rows
-    ]
-    return sum(losses) / sum(len(row['input_ids']) - 1 for row in rows)
+    rows = [row['input_ids'].to(model.device) for row in rows]
+    losses = [F.cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction='sum') for row in rows]
+    return sum(losses) / sum(len(row) - 1 for row in rows)
 
 
 @pytest.mark.parametrize('names', list(NAMES))
 @pytest.mark.parametrize('family', list(FAMILIES))
-def test_trainer(family, names, tmp_path):
+def test_trainer(family, names, tmp_path, device):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.split()[0], **TINY, **FAMILIES[family]))
+    config = AutoConfig.for_model(family.split()[0], **TINY, **FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(config).to(device)
     rows = [{'input_ids': torch.randint(3, 53, (length,))} for length in (9, 2, 30, 5)]
     want = one_by_one(model.train(), rows)
     want.backward()
@@ -50,8 +50,9 @@ def test_trainer(family, names, tmp_path):
         model=model, train_dataset=rows, eval_dataset=rows, callbacks=[callback],
         data_collator=DataCollatorWithFlattening(return_tensors='pt', **NAMES[names]),
         args=TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=4, per_device_eval_batch_size=4, max_steps=1, use_cpu=True,
-            logging_steps=1, max_grad_norm=0, report_to='none', disable_tqdm=True, save_strategy='no',
+            output_dir=str(tmp_path), per_device_train_batch_size=4, per_device_eval_batch_size=4, max_steps=1,
+            use_cpu=device.type == 'cpu', logging_steps=1, max_grad_norm=0, report_to='none', disable_tqdm=True,
+            save_strategy='no',
         ),
     )
     assert trainer.evaluate()['eval_loss'] == pytest.approx(want.item(), rel=1e-5)

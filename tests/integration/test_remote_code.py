@@ -24,9 +24,9 @@ LOAD = '''
 import sys
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained('checkpoint', trust_remote_code=True).eval()
+model = AutoModelForCausalLM.from_pretrained('checkpoint', trust_remote_code=True).to(sys.argv[1]).eval()
 print(type(model).__name__)
-print(torch.equal(model(torch.arange(11)[None]).logits, torch.load('logits.pt')))
+print(torch.equal(model(torch.arange(11, device=model.device)[None]).logits, torch.load('logits.pt')))
 print(type(AutoModel.from_pretrained('checkpoint', trust_remote_code=True)).__name__)
 model.save_pretrained('again')
 '''
@@ -53,25 +53,25 @@ for cls in (AutoConfig, AutoModelForCausalLM):
 '''
 
 
-def python(code: str, folder) -> list[str]:
+def python(code: str, folder, *arguments: object) -> list[str]:
     """In a process that has imported neither the package nor fla."""
-    done = forks.run('-c', code, cwd=folder, fla=False)
+    done = forks.run('-c', code, *arguments, cwd=folder, fla=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def save(name, folder):
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+def save(name, folder, device):
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device).eval()
     model.save_pretrained(folder / 'checkpoint')
-    torch.save(model(torch.arange(11)[None]).logits.detach(), folder / 'logits.pt')
+    torch.save(model(torch.arange(11, device=device)[None]).logits.detach(), folder / 'logits.pt')
     return model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['longhorn', 'gla'])
-def test_without_the_plugin(name, tmp_path):
-    model = save(name, tmp_path)
-    assert python(LOAD, tmp_path) == [type(model).__name__, 'True', type(model.model).__name__]
+def test_without_the_plugin(name, tmp_path, device):
+    model = save(name, tmp_path, device)
+    assert python(LOAD, tmp_path, device) == [type(model).__name__, 'True', type(model.model).__name__]
     assert {x.name for x in (tmp_path / 'again').iterdir()} == {x.name for x in (tmp_path / 'checkpoint').iterdir()}
     for file in ('config.json', 'longhorn.py'):
         assert (tmp_path / 'again' / file).read_text() == (tmp_path / 'checkpoint' / file).read_text()
@@ -80,8 +80,8 @@ def test_without_the_plugin(name, tmp_path):
 
 @pytest.mark.parametrize('module', ['fla_longhorn', 'fla'])
 @pytest.mark.parametrize('name', CONFIGS)
-def test_where_a_package_is_missing(name, module, tmp_path):
-    save(name, tmp_path)
+def test_where_a_package_is_missing(name, module, tmp_path, device):
+    save(name, tmp_path, device)
     assert python(MISSING.format(module=module), tmp_path) == ['True', 'True']
 
 

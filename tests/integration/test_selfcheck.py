@@ -13,20 +13,20 @@ from fla_longhorn import selfcheck
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.selfcheck import cases
 
-QUICK = ('--device', 'cpu', '--quick', '--dtype', 'float32')
+QUICK = ('--quick', '--dtype', 'float32')
 
 
 @pytest.mark.slow
-def test_command(tmp_path):
+def test_command(tmp_path, device):
     """As a user runs it: a table, a file and status 0; all ops, both updates and every dtype are in it."""
     done = subprocess.run(
-        [sys.executable, '-m', 'fla_longhorn.selfcheck', '--device', 'cpu', '--json', 'check.json'],
+        [sys.executable, '-m', 'fla_longhorn.selfcheck', '--device', str(device), '--json', 'check.json'],
         cwd=tmp_path, capture_output=True, text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert ' 0 wrong' in done.stdout
     report = json.loads((tmp_path / 'check.json').read_text())
-    assert report['ok'] and report['device'] == 'cpu' and report['torch'] == torch.__version__
+    assert report['ok'] and report['device'] == str(device) and report['torch'] == torch.__version__
     assert {'hardware', 'backend', 'python', 'triton', 'flash-linear-attention', 'transformers'} <= set(report)
     kinds = {(row['op'], row['update'], row['dtype']) for row in report['results']}
     assert kinds == {
@@ -88,7 +88,7 @@ def noisy_gradient(fwd, bwd):
     """dk changes in the last bits from run to run, as sums by atomic additions do."""
     def wrapped(*args, **options):
         dq, dk, *rest = bwd(*args, **options)
-        return dq, dk * (1 + 1e-6 * torch.rand(())), *rest
+        return dq, dk * (1 + 1e-6 * torch.rand((), device=dk.device)), *rest
     return fwd, wrapped
 
 
@@ -112,19 +112,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize('kind', list(WRONG))
-def test_a_wrong_kernel_is_found(kind, monkeypatch, capsys):
-    backend = select_backend(torch.device('cpu'))
+def test_a_wrong_kernel_is_found(kind, monkeypatch, capsys, device):
+    backend = select_backend(device)
     wrap, message = WRONG[kind]
     fwd, bwd = wrap(backend.longhorn_fwd, backend.longhorn_bwd)
     monkeypatch.setattr(backend, 'longhorn_fwd', fwd)
     monkeypatch.setattr(backend, 'longhorn_bwd', bwd)
     monkeypatch.setattr(cases, 'CASES', tuple(case for case in cases.CASES if case.name == 'packed'))
-    assert selfcheck.main([*QUICK]) == 1
+    assert selfcheck.main(['--device', str(device), *QUICK]) == 1
     out = capsys.readouterr().out
     assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed"' in out
 
 
-def test_without_rich(monkeypatch, capsys, tmp_path):
+def test_without_rich(monkeypatch, capsys, device):
     find = builtins.__import__
 
     def without_rich(name, *args, **kwargs):
@@ -134,20 +134,20 @@ def test_without_rich(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(builtins, '__import__', without_rich)
     monkeypatch.setattr(cases, 'CASES', tuple(case for case in cases.CASES if case.name == 'packed'))
-    assert selfcheck.main([*QUICK, '--verbose']) == 0
+    assert selfcheck.main(['--device', str(device), *QUICK, '--verbose']) == 0
     out = capsys.readouterr().out
     assert 'op                        update    dtype    cases  outputs' in out
     assert 'chunk_longhorn diagonal float32 packed: ok' in out
 
 
-def test_the_backend_can_be_named(monkeypatch, capsys):
+def test_the_backend_can_be_named(monkeypatch, capsys, device):
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
     monkeypatch.setattr(cases, 'CASES', tuple(case for case in cases.CASES if case.name == 'packed'))
     ran = []
     backend = importlib.import_module('fla_longhorn.ops.torch')
     fwd = backend.longhorn_fwd
     monkeypatch.setattr(backend, 'longhorn_fwd', lambda *args, **options: ran.append(args) or fwd(*args, **options))
-    assert selfcheck.main([*QUICK, '--backend', 'torch']) == 0
+    assert selfcheck.main(['--device', str(device), *QUICK, '--backend', 'torch']) == 0
     assert ran and 'backend                 torch' in capsys.readouterr().out
 
 

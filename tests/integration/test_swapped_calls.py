@@ -4,11 +4,10 @@ import copy
 
 import pytest
 import torch
-from transformers import DataCollatorWithFlattening
 
 from fla_longhorn.attn_mode import FAMILIES
 from tests.integration.swapped import make_model, spread, tokens
-from tests.models.test_boundaries import NAMES
+from tests.models.test_boundaries import NAMES, collated
 from tests.models.test_cache import contents, equal
 
 LENGTHS = [5, 1, 66, 3]
@@ -23,14 +22,14 @@ def tolerance(family: str) -> float:
 
 @families
 @pytest.mark.parametrize('hybrid', [False, True], ids=['', 'hybrid'])
-def test_documents_one_by_one(family, hybrid):
+def test_documents_one_by_one(family, hybrid, device):
     """By every name that transformers' collator has for boundaries; TRL's are all of them together."""
-    model = spread(make_model(family, **({'attn': HYBRID} if hybrid else {}))).eval()
-    rows = tokens(sum(LENGTHS)).split(LENGTHS)
+    model = spread(make_model(family, device, **({'attn': HYBRID} if hybrid else {}))).eval()
+    rows = tokens('cpu', sum(LENGTHS)).split(LENGTHS)
     with torch.no_grad():
-        apart = torch.cat([model(row[None], use_cache=False).logits for row in rows], 1)
+        apart = torch.cat([model(row[None].to(device), use_cache=False).logits for row in rows], 1)
         for options in NAMES.values():
-            batch = DataCollatorWithFlattening(return_tensors='pt', **options)([{'input_ids': row} for row in rows])
+            batch = collated([{'input_ids': row} for row in rows], device, **options)
             batch.pop('labels')
             logits = model(**batch, use_cache=False).logits
             assert (logits - apart).norm() <= tolerance(family) * apart.norm()
@@ -39,16 +38,15 @@ def test_documents_one_by_one(family, hybrid):
 
 
 @pytest.mark.parametrize('family', ['gla', 'rwkv7', 'linear_attn'])
-def test_gradients(family):
-    model = spread(make_model(family, fuse_cross_entropy=False)).train()
-    rows = tokens(sum(LENGTHS)).split(LENGTHS)
-    batch = DataCollatorWithFlattening(return_tensors='pt')([{'input_ids': row} for row in rows])
+def test_gradients(family, device):
+    model = spread(make_model(family, device, fuse_cross_entropy=False)).train()
+    rows = tokens('cpu', sum(LENGTHS)).split(LENGTHS)
+    batch = collated([{'input_ids': row} for row in rows], device)
     model(**batch, num_items_in_batch=71).loss.backward()
     got = {name: x.grad.clone() for name, x in model.named_parameters()}
     model.zero_grad()
-    for row in rows:
-        if len(row) > 1:
-            model(row[None], labels=row[None], num_items_in_batch=71).loss.backward()
+    for row in (row[None].to(device) for row in rows if len(row) > 1):
+        model(row, labels=row, num_items_in_batch=71).loss.backward()
     errors = {name: ((got[name] - x.grad).norm() / x.grad.norm()).item() for name, x in model.named_parameters()}
     assert max(errors.values()) <= 1e-4, errors
 
@@ -56,8 +54,9 @@ def test_gradients(family):
 @families
 @pytest.mark.parametrize('hybrid', [False, True], ids=['', 'hybrid'])
 @torch.no_grad()
-def test_a_look_ahead_changes_nothing(family, hybrid):
-    model, ids = spread(make_model(family, **({'attn': HYBRID} if hybrid else {}))).eval(), tokens(2, 10)
+def test_a_look_ahead_changes_nothing(family, hybrid, device):
+    model = spread(make_model(family, device, **({'attn': HYBRID} if hybrid else {}))).eval()
+    ids = tokens(device, 2, 10)
     cache = model(ids[:, :9], use_cache=True).past_key_values
     before = contents(cache)
     first, again = (model(ids[:, 9:], past_key_values=cache, use_cache=False) for _ in range(2))
@@ -70,37 +69,43 @@ def test_a_look_ahead_changes_nothing(family, hybrid):
 
 
 @families
-def test_refused(family):
-    model, ids = make_model(family).eval(), tokens(2, 9)
+def test_refused(family, device):
+    model, ids = make_model(family, device).eval(), tokens(device, 2, 9)
     for kind, options, message in (
-        (TypeError, {'cu_seqlen': torch.tensor([0, 9])}, "Model.forward got an unexpected keyword argument 'cu_seqlen'"),
-        (ValueError, {'attention_mask': torch.ones(2, 8)}, r'attention_mask must have shape .*\[2, 8\]'),
-        (ValueError, {'attention_mask': torch.ones(1, 9)}, r'attention_mask must have shape .*\[1, 9\]'),
-        (ValueError, {'position_ids': torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]])}, 'position_ids .* B = 1, got B = 2'),
+        (
+            TypeError, {'cu_seqlen': torch.tensor([0, 9], device=device)},
+            "Model.forward got an unexpected keyword argument 'cu_seqlen'",
+        ),
+        (ValueError, {'attention_mask': torch.ones(2, 8, device=device)}, r'attention_mask must have shape .*\[2, 8\]'),
+        (ValueError, {'attention_mask': torch.ones(1, 9, device=device)}, r'attention_mask must have shape .*\[1, 9\]'),
+        (
+            ValueError, {'position_ids': torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]], device=device)},
+            'position_ids .* B = 1, got B = 2',
+        ),
     ):
         with pytest.raises(kind, match=message):
             model(ids, **options)
 
 
-def test_cache_of_another_model():
-    cache = make_model('gla').eval()(tokens(2, 9), use_cache=True).past_key_values
-    other = make_model('gla', longhorn_state_size=5).eval()
+def test_cache_of_another_model(device):
+    cache = make_model('gla', device).eval()(tokens(device, 2, 9), use_cache=True).past_key_values
+    other = make_model('gla', device, longhorn_state_size=5).eval()
     with pytest.raises(ValueError, match='past_key_values must hold a recurrent_state of shape'):
-        other(tokens(2, 1), past_key_values=cache)
+        other(tokens(device, 2, 1), past_key_values=cache)
     del cache.layers[1]
     with pytest.raises(ValueError, match='past_key_values must hold the states of 2 layers, got 1'):
-        make_model('gla').eval()(tokens(2, 1), past_key_values=cache)
+        make_model('gla', device).eval()(tokens(device, 2, 1), past_key_values=cache)
 
 
-def test_copied():
-    model, ids = copy.deepcopy(make_model('gla')).eval(), tokens(1, 5)
-    positions = torch.tensor([[0, 1, 0, 1, 2]])
-    assert torch.equal(model(ids, position_ids=positions).logits, model(ids, cu_seqlens=torch.tensor([0, 2, 5])).logits)
+def test_copied(device):
+    model, ids = copy.deepcopy(make_model('gla', device)).eval(), tokens(device, 1, 5)
+    positions, bounds = torch.tensor([[0, 1, 0, 1, 2]], device=device), torch.tensor([0, 2, 5], device=device)
+    assert torch.equal(model(ids, position_ids=positions).logits, model(ids, cu_seqlens=bounds).logits)
 
 
-def test_without_the_word_nothing_changes():
+def test_without_the_word_nothing_changes(device):
     """A family with its own mixer has no hooks, nor has the swapped model above its base."""
     for options, hooks in (({'attn_mode': 'chunk'}, 0), ({}, 1)):
-        model = make_model('gla', **options)
+        model = make_model('gla', device, **options)
         assert not model._forward_pre_hooks and not model._forward_hooks
         assert len(model.model._forward_pre_hooks) == len(model.model._forward_hooks) == hooks

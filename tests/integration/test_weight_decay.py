@@ -22,12 +22,14 @@ def test_groups(tmp_path):
         assert {x: decayed for x, (decayed, _) in found[name].items()} == {x: dim > 1 for x, (_, dim) in found[name].items()}
 
 
-def test_a_step_without_gradient_leaves_it(tmp_path):
+def test_a_step_without_gradient_leaves_it(tmp_path, device):
     """The Trainer's own AdamW: where the gradient is zero, decay is all that moves a weight."""
     config = AutoConfig.for_model('longhorn', hidden_size=32, num_hidden_layers=1, vocab_size=32)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config).to(device)
     before = {name: x.detach().clone() for name, x in model.named_parameters()}
-    args = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.5, learning_rate=0.1, use_cpu=True, report_to='none')
+    args = TrainingArguments(
+        output_dir=str(tmp_path), weight_decay=0.5, learning_rate=0.1, use_cpu=device.type == 'cpu', report_to='none',
+    )
     optimizer = Trainer(model=model, args=args).create_optimizer()
     for x in model.parameters():
         x.grad = torch.zeros_like(x)

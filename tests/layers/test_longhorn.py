@@ -235,9 +235,9 @@ def test_bfloat16_keeps_a_float32_state(device):
     assert cache[0]['recurrent_state'].dtype == torch.float32
 
 
-def test_bad_calls():
-    layer = Longhorn(hidden_size=24)
+def test_bad_calls(device):
+    layer, h = Longhorn(hidden_size=24).to(device), torch.randn(1, 4, 24, device=device)
     with pytest.raises(ValueError, match=r'attention_mask must be a 0-1 padding mask .*got shape \[1, 4, 4\]'):
-        layer(torch.randn(1, 4, 24), torch.ones(1, 4, 4))
+        layer(h, torch.ones(1, 4, 4, device=device))
     with pytest.raises(ValueError, match='layer_idx'):
-        layer(torch.randn(1, 4, 24), past_key_values=Cache(), use_cache=True)
+        layer(h, past_key_values=Cache(), use_cache=True)

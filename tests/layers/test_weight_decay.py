@@ -22,8 +22,8 @@ def saved(layer: nn.Module) -> nn.Module:
 
 def on_meta(layer: nn.Module) -> nn.Module:
     with torch.device('meta'):
-        layer = Longhorn(hidden_size=24)
-    return layer.to_empty(device='cpu')
+        empty = Longhorn(hidden_size=24)
+    return empty.to_empty(device=layer.D.device)
 
 
 def assigned(layer: nn.Module) -> nn.Module:
@@ -34,7 +34,7 @@ def assigned(layer: nn.Module) -> nn.Module:
 
 
 def replaced(layer: nn.Module) -> nn.Module:
-    layer.D = nn.Parameter(torch.ones(48))
+    layer.D = nn.Parameter(torch.ones_like(layer.D))
     return layer
 
 
@@ -46,23 +46,23 @@ WAYS = {
 
 
 @pytest.mark.parametrize('way', list(WAYS))
-def test_layer(way):
-    layer = WAYS[way](Longhorn(hidden_size=24))
+def test_layer(way, device):
+    layer = WAYS[way](Longhorn(hidden_size=24).to(device))
     assert layer.D._no_weight_decay is True
     assert [name for name, x in layer.named_parameters() if hasattr(x, '_no_weight_decay')] == ['D']
     assert 'D' in layer.state_dict()
 
 
 @pytest.mark.parametrize('way', ['from_pretrained', 'init_weights', 'deepcopy'])
-def test_model(way, tmp_path):
-    model = LonghornForCausalLM(small())
+def test_model(way, tmp_path, device):
+    model = LonghornForCausalLM(small()).to(device)
     if way == 'from_pretrained':
         model.save_pretrained(tmp_path)
-        model = LonghornForCausalLM.from_pretrained(tmp_path)
+        model = LonghornForCausalLM.from_pretrained(tmp_path, device_map=device)
     elif way == 'init_weights':
         with torch.device('meta'):
             model = LonghornForCausalLM(small())
-        model.to_empty(device='cpu')
+        model.to_empty(device=device)
         model.init_weights()
     else:
         model = copy.deepcopy(model)

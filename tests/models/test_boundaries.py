@@ -29,12 +29,15 @@ def documents(lengths=LENGTHS) -> list[dict[str, torch.Tensor]]:
     return [{'input_ids': x} for x in torch.randint(3, 53, (sum(lengths),)).split(lengths)]
 
 
+def collated(rows: list[dict[str, torch.Tensor]], device, **options) -> dict:
+    batch = DataCollatorWithFlattening(return_tensors='pt', **options)(rows)
+    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+
+
 def packed(device, lengths=LENGTHS, **options) -> tuple[list[torch.Tensor], dict]:
     """The documents as rows, and what transformers' collator makes of them."""
     rows = documents(lengths)
-    batch = DataCollatorWithFlattening(return_tensors='pt', **options)(rows)
-    batch = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-    return [row['input_ids'][None].to(device) for row in rows], batch
+    return [row['input_ids'][None].to(device) for row in rows], collated(rows, device, **options)
 
 
 def gradients(model: LonghornForCausalLM, *losses: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -22,11 +22,11 @@ losses = pytest.mark.parametrize('loss', list(LOSSES))
 
 
 def make(name: str, device, **options) -> nn.Module:
-    return build(device, **options) if name == 'longhorn' else make_model(name, **options).to(device)
+    return build(device, **options) if name == 'longhorn' else make_model(name, device, **options)
 
 
 def inputs(device, *shape: int) -> torch.Tensor:
-    return tokens(*shape).to(device) % 50
+    return tokens(device, *shape) % 50
 
 
 @models
@@ -57,13 +57,13 @@ class KeepingTrainer(Trainer):
         return output.loss
 
 
-def test_logits_stay_for_callbacks(tmp_path):
+def test_logits_stay_for_callbacks(tmp_path, device):
     row, keep = torch.arange(3, 19), Keep()
     keep.trainer = KeepingTrainer(
-        model=build('cpu'), train_dataset=[{'input_ids': row, 'labels': row}] * 4, callbacks=[keep],
+        model=build(device), train_dataset=[{'input_ids': row, 'labels': row}] * 4, callbacks=[keep],
         args=TrainingArguments(
-            output_dir=tmp_path, max_steps=3, per_device_train_batch_size=2, report_to='none', use_cpu=True,
-            save_strategy='no', disable_tqdm=True,
+            output_dir=tmp_path, max_steps=3, per_device_train_batch_size=2, report_to='none',
+            use_cpu=device.type == 'cpu', save_strategy='no', disable_tqdm=True,
         ),
     )
     keep.trainer.train()

@@ -21,7 +21,7 @@ LEFT = {0: 4, 2: 9}
 def make(name: str, device):
     if name in VARIANTS:
         return build(device, **VARIANTS[name])
-    return spread(make_model(name, attn=HYBRID)).to(device).eval()
+    return spread(make_model(name, device, attn=HYBRID)).eval()
 
 
 def prompts(device, T: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,7 +142,7 @@ def test_caches_of_attention(name, device):
 
 @pytest.mark.parametrize('name', ['paper', *FAMILIES])
 def test_continuous_batching(name, device):
-    model = build(device) if name == 'paper' else make_model(name).to(device)
+    model = build(device) if name == 'paper' else make_model(name, device)
     with pytest.raises(NotImplementedError, match='generate_batch, .* call generate with a batch that is padded on the left'):
         model.generate_batch([[5, 6, 7], [8, 9]])
 
@@ -150,7 +150,7 @@ def test_continuous_batching(name, device):
 @pytest.mark.parametrize('name', ['paper', 'gla'])
 def test_peft_by_all_linear_layers(name, device):
     """PEFT has no default for these models, and says so; this is what to give it."""
-    model = build(device) if name == 'paper' else make_model(name).to(device)
+    model = build(device) if name == 'paper' else make_model(name, device)
     with pytest.raises(ValueError, match='target_modules'):
         get_peft_model(model, LoraConfig(task_type='CAUSAL_LM'))
     adapted = get_peft_model(model, LoraConfig(task_type='CAUSAL_LM', target_modules='all-linear'))

@@ -148,7 +148,7 @@ class TestInitialisation:
             assert 0 < mixer.conv1d.bias.abs().max().item() <= bound * 1.0001
         assert not torch.equal(layers[0].attn.in_proj.weight, layers[1].attn.in_proj.weight)
 
-    def test_fresh(self):
+    def test_fresh(self, default_device):
         self.check(LonghornForCausalLM(small(hidden_size=64)))
 
     @pytest.mark.parametrize('options, branches', [
@@ -167,10 +167,10 @@ class TestInitialisation:
                 bound = (projection.in_features * len(model.model.layers) * branches) ** -0.5
                 assert bound * 0.97 < projection.weight.abs().max().item() <= bound * 1.0001
 
-    def test_from_meta(self):
+    def test_from_meta(self, device):
         with torch.device('meta'):
             model = LonghornForCausalLM(small(hidden_size=64))
-        model.to_empty(device='cpu')
+        model.to_empty(device=device)
         with torch.no_grad():
             for x in model.parameters():
                 x.fill_(float('nan'))

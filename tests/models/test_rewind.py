@@ -19,7 +19,7 @@ variants = pytest.mark.parametrize('name', list(VARIANTS))
 
 
 def make(name: str, device):
-    return build(device, **VARIANTS[name]) if name in VARIANTS else spread(make_model(name)).to(device).eval()
+    return build(device, **VARIANTS[name]) if name in VARIANTS else spread(make_model(name, device)).eval()
 
 
 def close(a, b) -> bool:
@@ -125,7 +125,7 @@ def test_not_recorded(device):
 @torch.no_grad()
 def test_families_that_go_back_by_pieces(name, device):
     options = {'block_type': 'rodimus_plus', 'block_residual_in_fp32': True} if name == 'rodimus' else {}
-    model, ids = spread(make_model(name, **options)).to(device).eval(), torch.randint(3, 50, (1, 20), device=device)
+    model, ids = spread(make_model(name, device, **options)).eval(), torch.randint(3, 50, (1, 20), device=device)
     cache, expected = RewindableCache(), RewindableCache()
     cache.activate_past_recording()
     read(model, ids, cache, 5, 4)
@@ -190,7 +190,7 @@ def assistance(model, name: str, by: str, device) -> dict:
         return {'prompt_lookup_num_tokens': 4}
     assistant = copy.deepcopy(model)
     if by == 'another':
-        assistant = build(device, num_hidden_layers=1) if name in VARIANTS else spread(make_model('gla')).to(device).eval()
+        assistant = build(device, num_hidden_layers=1) if name in VARIANTS else spread(make_model('gla', device)).eval()
     for option, value in {'': 5, '_schedule': 'constant'}.items():
         setattr(assistant.generation_config, f'num_assistant_tokens{option}', value)
     assistant.generation_config.assistant_confidence_threshold = 0

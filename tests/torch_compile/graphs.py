@@ -33,6 +33,11 @@ def gradients(loss: torch.Tensor, named: Iterable[tuple[str, torch.Tensor]]) -> 
     return dict(zip(named, torch.autograd.grad(loss, named.values()), strict=True))
 
 
+def read(conv_state: torch.Tensor) -> torch.Tensor:
+    """What a convolution reads of its state: all but the oldest column, whose gradient fla's CUDA kernel drops."""
+    return conv_state[..., 1:]
+
+
 def weighted(*outputs: torch.Tensor) -> torch.Tensor:
     """A scalar that weighs every entry of the outputs differently."""
     return sum((x.float() * torch.linspace(-1, 2, x.numel(), device=x.device).view_as(x)).sum() for x in outputs)

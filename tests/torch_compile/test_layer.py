@@ -5,7 +5,7 @@ import torch
 from fla.models.utils import Cache
 
 from fla_longhorn.layers import Longhorn
-from tests.torch_compile.graphs import assert_equal, assert_unbroken, compiled, gradients, weighted
+from tests.torch_compile.graphs import assert_equal, assert_unbroken, compiled, gradients, read, weighted
 
 LAYERS = {
     'paper': {},
@@ -33,7 +33,8 @@ def results(call, layer: Longhorn, h: torch.Tensor, cache: Cache | None = None, 
     h = h.detach().requires_grad_()
     o, _, cache = call(h, past_key_values=cache, use_cache=cache is not None, **options)
     outputs = {'o': o} if cache is None else {'o': o, **{k: x for k, x in cache[0].items() if x is not None}}
-    return outputs | gradients(weighted(*outputs.values()), [('h', h), *layer.named_parameters()])
+    weighed = (read(x) if name == 'conv_state' else x for name, x in outputs.items())
+    return outputs | gradients(weighted(*weighed), [('h', h), *layer.named_parameters()])
 
 
 def check(layer: Longhorn, h: torch.Tensor, make_cache=lambda: None, **options) -> None:

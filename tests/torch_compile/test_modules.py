@@ -6,7 +6,7 @@ from fla import modules as fla
 
 from fla_longhorn import modules
 from fla_longhorn.modules.rows import Padded
-from tests.torch_compile.graphs import assert_equal, compiled, gradients, weighted
+from tests.torch_compile.graphs import assert_equal, compiled, gradients, read, weighted
 
 
 def against_fla(ours, theirs, inputs: dict, **options) -> None:
@@ -20,7 +20,8 @@ def against_fla(ours, theirs, inputs: dict, **options) -> None:
         outputs = call(**leaves, **options)
         outputs = [y for y in (outputs if isinstance(outputs, tuple) else (outputs,)) if y is not None]
         named = [*leaves.items(), *module.named_parameters()]
-        results.append(dict(enumerate(outputs)) | gradients(weighted(*outputs), named))
+        weighed = [outputs[0], *map(read, outputs[1:])] if isinstance(module, fla.ShortConvolution) else outputs
+        results.append(dict(enumerate(outputs)) | gradients(weighted(*weighed), named))
     expected, eager, got = results
     assert all(torch.equal(eager[name], x) for name, x in expected.items())
     tolerance = 2e-6 if inputs['x'].dtype == torch.float32 else 1e-2

@@ -55,11 +55,11 @@ def test_a_view_is_written_through(compiler, exact, device):
     assert torch.equal(page[:, :GUARD], before[:, :GUARD])
 
 
-def test_nothing_is_read_on_the_host(exact):
+def test_nothing_is_read_on_the_host(exact, device):
     """Fake tensors refuse `item`, `tolist` and shapes that depend on values (the launches: `test_launches.py`)."""
     with FakeTensorMode():
         def empty(*shape, dtype=torch.bfloat16):
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device=device)
 
         indices, page = empty(3, dtype=torch.int32), empty(P, GUARD + SIZE, dtype=torch.float32)
         with pytest.raises(DataDependentOutputException):

@@ -11,7 +11,7 @@ TINY = 'vision_longhorn_tiny_patch16_224'
 SMALL_IMAGES = dict(img_size=(12, 20), patch_size=4, in_chans=2, num_classes=5, embed_dim=32, depth=3)
 
 
-def small(**options) -> torch.nn.Module:
+def small(device: torch.device, **options) -> torch.nn.Module:
     """3 by 5 patches of images of 12 by 20, width 32, 3 blocks; parameters that start at zero or one are drawn."""
     torch.manual_seed(0)
     model = timm.create_model(TINY, **dict(SMALL_IMAGES, **options)).eval()
@@ -21,8 +21,8 @@ def small(**options) -> torch.nn.Module:
                 parameter.normal_()
             if name == 'head.weight':
                 parameter.normal_(std=0.3)
-    return model
+    return model.to(device)
 
 
-def images(n: int = 2, size: tuple[int, int] = (12, 20)) -> torch.Tensor:
-    return torch.randn(n, 2, *size, generator=torch.Generator().manual_seed(1))
+def images(device: torch.device, n: int = 2, size: tuple[int, int] = (12, 20)) -> torch.Tensor:
+    return torch.randn(n, 2, *size, generator=torch.Generator().manual_seed(1)).to(device)

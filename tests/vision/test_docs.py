@@ -15,8 +15,8 @@ import fla_longhorn.vision  # noqa: F401  registers
 from tests.test_docs import DOCS, ROOT, execute_page
 
 
-def test_blocks(tmp_path):
-    execute_page('vision.md', tmp_path)
+def test_blocks(tmp_path, device):
+    execute_page('vision.md', tmp_path, device)
 
 
 @pytest.mark.parametrize('size', ['tiny', 'small', 'base'])

@@ -14,12 +14,12 @@ from fla_longhorn.vision.packing import Packing
 OPTIONS = [{}, dict(exact=True), dict(scalar_beta=True), dict(bidirectional=False), dict(expand=1, conv_size=2, state_size=5)]
 
 
-def build(**options) -> BidirectionalLonghorn:
+def build(device: torch.device, **options) -> BidirectionalLonghorn:
     mixer = BidirectionalLonghorn(24, **options)
     with torch.no_grad():
         for parameter in (mixer.D, mixer.beta_proj.bias, mixer.conv1d.bias):
             parameter.normal_()
-    return mixer
+    return mixer.to(device)
 
 
 def equation(mixer: BidirectionalLonghorn, h: torch.Tensor) -> torch.Tensor:
@@ -44,31 +44,32 @@ def equation(mixer: BidirectionalLonghorn, h: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize('options', OPTIONS, ids=str)
-def test_equation(options):
-    mixer, h = build(**options), torch.randn(2, 9, 24)
+def test_equation(options, device):
+    mixer, h = build(device, **options), torch.randn(2, 9, 24, device=device)
     expected = equation(mixer, h)
     assert (mixer(h) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_one_direction_is_the_layer():
-    mixer, layer, h = build(bidirectional=False), Longhorn(hidden_size=24), torch.randn(2, 9, 24)
+def test_one_direction_is_the_layer(device):
+    mixer, layer = build(device, bidirectional=False), Longhorn(hidden_size=24).to(device)
+    h = torch.randn(2, 9, 24, device=device)
     state = {name: x.squeeze(0) if name.startswith(('x_proj', 'beta_proj')) else x for name, x in mixer.state_dict().items()}
     layer.load_state_dict(state)
     torch.testing.assert_close(mixer(h), layer(h)[0])
 
 
 @pytest.mark.parametrize('options', OPTIONS, ids=str)
-def test_packed_is_separate(options):
-    mixer = build(**options)
-    parts = [torch.randn(1, n, 24) for n in (5, 1, 12)]
-    packing = Packing.of([5, 1, 12], torch.device('cpu'))
+def test_packed_is_separate(options, device):
+    mixer = build(device, **options)
+    parts = [torch.randn(1, n, 24, device=device) for n in (5, 1, 12)]
+    packing = Packing.of([5, 1, 12], device)
     together = mixer(torch.cat(parts, 1), packing).split([5, 1, 12], 1)
     for one, part in zip(together, parts, strict=True):
         torch.testing.assert_close(one, mixer(part))
 
 
-def test_reverse_order():
-    assert Packing.of([3, 1, 2], torch.device('cpu')).reverse.tolist() == [2, 1, 0, 3, 5, 4]
+def test_reverse_order(device):
+    assert Packing.of([3, 1, 2], device).reverse.tolist() == [2, 1, 0, 3, 5, 4]
 
 
 @pytest.mark.parametrize('option', [dict(state_size=0), dict(expand=0.3), dict(exact=1), dict(beta_rank=0)], ids=str)

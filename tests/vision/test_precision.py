@@ -11,20 +11,20 @@ from tests.vision.models import images, small
 
 @pytest.mark.parametrize('exact', [False, True])
 @pytest.mark.parametrize('size', [1., 1e3, 1e5])
-def test_autocast(exact, size):
-    model = small(exact=exact).train()
+def test_autocast(exact, size, device):
+    model = small(device, exact=exact).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(4):
-        with torch.autocast('cpu', torch.bfloat16):
-            loss = F.cross_entropy(model(size * images(4)), torch.arange(4) % 5)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(size * images(device, 4)), torch.arange(4, device=device) % 5)
         loss.backward()
         assert loss.isfinite() and all(x.grad.isfinite().all() for x in model.parameters()), step
         optimizer.step()
         optimizer.zero_grad()
 
 
-def test_weights_in_bfloat16():
-    model, x = small(), images()
+def test_weights_in_bfloat16(device):
+    model, x = small(device), images(device)
     expected = model(x)
     seen = []
     model = model.bfloat16()

@@ -1,4 +1,7 @@
-"""How fla's own tools list its models, and the steps in which flame's train.py builds one from `--model.config`."""
+"""How fla's own tools list its models, and the steps in which flame's train.py builds one from `--model.config`.
+
+Arguments: the folder of such files and a device.
+"""
 
 import importlib
 import sys
@@ -13,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 importlib.import_module('fla_longhorn')  # what flame does with --experimental.custom_model_path fla_longhorn
 
 classes = [getattr(fla.models, name) for name in fla.models.__all__]
+folder, device = Path(sys.argv[1]), sys.argv[2]
 configs = {kind.model_type: kind for kind in classes if issubclass(kind, PretrainedConfig)}
 assert configs['longhorn'].__name__ == 'LonghornConfig' and 'gla' in configs
 model = AutoModelForCausalLM.from_config(
@@ -32,27 +36,27 @@ def build(path: Path, **smaller):
     return model
 
 
-for path in sorted(Path(sys.argv[1]).glob('*.json')):
+for path in sorted(folder.glob('*.json')):
     model = build(path)
     assert model.config.model_type == 'longhorn'
     print(path.name, sum(weight.numel() for weight in model.parameters()))
 
 # the smallest, made smaller, on a device: parallelised in place, then initialised, then trained on packed documents
 torch.manual_seed(0)
-model = build(Path(sys.argv[1]) / 'longhorn_120M.json', hidden_size=32, num_hidden_layers=2, vocab_size=300)
+model = build(folder / 'longhorn_120M.json', hidden_size=32, num_hidden_layers=2, vocab_size=300)
 assert [name for name, _ in model.model.layers.named_children()] == ['0', '1']
-model.to_empty(device='cpu')
+model.to_empty(device=device)
 with torch.no_grad():
     for weight in model.parameters():
         weight.fill_(float('nan'))
     model.post_init()
 assert all(weight.isfinite().all() for weight in model.parameters())
 model.train()
-ids = torch.randint(300, (1, 96))
+ids = torch.randint(300, (1, 96)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 losses = []
 # as its data loader and its loop make them
-cu_seqlens = torch.tensor([0, 50, 96], dtype=torch.int32)
+cu_seqlens = torch.tensor([0, 50, 96], dtype=torch.int32, device=device)
 position_ids = prepare_position_ids(cu_seqlens).to(torch.int32)
 for _ in range(8):
     loss = model(input_ids=ids, labels=ids, position_ids=position_ids, cu_seqlens=cu_seqlens).loss

@@ -1,6 +1,10 @@
-"""A byte-level language model, trained for a moment on real text, with its tokenizer and a task for lm_eval."""
+"""A byte-level language model, trained for a moment on real text, with its tokenizer and a task for lm_eval.
+
+Arguments: a folder and a device.
+"""
 
 import json
+import math
 import random
 import sys
 from pathlib import Path
@@ -10,7 +14,7 @@ from stdlib_bytes import chunks, read_bytes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-folder = Path(sys.argv[1])
+folder, device = Path(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
 # byte b is the token of the character that GPT-2's byte alphabet has for it; token 256 ends a text
 alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -29,9 +33,9 @@ config = AutoConfig.for_model(
     'longhorn', hidden_size=48, num_hidden_layers=2, state_size=4, vocab_size=257, bos_token_id=256, eos_token_id=256,
     tie_word_embeddings=False, max_position_embeddings=512,
 )
-model = AutoModelForCausalLM.from_config(config)
+model = AutoModelForCausalLM.from_config(config).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-ids = torch.stack([row['input_ids'] for row in chunks(length=128, number=320)]).view(20, 16, 128)
+ids = torch.stack([row['input_ids'] for row in chunks(length=128, number=320)]).view(20, 16, 128).to(device)
 for batch in [*ids, *ids]:
     model(batch, labels=batch).loss.backward()
     optimizer.step()
@@ -52,15 +56,15 @@ for i, document in enumerate(documents):
 bits = []
 with torch.no_grad():
     for document in documents:
-        row = torch.tensor([256, *document.encode()])
+        row = torch.tensor([256, *document.encode()], device=device)
         logits = model(row[None, :-1]).logits[0].log_softmax(-1)
-        bits.append(-logits.gather(1, row[1:, None]).sum() / torch.tensor(2.0).log() / len(document.encode()))
+        bits.append(-logits.gather(1, row[1:, None]).sum() / math.log(2) / len(document.encode()))
 choices = []
 with torch.no_grad():
     for row in rows:
         start, scores = list(row['start'].encode()), []
         for end in row['ends']:
-            tokens = torch.tensor([*start, *end.encode()])
+            tokens = torch.tensor([*start, *end.encode()], device=device)
             logits = model(tokens[None, :-1]).logits[0].log_softmax(-1)
             scores.append(logits.gather(1, tokens[1:, None])[len(start) - 1:].sum().item())
         choices.append(int(scores[1] > scores[0]) == row['answer'])

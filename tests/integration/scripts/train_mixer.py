@@ -1,4 +1,9 @@
-"""The mixer for zoology between residual blocks like zoology's, built as it builds them, on its task: associative recall."""
+"""The mixer for zoology between residual blocks like zoology's, built as it builds them, on its task: associative recall.
+
+Argument: a device.
+"""
+
+import sys
 
 import torch
 import torch.nn as nn
@@ -32,17 +37,18 @@ class Model(nn.Module):
         return self.head(x)
 
 
+device = torch.device(sys.argv[1])
 torch.manual_seed(0)
 task = MQAR(vocab_size=16, seq_len=16, num_pairs=2)
 stream = iter(TrainingStream(task, seed=0))
 for options in ({}, {'exact': True}):
-    model = Model(task.vocab_size, 32, 2, state_size=8, **options)
+    model = Model(task.vocab_size, 32, 2, state_size=8, **options).to(device)
     assert [mixer.state_size(sequence_length=task.seq_len) for mixer in model.mixers] == [64 * 8] * 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(60):
         rows = [next(stream) for _ in range(64)]
-        ids, labels = (torch.stack([row[name] for row in rows]) for name in ('input_ids', 'labels'))
+        ids, labels = (torch.stack([row[name] for row in rows]).to(device) for name in ('input_ids', 'labels'))
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
         loss.backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A training loop under accelerate, on as many processes as it is launched with."""
+"""A training loop under accelerate, on as many processes as it is launched with: for a folder and a device."""
 
 import json
 import sys
@@ -10,7 +10,8 @@ from stdlib_bytes import chunks
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM
 
-accelerator = Accelerator(cpu=True)
+folder, device = sys.argv[1:]
+accelerator = Accelerator(cpu=device == 'cpu')
 set_seed(0)
 config = AutoConfig.for_model('longhorn', hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=256)
 model = AutoModelForCausalLM.from_config(config)
@@ -27,9 +28,11 @@ for _ in range(2):
         optimizer.zero_grad()
         losses.append(accelerator.reduce(loss.detach(), 'mean').item())
 accelerator.unwrap_model(model).save_pretrained(
-    sys.argv[1], is_main_process=accelerator.is_main_process, save_function=accelerator.save,
+    folder, is_main_process=accelerator.is_main_process, save_function=accelerator.save,
 )
 if accelerator.is_main_process:
-    with open(f'{sys.argv[1]}/losses.json', 'w') as file:
-        json.dump({'processes': accelerator.num_processes, 'losses': losses}, file)
+    with open(f'{folder}/losses.json', 'w') as file:
+        json.dump({
+            'processes': accelerator.num_processes, 'device': accelerator.device.type, 'losses': losses,
+        }, file)
 accelerator.end_training()

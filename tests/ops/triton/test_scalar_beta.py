@@ -159,7 +159,7 @@ if torch.cuda.is_available():
         (False, torch.bfloat16), (False, torch.float16), (True, torch.float16),
     ], ids=['diagonal-bfloat16', 'diagonal-float16', 'exact-float16'])
     @pytest.mark.parametrize('K', [16, 64, 128])
-    def test_kernels(exact, dtype, K, monkeypatch):
+    def test_kernels(exact, dtype, K, monkeypatch, triton_device):
         monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'fla')
         case = Case(B=2, T=300, H=2, K=K, V=64, dtype=dtype, scalar_beta=True, initial_state=True)
-        check(chunk_longhorn, case, 'cuda', exact)
+        check(chunk_longhorn, case, triton_device, exact)

@@ -1,0 +1,45 @@
+"""What runs on the CPU alone, by name and with the reason: `--device` leaves it out. All else takes the fixture `device`."""
+
+# a folder, a file or a test, as pytest prints it
+ON_THE_CPU = {
+    'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
+    'tests/cpu': "implementations of fla's modules for the CPU",
+    'tests/distributed/test_layer.py::test_equals_one_rank': 'ranks share no GPU, and gloo sends what is on the CPU',
+    'tests/distributed/test_layer.py::test_initialisation_from_meta': 'ranks share no GPU, and gloo sends what is on the CPU',
+    'tests/distributed/test_op.py::test_diagonal_gathers_once_each_way': 'ranks on the CPU',
+    'tests/distributed/test_op.py::test_equals_one_rank': 'ranks share no GPU, and gloo sends what is on the CPU',
+    'tests/distributed/test_op.py::test_exact_passes_the_state_on': 'ranks on the CPU',
+    'tests/distributed/test_op.py::test_repeats_are_bit_equal': 'ranks on the CPU',
+    'tests/distributed/test_op.py::test_triton_equals_one_rank': "ranks in Triton's interpreter",
+    'tests/distributed/test_scale.py': 'ranks share no GPU, and gloo sends what is on the CPU',
+    'tests/integration/test_runner.py': 'how programs are started, without a tensor',
+    'tests/kernels': 'compiles for GPUs that need not be there',
+    'tests/layers/test_options.py': 'options are refused before there is a tensor',
+    'tests/ops/numba': 'the backend for the CPU',
+    'tests/ops/test_devices.py': 'two GPUs by what stands for their tensors',
+    'tests/ops/test_errors.py::test_host_copy_that_contradicts': 'compared on the CPU alone: a GPU would be waited for',
+    'tests/ops/test_last_read.py': 'which tensor was read last, whatever its device',
+    'tests/ops/test_naive.py': 'the recurrence in PyTorch, which the others are compared with on their device',
+    'tests/ops/test_objectives.py': 'what the recurrence minimises, in PyTorch',
+    'tests/ops/test_pool_errors.py': 'rows are checked on the CPU alone: a GPU would be waited for',
+    'tests/ptx': 'executes compiled kernels without a GPU',
+    'tests/serving': 'served by vLLM on the CPU',
+    'tests/test_devices.py': 'reads source files',
+    'tests/test_forks.py': 'forked programs: `tests.forks.run` starts them afresh beside a GPU',
+    'tests/test_layout.py': 'reads source files',
+    'tests/test_marks.py': 'reads the Makefile',
+    'tests/test_mutations.py': 'reads source files',
+    'tests/test_package.py': 'packages and versions',
+    'tests/upstream': 'names in the source of fla and transformers',
+    'tests/vision/test_example.py': 'the command takes the GPU where there is one',
+    'tests/vision/test_mutations.py': 'reads source files',
+}
+
+
+def is_within(test: str, name: str) -> bool:
+    return test == name or test.startswith((f'{name}/', f'{name}::'))
+
+
+def why_not(test: str) -> str | None:
+    """Why this test, or this file, does not run on a device."""
+    return next((why for name, why in ON_THE_CPU.items() if is_within(test.partition('[')[0], name)), None)
