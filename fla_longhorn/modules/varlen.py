@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fla_longhorn.modules.cache import seen_tokens
 from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
-from fla_longhorn.ops.inputs import check_cu_seqlens, is_capturing
+from fla_longhorn.ops.inputs import check_cu_seqlens, check_cu_seqlens_layout, is_capturing
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -101,6 +101,8 @@ def resolve_rows(
         return _in_a_trace(given, rest, own, attention_mask, T, device)
 
     own_cpu = kwargs.get('cu_seqlens_cpu') if cp_context is None else cp_context.cu_seqlens_cpu
+    if own is not None and cp_context is None:
+        check_cu_seqlens_layout(own, own_cpu, B, device)
     # a capture can't read
     unread = is_capturing(device)
     mask_read = attention_mask is not None and (attention_mask.device.type == 'cpu' or not (unread or T == 1))

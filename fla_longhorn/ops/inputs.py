@@ -133,6 +133,22 @@ def check_cu_seqlens(
     cu: str = 'cu_seqlens',
 ) -> None:
     """Refuse boundaries that are not `0 = c_0 <= c_1 <= ... <= c_N = T` with B == 1."""
+    check_cu_seqlens_layout(cu_seqlens, cu_seqlens_cpu, B, device, cu)
+    # the values of a traced or captured tensor can't be read
+    if torch.compiler.is_compiling() or is_capturing(device):
+        return
+    if cu_seqlens_cpu is not None and (device.type == 'cpu' or os.environ.get(CHECK_VALUES) == '1'):
+        if not torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu):
+            raise ValueError(
+                f'{cu}_cpu must be the host copy of {cu} ({cu_seqlens.tolist()}), got {cu_seqlens_cpu.tolist()}'
+            )
+    check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T, cu)
+
+
+def check_cu_seqlens_layout(
+    cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, B: int, device: torch.device, cu: str = 'cu_seqlens',
+) -> None:
+    """The same as far as types, shapes and devices tell."""
     if B != 1:
         raise ValueError(f'{cu} packs all sequences into one row, so q must have B = 1, got B = {B}')
     for name, x in ((cu, cu_seqlens), (f'{cu}_cpu', cu_seqlens_cpu)):
@@ -150,15 +166,6 @@ def check_cu_seqlens(
             f'{cu}_cpu must be the host copy of {cu}, of shape {list(cu_seqlens.shape)} on the CPU, '
             f'got {list(cu_seqlens_cpu.shape)} on {cu_seqlens_cpu.device}'
         )
-    # the values of a traced or captured tensor can't be read
-    if torch.compiler.is_compiling() or is_capturing(device):
-        return
-    if cu_seqlens_cpu is not None and (device.type == 'cpu' or os.environ.get(CHECK_VALUES) == '1'):
-        if not torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu):
-            raise ValueError(
-                f'{cu}_cpu must be the host copy of {cu} ({cu_seqlens.tolist()}), got {cu_seqlens_cpu.tolist()}'
-            )
-    check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T, cu)
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -45,6 +45,18 @@ def test_refused_by_models(name, device):
     assert all(cache.get_seq_length(i) == 4 for i in range(3))
 
 
+def test_on_another_device(layer, device):
+    h, elsewhere = torch.randn(2, 9, 24, device=device), 'meta' if device.type == 'cpu' else 'cpu'
+    mask = torch.ones(2, 9, device=elsewhere)
+    with pytest.raises(ValueError, match=f'attention_mask must be on the device of the input .*, got {elsewhere}'):
+        layer(h, mask)
+    with pytest.raises(ValueError, match=f'attention_mask must be on the device of the input .*, got {elsewhere}'):
+        LonghornForCausalLM(small()).to(device)(torch.ones(2, 9, dtype=torch.long, device=device), mask)
+    bounds = torch.tensor([0, 9], device=elsewhere)
+    with pytest.raises(ValueError, match=f'cu_seqlens must be on the device of q .*, got {elsewhere}'):
+        layer(h[:1], cu_seqlens=bounds)
+
+
 @pytest.mark.parametrize('columns', [1, 4, 6])
 def test_mask_of_attention_layers_covers_the_cache(columns, device):
     model = LonghornForCausalLM(small(attn={'layers': [2], 'num_heads': 2})).to(device).eval()

@@ -233,6 +233,32 @@ def test_shifted_labels(options, device):
     assert torch.equal(model(ids, shift_labels=shifted, return_dict=False)[0], output.loss)
 
 
+@torch.no_grad()
+def test_positions_beside_the_mask_of_a_cache(device):
+    """The mask covers what the cache has read, the positions only the piece; those of its padding don't count."""
+    model = build(device)
+    ids = torch.randint(3, 53, (2, 9), device=device)
+    mask = torch.ones_like(ids)
+    mask[0, 4:6] = 0
+    results = []
+    for name in ('without', 'with'):
+        cache = model(ids[:, :5], mask[:, :5], use_cache=True).past_key_values
+        positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)[:, 5:] if name == 'with' else None
+        results.append(model(ids[:, 5:], mask, past_key_values=cache, position_ids=positions).logits)
+    assert torch.equal(*results)
+
+
+def test_a_buffer_of_boundaries(device):
+    """As a training loop keeps for CUDA graphs: filled anew in place, and read anew."""
+    model, ids = build(device), torch.randint(3, 53, (1, 80), device=device)
+    buffer = torch.tensor([0, 3, 80], dtype=torch.int32, device=device)
+    for cut in (3, 70, 40):
+        buffer[1] = cut
+        apart = torch.cat([model(ids[:, :cut]).logits, model(ids[:, cut:]).logits], 1)
+        logits = model(ids, cu_seqlens=buffer).logits
+        assert (logits - apart).norm() < 1e-5 * apart.norm()
+
+
 def test_boundaries_on_the_host(device):
     model, ids = build(device), torch.randint(3, 53, (1, 9), device=device)
     bounds = torch.tensor([0, 4, 9])
