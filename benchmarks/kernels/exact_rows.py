@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.kernels.compiled import Compiled
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import row_arguments
 from fla_longhorn.ops.triton.exact.backward import backward_tile, chunk_longhorn_exact_bwd_kernel
@@ -22,6 +21,7 @@ from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd_kerne
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_kernel_gram
 from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd_kernel, recurrent_tile
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
+from offgpu.compiled import Compiled
 
 # channels of the paper's 1.3B layer
 V = 4096

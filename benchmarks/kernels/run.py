@@ -20,13 +20,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from benchmarks.kernels import exact_rows
-from benchmarks.kernels.compiled import TARGETS, Compiled, compile_kernel
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.common import row_arguments
+from fla_longhorn.ops.triton.common import FUSED, row_arguments
 from fla_longhorn.ops.triton.diagonal import backward as diagonal_bwd
 from fla_longhorn.ops.triton.diagonal import common as diagonal_common
 from fla_longhorn.ops.triton.diagonal import forward as diagonal_fwd
 from fla_longhorn.ops.triton.diagonal import segments
+from offgpu.compiled import TARGETS, Compiled, compile_kernel
 
 # the paper's 1.3B layer, and the tokens of its batch
 V, H = 4096, 1
@@ -208,7 +208,7 @@ class Result:
 def measure(row: Row, target: str, K: int, dtype: str = 'bf16') -> Result:
     """Compile one kernel for one target and count."""
     types, constants, num_warps = row.arguments(K, dtype, target)
-    compiled = compile_kernel(row.function, types, constants, target, num_warps)
+    compiled = compile_kernel(row.function, types, constants, target, num_warps, **FUSED)
     nvidia = TARGETS[target].backend == 'cuda'
     cost = row.cost(compiled, K, dtype) if nvidia else None
     return Result(

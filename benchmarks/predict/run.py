@@ -11,10 +11,10 @@ from dataclasses import asdict
 from benchmarks.measure.machine import describe_machine
 from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, Shape
-from benchmarks.predict.capture import capture
 from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
-from benchmarks.predict.machine import MACHINES, Machine
-from benchmarks.predict.times import Prediction, predict_pass
+from offgpu.predict.capture import capture
+from offgpu.predict.machine import MACHINES, Machine
+from offgpu.predict.times import Prediction, predict_pass
 
 # of the paper's 1.3B layer (B=8) and others: many sequences, and one long one
 SHAPES = ((8, 2048, 4096), (64, 2048, 1536), (1, 131072, 4096))
@@ -120,7 +120,7 @@ def machine_of(name: str, changes: list[str]) -> Machine:
     for change in changes:
         field, _, value = change.partition('=')
         if not isinstance(getattr(machine, field, None), (int, float)):
-            raise ValueError(f'set takes a number of benchmarks.predict.machine.Machine as FIELD=VALUE, got {change}')
+            raise ValueError(f'set takes a number of offgpu.predict.machine.Machine as FIELD=VALUE, got {change}')
         setattr(machine, field, type(getattr(machine, field))(float(value)))
     return machine
 

@@ -12,8 +12,8 @@ LAUNCHES = """
 import json
 from benchmarks.kernels.launches import Call, run_call
 from benchmarks.predict.calls import PASSES, PEERS, Shape
-from benchmarks.predict.capture import capture
-from benchmarks.predict.times import shortened, walked_tokens
+from offgpu.predict.capture import capture
+from offgpu.predict.times import shortened, walked_tokens
 
 def described(x):
     tokens = walked_tokens(x)
@@ -36,12 +36,11 @@ print(json.dumps(out))
 """
 SOURCES = """
 import json
-from benchmarks.predict.bounds import instructions_of
 from benchmarks.predict.calls import PASSES, Shape
-from benchmarks.predict.capture import capture
-from benchmarks.predict.machine import h100
-from benchmarks.predict.sources import sources_of
-from benchmarks.predict.times import Runs, parts_of, predict_pass, walked_tokens
+from offgpu.predict.capture import capture
+from offgpu.predict.machine import h100
+from offgpu.predict.sources import sources_of
+from offgpu.predict.times import Runs, instructions_of, parts_of, predict_pass, walked_tokens
 
 launches = capture(PASSES['exact_fwd'](Shape(9, 2048, 1024, 16), False), 2048, 'sm_90')
 forward = launches[-1]

@@ -4,8 +4,9 @@ from functools import cache
 
 import pytest
 
-from benchmarks.kernels.compiled import TARGETS, compile_kernel
 from benchmarks.kernels.run import ROWS, SEGMENT_ROWS, STATE_SIZES, measure
+from fla_longhorn.ops.triton.common import FUSED
+from offgpu.compiled import TARGETS, compile_kernel
 
 # one worker, so that what several tests look at compiles once
 TOGETHER = pytest.mark.xdist_group('compiled diagonal')
@@ -71,7 +72,7 @@ def compiled(case: str):
     if name == BACKWARD:
         types |= {'dz': f'*{dtype}'} if flags.get('HAS_Z') else {}
         types |= {'dD': '*fp32'} if flags.get('HAS_D') else {}
-    return compile_kernel(row.function, types, constants, target, num_warps)
+    return compile_kernel(row.function, types, constants, target, num_warps, **FUSED)
 
 
 def describe(case):

@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 
-from benchmarks.kernels.absent_device import SHARED_MEMORY
-from benchmarks.kernels.launches import CALLS, rehearsal, run_call
+from benchmarks.kernels.launches import CALLS, run_call
 from fla_longhorn.ops.triton.exact import backward, backward_qk, common, forward
+from offgpu.absent_device import SHARED_MEMORY
+from offgpu.launches import rehearsal
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / 'fla_longhorn' / 'ops' / 'triton'

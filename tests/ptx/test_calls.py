@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import fla_longhorn
-from benchmarks.kernels.launches import rehearsal
+from offgpu.emulator import Emulator
+from offgpu.launches import rehearsal
 from tests.ptx.calls import Call, fast
-from tests.ptx.emulator import Emulator
 from tests.ptx.execute import execute, run_call, summary
 
 KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
