@@ -96,7 +96,7 @@ def test_links(text):
             assert heading in [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles], heading
 
 
-ROOMS = '(?:benchmarks|configs|docs|examples|fla_longhorn|tests)'
+ROOMS = '(?:benchmarks|configs|docs|examples|experiments|fla_longhorn|offgpu|tests)'
 
 
 @pytest.mark.parametrize('text', TEXTS)
@@ -113,7 +113,7 @@ def test_repository_paths(text):
 def test_modules(text):
     """Every module or function of the repository that a text names by its dotted name can be imported."""
     for name in set(re.findall(rf'(?<![\w/.-]){ROOMS}(?:\.[a-z_]\w*)+(?![\w.]*[/(])', (ROOT / text).read_text())):
-        if not name.endswith(('.py', '.json')) and ('.vision' not in name or find_spec('timm')):
+        if not name.endswith(('.py', '.json', '.md')) and ('.vision' not in name or find_spec('timm')):
             pkgutil.resolve_name(name)
 
 

@@ -189,7 +189,7 @@ class Backbone(nn.Module):
 
 
 class Baseline(nn.Module):
-    """What the training of :mod:`benchmarks.experiments.zoology` asks of a model.
+    """What the training of :mod:`experiments.zoology` asks of a model.
 
     Args:
         mixer (str): One of `MIXERS`.

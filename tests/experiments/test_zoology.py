@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from benchmarks.experiments import mqar, zoology
-from benchmarks.experiments.baselines import MIXERS, RWKV4, long_convolution, taylor
 from examples.mqar.data import BLANK, IGNORE
+from experiments import mqar, zoology
+from experiments.baselines import MIXERS, RWKV4, long_convolution, taylor
 
 TASK = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
 CELL = mqar.DEFAULTS | {

@@ -7,9 +7,9 @@ import pytest
 import torch
 from fla.ops.retention.naive import naive_retention
 
-from benchmarks.experiments import table4
-from benchmarks.experiments.objectives import distance, measure_agreement, missed, random_tokens
-from benchmarks.experiments.table4 import TABLE, VARIANTS, longhorn, minimiser
+from experiments import table4
+from experiments.objectives import distance, measure_agreement, missed, random_tokens
+from experiments.table4 import TABLE, VARIANTS, longhorn, minimiser
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 # fla's naive ops and transformers' RG-LRU compute in float32, this package's in its inputs' float64

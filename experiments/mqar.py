@@ -1,10 +1,10 @@
 """Multi-query associative recall (the paper's Fig. 4): mixers side by side over a grid, in one command.
 
-    python -m benchmarks.mqar benchmarks/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
+    python -m experiments mqar experiments/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
 
 A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
 combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology`, task and training are
-those of :mod:`benchmarks.experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
+those of :mod:`experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
 interruption. `results.png` is drawn from the same file (again with `--plot_only`).
 
 The rule of all tables: where the grid has several learning rates, one is chosen for all seeds, by the mean recall on
@@ -30,14 +30,14 @@ from matplotlib.ticker import PercentFormatter
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 
-from benchmarks.experiments import zoology
-from benchmarks.experiments.baselines import MIXERS, Baseline
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, shown, style, tidy
 from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
+from experiments import zoology
+from experiments.baselines import MIXERS, Baseline
 from fla_longhorn import LonghornConfig
 
 LONGHORN = {
@@ -277,7 +277,7 @@ def mixers_of(runs: list[dict]) -> list[str]:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.mqar', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m experiments mqar', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with the options and the grid')
     parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
     parser.add_argument('--plot_only', action='store_true', help='draw what results.json holds')

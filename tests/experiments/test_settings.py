@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
-import benchmarks
-from benchmarks.experiments import extrapolation
-from benchmarks.experiments.language_modeling import MatrixDecayTrainer, checkpoint_folder
-from benchmarks.experiments.text import TextArguments
+import experiments
+from experiments import extrapolation
+from experiments.language_modeling import MatrixDecayTrainer, checkpoint_folder
+from experiments.text import TextArguments
 
-ROOT = Path(benchmarks.__file__).parents[1]
-SETTINGS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / 'benchmarks/settings').glob('lm_*.json'))}
+ROOT = Path(experiments.__file__).parents[1]
+SETTINGS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / 'experiments/settings').glob('lm_*.json'))}
 # millions of parameters: what the paper's Table 1 says, and ours. LLaMA, RetNet and RWKV are fla's, which differ from the
 # authors' (their RWKV is the fourth)
 PAPER = {
@@ -92,7 +92,7 @@ def test_settings_are_taken(name, tmp_path):
     assert setting['sequences_per_step'] % arguments.train_batch_size == 0
     least = arguments.lr_scheduler_kwargs['min_lr']
     assert least == (3e-5 if 'text' in setting and setting['text'].get('streaming') else 6e-5)
-    for path in (ROOT / 'benchmarks/settings').glob(f'{name}.json'):
+    for path in (ROOT / 'experiments/settings').glob(f'{name}.json'):
         assert json.loads(path.read_text())['title']
 
 
@@ -129,7 +129,7 @@ def hundredth(setting: dict, data: Path) -> dict:
 def train(setting: Path, output: Path, tokens: Path) -> list[dict]:
     done = subprocess.run(
         [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '-m',
-         'benchmarks.language_modeling', str(setting), '--output_dir', str(output), '--tokens_dir', str(tokens)],
+         'experiments', 'language_modeling', str(setting), '--output_dir', str(output), '--tokens_dir', str(tokens)],
         cwd=setting.parent, capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': str(ROOT)},
     )
     assert done.returncode == 0, done.stderr

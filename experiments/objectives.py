@@ -1,9 +1,9 @@
 """The updates of the paper's Table 4 (arXiv 2407.14207) against the numerical minimisers of the objectives they are to solve.
 
-    python -m benchmarks.objectives [--json FILE] [--plot FILE.png]
+    python -m experiments objectives [--json FILE] [--plot FILE.png]
 
 Prints the tables of `docs/objectives.md`. A distance is `|S - S*| / |S*|`, S* the minimiser, found from the objective alone in
-float64; the table's lines are those of `benchmarks/experiments/table4.py`.
+float64; the table's lines are those of `experiments/table4.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from benchmarks.experiments.table4 import TABLE, VARIANTS, Row, Token, longhorn, minimiser, op_longhorn
 from benchmarks.measure.machine import describe_machine
 from benchmarks.measure.timing import write_report
-from benchmarks.report.page import measured_on, table
 from benchmarks.report.plots import MOST, finish, label_ends
+from benchmarks.report.tables import measured_on, table
+from experiments.table4 import TABLE, VARIANTS, Row, Token, longhorn, minimiser, op_longhorn
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 SEED = 2407
@@ -296,7 +296,7 @@ def shades(count: int) -> list:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.objectives', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m experiments objectives', description=__doc__.splitlines()[0])
     parser.add_argument('--json', metavar='FILE', help='write the figures here')
     parser.add_argument('--plot', metavar='FILE.png', help='draw the figures here')
     options = parser.parse_args(args)

@@ -1,14 +1,14 @@
 """Language modelling (the paper's Table 1 and Fig. 5): models side by side on one text, through transformers' Trainer.
 
-    python -m benchmarks.language_modeling benchmarks/settings/lm_small.json [--output_dir outputs/lm_small]
-    torchrun --nproc-per-node 8 -m benchmarks.language_modeling benchmarks/settings/lm_350M.json --models 'Longhorn, exact'
+    python -m experiments language_modeling experiments/settings/lm_small.json [--output_dir outputs/lm_small]
+    torchrun --nproc-per-node 8 -m experiments language_modeling experiments/settings/lm_350M.json --models 'Longhorn, exact'
 
-A setting is a JSON file: `text` (:class:`benchmarks.experiments.text.TextArguments`), `block_size`, `models` (by name, the
+A setting is a JSON file: `text` (:class:`experiments.text.TextArguments`), `block_size`, `models` (by name, the
 keywords of `AutoConfig.for_model`, over those of `model` that all share), `training` (transformers' `TrainingArguments`) and,
 optionally, `seeds`, `eval_blocks` (how many held-out blocks an evaluation reads: the first of them, the same each time) and
 `sequences_per_step` (of all processes; gradients are accumulated over as many batches as that takes).
 
-The text becomes a file of tokens once (:mod:`benchmarks.experiments.tokens`). Each model is trained in turn, its checkpoint
+The text becomes a file of tokens once (:mod:`experiments.tokens`). Each model is trained in turn, its checkpoint
 kept in the output folder; a finished one is not trained again, and an interrupted one goes on from its last checkpoint where
 `training` saves any. `results.json` holds held-out loss and perplexity over training, and `results.png` draws them, seeds as a
 band around their mean.
@@ -39,10 +39,10 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
-from benchmarks.experiments.text import TextArguments, vocabulary_size
-from benchmarks.experiments.tokens import token_blocks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
+from experiments.text import TextArguments, vocabulary_size
+from experiments.tokens import token_blocks
 
 
 def checkpoint_folder(output: Path, name: str, seed: int) -> Path:
@@ -117,7 +117,7 @@ def draw(report: dict, path: Path | str) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.language_modeling', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m experiments language_modeling', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with text, models and training')
     parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
     parser.add_argument('--tokens_dir', type=Path, help='where files of tokens are kept (default: outputs/tokens)')

@@ -1,8 +1,8 @@
 """Length extrapolation (the paper's Fig. 1, right): perplexity by position, up to 16 times the training length.
 
-    python -m benchmarks.extrapolation outputs/lm_small/results.json [--factor 16]
+    python -m experiments extrapolation outputs/lm_small/results.json [--factor 16]
 
-Reads the checkpoints of `python -m benchmarks.language_modeling`, beside whose `results.json` it writes `extrapolation.json`
+Reads the checkpoints of `python -m experiments language_modeling`, beside whose `results.json` it writes `extrapolation.json`
 and `extrapolation.png`. A held-out text of `factor` times the training length is read in one go, from an empty state.
 """
 
@@ -21,11 +21,11 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
-from benchmarks.experiments.language_modeling import checkpoint_folder
-from benchmarks.experiments.text import TextArguments
-from benchmarks.experiments.tokens import token_blocks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import finish, label_ends, plot_band, shown, style
+from experiments.language_modeling import checkpoint_folder
+from experiments.text import TextArguments
+from experiments.tokens import token_blocks
 
 
 @torch.inference_mode()
@@ -68,8 +68,8 @@ def draw(report: dict, path: Path | str) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.extrapolation', description=__doc__.splitlines()[0])
-    parser.add_argument('results', type=Path, help='results.json of benchmarks.language_modeling')
+    parser = argparse.ArgumentParser(prog='python -m experiments extrapolation', description=__doc__.splitlines()[0])
+    parser.add_argument('results', type=Path, help='results.json of `experiments language_modeling`')
     parser.add_argument('--factor', type=int, default=16, help='longest text, as a multiple of the training length')
     parser.add_argument('--tokens_dir', type=Path, default=Path('outputs/tokens'), help='where files of tokens are kept')
     parser.add_argument('--blocks', type=int, default=32, help='most texts to read')

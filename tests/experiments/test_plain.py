@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import set_seed
 
-from benchmarks.experiments import mqar, plain
+from experiments import mqar, plain
 
 STEPS = 100
 CELL = mqar.DEFAULTS | {

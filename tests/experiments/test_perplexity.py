@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, set_seed
 
-from benchmarks.experiments import language_modeling, perplexity
+from experiments import language_modeling, perplexity
 from fla_longhorn import LonghornConfig
 from tests.integration.test_evaluation import write_table_2
 

@@ -9,10 +9,10 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from benchmarks.experiments import text as text_module
-from benchmarks.experiments import tokens
-from benchmarks.experiments.text import TextArguments, documents, vocabulary_size
-from benchmarks.experiments.tokens import TokenBlocks, token_blocks, token_file
+from experiments import text as text_module
+from experiments import tokens
+from experiments.text import TextArguments, documents, vocabulary_size
+from experiments.tokens import TokenBlocks, token_blocks, token_file
 
 TEXTS = [f'document {i}: ' + 'abcdefgh ' * 60 for i in range(40)]
 

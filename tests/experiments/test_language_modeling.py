@@ -6,7 +6,7 @@ import math
 import pytest
 from transformers import TrainingArguments
 
-from benchmarks.experiments import extrapolation, language_modeling
+from experiments import extrapolation, language_modeling
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The picture of what two layers need (`benchmarks/settings/mqar_depth.json`): recall in training, a line for each change."""
+"""The picture of what two layers need (`experiments/settings/mqar_depth.json`): recall in training, a line for each change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Longhorn in ordinary PyTorch: one loop over time, no kernels, nothing of fla and no Trainer.
 
-    python -m benchmarks.plain benchmarks/settings/mqar_depth.json [--steps 200]
+    python -m experiments plain experiments/settings/mqar_depth.json [--steps 200]
 
 It loads the weights of :class:`fla_longhorn.LonghornForCausalLM` by their names and trains them on the same batches. A curve
 that differs from ours by more than rounding shows a mistake, in one of the two.
@@ -21,11 +21,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, set_seed
 
-from benchmarks.experiments.mqar import build_model, chosen, grid_cells
 from benchmarks.measure.machine import describe_machine
 from examples.mqar.config import RunArguments
 from examples.mqar.data import MQAR, TrainingStream
 from examples.mqar.train import build_trainer, train
+from experiments.mqar import build_model, chosen, grid_cells
 
 IGNORE = -100
 
@@ -122,7 +122,7 @@ def train_plain(
 def curves(
     cell: dict, output: Path, steps: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,),
 ) -> dict[str | torch.dtype, list[float]]:
-    """Losses over the first `steps` of a cell of `benchmarks.mqar`: `'ours'`, through the Trainer, and this module's."""
+    """Losses over the first `steps` of a cell of `experiments mqar`: `'ours'`, through the Trainer, and this module's."""
     task = MQAR(**chosen(cell, MQAR))
     run = RunArguments(**chosen(cell, RunArguments), output_dir=str(output))
     set_seed(run.seed)
@@ -158,8 +158,8 @@ class StopAfter(TrainerCallback):
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.plain', description=__doc__.splitlines()[0])
-    parser.add_argument('setting', type=Path, help='setting of benchmarks.mqar, the first cell of whose grid is trained')
+    parser = argparse.ArgumentParser(prog='python -m experiments plain', description=__doc__.splitlines()[0])
+    parser.add_argument('setting', type=Path, help='setting of `experiments mqar`, the first cell of whose grid is trained')
     parser.add_argument('--steps', type=int, default=200, help='of its first steps')
     parser.add_argument('--output_dir', type=Path, default=Path('outputs/plain'))
     options = parser.parse_args(args)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.experiments import mqar
 from examples.mqar.data import HeldOut as mqar_held_out
+from experiments import mqar
 
 SETTING = {
     'title': 'tiny',

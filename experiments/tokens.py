@@ -20,7 +20,7 @@ from datasets import IterableDataset
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from benchmarks.experiments.text import TextArguments, documents, encoder, paths, vocabulary_size
+from experiments.text import TextArguments, documents, encoder, paths, vocabulary_size
 
 # read, turned into tokens and written together
 DOCUMENTS_A_BATCH = 1000

@@ -1,8 +1,8 @@
 """The paper's Fig. 1, left: average perplexity over the eight sets of Table 2 against tokens seen.
 
-    python -m benchmarks.perplexity outputs/lm_1.3B/results.json [--limit 1000]
+    python -m experiments perplexity outputs/lm_1.3B/results.json [--limit 1000]
 
-Reads the checkpoints that `python -m benchmarks.language_modeling` left in training (`save_steps`) and at its end. The sets
+Reads the checkpoints that `python -m experiments language_modeling` left in training (`save_steps`) and at its end. The sets
 are PIQA, HellaSwag, WinoGrande, ARC-easy, ARC-challenge, OpenBookQA, SIQA and BoolQ, from lm_eval's tasks. The paper does not
 say which text it takes the perplexity of. Here it is the question with the right answer, as the task words them: a set's
 perplexity is the exponential of its mean loss per token, and the average is that of eight perplexities. `perplexity.json` and
@@ -25,10 +25,10 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
-from benchmarks.experiments.language_modeling import checkpoint_folder
-from benchmarks.experiments.text import TextArguments, encoder
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
+from experiments.language_modeling import checkpoint_folder
+from experiments.text import TextArguments, encoder
 from fla_longhorn.evaluation.tables import TABLES
 
 IGNORE = -100
@@ -94,8 +94,8 @@ def draw(report: dict, path: Path | str) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.perplexity', description=__doc__.splitlines()[0])
-    parser.add_argument('results', type=Path, help='results.json of benchmarks.language_modeling')
+    parser = argparse.ArgumentParser(prog='python -m experiments perplexity', description=__doc__.splitlines()[0])
+    parser.add_argument('results', type=Path, help='results.json of `experiments language_modeling`')
     parser.add_argument('--limit', type=int, help='most documents of a set (default: all)')
     parser.add_argument('--batch_size', type=int, default=16, help='texts at a time')
     options = parser.parse_args(args)
