@@ -6,13 +6,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
+from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from offgpu.compiled import TARGETS
-
-# of a block and of an A100, H100 and B200
-SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448}
-MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132, 'sm_100': 148}
+TARGETS = {
+    'sm_80': GPUTarget('cuda', 80, 32),
+    'sm_90': GPUTarget('cuda', 90, 32),
+    'sm_100': GPUTarget('cuda', 100, 32),
+    'gfx942': GPUTarget('hip', 'gfx942', 64),
+}
+# of a block and of an A100, H100, B200 and MI300X
+SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448, 'gfx942': 65536}
+MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132, 'sm_100': 148, 'gfx942': 304}
 
 
 class AbsentDevice(DriverBase):

@@ -1,6 +1,6 @@
 """Rehearsal of launches: the Triton backend called as the operators call it, on a GPU that is not there.
 
-    python -m benchmarks.kernels.launches [--target sm_90] [--depth code] [--calls options] [--workers 2]
+    python -m benchmarks launches [--target sm_90] [--depth code] [--calls options] [--workers 2]
 
 `offgpu/launches.py` says what is checked, and how deep. One line of JSON for each call of the op; a failed one has an `error`.
 
@@ -15,17 +15,30 @@ import json
 import random
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
+from unittest import mock
 
 import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import backward_summary, forward_summary, longhorn_bwd, longhorn_fwd
-from offgpu.absent_device import SHARED_MEMORY
+from fla_longhorn.ops.triton.diagonal import segments
+from offgpu.absent_device import TARGETS
 from offgpu.launches import DEPTHS, rehearsal
+
+
+@contextmanager
+def launching(target: str, depth: str):
+    """A rehearsal in which the package sees the PyTorch of the target, which says whether it is AMD's."""
+    with ExitStack() as stack:
+        if TARGETS[target].backend == 'hip':
+            stack.enter_context(mock.patch.object(torch.version, 'hip', target))
+            stack.enter_context(mock.patch.object(segments, 'FEW_REGISTERS', {}))
+        yield stack.enter_context(rehearsal(target, depth))
 
 
 @dataclass(frozen=True)
@@ -209,19 +222,19 @@ class Outcome:
 
 def run_call(call: Call, target: str, depth: str) -> Outcome:
     outcome, started = Outcome(str(call), target), time.perf_counter()
-    with rehearsal(target, depth) as launches:
+    with launching(target, depth) as launches:
         try:
             rehearse(call)
         except Exception as error:
             cause = error.__cause__ or error
-            outcome.error = f'{type(error).__name__} after {[x["kernel"] for x in launches]}: {error} {cause}'.strip()[:2000]
-        outcome.launches, outcome.seconds = list(launches), round(time.perf_counter() - started, 2)
+            outcome.error = f'{type(error).__name__} after {[x.kernel for x in launches]}: {error} {cause}'.strip()[:2000]
+        outcome.launches, outcome.seconds = [x.described() for x in launches], round(time.perf_counter() - started, 2)
     return outcome
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.kernels.launches', description=__doc__.splitlines()[0])
-    parser.add_argument('--target', choices=list(SHARED_MEMORY), default='sm_90')
+    parser = argparse.ArgumentParser(prog='python -m benchmarks launches', description=__doc__.splitlines()[0])
+    parser.add_argument('--target', choices=list(TARGETS), default='sm_90')
     parser.add_argument('--depth', choices=DEPTHS, default='code')
     parser.add_argument('--calls', choices=list(CALLS), default='options', help='pairs of options, large sizes, or a few')
     parser.add_argument('--workers', type=int, default=1, help='processes')
@@ -233,7 +246,3 @@ def main(args: list[str] | None = None) -> int:
             print(json.dumps(vars(outcome)), flush=True)
             failed += outcome.error is not None
     return 1 if failed else 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -17,7 +17,7 @@ def bounds(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
     started = time.perf_counter()
     kernels = []
     for launch in capture(PASSES[name](s, plain), s.T, f'sm_{machine.capability}'):
-        if launch.cubin is None:
+        if launch.binary is None:
             continue
         notes: list[str] = []
         instructions, code = instructions_of(launch, notes), launch.code()

@@ -1,4 +1,13 @@
-"""Predict times of passes and write them: see `benchmarks.predict`."""
+"""Predicted times of the kernels on a GPU that is not there, and what their cycles go to: uncalibrated.
+
+    python -m benchmarks predict [--pass diagonal_fwd ...] [--K 16 ...] [--shape 8,2048,4096 ...] [--gpu H100] [--json FILE]
+
+The launches are those that the wrappers make, compiled for the GPU; `offgpu/predict` times them. The constants of its model
+are in its `machine.py`; `--set dram=700` changes one. Of a B200 too little is published to simulate it: `--gpu B200` gives
+bounds.
+
+Needs gcc, no GPU, and a process without TRITON_INTERPRET.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +135,7 @@ def machine_of(name: str, changes: list[str]) -> Machine:
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.predict', description='Predict kernel times without a GPU.')
+    parser = argparse.ArgumentParser(prog='python -m benchmarks predict', description='Predict kernel times without a GPU.')
     names = [*PASSES, *PEERS]
     parser.add_argument('--pass', dest='passes', nargs='+', choices=names, metavar='PASS', help=', '.join(names))
     parser.add_argument('--K', type=int, nargs='+')

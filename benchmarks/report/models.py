@@ -58,7 +58,7 @@ def models(report: dict) -> str:
     compiled = any(row['model'].endswith('compiled') for row in ran)
     kind = 'Models' if trained else 'Compiled and int8 generation' if compiled else 'Generation'
     parts = [
-        f'## {kind} on {place(report)}\n\n`python -m benchmarks.model`, size '
+        f'## {kind} on {place(report)}\n\n`python -m benchmarks model`, size '
         f'{report["name"]}. {measured_on(report["machine"])} {size_of(report)}.\n',
         table(columns, summaries) + '\n',
         f'{GREEDY} {TURNS if "turns" in report else ONE_BY_ONE}\n',

@@ -1,6 +1,6 @@
 """The results page, `docs/results.md`, and the results in the README, from the JSON files in `benchmarks/results/`.
 
-    python -m benchmarks.report [--check]
+    python -m benchmarks report [--check]
 
 `--check` writes nothing, and fails where a page differs from what the files hold.
 """
@@ -27,7 +27,7 @@ FIGURES = {
 }
 HEADER = """# Results
 
-`python -m benchmarks.report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). Each section
+`python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). Each section
 names the command, the device and the commit. What is not on this page has not been measured.
 """
 NO_GPU = '**No kernel has been timed on a GPU yet.**\n'
@@ -36,7 +36,7 @@ NO_GPU = '**No kernel has been timed on a GPU yet.**\n'
 def kernels(rows: list[dict]) -> str:
     """Cost of the passes on each target, and what the kernels of sm_90 take."""
     parts = [
-        '## Compiled kernels\n\n`python -m benchmarks.kernels` compiles the kernels in bfloat16 and counts instructions. '
+        '## Compiled kernels\n\n`python -m benchmarks kernels` compiles the kernels in bfloat16 and counts instructions. '
         'These are counts, not times. The state has K * V entries per head; a "state update" is the work for one entry and '
         'one token. The kernels run without gate (`z`), skip (`D`) and sigmoid.\n'
     ]
@@ -76,7 +76,7 @@ def traffic(report: dict) -> str:
         cells = [f"{rows[name, K]['forward']['bytes']:.1f} + {rows[name, K]['backward']['bytes']:.1f}" for K in sizes]
         lines.append([name, *cells, sum(rows[name, sizes[0]][key]['launches'] for key in ('forward', 'backward'))])
     return (
-        '## Bytes moved\n\n`python -m benchmarks.traffic` counts the bytes per token and channel that the Triton kernels '
+        '## Bytes moved\n\n`python -m benchmarks traffic` counts the bytes per token and channel that the Triton kernels '
         'read and write at least, as forward + backward: one head, bfloat16, every tensor of a launch counted once, without '
         'gate and skip. "scalar" is one step size per head; the diagonal update is then GLA and the exact one the delta '
         'rule, so fla\'s kernels stand beside them. These are counts, not times.\n\n'
@@ -87,7 +87,7 @@ def traffic(report: dict) -> str:
 def operators(report: dict) -> str:
     """The paper's shapes, and equal state sizes; the other sets are in the picture and the file."""
     parts = [
-        f'## Operators on {place(report)}\n\n`python -m benchmarks.ops`. {measured_on(report["machine"])} {report["dtype"]}; '
+        f'## Operators on {place(report)}\n\n`python -m benchmarks ops`. {measured_on(report["machine"])} {report["dtype"]}; '
         'times are medians in ms (and quartiles). "of chunk_longhorn" and "of the floor" are multiples of those times. The '
         'floor is what the device needs at least, for the bytes at its copy bandwidth or for the multiply-adds at their '
         'measured rate, whichever is larger. An operator is timed only where its results agree with a float64 reference. '
@@ -178,4 +178,4 @@ def main_of(command: str, pages: Callable[[], dict[Path, str]], args: list[str] 
 
 
 def main(args: list[str] | None = None) -> int:
-    return main_of('python -m benchmarks.report', pages, args)
+    return main_of('python -m benchmarks report', pages, args)

@@ -1,6 +1,6 @@
 """The pictures of `benchmarks/results/`, drawn again from the JSON files beside them.
 
-    python -m benchmarks.report.pictures [NAME ...]
+    python -m benchmarks pictures [NAME ...]
 """
 
 from __future__ import annotations
@@ -36,8 +36,4 @@ def main_of(command: str, draw: dict[str, Callable], results: Path, args: list[s
 
 
 def main(args: list[str] | None = None) -> None:
-    main_of('python -m benchmarks.report.pictures', DRAW, RESULTS, args)
-
-
-if __name__ == '__main__':
-    main()
+    main_of('python -m benchmarks pictures', DRAW, RESULTS, args)

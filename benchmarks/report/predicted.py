@@ -11,7 +11,7 @@ PASSES = {
 PEERS = ('chunk_gla', 'chunk_delta_rule', 'chunk_kda')
 INTRODUCTION = """## Times predicted without a GPU
 
-**Predicted, uncalibrated: these are not measurements.** `python -m benchmarks.predict` compiles the launches that a call
+**Predicted, uncalibrated: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call
 makes, reads the machine code and simulates one multiprocessor; the constants are published ones. Its ratios say more than its
 times. All in bfloat16; Longhorn as the layer calls it, with gate (`z`), skip (`D`) and logits of beta."""
 FLOORS = """"Floor" is the larger of two: the bytes that any implementation moves (each input and output once, the saved

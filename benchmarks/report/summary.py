@@ -1,4 +1,4 @@
-"""The part of the README that `python -m benchmarks.report` draws from the committed figures."""
+"""The part of the README that `python -m benchmarks report` draws from the committed figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from textwrap import fill
 
-START, END = '<!-- drawn by python -m benchmarks.report -->\n', '<!-- to here -->\n'
+START, END = '<!-- drawn by python -m benchmarks report -->\n', '<!-- to here -->\n'
 # a link stays on one line
 WHOLE = {'break_long_words': False, 'break_on_hyphens': False}
 

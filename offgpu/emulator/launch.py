@@ -18,8 +18,7 @@ from packaging.version import Version
 from triton.backends import backends
 from triton.runtime.driver import driver
 
-from offgpu.absent_device import AbsentDevice
-from offgpu.compiled import TARGETS
+from offgpu.absent_device import TARGETS, AbsentDevice
 
 # whose instructions are known
 EMULATED = ('sm_80', 'sm_90')

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offgpu.predict.sass import Instruction
+from offgpu.sass import Instruction
 
 if TYPE_CHECKING:
     from offgpu.predict.warp import Warp

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from offgpu.predict.sass import Instruction, Program
+from offgpu.sass import Instruction, Program
 
 MEMORY = frozenset(('LDG', 'STG', 'LDS', 'STS', 'LDSM', 'STSM', 'LDGSTS', 'LDL', 'STL', 'RED', 'ATOMG', 'ATOMS', 'LD', 'ST'))
 LOADS = frozenset(('LDG', 'LDS', 'LDSM', 'LDL', 'LD', 'ATOMG', 'ATOMS'))

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from offgpu.predict.machine import Machine
-from offgpu.predict.sass import Instruction, Program
+from offgpu.sass import Instruction, Program
 
 FMA = {'FFMA', 'FMUL', 'FADD', 'HFMA2', 'HADD2', 'HMUL2', 'FSWZADD'}
 CONVERT = {'I2F', 'F2I', 'F2F', 'POPC', 'FLO', 'FRND'}

@@ -19,8 +19,8 @@ import numpy as np
 
 from offgpu.predict.machine import Machine
 from offgpu.predict.pipes import KINDS, PIPES, Static, prepare
-from offgpu.predict.sass import Program
 from offgpu.predict.warp import Trace
+from offgpu.sass import Program
 
 
 @dataclass

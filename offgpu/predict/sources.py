@@ -10,7 +10,7 @@ import numpy as np
 from offgpu.predict.machine import Machine
 
 if TYPE_CHECKING:
-    from offgpu.predict.capture import Launch
+    from offgpu.launches import Launch
     from offgpu.predict.simulate import Path
     from offgpu.predict.times import Runs
 

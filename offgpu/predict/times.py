@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from offgpu.predict.capture import Launch
+from offgpu.launches import Launch
 from offgpu.predict.machine import Machine
 from offgpu.predict.simulate import Path, Result, simulate
 from offgpu.predict.sources import Source, sources_of
@@ -208,7 +208,7 @@ def instructions_of(launch: Launch, notes: list[str]) -> float:
 
 def predict(launch: Launch, machine: Machine, seen: set[int]) -> Prediction:
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
-    if launch.cubin is None:
+    if launch.binary is None:
         seconds = launch.nbytes / machine.dram_bandwidth
         return Prediction(
             launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0},

@@ -16,7 +16,7 @@ import numpy as np
 
 from offgpu.predict.integers import HANDLERS, I32, I64, M32, U32, U64
 from offgpu.predict.needed import BRANCHES, IGNORED, LOADS, MEMORY, address_of, inside, needed
-from offgpu.predict.sass import Instruction, Program
+from offgpu.sass import Instruction, Program
 
 EVERYTHING = np.ones(32, bool)
 # where arguments begin in the constant bank, by compute capability

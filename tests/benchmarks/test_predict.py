@@ -1,4 +1,4 @@
-"""`python -m benchmarks.predict`: floors by hand, what it refuses, its section of the results."""
+"""`python -m benchmarks predict`: floors by hand, what it refuses, its section of the results."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.predict`: what it takes from the wrappers, and what it writes; without TRITON_INTERPRET."""
+"""`python -m benchmarks predict`: what it takes from the wrappers, and what it writes; without TRITON_INTERPRET."""
 
 import json
 
@@ -130,7 +130,8 @@ def test_where_tensors_come_from():
 def test_the_command_and_its_section(tmp_path):
     """A row that the file holds of this commit is not made again."""
     file = tmp_path / 'predicted.json'
-    command = ('-m', 'benchmarks.predict', '--pass', 'exact_fwd', '--K', '16', '--shape', '1,2048,1024', '--json', str(file))
+    shape = ('--pass', 'exact_fwd', '--K', '16', '--shape', '1,2048,1024')
+    command = ('-m', 'benchmarks', 'predict', *shape, '--json', str(file))
     text = run(*command)
     report = json.loads(file.read_text())
     (row,) = report['rows']

@@ -21,7 +21,7 @@ def test_an_old_page_is_noticed(name, old, tmp_path, monkeypatch, capsys):
     assert old in texts[name]
     (tmp_path / name).write_text(texts[name].replace(old, ''))
     assert report.main(['--check']) == 1
-    assert f'{tmp_path / name} differs from what the results hold: run python -m benchmarks.report' in capsys.readouterr().err
+    assert f'{tmp_path / name} differs from what the results hold: run python -m benchmarks report' in capsys.readouterr().err
     assert report.main([]) == report.main(['--check']) == 0
     assert (tmp_path / name).read_text() == texts[name]
 
@@ -32,7 +32,7 @@ def test_what_is_missing_is_said_to_be(tmp_path, monkeypatch):
 
 
 def test_results_of_a_gpu_come_first(tmp_path, monkeypatch):
-    """As `benchmarks.all` leaves them, by the device's name."""
+    """As `benchmarks all` leaves them, by the device's name."""
     text = report.page()
     for path in report.RESULTS.glob('*.json'):
         shutil.copy(path, tmp_path)

@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 from offgpu.predict.machine import h100
-from offgpu.predict.sass import Program, read_cubin, tool
 from offgpu.predict.simulate import Path as WarpPath
 from offgpu.predict.simulate import Result, simulate
 from offgpu.predict.warp import Layout, Trace, Warp
+from offgpu.sass import Program, read_cubin, tool
 
 HEAD = '''.version VERSION
 .target TARGET

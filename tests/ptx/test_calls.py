@@ -56,7 +56,7 @@ class Rehearsal(Emulator):
     def active(self):
         with rehearsal(self.target, 'launch') as launches:
             yield self
-            self.names = {x['kernel'] for x in launches}
+            self.names = {x.kernel for x in launches}
 
 
 def test_every_kernel_is_executed():
