@@ -70,6 +70,7 @@ mutate: setup
 lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
 
 format: setup
 	$(RUN) -m ruff check --fix .
@@ -80,4 +81,4 @@ bench: setup
 	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(SERVING) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SERVING) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
