@@ -1,7 +1,8 @@
 """Python programs in processes of their own that need not import torch, transformers and fla again: nine seconds each.
 
 A program is a child of Python's fork server, which has imported them and nothing of the plugin. What depends on what the
-environment says when they are imported, or must find fla not imported yet, gets a plain interpreter.
+environment says when they are imported, or must find fla not imported yet, gets a plain interpreter. So does every program
+beside a GPU: importing fla initialises CUDA, which a fork can't use.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from multiprocessing import get_context
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).parents[1]
 PRELOADED = [
     'torch', 'torch._dynamo', 'torch._inductor.compile_fx', 'torch._inductor.config', 'transformers',
@@ -37,7 +40,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Status and output of `python *arguments`; `env` is added to this process's environment; is fla imported already?"""
     words, environment = list(map(str, arguments)), {**os.environ, **ENVIRONMENT, **(env or {})}
-    if not fla:
+    if not fla or torch.cuda.is_available():
         return subprocess.run(
             [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT,
         )

@@ -27,91 +27,48 @@ FIGURES = {
 }
 HEADER = """# Results
 
-`python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). Each section
-names the command, the device and the commit. What is not on this page has not been measured.
+`python -m benchmarks report` draws this page from the files in [`benchmarks/results`](../benchmarks/results), which hold much
+more: all shapes, dtypes and batches, quartiles, and what was left out and why. What is not in them has not been measured.
 """
 NO_GPU = '**No kernel has been timed on a GPU yet.**\n'
-
-
-def kernels(rows: list[dict]) -> str:
-    """Cost of the passes on each target, and what the kernels of sm_90 take."""
-    parts = [
-        '## Compiled kernels\n\n`python -m benchmarks kernels` compiles the kernels in bfloat16 and counts instructions. '
-        'These are counts, not times. The state has K * V entries per head; a "state update" is the work for one entry and '
-        'one token. The kernels run without gate (`z`), skip (`D`) and sigmoid.\n'
-    ]
-    targets, sizes = (list(dict.fromkeys(row[name] for row in rows)) for name in ('target', 'K'))
-    passes = ['forward', 'backward']
-    lines = []
-    for target in targets:
-        for update in ('diagonal', 'exact'):
-            for direction in passes:
-                cells = []
-                for K in sizes:
-                    some = [x for x in rows if (x['target'], x['update'], x['pass'], x['K']) == (target, update, direction, K)]
-                    costs = [x['instructions_per_state_update'] for x in some]
-                    spills = sum(x['spills'] or 0 for x in some)
-                    if None in costs:
-                        cells.append('compiles' + (f' ({spills} spills)' if spills else ''))
-                    else:
-                        cells.append(f'{sum(costs):.2f}' + (f' ({spills} spills)' if spills else ''))
-                lines.append([target, update, direction, *cells])
-    parts.append('Instructions per state update, of all kernels of a pass:\n\n'
-                 + table(['target', 'update', 'pass', *(f'K = {K}' for K in sizes)], lines) + '\n')
-    names = (
-        'kernel', 'update', 'pass', 'registers', 'spills', 'shared_bytes', 'barriers', 'instructions_per_state_update',
-        'issue_bound_ms',
-    )
-    chosen = [[row[name] for name in names] for row in rows if row['target'] == 'sm_90' and row['K'] == 16]
-    parts.append('Each kernel on sm_90, K = 16:\n\n' + table([name.replace('_', ' ') for name in names], chosen))
-    return '\n'.join(parts)
-
-
-def traffic(report: dict) -> str:
-    """Bytes that a step moves at least, by operator and K."""
-    rows = {(row['operator'], row['K']): row for row in report['rows']}
-    names, sizes = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
-    lines = []
-    for name in names:
-        cells = [f"{rows[name, K]['forward']['bytes']:.1f} + {rows[name, K]['backward']['bytes']:.1f}" for K in sizes]
-        lines.append([name, *cells, sum(rows[name, sizes[0]][key]['launches'] for key in ('forward', 'backward'))])
-    return (
-        '## Bytes moved\n\n`python -m benchmarks traffic` counts the bytes per token and channel that the Triton kernels '
-        'read and write at least, as forward + backward: one head, bfloat16, every tensor of a launch counted once, without '
-        'gate and skip. "scalar" is one step size per head; the diagonal update is then GLA and the exact one the delta '
-        'rule, so fla\'s kernels stand beside them. These are counts, not times.\n\n'
-        + table(['operator', *(f'K = {K}' for K in sizes), 'launches'], lines)
-    )
+# channels of the paper's 120M layer
+WIDTH = 1536
 
 
 def operators(report: dict) -> str:
-    """The paper's shapes, and equal state sizes; the other sets are in the picture and the file."""
-    parts = [
-        f'## Operators on {place(report)}\n\n`python -m benchmarks ops`. {measured_on(report["machine"])} {report["dtype"]}; '
-        'times are medians in ms (and quartiles). "of chunk_longhorn" and "of the floor" are multiples of those times. The '
-        'floor is what the device needs at least, for the bytes at its copy bandwidth or for the multiply-adds at their '
-        'measured rate, whichever is larger. An operator is timed only where its results agree with a float64 reference. '
-        '"scalar" is one step size per head.\n'
+    """One shape, one step size per channel; the other sets are in the picture and the file."""
+    rows = [row for row in report['rows'] if (row['set'], row['V'], row['status']) == ('paper', WIDTH, 'ok')]
+    lines = [
+        [f'`{row["operator"]}`', row['backend'], milliseconds(row['forward']), milliseconds(row['forward_backward']),
+         f'{row["forward_backward"]["of_longhorn"]:.1f}x']
+        for row in rows if row['shape'] == rows[0]['shape'] and not row['operator'].endswith('scalar')
     ]
-    shapes = dict.fromkeys((row['set'], row['shape']) for row in report['rows'] if row['set'] in ('paper', 'equal_state'))
-    for name, shape in shapes:
-        lines = []
-        for row in report['rows']:
-            if (row['set'], row['shape']) != (name, shape):
-                continue
-            forward, both = row.get('forward'), row.get('forward_backward')
-            saved = row.get('saved_bytes')
-            lines.append([
-                row['operator'], row['backend'], row['status'], milliseconds(forward), milliseconds(both),
-                f"{both['of_longhorn']:.1f}x" if both else '', f"{both['of_floor']:.1f}x" if both else '',
-                f'{saved / 1e6:.1f}' if saved else '',
-            ])
-        columns = [
-            'operator', 'backend', 'status', 'forward', 'forward + backward', 'of chunk_longhorn', 'of the floor', 'saved MB',
-        ]
-        parts.append(f'{name.replace("_", " ")}: `{shape}`\n\n{table(columns, lines)}\n')
-    parts.append('Not run: ' + '; '.join(f'{name}: {reason}' for name, reason in report['not_run'].items()) + '.')
-    return '\n'.join(parts)
+    columns = ['operator', 'backend', 'forward, ms', 'forward + backward, ms', 'of chunk_longhorn']
+    shape = f'`{rows[0]["shape"]}`' if rows else ''
+    return (
+        f'## Operators on {place(report)}\n\n`python -m benchmarks ops`. {measured_on(report["machine"])} {report["dtype"]}, '
+        f"the paper's 120M width ({shape}); medians (and quartiles). An operator is timed only where its results agree with "
+        'a float64 reference.\n\n' + table(columns, lines)
+    )
+
+
+def kernels(rows: list[dict], target: str = 'sm_90') -> str:
+    """Cost of the passes on one target."""
+    sizes, lines = list(dict.fromkeys(row['K'] for row in rows)), []
+    for update in ('diagonal', 'exact'):
+        for direction in ('forward', 'backward'):
+            some = [x for x in rows if (x['target'], x['update'], x['pass']) == (target, update, direction)]
+            cells = []
+            for K in sizes:
+                spills = sum(x['spills'] for x in some if x['K'] == K)
+                cost = K * sum(x['instructions_per_state_update'] for x in some if x['K'] == K)
+                cells.append(f'{cost:,.0f}' + (f' ({spills} spills)' if spills else ''))
+            lines.append([update, direction, *cells])
+    return (
+        '## Compiled kernels\n\n`python -m benchmarks kernels`. Instructions per token and channel, of all kernels of a pass, '
+        'compiled for an H100 in bfloat16 without gate (`z`), skip (`D`) and sigmoid. These are counts, not times.\n\n'
+        + table(['update', 'pass', *(f'K = {K}' for K in sizes)], lines)
+    )
 
 
 # names of files, what turns them into text, and a picture
@@ -120,10 +77,8 @@ SECTIONS: tuple[Section, ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), models, 'cpu_decode'),
-    (('cpu_compiled',), models, None),
     (('kernels',), kernels, None),
-    (('traffic',), traffic, None),
-    (('predicted', 'predicted_before'), predicted, None),
+    (('predicted',), predicted, None),
 )
 
 

@@ -48,28 +48,17 @@ def test_what_is_not_known_is_refused():
         main(['--shape', '8,2048'])
 
 
-def test_the_section_of_other_operators_and_bounds():
-    """fla's passes beside ours of the same direction, in their order; a GPU without times in a table of its own."""
+def test_the_section():
+    """fla's passes beside ours of the same direction and size; other shapes and bounds are in the file alone."""
     place = {'gpu': 'H100', 'B': 8, 'T': 2048, 'V': 4096, 'K': 16}
-    row = place | {
-        'dram_floor_ms': 0.2, 'issue_floor_ms': 0.3, 'ratio': 5.0, 'bytes': 9.0, 'bytes_needed': 8.5,
-        'causes': [['issue', 0.5]],
-    }
-    ours = {'diagonal_fwd': 1.0, 'diagonal_bwd': 4.0, 'exact_fwd': 2.0, 'exact_bwd': 8.0}
-    rows = [row | {'pass': name, 'ms': ms} for name, ms in ours.items()]
-    rows += [row | {'pass': 'chunk_kda_bwd', 'ms': 2.0}, row | {'pass': 'chunk_gla_bwd', 'ms': 6.0}]
-    rows += [row | {'pass': 'chunk_gla_fwd', 'ms': 3.0}]
-    bound = place | {
-        'gpu': 'B200', 'pass': 'exact_bwd', 'dram_floor_ms': 0.12, 'issue_floor_ms': 0.03, 'issue_ms': 0.45,
-        'instructions': 130.2, 'instructions_needed': 49.0, 'kernels': [{'spills': 3}, {'spills': 4}],
-    }
-    report = {'machine': {'commit': 'abc'}, 'rows': [*rows, bound], 'scan_bounds': []}
-    section = predicted(report, {'commit': 'def', 'rows': []})
-    lines = [line for line in section.splitlines() if line.startswith('| `chunk')]
-    assert [line.split(' | ')[:6] for line in lines] == [
-        ['| `chunk_gla`', 'forward', '16', '3.00', '3.00', '1.50'],
-        ['| `chunk_gla`', 'backward', '16', '6.00', '1.50', '0.75'],
-        ['| `chunk_kda`', 'backward', '16', '2.00', '0.50', '0.25'],
+    rows = [
+        place | {'pass': name, 'ms': ms, 'ratio': 5.0} for name, ms in {
+            'diagonal_fwd': 1.0, 'exact_bwd': 8.0, 'chunk_kda_bwd': 2.0, 'chunk_gla_bwd': 6.0, 'chunk_gla_fwd': 3.0,
+        }.items()
     ]
-    assert '| exact backward | 16 | 0.12 | 0.03 | 0.45 | 130 / 49 | 7 |' in section
-    assert 'B200, `B=8 T=2048 V=4096`: **bounds from below, not times.**' in section
+    rows += [place | {'pass': 'exact_bwd', 'B': 1, 'ms': 7.0}, place | {'gpu': 'B200', 'pass': 'exact_bwd', 'issue_ms': 0.45}]
+    section = predicted({'machine': {'commit': 'abc'}, 'rows': rows})
+    assert section.splitlines()[-2:] == [
+        '| diagonal forward | 16 | 1.00 | 5.0 | 3.00 |  |  |', '| exact backward | 16 | 8.00 | 5.0 | 6.00 |  | 2.00 |',
+    ]
+    assert 'Predicted, uncalibrated' in section and 'Commit abc' in section

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from benchmarks.predict.calls import PASSES, PEERS
-from benchmarks.report.predicted import predicted
 from tests import forks
 
 LAUNCHES = """
@@ -127,7 +126,7 @@ def test_where_tensors_come_from():
 
 
 @pytest.mark.slow
-def test_the_command_and_its_section(tmp_path):
+def test_the_command(tmp_path):
     """A row that the file holds of this commit is not made again."""
     file = tmp_path / 'predicted.json'
     shape = ('--pass', 'exact_fwd', '--K', '16', '--shape', '1,2048,1024')
@@ -140,13 +139,3 @@ def test_the_command_and_its_section(tmp_path):
     assert row['ratio'] == pytest.approx(row['ms'] / max(row['dram_floor_ms'], row['issue_floor_ms']), rel=0.02)
     assert row['bytes'] > row['bytes_needed']
     assert run(*command) == '' and json.loads(file.read_text())['rows'] == [row]
-
-    old = {'commit': 'abc', 'rows': [row | {'ms': 12.34}]}
-    section = predicted(report, old)
-    assert 'Predicted, uncalibrated' in section and 'commit abc' in section
-    assert f'| exact forward | 16 | 12.34 | {row["ms"]:.2f} |' in section
-    # fla's operator beside ours, which it is a multiple of
-    other = row | {'pass': 'chunk_gla_fwd', 'ms': 3 * row['ms']}
-    ours = [row, row | {'pass': 'diagonal_fwd'}]
-    section = predicted(report | {'rows': [*ours, other]}, old)
-    assert f'| `chunk_gla` | forward | 16 | {other["ms"]:.2f} | 3.00 | 3.00 |' in section
