@@ -70,14 +70,15 @@ mutate: setup
 lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
 
 format: setup
 	$(RUN) -m ruff check --fix .
 
 bench: setup
-	$(RUN) -m benchmarks.ops
-	$(RUN) -m benchmarks.model
-	$(RUN) -m benchmarks.kernels
+	$(RUN) -m benchmarks ops
+	$(RUN) -m benchmarks model
+	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(SERVING) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SERVING) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

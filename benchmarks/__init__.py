@@ -1,1 +1,1 @@
-"""Measurements that need no GPU (compiled code) and, where there is one, its clock."""
+"""Speed side by side, and counts that need no GPU; `python -m benchmarks NAME`."""

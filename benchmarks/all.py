@@ -1,6 +1,6 @@
 """What a GPU is asked when there is little time on it: tests, the self check, the benchmarks, one after the other.
 
-    python -m benchmarks.all --output_dir DIR [--device cuda] [--steps tests ops ...] [--limit SECONDS] [--tiny]
+    python -m benchmarks all --output_dir DIR [--device cuda] [--steps tests ops ...] [--limit SECONDS] [--tiny]
 
 Each step is a command of its own with a time limit, after which it is interrupted: the benchmarks then write what they have.
 A step that fails or runs out of time doesn't stop those after it. Logs, JSON and PNG go to the folder, results by the
@@ -55,12 +55,12 @@ STEPS = (
     ),
     Step(
         'ops', 560,
-        '-m benchmarks.ops --device {device} --sets paper K T equal_state --verify_outputs 4096 --seconds 0.1 '
+        '-m benchmarks ops --device {device} --sets paper K T equal_state --verify_outputs 4096 --seconds 0.1 '
         '--workers {workers} --json {out}/{device_name}_ops.json --plot {out}/{device_name}_ops.png',
         '--shape B=1 T=16 H=1 K=4 V=8 --seconds 0 --operators chunk_longhorn',
     ),
     Step(
-        'model', 420, '-m benchmarks.model --device {device} --json {out}/{device_name}_model.json '
+        'model', 420, '-m benchmarks model --device {device} --json {out}/{device_name}_model.json '
         '--plot {out}/{device_name}_model.png',
         '--hidden_size 32 --blocks 1 --batch_size 1 --seq_len 16 --prompts 8 --new_tokens 2 --seconds 0 --models Longhorn',
     ),
@@ -94,7 +94,7 @@ def run_step(arguments: list[str], log: Path, limit: float) -> str:
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.all', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m benchmarks all', description=__doc__.splitlines()[0])
     parser.add_argument('--output_dir', type=Path, required=True)
     parser.add_argument('--device', default='cuda', choices=('cpu', 'cuda'))
     parser.add_argument('--steps', nargs='+', choices=[step.name for step in STEPS], help='only these')
@@ -126,7 +126,3 @@ def main(args: list[str] | None = None) -> int:
     for name, row in summary.items():
         print(f'{name:12}{row["state"]:16}{row["seconds"]:8.1f} s   {row["last_line"][:100]}')
     return int(any(row['state'] != 'ok' for row in summary.values()))
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -12,9 +12,11 @@ ON_THE_CPU = {
     'tests/distributed/test_op.py::test_repeats_are_bit_equal': 'ranks on the CPU',
     'tests/distributed/test_op.py::test_triton_equals_one_rank': "ranks in Triton's interpreter",
     'tests/distributed/test_scale.py': 'ranks share no GPU, and gloo sends what is on the CPU',
+    'tests/experiments': 'the experiments themselves take a device',
     'tests/integration/test_runner.py': 'how programs are started, without a tensor',
     'tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_options.py': 'options are refused before there is a tensor',
+    'tests/offgpu': 'what stands in for a GPU',
     'tests/ops/numba': 'the backend for the CPU',
     'tests/ops/test_devices.py': 'two GPUs by what stands for their tensors',
     'tests/ops/test_errors.py::test_host_copy_that_contradicts': 'compared on the CPU alone: a GPU would be waited for',
@@ -25,14 +27,10 @@ ON_THE_CPU = {
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/serving': 'served by vLLM on the CPU',
     'tests/test_devices.py': 'reads source files',
-    'tests/test_forks.py': 'forked programs: `tests.forks.run` starts them afresh beside a GPU',
     'tests/test_layout.py': 'reads source files',
-    'tests/test_marks.py': 'reads the Makefile',
-    'tests/test_mutations.py': 'reads source files',
     'tests/test_package.py': 'packages and versions',
     'tests/upstream': 'names in the source of fla and transformers',
     'tests/vision/test_example.py': 'the command takes the GPU where there is one',
-    'tests/vision/test_mutations.py': 'reads source files',
 }
 
 

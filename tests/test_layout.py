@@ -1,90 +1,13 @@
-"""The layout: imports run downwards only, public names stay, an operator's options are handed on in one value."""
+"""Public names stay, and an operator's options are passed on in one value."""
 
-import ast
 import importlib
 import inspect
-from itertools import chain
-from pathlib import Path
 
 import pytest
 
-import fla_longhorn
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-
-PACKAGE = Path(fla_longhorn.__file__).parent
-# bottom up; a module imports from its own line or from a line above it in this list
-FLOORS = [
-    ['requirements', 'ops.arguments', 'ops.checkpoints', 'ops.last_read', 'ops.plain', 'ops.pool'],
-    ['ops.triton', 'ops.numba', 'ops.torch'],
-    ['ops.backend', 'ops.inputs'],
-    ['ops.operator', 'ops.naive'],
-    ['ops.context_parallel'],
-    ['ops.apply'],
-    ['ops.chunk', 'ops.fused_recurrent', 'ops.state_update'],
-    ['ops'],
-    ['cpu'],
-    ['modules'],
-    ['layers'],
-    ['models'],
-    ['attn_mode'],
-    ['registry'],
-    ['', 'selfcheck', 'evaluation', 'serving', 'vision', '__main__'],
-]
-# rooms on one floor that don't know each other
-CLOSED = ('ops.triton', 'ops.numba', 'ops.torch', 'cpu')
-
-
-def room(module: str) -> tuple[str, int]:
-    """The line of `FLOORS` that a module's longest prefix stands in."""
-    found = [(name, i) for i, names in enumerate(FLOORS) for name in names if f'{module}.'.startswith(f'{name}.') or not name]
-    return max(found, key=lambda pair: len(pair[0]))
-
-
-def imports(path: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it; names without the package."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {x if is_module(x) else node.module for x in (f'{node.module}.{alias.name}' for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {x.removeprefix('fla_longhorn').removeprefix('.') for x in found if x.split('.')[0] == 'fla_longhorn'}
-
-
-def is_module(name: str) -> bool:
-    path = PACKAGE.parent.joinpath(*name.split('.'))
-    return path.is_dir() or path.with_suffix('.py').is_file()
-
-
-def modules() -> dict[str, Path]:
-    names = {}
-    for path in PACKAGE.rglob('*.py'):
-        parts = path.relative_to(PACKAGE).with_suffix('').parts
-        names['.'.join(parts[:-1] if parts[-1] == '__init__' else parts)] = path
-    return names
-
-
-def test_imports_run_downwards():
-    upwards = []
-    for module, path in modules().items():
-        own, floor = room(module)
-        for imported in imports(path):
-            other, below = room(imported)
-            closed = own != other and below == floor and {own, other} & set(CLOSED)
-            if below > floor or closed:
-                upwards.append(f'{module or "fla_longhorn"} imports {imported or "fla_longhorn"}')
-    assert not upwards
-
-
-def test_every_room_is_on_a_floor():
-    """A new folder or file at the top of the package, or of `ops`, gets its place here."""
-    known = set(chain(*FLOORS))
-    top = {x.split('.')[0] for x in modules() if x}
-    ops = {'.'.join(x.split('.')[:2]) for x in modules() if x.startswith('ops.')}
-    assert top | ops <= known
-
 
 PUBLIC = {
     'fla_longhorn': [

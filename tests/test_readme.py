@@ -14,11 +14,6 @@ def test_code(default_device):
         exec(compile(block, 'README.md', 'exec'), namespace)
 
 
-def test_length():
-    """A page to read in two minutes: what goes further is in docs/."""
-    assert len((ROOT / 'README.md').read_text().splitlines()) <= 130
-
-
 def test_links():
     """What it links to in the repository is there."""
     for target in re.findall(r'\]\((?!https?://)([^)#]+)\)', (ROOT / 'README.md').read_text()):

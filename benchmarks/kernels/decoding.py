@@ -1,6 +1,6 @@
 """The kernels of one decoded token: launches of a Longhorn model, counted without a GPU.
 
-    python -m benchmarks.decoding [--layers 24] [--json FILE]
+    python -m benchmarks decoding [--layers 24] [--json FILE]
 
 The model is built on `meta`, where PyTorch's operators compute shapes, and runs eagerly: Triton's launches are taken, and of
 PyTorch's own operators each that is neither a view nor an allocation counts as one kernel. A
@@ -17,11 +17,11 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.kernels.traffic import taken_launches
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops import operator
+from offgpu.launches import rehearsal
 
 BATCH_SIZE, PROMPT = 8, 5
 LAYERS, HIDDEN_SIZE = 24, 768
@@ -52,7 +52,7 @@ def count_launches(layers: int = LAYERS, **options) -> Counter:
     counts: Counter = Counter()
     # on meta the dispatcher would take the operator's fake
     kernels = mock.patch.object(operator, 'longhorn_update', operator.longhorn_update._init_fn)
-    with torch.no_grad(), taken_launches() as launches, kernels:
+    with torch.no_grad(), rehearsal('sm_90', 'launch') as launches, kernels:
         cache = model(ids, use_cache=True).past_key_values
         launches.clear()
         with Kernels(counts):
@@ -61,7 +61,7 @@ def count_launches(layers: int = LAYERS, **options) -> Counter:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.decoding', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m benchmarks decoding', description=__doc__.splitlines()[0])
     parser.add_argument('--layers', type=int, default=LAYERS, help='layers of the model')
     parser.add_argument('--json', metavar='FILE', help='file for the counts')
     options = parser.parse_args(args)

@@ -1,57 +1,29 @@
 """Bytes that a training step's kernels move at least, counted without a GPU: Longhorn beside fla's GLA and delta rule.
 
-    python -m benchmarks.traffic [--json FILE]
+    python -m benchmarks traffic [--json FILE]
 
-Every Triton launch is taken, not run, and each tensor among its arguments counts once: what is read several times, or
-partly, is not seen. Divided by tokens and channels, with one head of 16-bit inputs. PyTorch's own kernels (`eps * v` before
-fla's, the gate after it) are not among the launches.
+Every Triton launch is taken as on an H100, not run, and each tensor among its arguments counts once: what is read several
+times, or partly, is not seen. Divided by tokens and channels, with one head of 16-bit inputs. PyTorch's own kernels (`eps * v`
+before fla's, the gate after it) are not among the launches.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from unittest import mock
 
 import torch
-from triton.runtime.autotuner import Autotuner, Heuristics
-from triton.runtime.jit import JITFunction
 
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from fla_longhorn.ops import triton as longhorn_triton
 from fla_longhorn.ops.arguments import Arguments
+from offgpu.launches import rehearsal
 
 STATE_SIZES = (16, 32, 64, 128)
-T, V = 512, 1024
-
-
-@dataclass
-class Launch:
-    kernel: str
-    tensors: dict[str, int]
-
-
-@contextmanager
-def taken_launches() -> Iterator[list[Launch]]:
-    """Triton's launches, each with the bytes of the tensors that it is given, in place of running them."""
-    launches = []
-
-    def take(self, *args, grid=None, warmup=False, **kwargs) -> None:
-        function = self
-        while not isinstance(function, JITFunction):
-            function = function.fn
-        given = dict(zip(function.arg_names, args, strict=False)) | kwargs
-        sizes = {x.data_ptr(): (name, x.nbytes) for name, x in given.items() if isinstance(x, torch.Tensor)}
-        launches.append(Launch(inspect.unwrap(function.fn).__name__, dict(sizes.values())))
-
-    with mock.patch.object(JITFunction, 'run', take), mock.patch.object(Autotuner, 'run', take), \
-            mock.patch.object(Heuristics, 'run', take):
-        yield launches
+# rows that fill a device once: no sequence is split, and each program has its own scratch memory
+B, T, V = 32, 512, 1024
 
 
 def longhorn(exact: bool, scalar: bool) -> Callable:
@@ -88,22 +60,22 @@ OPERATORS = {
 def measure(name: str, K: int) -> dict:
     """Bytes a (token, channel) and launches, forward and backward."""
     def draw(*shape):
-        return torch.rand(1, T, 1, *shape, dtype=torch.bfloat16).requires_grad_()
+        return torch.empty(B, T, 1, *shape, dtype=torch.bfloat16, device='meta').requires_grad_()
 
     row = {'operator': name, 'K': K}
-    with taken_launches() as launches:
+    with rehearsal('sm_90', 'launch') as launches:
         passes = OPERATORS[name](draw(K), draw(K), draw(V), draw(V), draw(), draw(K).detach().float().log().requires_grad_())
         for key in ('forward', 'backward'):
             before = len(launches)
             next(passes)
             own = launches[before:]
-            total = sum(sum(launch.tensors.values()) for launch in own)
-            row[key] = {'bytes': round(total / (T * V), 2), 'launches': len(own)}
+            total = sum(launch.moved_bytes() for launch in own)
+            row[key] = {'bytes': round(total / (B * T * V), 2), 'launches': len(own)}
     return row
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.traffic', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m benchmarks traffic', description=__doc__.splitlines()[0])
     parser.add_argument('--json', metavar='FILE', help='file for the rows')
     options = parser.parse_args(args)
     print(f'{"bytes a (token, channel)":26}{"K":>5}{"forward":>10}{"backward":>10}{"sum":>8}{"launches":>10}')

@@ -1,4 +1,4 @@
-"""The models that `python -m benchmarks.model` holds side by side, and the sizes that it builds them at.
+"""The models that `python -m benchmarks model` holds side by side, and the sizes that it builds them at.
 
 A size gives every model the same width, vocabulary and tied embeddings, and depth for as many parameters as the architectures
 allow: a layer of Longhorn or Mamba has about 6 d^2 of them for the width d, a block of attention (4 d^2) and an MLP (8 d^2)

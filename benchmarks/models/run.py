@@ -1,6 +1,6 @@
 """Longhorn's language model beside fla's and transformers' others in one run: training steps and generation.
 
-    python -m benchmarks.model [--device cuda] [--size 120m] [--dtypes float32 bfloat16] [--batches 1 8]
+    python -m benchmarks model [--device cuda] [--size 120m] [--dtypes float32 bfloat16] [--batches 1 8]
         [--prompts 64 8192] [--compile] [--int8] [--json FILE] [--plot FILE.png] [--compare OLD.json]
 
 Training: forward, backward and AdamW on random tokens, on a GPU under bfloat16 autocast; tokens a second (from the median
@@ -167,7 +167,7 @@ def times_by_name(report: dict) -> dict[str, dict]:
 
 
 def parse_arguments(args: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.model', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m benchmarks model', description=__doc__.splitlines()[0])
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--size', choices=list(SIZES), help='default: 120m on a GPU, else small')
     parser.add_argument('--models', nargs='+', help='only models whose name holds one of these')

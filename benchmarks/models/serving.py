@@ -1,6 +1,6 @@
 """Tokens a second of vLLM beside transformers' `generate`, in one run and on one machine's CPU.
 
-    .venv-serving/bin/python -m benchmarks.serving [--json FILE] [--requests 1 8 32] [--repeats 3]
+    .venv-serving/bin/python -m benchmarks serving [--json FILE] [--requests 1 8 32] [--repeats 3]
 
 `make test-serving` makes that environment. The same float32 model, prompts of one length and as many new tokens for each: all
 at once in vLLM, which has a place for each, and as one batch in `generate`. The two take turns, and a figure is the median
@@ -76,7 +76,7 @@ def measure(systems: dict[str, Callable], ids: torch.Tensor, repeats: int) -> di
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.serving', description=__doc__.partition('\n')[0])
+    parser = argparse.ArgumentParser(prog='python -m benchmarks serving', description=__doc__.partition('\n')[0])
     parser.add_argument('--json', type=Path, help='where the results go')
     parser.add_argument('--requests', type=int, nargs='+', default=[1, 8, 32], help='at a time')
     parser.add_argument('--repeats', type=int, default=3)

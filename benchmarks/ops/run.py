@@ -1,7 +1,7 @@
 """Longhorn's operators beside fla's and Mamba's in one run: time, memory and distance from what the device can do.
 
-    python -m benchmarks.ops [--device cuda] [--json FILE] [--plot FILE.png] [--compare OLD.json]
-    python -m benchmarks.ops --operators longhorn --shape B=2 T=1024 H=1 K=16 V=1536
+    python -m benchmarks ops [--device cuda] [--json FILE] [--plot FILE.png] [--compare OLD.json]
+    python -m benchmarks ops --operators longhorn --shape B=2 T=1024 H=1 K=16 V=1536
 
 Of each operator (`registry.py`) at each shape: forward, and forward with backward, in milliseconds (median and quartiles),
 peak memory, bytes kept for the backward, and the time as a multiple of its floor, the larger of
@@ -297,7 +297,7 @@ def parse_shape(items: list[str]) -> Shape:
 
 
 def parse_arguments(args: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.ops', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m benchmarks ops', description=__doc__.splitlines()[0])
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--dtype', choices=('float32', 'float16', 'bfloat16'), help='default: bfloat16 on a GPU, else float32')
     parser.add_argument('--sets', nargs='+', choices=list(SHAPE_SETS['cuda']), help='shape sets (default: all)')

@@ -6,22 +6,10 @@ import time
 from dataclasses import asdict
 
 from benchmarks.predict.calls import PASSES, Shape
-from benchmarks.predict.capture import Launch, capture
 from benchmarks.predict.floors import floor_of
-from benchmarks.predict.machine import Machine
-from benchmarks.predict.times import Runs, occupancy, parts_of, walked_tokens
-
-
-def instructions_of(launch: Launch, notes: list[str]) -> float:
-    """Instructions that the warps of a launch issue. All take the first one's path; what was odd about it goes to `notes`."""
-    runs, tokens = Runs(launch, notes), walked_tokens(launch)
-    parts = None if tokens is None else parts_of(runs, tokens)
-    if parts is None:
-        steps = len(runs.base(1.0).steps)
-    else:
-        a, b = (len(runs.base(part).steps) for part in parts)
-        steps = a + (1 - parts[0]) / (parts[1] - parts[0]) * (b - a)
-    return steps * launch.num_warps * launch.blocks
+from offgpu.predict.capture import capture
+from offgpu.predict.machine import Machine
+from offgpu.predict.times import instructions_of, occupancy
 
 
 def bounds(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
@@ -29,7 +17,7 @@ def bounds(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
     started = time.perf_counter()
     kernels = []
     for launch in capture(PASSES[name](s, plain), s.T, f'sm_{machine.capability}'):
-        if launch.cubin is None:
+        if launch.binary is None:
             continue
         notes: list[str] = []
         instructions, code = instructions_of(launch, notes), launch.code()

@@ -11,9 +11,7 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
-
-# of a number of tokens: makes what the pass takes, and returns the pass
-Pass = Callable[[int], Callable[[], object]]
+from offgpu.predict.capture import Pass
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.predict.calls import Shape
-from benchmarks.predict.machine import Machine
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from offgpu.predict.machine import Machine
 
 CHUNK = 16
 HALF = 2

@@ -1,4 +1,13 @@
-"""Predict times of passes and write them: see `benchmarks.predict`."""
+"""Predicted times of the kernels on a GPU that is not there, and what their cycles go to: uncalibrated.
+
+    python -m benchmarks predict [--pass diagonal_fwd ...] [--K 16 ...] [--shape 8,2048,4096 ...] [--gpu H100] [--json FILE]
+
+The launches are those that the wrappers make, compiled for the GPU; `offgpu/predict` times them. The constants of its model
+are in its `machine.py`; `--set dram=700` changes one. Of a B200 too little is published to simulate it: `--gpu B200` gives
+bounds.
+
+Needs gcc, no GPU, and a process without TRITON_INTERPRET.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +20,10 @@ from dataclasses import asdict
 from benchmarks.measure.machine import describe_machine
 from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, Shape
-from benchmarks.predict.capture import capture
 from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
-from benchmarks.predict.machine import MACHINES, Machine
-from benchmarks.predict.times import Prediction, predict_pass
+from offgpu.predict.capture import capture
+from offgpu.predict.machine import MACHINES, Machine
+from offgpu.predict.times import Prediction, predict_pass
 
 # of the paper's 1.3B layer (B=8) and others: many sequences, and one long one
 SHAPES = ((8, 2048, 4096), (64, 2048, 1536), (1, 131072, 4096))
@@ -120,13 +129,13 @@ def machine_of(name: str, changes: list[str]) -> Machine:
     for change in changes:
         field, _, value = change.partition('=')
         if not isinstance(getattr(machine, field, None), (int, float)):
-            raise ValueError(f'set takes a number of benchmarks.predict.machine.Machine as FIELD=VALUE, got {change}')
+            raise ValueError(f'set takes a number of offgpu.predict.machine.Machine as FIELD=VALUE, got {change}')
         setattr(machine, field, type(getattr(machine, field))(float(value)))
     return machine
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.predict', description='Predict kernel times without a GPU.')
+    parser = argparse.ArgumentParser(prog='python -m benchmarks predict', description='Predict kernel times without a GPU.')
     names = [*PASSES, *PEERS]
     parser.add_argument('--pass', dest='passes', nargs='+', choices=names, metavar='PASS', help=', '.join(names))
     parser.add_argument('--K', type=int, nargs='+')

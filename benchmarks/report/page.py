@@ -1,6 +1,6 @@
 """The results page, `docs/results.md`, and the results in the README, from the JSON files in `benchmarks/results/`.
 
-    python -m benchmarks.report [--check]
+    python -m benchmarks report [--check]
 
 `--check` writes nothing, and fails where a page differs from what the files hold.
 """
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.experiments.mqar import best_runs
 from benchmarks.report.models import models
 from benchmarks.report.predicted import predicted
 from benchmarks.report.summary import replaced, summary
@@ -22,324 +20,73 @@ from benchmarks.report.tables import measured_on, milliseconds, place, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
+# those that the README quotes
+FIGURES = {
+    'cpu_ops': RESULTS / 'cpu_ops.json', 'kernels': RESULTS / 'kernels.json',
+    'extrapolation': ROOT / 'experiments' / 'results' / 'extrapolation.json',
+}
 HEADER = """# Results
 
-`python -m benchmarks.report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). Each section
-names the command, the device and the commit. What is not on this page has not been measured.
+`python -m benchmarks report` draws this page from the files in [`benchmarks/results`](../benchmarks/results), which hold much
+more: all shapes, dtypes and batches, quartiles, and what was left out and why. What is not in them has not been measured.
 """
 NO_GPU = '**No kernel has been timed on a GPU yet.**\n'
-
-
-def kernels(rows: list[dict]) -> str:
-    """Cost of the passes on each target, and what the kernels of sm_90 take."""
-    parts = [
-        '## Compiled kernels\n\n`python -m benchmarks.kernels` compiles the kernels in bfloat16 and counts instructions. '
-        'These are counts, not times. The state has K * V entries per head; a "state update" is the work for one entry and '
-        'one token. The kernels run without gate (`z`), skip (`D`) and sigmoid.\n'
-    ]
-    targets, sizes = (list(dict.fromkeys(row[name] for row in rows)) for name in ('target', 'K'))
-    passes = ['forward', 'backward']
-    lines = []
-    for target in targets:
-        for update in ('diagonal', 'exact'):
-            for direction in passes:
-                cells = []
-                for K in sizes:
-                    some = [x for x in rows if (x['target'], x['update'], x['pass'], x['K']) == (target, update, direction, K)]
-                    costs = [x['instructions_per_state_update'] for x in some]
-                    spills = sum(x['spills'] or 0 for x in some)
-                    if None in costs:
-                        cells.append('compiles' + (f' ({spills} spills)' if spills else ''))
-                    else:
-                        cells.append(f'{sum(costs):.2f}' + (f' ({spills} spills)' if spills else ''))
-                lines.append([target, update, direction, *cells])
-    parts.append('Instructions per state update, of all kernels of a pass:\n\n'
-                 + table(['target', 'update', 'pass', *(f'K = {K}' for K in sizes)], lines) + '\n')
-    names = (
-        'kernel', 'update', 'pass', 'registers', 'spills', 'shared_bytes', 'barriers', 'instructions_per_state_update',
-        'issue_bound_ms',
-    )
-    chosen = [[row[name] for name in names] for row in rows if row['target'] == 'sm_90' and row['K'] == 16]
-    parts.append('Each kernel on sm_90, K = 16:\n\n' + table([name.replace('_', ' ') for name in names], chosen))
-    return '\n'.join(parts)
-
-
-def traffic(report: dict) -> str:
-    """Bytes that a step moves at least, by operator and K."""
-    rows = {(row['operator'], row['K']): row for row in report['rows']}
-    names, sizes = (list(dict.fromkeys(key[i] for key in rows)) for i in (0, 1))
-    lines = []
-    for name in names:
-        cells = [f"{rows[name, K]['forward']['bytes']:.1f} + {rows[name, K]['backward']['bytes']:.1f}" for K in sizes]
-        lines.append([name, *cells, sum(rows[name, sizes[0]][key]['launches'] for key in ('forward', 'backward'))])
-    return (
-        '## Bytes moved\n\n`python -m benchmarks.traffic` counts the bytes per token and channel that the Triton kernels '
-        'read and write at least, as forward + backward: one head, bfloat16, every tensor of a launch counted once, without '
-        'gate and skip. "scalar" is one step size per head; the diagonal update is then GLA and the exact one the delta '
-        'rule, so fla\'s kernels stand beside them. These are counts, not times.\n\n'
-        + table(['operator', *(f'K = {K}' for K in sizes), 'launches'], lines)
-    )
+# channels of the paper's 120M layer
+WIDTH = 1536
 
 
 def operators(report: dict) -> str:
-    """The paper's shapes, and equal state sizes; the other sets are in the picture and the file."""
-    parts = [
-        f'## Operators on {place(report)}\n\n`python -m benchmarks.ops`. {measured_on(report["machine"])} {report["dtype"]}; '
-        'times are medians in ms (and quartiles). "of chunk_longhorn" and "of the floor" are multiples of those times. The '
-        'floor is what the device needs at least, for the bytes at its copy bandwidth or for the multiply-adds at their '
-        'measured rate, whichever is larger. An operator is timed only where its results agree with a float64 reference. '
-        '"scalar" is one step size per head.\n'
+    """One shape, one step size per channel; the other sets are in the picture and the file."""
+    rows = [row for row in report['rows'] if (row['set'], row['V'], row['status']) == ('paper', WIDTH, 'ok')]
+    lines = [
+        [f'`{row["operator"]}`', row['backend'], milliseconds(row['forward']), milliseconds(row['forward_backward']),
+         f'{row["forward_backward"]["of_longhorn"]:.1f}x']
+        for row in rows if row['shape'] == rows[0]['shape'] and not row['operator'].endswith('scalar')
     ]
-    shapes = dict.fromkeys((row['set'], row['shape']) for row in report['rows'] if row['set'] in ('paper', 'equal_state'))
-    for name, shape in shapes:
-        lines = []
-        for row in report['rows']:
-            if (row['set'], row['shape']) != (name, shape):
-                continue
-            forward, both = row.get('forward'), row.get('forward_backward')
-            saved = row.get('saved_bytes')
-            lines.append([
-                row['operator'], row['backend'], row['status'], milliseconds(forward), milliseconds(both),
-                f"{both['of_longhorn']:.1f}x" if both else '', f"{both['of_floor']:.1f}x" if both else '',
-                f'{saved / 1e6:.1f}' if saved else '',
-            ])
-        columns = [
-            'operator', 'backend', 'status', 'forward', 'forward + backward', 'of chunk_longhorn', 'of the floor', 'saved MB',
-        ]
-        parts.append(f'{name.replace("_", " ")}: `{shape}`\n\n{table(columns, lines)}\n')
-    parts.append('Not run: ' + '; '.join(f'{name}: {reason}' for name, reason in report['not_run'].items()) + '.')
-    return '\n'.join(parts)
-
-
-def guessing(num_pairs: int) -> float:
-    """Recall of one that knows a sequence's values, 1 to `num_pairs` of them, but not their keys (`examples/mqar/data.py`)."""
-    right = sum(1 / left for n in range(1, num_pairs + 1) for left in range(1, n + 1))
-    return right / (num_pairs * (num_pairs + 1) / 2)
-
-
-def shares(values: list[float]) -> str:
-    """Mean, lowest and highest in percent."""
-    mean = f'{sum(values) / len(values):.1%}'
-    return f'{mean} ({min(values):.1%} to {max(values):.1%})' if len(values) > 1 else mean
-
-
-def recall(report: dict) -> str:
-    """Every learning rate beside the one that the rule chooses."""
-    setting, runs = report['setting'], report['runs']
-    names = [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]
-    rates = sorted({run['cell']['learning_rate'] for run in runs})
-
-    def by_group(some: list[dict]) -> dict[tuple, list[float]]:
-        groups = {}
-        for run in some:
-            groups.setdefault(tuple(run['cell'][name] for name in names), []).append(run['recall'])
-        return groups
-
-    at = [by_group([run for run in runs if run['cell']['learning_rate'] == rate]) for rate in rates]
-    best = best_runs(runs)
-    result = by_group(best)
-    rate_of = {tuple(run['cell'][name] for name in names): run['cell']['learning_rate'] for run in best}
-    rows = [
-        [*key, *(shares(groups[key]) if key in groups else 'not run' for groups in at), rate_of[key], shares(result[key]),
-         len(result[key])]
-        for key in sorted(result, key=lambda key: key[::-1])
-    ]
-    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
-    pairs = sorted({run['cell']['num_pairs'] for run in runs})
-    guesses = ', '.join(f'{guessing(n):.1%} with up to {n} pairs' for n in pairs)
+    columns = ['operator', 'backend', 'forward, ms', 'forward + backward, ms', 'of chunk_longhorn']
+    shape = f'`{rows[0]["shape"]}`' if rows else ''
     return (
-        f'### {setting["title"]}\n\n{measured_on(report["machine"])} {options}. Guessing among the values that a sequence has '
-        f'not yet shown as answers recalls {guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
-        f'{RULE}\n\n'
-        + table([*names, *(f'rate {rate}' for rate in rates), 'chosen', 'recall at the chosen rate', 'seeds'], rows)
+        f'## Operators on {place(report)}\n\n`python -m benchmarks ops`. {measured_on(report["machine"])} {report["dtype"]}, '
+        f"the paper's 120M width ({shape}); medians (and quartiles). An operator is timed only where its results agree with "
+        'a float64 reference.\n\n' + table(columns, lines)
     )
 
 
-def recall_by_width(report: dict) -> str:
-    return recall(report) + '\n\n' + RATES
-
-
-def language_modeling(report: dict) -> str:
-    rows = []
-    for name, runs in by_model(report['runs']):
-        losses = [run['loss'] for run in runs]
-        mean = sum(losses) / len(losses)
-        rows.append([name, f'{runs[0]["parameters"]:,}', f'{mean:.4f} ({min(losses):.4f} to {max(losses):.4f})',
-                     f'{math.exp(mean):.3f}', len(runs)])
-    return (f'### {report["setting"]["title"]}\n\n{measured_on(report["machine"])} '
-            f'{report["setting"]["training"]["max_steps"]} steps.\n\n'
-            + table(['model', 'parameters', 'held-out loss (nats a token)', 'perplexity', 'seeds'], rows))
-
-
-def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
-    return [(name, [run for run in runs if run['model'] == name]) for name in dict.fromkeys(run['model'] for run in runs)]
-
-
-def extrapolation(report: dict) -> str:
-    ends = [x['end'] for x in report['runs'][0]['spans']]
-    shown = [i for i, end in enumerate(ends) if (i + 1) & i == 0 or i == len(ends) - 1]
-    rows = []
-    for name, runs in by_model(report['runs']):
-        cells = []
-        for i in shown:
-            values = [run['spans'][i]['perplexity'] for run in runs]
-            cells.append(f'{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})')
-        rows.append([name, *cells])
-    return (f'### Length extrapolation\n\n`python -m benchmarks.extrapolation`. Each model was trained on '
-            f'{report["block_size"]} tokens at a time. It then reads {report["texts"]} longer held-out texts from an empty '
-            f'state. The table holds the perplexity of the {report["block_size"]} tokens up to a position: mean over the '
-            'seeds (lowest to highest).\n\n'
-            + table(['model', *(f'up to {ends[i]}' for i in shown)], rows))
-
-
-# what is changed, from which mixer to which
-CHANGES = (
-    ('one step size per head, not per channel', 'diagonal', 'scalar beta'),
-    ('exact, not diagonal', 'diagonal', 'exact'),
-    ('normalised keys, diagonal', 'diagonal', 'diagonal, normalised keys'),
-    ('normalised keys, exact', 'exact', 'exact, normalised keys'),
-)
-
-
-# recall that guessing does not reach
-LEFT = 0.6
-TWO_LAYERS = """It is not a rate that is too high, nor branches that start too large: with a rate of 0.001, or with the
-branches' last projections at a tenth of their size, two layers stay near guessing for all 600 steps. What
-helped is the start of the embeddings: ten times larger, at a standard deviation of 1, two layers leave
-guessing within 350 steps. With 1,500 steps planned they learn the task. Why that is was not found out.
-Other seeds, the present start with more steps and the convolution were not tried. Two layers learn
-zoology's version of the task in a few epochs (below), with embeddings that start at 0.02: a vocabulary of
-8,192, 4 pairs, a rate of 0.01, batches of 512 and weight decay differ there."""
-RULE = """Recall on test sequences: mean over the seeds (lowest to highest). One learning rate is chosen for all seeds, by the
-mean recall on validation sequences at the end of training; the test sequences decide nothing. The columns of rates are the
-whole search. These runs are older than the rule, which chose from the recalls that were kept with them."""
-# held against the figures by tests/benchmarks/test_report.py
-RATES = """At width 32 the order of diagonal and exact depends on the learning rate. With 32 tokens, exact is ahead at
-0.0046 and diagonal at 0.01; with 64 tokens, it is the other way round. Attention's 100% hides one failed run at each
-length, both at 0.01: 36% with 32 tokens and 14% with 64."""
-ABLATIONS = """Each recall is that of the learning rate chosen for its update, so the differences include that choice: at one
-rate, exact and diagonal change places (see the recall table above). At width 64 all of them recall nearly everything,
-and at the training length no change moves the mean loss by 0.01 nats. At width 32, exact is ahead of diagonal in every
-seed in the shorter sequences, and in two of three in the longer; 16 times past the training length, in every seed.
-Normalised keys lose in every seed with the diagonal update at width 32, with the exact one there in the longer
-sequences, and with both past the training length. One step size per head is ahead on average in recall at width 32; its
-losses are higher on average, though not in every seed. Attention, in two layers, recalls everything at the chosen rate,
-and its losses are the highest."""
-
-
-def differences(recalls: dict, losses: dict, long: dict) -> dict[str, dict[str, list[float]]]:
-    """What each change does to each figure, seed by seed: recall in points, loss in nats."""
-    figures = {}
-    for run in best_runs(recalls['runs']):
-        cell = run['cell']
-        column = f'recall, {cell["seq_len"]} tokens, width {cell["hidden_size"]}'
-        figures.setdefault(column, {})[cell['mixer'], cell['seed']] = 100 * run['recall']
-    for report, described, loss in (
-        (losses, lambda run: f'loss, {losses["setting"]["block_size"]} tokens', lambda run: run['loss']),
-        (long, lambda run: f'loss, up to {run["spans"][-1]["end"]} tokens', lambda run: run['spans'][-1]['loss']),
-    ):
-        for run in report['runs']:
-            figures.setdefault(described(run), {})[run['model'].removeprefix('Longhorn, '), run['seed']] = loss(run)
-    return {
-        change: {
-            column: [y - x[before, seed] for (mixer, seed), y in x.items() if mixer == after] for column, x in figures.items()
-        }
-        for change, before, after in CHANGES
-    }
-
-
-def ablations(*reports: dict) -> str:
-    changes = differences(*reports)
-    rows = []
-    for change, figures in changes.items():
-        cells = []
-        for column, x in figures.items():
-            form = '{:+.1f}' if column.startswith('recall') else '{:+.4f}'
-            mean, low, high = (form.format(y) for y in (sum(x) / len(x), min(x), max(x)))
-            cells.append(f'{mean} ({low} to {high})' if len(x) > 1 else mean)
-        rows.append([change, *cells])
-    return ('### Ablations\n\nWhat one change does to the results above: the difference, seed by seed, as a mean (lowest to '
-            'highest). Recall is in percentage points, and more is better. Loss is in nats per token, and less is better. The '
-            f'last column is the loss of the {reports[-1]["block_size"]} tokens before that position.\n\n'
-            + table(['change', *next(iter(changes.values()))], rows) + '\n\n' + ABLATIONS)
-
-
-def two_layers(report: dict) -> str:
-    """What was changed, what each run recalls, and how near a plain PyTorch model's losses are."""
-    rows = []
-    for run in report['runs']:
-        cell, at = run['cell'], dict(map(tuple, run['history']))
-        left = next((step for step, recall in run['history'] if recall > LEFT), 'not left')
-        rows.append([
-            cell['change'], cell['learning_rate'], cell.get('initializer_range', 0.1), cell['steps'], left,
-            *(f'{at[step]:.0%}' if step in at else '' for step in (200, 400, 600)), f'{run["recall"]:.1%}',
-        ])
-    plain = report['plain']
-    columns = [
-        'change', 'rate', 'embeddings start with', 'steps', f'step with more than {LEFT:.0%}', 'after 200', 'after 400',
-        'after 600', 'test recall',
-    ]
+def kernels(rows: list[dict], target: str = 'sm_90') -> str:
+    """Cost of the passes on one target."""
+    sizes, lines = list(dict.fromkeys(row['K'] for row in rows)), []
+    for update in ('diagonal', 'exact'):
+        for direction in ('forward', 'backward'):
+            some = [x for x in rows if (x['target'], x['update'], x['pass']) == (target, update, direction)]
+            cells = []
+            for K in sizes:
+                spills = sum(x['spills'] for x in some if x['K'] == K)
+                cost = K * sum(x['instructions_per_state_update'] for x in some if x['K'] == K)
+                cells.append(f'{cost:,.0f}' + (f' ({spills} spills)' if spills else ''))
+            lines.append([update, direction, *cells])
     return (
-        f'### {report["setting"]["title"]}\n\n`python -m benchmarks.mqar benchmarks/settings/mqar_depth.json`. '
-        f'{measured_on(report["machine"])} One seed each. Guessing among the values not yet shown recalls {guessing(8):.1%}. '
-        f'The step is the first evaluation above {LEFT:.0%}; all columns but the last are on validation sequences.\n\n'
-        + table(columns, rows) + f"""
-
-Two layers are still near guessing after the 600 steps in which one layer learns the task. It is not this package: a plain
-PyTorch model (`python -m benchmarks.plain`) with the same weights and data has the same losses over the first
-{len(plain["ours"])} steps, to {plain["largest_difference"]:.0e}. """ + TWO_LAYERS
+        '## Compiled kernels\n\n`python -m benchmarks kernels`. Instructions per token and channel, of all kernels of a pass, '
+        'compiled for an H100 in bfloat16 without gate (`z`), skip (`D`) and sigmoid. These are counts, not times.\n\n'
+        + table(['update', 'pass', *(f'K = {K}' for K in sizes)], lines)
     )
 
 
-def smallest_column(report: dict) -> str:
-    """Each run by zoology's rules: how long it trained, and what it recalls."""
-    rows = [
-        [run['cell']['mixer'], run['cell']['hidden_size'], run['cell']['learning_rate'], run['history'][-1][0],
-         ', '.join(f'{recall:.1%}' for _, recall in run['history']),
-         f'{run["recall"]:.1%}', f'{run["seconds"] / 60:.0f}']
-        for run in report['runs']
-    ]
-    options = report['setting']['options']
-    columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', 'minutes']
-    return (
-        f'### {report["setting"]["title"]}\n\n'
-        '`python -m benchmarks.mqar benchmarks/settings/mqar_zoology_small.json`. '
-        f'{measured_on(report["machine"])} {options["num_hidden_layers"]} layers, {options["seq_len"]} tokens with '
-        f'{options["num_pairs"]} pairs of {options["vocab_size"]} tokens, {options["train_size"]:,} training sequences, '
-        f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
-        f'{options["stop_recall"]:.0%}, or after {options["epochs"]}. One seed; {report["setting"]["note"]}\n\n'
-        + table(columns, rows)
-    )
-
-
-def experiments(report: dict) -> str:
-    return "## The paper's experiments, at a small size\n\n" + recall(report)
-
-
-# files, what turns them into text, and its picture
-SECTIONS: tuple[tuple[tuple[str, ...], Callable, str | None], ...] = (
+# names of files, what turns them into text, and a picture
+Section = tuple[tuple[str, ...], Callable[..., str], str | None]
+SECTIONS: tuple[Section, ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), models, 'cpu_decode'),
-    (('cpu_compiled',), models, None),
     (('kernels',), kernels, None),
-    (('traffic',), traffic, None),
-    (('predicted', 'predicted_before'), predicted, None),
-    (('mqar_exact',), experiments, 'mqar_exact'),
-    (('mqar_small',), recall_by_width, 'mqar_small'),
-    (('mqar_depth',), two_layers, 'mqar_depth'),
-    (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
-    (('lm_small',), language_modeling, 'lm_small'),
-    (('extrapolation',), extrapolation, 'extrapolation'),
-    (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),
+    (('predicted',), predicted, None),
 )
 
 
-def read(name: str) -> dict | list:
-    return json.loads((RESULTS / f'{name}.json').read_text())
+def read(path: Path) -> dict | list:
+    return json.loads(path.read_text())
 
 
-def gpu_sections() -> list[tuple]:
+def gpu_sections() -> list[Section]:
     """Sections of what was measured on other devices: `<device>_ops.json`, `<device>_model.json`, `<device>_decode.json`."""
     return [
         ((path.stem,), describe, path.stem if path.with_suffix('.png').exists() else None)
@@ -348,30 +95,42 @@ def gpu_sections() -> list[tuple]:
     ]
 
 
-def page() -> str:
-    others = gpu_sections()
-    parts = [HEADER if others else HEADER + NO_GPU]
-    for names, describe, picture in (*others, *SECTIONS):
-        paths = [RESULTS / f'{name}.json' for name in names]
+def body(sections: Sequence[Section], results: Path, linked: str) -> str:
+    """The sections of a page, from the files in a folder of results; `linked` is where the page finds their pictures."""
+    parts = []
+    for names, describe, picture in sections:
+        paths = [results / f'{name}.json' for name in names]
         if not all(path.exists() for path in paths):
             parts.append(f'## {", ".join(names)}\n\nNot measured.\n')
             continue
-        parts.append(describe(*map(read, names)) + '\n')
+        parts.append(describe(*map(read, paths)) + '\n')
         if picture:
-            parts.append(f'![{picture}](../benchmarks/results/{picture}.png)\n')
+            parts.append(f'![{picture}]({linked}/{picture}.png)\n')
     return '\n'.join(parts)
 
 
-def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.report', description=__doc__.splitlines()[0])
-    parser.add_argument('--check', action='store_true', help='fail if the page is not up to date')
-    options = parser.parse_args(args)
-    pages = {PAGE: page(), README: replaced(README.read_text(), summary(read, bool(gpu_sections())))}
-    if options.check:
-        old = [path for path, text in pages.items() if path.read_text() != text]
+def page() -> str:
+    others = gpu_sections()
+    return '\n'.join([HEADER if others else HEADER + NO_GPU, body([*others, *SECTIONS], RESULTS, '../benchmarks/results')])
+
+
+def pages() -> dict[Path, str]:
+    return {PAGE: page(), README: replaced(README.read_text(), summary(FIGURES, bool(gpu_sections())))}
+
+
+def main_of(command: str, pages: Callable[[], dict[Path, str]], args: list[str] | None) -> int:
+    """Write the pages that `command` makes or, with `--check`, count those that are not up to date."""
+    parser = argparse.ArgumentParser(prog=command, description='Pages from the JSON files of results.')
+    parser.add_argument('--check', action='store_true', help='write nothing; fail where a page is not up to date')
+    if parser.parse_args(args).check:
+        old = [path for path, text in pages().items() if path.read_text() != text]
         for path in old:
-            print(f'{path} differs from what the results hold: run python -m benchmarks.report', file=sys.stderr)
+            print(f'{path} differs from what the results hold: run {command}', file=sys.stderr)
         return len(old)
-    for path, text in pages.items():
+    for path, text in pages().items():
         path.write_text(text)
     return 0
+
+
+def main(args: list[str] | None = None) -> int:
+    return main_of('python -m benchmarks report', pages, args)

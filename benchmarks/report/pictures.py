@@ -1,6 +1,6 @@
 """The pictures of `benchmarks/results/`, drawn again from the JSON files beside them.
 
-    python -m benchmarks.report.pictures [NAME ...]
+    python -m benchmarks pictures [NAME ...]
 """
 
 from __future__ import annotations
@@ -8,35 +8,32 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 
-from benchmarks.experiments import depth, extrapolation, language_modeling, mqar, objectives
 from benchmarks.ops import run as ops
 from benchmarks.report import plots
 from benchmarks.report.page import RESULTS
 
 # what draws the files whose name ends so
-DRAW: dict[str, Callable] = {
-    'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models, 'mqar_exact': mqar.draw, 'mqar_small': mqar.draw,
-    'mqar_depth': depth.draw, 'mqar_zoology_small': mqar.draw, 'lm_small': language_modeling.draw,
-    'extrapolation': extrapolation.draw, 'objectives': objectives.draw,
-}
+DRAW: dict[str, Callable] = {'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models}
 
 
-def pictures() -> dict[str, Callable]:
-    """The committed pictures, by name, with what draws each."""
-    names = sorted(path.stem for path in RESULTS.glob('*.png'))
-    return {name: next(draw for ending, draw in DRAW.items() if name.endswith(ending)) for name in names}
+def pictures(draw: dict[str, Callable], results: Path) -> dict[Path, Callable]:
+    """The committed pictures of a folder, with what draws each."""
+    found = {path: [draw[ending] for ending in draw if path.stem.endswith(ending)] for path in sorted(results.glob('*.png'))}
+    return {path: functions[0] for path, functions in found.items()}
+
+
+def main_of(command: str, draw: dict[str, Callable], results: Path, args: list[str] | None) -> None:
+    parser = argparse.ArgumentParser(prog=command, description='The pictures of results, drawn again from the JSON files.')
+    parser.add_argument('names', nargs='*', metavar='NAME', help='only these')
+    options = parser.parse_args(args)
+    known = {path.stem: (path, function) for path, function in pictures(draw, results).items()}
+    for name in options.names or known:
+        path, function = known[name]
+        function(json.loads(path.with_suffix('.json').read_text()), path)
+        print(path)
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.report.pictures', description=__doc__.splitlines()[0])
-    parser.add_argument('names', nargs='*', metavar='NAME', help='only these')
-    options = parser.parse_args(args)
-    known = pictures()
-    for name in options.names or known:
-        known[name](json.loads((RESULTS / f'{name}.json').read_text()), RESULTS / f'{name}.png')
-        print(RESULTS / f'{name}.png')
-
-
-if __name__ == '__main__':
-    main()
+    main_of('python -m benchmarks pictures', DRAW, RESULTS, args)

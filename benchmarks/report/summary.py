@@ -1,11 +1,13 @@
-"""The part of the README that `python -m benchmarks.report` draws from the committed figures."""
+"""The part of the README that `python -m benchmarks report` draws from the committed figures."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from statistics import mean
 from textwrap import fill
 
-START, END = '<!-- drawn by python -m benchmarks.report -->\n', '<!-- to here -->\n'
+START, END = '<!-- drawn by python -m benchmarks report -->\n', '<!-- to here -->\n'
 # a link stays on one line
 WHOLE = {'break_long_words': False, 'break_on_hyphens': False}
 
@@ -60,16 +62,21 @@ def extrapolation(report: dict) -> str:
         f'time read on to {ends[1]}, {round(ends[1] / ends[0])} times as far. The perplexity goes '
         f'{change("Longhorn, exact")} with the exact update, {change("Longhorn, diagonal")} with the diagonal one, and '
         f'{change("attention")} with attention (means over {seeds} seeds). [Picture and '
-        'spreads](docs/results.md#length-extrapolation).'
+        'spreads](docs/experiments.md#length-extrapolation).'
     )
 
 
-def summary(read, timed_on_gpu: bool) -> str:
-    """The text between the marks; `read` gives a file's figures by its name."""
+def summary(files: dict[str, Path], timed_on_gpu: bool) -> str:
+    """The text between the marks, from the files by their names."""
+    def read(name: str):
+        return json.loads(files[name].read_text())
+
     missing = ("models of the paper's sizes" if timed_on_gpu else "times on any GPU, and models of the paper's sizes")
     points = (operators(read('cpu_ops')), extrapolation(read('extrapolation')), kernels(read('kernels')))
-    last = f'Not measured: {missing}. [All results](docs/results.md) with spreads, pictures and the recall task; the ' \
-           "[objectives of the paper's Table 4](docs/objectives.md)."
+    last = (
+        f"Not measured: {missing}. [All results](docs/results.md); [the paper's experiments](docs/experiments.md) at a small "
+        "size; the [objectives of the paper's Table 4](docs/objectives.md)."
+    )
     lines = [*(fill(point, 127, subsequent_indent='  ', **WHOLE) for point in points), '', fill(last, 127, **WHOLE)]
     return START + '\n'.join(lines) + '\n' + END
 

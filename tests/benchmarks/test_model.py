@@ -64,7 +64,7 @@ def test_rows(tmp_path):
         assert longer - one == 8 * 2 * 32 * 4 and two == 2 * one and last == 2 * longer
     assert plot.read_bytes().startswith(b'\x89PNG')
     text = page(report)
-    assert '| GPT-2 | ' in text and 'float32, batch 2:' in text and f"GLA, DeltaNet, Mamba2: {rows['GLA']['reason']}." in text
+    assert '| GPT-2 | ' in text and 'float32, batch 1' in text and '| Mamba2 | ' not in text
 
 
 @pytest.mark.parametrize('name', [name for name in ROWS if name not in TRITON])
@@ -158,7 +158,6 @@ def test_dtypes_and_long_prompts(tmp_path, monkeypatch):
     assert all('judged by the one before' in x['reason'] for x in row['left_out'])
     text = page(report)
     assert text.startswith('## Generation on a CPU')
-    assert 'Longhorn in bfloat16, batch 1, after 16777216 tokens: it would' in text
 
 
 def test_compiled_steps(tmp_path, monkeypatch):
@@ -173,7 +172,6 @@ def test_compiled_steps(tmp_path, monkeypatch):
     # a static cache has its last length from the start
     length = 8 + registry.WARM + 2 - 1
     assert rows['GPT-2, compiled']['generation'][0]['state_bytes'] >= length * 2 * 32 * 4
-    assert 's to compile' in page(report)
 
 
 def test_without_a_compiler(tmp_path, monkeypatch):

@@ -11,22 +11,26 @@ from matplotlib.text import Text
 
 from benchmarks.report import plots
 from benchmarks.report.page import RESULTS
-from benchmarks.report.pictures import pictures
+from benchmarks.report.pictures import DRAW, pictures
+from experiments.pictures import DRAW as EXPERIMENTS
+from experiments.report import RESULTS as EXPERIMENTS_RESULTS
+
+PICTURES = pictures(DRAW, RESULTS) | pictures(EXPERIMENTS, EXPERIMENTS_RESULTS)
 
 
 def is_grey(color) -> bool:
     return max(to_rgb(color)) - min(to_rgb(color)) < 0.1
 
 
-@pytest.fixture(params=list(pictures()), scope='module')
+@pytest.fixture(params=list(PICTURES), ids=lambda path: path.stem, scope='module')
 def figure(request):
     """A committed picture as it is drawn from its JSON, and the size of the committed file."""
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, 'savefig', lambda figure, path: drawn.append(figure))
-        pictures()[request.param](json.loads((RESULTS / f'{request.param}.json').read_text()), '')
+        PICTURES[request.param](json.loads(request.param.with_suffix('.json').read_text()), '')
     figure, = drawn
-    figure.png_size = struct.unpack('>II', (RESULTS / f'{request.param}.png').read_bytes()[16:24])
+    figure.png_size = struct.unpack('>II', request.param.read_bytes()[16:24])
     return figure
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.traffic`: what counts, and what docs/exact.md and the routes of a scalar beta take from it."""
+"""`python -m benchmarks traffic`: what counts, and what docs/exact.md and the routes of a scalar beta take from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def bytes_moved(tmp_path_factory) -> dict[tuple[str, int], tuple[float, float]]:
     """(forward, backward) by operator and K, from a process that has no interpreter for its kernels."""
     file = tmp_path_factory.mktemp('traffic') / 'traffic.json'
-    forks.run('-m', 'benchmarks.traffic', '--json', file).check_returncode()
+    forks.run('-m', 'benchmarks', 'traffic', '--json', file).check_returncode()
     return by_operator(file)
 
 

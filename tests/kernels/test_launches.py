@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 
-from benchmarks.kernels.absent_device import SHARED_MEMORY
-from benchmarks.kernels.launches import CALLS, rehearsal, run_call
+from benchmarks.kernels.launches import CALLS, run_call
 from fla_longhorn.ops.triton.exact import backward, backward_qk, common, forward
+from offgpu.absent_device import SHARED_MEMORY
+from offgpu.launches import rehearsal
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / 'fla_longhorn' / 'ops' / 'triton'
@@ -76,7 +77,7 @@ def test_copies_ahead_where_they_pay(copies, outputs, states, reverse, monkeypat
 @pytest.mark.slow
 def test_the_command():
     process = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'benchmarks.kernels.launches', '--calls', 'few', '--depth', 'launch'],
+        [sys.executable, '-W', 'ignore', '-m', 'benchmarks', 'launches', '--calls', 'few', '--depth', 'launch'],
         cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {'PYTHONPATH': str(ROOT)},
     )
     assert process.returncode == 0, process.stderr[-2000:]
@@ -115,7 +116,7 @@ def test_wrong_launches_are_found(little_shared_memory, grid, n, B, shared, erro
     x = torch.empty(8, dtype=torch.float16, device='meta')
     with rehearsal('sm_80', 'code') as launches:
         wrong_kernel[(1,)](x, 1, B=16, SHARED=False, num_warps=1)
-        assert [launch['grid'] for launch in launches] == [[1, 1, 1]]
+        assert [launch.grid for launch in launches] == [[1, 1, 1]]
         with pytest.raises(Exception) as raised:
             wrong_kernel[grid](x, n, B=B, SHARED=shared, num_warps=1)
     assert error in f'{type(raised.value).__name__}: {raised.value.__cause__ or raised.value}'

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.forks import PRELOADED, Forks
 from tests.mutate.mutation import ROOT, Mutation
 
-COPIED = ('fla_longhorn', 'tests', 'configs', 'docs', 'pyproject.toml')
+COPIED = ('fla_longhorn', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
 # seconds for the tests of one mutation
 LIMIT = 300
 # pytest's exit codes: tests failed; it was interrupted, for instance by an import that failed
@@ -40,29 +41,22 @@ class Copy:
             else:
                 shutil.copy2(ROOT / name, folder / name)
         self.machine_code = folder / 'numba'
-        # whether Triton is interpreted -> a process that forks pytest; Triton asks when it is imported
-        self.forks: dict[str, Forks] = {}
-
-    def close(self) -> None:
-        for forks in self.forks.values():
-            forks.close()
 
     def pytest(
         self, *arguments: str, env: Mapping[str, str], machine_code: Path | None = None, limit: float = LIMIT,
     ) -> tuple[int, str]:
         """pytest's exit code, -1 where it took longer than `limit` seconds, and what it wrote."""
-        interpret = env.get('TRITON_INTERPRET', '0')
-        fixed = {
-            'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(self.folder), 'PYTHONDONTWRITEBYTECODE': '1',
-            'TRITON_INTERPRET': interpret,
+        environment = {
+            **os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(self.folder), 'PYTHONDONTWRITEBYTECODE': '1',
+            'TRITON_INTERPRET': '0', **env, 'NUMBA_CACHE_DIR': str(machine_code or self.machine_code),
         }
-        if interpret not in self.forks:
-            preloaded = ('hypothesis', 'pytest', *PRELOADED, 'torch._dynamo.testing')
-            self.forks[interpret] = Forks(preloaded, fixed, self.folder)
-        done = self.forks[interpret].run(
-            ('-c', PYTEST, '-q', '-p', 'no:cacheprovider', *arguments), self.folder,
-            {**os.environ, **fixed, **env, 'NUMBA_CACHE_DIR': str(machine_code or self.machine_code)}, limit,
-        )
+        command = [sys.executable, '-c', PYTEST, '-q', '-p', 'no:cacheprovider', *arguments]
+        try:
+            done = subprocess.run(
+                command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=limit,
+            )
+        except subprocess.TimeoutExpired as late:
+            return -1, str(late)
         return done.returncode, done.stdout + done.stderr
 
     @contextmanager

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tests.mutate.copies import Copy
 from tests.mutate.mutation import ROOT, Mutation
-from tests.mutate.rooms import MUTATIONS
+from tests.mutate.rooms import MUTATIONS, ROOMS
 
 
 def by_environment(mutations: dict[str, Mutation]) -> dict[tuple, list[str]]:
@@ -46,6 +46,15 @@ def collect(pytest: Callable[..., tuple[int, str]], mutations: dict[str, Mutatio
     return cases
 
 
+def check_fit(mutations: dict[str, Mutation]) -> None:
+    """Raise an error if a mutation quotes what is not in its file, makes no Python of it, or has the name of another one."""
+    if len(MUTATIONS) != sum(map(len, ROOMS.values())):
+        raise ValueError('two mutations of a room have the same name')
+    for mutation in mutations.values():
+        path = ROOT / mutation.path
+        compile(mutation.apply(path.read_text(encoding='utf-8')), path, 'exec')
+
+
 def check_unmutated(copy: Copy, mutations: dict[str, Mutation], cases: dict[str, list[str]]) -> None:
     """Raise `RuntimeError` if a case fails without a mutation: it would fail with any."""
     for env, names in by_environment(mutations).items():
@@ -67,8 +76,7 @@ def run(
     mutations: dict[str, Mutation], copies: queue.Queue[Copy], console: Console, options: argparse.Namespace,
 ) -> dict[str, tuple[str, float]]:
     """Result and seconds of each mutation."""
-    for mutation in mutations.values():
-        mutation.apply((ROOT / mutation.path).read_text(encoding='utf-8'))
+    check_fit(mutations)
     cases = collect(copies.queue[0].pytest, mutations)
     if not options.skip_unmutated:
         check_unmutated(copies.queue[0], mutations, cases)
@@ -118,11 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
         for i in range(options.workers):
             (Path(folder).resolve() / str(i)).mkdir()
             copies.put(Copy(Path(folder).resolve() / str(i)))
-        try:
-            results = run(chosen, copies, console, options)
-        finally:
-            for copy in copies.queue:
-                copy.close()
+        results = run(chosen, copies, console, options)
     console.print(table(chosen, results))
     counts = [sum(result == kind for result, _ in results.values()) for kind in ('killed', 'survived', 'error')]
     console.print(f'{counts[0]} of {len(chosen)} killed, {counts[1]} survived, {counts[2]} errors, '

@@ -1,7 +1,7 @@
 """Triton's PTX, executed without a GPU.
 
 Triton's interpreter runs a kernel's Python. A GPU runs what the compiler made of it: layouts, conversions through shared
-memory, barriers, fragments of matrix products, masks as predicates. The `emulator` here executes that code. It takes each
+memory, barriers, fragments of matrix products, masks as predicates. `offgpu.emulator` executes that code. It takes each
 launch of a kernel on CPU tensors, has Triton compile it for sm_90 or sm_80 up to PTX, and runs the PTX in NumPy over the whole
 grid. So a call of a public operator, forward and backward, goes through the compiled code, and is compared with the naive
 operator in float64.

@@ -15,9 +15,9 @@ import os
 import warnings
 from dataclasses import replace
 
+from offgpu.emulator.launch import EMULATED
+from offgpu.emulator.machine import ORDERS
 from tests.ptx.calls import GROUPS
-from tests.ptx.emulator.launch import EMULATED
-from tests.ptx.emulator.machine import ORDERS
 from tests.ptx.execute import run_call, summary
 
 
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def selftest(target: str, order: str) -> int:
-    from tests.ptx.known import KERNELS, check
+    from tests.offgpu.known import KERNELS, check
     bad = 0
     for kernel in KERNELS:
         try:

@@ -13,12 +13,12 @@ from unittest import mock
 
 import torch
 
-from benchmarks.kernels.absent_device import MULTIPROCESSORS
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.backend import load_backend
+from offgpu.absent_device import MULTIPROCESSORS
+from offgpu.emulator import Emulator
 from tests.ops import cases
 from tests.ptx.calls import Call
-from tests.ptx.emulator import Emulator
 
 
 @contextmanager

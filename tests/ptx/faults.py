@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from offgpu.emulator import Emulator, Launch
+from offgpu.emulator.emulate import bytes_of
 from tests.ptx.calls import Call
-from tests.ptx.emulator import Emulator, Launch
-from tests.ptx.emulator.emulate import bytes_of
 from tests.ptx.execute import execute
 
 

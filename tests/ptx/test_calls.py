@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import fla_longhorn
-from benchmarks.kernels.launches import rehearsal
+from offgpu.emulator import Emulator
+from offgpu.launches import rehearsal
 from tests.ptx.calls import Call, fast
-from tests.ptx.emulator import Emulator
 from tests.ptx.execute import execute, run_call, summary
 
 KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
@@ -56,7 +56,7 @@ class Rehearsal(Emulator):
     def active(self):
         with rehearsal(self.target, 'launch') as launches:
             yield self
-            self.names = {x['kernel'] for x in launches}
+            self.names = {x.kernel for x in launches}
 
 
 def test_every_kernel_is_executed():

@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 import torch
 
+from offgpu.emulator import Emulator, Launch
 from tests.ptx.calls import Call, fast
-from tests.ptx.emulator import Emulator, Launch
 from tests.ptx.execute import execute
 from tests.ptx.faults import BARRIER, MASK, STORE, Fault, Kind, Recording, planted, record
 

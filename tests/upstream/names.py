@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from contextlib import suppress
 from importlib.metadata import version
+from types import ModuleType
+from typing import Any
 
-from tests.upstream.uses import load
+from torch import nn
 
 NAMES = {
     'fla.backends': (
@@ -105,13 +109,35 @@ NAMES = {
     'transformers.trainer': (),
     'transformers.trainer_pt_utils': ('get_parameter_names',),
 }
-# what some versions have, and none needs to
-OPTIONAL = (
-    'fla.models.cache_utils.FLALayer.is_croppable', 'fla.models.utils.Cache.activate_past_recording',
-    'transformers.configuration_utils.PreTrainedConfig.keys_to_ignore_at_inference',
-)
-# paths that are put together when the program runs, and what puts them together
-PATTERNS = {'fla.models.*.modeling_*': 'fla_longhorn.attn_mode.families.FAMILIES'}
+
+
+def load(path: str) -> Any:
+    """What is at a dotted path: a module or what one holds; None for what a class gives its instances.
+
+    Raises:
+        AttributeError, ImportError: there is nothing.
+    """
+    owner, _, name = path.rpartition('.')
+    if not owner:
+        return importlib.import_module(name)
+    found = load(owner)
+    if isinstance(found, ModuleType) and not hasattr(found, name):
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(path)
+    if isinstance(found, type) and not hasattr(found, name) and has(found, name):
+        return None
+    return getattr(found, name)
+
+
+def has(owner: type, name: str) -> bool:
+    """Whether a class has an attribute, or its instances get it when they are built; not where every module has it."""
+    if hasattr(owner, name):
+        return not hasattr(nn.Module, name) or getattr(owner, name) is not getattr(nn.Module, name)
+    own = [vars(base) for base in owner.__mro__ if base not in nn.Module.__mro__]
+    set_by_init = (getattr(names.get('__init__'), '__wrapped__', names.get('__init__')) for names in own)
+    return any(name in names.get('__annotations__', ()) for names in own) or any(
+        name in init.__code__.co_names for init in set_by_init if hasattr(init, '__code__')
+    )
 
 
 def paths() -> list[str]:

@@ -30,7 +30,7 @@ def test_table(size):
 @pytest.mark.parametrize('size', ['tiny', 'small'])
 def test_settings(size):
     """What timm makes of the settings is the paper's training: Vision Mamba's."""
-    settings = json.loads((ROOT / f'benchmarks/settings/vision_{size}.json').read_text())
+    settings = json.loads((ROOT / f'experiments/settings/vision_{size}.json').read_text())
     model = timm.create_model(settings['model'], drop_path_rate=settings['drop_path'], img_size=32)
     optimizer = create_optimizer_v2(
         model, settings['opt'], lr=settings['lr'], weight_decay=settings['weight_decay'], eps=settings['opt_eps'],

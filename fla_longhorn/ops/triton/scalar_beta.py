@@ -6,7 +6,7 @@
 
 Calls on a GPU in one 16-bit dtype go this way where fla's kernels should be faster: the diagonal update from K = 32 on, whose
 own kernels' cost grows with K while GLA's are matrix products. The exact update's own kernels are such products too and move
-fewer bytes than the delta rule's (`python -m benchmarks.traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides that.
+fewer bytes than the delta rule's (`python -m benchmarks traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,0 @@
-"""`python -m benchmarks.decoding`."""
-
-from benchmarks.kernels.decoding import main
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -1,6 +1,0 @@
-"""`python -m benchmarks.model`."""
-
-from benchmarks.models.run import main
-
-if __name__ == '__main__':
-    raise SystemExit(main())

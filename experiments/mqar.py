@@ -1,0 +1,312 @@
+"""Multi-query associative recall (the paper's Fig. 4): mixers side by side over a grid, in one command.
+
+    python -m experiments mqar experiments/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
+
+A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
+combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology`, task and training are
+those of :mod:`experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
+interruption. `results.png` is drawn from the same file (again with `--plot_only`).
+
+The rule of all tables: where the grid has several learning rates, one is chosen for all seeds, by the mean recall on
+validation sequences at the end of training. The result is that rate's recall on test sequences, which decide nothing, with the
+spread over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+import transformers
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
+
+from benchmarks.measure.machine import describe_machine
+from benchmarks.report.plots import label_ends, shown, style, tidy
+from examples.mqar.config import ModelArguments, RunArguments
+from examples.mqar.data import MQAR, HeldOut
+from examples.mqar.evaluate import measure_recall
+from examples.mqar.train import build_trainer, train
+from experiments import zoology
+from experiments.baselines import MIXERS, Baseline
+from fla_longhorn import LonghornConfig
+
+LONGHORN = {
+    'diagonal': {},
+    'exact': {'exact': True},
+    'scalar beta': {'scalar_beta': True},
+    'exact, scalar beta': {'exact': True, 'scalar_beta': True},
+    'diagonal, normalised keys': {'k_norm': 'l2'},
+    'exact, normalised keys': {'exact': True, 'k_norm': 'l2'},
+    'diagonal, tied q and k': {'tie_qk': True},
+    'exact, tied q and k': {'exact': True, 'tie_qk': True},
+    'diagonal, value projection': {'value_proj': True},
+    'exact, value projection': {'exact': True, 'value_proj': True},
+}
+# fla's models, with what makes one the size of a Longhorn of the same width
+OTHERS = {
+    'GLA': ('gla', lambda cell: {'num_heads': 1, 'use_short_conv': True}),
+    'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
+    'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
+    'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
+    'Mamba3': ('mamba3', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
+    'KDA': ('kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'MesaNet': ('mesa_net', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'RWKV-7': ('rwkv7', lambda cell: {'head_dim': 64}),
+    'preconditioned KDA': ('precond_kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'preconditioned Gated DeltaNet': (
+        'precond_gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']},
+    ),
+}
+# all but this one have Triton kernels only
+ON_A_CPU = ('Mamba',)
+# of the model, where a setting has them
+MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
+# options in the pictures
+LABELS = {'seq_len': 'sequence length', 'hidden_size': 'width', 'state_size': 'state size'}
+DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
+
+
+def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
+    """The model of a cell: `examples/mqar`'s Longhorn, the same with attention for its mixers, or a model of fla's."""
+    if cell['mixer'] in (*LONGHORN, 'attention'):
+        config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
+        options = LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
+        options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
+        if cell['mixer'] == 'attention':
+            options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
+        return LonghornConfig(**config.to_dict() | options)
+    model_type, options = OTHERS[cell['mixer']]
+    return transformers.AutoConfig.for_model(
+        model_type, hidden_size=cell['hidden_size'], num_hidden_layers=cell['num_hidden_layers'], vocab_size=task.vocab_size,
+        bos_token_id=None, eos_token_id=None, tie_word_embeddings=cell.get('tie_word_embeddings', False),
+        initializer_range=cell.get('initializer_range', 0.02),
+        **({'hidden_ratio': cell['mlp_ratio']} if cell['mlp_ratio'] else {}), **options(cell),
+    )
+
+
+class NoMLP(nn.Module):
+    def forward(self, x: torch.Tensor, **kwargs) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
+@torch.no_grad()
+def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
+    """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
+    if cell['mixer'] in MIXERS:
+        return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
+    model = AutoModelForCausalLM.from_config(model_config(cell, task))
+    for block in model.model.layers if hasattr(model, 'model') else ():
+        if 'residual_scale' in cell:
+            block.attn.out_proj.weight.mul_(cell['residual_scale'])
+        # fla's blocks have one always
+        if cell['mixer'] in OTHERS and not cell['mlp_ratio'] and hasattr(block, 'mlp'):
+            block.mlp = NoMLP()
+    return model
+
+
+def needs_gpu(cell: dict) -> bool:
+    return cell['mixer'] in OTHERS and cell['mixer'] not in ON_A_CPU
+
+
+def chosen(cell: dict, dataclass: type) -> dict:
+    return {field.name: cell[field.name] for field in fields(dataclass) if field.name in cell}
+
+
+def grid_cells(setting: dict) -> list[dict]:
+    """Every combination of the grid over the options; an entry that is an object sets several options at once."""
+    cells = []
+    for values in itertools.product(*setting['grid'].values()):
+        cell = DEFAULTS | setting['options']
+        for name, value in zip(setting['grid'], values, strict=True):
+            cell |= value if isinstance(value, dict) else {name: value}
+        cells.append(cell)
+    return cells
+
+
+def run_cell(cell: dict, output_dir: Path) -> dict:
+    """Train one model and measure its recall."""
+    started = time.perf_counter()
+    task = MQAR(**chosen(cell, MQAR))
+    run = RunArguments(**chosen(cell, RunArguments), output_dir=str(output_dir / 'run'))
+    set_seed(run.seed)
+    model = build_model(cell, task)
+    trainer = build_trainer(model, task, run)
+    train(trainer, run)
+    history = [(x['step'], x['eval_recall']) for x in trainer.state.log_history if 'eval_recall' in x]
+    return {
+        'cell': cell,
+        'parameters': model.num_parameters(),
+        'history': history,
+        'loss': trainer.state.log_history[-1]['train_loss'],
+        'recall': measure_recall(model.eval(), HeldOut(task, run.test_size, (run.seed, 1)), run.batch_size),
+        'seconds': time.perf_counter() - started,
+    }
+
+
+def best_runs(runs: list[dict]) -> list[dict]:
+    """All seeds of the learning rate with the best mean recall on validation sequences, for each combination of the others.
+
+    A rate that has fewer seeds than another is not chosen: its grid is unfinished.
+    """
+    groups: dict[str, dict[float | None, list[dict]]] = {}
+    for run in runs:
+        key = json.dumps({name: x for name, x in run['cell'].items() if name not in ('learning_rate', 'seed')}, sort_keys=True)
+        groups.setdefault(key, {}).setdefault(run['cell'].get('learning_rate'), []).append(run)
+    return [run for rates in groups.values() for run in max(rates.values(), key=validation_recall)]
+
+
+def validation_recall(runs: list[dict]) -> tuple[int, float]:
+    """Seeds, and their mean recall on validation sequences at the end of training."""
+    return len(runs), sum(run['history'][-1][1] for run in runs) / len(runs)
+
+
+def summarize(runs: list[dict], names: list[str]) -> list[dict]:
+    """Mean, lowest and highest recall over the seeds, for each combination of the options `names`."""
+    groups = {}
+    for run in best_runs(runs):
+        groups.setdefault(tuple(run['cell'][name] for name in names), []).append(run['recall'])
+    return [
+        dict(zip(names, key, strict=True)) | {'mean': sum(x) / len(x), 'lowest': min(x), 'highest': max(x), 'seeds': len(x)}
+        for key, x in groups.items()
+    ]
+
+
+def draw(report: dict, path: Path | str) -> None:
+    """One panel for each value of the setting's `panels`; every run as a dot where there are too few x for a line."""
+    x_name = report['setting']['plot']['x']
+    if x_name != 'step' and len({run['cell'][x_name] for run in report['runs']}) < 3:
+        draw_runs(report, path)
+    else:
+        draw_lines(report, path)
+
+
+def draw_lines(report: dict, path: Path | str) -> None:
+    """A line for each mixer, of the learning rate that the rule chooses, with the seeds as a band around their mean."""
+    plot = report['setting']['plot']
+    x_name, panel_name, runs = plot['x'], plot['panels'], best_runs(report['runs'])
+    panels = sorted({run['cell'][panel_name] for run in runs})
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.1 * columns, 3.2 * rows), dpi=140, layout='constrained')
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    lost = {mixer: [1 - run['recall'] for run in runs if run['cell']['mixer'] == mixer] for mixer in mixers_of(runs)}
+    mixers = shown(list(lost), {mixer: sum(x) / len(x) for mixer, x in lost.items()})
+    for panel, axis in zip(panels, axes, strict=False):
+        for mixer in mixers:
+            curves = [
+                run['history'] if x_name == 'step' else [(run['cell'][x_name], run['recall'])]
+                for run in runs if (run['cell'][panel_name], run['cell']['mixer']) == (panel, mixer)
+            ]
+            # a grid may be unfinished
+            if not curves:
+                continue
+            points = {}
+            for x, recall in sorted(itertools.chain(*curves)):
+                points.setdefault(x, []).append(recall)
+            # seeds that stopped early have no later points
+            means, low, high = ([f(x) for x in points.values()] for f in (lambda x: sum(x) / len(x), min, max))
+            options = style(mixer, mixers)
+            axis.plot(list(points), means, **options)
+            axis.fill_between(list(points), low, high, color=options['color'], alpha=0.12, linewidth=0)
+        axis.set(title=f'{LABELS.get(panel_name, panel_name)} {panel}', xlabel=LABELS.get(x_name, x_name), ylim=(0, 1.03))
+        if x_name != 'step':
+            axis.set_xscale('log', base=2)
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+        tidy(axis)
+    for axis in axes[::columns]:
+        axis.set_ylabel('recall')
+    for axis in axes[len(panels):]:
+        axis.remove()
+    figure.suptitle(report['setting']['title'], fontsize=11)
+    for axis in axes[:len(panels)]:
+        label_ends(axis)
+    figure.savefig(path)
+
+
+def draw_runs(report: dict, path: Path | str) -> None:
+    """Every run's recall as a dot, hollow for the higher learning rate, with the mean of the chosen rate as a bar."""
+    plot, runs = report['setting']['plot'], report['runs']
+    panels = sorted({(run['cell'][plot['x']], run['cell'][plot['panels']]) for run in runs})
+    columns = len({panel for _, panel in panels})
+    rates = sorted({run['cell']['learning_rate'] for run in runs})
+    lost = {mixer: [1 - run['recall'] for run in runs if run['cell']['mixer'] == mixer] for mixer in mixers_of(runs)}
+    mixers = shown(list(lost), {mixer: sum(x) / len(x) for mixer, x in lost.items()})
+    figure = Figure(figsize=(10, 0.8 + 2.2 * len(panels) / columns), dpi=140, layout='constrained')
+    axes = figure.subplots(-(-len(panels) // columns), columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for (x, panel), axis in zip(panels, axes, strict=True):
+        some = [run for run in runs if (run['cell'][plot['x']], run['cell'][plot['panels']]) == (x, panel)]
+        best = best_runs(some)
+        for i, mixer in enumerate(mixers):
+            color = style(mixer, mixers)['color']
+            for j, rate in enumerate(rates):
+                cells = [(run['recall'], run['cell']) for run in some]
+                recalls = [x for x, cell in cells if (cell['mixer'], cell['learning_rate']) == (mixer, rate)]
+                axis.scatter(recalls, [i - 0.14 + 0.28 * j / max(len(rates) - 1, 1)] * len(recalls), s=22, edgecolors=color,
+                             facecolors='none' if j else color, linewidths=1.1, clip_on=False, zorder=3)
+            chosen = [run['recall'] for run in best if run['cell']['mixer'] == mixer]
+            axis.vlines(sum(chosen) / len(chosen), i - 0.32, i + 0.32, color=color, linewidth=2)
+        names = {name: LABELS.get(name, name) for name in (plot['panels'], plot['x'])}
+        axis.set(title=f'{names[plot["panels"]]} {panel}, {names[plot["x"]]} {x}', xlim=(0, 1.02))
+        axis.set_yticks(range(len(mixers)), mixers)
+        axis.xaxis.set_major_formatter(PercentFormatter(1))
+        tidy(axis)
+    axes[0].invert_yaxis()
+    for axis in axes[::columns]:
+        for label, mixer in zip(axis.get_yticklabels(), mixers, strict=True):
+            label.set_color(style(mixer, mixers)['color'])
+    for axis in axes[-columns:]:
+        axis.set_xlabel('recall')
+    key = ', '.join(f'{kind}: learning rate {rate}' for kind, rate in zip(('filled', 'hollow'), rates, strict=False))
+    figure.suptitle(f'{report["setting"]["title"]}\nEvery run ({key}). Bars: mean over seeds of the chosen rate', fontsize=10)
+    figure.savefig(path)
+
+
+def mixers_of(runs: list[dict]) -> list[str]:
+    return list(dict.fromkeys(run['cell']['mixer'] for run in runs))
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog='python -m experiments mqar', description=__doc__.splitlines()[0])
+    parser.add_argument('setting', type=Path, help='JSON file with the options and the grid')
+    parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
+    parser.add_argument('--plot_only', action='store_true', help='draw what results.json holds')
+    options = parser.parse_args(args)
+    setting = json.loads(options.setting.read_text())
+    output = options.output_dir or Path('outputs') / options.setting.stem
+    output.mkdir(parents=True, exist_ok=True)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+    results = output / 'results.json'
+    report = json.loads(results.read_text()) if results.exists() else {'runs': []}
+    cells = grid_cells(setting)
+    done = [run['cell'] for run in report['runs']]
+    for i, cell in enumerate(cells):
+        if options.plot_only or cell in done:
+            continue
+        described = ', '.join(f'{name} {cell[name]}' for name in setting['columns'])
+        if needs_gpu(cell) and not torch.cuda.is_available():
+            print(f'[{i + 1}/{len(cells)}] {described}: not run, its kernels need a GPU', flush=True)
+            continue
+        print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
+        by_zoology = setting.get('rules') == 'zoology'
+        run = zoology.run_cell(cell, output, build_model) if by_zoology else run_cell(cell, output)
+        print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
+        report = {'setting': setting, 'machine': describe_machine(), 'runs': [*report['runs'], run]}
+        temporary = results.with_suffix('.tmp')
+        temporary.write_text(json.dumps(report, indent=1) + '\n')
+        os.replace(temporary, results)
+    for row in summarize(report['runs'], [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]):
+        print(row)
+    draw(report | {'setting': setting}, output / 'results.png')

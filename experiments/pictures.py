@@ -1,0 +1,22 @@
+"""The pictures of `experiments/results/`, drawn again from the JSON files beside them.
+
+    python -m experiments pictures [NAME ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.report.pictures import main_of
+from experiments import depth, extrapolation, language_modeling, mqar, objectives
+from experiments.report import RESULTS
+
+# what draws the files whose name ends so
+DRAW: dict[str, Callable] = {
+    'mqar_exact': mqar.draw, 'mqar_small': mqar.draw, 'mqar_depth': depth.draw, 'mqar_zoology_small': mqar.draw,
+    'lm_small': language_modeling.draw, 'extrapolation': extrapolation.draw, 'objectives': objectives.draw,
+}
+
+
+def main(args: list[str] | None = None) -> None:
+    main_of('python -m experiments pictures', DRAW, RESULTS, args)

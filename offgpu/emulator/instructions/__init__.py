@@ -1,0 +1,20 @@
+"""What each instruction does: a module for each kind, and the table that finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from offgpu.emulator.instructions import arithmetic, bits, copies, loads, products, values, warps  # noqa: F401  enter their decoders
+from offgpu.emulator.instructions.decoding import DECODERS
+from offgpu.emulator.parse import Instruction, Unsupported
+
+if TYPE_CHECKING:
+    from offgpu.emulator.program import Program
+
+
+def decode(program: Program, x: Instruction) -> Callable | None:
+    """A function of the machine that runs `x`, None where there is nothing to do; raises `Unsupported`."""
+    if x.opcode[0] not in DECODERS:
+        raise Unsupported(x.text)
+    return DECODERS[x.opcode[0]](program, x, x.opcode[1:])

@@ -1,0 +1,217 @@
+"""Rehearsal of launches: Triton kernels launched on a GPU that is not there.
+
+Tensors are meta tensors, which have a shape and no data, and Triton's driver is replaced by one that takes every launch and
+checks what a GPU would refuse: it compiles the kernel for what the arguments are (dtypes, alignment, None, flags that the
+heuristics compute), and holds grid, shared memory, threads and integers against the target's limits. How deep it goes is a
+matter of time: `launch` compiles nothing, `types` lets Triton's frontend go through the kernel, `code` makes the target's
+machine code.
+
+Only in a process without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+import triton
+from triton._C.libtriton import ir
+from triton.compiler import compile as triton_compile
+from triton.compiler import make_backend
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver
+
+from offgpu.absent_device import TARGETS, AbsentDevice
+from offgpu.compiled import Compiled, count_amdgcn, count_sass
+from offgpu.sass import Program, read_cubin
+
+# the same on all of them
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_THREADS = 1024
+DEPTHS = ('launch', 'types', 'code')
+RANGES = {'i32': (-2**31, 2**31), 'i64': (-2**63, 2**63), 'u64': (0, 2**64)}
+
+
+@dataclass
+class Argument:
+    """An argument in the order of the kernel's: its Triton type, and its value or, of a tensor, what memory it is."""
+
+    name: str
+    kind: str
+    value: object = None
+    nbytes: int = 0
+    storage: int = 0
+    offset: int = 0
+    # keeps the storage's address from being given to another tensor
+    tensor: torch.Tensor | None = field(default=None, repr=False)
+
+
+@dataclass
+class Launch:
+    """A kernel's launch; a PyTorch operation has no arguments. `other` is the same launch for another number of tokens."""
+
+    kernel: str
+    grid: list[int] = field(default_factory=lambda: [1, 1, 1])
+    arguments: list[Argument] = field(default_factory=list)
+    constants: dict[str, object] = field(default_factory=dict)
+    fused: bool = True
+    target: str = 'sm_90'
+    # machine code, and the assembly of AMD's, which no tool of Triton's can read back; None where nothing was compiled
+    binary: bytes | None = None
+    assembly: str = ''
+    num_warps: int = 0
+    shared: int = 0
+    nbytes: int = 0
+    # the number of this launch among autotuned ones of the same call, of which one counts
+    choice: int | None = None
+    other: Launch | None = None
+    program: Program | None = None
+
+    @property
+    def capability(self) -> int:
+        return int(self.target[3:])
+
+    def code(self) -> Program:
+        if self.program is None:
+            self.program = read_cubin(self.binary)
+        return self.program
+
+    def compiled(self) -> Compiled:
+        return count_amdgcn(self.assembly) if self.assembly else count_sass(self.code())
+
+    @property
+    def scalars(self) -> dict[str, object]:
+        return {a.name: a.value for a in self.arguments if not a.kind.startswith('*')}
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    def moved_bytes(self) -> int:
+        """Of the tensors among the arguments, each counted once."""
+        return sum({(a.storage, a.offset): a.nbytes for a in self.arguments if a.tensor is not None}.values())
+
+    def described(self) -> dict:
+        about = {'kernel': self.kernel, 'grid': self.grid, 'enable_fp_fusion': self.fused}
+        if self.binary is not None:
+            compiled = self.compiled()
+            about |= {
+                'registers': compiled.registers, 'spills': compiled.spills, 'num_warps': self.num_warps, 'shared': self.shared,
+            }
+        return about
+
+
+class Driver(AbsentDevice):
+    """Triton's driver of a device that compiles for `target` and, in place of running, keeps and checks what it is given."""
+
+    choice: int | None = None
+
+    def __init__(self, target: str, depth: str) -> None:
+        device = len(DEPTHS) * list(TARGETS).index(target) + DEPTHS.index(depth)
+        super().__init__(target, load_binary, tensors='meta', device=device)
+        self.depth, self.launches, self.assembly = depth, [], {}
+
+    def launcher_cls(self, source, metadata):
+        def launch(x, y, z, stream, binary, packed, launch_metadata, enter_hook, exit_hook, *arguments):
+            check_grid((x, y, z))
+            check_arguments(source, arguments)
+            self.launches.append(self.record(source, metadata, [x, y, z], binary, arguments))
+        return launch
+
+    def record(self, source, metadata, grid: list[int], binary: bytes | None, arguments: tuple) -> Launch:
+        launch = Launch(source.fn.__name__, grid, target=self.target, fused=metadata.enable_fp_fusion, choice=self.choice)
+        for (name, kind), x in zip(source.signature.items(), arguments, strict=True):
+            if kind == 'constexpr':
+                launch.constants[name] = x
+            elif isinstance(x, torch.Tensor):
+                storage, size = x.untyped_storage()._cdata, x.numel() * x.itemsize
+                launch.arguments.append(Argument(name, kind, None, size, storage, x.storage_offset(), x))
+            else:
+                launch.arguments.append(Argument(name, kind, x))
+        if binary is not None:
+            launch.binary, launch.assembly = binary, self.assembly.get(binary, '')
+            launch.num_warps, launch.shared = metadata.num_warps, metadata.shared
+        return launch
+
+
+@cache
+def make_driver(target: str, depth: str) -> Driver:
+    """One for all calls, for Triton keeps what it made with a driver."""
+    return Driver(target, depth)
+
+
+def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple:
+    """(module, function, registers, spills, most threads): a launch is given the machine code as its function."""
+    return object(), binary, 0, 0, MAX_THREADS
+
+
+def check_grid(grid: tuple[int, ...]) -> None:
+    for axis, size, most in zip('xyz', grid, MAX_GRID, strict=True):
+        if not isinstance(size, int) or not 0 < size <= most:
+            raise ValueError(f'grid.{axis} = {size} is not between 1 and {most}')
+
+
+def check_arguments(source, arguments: tuple) -> None:
+    """Refuse what Triton's launcher would: no tensor for a pointer, no number for a number, or one out of its range."""
+    for (name, kind), x in zip(source.signature.items(), arguments, strict=True):
+        if kind.startswith('*') and not hasattr(x, 'data_ptr'):
+            raise TypeError(f'{name} is a pointer ({kind}), got {type(x).__name__}')
+        if kind in RANGES and not (isinstance(x, int) and RANGES[kind][0] <= x < RANGES[kind][1]):
+            raise TypeError(f'{name} is {kind}, got {x!r}')
+        if kind.startswith('fp') and not isinstance(x, float):
+            raise TypeError(f'{name} is {kind}, got {x!r}')
+
+
+def check_types(source, target, options: dict) -> None:
+    """What compiling begins with: Triton's frontend."""
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options(options)
+    source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+
+
+def compile_for_driver(source, target, options, **others):
+    """Compile as deep as the active driver wants. A kernel keeps the function that it compiled with first, so there is one."""
+    active = driver._active
+    if not isinstance(active, Driver):
+        return triton_compile(source, target=target, options=options, **others)
+    if active.depth == 'code':
+        compiled = triton_compile(source, target=target, options=options, **others)
+        active.assembly[compiled.kernel] = compiled.asm.get('amdgcn', '')
+        return compiled
+    if active.depth == 'types':
+        check_types(source, target, options)
+    launcher = active.launcher_cls(source, SimpleNamespace(**options))
+    return SimpleNamespace(run=launcher, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
+
+
+def launch_candidates(active: Driver, count: int):
+    """In place of an autotuner's choice, which takes a GPU: launch the first of its configurations, up to the last one."""
+    def run(self, *args, **kwargs):
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        configs = self.prune_configs(kwargs)
+        step = max((len(configs) - 1) // max(count - 1, 1), 1)
+        for active.choice, config in enumerate(configs[::step][:count]):
+            result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        active.choice = None
+        return result
+
+    return mock.patch.object(Autotuner, 'run', run)
+
+
+@contextmanager
+def rehearsal(target: str, depth: str, candidates: int = 1):
+    """Have Triton launch on a `Driver`, whose launches are given; autotuned kernels with so many of their configurations."""
+    before, active = driver._active, make_driver(target, depth)
+    active.launches.clear()
+    driver.set_active(active)
+    try:
+        with mock.patch.object(triton.compiler, 'compile', compile_for_driver), launch_candidates(active, candidates):
+            yield active.launches
+    finally:
+        driver._active = before

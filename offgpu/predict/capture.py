@@ -1,0 +1,69 @@
+"""The launches of a call, taken from the wrappers that make them: code, arguments, grid.
+
+The call runs on meta tensors with the driver of :mod:`offgpu.launches`, which compiles each kernel for what it
+is really given, as on the GPU. It runs again for twice or half the tokens, without compiling: what of a launch changes with
+the length tells how its work grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offgpu.launches import Launch, rehearsal
+
+# of a number of tokens: makes what the pass takes, and returns the pass
+Pass = Callable[[int], Callable[[], object]]
+# of autotuned kernels, whose choice only a GPU can make: as many configurations are compiled, and the best counts
+CANDIDATES = 2
+
+
+class Copies(TorchDispatchMode):
+    """Keeps PyTorch's own operations that move data: copies to contiguous memory, sums, conversions."""
+
+    MOVING = ('clone', '_to_copy', 'sum', 'mul', 'add', 'add_', 'cumsum', 'exp')
+    # their result alone, not what it is shaped like or what was there before
+    FILLING = ('zero_', 'fill_', 'zeros', 'zeros_like')
+
+    def __init__(self, launches: list[Launch]) -> None:
+        super().__init__()
+        self.launches = launches
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        moved = (out,) if name in self.FILLING else args if name == 'copy_' else (*args, out) if name in self.MOVING else ()
+        if moved:
+            tensors = [x for x in moved if isinstance(x, torch.Tensor)]
+            self.launches.append(Launch(f'torch.{name}', nbytes=sum(x.numel() * x.itemsize for x in tensors)))
+        return out
+
+
+def take(call: Pass, T: int, target: str, depth: str) -> list[Launch]:
+    """The launches of the pass that `call(T)` returns; those that make what it takes are not compiled, and not kept."""
+    with rehearsal(target, 'launch', CANDIDATES):
+        run = call(T)
+    with rehearsal(target, depth, CANDIDATES) as launches, Copies(launches):
+        run()
+        return list(launches)
+
+
+def capture(call: Pass, T: int, target: str, depth: str = 'code') -> list[Launch]:
+    """The launches of a pass over T tokens, each with that over `2 * T` or `T // 2` tokens.
+
+    The second where twice the tokens take other kernels, as wrappers cut sequences in time from some length on.
+
+    Raises:
+        RuntimeError: neither launches the same kernels, so that nothing can be said of how they grow.
+    """
+    launches = take(call, T, target, depth)
+    names = [x.kernel for x in launches]
+    for length in (2 * T, T // 2):
+        others = take(call, length, target, 'launch') if length else []
+        if [x.kernel for x in others] == names:
+            for x, y in zip(launches, others, strict=True):
+                x.other = y
+            return launches
+    raise RuntimeError(f'other kernels for {T} tokens than for twice or half as many: {names}')

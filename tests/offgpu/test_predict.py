@@ -1,0 +1,163 @@
+"""Predicted times: loops whose speed is known, faults that must be named."""
+
+import subprocess
+
+import pytest
+import torch
+
+from offgpu.predict import simulate
+from offgpu.predict.capture import Copies
+from offgpu.predict.machine import h100
+from offgpu.predict.needed import IGNORED, needed
+from offgpu.predict.times import occupancy
+from offgpu.predict.warp import ACCESS, BRANCH, HANDLE, TENSOR_SPACE, bank_passes, needed_of
+from tests.offgpu.loops import assemble, chains, cycles_each, issue, products, trace
+
+FFMA, EX2 = 'fma.rn.f32 {x}, {x}, {a}, {b};', 'ex2.approx.ftz.f32 {x}, {x};'
+SHFL = 'shfl.sync.up.b32 {x}, {x}, 1, 0, -1;'
+
+
+# cycles that NVIDIA's guide (rates) and the microbenchmarks named in machine.py (latencies) give
+@pytest.mark.parametrize(('make', 'count', 'warps', 'least', 'most'), [
+    pytest.param(lambda: chains(FFMA, 1, 64), 64, 1, 4, 4.2, id='ffma-latency'),
+    pytest.param(lambda: chains(FFMA, 8, 16), 128, 8, 1, 1.1, id='ffma-rate'),
+    pytest.param(lambda: chains(EX2, 1, 32), 32, 1, 18, 25, id='ex2-latency'),
+    pytest.param(lambda: chains(EX2, 8, 8), 64, 8, 7.9, 8.5, id='ex2-rate'),
+    pytest.param(lambda: chains(SHFL, 1, 32), 32, 1, 22, 26, id='shuffle-latency'),
+    pytest.param(lambda: chains(SHFL, 8, 8), 64, 8, 3.9, 4.4, id='shuffle-rate'),
+    pytest.param(lambda: products(1, 16), 16, 1, 18, 36, id='mma-latency'),
+    pytest.param(lambda: products(8, 4), 32, 8, 7.9, 8.5, id='mma-rate'),
+])
+def test_loops_of_known_speed(make, count, warps, least, most):
+    assert least <= cycles_each(make(), count, warps) <= most
+
+
+def test_reuse_marks_are_where_the_disassembler_prints_them():
+    """They lie beside stall counts and barriers in the control bits, so those are read from the right place."""
+    marks = [
+        (x.reuse, sum(1 << i for i, a in enumerate(x.args[1:]) if '.reuse' in a)) for x in chains(FFMA, 8, 16).code
+        if x.base == 'FFMA'
+    ]
+    assert any(printed for _, printed in marks)
+    assert all(decoded == printed for decoded, printed in marks)
+
+
+def shared_loads(stride: int):
+    """A lane's word lies `stride` bytes after its neighbour's."""
+    init = f'mov.u32 %r2, %tid.x; mov.u32 %r3, s; mad.lo.u32 %r4, %r2, {stride}, %r3; mov.f32 %f0, 0f00000000;'
+    body = ''.join(f'ld.volatile.shared.f32 %f{1 + i}, [%r4];' for i in range(8))
+    body += ''.join(f'add.f32 %f0, %f0, %f{1 + i};' for i in range(8))
+    return assemble(init, body, 'st.global.f32 [%d0], %f0;')
+
+
+def test_bank_conflicts_are_named():
+    """With a stride of 32 bytes, lanes meet in four banks: eight turns for each load."""
+    conflict, free = shared_loads(32), shared_loads(4)
+    assert {a.passes for a in trace(conflict, 4).accesses if a and a.space == 'shared'} == {8}
+    assert {a.passes for a in trace(free, 4).accesses if a and a.space == 'shared'} == {1}
+    slow, fast = issue(conflict, 100, warps=8), issue(free, 100, warps=8)
+    assert max(slow.share(), key=slow.share().get) == 'wait LDS'
+    # eight warps' eight loads of eight turns an iteration, on one data path
+    assert 8 * 8 * 8 * 100 <= slow.cycles < 1.1 * 8 * 8 * 8 * 100
+    assert slow.cycles > 1.8 * fast.cycles
+
+
+@pytest.mark.parametrize(('addresses', 'size', 'passes'), [
+    ([4 * i for i in range(32)], 4, 1), ([0] * 32, 4, 1), ([256 * i for i in range(32)], 4, 32),
+    ([16 * i for i in range(32)], 16, 4), ([8 * i for i in range(32)], 8, 2), ([4 * (i // 2) for i in range(32)], 2, 1),
+])
+def test_turns_of_shared_memory(addresses, size, passes):
+    assert bank_passes(addresses, size) == passes
+
+
+def token_loop(ahead: bool):
+    """Loads of a token, then a store that they must not cross; `ahead`: the next token's are on their way before it."""
+    init = 'mov.u64 %d1, %d0; add.u64 %d2, %d0, 268435456; ld.volatile.global.f32 %f1, [%d1];'
+    load = 'add.u64 %d1, %d1, 4096; ld.volatile.global.f32 %f1, [%d1];'
+    use = 'add.f32 %f2, %f1, 0f3F800000;'
+    store = 'st.volatile.global.f32 [%d2], %f2; add.u64 %d2, %d2, 4096;'
+    body = use + load + store if ahead else load + use + store
+    return assemble(init, body * 4, 'st.global.f32 [%d0], %f1;')
+
+
+def test_a_token_that_waits_for_its_loads_is_named():
+    """One warp whose every token waits for DRAM takes DRAM's latency for each, and that is the cause."""
+    result = issue(token_loop(ahead=False), 50, level='dram')
+    assert h100().dram <= result.cycles / 200 < 1.2 * h100().dram
+    # the other three schedulers have no warp
+    assert max((n for n in result.share() if n != 'no warp left'), key=result.share().get) == 'wait LDG p DRAM'
+    assert result.share()['wait LDG p DRAM'] > 0.2
+
+
+def test_only_what_addresses_and_branches_need_is_interpreted():
+    """With every instruction interpreted, the path and the addresses are the same."""
+    program = token_loop(ahead=True)
+    kinds = needed_of(program)
+    assert 0 < sum(needed(program)) < len(program.code)
+    few = trace(program, 5)
+    program.kinds = [k if k in (ACCESS, BRANCH) else HANDLE for k in kinds]
+    program.kinds = [0 if x.base in IGNORED else k for x, k in zip(program.code, program.kinds, strict=True)]
+    every = trace(program, 5)
+    assert few.steps == every.steps
+    assert [a and (a.tensor, a.first) for a in few.accesses] == [a and (a.tensor, a.first) for a in every.accesses]
+
+
+@pytest.mark.parametrize('capability', [90, 100])
+def test_where_arguments_and_sizes_lie(capability):
+    """A loop over n times the blocks, if n is below 9, and an access at the tensor's 32 lanes plus the block's threads."""
+    init = 'mov.u32 %r4, %tid.x; shr.u32 %r5, %r4, 8; add.u32 %r5, %r5, 9; min.s32 %r0, %r0, %r5; mov.u32 %r2, %nctaid.y;'
+    init += 'mul.lo.u32 %r0, %r0, %r2; mov.u32 %r3, %ntid.x; mul.wide.u32 %d1, %r3, 4; add.u64 %d2, %d0, %d1;'
+    init += 'mul.wide.u32 %d1, %r4, 4; add.u64 %d2, %d2, %d1;'
+    program = assemble(init, 'st.volatile.global.u32 [%d2], %r1;', '', capability)
+    few, many = ([a for a in trace(program, n, 4, capability, (7, 5, 1)).accesses if a] for n in (3, 20))
+    assert len(few) == 3 * 5 and len(many) == 9 * 5
+    assert {(a.tensor, a.store, a.count, a.first - (1 << TENSOR_SPACE - 5)) for a in few} == {('p', True, 4, 4 * 128 // 32)}
+
+
+@pytest.mark.parametrize('capability', [90, 100])
+def test_a_wait_for_a_barrier_ends(capability):
+    init = 'mov.u32 %r2, s; mbarrier.init.shared.b64 [%r2], 1;'
+    body = 'WAIT: mbarrier.try_wait.parity.shared.b64 %q, [%r2], 0; @!%q bra WAIT; st.volatile.global.u32 [%d0], %r1;'
+    path = trace(assemble(init, body, '', capability), 3, 1, capability)
+    assert sum(a is not None and a.space == 'global' for a in path.accesses) == 3
+
+
+def test_bytes_of_what_pytorch_moves():
+    """What is filled is written, what is copied is read and written, what is added to is read, too."""
+    x, y = torch.ones(100), torch.ones(100, dtype=torch.float16)
+    launches = []
+    with Copies(launches):
+        torch.zeros_like(x)
+        x.fill_(2)
+        y.copy_(x)
+        x.add_(1)
+        x.to(torch.float16)
+        torch.empty_like(x)
+    assert [(launch.kernel, launch.nbytes) for launch in launches] == [
+        ('torch.zeros_like', 400), ('torch.fill_', 400), ('torch.copy_', 600), ('torch.add_', 800), ('torch._to_copy', 600),
+    ]
+
+
+def test_occupancy():
+    """65536 registers, 227 KB of shared memory, 64 warps, 32 blocks."""
+    class Launch:
+        shared, num_warps = 0, 1
+
+        def code(self):
+            return type('Code', (), {'registers': self.registers})
+
+    launch = Launch()
+    cases = ((255, 0, 1, 8), (32, 0, 1, 32), (64, 0, 8, 4), (32, 100_000, 4, 2), (255, 0, 16, 1))
+    for registers, shared, warps, blocks in cases:
+        launch.registers, launch.shared, launch.num_warps = registers, shared, warps
+        assert occupancy(launch, h100()) == blocks
+
+
+def test_without_gcc_the_error_names_it(monkeypatch, tmp_path):
+    def missing(*args, **options):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(simulate.tempfile, 'gettempdir', lambda: str(tmp_path))
+    monkeypatch.setattr(subprocess, 'run', missing)
+    with pytest.raises(RuntimeError, match='gcc'):
+        simulate.library.__wrapped__()
