@@ -22,7 +22,6 @@ ON_THE_CPU = {
     'tests/ops/test_errors.py::test_host_copy_that_contradicts': 'compared on the CPU alone: a GPU would be waited for',
     'tests/ops/test_last_read.py': 'which tensor was read last, whatever its device',
     'tests/ops/test_naive.py': 'the recurrence in PyTorch, which the others are compared with on their device',
-    'tests/ops/test_objectives.py': 'what the recurrence minimises, in PyTorch',
     'tests/ops/test_pool_errors.py': 'rows are checked on the CPU alone: a GPU would be waited for',
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/serving': 'served by vLLM on the CPU',
