@@ -35,6 +35,28 @@ def test_preemption_and_prefix_cache(serve):
     assert any(step.preempted_req_ids for step in steps) and max(cached) >= 32
 
 
+@pytest.mark.parametrize('name', ['paper', 'hybrid'])
+def test_prefixes_are_cached(serve, name):
+    """With no other option: of the prompt of 129 tokens a block of 128 is not read again."""
+    equal, _, cached = serve(name, enable_prefix_caching=True)
+    assert equal == [True, True]
+    assert cached[-1] == 128
+
+
+def test_longer_than_in_training(engine, variant):
+    """A model without attention has no longest text; one with attention has that of its config."""
+    assert engine(variant('paper').folder, max_model_len=4096).llm_engine.model_config.max_model_len == 4096
+    with pytest.raises(ValueError, match='max_model_len'):
+        engine(variant('hybrid').folder, max_model_len=4096)
+
+
+@pytest.mark.parametrize('name', ['paper', 'hybrid'])
+def test_speculative_decoding_is_refused(engine, variant, name):
+    options = {'method': 'ngram', 'num_speculative_tokens': 3, 'prompt_lookup_max': 3}
+    with pytest.raises(ValueError, match="speculative_config must be None .* got method 'ngram'"):
+        engine(variant(name).folder, speculative_config=options)
+
+
 def test_compiled(serve):
     assert serve('heads', enforce_eager=False)[0] == [True, True]
 

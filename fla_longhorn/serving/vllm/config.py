@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.config import VllmConfig
+from vllm.model_executor.models.config import MambaModelConfig
 from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
 from fla_longhorn.attn_mode.config import is_swapped
 from fla_longhorn.models import LonghornConfig
+
+
+# tokens between two states that prefix caching keeps
+BLOCK_SIZE = 128
 
 
 class LonghornConvertor(ModelArchConfigConvertorBase):
@@ -27,6 +33,10 @@ class LonghornConvertor(ModelArchConfigConvertorBase):
     def get_total_num_kv_heads(self) -> int:
         return self._of_attention('num_kv_heads')
 
+    def derive_max_model_len_and_key(self) -> tuple[float, str | None]:
+        # a recurrent state has no positions
+        return (float('inf'), None) if self.hf_config.attn is None else super().derive_max_model_len_and_key()
+
     def _of_attention(self, name: str) -> int:
         attn = self.hf_config.attn
         if attn is None:
@@ -35,6 +45,23 @@ class LonghornConvertor(ModelArchConfigConvertorBase):
         if len(found) > 1:
             raise ValueError(f'{name} must be the same in all attention layers (config.attn) for vLLM, got {sorted(found)}')
         return found.pop()
+
+
+class LonghornServingConfig(MambaModelConfig):
+    """What vLLM settles for its Mamba models, and Longhorn's refusals."""
+
+    @classmethod
+    def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        speculative, cache = vllm_config.speculative_config, vllm_config.cache_config
+        if speculative is not None:
+            raise ValueError(
+                'speculative_config must be None for Longhorn in vLLM, which keeps the states of tokens that are rejected, '
+                f'got method {speculative.method!r}: generate(assistant_model=...) of transformers rolls them back'
+            )
+        if cache.enable_prefix_caching and not cache.user_specified_block_size:
+            # states are kept at the ends of blocks, and vLLM settles the block of a CPU only later
+            cache.block_size = BLOCK_SIZE
+        super().verify_and_update_config(vllm_config)
 
 
 class SwappedConvertor(ModelArchConfigConvertorBase):
