@@ -124,10 +124,11 @@ def sequence_spans(B: int, T: int, K: int, cu_seqlens):
     """(rows, first token, last token + 1, first slot in the saved states of each row) of what can run together."""
     C = checkpoint_interval(K)
     if cu_seqlens is None:
-        return [(slice(0, B), 0, T, torch.arange(B) * ((T + C - 1) // C))]
+        slots = (T + C - 1) // C
+        return [(slice(0, B), 0, T, torch.arange(0, B * slots, slots, dtype=torch.int64, device='cpu'))]
     bounds = cu_seqlens.tolist()
     return [
-        (slice(0, 1), bos, eos, torch.tensor([bos // C + i_n]))
+        (slice(0, 1), bos, eos, torch.tensor([bos // C + i_n], dtype=torch.int64, device='cpu'))
         for i_n, (bos, eos) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
     ]
 
