@@ -159,7 +159,8 @@ def test_allocations_say_their_dtype_and_device():
 @pytest.mark.parametrize(('call', 'silent'), [
     ('torch.empty(3)', True), ('torch.empty(3, dtype=x)', True), ('torch.empty(3, dtype=x, device=y)', False),
     ('torch.arange(3)', True), ('torch.arange(3, device=y)', False), ('x.new_empty(3)', False),
-    ('(torch.empty if x else torch.zeros)(3)', True), ('nn.Parameter(torch.empty(3))', False), ('torch.ones(3, **like)', False),
+    ('(torch.empty if x else torch.zeros)(3)', True), ('nn.Parameter(torch.empty(3))', False),
+    ('torch.ones(3, **like)', False),
 ])
 def test_silent_allocations_are_found(call, silent):
     assert bool(silent_allocations(ast.parse(call))) == silent

@@ -115,7 +115,9 @@ def step_sizes(k, beta, use_beta_sigmoid: bool):
     if beta.dim() == 3:
         beta = beta[..., None]
     b = beta.sigmoid() if use_beta_sigmoid else beta
-    f = 1 / (1 + b * k.square().sum(-1, keepdim=True))
+    norm = k.square().sum(-1, keepdim=True)
+    # NaN for keys so long that float32 has no such step: a step of zero would pass for one
+    f = 1 / (1 + b * norm) + 0 * (4 * norm)
     chain = f.square()
     return b * f, chain * b * (-beta).sigmoid() if use_beta_sigmoid else chain
 
