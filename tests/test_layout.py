@@ -42,3 +42,48 @@ def test_arguments_are_the_public_ones_in_order():
     own = [name for name in inspect.signature(longhorn_state_update).parameters if name != 'state']
     shared = [x for x in public if x not in ('initial_state', 'output_final_state', 'cp_context')]
     assert own == [*shared, *Pool._fields[1:]]
+
+
+# what an allocation must say, for torch has defaults that callers change; integers of `arange` are int64 in any case
+ALLOCATIONS = {
+    **dict.fromkeys(('empty', 'zeros', 'ones', 'full', 'tensor', 'rand', 'randn', 'linspace', 'eye', 'empty_strided'),
+                    {'dtype', 'device'}),
+    **dict.fromkeys(('arange', 'randperm', 'randint'), {'device'}),
+}
+
+
+def silent_allocations(tree: ast.AST) -> list[int]:
+    """Lines that call `torch.empty` and its kin without a dtype or a device, but those of parameters.
+
+    Parameters are made by the defaults: so `from_pretrained(dtype=...)` makes a model.
+    """
+    parameters = {
+        id(node.args[0]) for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == 'nn.Parameter' and node.args
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in parameters:
+            # the function may be chosen among several
+            functions = (node.func.body, node.func.orelse) if isinstance(node.func, ast.IfExp) else (node.func,)
+            names = [ast.unparse(x).removeprefix('torch.') for x in functions]
+            wanted = set().union(*(ALLOCATIONS.get(name, ()) for name in names))
+            given = {x.arg for x in node.keywords}
+            if None not in given and not wanted <= given:
+                found.append(node.lineno)
+    return found
+
+
+def test_allocations_say_their_dtype_and_device():
+    silent = {name: silent_allocations(ast.parse(path.read_text(encoding='utf-8'))) for name, path in modules().items()}
+    assert {name: lines for name, lines in silent.items() if lines} == {}
+
+
+@pytest.mark.parametrize(('call', 'silent'), [
+    ('torch.empty(3)', True), ('torch.empty(3, dtype=x)', True), ('torch.empty(3, dtype=x, device=y)', False),
+    ('torch.arange(3)', True), ('torch.arange(3, device=y)', False), ('x.new_empty(3)', False),
+    ('(torch.empty if x else torch.zeros)(3)', True), ('nn.Parameter(torch.empty(3))', False),
+    ('torch.ones(3, **like)', False),
+])
+def test_silent_allocations_are_found(call, silent):
+    assert bool(silent_allocations(ast.parse(call))) == silent

@@ -71,13 +71,13 @@ class _Window:
 
     def __init__(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None, width: int, size: int, from_end: bool):
         if cu_seqlens is None:
-            batch = torch.arange(x.shape[0])
+            batch = torch.arange(x.shape[0], dtype=torch.int64, device=x.device)
             start, length = torch.zeros_like(batch), torch.full_like(batch, x.shape[1])
         else:
             start, length = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
             batch = torch.zeros_like(start)
         first = length[:, None] - size if from_end else 1 - width
-        position = first + torch.arange(size).expand(len(start), size)
+        position = first + torch.arange(size, dtype=torch.int64, device=x.device).expand(len(start), size)
 
         n, i = ((position >= 0) & (position < length[:, None])).nonzero(as_tuple=True)
         self.tokens, self.stream = (n, i), (batch[n], start[n] + position[n, i])

@@ -158,7 +158,8 @@ def flash_attn_varlen_func(
 
 def _visible(T: int, S: int, left: int, right: int, device: torch.device) -> torch.Tensor:
     """Which keys `[T, S]` the queries see."""
-    ahead = torch.arange(S, device=device) - torch.arange(S - T, S, device=device)[:, None]
+    keys = torch.arange(S, dtype=torch.int64, device=device)
+    ahead = keys - torch.arange(S - T, S, dtype=torch.int64, device=device)[:, None]
     mask = torch.ones_like(ahead, dtype=torch.bool)
     if left >= 0:
         mask &= ahead >= -left

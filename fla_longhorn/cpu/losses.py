@@ -62,7 +62,7 @@ def cross_entropy_fwd(
     ignored = target == ignore_index
     # an ignored row may point outside the vocabulary
     index = target.long().masked_fill(ignored, 0)[:, None]
-    lse = torch.empty(N, dtype=torch.promote_types(logits.dtype, torch.float32))
+    lse = torch.empty(N, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
     score = torch.empty_like(lse)
     for block in _blocks(N, V, BLOCK_ELEMENTS):
         block_logits = _transform(logits[block], logit_scale, logit_softcapping)
@@ -136,7 +136,7 @@ def logsumexp_fwd(
 ) -> torch.Tensor:
     """The logsumexp `[...]` over the last dimension of `x` `[..., D]`, float32 unless `dtype` says otherwise."""
     rows = x.reshape(-1, x.shape[-1])
-    z = torch.empty(len(rows), dtype=torch.promote_types(x.dtype, torch.float32))
+    z = torch.empty(len(rows), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     for block in _blocks(rows.shape[0], rows.shape[1], BLOCK_ELEMENTS):
         z[block] = _transform(rows[block], scale, softcapping).logsumexp(-1)
     return z.view(x.shape[:-1]).to(z.dtype if dtype is None else dtype)
@@ -162,7 +162,7 @@ def fused_kl_div_fwd(
     grad_dtype = torch.promote_types(weight.dtype, torch.float32) if accumulate_grad_in_fp32 else weight.dtype
     dx = torch.empty_like(x) if use_dx else None
     dw = torch.zeros_like(weight, dtype=grad_dtype) if use_dw else None
-    loss = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+    loss = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     for block in _blocks(N, V, MATMUL_BLOCK_ELEMENTS):
         log_student = F.log_softmax(widen(F.linear(x[block], weight)), -1)
         log_teacher = F.log_softmax(widen(F.linear(target_x[block], target_weight)), -1)

@@ -13,9 +13,9 @@ from fla_longhorn.cpu.backend import implements, widen
 
 def _positions(x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """The position in its sequence, plus the offset, of every token: `[B, T]`, or `[1, T]` if all rows agree."""
-    tokens = torch.arange(x.shape[1])
+    tokens = torch.arange(x.shape[1], dtype=torch.int64, device=x.device)
     if cu_seqlens is None:
-        return tokens + (offsets[:, None] if isinstance(offsets, torch.Tensor) else torch.tensor([[offsets]]))
+        return tokens + offsets[:, None] if isinstance(offsets, torch.Tensor) else (tokens + offsets)[None]
     return (tokens - (cu_seqlens[:-1] - offsets).repeat_interleave(cu_seqlens.diff()))[None]
 
 

@@ -26,7 +26,7 @@ def _bounds(rows: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.
     """First row and last row `[N]` of each sequence of `[B, T, D]` seen as `[B * T, D]`; a sequence is not empty."""
     B, T, _ = rows.shape
     if cu_seqlens is None:
-        cu_seqlens = torch.arange(0, (B + 1) * T, T)
+        cu_seqlens = torch.arange(0, (B + 1) * T, T, dtype=torch.int64, device=rows.device)
     return cu_seqlens[:-1].long(), cu_seqlens[1:].long() - 1
 
 

@@ -47,10 +47,10 @@ def chunk_longhorn(
             Queries of shape `[B, T, H, K]`, 1 <= K <= 256, shared by the head's channels.
         k (torch.Tensor):
             Keys of shape `[B, T, H, K]`. They need no normalisation: the update is stable, and results are finite, up to
-            `|k|` of about 1e17. Beyond 1e19 `|k|^2` overflows float32 and results are NaN. For large keys small gradients
-            underflow: that of `beta` from `|k|` of about 1e4 on, that of `k` from 1e7 on. Where one entry holds nearly all
-            of `|k|^2`, as with K = 1, `1 - eps k^2` cancels: from `|k|` of about 30 on, what an old state leaves behind and
-            its gradient lose digits.
+            `|k|` of about 1e17. Beyond 2^63 (9e18) float32 has no such step size: results are NaN on the CPU, and on a GPU
+            the token writes nothing to the state. For large keys small gradients underflow: that of `beta` from `|k|` of
+            about 1e4 on, that of `k` from 1e7 on. Where one entry holds nearly all of `|k|^2`, as with K = 1, `1 - eps k^2`
+            cancels: from `|k|` of about 30 on, what an old state leaves behind and its gradient lose digits.
         v (torch.Tensor):
             Values of shape `[B, T, H, V]` (the paper's x).
         beta (torch.Tensor):

@@ -70,7 +70,9 @@ def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[to
     if beta.dim() == 3:
         beta = beta[..., None].expand_as(v)
     # [B, T, H, V]
-    eps = beta / (1 + beta * k.square().sum(-1, keepdim=True))
+    norm = k.square().sum(-1, keepdim=True)
+    # NaN for keys so long that float32 has no such step: a step of zero would pass for one
+    eps = beta / (1 + beta * norm) + 0 * (4 * norm)
 
     # (row of the batch, first token, last token + 1) of each sequence
     if cu_seqlens is None:

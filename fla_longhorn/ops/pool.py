@@ -43,7 +43,10 @@ class Pool(NamedTuple):
 
         A sequence whose state has no row is none: its output is zero, and nothing is read or written.
         """
-        first = torch.arange(N, device=self.states.device) if self.state_indices is None else self._rows(self.state_indices)
+        if self.state_indices is None:
+            first = torch.arange(N, dtype=torch.int64, device=self.states.device)
+        else:
+            first = self._rows(self.state_indices)
         last = first if self.final_state_indices is None else self._rows(self.final_state_indices)
         used = first >= 0
         last = torch.where(used, last, -1)

@@ -69,12 +69,12 @@ def cases_of(op: str, quick: bool) -> list[Case]:
 
 def make_inputs(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
     """Leaf tensors by argument name, standard normal, with `beta` in (0, 1) or its logits; the same numbers in every run."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator('cpu').manual_seed(0)
     B, T, H, K, V = case.B, case.T, case.H, case.K, case.V
     N = B if case.lengths is None else len(case.lengths)
 
     def draw(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
+        return torch.randn(*shape, generator=generator, dtype=torch.float32, device='cpu').to(dtype)
 
     beta = draw(B, T, H) if case.scalar_beta else draw(B, T, H, V)
     inputs = {
@@ -105,5 +105,5 @@ def make_options(case: Case, device: torch.device, exact: bool) -> dict[str, Any
         'scale': case.scale, 'use_beta_sigmoid_in_kernel': case.sigmoid, 'state_v_first': case.state_v_first, 'exact': exact,
     }
     if case.lengths is not None:
-        options['cu_seqlens'] = torch.tensor([0, *case.lengths]).cumsum(0).to(device)
+        options['cu_seqlens'] = torch.tensor([0, *case.lengths], dtype=torch.int64, device='cpu').cumsum(0).to(device)
     return options

@@ -60,7 +60,7 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(args)
     try:
         options.device = default_device() if options.device is None else torch.device(options.device)
-        torch.empty(0, device=options.device)
+        torch.empty(0, dtype=torch.float32, device=options.device)
         if options.backend:
             os.environ['FLA_LONGHORN_BACKEND'] = options.backend
         select_backend(options.device)

@@ -48,7 +48,8 @@ class Result:
 
 def random_like(x: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
     """Standard normal numbers that `dtype` can hold, as a tensor like x."""
-    return torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(x)
+    generator = torch.Generator('cpu').manual_seed(seed)
+    return torch.randn(x.shape, generator=generator, dtype=torch.float32, device='cpu').to(dtype).to(x)
 
 
 def differentiate(op: Callable, inputs: dict[str, torch.Tensor], options: dict, dtype: torch.dtype) -> dict[str, torch.Tensor]:

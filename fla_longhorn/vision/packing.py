@@ -25,11 +25,11 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
-        counts = torch.tensor(lengths)
+        counts = torch.tensor(lengths, dtype=torch.int64, device='cpu')
         ends = counts.cumsum(0)
         bounds = torch.cat([ends.new_zeros(1), ends]).int()
         first_and_last = (2 * ends - counts - 1).repeat_interleave(counts)
-        order = first_and_last - torch.arange(int(ends[-1]))
+        order = first_and_last - torch.arange(int(ends[-1]), dtype=torch.int64, device='cpu')
         return cls(counts.to(device), bounds.to(device), bounds, order.to(device))
 
 

@@ -8,7 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn, operator
+from fla_longhorn.ops import (
+    chunk_longhorn,
+    fused_recurrent_longhorn,
+    longhorn_state_update,
+    naive_recurrent_longhorn,
+    operator,
+)
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from tests.conftest import INTERPRETING
@@ -338,6 +344,27 @@ def test_large_keys(op, exact, size, device):
     names += ['dbeta'] if size <= 1e3 else []
     assert_close({name: got[name] for name in names}, {name: ref[name] for name in names}, torch.float32)
     assert all(x.isfinite().all() for x in got.values())
+
+
+@pytest.mark.parametrize('size', [1e19, 1e30])
+def test_too_large_keys(op, exact, size, device, backend):
+    """Beyond the documented range a token's step is not taken for zero: NaN on the CPU; the kernels leave it out."""
+    case = Case(B=1, T=3, H=1, V=8, initial_state=True)
+    inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
+    # the interpreter divides by what is zero to a GPU
+    size = max(size, 2e19) if backend == 'triton' else size
+    inputs['k'][:, 1] *= size / inputs['k'][:, 1].norm()
+    o, state = op(**inputs, output_final_state=True, exact=exact)
+    if backend == 'triton':
+        rest = {name: x if name == 'initial_state' else x[:, ::2] for name, x in inputs.items()}
+        expected, state_expected = op(**rest, output_final_state=True, exact=exact)
+        assert_close({'o': o[:, ::2], 'final_state': state}, {'o': expected, 'final_state': state_expected}, torch.float32)
+        return
+    assert o[:, 1:].isnan().all() and state.isnan().any()
+    token = {name: x[:, 1:2] for name, x in inputs.items() if name != 'initial_state'}
+    with torch.no_grad():
+        assert longhorn_state_update(inputs['initial_state'], **token, exact=exact).isnan().all()
+        assert naive_recurrent_longhorn(**token, initial_state=state.nan_to_num(), exact=exact)[0].isnan().all()
 
 
 @pytest.mark.parametrize('size', [1.0, 30.0])

@@ -9,6 +9,7 @@ either way.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from fla_longhorn.ops.pool import Pool
 MIN_PARALLEL_UPDATES = 2**20
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
 L1_BYTES, L2_BYTES = 2**14, 2**18
+
+# what a caller's default dtype or device must not change
+FLOAT32: Any = dict(dtype=torch.float32, device='cpu')
 
 _ABSENT = {dtype: np.empty(0, bits) for dtype, bits in BITS.items()}
 
@@ -51,24 +55,25 @@ def longhorn_fwd(
     C = checkpoint_interval(K) if save_states else T
     given, output_final_state = final_state, args.output_final_state or final_state is not None
     if given is None or state_v_first:
-        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0)
+        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0, **FLOAT32)
     if pool is None:
         where = places.in_order(N, H * K * V, args.initial_state is not None, output_final_state)
-        h0, ht = flat(k_first(args.initial_state, state_v_first)), flat(final_state)
+        h0, ht = flat(k_first(args.initial_state, state_v_first)), flat_output('final_state', final_state)
     else:
         where = places.in_pool(pool, N)
         h0 = ht = places.span(pool.states)
     # a sequence without a row is left out
     dtype = common_dtype(args.v, args.beta, args.z)
-    o = (torch.empty if len(where) == N else torch.zeros)(args.v.shape, dtype=dtype)
+    o = (torch.empty if len(where) == N else torch.zeros)(args.v.shape, dtype=dtype, device='cpu')
     # packed sequences leave slots that no one writes
     new = torch.zeros if is_varlen else torch.empty
-    states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
+    states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0, **FLOAT32)
     BV = block_size(K, T)
     launch(
         forward.forward, B * T * H * K * V, len(where) * H * -(-V // BV),
         flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v, dtype), flat(args.beta, dtype), h0, flat_copy(args.D),
-        *flat_rows(args.z, H * V, dtype), boundaries(B, T, args.cu_seqlens), where, flat(o, dtype), ht, flat(states),
+        *flat_rows(args.z, H * V, dtype), boundaries(B, T, args.cu_seqlens), where,
+        flat_output('o', o, dtype), ht, flat_output('states', states),
         H, K, V, C, BV, args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     if final_state is not None and output_final_state and state_v_first:
@@ -96,7 +101,7 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
     from ever resizing the memory of `D`, as FSDP2 does to free parameters.
     """
     N, _, H, K, V = args.sizes
-    given = args.q, args.k, args.v, args.beta, states, args.D, args.z
+    given = args.q, args.k, args.v, args.beta, in_place('states', states), args.D, args.z
     inputs = [x if x is None or x.is_contiguous() else x.contiguous() for x in given]
     o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
     notice.call(
@@ -126,20 +131,21 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     NG = -(-V // BG)
     NT = min(C, T)
     BT = min(NT, max(L2_BYTES // (4 * K * W), 16))
-    dqk = torch.empty(NG, *q.shape[:-1], 2, KP)
+    dqk = torch.empty(NG, *q.shape[:-1], 2, KP, **FLOAT32)
     dtype = common_dtype(do, v, beta, z)
-    dv = torch.empty(v.shape, dtype=dtype)
+    dv = torch.empty(v.shape, dtype=dtype, device='cpu')
     # parts are sums of float32
     dbeta_dtype = torch.float32 if is_scalar else dtype
-    dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape, dtype=dbeta_dtype)
-    dh0 = torch.empty(0 if args.initial_state is None else (N, H, K, V))
-    dD = torch.zeros(0 if D is None else (N, H, V))
-    dz = torch.empty(0 if z is None else z.shape, dtype=dtype)
+    dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape, dtype=dbeta_dtype, device='cpu')
+    dh0 = torch.empty(0 if args.initial_state is None else (N, H, K, V), **FLOAT32)
+    dD = torch.zeros(0 if D is None else (N, H, V), **FLOAT32)
+    dz = torch.empty(0 if z is None else z.shape, dtype=dtype, device='cpu')
     launch(
         backward.backward, B * T * H * K * V, N * H * NG,
         flat(do, dtype), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v, dtype),
         flat(beta, dtype), flat_copy(D), *flat_rows(z, H * V, dtype), boundaries(B, T, args.cu_seqlens), flat(states),
-        flat(dqk), flat(dv, dtype), flat(dbeta, dbeta_dtype), flat(dh0), flat(dD), flat(dz, dtype),
+        flat_output('dqk', dqk), flat_output('dv', dv, dtype), flat_output('dbeta', dbeta, dbeta_dtype),
+        flat_output('dh0', dh0), flat_output('dD', dD), flat_output('dz', dz, dtype),
         H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
     )
     dq, dk = add_parts(dqk)[..., :K].unbind(-2)
@@ -186,6 +192,20 @@ def flat(x, dtype: torch.dtype = torch.float32) -> np.ndarray:
         return _ABSENT[dtype]
     x = (x.detach() if x.requires_grad else x).to(dtype).contiguous()
     return (x if dtype is torch.float32 else x.view(torch.uint16)).numpy().reshape(-1)
+
+
+def flat_output(name: str, x, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """The same of a buffer that the loops write to: they would fill a copy, and leave the buffer as it was."""
+    return flat(in_place(name, x, dtype), dtype)
+
+
+def in_place(name: str, x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    if x.dtype is not dtype or not x.is_cpu or not x.is_contiguous() or x.is_neg():
+        raise RuntimeError(
+            f'internal error: {name} is written where it lies, so it must be dense {dtype} on the CPU, got {x.dtype} of '
+            f'strides {x.stride()} on {x.device}'
+        )
+    return x
 
 
 def flat_rows(x, size: int, dtype: torch.dtype) -> tuple[np.ndarray, int]:

@@ -27,7 +27,7 @@ from fla_longhorn.ops.numba.simd import W as LANES
 from fla_longhorn.ops.numba.simd import exp_neg, helper, inlined, sum_lanes
 from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
-ONE = np.float32(1)
+ONE, FOUR = np.float32(1), np.float32(4)
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
 STRIP = 16
 # keys whose products are added one after the other
@@ -66,12 +66,13 @@ def copy_tile(tile, p_from, p_to, K):
 
 @helper
 def square_norm(k, p, K):
-    """`|k|^2` of one key."""
+    """`|k|^2` of one key; NaN from 2^126 on, where 1 / |k|^2 is no normal number: a step of zero would pass for one."""
     b_sum = memory.splat(np.float32(0))
     for j in range(0, K, LANES):
         b_k = memory.load_lanes(k, p + j, K - j)
         b_sum = b_sum + b_k * b_k
-    return sum_lanes(b_sum)
+    total = sum_lanes(b_sum)
+    return total + (FOUR * total - FOUR * total)
 
 
 @helper

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 # seconds
@@ -21,7 +22,9 @@ def call(loop: Any, *args: Any) -> Any:
 def call_for_the_first_time(loop: Callable, args: tuple) -> Any:
     timer = threading.Timer(PATIENCE, tell)
     timer.daemon = True
-    timer.start()
+    # an interpreter that ends starts no thread
+    with suppress(RuntimeError):
+        timer.start()
     try:
         return loop(*args)
     finally:

@@ -6,8 +6,14 @@ Numba's own parallel loops would compile every loop a second time.
 from __future__ import annotations
 
 import os
+import sys
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+
+import torch
 
 _pool: ThreadPoolExecutor | None = None
 # the process that it belongs to, and its threads
@@ -15,15 +21,39 @@ _of: tuple[int, int] = (0, 0)
 
 
 def run(loop: Callable, n_w: int, *args) -> None:
-    """`loop(i_w, n_w, *args)` for each of `n_w` workers, the first on the calling thread."""
-    others = [pool(n_w - 1).submit(loop, i_w, n_w, *args) for i_w in range(1, n_w)]
+    """`loop(i_w, n_w, *args)` for each of `n_w` workers, on the calling thread and those that help it."""
+    workers, failures = deque(range(n_w)), SimpleQueue[BaseException | None]()
+    # a setting that each thread has for itself
+    flushes = flushes_denormals()
+
+    def work() -> None:
+        torch.set_flush_denormal(flushes)
+        with suppress(IndexError):
+            while True:
+                failures.put(failure_of(loop, workers.popleft(), n_w, *args))
+
+    # where no thread can be started any more, as the interpreter ends, those that there are do it all
+    with suppress(RuntimeError):
+        for _ in range(n_w - 1):
+            pool(n_w - 1).submit(work)
+    work()
+    # of all, for they write to memory that the caller would free
+    for failure in [failures.get() for _ in range(n_w)]:
+        if failure is not None:
+            raise failure
+
+
+def failure_of(function: Callable, *args) -> BaseException | None:
     try:
-        loop(0, n_w, *args)
-    finally:
-        # they write to memory that the caller would free
-        wait(others)
-    for worker in others:
-        worker.result()
+        function(*args)
+    except BaseException as failure:
+        return failure
+    return None
+
+
+def flushes_denormals() -> bool:
+    """Whether the calling thread takes numbers below the normal ones for zero (`torch.set_flush_denormal`)."""
+    return sys.float_info.min / 2 == 0
 
 
 def pool(n: int) -> ThreadPoolExecutor:

@@ -115,7 +115,9 @@ def step_sizes(k, beta, use_beta_sigmoid: bool):
     if beta.dim() == 3:
         beta = beta[..., None]
     b = beta.sigmoid() if use_beta_sigmoid else beta
-    f = 1 / (1 + b * k.square().sum(-1, keepdim=True))
+    norm = k.square().sum(-1, keepdim=True)
+    # NaN for keys so long that float32 has no such step: a step of zero would pass for one
+    f = 1 / (1 + b * norm) + 0 * (4 * norm)
     chain = f.square()
     return b * f, chain * b * (-beta).sigmoid() if use_beta_sigmoid else chain
 
@@ -124,10 +126,11 @@ def sequence_spans(B: int, T: int, K: int, cu_seqlens):
     """(rows, first token, last token + 1, first slot in the saved states of each row) of what can run together."""
     C = checkpoint_interval(K)
     if cu_seqlens is None:
-        return [(slice(0, B), 0, T, torch.arange(B) * ((T + C - 1) // C))]
+        slots = (T + C - 1) // C
+        return [(slice(0, B), 0, T, torch.arange(0, B * slots, slots, dtype=torch.int64, device='cpu'))]
     bounds = cu_seqlens.tolist()
     return [
-        (slice(0, 1), bos, eos, torch.tensor([bos // C + i_n]))
+        (slice(0, 1), bos, eos, torch.tensor([bos // C + i_n], dtype=torch.int64, device='cpu'))
         for i_n, (bos, eos) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
     ]
 

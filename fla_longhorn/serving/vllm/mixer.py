@@ -111,7 +111,8 @@ class LonghornMixer(nn.Module, MambaBase):
         )
 
         # vLLM puts the pools of this layer here
-        self.kv_cache = (torch.tensor([]), torch.tensor([]))
+        none = torch.empty(0, dtype=torch.float32, device='cpu')
+        self.kv_cache = (none, none)
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if prefix in layers:
             raise ValueError(f'prefix must be new, got {prefix!r} twice')

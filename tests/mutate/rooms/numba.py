@@ -14,12 +14,28 @@ MUTATIONS = [
         "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
     ),
     Mutation(
-        'worker-missing', 'ops/numba/threads.py', 'for i_w in range(1, n_w)]', 'for i_w in range(1, n_w - 1)]',
+        'worker-missing', 'ops/numba/threads.py', 'deque(range(n_w))', 'deque(range(n_w - 1))',
         "the last worker's blocks have no output and no gradients", THREADS, 'sigmoid diagonal',
     ),
     Mutation(
-        'workers-not-awaited', 'ops/numba/threads.py', 'wait(others)', 'pass', 'a call ends before its other threads do',
+        'workers-not-awaited', 'ops/numba/threads.py', 'for _ in range(n_w)]:', 'for _ in range(1)]:',
+        'a call ends before its other threads do',
         'tests/ops/numba/test_threads.py::test_a_failure_is_raised_after_all_have_ended',
+    ),
+    Mutation(
+        'threads-after-main', 'ops/numba/threads.py', 'with suppress(RuntimeError):', 'with suppress(OSError):',
+        'operators fail in a handler of atexit', 'tests/ops/numba/test_threads.py::test_after_the_main_thread',
+    ),
+    Mutation(
+        'denormals-of-one-thread', 'ops/numba/threads.py', '        torch.set_flush_denormal(flushes)\n', '',
+        'a result depends on the thread that computes it',
+        'tests/ops/numba/test_threads.py::test_every_thread_flushes_denormals_as_the_caller_does',
+    ),
+    Mutation(
+        'final-state-in-the-default-dtype', 'ops/numba/__init__.py',
+        '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0, **FLOAT32)\n',
+        '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0)\n',
+        "Lightning's bf16-true breaks the states", 'tests/ops/test_defaults.py::test_defaults_change_nothing', 'numba diagonal',
     ),
     Mutation(
         'fork-guard', 'ops/numba/threads.py', ' or pid != os.getpid()', '',
@@ -68,6 +84,11 @@ MUTATIONS = [
         'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(0, K, LANES):',
         'for j in range(0, K - LANES + 1, LANES):',
         'keys lose the entries behind the last whole vector', SHAPES, 'numba diagonal chunk K3',
+    ),
+    Mutation(
+        'overflow-as-a-step-of-zero', 'ops/numba/forward.py', 'return total + (FOUR * total - FOUR * total)', 'return total',
+        'a key too long for float32 leaves no trace, in finite results', 'tests/ops/test_longhorn.py::test_too_large_keys',
+        'numba chunk diagonal',
     ),
     Mutation(
         'slot-of-the-row', 'ops/numba/forward.py', 'return bos // C + i_n if is_varlen', 'return bos // C if is_varlen',

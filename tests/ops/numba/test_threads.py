@@ -1,6 +1,9 @@
 """The compiled loops on several threads: bit-equal to one, in a forked child too; a failure of any is the call's."""
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -112,3 +115,83 @@ def test_a_failure_is_raised_after_all_have_ended(failing):
     with pytest.raises(MemoryError, match=f'{failing} of 3'):
         backend.threads.run(loop, 3)
     assert sorted(ended) == [i for i in range(3) if i != failing]
+
+
+def test_where_no_thread_can_be_started(launches, threads, monkeypatch):
+    """As at a system's limit: what could not be handed over is done here, once."""
+    inputs, options = make_inputs(CASE), make_options(CASE)
+    expected = run(chunk_longhorn, inputs, options)
+    threads(3)
+    launches.clear()
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(backend.threads, '_pool', None)
+        limited.setattr(threading.Thread, 'start', start)
+        got = run(chunk_longhorn, inputs, options)
+    assert sorted(launches) == [(name, i_w, 3) for name in ('backward', 'forward') for i_w in range(3)]
+    assert all(torch.equal(got[name], x) for name, x in expected.items())
+
+
+AFTER_MAIN = '''
+import atexit, threading, torch
+from fla_longhorn.ops import chunk_longhorn
+
+q, k = torch.randn(2, 2, 600, 4, 16)
+v, beta = torch.randn(2, 600, 4, 64), torch.rand(2, 600, 4, 64)
+
+def call():
+    x = v.clone().requires_grad_()
+    o, _ = chunk_longhorn(q, k, x, beta)
+    return o.detach(), *torch.autograd.grad(o.sum(), x)
+
+def late(where):
+    print(where, all(map(torch.equal, call(), expected)), flush=True)
+
+def outlive():
+    threading.main_thread().join()
+    late('thread')
+
+torch.set_num_threads(2)
+call()  # compiles
+expected = call()
+atexit.register(late, 'atexit')
+threading.Thread(target=outlive).start()
+'''
+
+
+def test_after_the_main_thread():
+    """Python's pools take no work once the interpreter ends, which a thread may outlive, and handlers of `atexit`."""
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', AFTER_MAIN], env={**os.environ, 'FLA_LONGHORN_BACKEND': 'numba'},
+        capture_output=True, text=True, timeout=300,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ['thread', 'True', 'atexit', 'True']), done.stderr
+
+
+@pytest.fixture
+def flushing():
+    yield
+    torch.set_flush_denormal(False)
+
+
+def test_every_thread_flushes_denormals_as_the_caller_does(launches, threads, flushing):
+    """`torch.set_flush_denormal` sets the calling thread alone."""
+    inputs = {name: x.detach() for name, x in make_inputs(CASE).items()}
+    del inputs['initial_state']
+    # the outputs are below the normal numbers
+    inputs['v'] *= 1e-39
+
+    def count(n, flush):
+        threads(n)
+        torch.set_flush_denormal(flush)
+        launches.clear()
+        o, _ = chunk_longhorn(**inputs, use_beta_sigmoid_in_kernel=True)
+        assert len(launches) == n
+        return o.count_nonzero().item()
+
+    count(2, False)
+    assert count(1, True) == count(2, True) == 0
+    assert count(1, False) == count(2, False) > 0
