@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fla_longhorn  # noqa: F401  registers
-from tests.interpreter import make_faster
+from offgpu.interpreter import make_faster
 
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 if INTERPRETING:

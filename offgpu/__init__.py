@@ -1,0 +1,1 @@
+"""What stands in for a GPU: knows Triton and torch, not Longhorn."""
