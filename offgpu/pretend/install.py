@@ -10,7 +10,6 @@ from pathlib import Path
 from offgpu.pretend import binding, library, torch_side, triton_driver
 from offgpu.pretend.hooks import after_import
 
-ROOT = Path(__file__).parents[2]
 # its sitecustomize.py calls `install`
 SITE = Path(__file__).parent / 'site'
 _installed = False
@@ -41,7 +40,11 @@ def finish(torch) -> None:
 
 def activate() -> None:
     """Install it here, and in every Python started with this process's environment."""
-    path = [x for x in os.environ.get('PYTHONPATH', '').split(os.pathsep) if x and x != str(SITE)]
-    os.environ['PYTHONPATH'] = os.pathsep.join([str(SITE), *path, *([] if str(ROOT) in path else [str(ROOT)])])
+    os.environ['PYTHONPATH'] = with_site(os.environ.get('PYTHONPATH', ''))
     os.environ['PRETEND_CUDA'] = '1'
     install()
+
+
+def with_site(path: str) -> str:
+    """A PYTHONPATH with the folder of sitecustomize.py in front."""
+    return os.pathsep.join([str(SITE), *(x for x in path.split(os.pathsep) if x and x != str(SITE))])

@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from typing import Any
 
 import pytest
 
-from offgpu.pretend.install import activate
+from offgpu.pretend.install import activate, with_site
+
+SECONDS = int(os.environ.get('PRETEND_TEST_SECONDS', '0'))
+
+
+def keep_in_programs() -> None:
+    """Programs whose environment a test makes have the device too."""
+    init: Any = subprocess.Popen.__init__
+
+    def start(self, *args, env=None, **kwargs) -> None:
+        if env is not None and env.get('PRETEND_CUDA') == '1':
+            env = {**env, 'PYTHONPATH': with_site(env.get('PYTHONPATH', ''))}
+        init(self, *args, env=env, **kwargs)
+
+    setattr(subprocess.Popen, '__init__', start)  # noqa: B010
+
 
 activate()
-SECONDS = int(os.environ.get('PRETEND_TEST_SECONDS', '0'))
+keep_in_programs()
 
 
 class TooSlow(BaseException):
