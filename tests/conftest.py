@@ -5,8 +5,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fla_longhorn  # noqa: F401  registers
+from offgpu.interpreter import make_faster
 from tests.devices import why_not
-from tests.interpreter import make_faster
 
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 if INTERPRETING:

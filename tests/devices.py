@@ -23,6 +23,7 @@ ON_THE_CPU = {
     'tests/ops/test_last_read.py': 'which tensor was read last, whatever its device',
     'tests/ops/test_naive.py': 'the recurrence in PyTorch, which the others are compared with on their device',
     'tests/ops/test_pool_errors.py': 'rows are checked on the CPU alone: a GPU would be waited for',
+    'tests/pretend': 'of the pretend device itself, in programs of their own',
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/serving': 'served by vLLM on the CPU',
     'tests/test_devices.py': 'reads source files',

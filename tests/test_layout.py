@@ -1,17 +1,21 @@
 """Public names stay, and an operator's options are passed on in one value."""
 
+import ast
 import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 
+import fla_longhorn
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 
 PUBLIC = {
     'fla_longhorn': [
-        'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornModel', 'chunk_longhorn', 'convert_official_state_dict',
+        'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification',
+        'LonghornForTokenClassification', 'LonghornModel', 'chunk_longhorn', 'convert_official_state_dict',
         'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn',
     ],
     'fla_longhorn.ops': ['chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn'],
@@ -74,8 +78,11 @@ def silent_allocations(tree: ast.AST) -> list[int]:
     return found
 
 
+PACKAGE = {str(path): path for path in Path(fla_longhorn.__file__).parent.rglob('*.py')}
+
+
 def test_allocations_say_their_dtype_and_device():
-    silent = {name: silent_allocations(ast.parse(path.read_text(encoding='utf-8'))) for name, path in modules().items()}
+    silent = {name: silent_allocations(ast.parse(path.read_text(encoding='utf-8'))) for name, path in PACKAGE.items()}
     assert {name: lines for name, lines in silent.items() if lines} == {}
 
 

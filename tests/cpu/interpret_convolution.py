@@ -10,7 +10,7 @@ from fla.backends import register
 from fla.modules.causal_conv1d import causal_conv1d, ops
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-from tests.interpreter import make_faster
+from offgpu.interpreter import make_faster
 
 
 def keep_one_configuration():

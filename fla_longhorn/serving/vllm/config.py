@@ -11,7 +11,6 @@ from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigC
 from fla_longhorn.attn_mode.config import is_swapped
 from fla_longhorn.models import LonghornConfig
 
-
 # tokens between two states that prefix caching keeps
 BLOCK_SIZE = 128
 

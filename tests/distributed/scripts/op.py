@@ -18,8 +18,8 @@ from fla.ops.cp import build_cp_context
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
+from offgpu.interpreter import make_faster
 from tests.distributed.scripts.launch import fork
-from tests.interpreter import make_faster
 from tests.ops.cases import Case, make_inputs, relative_error
 
 ALL = dict(D=True, z=True, sigmoid=True, scale=0.3)

@@ -35,7 +35,8 @@ MUTATIONS = [
         'final-state-in-the-default-dtype', 'ops/numba/__init__.py',
         '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0, **FLOAT32)\n',
         '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0)\n',
-        "Lightning's bf16-true breaks the states", 'tests/ops/test_defaults.py::test_defaults_change_nothing', 'numba diagonal',
+        "Lightning's bf16-true breaks the states",
+        'tests/ops/test_defaults.py::test_defaults_change_nothing', 'numba diagonal',
     ),
     Mutation(
         'fork-guard', 'ops/numba/threads.py', ' or pid != os.getpid()', '',

@@ -1,0 +1,7 @@
+"""A CUDA device for PyTorch's CPU build, in the host's memory; README.md says what it does and what not."""
+
+from offgpu.pretend.counting import Counts, counted
+from offgpu.pretend.hooks import after_import
+from offgpu.pretend.install import activate, install, is_installed
+
+__all__ = ['Counts', 'activate', 'after_import', 'counted', 'install', 'is_installed']

@@ -1,0 +1,229 @@
+"""What a tensor on the pretend device does that one on the CPU does not, and what it does alike."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+
+def draw(*shape: int, **options) -> torch.Tensor:
+    return torch.randn(*shape, device='cuda', **options)
+
+
+def test_a_tensor_is_an_ordinary_one():
+    x = draw(2, 3)
+    assert type(x) is torch.Tensor and x.is_cuda and x.device == torch.device('cuda', 0) and x.cpu().device.type == 'cpu'
+    assert torch.zeros(2, device='cuda:0').device == x.new_empty(3).device == torch.empty_like(x).device == x.device
+
+
+@pytest.mark.parametrize('mix', [
+    lambda x: x + torch.ones(2, 3),
+    lambda x: x @ torch.ones(3, 2),
+    lambda x: torch.cat([x, torch.ones(2, 3)]),
+    lambda x: torch.where(torch.ones(2, 3, dtype=torch.bool), x, x),
+    lambda x: x.mul_(torch.ones(2, 3)),
+    lambda x: torch.ones(2, 3).mul_(x),
+    lambda x: torch.nn.functional.linear(x, torch.ones(4, 3)),
+    lambda x: x.gather(1, torch.zeros(2, 1, dtype=torch.long)),
+    lambda x: torch.ones(2, 3)[x > 0],
+    lambda x: torch.nn.functional.embedding(torch.zeros(2, dtype=torch.long), x),
+    lambda x: x.set_(torch.ones(2, 3)),
+])
+def test_devices_do_not_mix(mix):
+    with pytest.raises(RuntimeError, match='device|cpu'):
+        mix(draw(2, 3))
+
+
+def test_numbers_and_indices_of_the_cpu_are_taken():
+    x, number = draw(2, 3), torch.tensor(2.)
+    torch.testing.assert_close((x * number + number).cpu(), x.cpu() * 2 + 2)
+    assert torch.equal(x[torch.tensor([1])].cpu(), x.cpu()[[1]])
+    assert torch.equal(torch.where(x > 0, x, number).cpu(), torch.where(x.cpu() > 0, x.cpu(), number))
+
+
+def test_views_share_memory():
+    x = torch.zeros(4, 6, device='cuda')
+    y = x.view(2, 12)[1].unflatten(0, (3, 4)).mT[1:]
+    y.add_(1)
+    z = torch.as_strided(x, (3,), (7,))
+    z.fill_(5)
+    want = torch.zeros(4, 6)
+    want.view(2, 12)[1].unflatten(0, (3, 4)).mT[1:].add_(1)
+    torch.as_strided(want, (3,), (7,)).fill_(5)
+    assert torch.equal(x.cpu(), want) and y._base is x and y.data_ptr() == x.data_ptr() + 4 * 13
+
+
+def test_in_place_returns_the_tensor_itself_and_notes_a_version():
+    x = draw(3)
+    version = x._version
+    assert x.add_(1) is x and x._version == version + 1
+    y = draw(3, requires_grad=True)
+    z = y.exp()
+    z.mul_(2)
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        z.sum().backward()
+
+
+def test_out_and_resize():
+    x, out = draw(3, 4), torch.empty(0, device='cuda')
+    assert torch.mul(x, 2, out=out) is out
+    assert torch.equal(out, x + x) and out.untyped_storage().device.type == 'cuda'
+    out.resize_(2, 3)
+    assert out.shape == (2, 3) and torch.equal(out, (x + x).flatten()[:6].view(2, 3))
+
+
+def test_storages():
+    storage = torch.UntypedStorage(8, device='cuda')
+    x = torch.empty(0, device='cuda').set_(storage, 0, (2,), (1,))
+    x.fill_(3)
+    assert storage.device.type == 'cuda' and x.untyped_storage().data_ptr() == storage.data_ptr() and x.tolist() == [3, 3]
+
+
+def test_gradients_are_those_of_the_cpu():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv1d(3, 4, 3), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(24, 8), torch.nn.LayerNorm(8))
+    x = torch.randn(2, 3, 8)
+    results = []
+    for device in ('cpu', 'cuda'):
+        model.zero_grad()
+        model.to(device)(x.to(device)).square().sum().backward()
+        results.append([p.grad.cpu() for p in model.parameters()])
+        assert all(p.grad.device.type == device for p in model.parameters())
+    torch.testing.assert_close(*results)
+
+
+def test_backward_runs_on_the_device_thread():
+    threads = []
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, dy):
+            threads.append(threading.current_thread())
+            return dy
+
+    for device in ('cpu', 'cuda'):
+        Note.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
+    assert threads[0] is threading.main_thread() is not threads[1]
+
+
+@pytest.mark.parametrize('transform', ['grad', 'jvp', 'vmap'])
+def test_transforms(transform):
+    x = torch.randn(3, 4)
+    f = {
+        'grad': lambda x: torch.func.grad(lambda y: y.sin().sum())(x),
+        'jvp': lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1],
+        'vmap': lambda x: torch.func.vmap(lambda y: y.cumsum(0))(x),
+    }[transform]
+    torch.testing.assert_close(f(x.cuda()).cpu(), f(x))
+
+
+def test_autocast_and_inference_mode():
+    x = draw(2, 3)
+    with torch.autocast('cuda', dtype=torch.bfloat16):
+        assert (x @ x.mT).dtype == torch.bfloat16
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert (x @ x.mT).dtype == torch.float32
+    with torch.inference_mode():
+        y = x + 1
+        assert y.is_inference() and y.view(-1)[1:].is_inference() and not x.view(-1).is_inference()
+
+
+def test_random_numbers():
+    torch.manual_seed(3)
+    state = torch.cuda.get_rng_state()
+    on_cpu, x = torch.random.get_rng_state(), draw(4)
+    assert torch.equal(torch.random.get_rng_state(), on_cpu) and not torch.equal(torch.cuda.get_rng_state(), state)
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(draw(4), x) and not torch.equal(draw(4), x)
+    with torch.random.fork_rng():
+        y = draw(4)
+    assert torch.equal(draw(4), y)
+    own = [draw(4, generator=torch.Generator('cuda').manual_seed(5)) for _ in range(2)]
+    assert torch.equal(*own)
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+        draw(4, generator=torch.Generator())
+
+
+def test_memory_is_counted():
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    x = torch.empty(2**20, dtype=torch.uint8, device='cuda')
+    assert torch.cuda.memory_allocated() - before == 2**20
+    y = x + x
+    assert torch.cuda.memory_allocated() - before == 2**21
+    del x, y
+    assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() - before == 2**21
+    free, total = torch.cuda.mem_get_info()
+    assert total == torch.cuda.get_device_properties().total_memory and total - free == torch.cuda.memory_allocated()
+
+
+def test_streams_and_events():
+    stream, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream != torch.cuda.default_stream()
+        start.record()
+        end.record()
+    end.synchronize()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream() and start.elapsed_time(end) > 0
+
+
+def run(code: str, **variables: str) -> str:
+    """What a program prints that has the device by its environment."""
+    done = subprocess.run(
+        [sys.executable, '-c', code], env=os.environ | {'PRETEND_IMPORT': ''} | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SEVERAL = '''
+import os, pytest, torch, triton
+import triton.language as tl
+
+@triton.jit
+def double(x, y, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(y + at, 2 * tl.load(x + at))
+
+assert torch.cuda.device_count() == 2
+x, y = torch.ones(4, device='cuda:0', requires_grad=True), torch.ones(4, device='cuda:1')
+assert (y + 1).device == y[1:].device == torch.device('cuda:1') and torch.equal(y.cpu(), x.cpu())
+with pytest.raises(RuntimeError, match='same device'):
+    x + y
+# over the other device, and back in its backward
+(x.to('cuda:1') * y).sum().backward()
+assert x.grad.device == x.device
+with torch.cuda.device(1):
+    assert torch.empty(2, device='cuda').device == y.device
+    double[1,](y, y, N=4)
+assert torch.cuda.current_device() == 0 and y.tolist() == [2.] * 4
+with pytest.raises(ValueError, match='double is launched on cuda:0 with a tensor on cuda:1'):
+    double[1,](y, y, N=4)
+with pytest.raises(RuntimeError, match='invalid device ordinal'):
+    torch.ones(2, device='cuda:2')
+
+# poisoned memory
+assert torch.empty(3, device='cuda').isnan().all() and not torch.zeros(3, device='cuda').any()
+
+# a child of a process that has used the device may not
+child = os.fork()
+if child == 0:
+    try:
+        torch.ones(2, device='cuda')
+    except RuntimeError as error:
+        os._exit(7 if 'Cannot re-initialize CUDA in forked subprocess' in str(error) else 1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print('done')
+'''
+
+
+def test_programs_several_devices_poison_and_forks():
+    assert run(SEVERAL, PRETEND_DEVICES='2', PRETEND_POISON='1').endswith('done\n')

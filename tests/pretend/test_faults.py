@@ -1,0 +1,129 @@
+"""Mistakes that no run on the CPU notices, planted in the package: a run on the pretend device reports each of them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.modules import varlen
+from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.ops import triton as backend
+from fla_longhorn.ops.triton.diagonal import common
+from offgpu.pretend import counted
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    """Longhorn's own, not what stands in for them where it must be fast."""
+    for name in ('longhorn_fwd', 'longhorn_bwd'):
+        monkeypatch.setattr(backend, name, inspect.unwrap(getattr(backend, name)))
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """`plant(function, statement)` puts a statement before the function's last one, which returns."""
+    def plant(function: Callable, statement: str) -> None:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        body = tree.body[0].body  # type: ignore[attr-defined]
+        assert isinstance(body[-1], ast.Return)
+        body[-1:-1] = ast.parse(statement).body
+        names: dict = {}
+        exec(compile(ast.fix_missing_locations(tree), inspect.getsourcefile(function), 'exec'), function.__globals__, names)
+        monkeypatch.setattr(function, '__code__', names[function.__name__].__code__)
+
+    return plant
+
+
+@pytest.fixture
+def model() -> LonghornForCausalLM:
+    config = LonghornConfig(hidden_size=16, num_hidden_layers=1, vocab_size=32, state_size=4)
+    return LonghornForCausalLM(config).cuda()
+
+
+def batch(seed: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 32, (2, 4), generator=torch.Generator().manual_seed(seed)).cuda()
+    mask = torch.ones_like(ids)
+    mask[0, :seed] = 0
+    return dict(input_ids=ids, labels=ids, attention_mask=mask)
+
+
+def train(model: LonghornForCausalLM) -> None:
+    """Two batches with masks, whose graphs live together."""
+    batches = [batch(seed) for seed in (1, 2)]
+    sum(model(**x).loss for x in batches).backward()
+
+
+@torch.no_grad()
+def decode(model: LonghornForCausalLM) -> tuple[str, ...]:
+    """Where the host waits in a decoded token."""
+    ids = torch.ones(2, 4, dtype=torch.long, device='cuda')
+    cache = model.eval()(ids, use_cache=True).past_key_values
+    with counted() as counts:
+        model(ids[:, :1], past_key_values=cache, use_cache=True)
+    return tuple(counts.stacks)
+
+
+def test_a_tensor_made_on_the_cpu(model, plant):
+    train(model)
+    plant(Longhorn.split, 'k = k * torch.ones(1)')
+    with pytest.raises(RuntimeError, match='Expected all tensors to be on the same device'):
+        train(model)
+
+
+def test_a_wait_in_a_decoded_token(model, plant):
+    assert decode(model) == ()
+    plant(Longhorn.mix_inputs, 'assert x.isfinite().all().item()')
+    stacks = decode(model)
+    assert len(stacks) == 1 and 'fla_longhorn/layers/longhorn.py' in stacks[0] and '_local_scalar_dense' in stacks[0]
+
+
+@torch.no_grad()
+def test_a_wait_where_a_graph_is_captured(model, plant):
+    def capture() -> None:
+        ids = torch.ones(2, 4, dtype=torch.long, device='cuda')
+        cache = model.eval()(ids, use_cache=True).past_key_values
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            model(ids[:, :1], past_key_values=cache, use_cache=True)
+
+    capture()
+    plant(Longhorn.mix_inputs, 'x = x if x.isfinite().all() else x')
+    with pytest.raises(RuntimeError, match='previous error during capture'):
+        capture()
+    torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+def test_live_tensors_compared_by_weak_references(model, monkeypatch):
+    """`reference == reference` compares the tensors elementwise while both live."""
+    check, last = varlen.check_attention_mask, [None]
+
+    def remembering(mask, *sizes):
+        key = None if mask is None or mask.device.type == 'cpu' else (weakref.ref(mask), mask._version)
+        if key is None or key != last[0]:
+            check(mask, *sizes)
+            last[0] = key
+
+    train(model)
+    monkeypatch.setattr(varlen, 'check_attention_mask', remembering)
+    with pytest.raises(RuntimeError, match='Boolean value of Tensor with more than one value is ambiguous'):
+        train(model)
+
+
+def call_op() -> torch.Tensor:
+    q, k = torch.randn(2, 1, 5, 1, 4, device='cuda')
+    v, beta = torch.randn(1, 5, 1, 8, device='cuda'), torch.rand(1, 5, 1, 8, device='cuda')
+    return chunk_longhorn(q, k, v, beta)[0]
+
+
+def test_memory_without_a_device(plant):
+    assert call_op().is_cuda
+    plant(common.prepare_rows, 'rows = torch.empty(rows.shape, dtype=rows.dtype)')
+    with pytest.raises((RuntimeError, ValueError), match=r'cannot be accessed from Triton \(cpu tensor\?\)'):
+        call_op()
