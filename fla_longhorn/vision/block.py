@@ -28,4 +28,5 @@ class Block(nn.Module):
             return x + self.drop_path(y)
         # an image is dropped, not the row
         kept = self.drop_path(y.new_ones(packing.lengths.shape[0], 1))
-        return x + y * kept.repeat_interleave(packing.lengths, 0)
+        # the sum of the lengths is known, and would be waited for
+        return x + y * kept.repeat_interleave(packing.lengths, 0, output_size=y.shape[1])

@@ -130,3 +130,24 @@ def test_hooks_see_gradients(name, device):
     mlp.down_proj.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_output))
     mlp(torch.randn(2, 5, mlp.hidden_size, device=device, requires_grad=True)).sum().backward()
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize('name', ['mlp', 'gla'])
+def test_adapters_of_the_rows(name, device):
+    """PEFT serves a batch whose rows have adapters of their own: each module sees the rows."""
+    base, ids = make(name, device), inputs(device)
+    targets = [x for x in projections(base) if x != 'lm_head']
+    assert 'beta_proj' in targets
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=targets, init_lora_weights=False), adapter_name='a').eval()
+    model.add_adapter('b', LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    apart, new = [], []
+    options = dict(max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+    with torch.no_grad():
+        for i, adapter in enumerate('ab'):
+            model.set_adapter(adapter)
+            apart.append(model(ids[i:i + 1]).logits)
+            new.append(model.generate(input_ids=ids[i:i + 1], **options))
+        names = ['a', 'b']
+        together = model(ids, adapter_names=names).logits
+        assert (together - torch.cat(apart)).norm() < 1e-5 * together.norm()
+        assert torch.equal(model.generate(input_ids=ids, adapter_names=names, **options), torch.cat(new))

@@ -33,7 +33,7 @@ def test_model(padded, strict, tmp_path, device):
     torch.export.save(torch.export.export(module, example, dynamic_shapes=shapes, strict=strict), tmp_path / 'model.pt2')
     program = torch.export.load(tmp_path / 'model.pt2').module()
     with torch.no_grad():
-        for B, T in ((3, 11), (1, 2), (2, 64), (1, 65), (4, 150)):
+        for B, T in ((3, 11), (1, 2), (2, 64), (1, 65), (4, 150), (7, 3), (20, 2), (5, 5)):
             inputs = arguments(B, T)
             assert_equal({'logits': program(*inputs)}, {'logits': module(*inputs)})
 
