@@ -22,6 +22,7 @@ ON_THE_CPU = {
     'tests/ops/test_naive.py': 'the recurrence in PyTorch, which the others are compared with on their device',
     'tests/ops/test_objectives.py': 'what the recurrence minimises, in PyTorch',
     'tests/ops/test_pool_errors.py': 'rows are checked on the CPU alone: a GPU would be waited for',
+    'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/serving': 'served by vLLM on the CPU',
     'tests/test_devices.py': 'reads source files',
