@@ -90,7 +90,7 @@ MUTATIONS = [
     ),
     Mutation(
         'host-copy-believed', 'ops/inputs.py', 'if not torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu):', 'if False:',
-        'a host copy with other values passes', ERRORS, 'host copy with other values',
+        'a host copy with other values passes', 'tests/ops/test_errors.py::test_host_copy_that_contradicts', 'other values',
     ),
     Mutation(
         'devices-unchecked', 'ops/inputs.py', 'if x.device != q.device:', "if name == 'k' and x.device != q.device:",

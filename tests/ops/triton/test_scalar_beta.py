@@ -111,6 +111,11 @@ def test_route(monkeypatch):
         route(*tensors, exact=False)
 
 
+# fla's delta rule rounds the inverse of a chunk's triangle to its inputs' dtype, which in bfloat16 costs about 1e-2
+of_both = pytest.mark.parametrize('exact, dtype', [
+    (False, torch.bfloat16), (False, torch.float16), (True, torch.float16),
+], ids=['diagonal-bfloat16', 'diagonal-float16', 'exact-float16'])
+
 if INTERPRETING:
     def interpreted_range(*bounds):
         """Tensors, as `range` gives in compiled kernels: fla's cast them."""
@@ -133,11 +138,11 @@ if INTERPRETING:
                 monkeypatch.setattr(module, 'range', interpreted_range, raising=False)
 
     @pytest.mark.usefixtures('interpreted_fla')
-    @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+    @of_both
     @pytest.mark.parametrize('size', [1, 6], ids=lambda size: f'keys x {size}')
-    def test_kernels_interpreted(exact, size):
-        """fla's own kernels give our results, also where `1 - eps k^2` is near 0; in float16, which the interpreter can."""
-        case = Case(B=1, T=70, H=1, K=32, V=32, dtype=torch.float16, scalar_beta=True, initial_state=True)
+    def test_kernels_interpreted(exact, dtype, size):
+        """fla's own kernels give our results, also where `1 - eps k^2` is near 0."""
+        case = Case(B=1, T=70, H=1, K=32, V=32, dtype=dtype, scalar_beta=True, initial_state=True)
         inputs, options = make_inputs(case), make_options(case, exact=exact)
         inputs['k'] = (inputs['k'].detach() * size).requires_grad_()
         assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
@@ -154,10 +159,7 @@ if INTERPRETING:
 
 
 if torch.cuda.is_available():
-    # fla's delta rule rounds the inverse of a chunk's triangle to its inputs' dtype, which in bfloat16 costs about 1e-2
-    @pytest.mark.parametrize('exact, dtype', [
-        (False, torch.bfloat16), (False, torch.float16), (True, torch.float16),
-    ], ids=['diagonal-bfloat16', 'diagonal-float16', 'exact-float16'])
+    @of_both
     @pytest.mark.parametrize('K', [16, 64, 128])
     def test_kernels(exact, dtype, K, monkeypatch, triton_device):
         monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'fla')

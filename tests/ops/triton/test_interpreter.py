@@ -1,0 +1,36 @@
+"""The interpreter computes in bfloat16 as GPUs do."""
+
+import torch
+import triton
+import triton.language as tl
+
+from tests.conftest import INTERPRETING
+
+
+@triton.jit
+def convert_kernel(x, y, N: tl.constexpr):
+    o_n = tl.arange(0, N)
+    tl.store(y + o_n, tl.load(x + o_n).to(tl.bfloat16))
+
+
+@triton.jit
+def multiply_kernel(x, y, N: tl.constexpr):
+    o = tl.arange(0, N)[:, None] * N + tl.arange(0, N)
+    tl.store(y + o, tl.dot(tl.load(x + o), tl.load(x + N * N + o)))
+
+
+if INTERPRETING:
+    def test_rounding_is_that_of_torch():
+        """To the nearest, ties to even, over into the next exponent; subnormal numbers, infinity and NaN."""
+        ties = (torch.arange(2**16) << 16 | 0x8000).to(torch.int32)
+        bits = torch.cat([ties, ties - 1, ties + 1, torch.randint(-2**31, 2**31, (2**16,)).to(torch.int32)])
+        x = bits.view(torch.float32)
+        y = torch.empty(x.shape, dtype=torch.bfloat16)
+        convert_kernel[1,](x, y, x.numel())
+        torch.testing.assert_close(y, x.to(torch.bfloat16), rtol=0, atol=0, equal_nan=True)
+
+    def test_products_of_matrices():
+        x = torch.randn(2, 16, 16).to(torch.bfloat16)
+        y = torch.empty(16, 16)
+        multiply_kernel[1,](x, y, 16)
+        torch.testing.assert_close(y.double(), x[0].double() @ x[1].double(), rtol=1e-5, atol=1e-5)
