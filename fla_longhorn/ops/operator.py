@@ -11,13 +11,13 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 from __future__ import annotations
 
 import warnings
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, get_tensors
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.inputs import check_boundaries, check_rows
@@ -137,11 +137,30 @@ def update(pool: Pool, args: Arguments) -> Tensor:
     """What the operator does, on boundaries that are checked."""
     if pool.is_chosen_from and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
+    args = apart_from(pool.states, args)
     backend, options = select_backend(args.q.device), dict(save_states=False, parallel=is_long(args))
     if not pool.is_chosen_from and pool.states.is_contiguous():
         args = args._replace(initial_state=pool.states)
         return backend.longhorn_fwd(args, final_state=pool.states, **options)[0]
     return backend.longhorn_fwd(args, pool=pool.contiguous(), **options)[0]
+
+
+def apart_from(states: Tensor, args: Arguments) -> Arguments:
+    """The arguments, copied where they lie among the states: a kernel may write those before it has read all inputs."""
+    start, end = span(states)
+    shared: dict[str, Any] = {}
+    for name, x in zip(TENSORS, get_tensors(args), strict=True):
+        if x is not None and x.data_ptr() < end and span(x)[1] > start:
+            shared[name] = x.clone()
+    return args._replace(**shared) if shared else args
+
+
+def span(x: Tensor) -> tuple[int, int]:
+    """Where the elements of a tensor start and end in memory."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
+    return start, start + x.itemsize * (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)))
 
 
 @longhorn_update.register_fake

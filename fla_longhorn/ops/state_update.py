@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fla_longhorn.ops.apply import takes_other_derivatives
+from fla_longhorn.ops.apply import has_tangent, under_transform
 from fla_longhorn.ops.arguments import Arguments, get_tensors
 from fla_longhorn.ops.inputs import check_inputs, check_pool
 from fla_longhorn.ops.operator import needs_gradient, run_update
@@ -51,7 +51,7 @@ def longhorn_state_update(
         state (torch.Tensor):
             float32 states of shape `[N, H, K, V]`, or with `state_indices` a pool `[P, H, K, V]` (`[.., H, V, K]` with
             `state_v_first`), overwritten. Each row is contiguous; between rows there may be room (`state.stride(0)`), which
-            stays untouched.
+            stays untouched. Inputs may be views of it: those are copied.
         q, k, v, beta, scale, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, cu_seqlens_cpu:
             As in :func:`fla_longhorn.ops.chunk_longhorn`.
         state_indices (torch.Tensor, Optional):
@@ -72,8 +72,8 @@ def longhorn_state_update(
             Outputs of shape `[B, T, H, V]` in the dtype of `v`.
 
     Raises:
-        ValueError: a shape, a device or boundaries don't fit, the rows of `state` aren't contiguous, or a gradient is asked
-            for. On the CPU also: an index is outside the pool, or a sequence writes a row that another one reads or writes.
+        ValueError: a shape, a device or boundaries don't fit, the rows of `state` aren't contiguous, it is a negative view,
+            a gradient is asked for or a transform of `torch.func` is at work. On the CPU also: an index is outside the pool, or a sequence writes a row that another one reads or writes.
             On a GPU such indices are not found, for that would take reading them: the results are undefined.
         TypeError: a type or a dtype doesn't fit.
 
@@ -98,7 +98,12 @@ def longhorn_state_update(
     if plain:
         return run_update(pool, args, plain)
     everything = args._replace(initial_state=state)
-    if needs_gradient(everything) or takes_other_derivatives(everything):
+    if under_transform():
+        raise ValueError(
+            'longhorn_state_update updates states in place, which the transforms of torch.func (vmap, grad, jvp) do not: call '
+            'it outside of them, or fused_recurrent_longhorn, which returns the states'
+        )
+    if needs_gradient(everything) or has_tangent(everything):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'

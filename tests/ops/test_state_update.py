@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, operator
+from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn, operator
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from tests.ops.cases import Case, make_inputs, make_options, reference, relative_error
+from tests.ops.cases import TOLERANCE, Case, make_inputs, make_options, reference, relative_error
 
 CASES = [
     Case(B=2, T=1, H=1, K=16, V=33, initial_state=True),
@@ -79,3 +79,88 @@ def test_the_operator_counts_one_update(device):
     assert state._version == before + 1
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         loss.backward()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+@pytest.mark.parametrize('pooled', [False, True], ids=['states', 'pool'])
+@pytest.mark.parametrize('T', [1, 2])
+def test_inputs_in_the_memory_of_the_state(T, pooled, exact, device):
+    """The first numbers of the states as an input: some are written before others are read."""
+    # channels for several blocks
+    case = Case(B=2, T=T, H=2, K=16, V=300, D=True, z=True, initial_state=True)
+    inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
+    given = inputs.pop('initial_state').sigmoid()
+    rows = {'state_indices': torch.tensor([1, 0], device=device)} if pooled else {}
+    for name, x in inputs.items():
+        state, expected = given.clone(), given.clone()
+        shared = state.flatten()[:x.numel()].view(x.shape)
+        o_expected = longhorn_state_update(expected, **{**inputs, name: shared.clone()}, exact=exact, **rows)
+        o = longhorn_state_update(state, **{**inputs, name: shared}, exact=exact, **rows)
+        assert torch.equal(o, o_expected), name
+        assert torch.equal(state, expected), name
+
+
+def call_of_a_token(device):
+    inputs = {name: x.detach() for name, x in make_inputs(Case(T=1, K=4, initial_state=True), device).items()}
+    return inputs.pop('initial_state'), inputs
+
+
+@torch.no_grad()
+def test_a_negative_view_is_refused(device):
+    state, inputs = call_of_a_token(device)
+    with pytest.raises(ValueError, match=r'state must not be a negative view.*resolve_neg'):
+        longhorn_state_update(torch._neg_view(state), **inputs)
+
+
+def test_a_transform_is_refused(device):
+    state, inputs = call_of_a_token(device)
+    with torch.no_grad(), pytest.raises(ValueError, match=r'longhorn_state_update .* torch.func.*fused_recurrent_longhorn'):
+        torch.vmap(lambda state: longhorn_state_update(state, **inputs))(torch.stack([state, state]))
+
+
+@pytest.mark.parametrize('T', [1, 2])
+@pytest.mark.parametrize('pooled', [False, True], ids=['states', 'pool'])
+def test_a_plain_update_is_counted(T, pooled, device):
+    """What autograd has saved of the states is no longer theirs: backward must not go on with it."""
+    inputs = {name: x.detach() for name, x in make_inputs(Case(T=T, K=4, initial_state=True), device).items()}
+    state = inputs.pop('initial_state')
+    weight = torch.ones_like(state, requires_grad=True)
+    loss = (weight * state).sum()
+    with torch.no_grad():
+        longhorn_state_update(state, **inputs, state_indices=torch.tensor([1, 0], device=device) if pooled else None)
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        loss.backward()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize('D_dtype', [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_token_with_D_in_another_dtype(dtype, D_dtype, device):
+    case = Case(T=1, H=2, K=4, D=True, z=True, initial_state=True, dtype=dtype)
+    inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
+    inputs['D'] = inputs['D'].to(D_dtype)
+    state = inputs.pop('initial_state')
+    exact = {name: x.double() for name, x in inputs.items()}
+    ref, final_state = naive_recurrent_longhorn(**exact, initial_state=state.double(), output_final_state=True)
+    o = longhorn_state_update(state, **inputs)
+    outputs, _ = TOLERANCE[dtype]
+    assert o.dtype == dtype
+    assert relative_error(o, ref) <= outputs
+    assert relative_error(state, final_state) <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_a_token_whose_gate_lies_apart(exact, device):
+    """Values and gates of the rows, halves of a projection: both further apart than their channels, by other distances."""
+    case = Case(B=3, T=1, H=2, K=4, V=20, z=True, initial_state=True)
+    inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
+    state = inputs.pop('initial_state')
+    expected = state.clone()
+    o_expected = longhorn_state_update(expected, **inputs, exact=exact)
+    for name, copies in (('v', 3), ('z', 2)):
+        apart = torch.cat([inputs[name]] + [torch.full_like(inputs[name], float('nan'))] * (copies - 1), 1)
+        inputs[name] = apart[:, :1]
+    assert torch.equal(longhorn_state_update(state, **inputs, exact=exact), o_expected)
+    assert torch.equal(state, expected)

@@ -158,7 +158,7 @@ MUTATIONS = [
         "the oracle's gate lacks its factor z", FLAGS, 'torch diagonal chunk sigmoid-D',
     ),
     Mutation(
-        'update-with-a-gradient', 'ops/state_update.py', 'if needs_gradient(everything) or takes', 'if takes',
+        'update-with-a-gradient', 'ops/state_update.py', 'if needs_gradient(everything) or has_tangent', 'if has_tangent',
         'a state that autograd needs is overwritten', 'tests/ops/test_state_update.py::test_bad_state', env=TORCH,
     ),
     Mutation(
