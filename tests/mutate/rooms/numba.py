@@ -14,7 +14,7 @@ MUTATIONS = [
         "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
     ),
     Mutation(
-        'worker-missing', 'ops/numba/threads.py', 'deque(range(n_w))', 'deque(range(n_w - 1))',
+        'worker-missing', 'ops/numba/threads.py', 'loop, workers.popleft(), n_w', 'loop, min(workers.popleft(), n_w - 2), n_w',
         "the last worker's blocks have no output and no gradients", THREADS, 'sigmoid diagonal',
     ),
     Mutation(
@@ -35,7 +35,8 @@ MUTATIONS = [
         'final-state-in-the-default-dtype', 'ops/numba/__init__.py',
         '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0, **FLOAT32)\n',
         '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0)\n',
-        "Lightning's bf16-true breaks the states", 'tests/ops/test_defaults.py::test_defaults_change_nothing', 'numba diagonal',
+        "Lightning's bf16-true breaks the states",
+        'tests/ops/test_defaults.py::test_defaults_change_nothing', 'numba diagonal',
     ),
     Mutation(
         'fork-guard', 'ops/numba/threads.py', ' or pid != os.getpid()', '',
