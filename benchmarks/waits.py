@@ -9,9 +9,12 @@ that runs on the device. What a row waits for in fla's own code is in the file, 
 
 from __future__ import annotations
 
+import sys
+
 from offgpu import pretend
 
-pretend.install()
+if 'torch' not in sys.modules:
+    pretend.install()
 
 import argparse  # noqa: E402  the device comes before torch
 from collections.abc import Callable  # noqa: E402
@@ -89,6 +92,8 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m benchmarks waits', description=__doc__.splitlines()[0])
     parser.add_argument('--json', metavar='FILE', help='file for the counts')
     options = parser.parse_args(args)
+    if not pretend.is_installed():
+        raise SystemExit('the pretend device comes before torch: run this as a program of its own')
     rows: dict[str, dict[str, Any]] = {}
     print('| model | call | waits | launches | allocations |\n| --- | --- | --- | --- | --- |')
     for name, config in MODELS.items():
