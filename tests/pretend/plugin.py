@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = {
     'tests/ops/test_errors.py::test_compiled_programs_check_boundaries_when_they_run': 'read on the CPU alone',
     'tests/kernels': 'compiles kernels, in whose place the interpreter stands',
+    'tests/integration/test_evaluation.py': 'a trained model in interpreted kernels takes an hour',
     'tests/offgpu': 'other stand-ins for a GPU',
     'tests/pretend': 'of the device itself, run without --device',
     'tests/ptx': 'executes compiled kernels',
