@@ -17,7 +17,6 @@ from offgpu import pretend
 ROOT = Path(__file__).parents[2]
 # what does not run here, by path or by name, and why; what a GPU does not run either is named elsewhere
 LEFT_OUT = {
-    'tests/ops/test_errors.py::test_compiled_programs_check_boundaries_when_they_run': 'checked on the CPU alone',
     'tests/kernels': 'compiles kernels, in whose place the interpreter stands',
     'tests/integration/test_evaluation.py': 'a trained model in interpreted kernels takes an hour',
     'tests/offgpu': 'other stand-ins for a GPU',
