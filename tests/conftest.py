@@ -46,6 +46,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture
 def backend(request, monkeypatch) -> str:
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
+    monkeypatch.setenv('FLA_CPU_LOOPS', '0' if request.param == 'torch' else '1')
     return request.param
 
 

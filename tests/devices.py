@@ -3,7 +3,6 @@
 # a folder, a file or a test, as pytest prints it
 ON_THE_CPU = {
     'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
-    'tests/cpu': "implementations of fla's modules for the CPU",
     'tests/distributed/test_layer.py::test_equals_one_rank': 'ranks share no GPU, and gloo sends what is on the CPU',
     'tests/distributed/test_layer.py::test_initialisation_from_meta': 'ranks share no GPU, and gloo sends what is on the CPU',
     'tests/distributed/test_op.py::test_diagonal_gathers_once_each_way': 'ranks on the CPU',
@@ -13,6 +12,7 @@ ON_THE_CPU = {
     'tests/distributed/test_op.py::test_triton_equals_one_rank': "ranks in Triton's interpreter",
     'tests/distributed/test_scale.py': 'ranks share no GPU, and gloo sends what is on the CPU',
     'tests/experiments': 'the experiments themselves take a device',
+    'tests/fla_cpu': "implementations of fla's modules for the CPU",
     'tests/integration/test_runner.py': 'how programs are started, without a tensor',
     'tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_options.py': 'options are refused before there is a tensor',
@@ -21,7 +21,6 @@ ON_THE_CPU = {
     'tests/ops/test_devices.py': 'two GPUs by what stands for their tensors',
     'tests/ops/test_errors.py::test_compiled_programs_check_boundaries_when_they_run': 'no program reads the values of a GPU',
     'tests/ops/test_errors.py::test_host_copy_that_contradicts': 'compared on the CPU alone: a GPU would be waited for',
-    'tests/ops/test_last_read.py': 'which tensor was read last, whatever its device',
     'tests/ops/test_naive.py': 'the recurrence in PyTorch, which the others are compared with on their device',
     'tests/ops/test_pool_errors.py': 'rows are checked on the CPU alone: a GPU would be waited for',
     'tests/pretend': 'of the pretend device itself, in programs of their own',

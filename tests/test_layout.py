@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import fla_cpu
 import fla_longhorn
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
@@ -78,7 +79,7 @@ def silent_allocations(tree: ast.AST) -> list[int]:
     return found
 
 
-PACKAGE = {str(path): path for path in Path(fla_longhorn.__file__).parent.rglob('*.py')}
+PACKAGE = {str(path): path for package in (fla_cpu, fla_longhorn) for path in Path(package.__file__).parent.rglob('*.py')}
 
 
 def test_allocations_say_their_dtype_and_device():

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from fla import modules
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import LOOP_DTYPES, load_loops, widen
+from fla_cpu.backend import LOOP_DTYPES, load_loops, widen
+from fla_cpu.plain import is_plain
 from fla_longhorn.modules.direct import find_function, get_parameter
-from fla_longhorn.ops.plain import is_plain
 
 
 def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Functions and parameters without what stands around them.
 
 fla's functions choose a backend at each call, and have guards and autograd. A plain call
-(:func:`fla_longhorn.ops.plain.is_plain`) needs the function that would run in the end.
+(:func:`fla_cpu.plain.is_plain`) needs the function that would run in the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn as nn
 from fla import backends
 from fla.utils import custom_device_ctx
 
-from fla_longhorn.cpu.backend import CPUBackend
+from fla_cpu.backend import CPUBackend
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fla_longhorn.cpu.backend import widen
+from fla_cpu.backend import widen
 
 IGNORE_INDEX = -100
 L2_PENALTY_FACTOR = 1e-4

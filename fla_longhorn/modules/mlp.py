@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fla.modules import mlp
 from fla.modules.activations import ops
 
-from fla_longhorn.cpu.backend import widen
+from fla_cpu.backend import widen
 from fla_longhorn.modules.linear import is_bare
 
 

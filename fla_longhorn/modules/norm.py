@@ -6,9 +6,9 @@ import torch
 from fla import modules
 from fla.modules.norm import l2norm, layernorm
 
-from fla_longhorn.cpu.backend import load_loops, widen
+from fla_cpu.backend import load_loops, widen
+from fla_cpu.plain import is_plain
 from fla_longhorn.modules.direct import find_function, get_parameter
-from fla_longhorn.ops.plain import is_plain
 
 
 class RMSNorm(modules.RMSNorm):

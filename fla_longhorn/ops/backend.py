@@ -24,11 +24,6 @@ def select_backend(device: torch.device) -> ModuleType:
     return load_backend(backend_name(device.type, *environment()))
 
 
-def serves_by_numba(device_type: str) -> bool:
-    asked, interpret = environment()
-    return (asked or default_backend(device_type, interpret)) == 'numba'
-
-
 def environment() -> tuple[str | None, str | None]:
     """The variables that decide, as they are now; what follows from their values is remembered, for decoding asks often."""
     return os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')

@@ -200,7 +200,7 @@ def is_long(args: Arguments) -> bool:
 def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, Tensor | None]:
     """Call the operator on checked arguments, saving states only where a gradient will ask for them.
 
-    A plain call (:func:`fla_longhorn.ops.plain.is_plain`) goes to the backend by itself.
+    A plain call (:func:`fla_cpu.plain.is_plain`) goes to the backend by itself.
     """
     if parallel and args.beta.dim() == 3 and not torch.compiler.is_compiling():
         shortcut = getattr(select_backend(args.q.device), 'longhorn_shortcut', None)

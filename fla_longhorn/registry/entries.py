@@ -6,12 +6,12 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import wraps
-from inspect import unwrap
 from types import ModuleType
 from typing import Any
 
+import fla_cpu
+from fla_cpu.changes import Changes
 from fla_longhorn.modules.direct import find_function
-from fla_longhorn.registry.changes import Changes
 
 # fla's package -> (our module that stands in it as `longhorn`, the names it gains)
 EXPORTS = {
@@ -35,7 +35,6 @@ LISTS = {
     'AutoModelForSequenceClassification': 'MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES',
     'AutoModelForTokenClassification': 'MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES',
 }
-CPU_MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary', 'rwkv')
 
 CHANGES = Changes()
 
@@ -48,13 +47,13 @@ def register() -> None:
         register_names()
         register_auto_classes()
         register_served_classes()
-        register_cpu_modules()
+        fla_cpu.register(CHANGES)
         register_flash_attention()
         register_attn_mode()
         register_weight_decay()
         find_function.cache_clear()
     except BaseException:
-        CHANGES.take_back()
+        CHANGES.revert()
         raise
 
 
@@ -67,7 +66,7 @@ def unregister() -> None:
     Raises:
         RuntimeError: something that was registered has been replaced by others since; nothing is changed then.
     """
-    CHANGES.take_back()
+    CHANGES.revert()
     find_function.cache_clear()
 
 
@@ -138,27 +137,9 @@ def register_served_classes() -> None:
             CHANGES.set_attribute(transformers, cls.__name__, cls)
 
 
-def register_cpu_modules() -> None:
-    """Norms, convolution, losses, activations, rotary embedding and what RWKV needs of fla, for tensors on the CPU."""
-    from fla import backends
-
-    from fla_longhorn.cpu.backend import IMPLEMENTATIONS, REPLACEMENTS, CPUBackend
-
-    for name in CPU_MODULES:
-        importlib.import_module(f'fla_longhorn.cpu.{name}')
-    # empty where the registry is switched off
-    registries = backends._function_registries
-    for entry_point, implementation, verifier in IMPLEMENTATIONS:
-        registry = registries.get(unwrap(entry_point))
-        with CHANGES.of_mapping(f'fla.backends of {entry_point.__name__}', {} if registry is None else registry._backends):
-            backends.register(entry_point, backend=CPUBackend, verifier=verifier)(implementation)
-    for owner, name, replacement in REPLACEMENTS:
-        CHANGES.set_attribute(owner, name, replacement)
-
-
 def register_flash_attention() -> None:
     """PyTorch's attention in the modules of fla that looked for the package `flash_attn` and did not find it."""
-    from fla_longhorn.cpu import flash_attention
+    from fla_cpu import flash_attention
 
     for name in flash_attention.MODULES:
         try:

@@ -7,10 +7,10 @@ from fla.models.utils import Cache
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
+from fla_cpu.plain import is_plain
 from fla_longhorn import LonghornConfig
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, operator
-from fla_longhorn.ops.plain import is_plain
 
 SIZES = dict(hidden_size=32, num_hidden_layers=2, vocab_size=64, bos_token_id=1, eos_token_id=2)
 SWAPPED = dict(num_heads=2, attn_mode='longhorn')

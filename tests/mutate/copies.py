@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.mutate.mutation import ROOT, Mutation
 
-COPIED = ('fla_longhorn', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
+COPIED = ('fla_cpu', 'fla_longhorn', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
 # seconds for the tests of one mutation
 LIMIT = 300
 # pytest's exit codes: tests failed; it was interrupted, for instance by an import that failed
@@ -66,7 +66,7 @@ class Copy:
         text, stamp = path.read_text(encoding='utf-8'), path.stat()
         # Numba looks at the file of the loop that is called, not at those of the functions in it
         machine_code = self.machine_code
-        if mutation.file.startswith('ops/numba/'):
+        if mutation.file.startswith(('ops/numba/', 'fla_cpu/')):
             machine_code = Path(tempfile.mkdtemp(dir=self.folder))
         path.write_text(mutation.apply(text), encoding='utf-8')
         try:

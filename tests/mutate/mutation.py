@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Triton's kernels on the CPU; fixed when a process imports Triton
 INTERPRET = {'TRITON_INTERPRET': '1'}
 # PyTorch's loops instead of Numba's, which take seconds to compile
-TORCH = {'FLA_LONGHORN_BACKEND': 'torch'}
+TORCH = {'FLA_LONGHORN_BACKEND': 'torch', 'FLA_CPU_LOOPS': '0'}
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Mutation:
         name (str):
             Its name within its room.
         file (str):
-            The file, in `fla_longhorn/`.
+            The file, in `fla_longhorn/` where it is not `fla_cpu/...`.
         old (str):
             Text of the file that is replaced.
         new (str):
@@ -53,7 +53,7 @@ class Mutation:
 
     @property
     def path(self) -> str:
-        return f'fla_longhorn/{self.file}'
+        return self.file if self.file.startswith('fla_cpu/') else f'fla_longhorn/{self.file}'
 
     def apply(self, text: str) -> str:
         """The file's text with the mutation in it.

@@ -7,8 +7,8 @@ import pytest
 from fla import backends
 from fla.models import modeling_utils
 
+from fla_cpu import flash_attention
 from fla_longhorn.attn_mode import FAMILIES
-from fla_longhorn.cpu import flash_attention
 from tests import forks
 from tests.upstream.names import missing, paths
 

@@ -8,22 +8,21 @@ either way.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from fla_cpu.numba import notice
+from fla_cpu.numba.launch import MIN_PARALLEL_STEPS, boundaries, launch
+from fla_cpu.numba.memory import BITS
+from fla_cpu.numba.simd import W as LANES
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.numba import backward, forward, notice, places, threads
-from fla_longhorn.ops.numba.memory import BITS
-from fla_longhorn.ops.numba.simd import W as LANES
+from fla_longhorn.ops.numba import backward, forward, places
 from fla_longhorn.ops.numba.wide import W
 from fla_longhorn.ops.pool import Pool
 
-# state updates (tokens * K * V) below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms
-MIN_PARALLEL_UPDATES = 2**20
 # bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
 L1_BYTES, L2_BYTES = 2**14, 2**18
 
@@ -86,7 +85,7 @@ def is_step(args: Arguments) -> bool:
     """Whether :func:`step` serves a call: all inputs of one dtype, one token a row, few of them."""
     if args.cu_seqlens is not None or args.state_v_first or args.scale != 1:
         return False
-    if args.q.numel() * args.v.shape[-1] >= MIN_PARALLEL_UPDATES:
+    if args.q.numel() * args.v.shape[-1] >= MIN_PARALLEL_STEPS:
         return False
     dtype = args.q.dtype
     if dtype not in BITS or (args.D is not None and args.D.dtype not in BITS):
@@ -160,25 +159,6 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq = scaled(dq, args.scale)
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, q), (dk, k)))
     return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
-
-
-def launch(loop, updates: int, blocks: int, *args) -> None:
-    """Run `blocks` blocks on as many threads as torch uses; a loop that has no machine code yet, on one that compiles it."""
-    n_w = min(torch.get_num_threads(), blocks)
-    if n_w <= 1 or updates < MIN_PARALLEL_UPDATES or not loop.overloads:
-        notice.call(loop, 0, 1, *args)
-    else:
-        threads.run(loop, n_w, *args)
-
-
-def boundaries(B: int, T: int, cu_seqlens) -> np.ndarray:
-    """First tokens of the sequences, and the end, over the rows of the batch."""
-    return in_rows(B, T) if cu_seqlens is None else cu_seqlens.numpy().astype(np.int64)
-
-
-@lru_cache(maxsize=64)
-def in_rows(B: int, T: int) -> np.ndarray:
-    return np.arange(0, (B + 1) * T, T)
 
 
 def common_dtype(*tensors) -> torch.dtype:

@@ -22,9 +22,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fla_longhorn.ops.numba import memory
+from fla_cpu.numba import memory
+from fla_cpu.numba.launch import compiled
+from fla_cpu.numba.memory import address_of, load_one, store, store_folded, sum_rows
+from fla_cpu.numba.simd import W as LANES
+from fla_cpu.numba.simd import helper, inlined, sigmoid, sum_lanes
 from fla_longhorn.ops.numba.forward import (
-    compiled,
     copy_tile,
     diagonal_advance,
     diagonal_update,
@@ -34,14 +37,10 @@ from fla_longhorn.ops.numba.forward import (
     load_tile,
     read,
     rows_ahead,
-    sigmoid,
     square_norms,
     step_size,
     store_tile,
 )
-from fla_longhorn.ops.numba.memory import address_of, load_one, store, store_folded, sum_rows
-from fla_longhorn.ops.numba.simd import W as LANES
-from fla_longhorn.ops.numba.simd import helper, inlined, sum_lanes
 from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
 ONE, TWO = np.float32(1), np.float32(2)

@@ -19,12 +19,12 @@ A worker takes every `n_w`-th block. No result depends on how many there are: wh
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from fla_longhorn.ops.numba import memory
-from fla_longhorn.ops.numba.memory import address_of, array_at, load_one, store, widened
-from fla_longhorn.ops.numba.simd import W as LANES
-from fla_longhorn.ops.numba.simd import exp_neg, helper, inlined, sum_lanes
+from fla_cpu.numba import memory
+from fla_cpu.numba.launch import compiled
+from fla_cpu.numba.memory import address_of, array_at, load_one, store, widened
+from fla_cpu.numba.simd import W as LANES
+from fla_cpu.numba.simd import exp_neg, helper, inlined, sigmoid, sum_lanes
 from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
 ONE, FOUR = np.float32(1), np.float32(4)
@@ -32,17 +32,6 @@ ONE, FOUR = np.float32(1), np.float32(4)
 STRIP = 16
 # keys whose products are added one after the other
 KEYS = 8
-
-
-def compiled(function):
-    """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written.
-
-    Numba compiles again when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
-    """
-    try:
-        return njit(cache=True, nogil=True)(function)
-    except RuntimeError:
-        return njit(nogil=True)(function)
 
 
 @helper
@@ -78,11 +67,6 @@ def square_norm(k, p, K):
 @helper
 def load_beta(beta, row, p, n, is_scalar):
     return splat(load_one(beta, row)) if is_scalar else load_lanes(beta, p, n)
-
-
-@helper
-def sigmoid(b_x):
-    return ONE / (ONE + exp_neg(b_x))
 
 
 @helper

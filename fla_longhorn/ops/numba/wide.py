@@ -6,9 +6,9 @@ few lanes more than those of one register.
 
 from __future__ import annotations
 
-from fla_longhorn.ops.numba.memory import vectors
-from fla_longhorn.ops.numba.simd import WIDE as W
-from fla_longhorn.ops.numba.simd import wide
+from fla_cpu.numba.memory import vectors
+from fla_cpu.numba.simd import WIDE as W
+from fla_cpu.numba.simd import wide
 
 __all__ = ['W', 'load', 'load_lanes', 'prefetch', 'prefetch_to_write', 'splat', 'store_lanes']
 

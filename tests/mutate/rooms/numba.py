@@ -14,20 +14,21 @@ MUTATIONS = [
         "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
     ),
     Mutation(
-        'worker-missing', 'ops/numba/threads.py', 'loop, workers.popleft(), n_w', 'loop, min(workers.popleft(), n_w - 2), n_w',
+        'worker-missing', 'fla_cpu/numba/threads.py',
+        'loop, workers.popleft(), n_w', 'loop, min(workers.popleft(), n_w - 2), n_w',
         "the last worker's blocks have no output and no gradients", THREADS, 'sigmoid diagonal',
     ),
     Mutation(
-        'workers-not-awaited', 'ops/numba/threads.py', 'for _ in range(n_w)]:', 'for _ in range(1)]:',
+        'workers-not-awaited', 'fla_cpu/numba/threads.py', 'for _ in range(n_w)]:', 'for _ in range(1)]:',
         'a call ends before its other threads do',
         'tests/ops/numba/test_threads.py::test_a_failure_is_raised_after_all_have_ended',
     ),
     Mutation(
-        'threads-after-main', 'ops/numba/threads.py', 'with suppress(RuntimeError):', 'with suppress(OSError):',
+        'threads-after-main', 'fla_cpu/numba/threads.py', 'with suppress(RuntimeError):', 'with suppress(OSError):',
         'operators fail in a handler of atexit', 'tests/ops/numba/test_threads.py::test_after_the_main_thread',
     ),
     Mutation(
-        'denormals-of-one-thread', 'ops/numba/threads.py', '        torch.set_flush_denormal(flushes)\n', '',
+        'denormals-of-one-thread', 'fla_cpu/numba/threads.py', '        torch.set_flush_denormal(flushes)\n', '',
         'a result depends on the thread that computes it',
         'tests/ops/numba/test_threads.py::test_every_thread_flushes_denormals_as_the_caller_does',
     ),
@@ -39,7 +40,7 @@ MUTATIONS = [
         'tests/ops/test_defaults.py::test_defaults_change_nothing', 'numba diagonal',
     ),
     Mutation(
-        'fork-guard', 'ops/numba/threads.py', ' or pid != os.getpid()', '',
+        'fork-guard', 'fla_cpu/numba/threads.py', ' or pid != os.getpid()', '',
         'a forked child waits for threads that it does not have',
         'tests/ops/numba/test_threads.py::test_a_forked_child_has_threads_of_its_own',
     ),
@@ -72,7 +73,7 @@ MUTATIONS = [
         'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
     ),
     Mutation(
-        'rounding', 'ops/numba/memory.py', 'builder.add(odd, constant(ints, 0x7fff))', 'constant(ints, 0x8000)',
+        'rounding', 'fla_cpu/numba/memory.py', 'builder.add(odd, constant(ints, 0x7fff))', 'constant(ints, 0x8000)',
         'bfloat16 is rounded up from halfway', 'tests/ops/numba/test_bfloat16.py::test_rounding_is_that_of_torch',
     ),
     Mutation(

@@ -4,9 +4,10 @@ import pytest
 import torch
 from numba import njit
 
+from fla_cpu.numba import memory, simd
+from fla_cpu.numba.memory import BITS, array_at
 from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, numba
-from fla_longhorn.ops.numba import memory, simd, wide
-from fla_longhorn.ops.numba.memory import BITS, array_at
+from fla_longhorn.ops.numba import wide
 from tests.ops.cases import Case, make_inputs
 
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from fla_cpu.numba import threads as pool
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops import numba as backend
 from tests.ops.cases import Case, assert_close, make_inputs, make_options, reference, run
@@ -26,7 +27,7 @@ def exact(request):
 def launches(monkeypatch):
     """(loop, worker, workers) of all that runs, in order, with threads for any size."""
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'numba')
-    monkeypatch.setattr(backend, 'MIN_PARALLEL_UPDATES', 0)
+    monkeypatch.setattr('fla_cpu.numba.launch.MIN_PARALLEL_STEPS', 0)
     ran, launch = [], backend.launch
     monkeypatch.setattr(backend, 'launch', lambda loop, *args: launch(noted(loop, ran), *args))
     return ran
@@ -113,7 +114,7 @@ def test_a_failure_is_raised_after_all_have_ended(failing):
         ended.append(i_w)
 
     with pytest.raises(MemoryError, match=f'{failing} of 3'):
-        backend.threads.run(loop, 3)
+        pool.run(loop, 3)
     assert sorted(ended) == [i for i in range(3) if i != failing]
 
 
@@ -128,7 +129,7 @@ def test_where_no_thread_can_be_started(launches, threads, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as limited:
-        limited.setattr(backend.threads, '_pool', None)
+        limited.setattr(pool, '_pool', None)
         limited.setattr(threading.Thread, 'start', start)
         got = run(chunk_longhorn, inputs, options)
     assert sorted(launches) == [(name, i_w, 3) for name in ('backward', 'forward') for i_w in range(3)]

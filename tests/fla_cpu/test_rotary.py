@@ -3,7 +3,7 @@ import torch
 from fla.modules import RotaryEmbedding
 from fla.modules.rotary import rotary_embedding
 
-from tests.cpu.reference import assert_close, compare, strided
+from tests.fla_cpu.reference import assert_close, compare, strided
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

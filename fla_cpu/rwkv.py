@@ -12,7 +12,7 @@ import torch
 from fla.modules import token_shift
 from fla.modules.activations import ops
 
-from fla_longhorn.cpu.backend import CPUBackend, replaces, widen
+from fla_cpu.backend import CPUBackend, replaces, widen
 
 _shift_forward, _shift_backward = token_shift.token_shift_fwd, token_shift.token_shift_bwd
 _sqrelu_forward, _sqrelu_backward = ops.sqrelu_fwd, ops.sqrelu_bwd

@@ -1,8 +1,8 @@
 """`flash_attn`'s two functions by PyTorch's `scaled_dot_product_attention`, for machines without that package.
 
-fla's `Attention` refuses to be built where `flash_attn` cannot be imported. `fla_longhorn.registry` puts these functions into
-the modules of fla that found none; there is no module named `flash_attn`, for which other packages look. They run on any
-device and in any floating-point dtype, and keep it.
+fla's `Attention` refuses to be built where `flash_attn` cannot be imported. These functions can stand in the modules of fla
+that find none; there is no module named `flash_attn`, for which other packages look. They run on any device and in any
+floating-point dtype, and keep it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from fla_longhorn.ops.last_read import LastRead
+from fla_cpu.last_read import LastRead
 
 # the layers of a model share their boundaries
 _last_queries, _last_keys = LastRead(), LastRead()

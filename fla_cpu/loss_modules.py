@@ -7,7 +7,7 @@ from functools import wraps
 import torch
 from fla.modules.fused_cross_entropy import ops
 
-from fla_longhorn.cpu.backend import CPUBackend, replaces
+from fla_cpu.backend import CPUBackend, replaces
 
 _forward = ops.FusedCrossEntropyLoss.forward
 

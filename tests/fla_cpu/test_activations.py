@@ -13,7 +13,7 @@ from fla.modules.activations import (
     swish,
 )
 
-from tests.cpu.reference import compare, strided, tensor
+from tests.fla_cpu.reference import compare, strided, tensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ACTIVATIONS = {

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fla_longhorn.ops.numba import notice
+from fla_cpu.numba import notice
 
 
 class Loop:
@@ -33,7 +33,7 @@ def test_told_once(capsys):
     loop = Loop(0.5)
     assert notice.call(loop, 1) == notice.call(loop, 1) == 2
     assert notice.call(Loop(0.5), 1) == 2
-    assert capsys.readouterr().err.count('fla_longhorn: Numba compiles') == 1
+    assert capsys.readouterr().err.count('fla_cpu: Numba compiles') == 1
 
 
 def test_quiet_where_it_is_quick(capsys):

@@ -2,7 +2,7 @@
 
 A decoding step computes little, and each function of PyTorch takes microseconds, however few elements it is called for. In
 training the convolution is bound by memory: a loop passes over it once, PyTorch's functions once for each tap.
-:func:`fla_longhorn.cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense tensors of
+:func:`fla_cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense tensors of
 float32 or bfloat16 (0 for an absent one), which cost less to hand over than NumPy's arrays, and compute in float32.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from fla_longhorn.ops.numba import boundaries, launch, notice
-from fla_longhorn.ops.numba.forward import compiled, sigmoid
-from fla_longhorn.ops.numba.memory import (
+from fla_cpu.numba import notice
+from fla_cpu.numba.launch import boundaries, compiled, launch
+from fla_cpu.numba.memory import (
     BITS,
     address_of,
     array_at,
@@ -32,7 +32,7 @@ from fla_longhorn.ops.numba.memory import (
     store_lanes,
     store_one,
 )
-from fla_longhorn.ops.numba.simd import W, helper, inlined, sum_lanes
+from fla_cpu.numba.simd import W, helper, inlined, sigmoid, sum_lanes
 
 # taps of the convolution's kernels; channels that a worker takes at a time; tokens whose gradients are added in float32 before
 # they go to float64; tokens between asking for a row to write and writing it

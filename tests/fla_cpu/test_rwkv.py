@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from fla.modules.activations import sqrelu
 from fla.modules.token_shift import token_shift
 
-from fla_longhorn.cpu import rwkv
-from tests.cpu.reference import compare, tensor
+from fla_cpu import rwkv
+from tests.fla_cpu.reference import compare, tensor
 
 
 def shift(x, cu_seqlens=None, cache=None):

@@ -7,7 +7,7 @@ A state `[N, D, W]` holds the last W inputs of each sequence, the newest in colu
 is column W - j. An output looks back at W - 1 inputs; column 0 is therefore kept but never convolved.
 
 Sequences without a past, of float32 or 16-bit tensors and kernels of four taps, go through one compiled loop each way
-(`fla_longhorn.cpu.loops`). What follows serves the others. There, the convolution of a whole stream is W shifted
+(`fla_cpu.loops`). What follows serves the others. There, the convolution of a whole stream is W shifted
 multiply-adds, W passes over memory. They ignore where a packed sequence starts and what came before it, which only the first
 W - 1 outputs of each sequence notice: those are computed again on small windows (`_Window`), whatever the number of
 sequences.
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_longhorn.cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
-from fla_longhorn.ops.plain import has_memory
+from fla_cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
+from fla_cpu.plain import has_memory
 
 # 2 MiB of float32
 BLOCK_ELEMENTS = 1 << 19

@@ -61,5 +61,5 @@ def pool(n: int) -> ThreadPoolExecutor:
     global _pool, _of
     pid, size = _of
     if _pool is None or pid != os.getpid() or size < n:
-        _pool, _of = ThreadPoolExecutor(n, 'longhorn'), (os.getpid(), n)
+        _pool, _of = ThreadPoolExecutor(n, 'fla_cpu'), (os.getpid(), n)
     return _pool

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from fla_longhorn.cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
-from fla_longhorn.ops.plain import has_memory
+from fla_cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
+from fla_cpu.plain import has_memory
 
 
 def _cast(param: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from numba import carray, config, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from fla_longhorn.ops.numba.simd import FLOAT, INT, VecType, broadcast, constant, fold, helper, shuffle, vec
+from fla_cpu.numba.simd import FLOAT, INT, VecType, broadcast, constant, fold, helper, shuffle, vec
 
 # how the loops see the elements of a tensor
 BITS: dict[torch.dtype, np.dtype] = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from fla.modules.rotary import ops
 
-from fla_longhorn.cpu.backend import implements, widen
+from fla_cpu.backend import implements, widen
 
 
 def _positions(x: torch.Tensor, offsets: int | torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:

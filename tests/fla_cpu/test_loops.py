@@ -5,10 +5,10 @@ import torch
 from fla.modules import RMSNorm
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
-from fla_longhorn.cpu import loops, norms
-from fla_longhorn.ops import numba
-from tests.cpu.reference import assert_close, compare, norm
-from tests.cpu.test_convolution import BOUNDS, LENGTHS, batched, inputs_of, run
+from fla_cpu import loops, norms
+from fla_cpu.numba import launch, threads
+from tests.fla_cpu.reference import assert_close, compare, norm
+from tests.fla_cpu.test_convolution import BOUNDS, LENGTHS, batched, inputs_of, run
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def test_norm(served, T, D, affine):
 
 @torch.no_grad()
 def test_threads_change_nothing(monkeypatch):
-    monkeypatch.setattr(numba, 'MIN_PARALLEL_UPDATES', 0)
+    monkeypatch.setattr(launch, 'MIN_PARALLEL_STEPS', 0)
     x, weight, rstd, ran, results = torch.randn(100, 30), torch.randn(30), torch.empty(100), [], []
-    run = numba.threads.run
-    monkeypatch.setattr(numba.threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or run(loop, n_w, *args))
+    run = threads.run
+    monkeypatch.setattr(threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or run(loop, n_w, *args))
     # the first call compiles, on one thread
     for n in (1, 2):
         monkeypatch.setattr(torch, 'get_num_threads', lambda n=n: n)
@@ -153,10 +153,10 @@ def test_packed_streams_are_those_alone():
 
 
 def test_threads_share_the_channels(monkeypatch):
-    monkeypatch.setattr(numba, 'MIN_PARALLEL_UPDATES', 0)
+    monkeypatch.setattr(launch, 'MIN_PARALLEL_STEPS', 0)
     x, weight, bias = torch.randn(2, 70, 272), torch.randn(272, 4), torch.randn(272)
-    ran, results, start = [], [], numba.threads.run
-    monkeypatch.setattr(numba.threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or start(loop, n_w, *args))
+    ran, results, start = [], [], threads.run
+    monkeypatch.setattr(threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or start(loop, n_w, *args))
     for n in (1, 3):
         monkeypatch.setattr(torch, 'get_num_threads', lambda n=n: n)
         y, gradients = loops.convolve(x, weight, bias, None, True), loops.convolve_gradients(x, x, weight, bias, None, True)
@@ -255,7 +255,7 @@ def test_not_served(served, monkeypatch):
     for other in (cache.half(), cache.mT.contiguous().mT):
         causal_conv1d_update(x, other, None, weight, bias, 'silu')
     torch.func.vmap(lambda y: norms.layer_norm_fwd(y, layer.weight, None, is_rms_norm=True)[0])(x[None])
-    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'torch')
+    monkeypatch.setenv('FLA_CPU_LOOPS', '0')
     layer(x)
     causal_conv1d_update(x, cache, None, weight, bias, 'silu')
     assert served == []

@@ -1,4 +1,4 @@
-"""What was changed in modules, classes and mappings that are not ours, to be taken back exactly."""
+"""What was changed in modules, classes and mappings of others, to be reverted exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = object()
 
 @dataclass
 class Change:
-    """One value that was set: where, what reads it now, and what takes it back."""
+    """One value that was set: where, what reads it now, and what reverts it."""
 
     place: str
     value: Any
@@ -74,7 +74,7 @@ class Changes:
 
         return Change(f'{place}[{key!r}]', value, lambda: mapping.get(key, MISSING), undo)
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Restore everything, the last change first.
 
         Raises:
@@ -82,6 +82,6 @@ class Changes:
         """
         replaced = [change.place for change in self.made if change.read() is not change.value]
         if replaced:
-            raise RuntimeError(f'{", ".join(replaced)} was replaced after fla_longhorn registered; take that back first')
+            raise RuntimeError(f'{", ".join(replaced)} was replaced since; revert that first')
         while self.made:
             self.made.pop().undo()

@@ -17,7 +17,7 @@ from fla.modules.fused_cross_entropy import ops as cross_entropy
 from fla.modules.fused_kl_div import ops as kl_div
 from fla.modules.fused_linear_cross_entropy import ops as linear_cross_entropy
 
-from fla_longhorn.cpu.backend import implements, verify_cpu, widen
+from fla_cpu.backend import implements, verify_cpu, widen
 
 # logits at a time: 2 MiB of float32 where they are only read, 64 MiB where every block costs a pass over the weights
 BLOCK_ELEMENTS = 1 << 19

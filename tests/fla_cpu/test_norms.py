@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from tests.cpu.reference import assert_close, compare, norm, strided, tensor
+from tests.fla_cpu.reference import assert_close, compare, norm, strided, tensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 KINDS = {'layer': (False, 1), 'rms': (True, 1), 'group': (False, 4), 'group_rms': (True, 4)}

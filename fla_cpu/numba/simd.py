@@ -41,7 +41,7 @@ class VecModel(models.PrimitiveModel):
         super().__init__(manager, kind, ir.VectorType(FLOAT, kind.width))
 
 
-# of the loops over rows, and of the operators': the wider one shares sums over lanes, and what all channels have in common
+# of loops over rows, and of those over states: the wider one shares sums over lanes, and what all channels have in common
 W, WIDE = 16, 32
 vec, wide = VecType(W), VecType(WIDE)
 
@@ -132,6 +132,12 @@ def exp_neg(typingctx, x):
         bits = builder.shl(builder.bitcast(shifted, ints), constant(ints, 23))
         return builder.bitcast(builder.add(builder.bitcast(p, ints), bits), kind)
     return x(x), codegen
+
+
+@helper
+def sigmoid(b_x):
+    one = np.float32(1)
+    return one / (one + exp_neg(b_x))
 
 
 def _f32(value: float) -> float:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.activations import ops
 
-from fla_longhorn.cpu.backend import implements, widen
+from fla_cpu.backend import implements, widen
 
 
 def _store(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,7 @@ import torch
 from fla import backends
 from fla.modules.norm import l2norm
 
-from fla_longhorn.cpu.backend import IMPLEMENTATIONS, REPLACEMENTS, CPUBackend, verify_cpu, widen
-
-MODULES = ('activations', 'convolution', 'losses', 'norms', 'rotary')
+from fla_cpu.backend import IMPLEMENTATIONS, REPLACEMENTS, CPUBackend, verify_cpu, widen
 
 
 def registry_of(entry_point):
@@ -59,10 +57,11 @@ def test_switched_off_by_the_environment(monkeypatch):
 
 
 def test_imports_without_the_registry():
-    code = f"""
+    code = """
 from importlib import import_module
-for name in {MODULES}:
-    import_module(f'fla_longhorn.cpu.{{name}}')
+import fla_cpu
+for name in fla_cpu.MODULES:
+    import_module(f'fla_cpu.{name}')
 from fla import backends
 print(len(backends._function_registries))
 """

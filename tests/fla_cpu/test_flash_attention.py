@@ -4,9 +4,9 @@ import sys
 import pytest
 import torch
 
-from fla_longhorn.cpu.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
+from fla_cpu.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
 from fla_longhorn.registry.entries import register_flash_attention
-from tests.cpu.reference import compare, tensor
+from tests.fla_cpu.reference import compare, tensor
 
 
 def attend(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):
@@ -116,4 +116,4 @@ print('flash_attn' in sys.modules, real, is_flash_attn_2_available(), fla.layers
     found, real, available, module = done.stdout.split()
     assert found == real
     if real == 'False':
-        assert available == 'False' and module == 'fla_longhorn.cpu.flash_attention'
+        assert available == 'False' and module == 'fla_cpu.flash_attention'

@@ -8,7 +8,7 @@ import torch
 from fla.modules import ShortConvolution
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_update_states
 
-from tests.cpu.reference import assert_close, compare, convolve, strided, tensor
+from tests.fla_cpu.reference import assert_close, compare, convolve, strided, tensor
 
 # one worker: what the module's fixture computes is most of its time
 pytestmark = pytest.mark.xdist_group('interpreted convolution')
@@ -83,7 +83,7 @@ def test_packed_bounds_of_int32():
 
 
 def test_several_blocks_of_time(monkeypatch):
-    monkeypatch.setattr('fla_longhorn.cpu.convolution.BLOCK_ELEMENTS', 30)
+    monkeypatch.setattr('fla_cpu.convolution.BLOCK_ELEMENTS', 30)
     inputs = inputs_of((2, 23, 6), 4, 2, torch.float32)
     compare(run('silu'), lambda **given: batched(**given, activation='silu'), inputs, torch.float32)
 
@@ -220,7 +220,8 @@ def interpreted(tmp_path_factory):
     path = tmp_path_factory.mktemp('interpreted') / 'cases.pt'
     environment = {**os.environ, 'TRITON_INTERPRET': '1', 'FLA_CPU': '0'}
     subprocess.run(
-        [sys.executable, '-m', 'tests.cpu.interpret_convolution', path], cwd=ROOT, env=environment, check=True, timeout=300,
+        [sys.executable, '-m', 'tests.fla_cpu.interpret_convolution', path], cwd=ROOT, env=environment, check=True,
+        timeout=300,
     )
     return torch.load(path)
 

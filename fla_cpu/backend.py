@@ -1,23 +1,24 @@
 """The CPU as one more backend of fla.
 
 fla looks up alternative implementations of its low-level functions in a registry (`fla.backends`). The modules beside this
-one declare plain PyTorch for CPU tensors, which `fla_longhorn.registry` registers: fla's own autograd functions, modules and
+one declare plain PyTorch for CPU tensors, which :func:`fla_cpu.register` registers: fla's own autograd functions, modules and
 losses then run without a GPU, and a call with a tensor elsewhere is not affected. `FLA_CPU=0` switches these registrations
-off and `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry, both leaving fla as it comes.
+off and `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry, both leaving fla as it comes. `FLA_CPU_LOOPS=0` leaves to PyTorch
+what loops compiled by Numba serve.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from itertools import chain
 from types import ModuleType
 
 import torch
 from fla.backends import BaseBackend
-
-from fla_longhorn.ops.backend import serves_by_numba
 
 
 class CPUBackend(BaseBackend):
@@ -66,24 +67,24 @@ def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
     return x
 
 
-# those of `fla_longhorn.ops.numba.memory.BITS`
+# those of `fla_cpu.numba.memory.BITS`
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
-    """:mod:`fla_longhorn.cpu.loops` where these are dense float32 or bfloat16 on the CPU and Numba runs the operators.
+    """:mod:`fla_cpu.loops` where these are dense float32 or bfloat16 on the CPU and Numba is installed.
 
-    Who asks knows that they have memory (:func:`fla_longhorn.ops.plain.has_memory`).
+    Who asks knows that they have memory (:func:`fla_cpu.plain.has_memory`).
     """
     for x in tensors:
         if x is not None and (x.dtype not in LOOP_DTYPES or not x.is_cpu or not x.is_contiguous()):
             return None
-    return import_loops() if serves_by_numba('cpu') else None
+    return import_loops() if os.environ.get('FLA_CPU_LOOPS') != '0' else None
 
 
 @cache
-def import_loops() -> ModuleType:
-    return importlib.import_module('fla_longhorn.cpu.loops')
+def import_loops() -> ModuleType | None:
+    return None if find_spec('numba') is None else importlib.import_module('fla_cpu.loops')
 
 
 def widen_for_loops(x: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ from fla.modules.fused_cross_entropy import cross_entropy_loss
 from fla.modules.fused_cross_entropy.ops import cross_entropy_fwd
 from fla.modules.fused_linear_cross_entropy.ops import logsumexp_fwd
 
-from fla_longhorn.cpu.losses import verify_one_process
-from tests.cpu.reference import assert_close, compare, strided, tensor
+from fla_cpu.losses import verify_one_process
+from tests.fla_cpu.reference import assert_close, compare, strided, tensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 OPTIONS = [
@@ -25,7 +25,7 @@ OPTIONS = [
 def block_elements(request, monkeypatch):
     """Also with blocks of a row or two, which the small tensors of these tests would not fill."""
     for name in ('BLOCK_ELEMENTS', 'MATMUL_BLOCK_ELEMENTS'):
-        monkeypatch.setattr(f'fla_longhorn.cpu.losses.{name}', request.param)
+        monkeypatch.setattr(f'fla_cpu.losses.{name}', request.param)
 
 
 def cross_entropy(

@@ -35,6 +35,6 @@ def tell() -> None:
     if not _told.is_set():
         _told.set()
         print(
-            'fla_longhorn: Numba compiles the operators for this CPU, once; the machine code is kept on disk where that can '
+            'fla_cpu: Numba compiles loops for this CPU, once; the machine code is kept on disk where that can '
             'be written (NUMBA_CACHE_DIR)', file=sys.stderr, flush=True,
         )

@@ -1,0 +1,45 @@
+"""fla's own modules on the CPU, in PyTorch and in loops compiled by Numba.
+
+    import fla_cpu
+    changes = fla_cpu.register()    # `changes.revert()` leaves fla as it was
+"""
+
+from __future__ import annotations
+
+import importlib
+from inspect import unwrap
+
+from fla_cpu.changes import Changes
+
+__all__ = ['Changes', 'register']
+
+# each declares what it implements
+MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary', 'rwkv')
+
+
+def register(changes: Changes | None = None) -> Changes:
+    """Let fla's norms, convolution, losses, activations, rotary embedding and token shift serve tensors on the CPU.
+
+    Args:
+        changes (Changes, Optional):
+            Where the changes are noted. Default: a new one.
+
+    Returns:
+        Changes: what was changed, for `revert()`.
+    """
+    from fla import backends
+
+    from fla_cpu.backend import IMPLEMENTATIONS, REPLACEMENTS, CPUBackend
+
+    changes = Changes() if changes is None else changes
+    for name in MODULES:
+        importlib.import_module(f'fla_cpu.{name}')
+    # empty where the registry is switched off
+    registries = backends._function_registries
+    for entry_point, implementation, verifier in IMPLEMENTATIONS:
+        registry = registries.get(unwrap(entry_point))
+        with changes.of_mapping(f'fla.backends of {entry_point.__name__}', {} if registry is None else registry._backends):
+            backends.register(entry_point, backend=CPUBackend, verifier=verifier)(implementation)
+    for owner, name, replacement in REPLACEMENTS:
+        changes.set_attribute(owner, name, replacement)
+    return changes

@@ -1,0 +1,44 @@
+"""Compiling a loop, and running it on as many threads as torch uses."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numba import njit
+
+from fla_cpu.numba import notice, threads
+
+# steps below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms
+MIN_PARALLEL_STEPS = 2**20
+
+
+def compiled(function):
+    """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written.
+
+    Numba compiles again when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
+    """
+    try:
+        return njit(cache=True, nogil=True)(function)
+    except RuntimeError:
+        return njit(nogil=True)(function)
+
+
+def launch(loop, steps: int, blocks: int, *args) -> None:
+    """Run `blocks` blocks on as many threads as torch uses; a loop that has no machine code yet, on one that compiles it."""
+    n_w = min(torch.get_num_threads(), blocks)
+    if n_w <= 1 or steps < MIN_PARALLEL_STEPS or not loop.overloads:
+        notice.call(loop, 0, 1, *args)
+    else:
+        threads.run(loop, n_w, *args)
+
+
+def boundaries(B: int, T: int, cu_seqlens: torch.Tensor | None) -> np.ndarray:
+    """First tokens of the sequences, and the end, over the rows of the batch."""
+    return in_rows(B, T) if cu_seqlens is None else cu_seqlens.numpy().astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def in_rows(B: int, T: int) -> np.ndarray:
+    return np.arange(0, (B + 1) * T, T)
