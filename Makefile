@@ -58,20 +58,20 @@ test-device-quick: setup
 
 test-vision: export OMP_NUM_THREADS := 1
 test-vision: $(VISION)/.ready
-	$(VISION)/bin/python -m pytest tests/vision -q
+	$(VISION)/bin/python -m pytest tests/contrib/timm -q
 
-# the only torchvision to be had is built for CUDA: apart, where tests/vision/sitecustomize.py lets it be imported
-$(VISION)/.ready: $(STAMP) constraints-vision.txt tests/vision/sitecustomize.py
+# the only torchvision to be had is built for CUDA: apart, where tests/contrib/timm/sitecustomize.py lets it be imported
+$(VISION)/.ready: $(STAMP) constraints-vision.txt tests/contrib/timm/sitecustomize.py
 	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
 	site=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
-	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/vision/sitecustomize.py $$site
+	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/contrib/timm/sitecustomize.py $$site
 	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints-vision.txt --no-deps timm torchvision mlxtend
 	touch $@
 
 # served by vLLM on the CPU
 test-serving: export OMP_NUM_THREADS := 1
 test-serving: $(SERVING)/.ready
-	$(SERVING)/bin/python -m pytest tests/serving -q
+	$(SERVING)/bin/python -m pytest tests/contrib/vllm -q
 
 # the torchvision that vLLM asks for is built for CUDA, and vLLM fails to import it beside a torch that is not
 $(SERVING)/.ready: pyproject.toml constraints-serving.txt

@@ -29,7 +29,7 @@ from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
 from experiments.language_modeling import checkpoint_folder
 from experiments.text import TextArguments, encoder
-from fla_longhorn.evaluation.tables import TABLES
+from fla_longhorn.contrib.lm_eval.tables import TABLES
 
 IGNORE = -100
 

@@ -26,12 +26,12 @@ ON_THE_CPU = {
     'tests/pretend': 'of the pretend device itself, in programs of their own',
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
-    'tests/serving': 'served by vLLM on the CPU',
+    'tests/contrib/vllm': 'served by vLLM on the CPU',
     'tests/test_devices.py': 'reads source files',
     'tests/test_layout.py': 'reads source files',
     'tests/test_package.py': 'packages and versions',
     'tests/upstream': 'names in the source of fla and transformers',
-    'tests/vision/test_example.py': 'the command takes the GPU where there is one',
+    'tests/contrib/timm/test_example.py': 'the command takes the GPU where there is one',
 }
 
 

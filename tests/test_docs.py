@@ -20,7 +20,7 @@ from tests.integration.process import SCRIPTS, run
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
 PAGES = sorted(path.name for path in DOCS.glob('*.md'))
-# run by a test of their own, scale.md by tests/distributed and vision.md by tests/vision
+# run by a test of their own, scale.md by tests/distributed and vision.md by tests/contrib/timm
 ELSEWHERE = ('README.md', 'evaluate.md', 'flame.md', 'scale.md', 'train.md', 'vision.md')
 TEXTS = [path.relative_to(ROOT).as_posix() for path in (
     ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'CHANGELOG.md', *sorted(DOCS.glob('*.md')),
@@ -96,7 +96,7 @@ def test_repository_paths(text):
 def test_modules(text):
     """Every module or function of the repository that a text names by its dotted name can be imported."""
     for name in set(re.findall(rf'(?<![\w/.-]){ROOMS}(?:\.[a-z_]\w*)+(?![\w.]*[/(])', (ROOT / text).read_text())):
-        if not name.endswith(('.py', '.json', '.md')) and ('.vision' not in name or find_spec('timm')):
+        if not name.endswith(('.py', '.json', '.md')) and ('.timm' not in name or find_spec('timm')):
             # a plugin of pytest acts when it is imported
             assert find_spec(name) if name.endswith('.plugin') else pkgutil.resolve_name(name)
 

@@ -51,6 +51,9 @@ def register() -> None:
         register_flash_attention()
         register_attn_mode()
         register_weight_decay()
+        if getattr(sys.modules.get('fla_longhorn_vllm'), 'registered', False):
+            # vLLM must refuse swapped families, which it may come to by remote code
+            importlib.import_module('fla_longhorn.contrib.vllm.config')
         find_function.cache_clear()
     except BaseException:
         CHANGES.revert()

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from experiments import language_modeling, perplexity
 from fla_longhorn import LonghornConfig
-from tests.integration.test_evaluation import write_table_2
+from tests.contrib.test_lm_eval_tasks import write_table_2
 
-# as the tasks of lm_eval word the documents of tests/integration/test_evaluation.py, with the right answer
+# as the tasks of lm_eval word the documents of tests/contrib/test_lm_eval_tasks.py, with the right answer
 TEXTS = {
     'PIQA': 'Question: Open a jar\nAnswer: Turn the lid.', 'HellaSwag': 'Riding: A man rides. He flies.',
     'WinoGrande': 'Ann thanked Eve because Eve had helped.', 'ARC-e': 'Question: What is hot?\nAnswer: fire',

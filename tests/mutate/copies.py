@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.mutate.mutation import ROOT, Mutation
 
-COPIED = ('fla_cpu', 'fla_longhorn', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
+COPIED = ('fla_cpu', 'fla_longhorn', 'fla_longhorn_vllm.py', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
 # seconds for the tests of one mutation
 LIMIT = 300
 # pytest's exit codes: tests failed; it was interrupted, for instance by an import that failed

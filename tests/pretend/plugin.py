@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 # what does not run here, by path or by name, and why; what a GPU does not run either is named elsewhere
 LEFT_OUT = {
     'tests/kernels': 'compiles kernels, in whose place the interpreter stands',
-    'tests/integration/test_evaluation.py': 'a trained model in interpreted kernels takes an hour',
+    'tests/contrib/test_lm_eval_tasks.py': 'a trained model in interpreted kernels takes an hour',
     'tests/offgpu': 'other stand-ins for a GPU',
     'tests/pretend': 'of the device itself, run without --device',
     'tests/ptx': 'executes compiled kernels',

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from examples.mqar.data import IGNORE, MQAR, TrainingStream
 
-NAME = 'fla_longhorn.layers.zoology.LonghornMixer'
+NAME = 'fla_longhorn.contrib.zoology.LonghornMixer'
 
 
 def build(name: str, kwargs: dict, **given) -> nn.Module:

@@ -1,0 +1,1 @@
+"""Longhorn in other programs. Nothing here is imported with the package: the program asks for its part."""

@@ -1,0 +1,143 @@
+"""The token mixer of images: Longhorn over the patches in both directions, in one call of the operator."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from fla_longhorn.contrib.timm.packing import Packing, reverse
+from fla_longhorn.layers.options import check_options
+from fla_longhorn.layers.weight_decay import NoWeightDecay
+from fla_longhorn.modules import ShortConvolution
+from fla_longhorn.ops import chunk_longhorn
+
+
+class DirectionalLinear(nn.Module):
+    """A linear map for each direction: `[B, T, G, in_features]` to `[B, T, G, out_features]`."""
+
+    def __init__(self, directions: int, in_features: int, out_features: int, bias: bool, device=None, dtype=None) -> None:
+        super().__init__()
+        dd = {'device': device, 'dtype': dtype}
+        self.weight = nn.Parameter(torch.empty(directions, out_features, in_features, **dd))
+        self.bias = nn.Parameter(torch.empty(directions, out_features, **dd)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `torch.nn.Linear` for each direction, with a bias of zero."""
+        bound = 1 / math.sqrt(self.weight.shape[-1])
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.einsum('btgi,goi->btgo', x, self.weight)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        directions, out_features, in_features = self.weight.shape
+        return f'{directions}, {in_features}, {out_features}, bias={self.bias is not None}'
+
+
+class BidirectionalLonghorn(NoWeightDecay):
+    r"""Longhorn (arXiv 2407.14207, Eq. 7) in two directions, as Vision Mamba (arXiv 2401.09417) runs Mamba.
+
+    .. math::
+        x, z = W_{in} h, \quad
+        y = \tfrac{1}{2} \big( L_\rightarrow(x) + \mathrm{flip}(L_\leftarrow(\mathrm{flip}(x))) \big), \quad
+        o = W_{out} (y \odot \mathrm{silu}(z))
+
+    where each :math:`L` has a convolution, projections to step sizes, keys and queries, and a skip weight `D` of its own. The
+    directions are two heads of one call of the operator: head 0 reads the tokens, head 1 reads them in reverse.
+
+    Args:
+        hidden_size (int):
+            Width of the input and output.
+        state_size (int, Optional):
+            Memory entries per channel (K). Default: 16.
+        expand (float, Optional):
+            Channels of a direction as a multiple of `hidden_size`. Default: 2.
+        conv_size (int, Optional):
+            Width of the convolution. Default: 4.
+        beta_rank (int or str, Optional):
+            Rank of the projection to the step sizes; `'auto'` is `ceil(hidden_size / 16)`. Default: `'auto'`.
+        exact (bool, Optional):
+            Whether the memory solves each token's problem exactly (Theorem 3.1). Default: `False`.
+        scalar_beta (bool, Optional):
+            Whether a direction has one step size a token instead of one a channel. Default: `False`.
+        bidirectional (bool, Optional):
+            Whether there is the second direction. Default: `True`.
+    """
+
+    no_weight_decay = ('D',)
+
+    def __init__(
+        self,
+        hidden_size: int,
+        state_size: int = 16,
+        expand: float = 2,
+        conv_size: int = 4,
+        beta_rank: int | str = 'auto',
+        exact: bool = False,
+        scalar_beta: bool = False,
+        bidirectional: bool = True,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        check_options(
+            mode='chunk', hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=1, conv_size=conv_size,
+            conv_bias=True, beta_rank=beta_rank, use_bias=False, exact=exact, scalar_beta=scalar_beta, k_norm=None,
+            norm_eps=1e-5,
+        )
+        dd = {'device': device, 'dtype': dtype}
+        G, V = 2 if bidirectional else 1, round(hidden_size * expand)
+        self.directions = G
+        self.state_size = state_size
+        self.exact = exact
+        self.scalar_beta = scalar_beta
+        self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
+
+        self.in_proj = nn.Linear(hidden_size, 2 * V, bias=False, **dd)
+        self.conv1d = ShortConvolution(G * V, conv_size, bias=True, activation='silu', **dd)
+        self.x_proj = DirectionalLinear(G, V, self.beta_rank + 2 * state_size, bias=False, **dd)
+        self.beta_proj = DirectionalLinear(G, self.beta_rank, 1 if scalar_beta else V, bias=True, **dd)
+        self.D = nn.Parameter(torch.ones(G * V, **dd))
+        self.out_proj = nn.Linear(V, hidden_size, bias=False, **dd)
+
+    def reset_parameters(self) -> None:
+        # its submodules reset their own
+        nn.init.ones_(self.D)
+
+    def forward(self, hidden_states: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
+        """Mix tokens.
+
+        Args:
+            hidden_states (torch.Tensor):
+                Tokens of shape `[B, T, hidden_size]`.
+            packing (Packing, Optional):
+                Where the images lie in a single row (B = 1) of tokens. Default: `None`, one image a row.
+
+        Returns:
+            Output of the shape and dtype of `hidden_states`.
+        """
+        x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
+        if self.directions == 2:
+            x = torch.cat([x, reverse(x, packing)], -1)
+        cu_seqlens, cu_seqlens_cpu = (None, None) if packing is None else (packing.cu_seqlens, packing.cu_seqlens_cpu)
+        x, _ = self.conv1d(x, cu_seqlens=cu_seqlens)
+        # [B, T, G, V]
+        v = x.unflatten(-1, (self.directions, -1))
+        beta, k, q = self.x_proj(v).split([self.beta_rank, self.state_size, self.state_size], dim=-1)
+        beta = self.beta_proj(beta)
+        o, _ = chunk_longhorn(
+            q, k, v, beta.squeeze(-1) if self.scalar_beta else beta, D=self.D.unflatten(0, (self.directions, -1)),
+            exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+        )
+        # both directions have the same gate, so that their mean is gated
+        y = o[:, :, 0]
+        if self.directions == 2:
+            y = (y + reverse(o[:, :, 1], packing)) / 2
+        return self.out_proj(y * F.silu(z))

@@ -1,1 +1,0 @@
-"""Longhorn in serving engines. Nothing here is imported with the package: an engine asks for it."""

@@ -1,0 +1,78 @@
+"""The bidirectional mixer against its equation, and against the layer in each direction."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fla_longhorn.contrib.timm import BidirectionalLonghorn
+from fla_longhorn.contrib.timm.packing import Packing
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.ops import naive_recurrent_longhorn
+
+OPTIONS = [{}, dict(exact=True), dict(scalar_beta=True), dict(bidirectional=False), dict(expand=1, conv_size=2, state_size=5)]
+
+
+def build(device: torch.device, **options) -> BidirectionalLonghorn:
+    mixer = BidirectionalLonghorn(24, **options)
+    with torch.no_grad():
+        for parameter in (mixer.D, mixer.beta_proj.bias, mixer.conv1d.bias):
+            parameter.normal_()
+    return mixer.to(device)
+
+
+def equation(mixer: BidirectionalLonghorn, h: torch.Tensor) -> torch.Tensor:
+    """The docstring's equation in float64, a direction after the other."""
+    at = {name: x.detach().double() for name, x in mixer.named_parameters()}
+    x, z = F.linear(h.double(), at['in_proj.weight']).chunk(2, -1)
+    V, W, K, R = x.shape[-1], mixer.conv1d.weight.shape[-1], mixer.state_size, mixer.beta_rank
+    outputs = []
+    for g in range(mixer.directions):
+        u = x.flip(1) if g else x
+        rows = slice(g * V, (g + 1) * V)
+        weight, bias = at['conv1d.weight'][rows], at['conv1d.bias'][rows]
+        v = F.silu(F.conv1d(F.pad(u.mT, (W - 1, 0)), weight, bias, groups=V).mT)
+        b, k, q = F.linear(v, at['x_proj.weight'][g]).split([R, K, K], -1)
+        beta = torch.sigmoid(F.linear(b, at['beta_proj.weight'][g], at['beta_proj.bias'][g]))
+        q, k, v = (y.unsqueeze(2) for y in (q, k, v))
+        beta = beta if mixer.scalar_beta else beta.unsqueeze(2)
+        o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=mixer.exact)
+        o = (o + at['D'][rows] * v).squeeze(2)
+        outputs.append(o.flip(1) if g else o)
+    return F.linear(sum(outputs) / len(outputs) * F.silu(z), at['out_proj.weight'])
+
+
+@pytest.mark.parametrize('options', OPTIONS, ids=str)
+def test_equation(options, device):
+    mixer, h = build(device, **options), torch.randn(2, 9, 24, device=device)
+    expected = equation(mixer, h)
+    assert (mixer(h) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_one_direction_is_the_layer(device):
+    mixer, layer = build(device, bidirectional=False), Longhorn(hidden_size=24).to(device)
+    h = torch.randn(2, 9, 24, device=device)
+    state = {name: x.squeeze(0) if name.startswith(('x_proj', 'beta_proj')) else x for name, x in mixer.state_dict().items()}
+    layer.load_state_dict(state)
+    torch.testing.assert_close(mixer(h), layer(h)[0])
+
+
+@pytest.mark.parametrize('options', OPTIONS, ids=str)
+def test_packed_is_separate(options, device):
+    mixer = build(device, **options)
+    parts = [torch.randn(1, n, 24, device=device) for n in (5, 1, 12)]
+    packing = Packing.of([5, 1, 12], device)
+    together = mixer(torch.cat(parts, 1), packing).split([5, 1, 12], 1)
+    for one, part in zip(together, parts, strict=True):
+        torch.testing.assert_close(one, mixer(part))
+
+
+def test_reverse_order(device):
+    assert Packing.of([3, 1, 2], device).reverse.tolist() == [2, 1, 0, 3, 5, 4]
+
+
+@pytest.mark.parametrize('option', [dict(state_size=0), dict(expand=0.3), dict(exact=1), dict(beta_rank=0)], ids=str)
+def test_wrong_options(option):
+    with pytest.raises((TypeError, ValueError), match=next(iter(option))):
+        BidirectionalLonghorn(24, **option)

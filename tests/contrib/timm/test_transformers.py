@@ -1,0 +1,56 @@
+"""A checkpoint that timm saves, in transformers."""
+
+from __future__ import annotations
+
+import json
+
+import timm
+import torch
+from PIL import Image
+from timm.models import create_feature_extractor, save_for_hf
+from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
+
+from tests.contrib.timm.models import TINY, images, small
+
+ARGUMENTS = dict(img_size=32, patch_size=8, embed_dim=32, depth=2)
+
+
+def test_timm_to_transformers(tmp_path, device):
+    torch.manual_seed(0)
+    model = timm.create_model(TINY, num_classes=3, **ARGUMENTS).to(device).eval()
+    save_for_hf(model, tmp_path)
+    # timm 1.0.31 writes the number of classes twice, and transformers 5.23 passes both on, whatever the model
+    config = json.loads((tmp_path / 'config.json').read_text())
+    assert config['model_args'].pop('num_classes') == config['num_classes'] == 3
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).to(device).eval()
+    x = torch.randn(2, 3, 32, 32, device=device)
+    torch.testing.assert_close(loaded(x).logits, model(x), rtol=0, atol=0)
+    assert [y.shape for y in loaded(x, output_hidden_states=True).hidden_states] == [(2, 32, 4, 4)] * 2
+
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    assert processor(Image.new('RGB', (40, 50)))['pixel_values'].shape == (1, 3, 32, 32)
+    classify = pipeline('image-classification', model=loaded, image_processor=processor, device=device)
+    assert len(classify(Image.new('RGB', (40, 50)))) == 3
+
+
+def test_trainer_spares_D(tmp_path, device):
+    args = TrainingArguments(output_dir=tmp_path, use_cpu=device.type == 'cpu', report_to='none', weight_decay=0.1)
+    trainer = Trainer(model=small(device), args=args)
+    names = trainer.get_decay_parameter_names(trainer.model)
+    assert not [name for name in names if name.endswith('.D')] and 'blocks.0.mixer.in_proj.weight' in names
+
+
+def test_compiled(device):
+    model, x = small(device), images(device)
+    expected = model(x)
+    torch.testing.assert_close(torch.compile(model, backend='aot_eager')(x), expected)
+
+
+def test_features_by_fx(device):
+    """timm's feature extraction by torch.fx, which traces the model."""
+    model, x = small(device), images(device)
+    traced = create_feature_extractor(model, {'blocks.1': 'after', 'head': 'logits'})
+    found = traced(x)
+    torch.testing.assert_close(found['logits'], model(x))
+    assert found['after'].shape == (2, 16, 32)

@@ -1,0 +1,73 @@
+"""vLLM in this process, one engine after the other: eager, one thread, nothing fetched."""
+
+import gc
+import os
+from importlib.util import find_spec
+
+import pytest
+
+from tests.contrib.vllm import checkpoints
+
+if find_spec('vllm') is not None:
+    # it reads them when it is imported
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING='0', VLLM_CPU_KVCACHE_SPACE='1', VLLM_NO_USAGE_STATS='1', HF_HUB_OFFLINE='1',
+        OMP_NUM_THREADS='1', VLLM_LOGGING_LEVEL='WARNING', VLLM_CPU_OMP_THREADS_BIND='nobind',
+    )
+
+
+@pytest.fixture(scope='session')
+def variant(tmp_path_factory):
+    """A variant's checkpoint by its name, made once."""
+    made = {}
+
+    def get(name: str) -> checkpoints.Checkpoint:
+        if name not in made:
+            made[name] = checkpoints.make(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def engine():
+    """An engine of vLLM in this process, which ends with the test."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.platforms import current_platform
+
+    # vLLM 0.32 looks at all modules there, and fails at llvmlite's where Numba has been imported: before that, and once
+    platform = type(current_platform)
+    if not getattr(platform, 'has_overrides', False):
+        platform.register_triton_kernel_overrides()
+        platform.has_overrides, platform.register_triton_kernel_overrides = True, classmethod(lambda cls: None)
+
+    def start(folder, **options) -> LLM:
+        return LLM(str(folder), skip_tokenizer_init=True, **{
+            'dtype': 'float32', 'enforce_eager': True, 'max_model_len': 256, 'max_num_seqs': 8, 'seed': 0, **options,
+        })
+
+    yield start
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+@pytest.fixture
+def serve(engine, variant):
+    """Serve a variant in two turns, so that pages are used again: returns whether all tokens were `generate`'s in each,
+    the scheduler's steps, and how many tokens of each prompt of the last turn were cached."""
+    from vllm import SamplingParams
+
+    def run(name: str, repeat: int = 1, **options) -> tuple[list[bool], list, list[int]]:
+        checkpoint = variant(name)
+        llm = engine(checkpoint.folder, **options)
+        scheduler, steps, equal = llm.llm_engine.engine_core.engine_core.scheduler, [], []
+        schedule = scheduler.schedule
+        scheduler.schedule = lambda *a, **k: steps.append(schedule(*a, **k)) or steps[-1]
+        sampling = SamplingParams(temperature=0, max_tokens=checkpoints.NEW_TOKENS, ignore_eos=True, detokenize=False)
+        for _ in range(2):
+            out = llm.generate([{'prompt_token_ids': x} for x in checkpoints.prompts() * repeat], sampling, use_tqdm=False)
+            equal.append([list(x.outputs[0].token_ids) for x in out] == checkpoint.tokens * repeat)
+        return equal, steps, [x.num_cached_tokens for x in out]
+
+    return run
