@@ -42,7 +42,9 @@ def products_tile(K: int, precision: str, capability: int) -> dict:
     BK, BT = min(state_tile(K), 64), span_size(K, precision)
     # before Hopper, tensor cores read their operands from registers only
     in_registers = 0 < capability < 9
-    tile = {'BK': BK, 'BV': 32 if precision == 'ieee' or BT == 64 and in_registers else 64, 'num_warps': max(BK, BT) // 16}
+    # in shared memory there is no room for wider operands in float32
+    narrow = precision == 'ieee' or BT == 64 and (in_registers or precision == 'tf32')
+    tile = {'BK': BK, 'BV': 32 if narrow else 64, 'num_warps': max(BK, BT) // 16}
     if BK < BT and capability >= 10:
         # from Blackwell on, four warps would keep the sums in tensor memory, and move them with every block of channels
         tile |= {'BV': 32, 'num_warps': 2}

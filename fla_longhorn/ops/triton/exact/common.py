@@ -46,10 +46,13 @@ def chunk_tile(K: int, precision: str, capability: int) -> dict:
     """
     BK = state_tile(K)
     BS, STAGES = BK, 1
-    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (128, 8)}[BK]
+    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (32, 2)}[BK]
     if precision == 'ieee' and BK >= 128:
         # products without tensor cores hold their operands in registers, so threads share columns
-        BV = 64
+        BV, num_warps = 8192 // BK if torch.version.hip else 64, 8
+    if precision == 'tf32' and BK == 128 and capability >= 10:
+        # a warp group would need more tensor memory than there is for the state and operands in float32
+        BV, num_warps = 64, 2
     if precision == 'bf16' and BK in (64, 128) and capability < 10:
         # one warp, which waits for no other; from Blackwell on, a group of warps holds the state in tensor memory
         BV, num_warps = 32, 1
