@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
 # those that the README quotes
 FIGURES = {
-    'cpu_ops': RESULTS / 'cpu_ops.json', 'kernels': RESULTS / 'kernels.json',
+    'cpu_ops': RESULTS / 'cpu_ops.json', 'cpu_model': RESULTS / 'cpu_model.json',
     'extrapolation': ROOT / 'experiments' / 'results' / 'extrapolation.json',
 }
 HEADER = """# Results

@@ -32,19 +32,18 @@ def operators(report: dict) -> str:
     )
 
 
-def kernels(rows: list[dict], K: int = 64) -> str:
-    """Both updates' backward pass on one target."""
-    def cost(update: str, direction: str) -> str:
-        some = [x for x in rows if (x['target'], x['update'], x['pass'], x['K']) == ('sm_90', update, direction, K)]
-        return f'{K * sum(x["instructions_per_state_update"] for x in some):,.0f}'
-
-    forward, backward = (
-        [cost(update, direction) for update in ('exact', 'diagonal')] for direction in ('forward', 'backward')
-    )
+def training(report: dict) -> str:
+    """A small model beside a transformer."""
+    rows = {row['model']: row for row in report['rows'] if row['status'] == 'ok'}
+    rate = {name: rows[name]['training']['tokens_per_s'] for name in ('Longhorn', 'Llama')}
+    last = {
+        name: next(x for x in rows[name]['generation'] if (x['batch'], x['prompt']) == (1, 8192))['token']['ms'] for name in rate
+    }
     return (
-        f'- **Cost of the exact update.** At state size {K}, compiled for an H100, it needs {forward[0]} instructions per '
-        f'token and channel forward and {backward[0]} backward. The diagonal update needs {forward[1]} and {backward[1]}. '
-        'These are counts, not times. [All kernels](docs/results.md#compiled-kernels), [how it works](docs/exact.md).'
+        f'- **A small model on a CPU.** Longhorn trains at {rate["Longhorn"] / rate["Llama"]:.1f} of the tokens a second of '
+        f"transformers' Llama ({rate['Longhorn']:,.0f} and {rate['Llama']:,.0f}, {report['size']['seq_len']} tokens a row, "
+        f'{report["machine"]["threads"]} threads). A generated token after 8,192 takes {last["Longhorn"]:.1f} ms, and '
+        f"{last['Llama']:.1f} ms with Llama's cache. [All models](docs/results.md#models-on-a-cpu)."
     )
 
 
@@ -72,7 +71,7 @@ def summary(files: dict[str, Path], timed_on_gpu: bool) -> str:
         return json.loads(files[name].read_text())
 
     missing = ("models of the paper's sizes" if timed_on_gpu else "times on any GPU, and models of the paper's sizes")
-    points = (operators(read('cpu_ops')), extrapolation(read('extrapolation')), kernels(read('kernels')))
+    points = (operators(read('cpu_ops')), extrapolation(read('extrapolation')), training(read('cpu_model')))
     last = (
         f"Not measured: {missing}. [All results](docs/results.md); [the paper's experiments](docs/experiments.md) at a small "
         "size; the [objectives of the paper's Table 4](docs/objectives.md)."

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 
 from benchmarks.kernels.launches import CALLS, run_call
-from fla_longhorn.ops.triton.exact import backward, backward_qk, common, forward
+from fla_longhorn.ops.triton.exact import configs
 from offgpu.absent_device import SHARED_MEMORY
 from offgpu.launches import rehearsal
 
@@ -48,11 +48,10 @@ def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
 
 def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
     """Triton 3.6 on Hopper; `python -m tests.ptx.versions 3.6.0` finds what would be read too early."""
-    monkeypatch.setattr(backward_qk, 'ASYNC_COPIES', False)
-    stages = {K: backward_qk.products_tile(K, 'bf16', 9).get('num_stages') for K in (16, 32, 64, 128)}
-    assert stages == {16: 1, 32: None, 64: 1, 128: 1}
+    monkeypatch.setattr(configs, 'ASYNC_COPIES', False)
+    assert {K: configs.for_products(K, 'bf16', 9).num_stages for K in (16, 32, 64, 128)} == {16: 1, 32: None, 64: 1, 128: 1}
     # no warp groups before, and none at K = 16 after
-    assert 'num_stages' not in backward_qk.products_tile(64, 'bf16', 8) | backward_qk.products_tile(16, 'bf16', 10)
+    assert configs.for_products(64, 'bf16', 8).num_stages is configs.for_products(16, 'bf16', 10).num_stages is None
 
 
 @pytest.mark.parametrize(('copies', 'outputs', 'states', 'reverse'), [
@@ -64,14 +63,12 @@ def test_copies_ahead_where_they_pay(copies, outputs, states, reverse, monkeypat
 
     Triton 3.6: forward at K = 64 0.40 and 0.33 ms, reverse pass at K = 16 0.41 and 0.31 ms.
     """
-    for module in (common, forward, backward):
-        monkeypatch.setattr(module, 'ASYNC_COPIES', copies)
-    tiles = {K: forward.forward_tile(K, 'bf16', 9) for K in outputs}
-    assert {K: tile['STAGES'] for K, tile in tiles.items()} == outputs
-    assert {K: forward.states_tile(tile, 'bf16', 9)['STAGES'] for K, tile in tiles.items()} == states
-    assert {K: backward.backward_tile(K, 'bf16', 9)['STAGES'] for K in reverse} == reverse
+    monkeypatch.setattr(configs, 'ASYNC_COPIES', copies)
+    assert {K: configs.for_forward(K, 'bf16', 9).STAGES for K in outputs} == outputs
+    assert {K: configs.for_states(K, 'bf16', 9).STAGES for K in states} == states
+    assert {K: configs.for_backward(K, 'bf16', 9).STAGES for K in reverse} == reverse
     # with these copies values spill on gfx942
-    assert {K: backward.backward_tile(K, 'bf16', 0)['STAGES'] for K in reverse} == {16: 1, 32: 1, 64: 1, 128: 2}
+    assert {K: configs.for_backward(K, 'bf16', 0).STAGES for K in reverse} == {16: 1, 32: 1, 64: 1, 128: 2}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
-    from fla_longhorn.ops.triton.exact import backward_qk, common, exact_bwd, exact_fwd
+    from fla_longhorn.ops.triton.exact import common, configs, exact_bwd, exact_fwd
 
 
 def recurrence(q, k, v, beta, initial_state, D=None, z=None, bounds=None):
@@ -91,7 +91,7 @@ if INTERPRETING or torch.cuda.is_available():
     @pytest.mark.parametrize('precision', ['bf16', 'tf32', 'ieee'])
     def test_checkpoint_intervals_are_whole_spans(precision):
         for K in range(1, 257):
-            assert checkpoint_interval(K) % backward_qk.span_size(K, precision) == 0, K
+            assert checkpoint_interval(K) % configs.lengths(K, precision).span == 0, K
 
     CUT = [
         Case(B=2, T=75, H=1, K=4, V=20, D=True, z=True, initial_state=True),
@@ -124,10 +124,10 @@ if INTERPRETING or torch.cuda.is_available():
     def test_few_warps_and_long_sequences_are_cut(monkeypatch):
         monkeypatch.setattr(common, 'multiprocessor_count', lambda device: 132)
         device = torch.device('cuda')
-        assert common.is_cut(128, 131072, 128, device)
+        assert common.is_split(128, 131072, 128, device)
         # as many sequences as fill the device, or one too short
-        assert not common.is_cut(8 * 128, 131072, 128, device)
-        assert not common.is_cut(128, 512, 128, device)
+        assert not common.is_split(8 * 128, 131072, 128, device)
+        assert not common.is_split(128, 512, 128, device)
 
     def test_strided_inputs_are_not_copied(triton_device):
         """As the layer has them: q and k are parts of one projection, z is half of another."""

@@ -10,10 +10,12 @@ from fla_longhorn.ops.arguments import Arguments, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import with_token_stride
+from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal import segments
-from fla_longhorn.ops.triton.diagonal.backward import BLOCK_OF_CHANNELS, longhorn_bwd_segments
+from fla_longhorn.ops.triton.diagonal.backward import longhorn_bwd_segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
-from fla_longhorn.ops.triton.diagonal.forward import forward_tiles, longhorn_fwd_segments
+from fla_longhorn.ops.triton.diagonal.configs import for_blocks, for_forward
+from fla_longhorn.ops.triton.diagonal.forward import longhorn_fwd_segments
 from fla_longhorn.ops.triton.diagonal.step import longhorn_fwd_step
 
 
@@ -37,10 +39,10 @@ def diagonal_fwd(
         o = longhorn_fwd_step(q, k, v, beta, D, z, h0, ht, pool, scale=args.scale, **options)
         return o, or_empty(ht, o), or_empty(None, o)
 
-    C, L = checkpoint_interval(K), segment_length(args, parallel, forward_tiles(K, V)['BV'])
+    interval, L = checkpoint_interval(K), segment_length(args, parallel, for_forward(K, V).BV)
     states = None
     if save_states:
-        states = q.new_empty((num_checkpoints(B, T, N, C, cu_seqlens is not None), H, K, V), dtype=torch.float32)
+        states = q.new_empty((num_checkpoints(B, T, N, interval, cu_seqlens is not None), H, K, V), dtype=torch.float32)
     rows = prepare_rows(q, k, args.scale, squares=False)
     if L <= T:
         decay, local = segments.summarize_segments(
@@ -48,7 +50,7 @@ def diagonal_fwd(
         )
         h0 = segments.combine_segments(decay, local, h0, cu_seqlens, N=N, T=T, L=L, reverse=False, pool=pool)
     o = longhorn_fwd_segments(
-        rows, v, s_v, beta, D, z, s_z, h0, ht, states, cu_seqlens, pool, K=K, L=L, C=C, **options,
+        rows, v, s_v, beta, D, z, s_z, h0, ht, states, cu_seqlens, pool, K=K, L=L, interval=interval, **options,
     )
     return o, or_empty(ht, o), or_empty(states, o)
 
@@ -66,7 +68,7 @@ def diagonal_bwd(
     options = dict(use_beta_sigmoid=args.use_beta_sigmoid_in_kernel, state_v_first=args.state_v_first)
 
     # a program of the backward takes two segments, one after the other; of their summaries twice as many warps run at a time
-    L = segment_length(args, parallel, BLOCK_OF_CHANNELS, rounds=2)
+    L = segment_length(args, parallel, for_blocks().BV, rounds=2)
     rows = prepare_rows(q, k, args.scale, squares=L <= T)
     if L <= T:
         decay, local = segments.summarize_segments(
@@ -75,7 +77,7 @@ def diagonal_bwd(
         dht = segments.combine_segments(decay, local, dht, cu_seqlens, N=args.num_sequences, T=T, L=L, reverse=True)
     dq, dk, dv, dbeta, dD, dz = longhorn_bwd_segments(
         rows, q, k, v, s_v, beta, D, z, s_z, do, s_do, dht, dh0, states, cu_seqlens, scale=args.scale, L=L,
-        C=checkpoint_interval(K), multiprocessors=segments.multiprocessor_count(q.device), **options,
+        interval=checkpoint_interval(K), multiprocessors=multiprocessor_count(q.device), **options,
     )
     return tuple(q.new_empty(0) if x is None else x for x in (dq, dk, dv, dbeta, dh0, dD, dz))
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, first_slot
+from fla_longhorn.ops.triton.common import FUSED, padded_state_size
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
     copy_rows,
@@ -27,12 +27,9 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
     ring_offsets,
     to_ring,
 )
-from fla_longhorn.ops.triton.diagonal.common import locate_segment, padded_state_size, state_offsets
-
-# each program has a scratch buffer and loops over the work, so there are no more than run at once
-PROGRAMS_PER_MULTIPROCESSOR = 8
-# channels of a program: one a thread of one warp, so that nothing waits for another warp
-BLOCK_OF_CHANNELS = 32
+from fla_longhorn.ops.triton.diagonal.common import locate_segment, state_offsets
+from fla_longhorn.ops.triton.diagonal.configs import PROGRAMS_PER_MULTIPROCESSOR, for_blocks, scratch_offset
+from fla_longhorn.ops.triton.slots import first_slot
 
 
 @triton.heuristics({
@@ -74,12 +71,12 @@ def longhorn_bwd_kernel(
     S_DO: tl.constexpr,
     R: tl.constexpr,
     KP: tl.constexpr,
-    C: tl.constexpr,
+    INTERVAL: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISE: tl.constexpr,
-    SIGMOID: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -91,32 +88,30 @@ def longhorn_bwd_kernel(
 ):
     """All gradients but those summed over channels, whose sums over BV channels go to `part`.
 
-    A program loops over (segment, head, channel block) with one scratch buffer. For each chunk of C tokens, from the last,
-    and each block of BK entries of K, it computes the states again from the saved one, keeps every fourth, and walks back
-    along them.
+    A program loops over (segment, head, channel block) with one scratch buffer. For each saved state, from the
+    last, and each block of BK entries of K, it computes the states after it again, keeps every fourth, and walks back along
+    them.
     `dht` holds the gradient of the state at the end of each segment slot.
     """
     PR: tl.constexpr = 2 * KP + 4
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
-    NW: tl.constexpr = 2 if SCALAR_BETA else 1
-    BT: tl.constexpr = min(C, 128)
-    NA: tl.constexpr = 0 if NK == 1 else 3
+    BT: tl.constexpr = min(INTERVAL, 128)
     o_i = tl.arange(0, BK)[:, None]
     o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
-    # a program's scratch: states of a chunk, the state's gradients, by token and channel what is summed later, and four rows
-    p_ring = scratch + tl.program_id(0).to(tl.int64) * ((C // 4 + NK) * BK * BV + (NW + NA) * C * BV + 4 * R)
-    p_G = p_ring + (C // 4) * BK * BV + o_i * BV + o_x
-    p_sums = p_ring + (C // 4 + NK) * BK * BV
-    p_rest = p_sums + (NW + NA) * C * BV
+    # the parts of a program's scratch
+    p_ring = scratch + tl.program_id(0).to(tl.int64) * scratch_offset('end', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
+    p_G = p_ring + scratch_offset('dh', INTERVAL, NK, BK, BV, SCALAR_BETA, R) + o_i * BV + o_x
+    p_sums = p_ring + scratch_offset('sums', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
+    p_rest = p_ring + scratch_offset('rows', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
     o_ring = ring_offsets(BK, BV)
     V_TYPE: tl.constexpr = v.dtype.element_ty
     BETA_TYPE: tl.constexpr = beta.dtype.element_ty
     DO_TYPE: tl.constexpr = do.dtype.element_ty
     Z_TYPE: tl.constexpr = z.dtype.element_ty if HAS_Z else DO_TYPE
     # of a masked token beta is zero
-    NONE: tl.constexpr = float('-inf') if SIGMOID else 0.
+    NONE: tl.constexpr = float('-inf') if USE_BETA_SIGMOID else 0.
 
     # what stands for channels beyond V; without it a load takes an instruction less
     V_BEYOND: tl.constexpr = 0. if MASKED else None
@@ -132,7 +127,7 @@ def longhorn_bwd_kernel(
         m_v = o_v < V
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
         b_dD = tl.zeros([1, BV], dtype=tl.float32)
-        i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+        i_c = (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) + (beg - bos) // INTERVAL) * H + i_h
 
         for i_k in range(0, NK):
             o_k = i_k * BK + o_i
@@ -143,9 +138,9 @@ def longhorn_bwd_kernel(
                 b_G = tl.zeros([BK, BV], dtype=tl.float32)
             tl.store(p_G + i_k * BK * BV, b_G)
 
-        for j in range(0, tl.cdiv(n_t, C)):
-            i_t = (tl.cdiv(n_t, C) - 1 - j) * C
-            n_c = tl.minimum(n_t - i_t, C)
+        for j in range(0, tl.cdiv(n_t, INTERVAL)):
+            i_t = (tl.cdiv(n_t, INTERVAL) - 1 - j) * INTERVAL
+            n_c = tl.minimum(n_t - i_t, INTERVAL)
             t = beg + i_t
             p_r = rows + (i_h.to(tl.int64) * TT + t) * R
             p_v = v + (t * S_V + i_h * V + i_v * BV) + o_x
@@ -166,7 +161,7 @@ def longhorn_bwd_kernel(
             for i_k in range(0, NK):
                 o_k = i_k * BK + o_i
                 b_h = tl.load(
-                    states + (i_c + i_t // C * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
+                    states + (i_c + i_t // INTERVAL * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
                 )
                 # a pointer that advances with the loop costs two instructions, a recomputed one four
                 x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
@@ -183,7 +178,7 @@ def longhorn_bwd_kernel(
                     next_vs = load_next(x_v, m, S_V, V_BEYOND)
                     next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
                     next_keys, next_ns = load_keys(x_r, x_r + i_k * BK, 4, R, KP, BK)
-                    b_h = replay_block(b_h, b_keys, ns, vs, betas, V_TYPE, BETA_TYPE, SIGMOID)
+                    b_h = replay_block(b_h, b_keys, ns, vs, betas, V_TYPE, BETA_TYPE, USE_BETA_SIGMOID)
                     tl.store(x_ring + o_ring, to_ring(b_h))
                     vs, betas, b_keys, ns = next_vs, next_betas, next_keys, next_ns
                 tl.debug_barrier()
@@ -213,8 +208,8 @@ def longhorn_bwd_kernel(
                     next_zs = load_next(x_z, m, S_Z, V_BEYOND) if HAS_Z else zs
                     b_G, b_dD = backward_block(
                         b_G, b_dD, b_D, from_ring(b_h), vs, betas, dos, zs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_sums, x_part,
-                        m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV, C, ROWS, PRECISE, SIGMOID,
-                        HAS_D, HAS_Z, SCALAR_BETA,
+                        m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV, INTERVAL, ROWS, PRECISE,
+                        USE_BETA_SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                     )
                     vs, betas, dos, zs, b_h, n_u = next_vs, next_betas, next_dos, next_zs, next_h, n_u * 0 + 4
                     x_r, x_sums = p_r + (n_b - 2 - j) * 4 * R, x_sums - 4
@@ -224,13 +219,13 @@ def longhorn_bwd_kernel(
             tl.debug_barrier()
             for j in range(0, tl.cdiv(n_c, BT)):
                 o_t = j * BT + tl.arange(0, BT)
-                p_w = p_sums + tl.arange(0, BV)[:, None] * C + o_t[None, :]
+                p_w = p_sums + tl.arange(0, BV)[:, None] * INTERVAL + o_t[None, :]
                 m_c = (o_t < n_c)[None, :]
                 # [BT]
                 p_t = p_token + o_t * PR + 2 * KP
                 tl.store(p_t, tl.sum(tl.load(p_w, mask=m_c, other=0.), 0), mask=o_t < n_c)
                 if SCALAR_BETA:
-                    tl.store(p_t + 1, tl.sum(tl.load(p_w + C * BV, mask=m_c, other=0.), 0), mask=o_t < n_c)
+                    tl.store(p_t + 1, tl.sum(tl.load(p_w + INTERVAL * BV, mask=m_c, other=0.), 0), mask=o_t < n_c)
             tl.debug_barrier()
 
         tl.debug_barrier()
@@ -305,7 +300,7 @@ def longhorn_bwd_segments(
     *,
     scale: float,
     L: int,
-    C: int,
+    interval: int,
     multiprocessors: int,
     use_beta_sigmoid: bool,
     state_v_first: bool,
@@ -315,11 +310,13 @@ def longhorn_bwd_segments(
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     scalar_beta = beta.dim() == 3
-    KP, BK, BV = padded_state_size(K), 16, BLOCK_OF_CHANNELS
+    KP, config = padded_state_size(K), for_blocks()
+    BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
     R = rows.shape[-1]
-    floats = (C // 4 + NK) * BK * BV + ((2 if scalar_beta else 1) + (0 if NK == 1 else 3)) * C * BV + 4 * R
+    # each program loops over the work with one scratch, so there are no more than run at once
+    floats = programs * scratch_offset('end', interval, NK, BK, BV, scalar_beta, R)
 
     def fresh(x):
         return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -329,10 +326,10 @@ def longhorn_bwd_segments(
     part = torch.empty(NV, H, B * T, 2 * KP + 4, **f32)
     dD = None if D is None else torch.empty(NS, H, V, **f32)
     longhorn_bwd_kernel[(programs,)](
-        rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(programs * floats, **f32), cu_seqlens,
-        T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, R=R, KP=KP, C=C, BK=BK, BV=BV, ROWS=1,
-        PRECISE=max(q.itemsize, k.itemsize) > 2, SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta,
-        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FUSED,
+        rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(floats, **f32), cu_seqlens,
+        T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, R=R, KP=KP, INTERVAL=interval, **config.of('ROWS'),
+        PRECISE=max(q.itemsize, k.itemsize) > 2, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta,
+        STATE_V_FIRST=state_v_first, **FUSED,
     )
     BT = max(512 // KP, 2)
     longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](

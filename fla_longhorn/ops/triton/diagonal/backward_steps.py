@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import divide
-from fla_longhorn.ops.triton.diagonal.common import LOG2E, sigmoid, step_size, unstack, update, weighted_rows
+from fla_longhorn.ops.triton.common import LOG2E, divide, sigmoid, step_sizes
+from fla_longhorn.ops.triton.diagonal.common import unstack, update, weighted_rows
 
 
 @triton.jit
@@ -138,19 +138,19 @@ def copy_rows(p_to, p_r, n_u, R: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
-def replay_block(b_h, b_keys, ns, vs, betas, V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, SIGMOID: tl.constexpr):
+def replay_block(b_h, b_keys, ns, vs, betas, V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr):
     """The state four tokens later."""
     ks = unstack(b_keys)
     for u in tl.static_range(4):
-        b_eps = step_size(from_word(betas[u], BETA_TYPE), ns[u], SIGMOID)
+        b_eps = step_sizes(from_word(betas[u], BETA_TYPE), ns[u], USE_BETA_SIGMOID)
         b_h = update(b_h, ks[u], b_eps, from_word(vs[u], V_TYPE))
     return b_h
 
 
 @triton.jit
-def step_factors(b_beta, b_n, SIGMOID: tl.constexpr):
+def step_factors(b_beta, b_n, USE_BETA_SIGMOID: tl.constexpr):
     """(s, r, slope) with eps = s r, and slope s deps for the gradient of beta, or of its logit."""
-    if SIGMOID:
+    if USE_BETA_SIGMOID:
         # e = exp(-logit), eps = 1 / (1 + e + n), and the logit's gradient is e eps^2 deps
         b_e = tl.exp2(b_beta * -LOG2E)
         b_eps = divide(1., 1. + b_n + b_e)
@@ -207,7 +207,8 @@ def finish_token(
 @triton.jit
 def finish_block(
     gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w, m_v, H: tl.constexpr, V: tl.constexpr,
-    S_B: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    S_B: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
 ):
     """:func:`finish_token` for four tokens, of which n_u exist; keeps what is summed over the channels later at `p_w`."""
     ws, dbs = (), ()
@@ -220,7 +221,7 @@ def finish_block(
         ws, dbs = ws + (b_w,), dbs + (b_db,)
     tl.store(p_w, side_by_side(ws, BV))
     if SCALAR_BETA:
-        tl.store(p_w + C * BV, side_by_side(dbs, BV))
+        tl.store(p_w + INTERVAL * BV, side_by_side(dbs, BV))
 
 
 @triton.jit
@@ -228,8 +229,8 @@ def backward_block(
     b_G, b_dD, b_D, b_h, vs, betas, dos, zs, i_k, n_u, p_r, p_dv, p_dbeta, p_dz, p_w, p_part, m_v,
     V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, DO_TYPE: tl.constexpr, Z_TYPE: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, S_B: tl.constexpr, R: tl.constexpr, PR: tl.constexpr, KP: tl.constexpr,
-    NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
-    SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """Four tokens forward from the state before them, with each one's x kept, and back; only the first n_u exist.
 
@@ -239,22 +240,22 @@ def backward_block(
     p_k = p_r + i_k * BK + tl.arange(0, BK)
     b_dq, b_dk = tl.zeros([BK, 8], dtype=tl.float32), tl.zeros([BK, 8], dtype=tl.float32)
     # [BV, 4]
-    o_w = tl.arange(0, BV)[:, None] * C + tl.arange(0, 4)[None, :]
+    o_w = tl.arange(0, BV)[:, None] * INTERVAL + tl.arange(0, 4)[None, :]
     if NK > 1:
         # sums over the entries of K before these
-        p_acc = p_w + (2 if SCALAR_BETA else 1) * C * BV + o_w
+        p_acc = p_w + (2 if SCALAR_BETA else 1) * INTERVAL * BV + o_w
         m_a = tl.zeros_like(o_w) < i_k
         earlier_gs = apart(tl.load(p_acc, mask=m_a, other=0.))
-        earlier_ds = apart(tl.load(p_acc + C * BV, mask=m_a, other=0.))
+        earlier_ds = apart(tl.load(p_acc + INTERVAL * BV, mask=m_a, other=0.))
         if HAS_Z:
-            earlier_outputs = apart(tl.load(p_acc + 2 * C * BV, mask=m_a, other=0.))
+            earlier_outputs = apart(tl.load(p_acc + 2 * INTERVAL * BV, mask=m_a, other=0.))
     xs, ss, rs, slopes, dys, svs, outputs, b_last = (), (), (), (), (), (), (), b_dq
     for u in tl.static_range(4):
         b_v, b_dy = from_word(vs[u], V_TYPE), from_word(dos[u], DO_TYPE)
         if HAS_Z:
             b_gate, b_slope = gate_and_slope(from_word(zs[u], Z_TYPE))
             b_dy, b_do = b_dy * b_gate, b_dy * b_slope
-        b_s, b_r, b_slope = step_factors(from_word(betas[u], BETA_TYPE), tl.load(p_r + u * R + 2 * KP), SIGMOID)
+        b_s, b_r, b_slope = step_factors(from_word(betas[u], BETA_TYPE), tl.load(p_r + u * R + 2 * KP), USE_BETA_SIGMOID)
         b_h, b_x, b_y = forward_token(
             b_h, tl.load(p_k + u * R)[:, None], tl.load(p_k + u * R + KP)[:, None], b_s, b_r, b_v, ROWS,
         )
@@ -293,17 +294,17 @@ def backward_block(
     tl.store(p_row + KP, tokens_of(b_dk), mask=o_u < n_u)
     if NK == 1:
         finish_block(
-            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, C,
+            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, INTERVAL,
             HAS_D, HAS_Z, SCALAR_BETA,
         )
     elif i_k + 1 < NK:
         tl.store(p_acc, side_by_side(gs, BV))
-        tl.store(p_acc + C * BV, side_by_side(ds, BV))
+        tl.store(p_acc + INTERVAL * BV, side_by_side(ds, BV))
         if HAS_Z:
-            tl.store(p_acc + 2 * C * BV, side_by_side(outputs, BV))
+            tl.store(p_acc + 2 * INTERVAL * BV, side_by_side(outputs, BV))
     else:
         finish_block(
-            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, C,
+            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, INTERVAL,
             HAS_D, HAS_Z, SCALAR_BETA,
         )
     return b_G, b_dD

@@ -10,36 +10,19 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import FUSED, INTERPRETING, divide
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from fla_longhorn.ops.triton.common import FUSED, INTERPRETING, padded_state_size
+from fla_longhorn.ops.triton.slots import locate_slot
 
 
 @triton.jit
 def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):
     """Return segment slot `i_s`'s sequence, that sequence's first token and end, the segment's, and whether it is in use.
 
-    Slots are those of `ops/checkpoints.py` for segments of L tokens; an empty sequence has one empty segment.
+    An empty sequence has one empty segment.
     """
-    if IS_VARLEN:
-        # the last n with cu_seqlens[n] // L + n <= i_s
-        i_n, i_e = i_s * 0, i_s * 0 + N - 1
-        while i_n < i_e:
-            i_m = (i_n + i_e + 1) // 2
-            if tl.load(cu_seqlens + i_m).to(tl.int64) // L + i_m <= i_s:
-                i_n = i_m
-            else:
-                i_e = i_m - 1
-        bos, eos = tl.load(cu_seqlens + i_n).to(tl.int64), tl.load(cu_seqlens + i_n + 1).to(tl.int64)
-        i_l = i_s - bos // L - i_n
-    else:
-        NL = tl.cdiv(T, L)
-        i_n = i_s // NL
-        bos = i_n.to(tl.int64) * T
-        eos = bos + T
-        i_l = (i_s % NL).to(tl.int64)
-    beg = bos + i_l * L
-    used = (beg < eos) | (i_l == 0)
+    i_n, bos, T_n, i_t = locate_slot(cu_seqlens, i_s, T, N, L, IS_VARLEN)
+    beg, eos = bos + i_t, bos + T_n
+    used = (beg < eos) | (i_t == 0)
     return i_n, bos, eos, tl.minimum(beg, eos), tl.minimum(beg + L, eos), used
 
 
@@ -66,20 +49,6 @@ def unpack_pairs(b_x):
     """Words `[1, BV / 2]` of two bfloat16 values as float32 `[1, BV]`: loaded so, a pair takes one instruction less."""
     b_x = tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True))
     return tl.reshape(b_x, (1, 2 * b_x.shape[1]))
-
-
-@triton.jit
-def sigmoid(b_x):
-    return divide(1., 1. + tl.exp2(b_x * -LOG2E))
-
-
-@triton.jit
-def step_size(b_beta, b_n, SIGMOID: tl.constexpr):
-    """eps = beta / (1 + beta |k|^2) from beta, or from its logit, where it is 1 / (1 + exp(-logit) + |k|^2)."""
-    if SIGMOID:
-        return divide(1., 1. + b_n + tl.exp2(b_beta * -LOG2E))
-    else:
-        return divide(b_beta, 1. + b_beta * b_n)
 
 
 @triton.jit
@@ -195,6 +164,3 @@ def prepare_rows(
     )
     return rows
 
-
-def padded_state_size(K: int) -> int:
-    return max(triton.next_power_of_2(K), 16)

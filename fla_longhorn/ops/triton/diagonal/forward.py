@@ -8,19 +8,18 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, only_if, row_arguments
+from fla_longhorn.ops.triton.common import FUSED, sigmoid, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
-    padded_state_size,
-    sigmoid,
     state_offsets,
-    step_size,
     unpack_pairs,
     unstack,
     update,
     weighted_rows,
 )
+from fla_longhorn.ops.triton.diagonal.configs import DiagonalConfig, for_forward
+from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_states, only_if, row_arguments
 
 
 @triton.jit
@@ -86,14 +85,14 @@ def load_inputs(
 
 @triton.jit
 def forward_token(
-    b_h, b_k, b_q, b_n, b_v, b_beta, b_z, b_D, PAIRS: tl.constexpr, ROWS: tl.constexpr, SIGMOID: tl.constexpr,
+    b_h, b_k, b_q, b_n, b_v, b_beta, b_z, b_D, PAIRS: tl.constexpr, ROWS: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """The state after one token and its output `(q^T S + D v) silu(z)`."""
     # [1, BV]
     b_v = to_float(b_v, PAIRS)
     b_beta = b_beta.to(tl.float32) + tl.zeros_like(b_v) if SCALAR_BETA else to_float(b_beta, PAIRS)
-    b_h = update(b_h, b_k, step_size(b_beta, b_n, SIGMOID), b_v)
+    b_h = update(b_h, b_k, step_sizes(b_beta, b_n, USE_BETA_SIGMOID), b_v)
     b_o = weighted_rows(b_q, b_h, ROWS)
     if HAS_D:
         b_o += b_D * b_v
@@ -112,7 +111,7 @@ def forward_token(
     'HAS_Z': lambda args: args['z'] is not None,
     'MASKED': lambda args: args['V'] % args['BV'] != 0,
 })
-@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'C'])
+@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'INTERVAL'])
 def longhorn_fwd_kernel(
     rows,
     v,
@@ -128,7 +127,7 @@ def longhorn_fwd_kernel(
     TT,
     N,
     L,
-    C,
+    INTERVAL,
     state_indices,
     final_state_indices,
     has_initial_state,
@@ -146,7 +145,7 @@ def longhorn_fwd_kernel(
     U: tl.constexpr,
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
-    SIGMOID: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -161,7 +160,7 @@ def longhorn_fwd_kernel(
 ):
     """o_t = (q_t^T S_t + D v_t) silu(z_t) along one segment, for BV channels of a head; a thread has BC of them.
 
-    `h0` holds the state at the start of each segment slot; `states` takes the state before every C tokens. With POOLED, `ht`
+    `h0` holds the state at the start of each segment slot; `states` takes those to save. With POOLED, `ht`
     is a pool whose rows the indices tell, and unless sequences are CUT into segments so is `h0`.
     """
     i_p = tl.program_id(0)
@@ -202,7 +201,7 @@ def longhorn_fwd_kernel(
         b_h = tl.load(h0 + i_r * s_r + o_h, mask=m_r, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    i_c = (first_slot(bos, i_n, T, C, IS_VARLEN) + (beg - bos) // C) * H + i_h
+    i_c = (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) + (beg - bos) // INTERVAL) * H + i_h
 
     n_t = (end - beg).to(tl.int32)
     n_b = n_t // U
@@ -211,11 +210,11 @@ def longhorn_fwd_kernel(
         p_v, p_beta, p_z, o_x, m_v, n_b * U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
     )
     b_rows, ns = load_rows(p_r, n_b * U, R, BK, U, True)
-    for i_t in range(0, n_t, C):
+    for i_t in range(0, n_t, INTERVAL):
         if SAVE_STATES:
             tl.store(states + i_c * K * V + o_k * V + o_v, b_h, mask=m_h)
             i_c += H
-        for i_b in range(i_t // U, tl.minimum(i_t + C, n_t) // U):
+        for i_b in range(i_t // U, tl.minimum(i_t + INTERVAL, n_t) // U):
             # the last block is asked for twice
             step = tl.where(i_b + 1 < n_b, U, 0)
             p_v, p_beta, p_z = p_v + step * S_V, p_beta + step * S_B, p_z + step * S_Z
@@ -228,7 +227,8 @@ def longhorn_fwd_kernel(
             outputs = ()
             for u in tl.static_range(U):
                 b_h, b_o = forward_token(
-                    b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                    b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS,
+                    USE_BETA_SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
                 )
                 outputs = outputs + (b_o,)
             for u in tl.static_range(U):
@@ -247,33 +247,24 @@ def longhorn_fwd_kernel(
         ks, qs = keys_and_queries(b_rows)
         for u in tl.static_range(U):
             b_h, b_o = forward_token(
-                b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, USE_BETA_SIGMOID,
+                HAS_D, HAS_Z, SCALAR_BETA,
             )
             tl.store(p_o + u * H * V + o_x, b_o.to(p_o.dtype.element_ty), mask=m_v & (tl.full([1, 1], u, tl.int32) < n_u))
     if SAVE_STATES and IS_VARLEN:
-        m_s = only_if((end == eos) & has_spare_slot(bos, eos, C), m_h)
+        m_s = only_if((end == eos) & has_spare_slot(bos, eos, INTERVAL), m_h)
         tl.store(states + i_c * K * V + o_k * V + o_v, tl.zeros([BK, BV], dtype=tl.float32), mask=m_s)
     if STORE_FINAL_STATE:
         if end == eos:
             tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
 
 
-def forward_tiles(K: int, V: int) -> dict:
-    """Tile sizes: at most 64 state entries a thread, which leaves registers for the rest; U tokens loaded ahead.
-
-    BC is the channels of a thread: two, which share the loads of keys and queries, where their states fit. From K = 65 on, a
-    warp has fewer channels than threads, and several threads share the entries of a channel.
-    """
-    BK = padded_state_size(K)
-    BC = 2 if BK <= 32 and V > 32 else 1
-    BV = min(32 * BC, 2048 // BK)
-    return dict(BK=BK, BV=BV, BC=BC, U=4 if BK == 16 else 2, ROWS={16: 1, 32: 2}.get(BK, 4))
-
-
-def loads_pairs(v: torch.Tensor, s_v: int, beta: torch.Tensor, z: torch.Tensor | None, s_z: int, tiles: dict) -> bool:
+def loads_pairs(
+    v: torch.Tensor, s_v: int, beta: torch.Tensor, z: torch.Tensor | None, s_z: int, config: DiagonalConfig,
+) -> bool:
     """Whether v, beta and z can be loaded as words of two bfloat16 values."""
     return (
-        tiles['BC'] == 2 and v.shape[-1] % tiles['BV'] == 0 and s_v % 2 == 0 and s_z % 2 == 0 and beta.dim() == 4
+        config.BC == 2 and v.shape[-1] % config.BV == 0 and s_v % 2 == 0 and s_z % 2 == 0 and beta.dim() == 4
         and all(x.dtype == torch.bfloat16 and x.data_ptr() % 4 == 0 for x in (v, beta, z) if x is not None)
     )
 
@@ -294,7 +285,7 @@ def longhorn_fwd_segments(
     *,
     K: int,
     L: int,
-    C: int,
+    interval: int,
     use_beta_sigmoid: bool,
     state_v_first: bool,
 ) -> torch.Tensor:
@@ -303,12 +294,12 @@ def longhorn_fwd_segments(
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     # programs of a sequence without a row leave at once
     o = (torch.empty if pool is None else torch.zeros)(B, T, H, V, dtype=v.dtype, device=v.device)
-    tiles = forward_tiles(K, V)
-    grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, tiles['BV']),)
+    config = for_forward(K, V)
+    grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, config.BV),)
     longhorn_fwd_kernel[grid](
-        rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, C, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
-        R=rows.shape[-1], SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
-        PAIRS=loads_pairs(v, s_v, beta, z, s_z, tiles), CUT=L <= T, num_warps=1, num_stages=1, **tiles,
+        rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, interval, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
+        R=rows.shape[-1], USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
+        PAIRS=loads_pairs(v, s_v, beta, z, s_z, config), CUT=L <= T, **config.of('BC', 'U', 'ROWS'),
         **row_arguments(pool, H * K * V), **FUSED,
     )
     return o

@@ -12,32 +12,12 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, first_slot, locate_states, only_if, row_arguments, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, padded_state_size, sigmoid, step_sizes, with_token_stride
+from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import from_word, load_four, load_keys, load_next
-from fla_longhorn.ops.triton.diagonal.common import (
-    load_masked,
-    locate_segment,
-    prepare_rows,
-    sigmoid,
-    state_offsets,
-    step_size,
-    unstack,
-)
-
-# warps of 32 channels that a multiprocessor should hold: two for each of its four schedulers
-BLOCKS_PER_MULTIPROCESSOR = 8
-# tokens below which a second pass costs more than it hides
-MIN_SEGMENT_LENGTH = 256
-INTERPRETED_MULTIPROCESSORS = 4
-# launch option, which only Triton for NVIDIA takes: as few as let a multiprocessor hold the 16 programs that it is given
-FEW_REGISTERS = {} if torch.version.hip or torch.version.xpu else dict(maxnreg=128)
-
-
-def multiprocessor_count(device: torch.device) -> int:
-    if device.type == 'cpu':
-        return INTERPRETED_MULTIPROCESSORS
-    from fla.utils import get_multiprocessor_count
-    return get_multiprocessor_count(device.index)
+from fla_longhorn.ops.triton.diagonal.common import load_masked, locate_segment, prepare_rows, state_offsets, unstack
+from fla_longhorn.ops.triton.diagonal.configs import FEW_REGISTERS, MIN_SEGMENT_LENGTH, PROGRAMS_PER_MULTIPROCESSOR, for_blocks
+from fla_longhorn.ops.triton.slots import first_slot, locate_states, only_if, row_arguments
 
 
 def choose_segment_length(T: int, blocks: int, K: int, device: torch.device, rounds: int = 1) -> int:
@@ -46,7 +26,7 @@ def choose_segment_length(T: int, blocks: int, K: int, device: torch.device, rou
     One segment where the blocks fill at least half of the device, because segments double the arithmetic. Else as many as
     the device holds at a time, or `rounds` times as many.
     """
-    wanted = BLOCKS_PER_MULTIPROCESSOR * multiprocessor_count(device) // blocks
+    wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(device) // blocks
     L = one_segment(T, K)
     if wanted > 2:
         L = min(L, max(triton.cdiv(T, rounds * wanted), MIN_SEGMENT_LENGTH))
@@ -75,12 +55,12 @@ def load_tiles(p_r, i_k, n_u, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexp
 
 
 @triton.jit
-def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, REVERSE: tl.constexpr, SIGMOID: tl.constexpr):
+def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, REVERSE: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr):
     """The state after one token more, or with REVERSE its gradient before one, and the product of all decays.
 
     b_k is the token's key, or with REVERSE its query, and b_squares then are those of its key.
     """
-    b_eps = step_size(b_beta, b_n, SIGMOID)
+    b_eps = step_sizes(b_beta, b_n, USE_BETA_SIGMOID)
     if REVERSE:
         if b_z is not None:
             b_x *= b_z * sigmoid(b_z)
@@ -120,7 +100,7 @@ def longhorn_segment_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     REVERSE: tl.constexpr,
-    SIGMOID: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -148,7 +128,7 @@ def longhorn_segment_kernel(
     STEP: tl.constexpr = -1 if REVERSE else 1
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
     # of a masked token beta is zero
-    NONE: tl.constexpr = float('-inf') if SIGMOID else 0.
+    NONE: tl.constexpr = float('-inf') if USE_BETA_SIGMOID else 0.
     # a row that exists, for segments without tokens too
     p_r = rows + (i_h.to(tl.int64) * TT + tl.minimum(i_t, TT - 1)) * R
     p_x = x + (i_t * S_X + i_h * V) + o_v
@@ -177,7 +157,7 @@ def longhorn_segment_kernel(
             b_h, b_a = segment_token(
                 b_h, b_a, ks[u], squares[u], ns[u], from_word(xs[u], x.dtype.element_ty),
                 from_word(betas[u], beta.dtype.element_ty), from_word(zs[u], z.dtype.element_ty) if HAS_Z else None, REVERSE,
-                SIGMOID,
+                USE_BETA_SIGMOID,
             )
         xs, betas, zs, b_keys, b_squares, ns = next_xs, next_betas, next_zs, next_keys, next_squares, next_ns
     if n_b > 0:
@@ -187,7 +167,7 @@ def longhorn_segment_kernel(
         b_z = load_masked(p_z, m_v, True) if HAS_Z else None
         b_k = tl.load(p_r + (KP if REVERSE else 0) + o_k)[:, None]
         b_square = tl.load(p_r + 2 * KP + 4 + o_k)[:, None] if REVERSE else b_k
-        b_h, b_a = segment_token(b_h, b_a, b_k, b_square, tl.load(p_r + 2 * KP), b_x, b_beta, b_z, REVERSE, SIGMOID)
+        b_h, b_a = segment_token(b_h, b_a, b_k, b_square, tl.load(p_r + 2 * KP), b_x, b_beta, b_z, REVERSE, USE_BETA_SIGMOID)
         p_r, p_x, p_beta, p_z = p_r + STEP * R, p_x + STEP * S_X, p_beta + STEP * S_B, p_z + STEP * S_Z
     o_k = o_k[:, None]
     o_h = (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
@@ -276,13 +256,12 @@ def summarize_segments(
     S = num_checkpoints(B, T, N, L, cu_seqlens is not None)
     decay = torch.empty((S, H, V, K) if state_v_first else (S, H, K, V), dtype=torch.float32, device=x.device)
     local = torch.empty_like(decay)
-    BK, BV = 16, 32
-    grid = (S * H * triton.cdiv(K, BK) * triton.cdiv(V, BV),)
-    KP = max(triton.next_power_of_2(K), 16)
+    config = for_blocks()
+    grid = (S * H * triton.cdiv(K, config.BK) * triton.cdiv(V, config.BV),)
     longhorn_segment_kernel[grid](
-        rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1], KP=KP,
-        BK=BK, BV=BV, REVERSE=reverse, SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=state_v_first, num_warps=1, num_stages=1, **FEW_REGISTERS, **FUSED,
+        rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1],
+        KP=padded_state_size(K), REVERSE=reverse, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
+        STATE_V_FIRST=state_v_first, **config.of(), **FEW_REGISTERS, **FUSED,
     )
     return decay, local
 

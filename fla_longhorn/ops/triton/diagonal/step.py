@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, locate_states, only_if, row_arguments
-from fla_longhorn.ops.triton.diagonal.common import padded_state_size, sigmoid, state_offsets, step_size, update
+from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, sigmoid, step_sizes
+from fla_longhorn.ops.triton.diagonal.common import state_offsets, update
+from fla_longhorn.ops.triton.diagonal.configs import for_step
+from fla_longhorn.ops.triton.slots import locate_states, only_if, row_arguments
 
 
 @triton.heuristics({
@@ -47,7 +49,7 @@ def longhorn_step_kernel(
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    SIGMOID: tl.constexpr,
+    USE_BETA_SIGMOID: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     USE_INITIAL_STATE: tl.constexpr,
@@ -84,7 +86,7 @@ def longhorn_step_kernel(
         b_h = tl.load(h0 + i_r * s_h + o_h, mask=m_r, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    b_h = update(b_h, b_k, step_size(b_beta, tl.sum(b_k * b_k), SIGMOID), b_v)
+    b_h = update(b_h, b_k, step_sizes(b_beta, tl.sum(b_k * b_k), USE_BETA_SIGMOID), b_v)
     if STORE_FINAL_STATE:
         tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
     b_o = tl.sum(b_q * b_h, 0)[None, :]
@@ -117,12 +119,11 @@ def longhorn_fwd_step(
     B, _, H, K = q.shape
     V = v.shape[-1]
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
-    BK = padded_state_size(K)
-    BV = max(min(triton.next_power_of_2(V), 1024 // BK), 16)
-    longhorn_step_kernel[(B * H * triton.cdiv(V, BV),)](
+    config = for_step(K, V)
+    longhorn_step_kernel[(B * H * triton.cdiv(V, config.BV),)](
         q, k, v, beta, D, z, o, h0, ht, scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2), k.stride(3),
-        v.stride(0), 0 if z is None else z.stride(0), H=H, K=K, V=V, BK=BK, BV=BV, SIGMOID=use_beta_sigmoid,
-        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, num_warps=1, **SAME_IN_ALL_LANES,
+        v.stride(0), 0 if z is None else z.stride(0), H=H, K=K, V=V, USE_BETA_SIGMOID=use_beta_sigmoid,
+        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, **config.of(), **SAME_IN_ALL_LANES,
         **row_arguments(pool, H * K * V),
     )
     return o

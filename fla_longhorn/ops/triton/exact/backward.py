@@ -8,13 +8,11 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.capability import ASYNC_COPIES, device_capability
-from fla_longhorn.ops.triton.common import FUSED, first_slot, with_token_stride
-from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk, span_size, state_parts
+from fla_longhorn.ops.triton.common import FUSED, step_sizes, with_token_stride
+from fla_longhorn.ops.triton.device import device_capability
+from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.triton.exact.common import (
-    CHUNK_SIZE,
     chunk_offsets,
-    chunk_tile,
     gram_pointers,
     gram_rows,
     head_index_and_channels,
@@ -26,38 +24,22 @@ from fla_longhorn.ops.triton.exact.common import (
     product,
     reverse_substitution,
     rounded,
-    sequence_range,
     split_product,
     split_product_t,
-    step_sizes,
     strided_inputs,
     tile_mask,
     tile_offsets,
 )
+from fla_longhorn.ops.triton.exact.configs import for_backward, for_replay, lengths, state_parts
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
-from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay, replay_tile
+from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay
 from fla_longhorn.ops.triton.exact.state import load_slice, load_state, store_state, zero_state
-
-
-def backward_tile(K: int, precision: str, capability: int) -> dict:
-    """Launch parameters, as of forward: the state's gradient takes the place of the state."""
-    tile = {**chunk_tile(K, precision, capability), 'PREFETCH': False, 'ROWS': 0}
-    if tile['BK'] == 16 and precision == 'bf16':
-        tile |= {'BV': 32, 'VEC': 1}
-    if tile['BK'] == 64:
-        # one warp has not registers enough to load ahead
-        tile |= {'BV': 128, 'num_warps': 4, 'STAGES': 1}
-    if precision == 'bf16' and tile['BK'] <= 64:
-        tile |= {'PREFETCH': True, 'ROWS': {16: 6, 32: 4, 64: 0}[tile['BK']]}
-        if tile['BK'] <= 32 and ASYNC_COPIES and capability in (8, 9):
-            # G and A by copies: a load from L2 shares its scoreboard with those of the next chunk, and waits for DRAM
-            tile['STAGES'] = 2
-    return tile
+from fla_longhorn.ops.triton.slots import first_slot, sequence_range
 
 
 @triton.jit
 def backward_chunk(
-    b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, left_next, scale,
+    b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, left_next, scale,
     K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr,
     PREFETCH: tl.constexpr, ROWS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
@@ -66,7 +48,7 @@ def backward_chunk(
     The next chunk lies before this one. With `PREFETCH`, this chunk's tiles of q, k, dY and beta come as arguments, and those
     of the next are loaded before anything is stored, which no load may cross.
     """
-    dy, q, k, beta, g, a, cs = inputs
+    dy, q, k, beta, gram, a, cs = inputs
     ws, dv, dbeta = outputs
     S_Q, S_K, S_B, S_DY, S_X = strides
     o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x = offsets
@@ -81,8 +63,8 @@ def backward_chunk(
         # above K = 16 there are not enough registers for float32
         EARLY: tl.constexpr = PREFETCH and (o_k.shape[0] == 16 or cs.dtype.element_ty != tl.float32)
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
-    p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
-    rows = gram_rows(p_g, ROWS, BT, True)
+    p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT)
+    rows = gram_rows(p_gram, ROWS, BT, True)
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     if not PREFETCH:
         if SLICES == 1:
@@ -120,7 +102,7 @@ def backward_chunk(
         b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
     b_b = b_b.to(tl.float32)
     # [BT]
-    b_n = tl.load(p_g + BT * BT + o_t)
+    b_n = tl.load(p_gram + BT * BT + o_t)
     # [BT, BV]
     if USE_BETA_SIGMOID:
         b_e, b_s = logit_steps(b_b, b_n[:, None])
@@ -132,7 +114,7 @@ def backward_chunk(
         b_x = tl.trans(b_x) + 0.0 * b_dy.to(tl.float32)
     else:
         b_x = tl.trans(b_x) + 0.0 * (b_e if USE_BETA_SIGMOID else b_b)
-    b_x = reverse_substitution(b_x, b_e, rows, p_g, BT, ROWS)
+    b_x = reverse_substitution(b_x, b_e, rows, p_gram, BT, ROWS)
     b_w = b_x * b_e
     b_dv = b_w
     if b_D is not None:
@@ -183,7 +165,7 @@ def chunk_longhorn_exact_bwd_kernel(
     k,
     beta,
     D,
-    g,
+    gram,
     a,
     cs,
     ws,
@@ -249,7 +231,7 @@ def chunk_longhorn_exact_bwd_kernel(
     beta, dbeta = beta + (i_h if SCALAR_BETA else i_h * V), dbeta + i_h * V
     if not SCALAR_BETA:
         cs += i_h * V
-    inputs, outputs = (dy, q, k, beta, g, a, cs), (ws, dv, dbeta)
+    inputs, outputs = (dy, q, k, beta, gram, a, cs), (ws, dv, dbeta)
     strides = (S_Q, S_K, S_B, S_DY, H * V)
     # int32, for int64 takes registers that there are not at K = 64
     x_q, x_k = o_t[:, None] * S_Q + o_k[None, :], o_t[:, None] * S_K + o_k[None, :]
@@ -259,7 +241,7 @@ def chunk_longhorn_exact_bwd_kernel(
 
     # the position of the last full chunk
     i_x = bos + (NT - 1) * BT
-    i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
+    i_gram = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
     p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (PARTS * K * V)
 
     if USE_FINAL_STATE_GRADIENT:
@@ -275,7 +257,7 @@ def chunk_longhorn_exact_bwd_kernel(
         else:
             shared = left * 0 + 1
         b_dh = backward_chunk(
-            b_dh, None, None, None, None, b_D, inputs, outputs, strides, offsets, i_x + BT, i_g + H, left, 0, factor,
+            b_dh, None, None, None, None, b_D, inputs, outputs, strides, offsets, i_x + BT, i_gram + H, left, 0, factor,
             K, V, DOT, USE_BETA_SIGMOID, STORE_W, False, 0, True,
         )[0]
     # of the last full chunk; without PREFETCH the compiler drops these loads
@@ -291,14 +273,14 @@ def chunk_longhorn_exact_bwd_kernel(
         chunks = tl.minimum(SPAN // BT, NT - i_s * (SPAN // BT))
         for j in tl.range(chunks, num_stages=STAGES):
             tiles = backward_chunk(
-                b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT,
+                b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_gram, BT,
                 i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, ROWS, False,
             )
             b_dh = tiles[0]
             if PREFETCH:
                 b_q, b_k, b_dy, b_b = tiles[1], tiles[2], tiles[3], tiles[4]
             i_x -= BT
-            i_g -= H
+            i_gram -= H
     if USE_INITIAL_STATE:
         store_state(dh0 + o_state, b_dh, o_k, o_v, None, K, V, STATE_V_FIRST)
 
@@ -313,10 +295,10 @@ def chunk_longhorn_exact_bwd(
     B, T, H, K, V = args.sizes
     N = args.num_sequences
     interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
-    span, parts = span_size(K, precision), state_parts(K, precision)
+    span, parts = lengths(K, precision).span, state_parts(K, precision)
     scalar_beta, use_beta_sigmoid = beta.dim() == 3, args.use_beta_sigmoid_in_kernel
     dtype = operand_dtype(precision)
-    g, a = chunk_longhorn_exact_gram(q, k, strides['S_Q'], strides['S_K'], cu_seqlens, precision, scale)
+    gram, a = chunk_longhorn_exact_gram(q, k, strides['S_Q'], strides['S_K'], cu_seqlens, precision, scale)
 
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
@@ -331,18 +313,18 @@ def chunk_longhorn_exact_bwd(
     hs, dhs = (q.new_empty((slots, H, parts, V, K), dtype=dtype) for _ in range(2))
     flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
 
-    capability = device_capability(q.device)
-    tile = replay_tile(K, precision, capability)
-    chunk_longhorn_exact_bwd_kernel_replay[(H * states.shape[0] * triton.cdiv(V, tile['BV']),)](
-        q, k, v, beta, D, z, do, g, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V, **strides,
-        S_DO=s_do, BT=CHUNK_SIZE, INTERVAL=interval, SPAN=span, PARTS=parts, DOT=precision, **flags, **tile, **FUSED,
+    about = K, precision, device_capability(q.device)
+    kernel, config = chunk_longhorn_exact_bwd_kernel_replay, for_replay(*about)
+    kernel[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
+        q, k, v, beta, D, z, do, gram, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V, **strides,
+        S_DO=s_do, INTERVAL=interval, SPAN=span, PARTS=parts, DOT=precision, **flags, **config.of(kernel), **FUSED,
     )
     strides = {name: strides[name] for name in ('S_Q', 'S_K', 'S_B')} | {'S_DY': s_dy}
-    tile = backward_tile(K, precision, capability)
-    chunk_longhorn_exact_bwd_kernel[(H * N * triton.cdiv(V, tile['BV']),)](
-        dy, dht, q, k, beta, D, g, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T, H=H, K=K,
-        V=V, **strides, BT=CHUNK_SIZE, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
-        **tile, **FUSED,
+    kernel, config = chunk_longhorn_exact_bwd_kernel, for_backward(*about)
+    kernel[(H * N * triton.cdiv(V, config.BV),)](
+        dy, dht, q, k, beta, D, gram, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T,
+        H=H, K=K, V=V, **strides, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
+        **config.of(kernel), **FUSED,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(
         q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid, strides,

@@ -6,52 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.capability import ASYNC_COPIES, device_capability
-from fla_longhorn.ops.triton.common import FUSED, divide
-from fla_longhorn.ops.triton.exact.common import (
-    head_and_index,
-    locate_slot,
-    product,
-    rounded,
-    sigmoid,
-    split_product,
-    state_tile,
-    tile_pointers,
-)
-
-
-def span_size(K: int, precision: str) -> int:
-    """Tokens of a program, which is also the distance between the states that it loads.
-
-    After K steps the state at a span's start is replaced: it cancels against these steps, but its rounding error does not.
-    So a span has more than K tokens only where the state is kept in two parts. It has fewer where products are unrolled.
-    """
-    if precision == 'ieee':
-        return 16
-    return min(64, state_tile(K) if state_parts(K, precision) == 1 else checkpoint_interval(K))
-
-
-def state_parts(K: int, precision: str) -> int:
-    """Parts of the states that are loaded: two bfloat16 every 64 tokens move half the bytes of one every 16."""
-    return 2 if precision == 'bf16' and state_tile(K) == 16 else 1
-
-
-def products_tile(K: int, precision: str, capability: int) -> dict:
-    """Launch parameters: five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, beside operands where they are held there."""
-    BK, BT = min(state_tile(K), 64), span_size(K, precision)
-    # before Hopper, tensor cores read their operands from registers only
-    in_registers = 0 < capability < 9
-    # in shared memory there is no room for wider operands in float32
-    narrow = precision == 'ieee' or BT == 64 and (in_registers or precision == 'tf32')
-    tile = {'BK': BK, 'BV': 32 if narrow else 64, 'num_warps': max(BK, BT) // 16}
-    if BK < BT and capability >= 10:
-        # from Blackwell on, four warps would keep the sums in tensor memory, and move them with every block of channels
-        tile |= {'BV': 32, 'num_warps': 2}
-    elif BT == 64 and not in_registers and not ASYNC_COPIES:
-        # a warp group multiplies what lies in shared memory
-        tile['num_stages'] = 1
-    return tile
+from fla_longhorn.ops.triton.common import FUSED, divide, sigmoid
+from fla_longhorn.ops.triton.device import device_capability
+from fla_longhorn.ops.triton.exact.common import head_and_index, product, rounded, split_product, tile_pointers
+from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
+from fla_longhorn.ops.triton.slots import locate_slot
 
 
 @triton.jit
@@ -205,11 +164,12 @@ def chunk_longhorn_exact_bwd_qk(
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tile = products_tile(K, precision, device_capability(q.device))
+    kernel = chunk_longhorn_exact_bwd_kernel_qk
+    config = for_products(K, precision, device_capability(q.device))
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
-    chunk_longhorn_exact_bwd_kernel_qk[(H * hs.shape[0], triton.cdiv(K, tile['BK']))](
+    kernel[(H * hs.shape[0], triton.cdiv(K, config.BK))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
-        BT=span_size(K, precision), PARTS=state_parts(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid,
-        SCALAR_BETA=beta.dim() == 3, **strides, **tile, **FUSED,
+        PARTS=state_parts(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid,
+        SCALAR_BETA=beta.dim() == 3, **strides, **config.of(kernel), **FUSED,
     )
     return dq, dk

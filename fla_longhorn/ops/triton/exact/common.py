@@ -7,15 +7,11 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.capability import ASYNC_COPIES
-from fla_longhorn.ops.triton.common import INTERPRETING, divide, first_slot, with_token_stride
-from fla_longhorn.ops.triton.diagonal.segments import multiprocessor_count
+from fla_longhorn.ops.triton.common import INTERPRETING, LOG2E, divide, with_token_stride
+from fla_longhorn.ops.triton.device import multiprocessor_count
+from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-# tokens in a chunk: the substitution costs (C - 1) / 2 FMA for each token and channel, and 32 rows don't fit in registers
-CHUNK_SIZE = 16
-# most warps of a forward that is cut in time, and the least checkpoint intervals of a sequence
+# split in time only a launch with at most this many warps a multiprocessor and at least this many saved states a sequence
 WARPS_PER_MULTIPROCESSOR = 2
 LEAST_INTERVALS = 8
 
@@ -35,37 +31,8 @@ def operand_dtype(precision: str) -> torch.dtype:
     return torch.bfloat16 if precision == 'bf16' else torch.float32
 
 
-def state_tile(K: int) -> int:
-    return max(16, triton.next_power_of_2(K))
-
-
-def chunk_tile(K: int, precision: str, capability: int) -> dict:
-    """Launch parameters: a thread owns `VEC` columns of a chunk `[BT, BV]`, and the state `[BV, BK]` fits in registers.
-
-    The state is held in slices `[BV, BS]`, with `STAGES` chunks in flight: two leave q, k, G and A to asynchronous copies.
-    """
-    BK = state_tile(K)
-    BS, STAGES = BK, 1
-    BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (32, 2)}[BK]
-    if precision == 'ieee' and BK >= 128:
-        # products without tensor cores hold their operands in registers, so threads share columns
-        BV, num_warps = 8192 // BK if torch.version.hip else 64, 8
-    if precision == 'tf32' and BK == 128 and capability >= 10:
-        # a warp group would need more tensor memory than there is for the state and operands in float32
-        BV, num_warps = 64, 2
-    if precision == 'bf16' and BK in (64, 128) and capability < 10:
-        # one warp, which waits for no other; from Blackwell on, a group of warps holds the state in tensor memory
-        BV, num_warps = 32, 1
-        # products with a slice take fewer registers for their operands; slices of 32 would have v's shape, and so k's layout
-        BS, STAGES = 64, 2 if BK == 128 or ASYNC_COPIES else 1
-        if BK == 128 and ASYNC_COPIES and capability == 9:
-            # before Hopper there is less shared memory
-            STAGES = 3
-    return {'BK': BK, 'BS': BS, 'BV': BV, 'num_warps': num_warps, 'VEC': max(BV // (32 * num_warps), 1), 'STAGES': STAGES}
-
-
-def is_cut(warps: int, T: int, interval: int, device: torch.device) -> bool:
-    """Whether the forward over T tokens is cut in time: the states first, then the outputs of all intervals at once.
+def is_split(warps: int, T: int, interval: int, device: torch.device) -> bool:
+    """Whether the forward over T tokens is split in time: the states first, then the outputs of all intervals at once.
 
     So where that many warps leave half of the device's schedulers empty, as one long sequence does. The states alone take
     about 0.6 of the whole time, the outputs less the fewer the warps are (predicted for an H100).
@@ -111,40 +78,6 @@ def head_index_and_channels(H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def sequence_range(cu_seqlens, i_n, T, IS_VARLEN: tl.constexpr):
-    """First token (int64) and length of sequence `i_n`."""
-    if IS_VARLEN:
-        bos = tl.load(cu_seqlens + i_n).to(tl.int64)
-        return bos, (tl.load(cu_seqlens + i_n + 1).to(tl.int64) - bos).to(tl.int32)
-    else:
-        return i_n.to(tl.int64) * T, T
-
-
-@triton.jit
-def sequence_of_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
-    """The sequence that owns slot `i_c`: the last one whose first slot is not after `i_c`."""
-    if IS_VARLEN:
-        i_n = 0
-        end = N
-        while end - i_n > 1:
-            mid = (i_n + end) // 2
-            beyond = tl.load(cu_seqlens + mid).to(tl.int64) // SIZE + mid > i_c
-            i_n = tl.where(beyond, i_n, mid)
-            end = tl.where(beyond, mid, end)
-        return i_n
-    else:
-        return i_c // tl.cdiv(T, SIZE)
-
-
-@triton.jit
-def locate_slot(cu_seqlens, i_c, T, N, SIZE: tl.constexpr, IS_VARLEN: tl.constexpr):
-    """The sequence of slot `i_c`, its first token and length, and the slot's first token counted from the sequence's."""
-    i_n = sequence_of_slot(cu_seqlens, i_c, T, N, SIZE, IS_VARLEN)
-    bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    return i_n, bos, T_n, (i_c - first_slot(bos, i_n, T, SIZE, IS_VARLEN)) * SIZE
-
-
-@triton.jit
 def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.constexpr):
     """Mask of a tile `[BT, BX]`: columns below `X`, the first `left` tokens (without `PARTIAL`: all tokens if `left > 0`)."""
     m_t = (o_t < left)[:, None] if PARTIAL else (o_t * 0 < left)[:, None]
@@ -168,10 +101,10 @@ def chunk_offsets(
 
 
 @triton.jit
-def gram_pointers(g, a, i_g, BT: tl.constexpr, DOT: tl.constexpr):
-    """Where the matrices that the gram kernel wrote for chunk `i_g` lie."""
+def gram_pointers(gram, a, i_gram, BT: tl.constexpr, DOT: tl.constexpr):
+    """Where the matrices that the gram kernel wrote for chunk `i_gram` lie."""
     PARTS: tl.constexpr = 1 if DOT == 'ieee' else 2
-    return g + i_g * ((BT + 1) * BT), a + i_g * (PARTS * BT * BT)
+    return gram + i_gram * ((BT + 1) * BT), a + i_gram * (PARTS * BT * BT)
 
 
 @triton.jit
@@ -275,20 +208,6 @@ def operand(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
-def sigmoid(b_x):
-    return divide(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
-
-
-@triton.jit
-def step_sizes(b_b, b_n, USE_BETA_SIGMOID: tl.constexpr):
-    """Step sizes `beta / (1 + beta n)` from beta, or its logits, and the squares `n` of the keys."""
-    if USE_BETA_SIGMOID:
-        return divide(1.0, 1.0 + tl.exp2(b_b * -LOG2E) + b_n)
-    else:
-        return divide(b_b, 1.0 + b_b * b_n)
-
-
-@triton.jit
 def logit_steps(b_b, b_n):
     """Step sizes `e` from logits of beta, and the `s` of their slopes `e s`.
 
@@ -307,20 +226,22 @@ def row(b_x, s: tl.constexpr):
 
 
 @triton.jit
-def gram_rows(p_g, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
+def gram_rows(p_gram, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
     """The first `ROWS` rows of G, or those from the last on, each `[BT]`: a substitution shall not wait for each of them."""
     rows = ()
     for s in tl.static_range(ROWS):
-        rows = rows + (tl.load(p_g + (BT - 1 - s if REVERSE else s) * BT + tl.arange(0, BT)),)
+        rows = rows + (tl.load(p_gram + (BT - 1 - s if REVERSE else s) * BT + tl.arange(0, BT)),)
     return rows
 
 
 @triton.jit
-def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr):
+def forward_substitution(
+    b_r, b_e, rows, p_gram, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
+):
     """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`.
 
-    `rows` holds the first `ROWS` rows of G, which lies at `p_g`. With `ROUND`, later rows use a row of U as products round it,
-    and so correct the rounding error. Otherwise the error would grow with every repetition of a key.
+    `rows` holds the first `ROWS` rows of G, which is at `p_gram`. With `ROUND`, later rows use a row of U as products round
+    it, and so correct the rounding error. Otherwise the error would grow with every repetition of a key.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
@@ -328,21 +249,21 @@ def forward_substitution(b_r, b_e, rows, p_g, BT: tl.constexpr, DOT: tl.constexp
         if ROUND:
             b_u = kept(b_u, DOT)
         # [BT]
-        b_g = rows[s] if s < ROWS else tl.load(p_g + s * BT + o_t)
-        b_r -= tl.where((o_t > s)[:, None], b_g[:, None] * b_u[None, :], 0.0)
+        b_gram = rows[s] if s < ROWS else tl.load(p_gram + s * BT + o_t)
+        b_r -= tl.where((o_t > s)[:, None], b_gram[:, None] * b_u[None, :], 0.0)
     return b_r
 
 
 @triton.jit
-def reverse_substitution(b_x, b_e, rows, p_g, BT: tl.constexpr, ROWS: tl.constexpr):
+def reverse_substitution(b_x, b_e, rows, p_gram, BT: tl.constexpr, ROWS: tl.constexpr):
     """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up.
 
-    `rows` holds the last `ROWS` rows of G, the last one first; G lies at `p_g`.
+    `rows` holds the last `ROWS` rows of G, the last one first; G is at `p_gram`.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, 0, -1):
         b_w = row(b_x, s) * row(b_e, s)
         # [BT]
-        b_g = rows[BT - 1 - s] if BT - 1 - s < ROWS else tl.load(p_g + s * BT + o_t)
-        b_x -= tl.where((o_t < s)[:, None], b_g[:, None] * b_w[None, :], 0.0)
+        b_gram = rows[BT - 1 - s] if BT - 1 - s < ROWS else tl.load(p_gram + s * BT + o_t)
+        b_x -= tl.where((o_t < s)[:, None], b_gram[:, None] * b_w[None, :], 0.0)
     return b_x

@@ -9,63 +9,35 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.capability import ASYNC_COPIES, device_capability
-from fla_longhorn.ops.triton.common import FUSED, first_slot, has_spare_slot, locate_states, row_arguments
+from fla_longhorn.ops.triton.common import FUSED, sigmoid, step_sizes
+from fla_longhorn.ops.triton.device import device_capability
 from fla_longhorn.ops.triton.exact.common import (
-    CHUNK_SIZE,
     chunk_offsets,
-    chunk_tile,
     forward_substitution,
     gram_pointers,
     gram_rows,
     head_index_and_channels,
-    is_cut,
+    is_split,
     kept,
     load_again,
     load_tile,
-    locate_slot,
     operand_precision,
     product,
     rounded,
-    sequence_range,
-    sigmoid,
-    step_sizes,
     strided_inputs,
     tile_mask,
     tile_offsets,
 )
+from fla_longhorn.ops.triton.exact.configs import for_forward, for_states
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.state import add_updates, load_slice, load_state, store_state, zero_state
-
-
-def forward_tile(K: int, precision: str, capability: int) -> dict:
-    """Launch parameters, as far as there are registers: `PREFETCH` loads a chunk ahead, `ROWS` rows of G come early.
-
-    `RELOAD` loads k a second time rather than hold it; at K = 64 only where D or z need registers too, at K = 128 v as well.
-    At K = 16 a thread owns one column: with two it has not registers enough to load ahead.
-    """
-    tile = {**chunk_tile(K, precision, capability), 'PREFETCH': False, 'RELOAD': False, 'ROWS': 0}
-    if tile['BK'] == 16:
-        ahead = {'bf16': (True, 8), 'tf32': (True, 0), 'ieee': (False, 0)}[precision]
-        tile |= {'BV': 32, 'VEC': 1, 'PREFETCH': ahead[0], 'ROWS': ahead[1]}
-    elif tile['BK'] == 32:
-        tile |= {'PREFETCH': True, 'ROWS': 4 if precision == 'bf16' else 0}
-    elif tile['num_warps'] == 1:
-        # with three chunks in flight one program less fits
-        tile |= {'RELOAD': True, 'ROWS': 2 if tile['BK'] == 64 else 0, 'STAGES': min(tile['STAGES'], 2)}
-    return tile
-
-
-def states_tile(tile: dict, precision: str, capability: int) -> dict:
-    """Launch parameters of the states alone, where the forward is cut in time: its few warps shall not wait for copies."""
-    ahead = ASYNC_COPIES and capability == 9 and precision == 'bf16' and tile['num_warps'] == 1
-    return {**tile, 'STAGES': 3} if ahead else tile
+from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_slot, locate_states, row_arguments, sequence_range
 
 
 @triton.jit
-def chunk_updates(b_p, b_v, b_e, rows, p_g, DOT: tl.constexpr, ROWS: tl.constexpr):
+def chunk_updates(b_p, b_v, b_e, rows, p_gram, DOT: tl.constexpr, ROWS: tl.constexpr):
     """U of one chunk `[BT, BV]`, given its step sizes and `(K S)^T` at its start in `b_p`."""
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_g, b_v.shape[0], DOT, True, ROWS) * b_e
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_gram, b_v.shape[0], DOT, True, ROWS) * b_e
     if DOT == 'tf32':
         # the substitution used these digits of U
         b_u = kept(b_u, DOT)
@@ -92,7 +64,7 @@ def gated_output(b_o, b_D, b_v, b_z, scale, dtype: tl.constexpr):
 
 @triton.jit
 def forward_chunk(
-    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, left_next, scale, K: tl.constexpr,
+    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, left, left_next, scale, K: tl.constexpr,
     V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
     ROWS: tl.constexpr, OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
@@ -102,7 +74,7 @@ def forward_chunk(
     output is stored, which no load may cross. Without it they are loaded here. With `RELOAD`, k is loaded a second time: it is
     not held during the substitution. `b_z` is b_v where there is no z.
     """
-    q, k, v, beta, z, g, a, o = tensors
+    q, k, v, beta, z, gram, a, o = tensors
     S_Q, S_K, S_V, S_B, S_Z, S_O = strides
     o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o = offsets
     BT: tl.constexpr = o_t.shape[0]
@@ -114,8 +86,8 @@ def forward_chunk(
     AGAIN: tl.constexpr = RELOAD and not PREFETCH and (LATE or SLICES > 1)
     i_next = i_x + BT
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
-    p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
-    rows = gram_rows(p_g, ROWS, BT, False)
+    p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT)
+    rows = gram_rows(p_gram, ROWS, BT, False)
     b_p, b_o = tl.zeros([BV, BT], dtype=tl.float32), tl.zeros([BV, BT], dtype=tl.float32)
     b_ks = ()
     for s in tl.static_range(SLICES):
@@ -138,12 +110,12 @@ def forward_chunk(
         b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
         n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
     # [BT]
-    b_n = tl.load(p_g + BT * BT + o_t)
+    b_n = tl.load(p_gram + BT * BT + o_t)
     # [BT, BV]
     b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
     if SLICES == 1 and OUTPUT and not LATE:
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
-    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_g, DOT, ROWS)
+    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_gram, DOT, ROWS)
     if OUTPUT and LATE:
         if AGAIN:
             b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
@@ -185,7 +157,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     beta,
     D,
     z,
-    g,
+    gram,
     a,
     h0,
     o,
@@ -262,11 +234,11 @@ def chunk_longhorn_exact_fwd_kernel_o(
         if not used:
             return
     if BY_INTERVAL:
-        i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + t_0 // BT) * H + i_h
+        i_gram = (first_slot(bos, i_n, T, BT, IS_VARLEN) + t_0 // BT) * H + i_h
         bos += t_0
     else:
         bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-        i_g = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
+        i_gram = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
     offsets = chunk_offsets(i_v, BT, BS, BV, VEC, SCALAR_BETA)
     o_t, o_k, o_v, o_b = offsets
     SLICES: tl.constexpr = BK // BS
@@ -276,7 +248,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     beta += i_h if SCALAR_BETA else i_h * V
     if HAS_Z:
         z += i_h * V
-    tensors = (q, k, v, beta, z, g, a, o)
+    tensors = (q, k, v, beta, z, gram, a, o)
     strides = (S_Q, S_K, S_V, S_B, S_Z, H * V)
     x_q, x_k, x_v = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_V, o_t, o_v)
     x_b, x_z, x_o = tile_offsets(S_B, o_t, o_b), tile_offsets(S_Z, o_t, o_v), tile_offsets(H * V, o_t, o_v)
@@ -309,16 +281,16 @@ def chunk_longhorn_exact_fwd_kernel_o(
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=STAGES):
             b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
-                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, BT, NT - 1 - i_t, factor, K, V, DOT,
+                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, BT, NT - 1 - i_t, factor, K, V, DOT,
                 USE_BETA_SIGMOID, PREFETCH, RELOAD, ROWS, OUTPUT, False,
             )
             i_x += BT
-            i_g += H
+            i_gram += H
     # the tokens after the last full chunk
     left = T_n - NT * BT
     if left > 0:
         b_h = forward_chunk(
-            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_g, left, 0, factor, K, V, DOT,
+            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, left, 0, factor, K, V, DOT,
             USE_BETA_SIGMOID, False, RELOAD, 0, OUTPUT, True,
         )[0]
 
@@ -337,25 +309,26 @@ def chunk_longhorn_exact_fwd(
     B, T, H, K, V = args.sizes
     x, strides = strided_inputs(args)
     precision, interval, N = operand_precision(x.q, x.k, x.v), checkpoint_interval(K), x.num_sequences
-    g, a = chunk_longhorn_exact_gram(x.q, x.k, strides['S_Q'], strides['S_K'], x.cu_seqlens, precision)
+    gram, a = chunk_longhorn_exact_gram(x.q, x.k, strides['S_Q'], strides['S_K'], x.cu_seqlens, precision)
     h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row leave at once
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
-    capability = device_capability(x.q.device)
-    tile = forward_tile(K, precision, capability)
-    blocks, passes = H * triton.cdiv(V, tile['BV']), [dict(tile, OUTPUT=True, BY_INTERVAL=False, programs=N)]
-    if is_cut(N * blocks * tile['num_warps'], T, interval, x.q.device):
+    kernel, about = chunk_longhorn_exact_fwd_kernel_o, (K, precision, device_capability(x.q.device))
+    config = for_forward(*about)
+    blocks = H * triton.cdiv(V, config.BV)
+    passes = [dict(config.of(kernel), OUTPUT=True, BY_INTERVAL=False, programs=N)]
+    if is_split(N * blocks * config.num_warps, T, interval, x.q.device):
         slots = num_checkpoints(B, T, N, interval, x.cu_seqlens is not None)
         if states is None:
             states = x.q.new_empty((slots, H, K, V), dtype=torch.float32)
         passes = [
-            dict(states_tile(tile, precision, capability), OUTPUT=False, BY_INTERVAL=False, programs=N),
-            dict(tile, OUTPUT=True, BY_INTERVAL=True, programs=slots),
+            dict(for_states(*about).of(kernel), OUTPUT=False, BY_INTERVAL=False, programs=N),
+            dict(config.of(kernel), OUTPUT=True, BY_INTERVAL=True, programs=slots),
         ]
     for form in passes:
-        chunk_longhorn_exact_fwd_kernel_o[(form.pop('programs') * blocks,)](
-            x.q, x.k, x.v, x.beta, x.D, x.z, g, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
-            BT=CHUNK_SIZE, INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=x.use_beta_sigmoid_in_kernel,
+        kernel[(form.pop('programs') * blocks,)](
+            x.q, x.k, x.v, x.beta, x.D, x.z, gram, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
+            INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=x.use_beta_sigmoid_in_kernel,
             SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
         )
     return o

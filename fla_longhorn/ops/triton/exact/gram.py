@@ -6,17 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import FUSED
-from fla_longhorn.ops.triton.exact.common import (
-    CHUNK_SIZE,
-    chunk_slots,
-    head_and_index,
-    locate_slot,
-    product,
-    rounded,
-    state_tile,
-    tile_pointers,
-)
+from fla_longhorn.ops.triton.common import FUSED, padded_state_size
+from fla_longhorn.ops.triton.exact.common import chunk_slots, head_and_index, product, rounded, tile_pointers
+from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE
+from fla_longhorn.ops.triton.slots import locate_slot
 
 
 @triton.heuristics({
@@ -27,7 +20,7 @@ from fla_longhorn.ops.triton.exact.common import (
 def chunk_longhorn_exact_kernel_gram(
     q,
     k,
-    g,
+    gram,
     a,
     cu_seqlens,
     scale,
@@ -57,41 +50,41 @@ def chunk_longhorn_exact_kernel_gram(
     b_k = tl.load(tile_pointers(k + i_h * K, S_K, bos + i_t, o_t, o_k), mask=m_k, other=0.0).to(tl.float32)
     # [BT, BT], rows are keys
     b_zero = tl.zeros([BT, BT], dtype=tl.float32)
-    b_g = product(b_k, tl.trans(b_k), b_zero, DOT)
+    b_gram = product(b_k, tl.trans(b_k), b_zero, DOT)
     b_a = product(b_k, tl.trans(b_q), b_zero, DOT)
     if HAS_SCALE:
         b_a *= scale
     b_a = tl.where(o_t[:, None] <= o_t[None, :], b_a, 0.0)
 
     o_g = o_t[:, None] * BT + o_t[None, :]
-    i_g = i_c.to(tl.int64) * H + i_h
-    p_g = g + i_g * ((BT + 1) * BT)
-    tl.store(p_g + o_g, b_g)
+    i_gram = i_c.to(tl.int64) * H + i_h
+    p_gram = gram + i_gram * ((BT + 1) * BT)
+    tl.store(p_gram + o_g, b_gram)
     # one term each: a sum over lanes may differ in its last bit from lane to lane, and all write it
-    tl.store(p_g + BT * BT + o_t, tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_g, 0.0), 1))
+    tl.store(p_gram + BT * BT + o_t, tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_gram, 0.0), 1))
     if DOT == 'ieee':
-        tl.store(a + i_g * (BT * BT) + o_g, b_a)
+        tl.store(a + i_gram * (BT * BT) + o_g, b_a)
     else:
         # rounded to the nearest: outputs use the first part alone
         b_hi = rounded(b_a, a.dtype.element_ty)
         b_lo = rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty)
-        tl.store(a + i_g * (2 * BT * BT) + o_g, b_hi)
-        tl.store(a + i_g * (2 * BT * BT) + BT * BT + o_g, b_lo)
+        tl.store(a + i_gram * (2 * BT * BT) + o_g, b_hi)
+        tl.store(a + i_gram * (2 * BT * BT) + BT * BT + o_g, b_lo)
 
 
 def chunk_longhorn_exact_gram(
     q: torch.Tensor, k: torch.Tensor, s_q: int, s_k: int, cu_seqlens: torch.Tensor | None, precision: str, scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `g [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed; tokens lie s_q and s_k apart."""
+    """Return `gram [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed; s_q, s_k: strides of tokens."""
     B, T, H, K = q.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     slots = chunk_slots(B, T, N, cu_seqlens is not None)
-    g = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
+    gram = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
     parts = 1 if precision == 'ieee' else 2
     a_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
     a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=a_dtype)
     chunk_longhorn_exact_kernel_gram[(H * slots,)](
-        q, k, g, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=s_q, S_K=s_k, BT=CHUNK_SIZE, BK=state_tile(K), DOT=precision,
-        num_warps=1, **FUSED,
+        q, k, gram, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=s_q, S_K=s_k, BT=CHUNK_SIZE, BK=padded_state_size(K),
+        DOT=precision, num_warps=1, **FUSED,
     )
-    return g, a
+    return gram, a

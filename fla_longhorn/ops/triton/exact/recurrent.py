@@ -9,26 +9,11 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import (
-    FUSED,
-    SAME_IN_ALL_LANES,
-    divide,
-    first_slot,
-    has_spare_slot,
-    locate_states,
-    only_if,
-    row_arguments,
-    with_token_stride,
-)
-from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded, sequence_range, sigmoid, state_tile
+from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, divide, sigmoid, with_token_stride
+from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded
+from fla_longhorn.ops.triton.exact.configs import for_recurrent
 from fla_longhorn.ops.triton.exact.state import state_offsets
-
-
-def recurrent_tile(K: int) -> dict:
-    """Launch parameters: a thread owns `VEC` channels with all their states, so that the sums over K need no exchange."""
-    BK = state_tile(K)
-    BV, num_warps, VEC = {16: (64, 1, 2), 32: (64, 1, 2), 64: (32, 1, 1), 128: (32, 1, 1), 256: (32, 2, 1)}[BK]
-    return {'BK': BK, 'BV': BV, 'num_warps': num_warps, 'VEC': VEC}
+from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_states, only_if, row_arguments, sequence_range
 
 
 @triton.heuristics({
@@ -150,7 +135,7 @@ def fused_recurrent_longhorn_exact_fwd(
 ) -> torch.Tensor:
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
-    tile = recurrent_tile(K)
+    kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(K)
     (q, s_q), (k, s_k), (v, s_v) = (with_token_stride(x) for x in (args.q, args.k, args.v))
     z, s_z = (None, 0) if args.z is None else with_token_stride(args.z)
     beta, cu_seqlens, D, h0 = (
@@ -161,10 +146,10 @@ def fused_recurrent_longhorn_exact_fwd(
     o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
     # a state [V, K] is loaded by several lanes to a channel, which then share its sums
     options = SAME_IN_ALL_LANES if args.state_v_first else FUSED
-    fused_recurrent_longhorn_exact_fwd_kernel[(H * args.num_sequences * triton.cdiv(V, tile['BV']),)](
+    kernel[(H * args.num_sequences * triton.cdiv(V, config.BV),)](
         q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, args.scale, T, s_q, s_k, s_v, s_z,
         H=H, K=K, V=V, INTERVAL=checkpoint_interval(K), USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel,
-        SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **tile, **options,
+        SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **config.of(kernel), **options,
         **row_arguments(pool, H * K * V),
     )
     return o

@@ -5,45 +5,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import divide, first_slot
+from fla_longhorn.ops.triton.common import divide, sigmoid, step_sizes
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
-    chunk_tile,
     forward_substitution,
     gram_pointers,
     head_index_and_channels,
     load_tile,
-    locate_slot,
     operand,
     product,
     rounded,
-    sigmoid,
     split_product,
-    step_sizes,
     tile_mask,
     tile_offsets,
 )
 from fla_longhorn.ops.triton.exact.state import add_updates, load_slice, load_state, store_state
-
-
-def replay_tile(K: int, precision: str, capability: int) -> dict:
-    """Launch parameters; nothing is loaded ahead here, so one warp has enough registers for K = 32."""
-    tile = chunk_tile(K, precision, capability)
-    if tile['BK'] == 32:
-        tile |= {'num_warps': 1, 'VEC': 2}
-    if tile['BK'] == 64:
-        # with asynchronous copies registers spill
-        tile['STAGES'] = 1
-    return tile
+from fla_longhorn.ops.triton.slots import first_slot, locate_slot
 
 
 @triton.jit
 def replay_chunk(
-    b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, scale, K: tl.constexpr, V: tl.constexpr,
+    b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, scale, K: tl.constexpr, V: tl.constexpr,
     DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """The forward step of one chunk: store what the other kernels need, return the state's slices and the sum of dD."""
-    q, k, v, beta, z, do, g, a = inputs
+    q, k, v, beta, z, do, gram, a = inputs
     us, cs, dy, dz = outputs
     S_Q, S_K, S_V, S_B, S_Z, S_DO, S_X = strides
     o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x = offsets
@@ -56,7 +42,7 @@ def replay_chunk(
     BV: tl.constexpr = o_v.shape[0]
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_k = k + i_x * S_K + x_k
-    p_g, p_a = gram_pointers(g, a, i_g, BT, DOT)
+    p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT)
     b_p, b_o, b_k = tl.zeros([BV, BT], dtype=tl.float32), tl.zeros([BV, BT], dtype=tl.float32), ()
     for s in tl.static_range(SLICES):
         b_s = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
@@ -66,7 +52,7 @@ def replay_chunk(
     b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL).to(tl.float32)
     b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL).to(tl.float32)
     # [BT]
-    b_n = tl.load(p_g + BT * BT + o_t)
+    b_n = tl.load(p_gram + BT * BT + o_t)
     if USE_BETA_SIGMOID:
         b_e = step_sizes(b_b, b_n[:, None], True)
     else:
@@ -74,7 +60,7 @@ def replay_chunk(
         b_e = b_b * b_f
     # [BT, BV]
     b_e = tl.broadcast_to(b_e, b_v.shape)
-    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_g, BT, DOT, not SPLIT, 0)
+    b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_gram, BT, DOT, not SPLIT, 0)
     b_u = b_r * b_e
     if SCALAR_BETA:
         tl.store(us + i_x * S_X + x_x, operand(b_r, DOT), mask=m_v)
@@ -147,7 +133,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     D,
     z,
     do,
-    g,
+    gram,
     a,
     states,
     us,
@@ -204,7 +190,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     SLICES: tl.constexpr = BK // BS
 
     i_x = bos + bos_i
-    i_g = (first_slot(bos, i_n, T, BT, IS_VARLEN) + bos_i // BT) * H + i_h
+    i_gram = (first_slot(bos, i_n, T, BT, IS_VARLEN) + bos_i // BT) * H + i_h
     p_hs = hs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + bos_i // SPAN) * H + i_h) * (PARTS * K * V)
     p_s = states + (i_c.to(tl.int64) * H + i_h) * (K * V)
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
@@ -215,7 +201,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         z, dz = z + i_h * V, dz + i_h * V
     if cs is not None:
         cs += i_h * V
-    inputs, outputs = (q, k, v, beta, z, do, g, a), (us, cs, dy, dz)
+    inputs, outputs = (q, k, v, beta, z, do, gram, a), (us, cs, dy, dz)
     strides = (S_Q, S_K, S_V, S_B, S_Z, S_DO, H * V)
     x_q, x_k, x_v = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_V, o_t, o_v)
     x_b, x_z, x_do = tile_offsets(S_B, o_t, o_b), tile_offsets(S_Z, o_t, o_v), tile_offsets(S_DO, o_t, o_v)
@@ -228,18 +214,18 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         p_hs += H * PARTS * K * V
         for _ in tl.range(i_s * (SPAN // BT), tl.minimum((i_s + 1) * (SPAN // BT), NT), num_stages=STAGES):
             b_h, b_dD = replay_chunk(
-                b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, BT, factor, K, V, DOT, USE_BETA_SIGMOID,
+                b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, BT, factor, K, V, DOT, USE_BETA_SIGMOID,
                 False,
             )
             i_x += BT
-            i_g += H
+            i_gram += H
     # the tokens after the last full chunk
     left = T_i - NT * BT
     if left > 0:
         if NT % (SPAN // BT) == 0:
             store_state(p_hs, b_h, o_k, o_v, None, K, V, True, PARTS)
         b_h, b_dD = replay_chunk(
-            b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_g, left, factor, K, V, DOT, USE_BETA_SIGMOID, True,
+            b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, factor, K, V, DOT, USE_BETA_SIGMOID, True,
         )
     if HAS_D:
         tl.store(dD + (i_c.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=o_v < V)

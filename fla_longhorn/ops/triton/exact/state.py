@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import only_if
 from fla_longhorn.ops.triton.exact.common import operand, product, rounded, split, tile_mask
+from fla_longhorn.ops.triton.slots import only_if
 
 
 @triton.jit

@@ -1,0 +1,76 @@
+"""Tile sizes of the diagonal update's kernels, and where the parts of backward's scratch are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from fla_longhorn.ops.triton.common import padded_state_size
+
+# a program each of 32 channels that a multiprocessor should hold: two for each of its four schedulers
+PROGRAMS_PER_MULTIPROCESSOR = 8
+# tokens below which a second pass costs more than it hides
+MIN_SEGMENT_LENGTH = 256
+# launch option, which only Triton for NVIDIA takes: as few as let a multiprocessor hold the 16 programs that it is given
+FEW_REGISTERS = {} if torch.version.hip or torch.version.xpu else dict(maxnreg=128)
+
+
+@dataclass(frozen=True)
+class DiagonalConfig:
+    """Launch parameters of a program of one warp with a state `[BK, BV]`, in which a thread has `BC` channels.
+
+    `U` tokens are loaded ahead; a sum over K is taken in `ROWS` chains of FMA.
+    """
+
+    BK: int
+    BV: int
+    BC: int = 1
+    U: int = 4
+    ROWS: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.BK >= 16 and self.BV >= self.BC and 4 % self.U == 0
+
+    def of(self, *names: str) -> dict:
+        return {name: getattr(self, name) for name in ('BK', 'BV', *names)} | {'num_warps': 1, 'num_stages': 1}
+
+
+def for_forward(K: int, V: int) -> DiagonalConfig:
+    """At most 64 state entries a thread, which leaves registers for the rest.
+
+    Two channels a thread share the loads of keys and queries, where their states fit. From K = 65 on, a warp has fewer
+    channels than threads, and several threads share the entries of a channel.
+    """
+    BK = padded_state_size(K)
+    BC = 2 if BK <= 32 and V > 32 else 1
+    return DiagonalConfig(BK, min(32 * BC, 2048 // BK), BC, U=4 if BK == 16 else 2, ROWS={16: 1, 32: 2}.get(BK, 4))
+
+
+def for_blocks() -> DiagonalConfig:
+    """Backward and summaries, by blocks of 16 entries of K: a channel a thread, so that nothing waits for another warp."""
+    return DiagonalConfig(16, 32)
+
+
+def for_step(K: int, V: int) -> DiagonalConfig:
+    BK = padded_state_size(K)
+    return DiagonalConfig(BK, max(min(triton.next_power_of_2(V), 1024 // BK), 16))
+
+
+@triton.constexpr_function
+def scratch_offset(part, INTERVAL, NK, BK, BV, SCALAR_BETA, R):
+    """Where a part of a program's scratch begins, in floats; `end` is the scratch's size.
+
+    `ring`: every fourth state of a chunk; `dh`: the state's gradient; `sums`: by token and channel what is summed later, and
+    what the blocks of K add up; `rows`: four zero rows of keys and queries.
+    """
+    sizes = {
+        'ring': INTERVAL // 4 * BK * BV,
+        'dh': NK * BK * BV,
+        'sums': ((2 if SCALAR_BETA else 1) + (3 if NK > 1 else 0)) * INTERVAL * BV,
+        'rows': 4 * R,
+        'end': 0,
+    }
+    names = list(sizes)
+    return sum(sizes[name] for name in names[:names.index(part)])
