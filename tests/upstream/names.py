@@ -21,7 +21,8 @@ NAMES = {
     ),
     'fla.layers': (),
     'fla.layers.attn': (
-        'Attention', 'Attention.forward', 'Attention.kv_dim', 'Attention.layer_idx', 'Attention.window_size', 'flash_attn_func',
+        'Attention', 'Attention.forward', 'Attention.kv_dim', 'Attention.layer_idx', 'Attention.window_size',
+        'flash_attn_func',
     ),
     'fla.layers.bitattn': (),
     'fla.layers.mla': (),
