@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -80,8 +80,15 @@ class Changes:
         Raises:
             RuntimeError: something was replaced by others since; nothing is restored then.
         """
-        replaced = [change.place for change in self.made if change.read() is not change.value]
+        self.revert_all([self])
+
+    @staticmethod
+    def revert_all(several: Iterable[Changes]) -> None:
+        """The same of several, in this order."""
+        several = list(several)
+        replaced = [change.place for changes in several for change in changes.made if change.read() is not change.value]
         if replaced:
             raise RuntimeError(f'{", ".join(replaced)} was replaced since; revert that first')
-        while self.made:
-            self.made.pop().undo()
+        for changes in several:
+            while changes.made:
+                changes.made.pop().undo()

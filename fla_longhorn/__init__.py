@@ -21,8 +21,9 @@ from fla_longhorn.ops import (  # noqa: E402
     longhorn_state_update,
     naive_recurrent_longhorn,
 )
-from fla_longhorn.registry import register  # noqa: E402
-from fla_longhorn.registry import unregister as unregister  # noqa: E402
+from fla_longhorn.patches import patch as patch  # noqa: E402
+from fla_longhorn.patches import register  # noqa: E402
+from fla_longhorn.patches import unregister as unregister  # noqa: E402
 
 register()
 

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 
-# distributions, each with its bounds and what installs it
-REQUIREMENTS = (
-    ('torch', (2, 7), None, "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"),
-    ('triton', (3, 6), None, "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"),
-    ('flash-linear-attention', (0, 6), (0, 7), 'pip install fla-longhorn'),
-    ('transformers', (5, 6, 2), (6, 0), 'pip install fla-longhorn'),
-)
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+EXTRAS = "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
+# distributions with their bounds, and what installs them
+REQUIREMENTS = {
+    'torch': ('>=2.7', EXTRAS),
+    'triton': ('>=3.6', EXTRAS),
+    'flash-linear-attention': ('>=0.6,<0.7', 'pip install fla-longhorn'),
+    'transformers': ('>=5.6.2,<6', 'pip install fla-longhorn'),
+}
 # builds of triton that go by another name
 ALIASES = {'triton': ('triton', 'pytorch-triton-rocm', 'triton-rocm', 'triton-windows', 'pytorch-triton-xpu', 'triton-xpu')}
 
 
-def check_requirements(requirements=REQUIREMENTS) -> None:
-    """Raise `ImportError` for the first distribution that is missing, too old or too new."""
-    for name, lowest, below, remedy in requirements:
-        wanted = f'{name}>={_dotted(lowest)}' + (f',<{_dotted(below)}' if below else '')
+def check_requirements(requirements: dict[str, tuple[str, str]] = REQUIREMENTS) -> None:
+    """Raise `ImportError` for the first distribution that is missing or too old; warn of one that is newer than the bounds."""
+    for name, (bounds, remedy) in requirements.items():
         found = installed_version(name)
         if found is None:
-            raise ImportError(f'fla-longhorn needs {wanted}, which is not installed: {remedy}')
-        digits = re.match(r'\d+(?:\.\d+)*', found)
-        release = tuple(int(x) for x in digits[0].split('.')) if digits else ()
-        if release < lowest or (below is not None and release >= below):
-            raise ImportError(f'fla-longhorn needs {wanted}, found {found}: {remedy}')
+            raise ImportError(f'fla-longhorn needs {name}{bounds}, which is not installed: {remedy}')
+        # builds from source go by the version that they lead to, such as 2.7.0a0+git
+        release = Version(Version(found).base_version)
+        if release in SpecifierSet(bounds):
+            continue
+        if release not in SpecifierSet(bounds.partition(',<')[0]):
+            raise ImportError(f'fla-longhorn needs {name}{bounds}, found {found}: {remedy}')
+        warnings.warn(f'fla-longhorn was tested with {name}{bounds}, found {found}', stacklevel=2)
 
 
 def installed_version(name: str) -> str | None:
@@ -36,7 +42,3 @@ def installed_version(name: str) -> str | None:
         except PackageNotFoundError:
             continue
     return None
-
-
-def _dotted(release: tuple[int, ...]) -> str:
-    return '.'.join(map(str, release))

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import warnings
 import zipfile
+from contextlib import nullcontext
 from email import message_from_string
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import fla_longhorn
-from fla_longhorn import registry
+from fla_longhorn import requirements
 from fla_longhorn.requirements import REQUIREMENTS, check_requirements
 from tests import forks
 
@@ -33,7 +35,7 @@ def python(code: str) -> None:
 
 # importing takes seconds, so one process checks several things
 ORDERS = {
-    'plugin first': 'import fla_longhorn; from fla_longhorn import *; import fla; fla_longhorn.registry.register()',
+    'plugin first': 'import fla_longhorn; from fla_longhorn import *; import fla; fla_longhorn.register()',
     'fla first': 'import transformers; from fla.models import GLAConfig; from fla.ops import chunk_gla; import fla_longhorn',
     'submodule first': 'import fla_longhorn.ops.naive',
 }
@@ -99,26 +101,38 @@ def test_one_interface():
 
 def test_register_is_idempotent():
     before = list(sys.modules['fla.ops'].__all__)
-    registry.register()
+    fla_longhorn.register()
     assert sys.modules['fla.ops'].__all__ == before
 
 
 class TestRequirements:
-    def check(self, *requirement):
+    def check(self, name, bounds, remedy='pip install'):
         with pytest.raises(ImportError) as error:
-            check_requirements((requirement,))
+            check_requirements({name: (bounds, remedy)})
         return str(error.value)
 
     def test_missing(self):
-        message = self.check('no-such-thing', (1, 0), None, "pip install 'fla-longhorn[cpu]'")
+        message = self.check('no-such-thing', '>=1.0', "pip install 'fla-longhorn[cpu]'")
         assert message == "fla-longhorn needs no-such-thing>=1.0, which is not installed: pip install 'fla-longhorn[cpu]'"
 
     def test_too_old(self):
-        assert 'needs torch>=99.0, found' in self.check('torch', (99, 0), None, 'pip install')
+        assert 'needs torch>=99.0, found' in self.check('torch', '>=99.0')
+        assert 'needs torch>=99.0,<100, found' in self.check('torch', '>=99.0,<100')
 
-    def test_too_new(self):
-        message = self.check('flash-linear-attention', (0, 1), (0, 2), 'pip install')
-        assert 'needs flash-linear-attention>=0.1,<0.2, found 0.' in message
+    def test_newer_than_tested(self):
+        """A warning: who builds fla from source may import the package."""
+        with pytest.warns(UserWarning, match='tested with flash-linear-attention>=0.1,<0.2, found 0.'):
+            check_requirements({'flash-linear-attention': ('>=0.1,<0.2', 'pip install')})
+
+    @pytest.mark.parametrize(('found', 'what'), [
+        ('2.7.0a0+git1234', None), ('2.7.1+cu128', None), ('2.6.9', ImportError), ('3.0.0.dev20260101', UserWarning),
+    ])
+    def test_builds_from_source(self, found, what, monkeypatch):
+        monkeypatch.setattr(requirements, 'installed_version', lambda name: found)
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            with pytest.raises(what) if what else nullcontext():
+                check_requirements({'torch': ('>=2.7,<3', 'pip install')})
 
     def test_triton_is_named_when_it_is_missing(self):
         """In a process where the distribution can't be found, importing says what to install, in one error."""
@@ -223,9 +237,8 @@ class TestBounds:
 
     def test_importing_checks_the_same(self):
         declared = self.declared()
-        for name, lowest, below, _ in REQUIREMENTS:
-            bounds = [f'>={".".join(map(str, lowest))}'] + ([f'<{".".join(map(str, below))}'] if below else [])
-            assert declared[name] == SpecifierSet(','.join(bounds)), name
+        for name, (bounds, _) in REQUIREMENTS.items():
+            assert declared[name] == SpecifierSet(bounds), name
 
     def test_fla_asks_for_no_newer_one(self):
         """A lower bound that fla would not install is no promise."""

@@ -92,6 +92,12 @@ def mamba2(config: type, size: Size) -> PreTrainedConfig:
     return without_mlp(config, size, head_dim=size.head_dim, num_heads=2 * size.heads, n_groups=1)
 
 
+def without_flash_attn(config: PreTrainedConfig) -> PreTrainedModel:
+    """fla's Transformer, which asks for the package."""
+    fla_longhorn.patch(flash_attn=True)
+    return AutoModelForCausalLM.from_config(config)
+
+
 def gpt2(size: Size) -> PreTrainedConfig:
     return with_mlp(
         transformers.GPT2Config, size, num_attention_heads=size.heads, n_positions=size.positions,
@@ -124,7 +130,7 @@ MODELS = (
     Row('DeltaNet, attn_mode=longhorn', lambda size: with_mlp(DeltaNetConfig, size, attn_mode='longhorn')),
     Row('Mamba', partial(without_mlp, MambaConfig), cannot=SCAN),
     Row('Mamba2', partial(mamba2, Mamba2Config), cannot=TRITON),
-    Row('Transformer', lambda size: with_mlp(TransformerConfig, size, num_heads=size.heads)),
+    Row('Transformer', lambda size: with_mlp(TransformerConfig, size, num_heads=size.heads), build=without_flash_attn),
 )
 
 

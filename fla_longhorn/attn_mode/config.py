@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fla.models.configuration_utils import parse_attention_config
 
-from fla_longhorn.attn_mode.families import FAMILIES, REFUSED, native_heads
+from fla_longhorn.attn_mode.families import FAMILIES, REFUSED
 from fla_longhorn.layers import Longhorn
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check_family(config: PreTrainedConfig) -> None:
         return
     reason = REFUSED.get(config.model_type, 'it has no mixer that attn_mode chooses')
     if family is not None:
-        reason = f'this version of fla builds {family.mixer} in another way than fla-longhorn knows'
+        reason = f'this version of fla builds {family.native} in another way than fla-longhorn knows'
     raise ValueError(
         f'attn_mode={MODE!r} does not work in {type(config).__name__}: {reason}; '
         f'the model types that take it are {", ".join(name for name, known in FAMILIES.items() if known.find_block())}'
@@ -106,5 +106,5 @@ def default_options(config: PreTrainedConfig, given: Mapping[str, Any]) -> dict[
     for name in ('conv_size', 'conv_bias'):
         options[name] = getattr(config, name, options[name])
     channels = round(config.hidden_size * given.get('expand', options['expand']))
-    options['num_heads'] = math.gcd(native_heads(config), channels)
+    options['num_heads'] = math.gcd(FAMILIES[config.model_type].heads(config), channels)
     return options

@@ -1,4 +1,4 @@
-"""Longhorn as the mixer of a family's block."""
+"""Longhorn as the mixer of a family's block, and what irregular families need of it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-from fla.models.modeling_utils import get_attention
+from fla.layers.rodimus import SlidingWindowSharedKeyAttention
 
-from fla_longhorn.attn_mode.config import OPTIONS, PREFIX
 from fla_longhorn.layers import Longhorn
+from fla_longhorn.modules.attention import load_again
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
-    from transformers import PreTrainedConfig
-
-
-def build_mixer(config: PreTrainedConfig, layer_idx: int) -> nn.Module:
-    """Longhorn as layer `layer_idx` of a prepared config, or attention where the config asks for it in this layer.
-
-    Most families' blocks build their attention layers before they come to their mixer; those without hybrid layers get
-    them here.
-    """
-    attention = get_attention(config, layer_idx) if getattr(config, 'attn', None) is not None else None
-    if attention is not None:
-        return attention
-    mixer = RodimusPlusMixer if getattr(config, 'block_type', None) == 'rodimus_plus' else LonghornMixer
-    return mixer(
-        hidden_size=config.hidden_size,
-        norm_eps=config.norm_eps,
-        layer_idx=layer_idx,
-        **{name: getattr(config, PREFIX + name) for name in OPTIONS},
-    )
 
 
 class LonghornMixer(Longhorn):
@@ -86,3 +67,24 @@ class PendingCache:
 
     def update(self, *, recurrent_state: torch.Tensor | None, conv_state: torch.Tensor | None, **kwargs) -> None:
         self.states = (recurrent_state, conv_state)
+
+
+class SharedKeyAttention(SlidingWindowSharedKeyAttention):
+    """The attention beside the mixer in Rodimus+, also without flash_attn."""
+
+    forward = load_again('fla.layers.rodimus').SlidingWindowSharedKeyAttention.forward
+
+
+def replace_shared_key_attention(block: nn.Module) -> None:
+    for module in block.children():
+        if type(module) is SlidingWindowSharedKeyAttention:
+            module.__class__ = SharedKeyAttention
+
+
+def append_v_first(block: nn.Module) -> None:
+    """RWKV7's mixers hand the first layer's values on."""
+    block.get_submodule('attn').register_forward_hook(hand_v_first_on, with_kwargs=True)
+
+
+def hand_v_first_on(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple) -> tuple:
+    return *output, kwargs['v_first']

@@ -1,14 +1,14 @@
-"""The wrappers that `fla_longhorn.registry` puts around fla's models and blocks.
+"""The wrappers that `fla_longhorn.patches` puts around fla's models, blocks and modules.
 
-A family's block builds its mixer by a name that it looks up in its modelling module. Where the config says `longhorn`, the
-block's own constructor runs with that name bound to Longhorn, so that the native mixer is never built and everything else
-is the family's. fla's gated MLP is bound to ours, which is one. Where the config doesn't, the constructor runs as it is.
+While a block is built whose config says `longhorn`, the constructors of its native mixer, of fla's attention and of fla's
+gated MLP make Longhorn and our classes of the other two; everything else is the family's. Otherwise they run as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch.nn as nn
@@ -16,13 +16,17 @@ from fla.layers.attn import Attention
 from fla.models.modeling_utils import FLAForCausalLM
 from fla.modules import mlp
 
-from fla_longhorn.attn_mode.config import is_swapped, settle
+from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, settle
 from fla_longhorn.attn_mode.families import Family
-from fla_longhorn.attn_mode.mixer import build_mixer
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.models import LonghornForCausalLM
 from fla_longhorn.models.remote_code import is_remote_code
 from fla_longhorn.models.swapped import register_call_hooks, with_shift_labels
 from fla_longhorn.modules import GatedMLP
-from fla_longhorn.modules.attention import RowwiseAttention
+from fla_longhorn.modules.attention import RowwiseAttention, attention_options
+
+# in a block that is being built: what the constructors of fla's classes make instead
+_becomes: ContextVar[dict[Any, Callable]] = ContextVar('becomes', default={})  # noqa: B039  never changed
 
 
 def wrap_model_init(init: Callable) -> Callable:
@@ -34,30 +38,84 @@ def wrap_model_init(init: Callable) -> Callable:
             # its states can be rolled back
             self._is_stateful = False
             self.is_remote_code = is_remote_code
-            if not isinstance(self, FLAForCausalLM):
+            if isinstance(self, FLAForCausalLM):
+                self._get_name = listed_name
+            else:
                 register_call_hooks(self)
 
     return __init__
 
 
-def wrap_block_init(init: FunctionType, family: Family) -> Callable:
-    """`__init__` of a family's block, which finds Longhorn under the name of its mixer where the config says so."""
-    def __init__(self, config, layer_idx):
+def wrap_block_init(init: Callable, family: Family) -> Callable:
+    """`__init__` of a family's block, in which Longhorn takes the place of the native mixer where the config says so."""
+    def __init__(self, config, *args, **kwargs):
         # a block may be built without a model
         if not settle(config):
-            init(self, config, layer_idx)
+            init(self, config, *args, **kwargs)
             return
-        names = {name: GatedMLP if x is mlp.GatedMLP else x for name, x in init.__globals__.items()}
-        names[family.mixer] = lambda **_: build_mixer(config, layer_idx)
-        FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)(self, config, layer_idx)
+        token = _becomes.set({
+            family.find_native(): partial(become_mixer, config=config, family=family),
+            Attention: partial(become, cls=RowwiseAttention),
+            mlp.GatedMLP: partial(become, cls=GatedMLP),
+        })
+        try:
+            init(self, config, *args, **kwargs)
+        finally:
+            _becomes.reset(token)
+        if not any(isinstance(module, (Longhorn, RowwiseAttention)) for module in self.children()):
+            raise ValueError(
+                f'attn_mode={MODE!r} does not work in {type(config).__name__}: this version of fla builds {family.native} in '
+                'another way than fla-longhorn knows'
+            )
         for module in self.modules():
-            if isinstance(module, Attention):
-                module.__class__ = RowwiseAttention
+            if isinstance(module, RowwiseAttention):
                 module.register_forward_pre_hook(refuse_cp_context, with_kwargs=True)
-        if config.model_type == 'rwkv7':
-            self.attn.register_forward_hook(append_v_first, with_kwargs=True)
+        family.after_build(self)
 
     return __init__
+
+
+def wrap_module_init(init: Callable) -> Callable:
+    """`__init__` of a class of fla that makes another module where a block with Longhorn is being built."""
+    def __init__(self, *args, **kwargs):
+        becomes = _becomes.get().get(type(self))
+        if becomes is None:
+            init(self, *args, **kwargs)
+        else:
+            becomes(self, *args, **kwargs)
+
+    return __init__
+
+
+def become(module: nn.Module, /, *args: Any, cls: type[nn.Module], **kwargs: Any) -> None:
+    """Initialise `module`, which is nothing yet, as a `cls`."""
+    module.__class__ = cls
+    cls.__init__(module, *args, **kwargs)
+
+
+def become_mixer(module: nn.Module, /, *, config: Any, family: Family, layer_idx: int, **kwargs: Any) -> None:
+    """Longhorn by the options of a prepared config, or attention where the config asks for it in this layer.
+
+    Most families' blocks build their attention layers before they come to their mixer; those without hybrid layers get
+    them here.
+    """
+    attention = attention_options(config, layer_idx)
+    if attention is not None:
+        become(module, cls=RowwiseAttention, **attention)
+        return
+    become(
+        module,
+        cls=family.mixer(config),
+        hidden_size=config.hidden_size,
+        norm_eps=config.norm_eps,
+        layer_idx=layer_idx,
+        **{name: getattr(config, PREFIX + name) for name in OPTIONS},
+    )
+
+
+def listed_name() -> str:
+    """The class by which the Trainer decides to shift the labels of `label_smoothing_factor`: fla's are not in its list."""
+    return LonghornForCausalLM.__name__
 
 
 def wrap_forward(forward: Callable, shared: Callable) -> Callable:
@@ -76,11 +134,6 @@ def wrap_causal_lm(forward: Callable) -> Callable:
         return forward(self, *args, **kwargs)
 
     return run
-
-
-def append_v_first(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple) -> tuple:
-    """Forward hook of RWKV7's mixers, which hand the first layer's values on."""
-    return *output, kwargs['v_first']
 
 
 def refuse_cp_context(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 A layer lists them in `no_weight_decay`, and each has the attribute `_no_weight_decay`, which training code of the Mamba family
 asks for and which FSDP2 loses. A model gives their names by `no_weight_decay()`, as timm's do. transformers' Trainer asks for
-none of these, so `fla_longhorn.registry` wraps the function by which it chooses.
+none of these, so `fla_longhorn.patches` wraps the function by which it chooses.
 """
 
 from __future__ import annotations

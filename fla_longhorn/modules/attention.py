@@ -1,13 +1,36 @@
-"""fla's attention, which also reads on behind a cache where rows have padding."""
+"""fla's attention for Longhorn's models: without flash_attn too, and behind a cache where rows have padding."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fla.layers.attn import Attention
 from fla.models.cache_utils import FLACache
+from fla.models.configuration_utils import get_attention_spec
+
+from fla_cpu import flash_attention
+
+
+def load_again(name: str) -> ModuleType:
+    """A second copy of a module of fla, with PyTorch's attention where it finds no flash_attn; fla's own stays as it is."""
+    copy = f'{__package__}._{name.replace(".", "_")}'
+    if copy not in sys.modules:
+        spec: Any = importlib.util.spec_from_file_location(copy, importlib.import_module(name).__file__)
+        module: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if module.flash_attn_func is None:
+            module.flash_attn_func = flash_attention.flash_attn_func
+            module.flash_attn_varlen_func = flash_attention.flash_attn_varlen_func
+        sys.modules[copy] = module
+    return sys.modules[copy]
+
+
+_Attention: Any = load_again('fla.layers.attn').Attention
 
 
 class RowwiseAttention(Attention):
@@ -15,9 +38,14 @@ class RowwiseAttention(Attention):
 
     fla refuses several tokens with a cache and a mask at once. Beside a cache it counts positions from the end of a row, so
     that tokens before other padding than on the left lose their keys. Here such rows are taken one by one, without padding.
-    It reads the mask on the host for a single token too; here that goes without. An attention layer becomes one of these by
-    its `__class__`.
+    It reads the mask on the host for a single token too; here that goes without.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # fla's own refuses to be built without flash_attn
+        self.__class__ = _Attention
+        _Attention.__init__(self, *args, **kwargs)
+        self.__class__ = RowwiseAttention
 
     def forward(
         self,
@@ -39,7 +67,7 @@ class RowwiseAttention(Attention):
                 if cache is not None:
                     self._check_window(kept[:, :-T] if seen else kept)
                 return self._by_rows(hidden_states, kept, seen, cache, **kwargs), None, cache
-        return super().forward(hidden_states, attention_mask, cache, output_attentions, use_cache, **kwargs)
+        return _Attention.forward(self, hidden_states, attention_mask, cache, output_attentions, use_cache, **kwargs)
 
     def _read_token(self, hidden_states: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
         """One token of each row, without a wait for the device, where fla reads the mask."""
@@ -94,7 +122,8 @@ class RowwiseAttention(Attention):
                 row.update(attn_state=state, layer_idx=self.layer_idx, cache_kwargs=window)
                 # the position of the next token
                 row.layers[self.layer_idx]._seen_tokens = int(before[i].sum())
-            output[i, columns] = super().forward(hidden_states[i:i + 1, columns], None, row, use_cache=True, **kwargs)[0][0]
+            one = hidden_states[i:i + 1, columns]
+            output[i, columns] = _Attention.forward(self, one, None, row, use_cache=True, **kwargs)[0][0]
             states = row[self.layer_idx]['attn_state']
             stored = columns[-states[0].shape[1]:]
             for j, state in enumerate(states):
@@ -103,6 +132,17 @@ class RowwiseAttention(Attention):
         if cache is not None:
             cache.update(attn_state=tuple(new), layer_idx=self.layer_idx, offset=T, cache_kwargs=window)
         return output
+
+
+def attention_options(config: Any, layer_idx: int) -> dict[str, Any] | None:
+    """What `config.attn` says of layer `layer_idx`, as arguments of fla's `Attention`; `None` where it is no such layer."""
+    spec = get_attention_spec(getattr(config, 'attn', None), layer_idx=layer_idx)
+    if spec is None:
+        return None
+    options = {name: spec[name] for name in ('num_heads', 'num_kv_heads', 'qkv_bias', 'window_size', 'rope_theta')}
+    return dict(
+        hidden_size=config.hidden_size, max_position_embeddings=config.max_position_embeddings, layer_idx=layer_idx, **options,
+    )
 
 
 def has_gaps(kept: torch.Tensor, at_the_end: bool) -> bool:

@@ -22,7 +22,7 @@ def describe(device: torch.device) -> dict[str, str]:
     about['platform'] = platform.platform()
     about['python'] = platform.python_version()
     about['fla-longhorn'] = fla_longhorn.__version__
-    about.update({name: str(installed_version(name)) for name, *_ in REQUIREMENTS})
+    about.update({name: str(installed_version(name)) for name in REQUIREMENTS})
     if about['backend'] == 'numba':
         about['numba'] = package_version('numba')
     if device.type == 'cuda':

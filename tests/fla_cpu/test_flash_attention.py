@@ -1,11 +1,13 @@
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from fla_cpu.changes import Changes
 from fla_cpu.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
-from fla_longhorn.registry.entries import register_flash_attention
+from fla_longhorn.patches.parts import register_flash_attention
 from tests.fla_cpu.reference import compare, tensor
 
 
@@ -98,22 +100,26 @@ def test_a_real_flash_attn_stays(monkeypatch):
     for name in MODULES:
         monkeypatch.setattr(f'{name}.flash_attn_func', len)
         monkeypatch.setattr(f'{name}.flash_attn_varlen_func', max, raising=False)
-    register_flash_attention()
+    register_flash_attention(Changes())
     for name in MODULES:
         assert sys.modules[name].flash_attn_func is len
         assert sys.modules[name].flash_attn_varlen_func is max
 
 
-def test_no_package_appears():
-    """In its own process: no `flash_attn` for others to find, and the names are where fla looks."""
-    done = subprocess.run([sys.executable, '-c', '''
-import importlib.util, sys
-real = importlib.util.find_spec('flash_attn') is not None
+def test_no_package_appears(tmp_path):
+    """`flash_attn` is neither made nor replaced: Longhorn's attention has an installed one, else PyTorch's; fla's stays."""
+    program = '''
+import sys
 import fla_longhorn, fla.layers.attn
+from fla_longhorn.modules.attention import RowwiseAttention, load_again
 from transformers.utils import is_flash_attn_2_available
-print('flash_attn' in sys.modules, real, is_flash_attn_2_available(), fla.layers.attn.flash_attn_func.__module__)
-'''], capture_output=True, text=True, check=True)
-    found, real, available, module = done.stdout.split()
-    assert found == real
-    if real == 'False':
-        assert available == 'False' and module == 'fla_cpu.flash_attention'
+ours = [vars(load_again(name))['flash_attn_func'].__module__ for name in ('fla.layers.attn', 'fla.layers.rodimus')]
+RowwiseAttention(hidden_size=8, num_heads=2)
+of_fla = getattr(fla.layers.attn.flash_attn_func, '__module__', None)
+print('flash_attn' in sys.modules, is_flash_attn_2_available(), of_fla, *ours)
+'''
+    (tmp_path / 'flash_attn.py').write_text('def flash_attn_func(): pass\ndef flash_attn_varlen_func(): pass\n')
+    for path, wanted in (('', ['False', 'False', 'None', *['fla_cpu.flash_attention'] * 2]), (f'{tmp_path}:', None)):
+        environment = {**os.environ, 'PYTHONPATH': path + os.environ.get('PYTHONPATH', '')}
+        done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True, env=environment)
+        assert done.stdout.split() == wanted if wanted else done.stdout.split()[2:] == ['flash_attn'] * 3

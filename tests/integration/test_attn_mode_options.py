@@ -13,7 +13,7 @@ from fla.models.gla.modeling_gla import GLABlock
 from fla.models.modeling_utils import FLAPreTrainedModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from fla_longhorn import registry
+import fla_longhorn
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import L2Norm
@@ -77,7 +77,7 @@ def test_as_many_channels_as_the_native_mixer(family):
         native = AutoModelForCausalLM.from_config(make_config(family, attn_mode='chunk'))
         swapped = AutoModelForCausalLM.from_config(make_config(family))
     ends = ('o_proj', 'out_proj', 'down_proj')
-    (mixer, *_) = (x for x in native.modules() if type(x).__name__ == FAMILIES[family].mixer)
+    (mixer, *_) = (x for x in native.modules() if type(x).__name__ == FAMILIES[family].native)
     channels = next(getattr(mixer, name).in_features for name in ends if hasattr(mixer, name))
     assert mixers(swapped)[0].intermediate_size == channels
 
@@ -103,7 +103,7 @@ def test_families_that_cannot(config, reason):
 
 
 def test_a_family_that_fla_builds_otherwise(monkeypatch, device):
-    monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], mixer='LinearAttention'))
+    monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], native='LinearAttention'))
     with pytest.raises(ValueError, match='GLAConfig: this version of fla builds LinearAttention in another way') as error:
         make_model('gla', device)
     assert ' gla,' not in str(error.value)
@@ -150,7 +150,7 @@ def test_registering_again_changes_nothing():
         ]
 
     before = wrapped()
-    registry.register()
+    fla_longhorn.register()
     assert wrapped() == before
 
 

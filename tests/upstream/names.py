@@ -22,10 +22,13 @@ NAMES = {
     'fla.layers': (),
     'fla.layers.attn': (
         'Attention', 'Attention.forward', 'Attention.kv_dim', 'Attention.layer_idx', 'Attention.window_size',
+        'flash_attn_func',
     ),
     'fla.layers.bitattn': (),
     'fla.layers.mla': (),
-    'fla.layers.rodimus': (),
+    'fla.layers.rodimus': (
+        'SlidingWindowSharedKeyAttention', 'SlidingWindowSharedKeyAttention.forward', 'flash_attn_func',
+    ),
     'fla.layers.utils': ('get_layer_cache', 'repad_hidden_states', 'unpad_hidden_states', 'update_layer_cache'),
     'fla.models': (),
     'fla.models.cache_utils': (
@@ -43,7 +46,7 @@ NAMES = {
         'FLAPreTrainedModel._init_weights', 'FLAPreTrainedModel._is_stateful', 'FLAPreTrainedModel._no_split_modules',
         'FLAPreTrainedModel._tied_weights_keys', 'FLAPreTrainedModel.base_model_prefix', 'FLAPreTrainedModel.config',
         'FLAPreTrainedModel.config_class', 'FLAPreTrainedModel.post_init',
-        'FLAPreTrainedModel.supports_gradient_checkpointing', 'get_attention',
+        'FLAPreTrainedModel.supports_gradient_checkpointing',
     ),
     'fla.models.utils': (
         'Cache', 'Cache._transform_states', 'Cache.crop', 'Cache.get_seq_length', 'Cache.layers', 'Cache.update',

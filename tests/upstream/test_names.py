@@ -24,8 +24,8 @@ def test_families(family):
     known = FAMILIES[family]
     module = importlib.import_module(known.module)
     assert hasattr(module, known.block), f'{known.module}.{known.block} is gone'
-    assert hasattr(module, known.mixer), f'{known.module}.{known.mixer} is gone'
-    assert known.find_block(), f'{known.module}.{known.block} does not build its mixer by the name {known.mixer}'
+    assert hasattr(module, known.native), f'{known.module}.{known.native} is gone'
+    assert known.find_block(), f'{known.module}.{known.block} does not build its mixer by the name {known.native}'
     for name, shared in known.forwards.items():
         assert 'forward' in vars(getattr(module, name)), f'{known.module}.{name}.forward is gone'
         assert 'forward' in vars(getattr(modeling_utils, shared)), f'{modeling_utils.__name__}.{shared}.forward is gone'

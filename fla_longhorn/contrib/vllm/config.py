@@ -1,6 +1,6 @@
 """What vLLM has to know of a Longhorn config before it builds the model; importing this module tells it.
 
-vLLM imports it for the first config of type `longhorn`, and `fla_longhorn.registry` wherever vLLM has loaded the plugin.
+vLLM imports it for the first config of type `longhorn`, and `fla_longhorn.patches` wherever vLLM has loaded the plugin.
 """
 
 from __future__ import annotations

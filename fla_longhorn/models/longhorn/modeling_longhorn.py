@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.generation_utils import FLAGenerationMixin
-from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
+from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -23,7 +23,7 @@ from fla_longhorn.models.generation import (
 )
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
-from fla_longhorn.modules.attention import RowwiseAttention
+from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import check_layers, look_ahead
 from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.varlen import check_keywords, resolve_call
@@ -42,9 +42,8 @@ class LonghornBlock(GradientCheckpointingLayer):
         self.config = config
         self.layer_idx = layer_idx
         self.attn_norm = norm(config.hidden_size, eps=config.norm_eps)
-        self.attn = get_attention(config, layer_idx) or build_mixer(config, layer_idx)
-        if isinstance(self.attn, Attention):
-            self.attn.__class__ = RowwiseAttention
+        attention = attention_options(config, layer_idx)
+        self.attn = build_mixer(config, layer_idx) if attention is None else RowwiseAttention(**attention)
         self.has_mlp = config.hidden_ratio is not None or config.intermediate_size is not None
         if self.has_mlp:
             self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)

@@ -73,20 +73,20 @@ MUTATIONS = [
         "linear_attn's own forward drops boundaries", SWAP + 'test_packed_sequences', 'linear_attn', env=TORCH,
     ),
     Mutation(
-        'first-values', 'attn_mode/swap.py', "if config.model_type == 'rwkv7':", "if config.model_type == 'rwkv6':",
+        'first-values', 'attn_mode/families.py', '        after_build=append_v_first,\n', '',
         "RWKV7's blocks miss the first layer's values", SWAP + 'test_one_training_step', '[rwkv7]', env=TORCH,
     ),
     Mutation(
-        'attention-over-ranks', 'attn_mode/swap.py', 'if isinstance(module, Attention):', 'if False:',
+        'attention-over-ranks', 'attn_mode/swap.py', 'if isinstance(module, RowwiseAttention):', 'if False:',
         'attention leaves out what other ranks hold', 'tests/distributed/test_layer.py::test_attention_in_a_swapped_family',
         env=TORCH,
     ),
     Mutation(
-        'hybrid-ignored', 'attn_mode/mixer.py', 'if attention is not None:', 'if attention is None:',
+        'hybrid-ignored', 'attn_mode/swap.py', 'if attention is not None:', 'if False:',
         'families without hybrid layers of their own get none', SWAP + 'test_hybrid', env=TORCH,
     ),
     Mutation(
-        'pending-states', 'attn_mode/mixer.py', 'RodimusPlusMixer if', 'LonghornMixer if',
+        'pending-states', 'attn_mode/families.py', 'RodimusPlusMixer if', 'LonghornMixer if',
         "Rodimus+ finds the mixer's state where its attention's should be", SWAP + 'test_generation_with_cache', '[-rodimus]',
         env=TORCH,
     ),
@@ -117,7 +117,7 @@ MUTATIONS = [
         'hybrid-gla]', env=TORCH,
     ),
     Mutation(
-        'registered-twice', 'registry/entries.py', 'if CHANGES:\n        return', 'if False:\n        return',
+        'registered-twice', 'patches/apply.py', 'if parts.get(name) and name not in _applied', 'if parts.get(name)',
         'registering twice wraps everything twice', OPTIONS + 'test_registering_again_changes_nothing',
     ),
     Mutation(
@@ -125,7 +125,7 @@ MUTATIONS = [
         "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_groups',
     ),
     Mutation(
-        'swapped-mlp', 'attn_mode/swap.py', 'GatedMLP if x is mlp.GatedMLP else x', 'x',
+        'swapped-mlp', 'attn_mode/swap.py', 'partial(become, cls=GatedMLP)', 'partial(become, cls=mlp.GatedMLP)',
         "LoRA on a swapped family's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[gla]', env=TORCH,
     ),
     Mutation(
@@ -134,8 +134,18 @@ MUTATIONS = [
         'train-gla]', env=TORCH,
     ),
     Mutation(
-        'swapped-logits', 'registry/entries.py', "'_compute_logits_and_loss', wrap_forward, logits_and_loss)",
+        'swapped-logits', 'patches/parts.py', "'_compute_logits_and_loss', wrap_forward, logits_and_loss)",
         "'_compute_logits_and_loss', lambda function: function)",
         "a swapped family's logits are their gradient after backward", LOSS + 'test_logits_stay', '[gla]', env=TORCH,
+    ),
+    Mutation(
+        'flash-attn-for-all', 'patches/apply.py', "if name != 'flash_attn'", "if name",
+        "native models of fla are built where they raise without the plugin",
+        'tests/integration/test_native.py::test_same_numbers',
+    ),
+    Mutation(
+        'labels-of-others-shifted', 'attn_mode/swap.py', 'self._get_name = listed_name', 'pass',
+        "the Trainer smooths a swapped family's labels at the wrong tokens",
+        'tests/models/test_classification.py::test_label_smoothing_of_the_trainer',
     ),
 ]

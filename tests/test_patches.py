@@ -1,14 +1,19 @@
-"""Registering, taking it back exactly, and registering again."""
+"""What importing changes, part by part: applied, reverted exactly, and applied again."""
+
+import json
+import re
+from pathlib import Path
 
 import pytest
 
 from fla_cpu.changes import Changes
+from fla_longhorn.patches import PARTS, apply
 from tests import forks
 
 
-def python(code: str, *arguments: object) -> None:
+def python(code: str, *arguments: object, env: dict[str, str] | None = None) -> None:
     """In a process that has imported fla and not the plugin."""
-    done = forks.run('-c', code, *arguments)
+    done = forks.run('-c', code, *arguments, env=env)
     assert done.returncode == 0, done.stderr
 
 
@@ -42,6 +47,7 @@ def snapshot():
             held[name, 'get_parameter_names'] = [sys.modules[name].get_parameter_names]
     held['configs'] = dict(CONFIG_MAPPING._extra_content)
     held['transformers'] = {name: x for name, x in vars(transformers).items() if name.endswith('ForCausalLM')}
+    held['listed'] = dict(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     for auto in (AutoModel, AutoModelForCausalLM):
         held[auto] = dict(auto._model_mapping._extra_content)
     return held
@@ -144,6 +150,86 @@ else:
     raise AssertionError('no error')
 assert fla.ops.__all__ == names and not hasattr(fla.ops, 'chunk_longhorn') and utils.FLAPreTrainedModel.__init__ is init
 ''')
+
+
+# where a part changes something, and only there
+PLACES = {
+    'names': r'fla(\.(ops|layers|models)(\.longhorn)?)?|configs|listed|Auto.*',
+    'attn_mode': r'class \w+',
+    'cpu': r'dispatched|fla\.modules\.[\w.]+|class FusedCrossEntropyLoss',
+    'trainer': r'transformers\.trainer(_pt_utils)?',
+    'served': 'transformers',
+    'flash_attn': r'fla\.(layers|ops)\.[\w.]+',
+}
+
+
+def test_parts():
+    """Each alone changes its places and no others, and is reverted exactly; none of them is needed to run the ops."""
+    python(SNAPSHOT + '''
+import json, re, torch
+before = snapshot()
+from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
+same(before, snapshot())
+q, k, v, beta = (torch.rand(1, 9, 1, n) for n in (4, 4, 6, 6))
+v.requires_grad_()
+o, want = chunk_longhorn(q, k, v, beta)[0], naive_recurrent_longhorn(q, k, v, beta)[0]
+assert (o - want).abs().max() < 1e-5
+assert torch.autograd.grad(o.sum(), v)[0].any()
+same(before, snapshot())
+import fla_longhorn
+from fla_longhorn.patches import PARTS
+
+def name_of(place):
+    if isinstance(place, type):
+        return place.__name__ if place.__name__.startswith('Auto') else f'class {place.__name__}'
+    return 'dispatched' if callable(place) else place[0] if isinstance(place, tuple) else place
+
+def changed(a, b):
+    return {name_of(x) for x in a.keys() | b.keys() if x != 'modules' and (x not in a or x not in b or a[x] != b[x])}
+
+places = json.loads(sys.argv[1])
+assert places.keys() == PARTS.keys()
+for part in PARTS:
+    fla_longhorn.patch(**{part: True})
+    after = snapshot()
+    found = changed(before, after)
+    assert found and all(re.fullmatch(places[part], x) for x in found), (part, found)
+    fla_longhorn.patch(**{part: True})
+    same(after, snapshot())
+    fla_longhorn.patch(**{part: False})
+    same(before, snapshot())
+fla_longhorn.patch(names=True, cpu=True)
+fla_longhorn.patch(names=False, served=True)
+fla_longhorn.unregister()
+same(before, snapshot())
+for wrong in ({'cpus': True}, {'cpu': True, 'gpu': False}):
+    try:
+        fla_longhorn.patch(**wrong)
+    except ValueError as error:
+        assert 'patch takes names, attn_mode, cpu, trainer, served, flash_attn, got ' in str(error), error
+    else:
+        raise AssertionError('no error')
+same(before, snapshot())
+''', json.dumps(PLACES), env={'FLA_LONGHORN_PATCH': 'none'})
+
+
+@pytest.mark.parametrize(('value', 'parts'), [
+    (None, apply.DEFAULT), ('', apply.DEFAULT), ('none', ()), ('names', ('names',)),
+    ('cpu, flash_attn', ('cpu', 'flash_attn')),
+])
+def test_the_environment_chooses(value, parts):
+    assert apply.asked(value) == parts
+
+
+def test_a_part_that_there_is_not():
+    done = forks.run('-c', 'import fla_longhorn', env={'FLA_LONGHORN_PATCH': 'names,cpus'})
+    wanted = "FLA_LONGHORN_PATCH must name parts of names, attn_mode, cpu, trainer, served, flash_attn, separated by commas"
+    assert done.returncode and f'ValueError: {wanted}' in done.stderr and "got ['cpus']" in done.stderr, done.stderr
+
+
+def test_every_part_is_documented():
+    rows = re.findall(r'^\| `(\w+)` \|', (Path(__file__).parents[1] / 'docs/patches.md').read_text(), re.MULTILINE)
+    assert rows == list(PARTS)
 
 
 class Owner:

@@ -1,0 +1,95 @@
+"""What fla's own models compute on a device, as JSON: `native.py cpu|cuda [plugin]`, with the plugin imported or not.
+
+Numbers are digests, so that a last bit shows. What fails, such as everything on a CPU without Triton's interpreter, gives the
+type of the error.
+"""
+
+import hashlib
+import json
+import os
+import sys
+
+import torch
+from triton.runtime import autotuner
+
+if os.environ.get('TRITON_INTERPRET') == '1':
+    # nothing is measured there, so every kernel keeps one configuration
+    build = autotuner.Autotuner.__init__
+    autotuner.Autotuner.__init__ = lambda self, fn, names, configs, *args, **kwargs: build(
+        self, fn, names, configs[:1], *args, **kwargs,
+    )
+if 'plugin' in sys.argv:
+    import fla_longhorn  # noqa: F401
+
+from fla.layers import Attention
+from fla.models import (
+    DeltaNetConfig,
+    DeltaNetForCausalLM,
+    GLAConfig,
+    GLAForCausalLM,
+    TransformerConfig,
+    TransformerForCausalLM,
+)
+from transformers import Trainer, TrainingArguments
+
+DEVICE = torch.device(sys.argv[1])
+# fla's fused loss refuses tensors on a CPU
+SIZES = dict(hidden_size=32, num_hidden_layers=1, num_heads=2, vocab_size=32, fuse_cross_entropy=False)
+
+
+def digest(x: torch.Tensor) -> str:
+    return hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def gla(**options):
+    torch.manual_seed(0)
+    return GLAForCausalLM(GLAConfig(**SIZES, **options)).to(DEVICE)
+
+
+def delta_net():
+    torch.manual_seed(0)
+    return DeltaNetForCausalLM(DeltaNetConfig(**SIZES)).to(DEVICE)
+
+
+def train(build) -> list:
+    model = build()
+    loss = model(IDS, labels=IDS).loss
+    loss.backward()
+    return [digest(loss), {name: digest(p.grad) for name, p in model.named_parameters()}]
+
+
+def generate(build) -> list:
+    return build().eval().generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0).tolist()
+
+
+def decayed() -> list:
+    names = Trainer.get_decay_parameter_names(None, gla())
+    return sorted(names)
+
+
+def smoothed() -> str:
+    """The Trainer's own loss of label smoothing."""
+    options = TrainingArguments('unused', label_smoothing_factor=0.2, report_to='none', use_cpu=DEVICE.type == 'cpu')
+    trainer = Trainer(gla(), options, train_dataset=[])
+    return digest(trainer.compute_loss(trainer.model, {'input_ids': IDS, 'labels': IDS}))
+
+
+IDS = torch.randint(0, 32, (2, 12), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+CASES = {
+    'training GLA': lambda: train(gla),
+    'training DeltaNet': lambda: train(delta_net),
+    'generation GLA': lambda: generate(gla),
+    'generation DeltaNet': lambda: generate(delta_net),
+    'attention': lambda: [list(x.shape) for x in Attention(hidden_size=32, num_heads=2).parameters()],
+    'hybrid': lambda: train(lambda: gla(attn={'layers': [0], 'num_heads': 2})),
+    'Transformer': lambda: train(lambda: TransformerForCausalLM(TransformerConfig(**SIZES)).to(DEVICE)),
+    'weight decay': decayed,
+    'label smoothing': smoothed,
+}
+results = {}
+for name, case in CASES.items():
+    try:
+        results[name] = case()
+    except Exception as error:
+        results[name] = f'{type(error).__name__}: {error}'
+print(json.dumps(results))
