@@ -146,7 +146,7 @@ def update(pool: Pool, args: Arguments) -> Tensor:
 
 
 def apart_from(states: Tensor, args: Arguments) -> Arguments:
-    """The arguments, copied where they share memory with the states, which a kernel may write before it has read all inputs."""
+    """The arguments, copied where they share memory with states, which a kernel may write before it has read all inputs."""
     start, end = span(states)
     if start == 0:
         # meta tensors have no memory
