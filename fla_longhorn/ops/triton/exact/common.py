@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -47,7 +49,7 @@ def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
 
 def strided_inputs(args: Arguments) -> tuple[Arguments, dict[str, int]]:
     """The arguments, copied only where a kernel cannot read them as strided, and the stride of each one's tokens."""
-    x = {name: None if value is None else value.contiguous() for name, value in (
+    x: dict[str, Any] = {name: None if value is None else value.contiguous() for name, value in (
         ('D', args.D), ('initial_state', args.initial_state), ('cu_seqlens', args.cu_seqlens),
     )}
     strides = {'S_Z': 0}
