@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from fla.layers.attn import Attention
 from fla.models.cache_utils import FLACache
 
+from fla_longhorn.ops.plain import under_transform
+
 
 class RowwiseAttention(Attention):
     """:class:`fla.layers.attn.Attention` with padding anywhere in the rows, and behind a cache.
@@ -29,6 +31,11 @@ class RowwiseAttention(Attention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As fla's; `attention_mask` `[B, tokens in the cache + T]`."""
+        if under_transform():
+            raise ValueError(
+                f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
+                'jvp) can not differentiate: call the model outside of them'
+            )
         T, cache, rows = hidden_states.shape[1], past_key_values, kwargs.pop('rows', None)
         if attention_mask is not None and kwargs.get('cu_seqlens') is None and not torch.compiler.is_compiling():
             if T == 1:

@@ -13,6 +13,8 @@ from fla.layers.utils import get_layer_cache
 from fla.models.cache_utils import FLACache, LegacyFLACache
 from transformers.cache_utils import Cache as HFCache
 
+from fla_longhorn.ops.plain import is_transformed
+
 if TYPE_CHECKING:
     from fla.models.utils import Cache
 
@@ -52,7 +54,7 @@ def outside_inference_mode(state: torch.Tensor) -> torch.Tensor:
 
 def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
-    if state is None or torch.is_grad_enabled() or state.requires_grad:
+    if state is None or torch.is_grad_enabled() or state.requires_grad or is_transformed():
         return False
     return state.dtype == torch.float32 and state.is_contiguous()
 

@@ -88,7 +88,7 @@ class Packed(Rows):
         self.chunk_indices = chunk_indices(cu_seqlens, cu_seqlens_cpu)
 
     def count(self, B: int) -> int:
-        return len(self.cu_seqlens) - 1
+        return self.cu_seqlens.shape[0] - 1
 
     @property
     def of_convolution(self) -> dict[str, Any]:

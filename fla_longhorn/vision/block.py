@@ -8,9 +8,9 @@ import torch
 import torch.nn as nn
 from timm.layers import DropPath
 
-from fla_longhorn.modules import RMSNorm
 from fla_longhorn.vision.mixer import BidirectionalLonghorn
 from fla_longhorn.vision.packing import Packing
+from fla_longhorn.vision.tracing import RMSNorm
 
 
 class Block(nn.Module):

@@ -13,6 +13,7 @@ from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import ShortConvolution
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.vision.packing import Packing, reverse
+from fla_longhorn.vision.tracing import in_one_call
 
 
 class DirectionalLinear(nn.Module):
@@ -111,6 +112,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         # its submodules reset their own
         nn.init.ones_(self.D)
 
+    @in_one_call
     def forward(self, hidden_states: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
         """Mix tokens.
 
