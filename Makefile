@@ -14,7 +14,7 @@ SERVING := .venv-serving
 VISION := .venv-vision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-all test-serving test-vision mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-vision mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,24 @@ test test-all: export OMP_NUM_THREADS := 1
 test test-all: setup
 	$(RUN) -m pytest tests $(CHOSEN) -n 2 --dist loadgroup -q --durations 40
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops $(CHOSEN) -n 2 --dist loadgroup -q --durations 20
+
+# on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda; `-quick` is CI's part, in which every line
+# of the package that asks for a device runs
+ON_DEVICE := PRETEND_FAST=1 PRETEND_SMS=8 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
+QUICK := $(addprefix tests/,layers ops/test_errors.py ops/triton/test_scalar_beta.py integration/test_packing.py \
+	integration/test_trainer.py models/test_boundaries.py models/test_capture.py)
+test-device test-device-quick: export OMP_NUM_THREADS := 1
+test-device: export PRETEND_TEST_SECONDS := 600
+test-device: setup
+	$(RUN) -m offgpu.pretend.build
+	$(ON_DEVICE) tests/pretend -n 2
+	$(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
+
+test-device-quick: export PRETEND_TEST_SECONDS := 120
+test-device-quick: setup
+	$(RUN) -m offgpu.pretend.build
+	$(ON_DEVICE) tests/pretend -n 2 -m 'not slow'
+	$(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow'
 
 test-vision: export OMP_NUM_THREADS := 1
 test-vision: $(VISION)/.ready

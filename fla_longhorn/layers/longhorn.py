@@ -21,7 +21,6 @@ from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.varlen import check_keywords, resolve_rows
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
-from fla_longhorn.ops.inputs import check_cp_context
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
@@ -200,7 +199,6 @@ class Longhorn(NoWeightDecay):
         N = batch_size if rows is None else rows.count(batch_size)
         recurrent_state, conv_state = read_states(self, past_key_values, N)
         if cp_context is not None:
-            check_cp_context(cp_context)
             if attention_mask is not None or use_cache or recurrent_state is not None:
                 raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
                                  'use_cache False, which a model is told in the call or by train()')

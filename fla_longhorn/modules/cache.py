@@ -13,6 +13,7 @@ from fla.layers.utils import get_layer_cache
 from fla.models.cache_utils import FLACache, LegacyFLACache
 from transformers.cache_utils import Cache as HFCache
 
+from fla_longhorn.ops.inputs import LOW_PRECISIONS
 from fla_longhorn.ops.plain import is_transformed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def read_states(layer: Any, cache: Cache | None, N: int) -> tuple[torch.Tensor |
 
     Raises:
         ValueError: the cache holds something else for this layer, as the cache of another model does.
+        TypeError: it holds states in a dtype that the operators don't take.
     """
     state = get_layer_cache(layer, cache)
     if state is None:
@@ -40,6 +42,10 @@ def read_states(layer: Any, cache: Cache | None, N: int) -> tuple[torch.Tensor |
             raise ValueError(
                 f'past_key_values must hold a {name} of shape {list(shape)}, one a sequence, in layer {layer.layer_idx}, '
                 f'got {got}: is it the cache of another model or of another batch?'
+            )
+        if x.dtype not in LOW_PRECISIONS:
+            raise TypeError(
+                f'past_key_values must hold a {name} of float16, bfloat16 or float32 in layer {layer.layer_idx}, got {x.dtype}'
             )
     return outside_inference_mode(state['recurrent_state']), outside_inference_mode(state['conv_state'])
 

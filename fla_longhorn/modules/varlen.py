@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fla_longhorn.modules.cache import seen_tokens
 from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
-from fla_longhorn.ops.inputs import check_cu_seqlens, check_cu_seqlens_layout, is_capturing
+from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
 from fla_longhorn.ops.plain import is_transformed
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def resolve_rows(
         TypeError: one of them is no tensor of integers, or the mask no tensor.
     """
     check_attention_mask(attention_mask, B, T, device, length)
+    if kwargs.get('cp_context') is not None:
+        check_cp_context(kwargs['cp_context'])
     given = {name: kwargs[name] for name in (*CU_SEQLENS, *PER_TOKEN) if kwargs.get(name) is not None}
     rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
     for name in PER_TOKEN:

@@ -85,7 +85,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
     _check_state_shape('state', state, args, pooled=pool.state_indices is not None)
     # a trace can't ask
     if not torch.compiler.is_compiling() and state.is_neg():
-        raise ValueError('state must not be a negative view to be updated in place; state.resolve_neg() is a copy that is none')
+        raise ValueError('state must not be a negative view to be updated in place: give state.resolve_neg()')
     row = state[0]
     size = row.numel()
     if not row.is_contiguous() or (state.shape[0] > 1 and state.stride(0) < size):

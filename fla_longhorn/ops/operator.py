@@ -148,6 +148,9 @@ def update(pool: Pool, args: Arguments) -> Tensor:
 def apart_from(states: Tensor, args: Arguments) -> Arguments:
     """The arguments, copied where they lie among the states: a kernel may write those before it has read all inputs."""
     start, end = span(states)
+    if start == 0:
+        # meta tensors have no memory
+        return args
     shared: dict[str, Any] = {}
     for name, x in zip(TENSORS, get_tensors(args), strict=True):
         if x is not None and x.data_ptr() < end and span(x)[1] > start:

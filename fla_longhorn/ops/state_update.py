@@ -73,8 +73,9 @@ def longhorn_state_update(
 
     Raises:
         ValueError: a shape, a device or boundaries don't fit, the rows of `state` aren't contiguous, it is a negative view,
-            a gradient is asked for or a transform of `torch.func` is at work. On the CPU also: an index is outside the pool, or a sequence writes a row that another one reads or writes.
-            On a GPU such indices are not found, for that would take reading them: the results are undefined.
+            a gradient is asked for or a transform of `torch.func` is at work. On the CPU also: an index is outside the pool,
+            or a sequence writes a row that another one reads or writes. On a GPU such indices are not found, for that would
+            take reading them: the results are undefined.
         TypeError: a type or a dtype doesn't fit.
 
     Examples::

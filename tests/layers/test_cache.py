@@ -117,3 +117,28 @@ def test_state_of_an_attention_layer(device):
     cache.update(attn_state=(torch.zeros(2, 3, 24), torch.zeros(2, 3, 24)), layer_idx=0)
     with pytest.raises(ValueError, match=r'must hold a recurrent_state .* got NoneType'):
         build(device)(torch.randn(2, 5, 24, device=device), past_key_values=cache)
+
+
+@pytest.mark.parametrize('T', [1, 2])
+@pytest.mark.parametrize('name', ['recurrent_state', 'conv_state'])
+def test_states_in_float64_are_refused_by_name(name, T, device):
+    layer, h = build(device), torch.randn(2, 7 + T, 24, device=device)
+    cache = filled(layer, h[:, :7])
+    cache[0][name] = cache[0][name].double()
+    message = f'past_key_values must hold a {name} of .*layer 0, got torch.float64'
+    with torch.no_grad(), pytest.raises(TypeError, match=message):
+        layer(h[:, 7:], None, cache, use_cache=True)
+
+
+def test_a_token_counts_as_a_change_of_the_state(device):
+    """Decoding overwrites it: a backward that has saved it must not go on with other numbers."""
+    layer, h = build(device), torch.randn(2, 8, 24, device=device)
+    cache = filled(layer, h[:, :7])
+    state = cache[0]['recurrent_state']
+    weight = torch.ones_like(state, requires_grad=True)
+    loss = (weight * state).sum()
+    with torch.no_grad():
+        layer(h[:, 7:], None, cache, use_cache=True)
+    assert cache[0]['recurrent_state'] is state
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        loss.backward()

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
+
+import pytest
 
 from offgpu import pretend
 
+ROOT = Path(__file__).parents[2]
+# what does not run here, by path or by name, and why; what a GPU does not run either is named elsewhere
+LEFT_OUT = {
+    'tests/kernels': 'compiles kernels, in whose place the interpreter stands',
+    'tests/integration/test_evaluation.py': 'a trained model in interpreted kernels takes an hour',
+    'tests/offgpu': 'other stand-ins for a GPU',
+    'tests/pretend': 'of the device itself, run without --device',
+    'tests/ptx': 'executes compiled kernels',
+}
 FAST = os.environ.get('PRETEND_FAST') == '1'
 
 
@@ -53,6 +65,34 @@ def measure_small(timing) -> None:
     """A GPU's sizes, which it takes milliseconds for, take minutes here."""
     rates = timing.device_rates
     timing.device_rates = lambda device: rates(type(device)('cpu'))
+
+
+def why_not(test: str) -> str | None:
+    """Why this test, file or folder is left out."""
+    for name, why in LEFT_OUT.items():
+        if test == name or test.startswith((f'{name}/', f'{name}::', f'{name}[')):
+            return why
+    return None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if config.getoption('--device') == 'cpu':
+        return []
+    return ['left out on the pretend device:', *(f'  {name}: {why}' for name, why in LEFT_OUT.items())]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Not imported either: modules that compile kernels can't be."""
+    if config.getoption('--device') != 'cpu' and collection_path.is_relative_to(ROOT):
+        return why_not(collection_path.relative_to(ROOT).as_posix()) is not None or None
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption('--device') != 'cpu':
+        for item in items:
+            if why := why_not(item.nodeid):
+                item.add_marker(pytest.mark.skip(reason=f'on the pretend device: {why}'))
 
 
 os.environ['PRETEND_IMPORT'] = 'tests.pretend.plugin'

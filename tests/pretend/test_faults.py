@@ -15,16 +15,10 @@ from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import varlen
 from fla_longhorn.ops import chunk_longhorn
-from fla_longhorn.ops import triton as backend
 from fla_longhorn.ops.triton.diagonal import common
 from offgpu.pretend import counted
 
-
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch):
-    """Longhorn's own, not what stands in for them where it must be fast."""
-    for name in ('longhorn_fwd', 'longhorn_bwd'):
-        monkeypatch.setattr(backend, name, inspect.unwrap(getattr(backend, name)))
+pytestmark = pytest.mark.usefixtures('kernels')
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ import pytest
 from benchmarks import all as every
 
 
-@pytest.mark.parametrize('step', [step.name for step in every.STEPS])
+# the self check belongs to CI
+@pytest.mark.parametrize('step', [
+    pytest.param(step.name, marks=[] if step.name == 'selfcheck' else [pytest.mark.slow]) for step in every.STEPS
+])
 def test_step(step, tmp_path, capfd):
     arguments = ['--device', 'cuda', '--tiny', '--workers', '1', '--output_dir', str(tmp_path), '--steps', step]
     status = every.main(arguments)

@@ -14,7 +14,7 @@ MUTATIONS = [
         "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
     ),
     Mutation(
-        'worker-missing', 'ops/numba/threads.py', 'deque(range(n_w))', 'deque(range(n_w - 1))',
+        'worker-missing', 'ops/numba/threads.py', 'loop, workers.popleft(), n_w', 'loop, min(workers.popleft(), n_w - 2), n_w',
         "the last worker's blocks have no output and no gradients", THREADS, 'sigmoid diagonal',
     ),
     Mutation(

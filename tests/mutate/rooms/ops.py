@@ -166,6 +166,27 @@ MUTATIONS = [
         'rows are read in an order that is not theirs', 'tests/ops/test_state_update.py::test_bad_state', env=TORCH,
     ),
     Mutation(
+        'plain-update-uncounted', 'ops/operator.py', '        increment_version(pool.states)', '        pass',
+        'backward goes on with states that decoding has overwritten',
+        'tests/ops/test_state_update.py::test_a_plain_update_is_counted', env=TORCH,
+    ),
+    Mutation(
+        'token-step-uncounted', 'ops/operator.py',
+        '        increment_version(states)\n    return o', '        pass\n    return o',
+        "backward goes on with a cache's state that decoding has overwritten",
+        'tests/layers/test_cache.py::test_a_token_counts_as_a_change_of_the_state',
+    ),
+    Mutation(
+        'inputs-among-the-states', 'ops/operator.py', '    args = apart_from(pool.states, args)\n', '',
+        'inputs that are views of the states are read after they are overwritten',
+        'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
+    ),
+    Mutation(
+        'D-of-any-dtype-in-a-step', 'ops/numba/__init__.py', ' or (args.D is not None and args.D.dtype not in BITS)', '',
+        'decoding fails where D alone is float16', 'tests/ops/test_state_update.py::test_a_token_with_D_in_another_dtype',
+        'numba float16-torch.float32',
+    ),
+    Mutation(
         'rows-that-overlap', 'ops/inputs.py', 'state.stride(0) < size', 'state.stride(0) < 0',
         'rows of a pool may share elements', 'tests/ops/test_pool_errors.py::test_bad_call', 'overlapping', env=TORCH,
     ),

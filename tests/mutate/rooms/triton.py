@@ -9,6 +9,16 @@ POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
     Mutation(
+        'gate-of-another-row', 'ops/triton/diagonal/step.py', 'tl.load(z + i_b * s_zb', 'tl.load(z + i_b * s_vb',
+        "a step reads the gate of another row where rows of v and z lie apart by other distances",
+        'tests/ops/test_state_update.py::test_a_token_whose_gate_lies_apart', 'diagonal', env=INTERPRET,
+    ),
+    Mutation(
+        'indices-between-others', 'ops/operator.py', 'pool=pool.contiguous()', 'pool=pool',
+        'a column of a table of blocks is read as a row of it', 'tests/ops/test_pool.py::test_a_column_of_a_table_of_blocks',
+        env=INTERPRET,
+    ),
+    Mutation(
         'final-gradient-dropped', 'ops/triton/diagonal/__init__.py', 'decay, local, dht, cu_seqlens, N=args',
         'decay, local, None, cu_seqlens, N=args', "segments do not see the final state's gradient", SEGMENTS, '3 V9',
         env=INTERPRET,
