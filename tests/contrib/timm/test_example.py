@@ -1,6 +1,8 @@
 """`python -m examples.vision` at a small size: from the digits to a reloaded checkpoint's answers."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -30,3 +32,23 @@ def test_bad_options(option, value, capsys):
     with pytest.raises(SystemExit):
         main([option, value])
     assert f'{option[2:]} must' in capsys.readouterr().err
+
+
+SCRIPT = """
+import argparse
+import timm
+parser = argparse.ArgumentParser()
+parser.add_argument('--model')
+model = timm.create_model(parser.parse_args().model, num_classes=3)
+print(type(model).__name__, timm.data.resolve_data_config(model=model)['input_size'])
+"""
+
+
+def test_scripts_of_timm_find_the_models(tmp_path):
+    """As its `validate.py` and `inference.py` make them: by name, in a program that imports timm alone."""
+    (tmp_path / 'validate.py').write_text(SCRIPT)
+    command = ['validate.py', '--model', 'vision_longhorn_tiny_patch16_224']
+    for runner, status in (([], 1), (['-m', 'fla_longhorn', '--with', 'timm'], 0)):
+        done = subprocess.run([sys.executable, *runner, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+    assert done.stdout == 'VisionLonghorn (3, 224, 224)\n'
