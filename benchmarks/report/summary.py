@@ -36,14 +36,15 @@ def training(report: dict) -> str:
     """A small model beside a transformer."""
     rows = {row['model']: row for row in report['rows'] if row['status'] == 'ok'}
     rate = {name: rows[name]['training']['tokens_per_s'] for name in ('Longhorn', 'Llama')}
-    last = {
-        name: next(x for x in rows[name]['generation'] if (x['batch'], x['prompt']) == (1, 8192))['token']['ms'] for name in rate
-    }
+
+    def token_ms(name: str) -> float:
+        return next(x for x in rows[name]['generation'] if (x['batch'], x['prompt']) == (1, 8192))['token']['ms']
+
     return (
         f'- **A small model on a CPU.** Longhorn trains at {rate["Longhorn"] / rate["Llama"]:.1f} of the tokens a second of '
         f"transformers' Llama ({rate['Longhorn']:,.0f} and {rate['Llama']:,.0f}, {report['size']['seq_len']} tokens a row, "
-        f'{report["machine"]["threads"]} threads). A generated token after 8,192 takes {last["Longhorn"]:.1f} ms, and '
-        f"{last['Llama']:.1f} ms with Llama's cache. [All models](docs/results.md#models-on-a-cpu)."
+        f'{report["machine"]["threads"]} threads). A generated token after 8,192 takes {token_ms("Longhorn"):.1f} ms, and '
+        f"{token_ms('Llama'):.1f} ms with Llama's cache. [All models](docs/results.md#models-on-a-cpu)."
     )
 
 

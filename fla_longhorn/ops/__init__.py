@@ -1,4 +1,15 @@
-"""Longhorn's operators."""
+"""Longhorn's operators.
+
+Words for pieces of time, from short to long, each a multiple of the one before:
+
+    chunk       tokens that one substitution or matrix product takes together (16, exact update)
+    span        tokens between the states that the products of the exact backward load
+    interval    tokens between the states saved for backward (`checkpoint_interval`)
+    segment     what one program of the diagonal update reads when a row is split along the sequence
+    sequence    a row, or what `cu_seqlens` delimits in a packed one
+
+A slot is the place of such a piece in a buffer, by the rule of `checkpoints.py`; a pool is a buffer of states by row.
+"""
 
 from fla_longhorn.ops.chunk import chunk_longhorn
 from fla_longhorn.ops.fused_recurrent import fused_recurrent_longhorn

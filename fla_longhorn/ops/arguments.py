@@ -67,7 +67,7 @@ class Arguments(NamedTuple):
 
 
 def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
-    """A result, or the empty float32 tensor that stands for one that is not asked for."""
+    """A result, or an empty float32 tensor in place of one that was not requested."""
     return like.new_empty(0, dtype=torch.float32) if x is None else x
 
 

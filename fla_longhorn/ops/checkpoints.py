@@ -1,4 +1,4 @@
-"""Where the states that backward restarts from lie: the same rule for every backend."""
+"""Slots of the states saved for backward: the same rule for every backend."""
 
 from __future__ import annotations
 

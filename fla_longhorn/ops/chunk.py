@@ -80,7 +80,7 @@ def chunk_longhorn(
             `cu_seqlens` and not compared with it: kernels read the latter. Default: `None`.
         cp_context (FLACPContext, Optional):
             fla's context of this rank, from `fla.ops.cp.build_cp_context`: q, k, v, beta and z are this rank's tokens of
-            sequences that lie one part after the other on the ranks of its group. `cu_seqlens` is taken from it;
+            sequences split over the ranks of its group. `cu_seqlens` is taken from it;
             `initial_state` and `output_final_state` are refused. D's gradient is this rank's part of the sum over ranks.
             Default: `None`.
 

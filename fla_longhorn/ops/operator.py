@@ -48,7 +48,7 @@ def with_boundaries_checked(args: Arguments) -> Arguments:
     schema=f'({SCHEMA}, bool save_states, bool parallel) -> (Tensor, Tensor, Tensor)',
 )
 def longhorn_fwd(*inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not asked for."""
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not requested."""
     *fields, save_states, parallel = inputs
     args = with_boundaries_checked(Arguments(*fields))
     return select_backend(args.q.device).longhorn_fwd(args, save_states=save_states, parallel=parallel)
@@ -146,7 +146,7 @@ def update(pool: Pool, args: Arguments) -> Tensor:
 
 
 def apart_from(states: Tensor, args: Arguments) -> Arguments:
-    """The arguments, copied where they lie among the states: a kernel may write those before it has read all inputs."""
+    """The arguments, copied where they share memory with states, which a kernel may write before it has read all inputs."""
     start, end = span(states)
     if start == 0:
         # meta tensors have no memory

@@ -34,14 +34,14 @@ class Pool(NamedTuple):
         return not (self.state_indices is None and self.final_state_indices is None and self.has_initial_state is None)
 
     def contiguous(self) -> Pool:
-        """The same states, with choices that lie densely in memory."""
+        """The same states, with contiguous index tensors."""
         choices: dict[str, Any] = {name: None if x is None else x.contiguous() for name, x in self.choices.items()}
         return self._replace(**choices)
 
     def locate(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows to read and to write, int64 `[N]` and -1 where there is none, and whether a sequence is one, bool `[N]`.
+        """Row indices to read and to write (int64 `[N]`, -1 = none), and a bool mask `[N]` of the sequences that take part.
 
-        A sequence whose state has no row is none: its output is zero, and nothing is read or written.
+        Sequences without a row are skipped: zero output, no reads, no writes.
         """
         if self.state_indices is None:
             first = torch.arange(N, dtype=torch.int64, device=self.states.device)

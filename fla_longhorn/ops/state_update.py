@@ -31,11 +31,11 @@ def longhorn_state_update(
     has_initial_state: torch.Tensor | None = None,
     pad_slot_id: int = PAD_SLOT_ID,
 ) -> torch.Tensor:
-    r"""Take `state` over the tokens in place, as decoding does, and return their outputs.
+    r"""Update `state` in place, as decoding does, and return their outputs.
 
     The same as :func:`fla_longhorn.ops.fused_recurrent_longhorn` with `initial_state=state`, whose final state ends up in
     `state` (from 65 tokens on as :func:`fla_longhorn.ops.chunk_longhorn`). With `state_indices`, `state` is a pool, as serving
-    engines keep one, and each sequence has a row of it: rows are read and written where they lie, none is gathered. In terms
+    engines keep one, and each sequence has a row of it: rows are read and written in place, without a gather. In terms
     of that function, with `i` the indices:
 
     .. math::
@@ -59,7 +59,7 @@ def longhorn_state_update(
             `pad_slot_id`) is skipped: nothing of the pool is read or written, and its output is zero. Default: `None`.
         final_state_indices (torch.Tensor, Optional):
             Rows for the states after the last tokens, like `state_indices`, whose rows then stay as they are: for prefixes
-            that others share, or tokens that may be taken back. Where it holds no row the state after is not kept.
+            that others share, or tokens that may be reverted. Where it holds no row the state after is not kept.
             Default: `None`, which is `state_indices`.
         has_initial_state (torch.Tensor, Optional):
             Whether a sequence starts from its row, bool of shape `[N]`. One that doesn't starts from zero, whatever the row
@@ -73,7 +73,7 @@ def longhorn_state_update(
 
     Raises:
         ValueError: a shape, a device or boundaries don't fit, the rows of `state` aren't contiguous, it is a negative view,
-            a gradient is asked for or a transform of `torch.func` is at work. On the CPU also: an index is outside the pool,
+            gradients are required or a `torch.func` transform is active. On the CPU also: an index is outside the pool,
             or a sequence writes a row that another one reads or writes. On a GPU such indices are not found, for that would
             take reading them: the results are undefined.
         TypeError: a type or a dtype doesn't fit.

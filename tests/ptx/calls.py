@@ -121,7 +121,7 @@ def lengths() -> list[Call]:
         return [replace(call, case=replace(call.case, T=T)) for T in counts]
 
     def single(call):
-        """One token, in several rows and in one: there dq is a single number times k ("Precision" in docs/exact.md)."""
+        """One token, in several rows and in one: there dq is a single number times k ("Precision" beside the kernels)."""
         return [replace(call, case=replace(call.case, B=B, T=1), bound_of_q=None if B > 1 else 5e-2) for B in (8, 1)]
 
     def packed(call, *spans):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """This rank's part: how many ranks before and after it hold its first and its last sequence, and where these lie."""
+    """This rank's part: how many ranks before and after it hold its first and its last sequence, and where these are."""
 
     group: dist.ProcessGroup
     rank: int

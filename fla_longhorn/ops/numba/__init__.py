@@ -39,7 +39,7 @@ def longhorn_fwd(
 
     Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here. Where `final_state` is given it is
     written and returned; it may be `initial_state` itself, as each block reads its part of the one before it writes the other.
-    The loops work on the rows of a pool where they lie, in the other layout on copies.
+    The loops update the rows of a pool in place; in the other layout they work on copies.
     """
     B, T, H, K, V = args.sizes
     if T == 1 and final_state is not None and final_state is args.initial_state and not save_states and is_step(args):
@@ -167,7 +167,7 @@ def common_dtype(*tensors) -> torch.dtype:
 
 
 def flat(x, dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """The tensor's elements in order as `dtype`, of those in `BITS`, without a copy where that is how they lie in memory."""
+    """The tensor's elements in order as `dtype`, of those in `BITS`, without a copy where they are contiguous."""
     if x is None:
         return _ABSENT[dtype]
     x = (x.detach() if x.requires_grad else x).to(dtype).contiguous()
@@ -182,14 +182,14 @@ def flat_output(name: str, x, dtype: torch.dtype = torch.float32) -> np.ndarray:
 def in_place(name: str, x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     if x.dtype is not dtype or not x.is_cpu or not x.is_contiguous() or x.is_neg():
         raise RuntimeError(
-            f'internal error: {name} is written where it lies, so it must be dense {dtype} on the CPU, got {x.dtype} of '
+            f'internal error: {name} is written in place, so it must be dense {dtype} on the CPU, got {x.dtype} of '
             f'strides {x.stride()} on {x.device}'
         )
     return x
 
 
 def flat_rows(x, size: int, dtype: torch.dtype) -> tuple[np.ndarray, int]:
-    """The same of `x` `[B, T, H, V]`, whose tokens may lie further apart than their `size`, and how far."""
+    """The same of `x` `[B, T, H, V]`, whose token stride may exceed their `size`, and that stride."""
     if x is None or x.is_contiguous() or x.dtype is not dtype:
         return flat(x, dtype), size
     (B, T, H, V), (over_B, over_T, over_H, over_V) = x.shape, x.stride()

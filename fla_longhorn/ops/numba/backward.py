@@ -175,7 +175,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
                    ahead, z_stride):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`.
 
-    `ahead` are the addresses in do, v, beta and z from which the chunk's rows of the next channels are asked for.
+    `ahead` are the addresses in do, v, beta and z of the next channels' rows of this chunk, to prefetch.
     """
     row_bytes, z_bytes = H * V * dv.itemsize, z_stride * dv.itemsize
     s_r, s_eps, s_dy, s_slope, _ = tokens

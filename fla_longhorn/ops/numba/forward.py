@@ -200,7 +200,7 @@ def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z
                   exact, is_scalar, use_sigmoid, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`.
 
-    `first` and `last` are where the states before and after the sequence lie in `h0` and `ht`; -1 is zero, and nowhere.
+    `first` and `last` index the states before and after the sequence in `h0` and `ht`; -1 reads zero and writes nothing.
     """
     channels = range(0, min(BV, V - o_v), W)
     p_h = i_h * K * V + o_v

@@ -13,7 +13,7 @@ from fla_longhorn.ops.pool import Pool
 
 @lru_cache(maxsize=64)
 def in_order(N: int, size: int, reads: bool, writes: bool) -> np.ndarray:
-    """`(sequence, place before, place after)` of states that lie one after the other; -1 is zero, and nowhere.
+    """`(sequence, place before, place after)` of contiguous states; -1 reads zero and writes nothing.
 
     Who gets it reads it only: it is kept.
     """

@@ -9,7 +9,7 @@ rows, T tokens, H heads, K entries of a key, V channels and N sequences (B witho
     longhorn_fwd(args, save_states, parallel, final_state=None, pool=None) -> o, final_state, states
         o is contiguous and has the dtype of v. states [S, H, K, V] holds the state at the start of each chunk of
         `checkpoint_interval(K)` tokens of each sequence, in the slots of `ops/checkpoints.py`; each backend arranges the
-        K * V entries of a slot as it likes. An output that was not asked for has no elements.
+        K * V entries of a slot as it likes. An output that was not requested has no elements.
     longhorn_bwd(do, dht, states, args, parallel) -> the gradients of q, k, v, beta, initial_state, D, z
         each in its input's dtype; the gradient of an absent input has no elements.
 

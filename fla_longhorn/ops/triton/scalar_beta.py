@@ -25,7 +25,7 @@ FLA_STATE_SIZE = 32
 
 
 def applies(args: Arguments) -> bool:
-    """Whether fla's kernels take these arguments, and are asked for or should be faster."""
+    """Whether fla's kernels support these arguments, and are requested or expected to be faster."""
     route = os.environ.get('FLA_LONGHORN_SCALAR_BETA') or 'auto'
     if route not in ROUTES:
         raise ValueError(f'FLA_LONGHORN_SCALAR_BETA must be one of {ROUTES}, got {route!r}')

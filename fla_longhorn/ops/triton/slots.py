@@ -88,7 +88,7 @@ def only_if(flag, m):
 
 
 def row_arguments(pool: Pool | None, size: int) -> dict:
-    """What a kernel takes for `locate_states`, and how far apart the states of `size` elements lie."""
+    """Arguments of a kernel for `locate_states`, and the stride of the states of `size` elements."""
     if pool is None:
         choices = dict(state_indices=None, final_state_indices=None, has_initial_state=None)
         return dict(**choices, pad_slot_id=PAD_SLOT_ID, s_h=size, POOLED=False)

@@ -155,7 +155,7 @@ def longhorn_bwd_kernel(
             n_b = tl.cdiv(n_c, 4)
             p_last = p_r + (n_b - 1) * 4 * R
             if n_c % 4 != 0:
-                # with four rows in scratch, where a token's row lies is a constant in each block
+                # with four rows in scratch, the offset of a token's row is a constant in each block
                 copy_rows(p_rest, p_last, n_c % 4, R, KP)
                 p_last = p_rest
             for i_k in range(0, NK):
@@ -165,13 +165,13 @@ def longhorn_bwd_kernel(
                 )
                 # a pointer that advances with the loop costs two instructions, a recomputed one four
                 x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
-                # inputs are asked for a block of tokens ahead: loads don't move up across stores
+                # prefetch the inputs of the next block: loads don't move up across stores
                 vs = load_four(x_v, n_c, m_v, S_V, 0.)
                 betas = load_four(x_beta, n_c, m_v, S_B, NONE)
                 b_keys, ns = load_keys(x_r, x_r + i_k * BK, n_c, R, KP, BK)
                 tl.store(x_ring + o_ring, to_ring(b_h))
                 for j in range(1, n_b):
-                    # the last block is asked for twice
+                    # the last iteration reloads its own block, so the prefetch needs no bounds check
                     step = tl.where(j + 1 < n_b, 4, 0)
                     x_r, x_v, x_beta, x_ring = x_r + step * R, x_v + step * S_V, x_beta + step * S_B, x_ring + BK * BV
                     m = m_v if MASKED else None

@@ -78,7 +78,7 @@ def apart(x):
 
 @triton.jit
 def load_four(p, n_u, m_v, S: tl.constexpr, OTHER: tl.constexpr):
-    """Words of what lies at `p [1, BV]` and S elements further each, for four tokens, of which the first n_u exist."""
+    """Words at `p [1, BV]` of four tokens S elements apart, of which the first n_u exist."""
     xs = ()
     for u in tl.static_range(4):
         xs = xs + (to_word(tl.load(p + u * S, mask=m_v & (tl.full(m_v.shape, u, tl.int32) < n_u), other=OTHER)),)
@@ -132,7 +132,7 @@ def copy_rows(p_to, p_r, n_u, R: tl.constexpr, KP: tl.constexpr):
     """Copy the rows of n_u tokens, the last one as often as makes four."""
     o_r = tl.arange(0, 4 * KP)
     for u in range(0, 4):
-        # key, query and |k|^2: nobody wrote what lies between them and the squares
+        # key, query and |k|^2: the elements between them and the squares are uninitialised
         b_row = tl.load(p_r + tl.minimum(u, n_u - 1) * R + o_r, mask=o_r <= 2 * KP)
         tl.store(p_to + u * R + o_r, b_row, mask=o_r <= 2 * KP)
 
@@ -235,7 +235,7 @@ def backward_block(
     """Four tokens forward from the state before them, with each one's x kept, and back; only the first n_u exist.
 
     The others have the last one's key, and no step size, value or gradient: they change nothing. Stores come last, because
-    loads don't move up across them. Between two blocks of K, what is summed over K lies in scratch.
+    loads don't move up across them. Between two blocks of K, the sums over K are in scratch.
     """
     p_k = p_r + i_k * BK + tl.arange(0, BK)
     b_dq, b_dk = tl.zeros([BK, 8], dtype=tl.float32), tl.zeros([BK, 8], dtype=tl.float32)
@@ -275,7 +275,7 @@ def backward_block(
 
     gs, ds = dys, dys
     for u in tl.static_range(3, -1, -1):
-        # the modifier, which changes nothing else, has them asked for again: kept from above they would take 128 registers
+        # '.ca' is the default; it only stops the compiler from merging this with the earlier load: 128 registers
         b_k, b_q = tl.load(p_k + u * R, cache_modifier='.ca'), tl.load(p_k + u * R + KP, cache_modifier='.ca')
         b_k, b_q = b_k[:, None], b_q[:, None]
         b_a = tl.fma(-(b_k * (ss[u] * rs[u])), b_k, 1.)

@@ -37,7 +37,7 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
 
 @triton.jit
 def load_masked(p, m, MASKED: tl.constexpr):
-    """What lies at `p`, in float32; with `MASKED`, zero where `m` is false."""
+    """Load `p` as float32; with `MASKED`, zero where `m` is false."""
     if MASKED:
         return tl.load(p, mask=m, other=0.).to(tl.float32)
     else:

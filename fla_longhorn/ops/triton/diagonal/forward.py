@@ -24,7 +24,7 @@ from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_sta
 
 @triton.jit
 def load_words(p, m_v, m_t, BV: tl.constexpr, PAIRS: tl.constexpr, MASKED: tl.constexpr, GUARDED: tl.constexpr):
-    """A value of each channel as it lies in memory, `[1, BV]`, or with PAIRS words of two; GUARDED: zeros unless `m_t`."""
+    """A value of each channel as stored, `[1, BV]`, or with PAIRS words of two; GUARDED: zeros unless `m_t`."""
     if PAIRS:
         o_p = tl.arange(0, BV // 2)[None, :]
         p_w = p.to(tl.pointer_type(tl.int32), bitcast=True) + o_p
@@ -205,7 +205,7 @@ def longhorn_fwd_kernel(
 
     n_t = (end - beg).to(tl.int32)
     n_b = n_t // U
-    # a load never moves up across a store, so all inputs are asked for a block of tokens ahead, and outputs stored at its end
+    # a load never moves up across a store, so inputs are prefetched a block ahead, and outputs stored at its end
     vs, betas, zs = load_inputs(
         p_v, p_beta, p_z, o_x, m_v, n_b * U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
     )
@@ -215,7 +215,7 @@ def longhorn_fwd_kernel(
             tl.store(states + i_c * K * V + o_k * V + o_v, b_h, mask=m_h)
             i_c += H
         for i_b in range(i_t // U, tl.minimum(i_t + INTERVAL, n_t) // U):
-            # the last block is asked for twice
+            # the last iteration reloads its own block, so the prefetch needs no bounds check
             step = tl.where(i_b + 1 < n_b, U, 0)
             p_v, p_beta, p_z = p_v + step * S_V, p_beta + step * S_B, p_z + step * S_Z
             next_vs, next_betas, next_zs = load_inputs(

@@ -137,7 +137,7 @@ def longhorn_segment_kernel(
     # [BK, BV]
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
     b_a = tl.full([BK, BV], 1., dtype=tl.float32)
-    # inputs, which are in no cache, are asked for a block of tokens ahead; the last block is asked for twice
+    # prefetch the inputs, which are in no cache, a block ahead; the last iteration reloads its own block
     n_b = n_t // 4
     xs = load_four(p_x, 4 * n_b, m_v, STEP * S_X, 0.)
     betas = load_four(p_beta, 4 * n_b, m_v, STEP * S_B, NONE)

@@ -24,7 +24,7 @@ from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exa
 def exact_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not asked for.
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not requested.
 
     `final_state` may be the initial state itself: a program reads its block of that before it writes it.
     """

@@ -45,8 +45,8 @@ def backward_chunk(
 ):
     """Store the gradients of v and beta of one chunk; return that of the state before it, in slices, and the next tiles.
 
-    The next chunk lies before this one. With `PREFETCH`, this chunk's tiles of q, k, dY and beta come as arguments, and those
-    of the next are loaded before anything is stored, which no load may cross.
+    Chunks go backwards: the next one is before this one. With `PREFETCH`, this chunk's tiles of q, k, dY and beta come
+    as arguments, and those of the next are loaded before anything is stored, which no load may cross.
     """
     dy, q, k, beta, gram, a, cs = inputs
     ws, dv, dbeta = outputs
@@ -248,7 +248,7 @@ def chunk_longhorn_exact_bwd_kernel(
         b_dh = load_state(dht + o_state, o_k, o_v, None, K, V, SLICES, STATE_V_FIRST)
     else:
         b_dh = zero_state(BV, BS, SLICES)
-    # whether the tokens after the last full chunk lie in its span, whose dS is then stored already
+    # whether the tokens after the last full chunk are in its span, whose dS is then stored already
     shared = left * 0
     if left > 0:
         store_state(p_dhs, b_dh, o_k, o_v, None, K, V, True, PARTS)

@@ -15,7 +15,7 @@ from fla_longhorn.ops.triton.slots import locate_slot
 
 @triton.jit
 def squares(p_k, m_t, K: tl.constexpr, BK: tl.constexpr):
-    """`|k|^2 [BT]` of the tokens whose keys lie at `p_k [BT, 1]`."""
+    """`|k|^2 [BT]` of the tokens whose keys are at `p_k [BT, 1]`."""
     b_n = tl.zeros([p_k.shape[0]], dtype=tl.float32)
     for i_k in range(0, K, BK):
         o_k = i_k + tl.arange(0, BK)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -46,8 +48,8 @@ def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
 
 
 def strided_inputs(args: Arguments) -> tuple[Arguments, dict[str, int]]:
-    """The arguments, copied only where a kernel cannot read them as they lie, and how far apart the tokens of each lie."""
-    x = {name: None if value is None else value.contiguous() for name, value in (
+    """The arguments, copied only where a kernel cannot read them as strided, and the stride of each one's tokens."""
+    x: dict[str, Any] = {name: None if value is None else value.contiguous() for name, value in (
         ('D', args.D), ('initial_state', args.initial_state), ('cu_seqlens', args.cu_seqlens),
     )}
     strides = {'S_Z': 0}
@@ -64,7 +66,7 @@ def strided_inputs(args: Arguments) -> tuple[Arguments, dict[str, int]]:
 
 @triton.jit
 def head_and_index(H: tl.constexpr):
-    """This program's head, and its sequence or slot. Both lie in the grid's first dimension: the other two end at 65535."""
+    """This program's head, and its sequence or slot. Both are in the grid's first dimension: the other two end at 65535."""
     i = tl.program_id(0)
     return i % H, i // H
 
@@ -102,14 +104,14 @@ def chunk_offsets(
 
 @triton.jit
 def gram_pointers(gram, a, i_gram, BT: tl.constexpr, DOT: tl.constexpr):
-    """Where the matrices that the gram kernel wrote for chunk `i_gram` lie."""
+    """Addresses of the matrices that the gram kernel wrote for chunk `i_gram`."""
     PARTS: tl.constexpr = 1 if DOT == 'ieee' else 2
     return gram + i_gram * ((BT + 1) * BT), a + i_gram * (PARTS * BT * BT)
 
 
 @triton.jit
 def tile_offsets(S: tl.constexpr, o_t, o_c):
-    """Offsets of a tile `[BT, BX]` of a tensor whose tokens lie `S` apart.
+    """Offsets of a tile `[BT, BX]` of a tensor with token stride `S`.
 
     Kernels compute them before their loops: in the loops, the compiler takes registers for them that spill others.
     """
@@ -119,7 +121,7 @@ def tile_offsets(S: tl.constexpr, o_t, o_c):
 
 @triton.jit
 def tile_pointers(x, S: tl.constexpr, i_t, o_t, o_c):
-    """Addresses of a tile of `x`, whose tokens lie `S` apart, from token `i_t` (int64) on."""
+    """Addresses of a tile of `x`, with token stride `S`, from token `i_t` (int64) on."""
     return x + i_t * S + tile_offsets(S, o_t, o_c)
 
 
@@ -227,7 +229,7 @@ def row(b_x, s: tl.constexpr):
 
 @triton.jit
 def gram_rows(p_gram, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
-    """The first `ROWS` rows of G, or those from the last on, each `[BT]`: a substitution shall not wait for each of them."""
+    """The first `ROWS` rows of G, or those from the last on, each `[BT]`: a substitution then does not wait for each load."""
     rows = ()
     for s in tl.static_range(ROWS):
         rows = rows + (tl.load(p_gram + (BT - 1 - s if REVERSE else s) * BT + tl.arange(0, BT)),)

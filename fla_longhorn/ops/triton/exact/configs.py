@@ -156,7 +156,7 @@ def for_products(K: int, precision: str, capability: int) -> ExactConfig:
     in_registers = 0 < capability < 9
     # in shared memory there is no room for wider operands in float32
     narrow = precision == 'ieee' or BT == 64 and (in_registers or precision == 'tf32')
-    # a warp group multiplies what lies in shared memory, and Triton leaves out a fence
+    # a warp group's operands are in shared memory, and Triton leaves out a fence
     stages = 1 if BT == 64 and not in_registers and not ASYNC_COPIES else None
     return ExactConfig(BK, 32 if narrow else 64, max(BK, BT) // 16, BT=BT, num_stages=stages)
 
