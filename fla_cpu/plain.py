@@ -13,6 +13,19 @@ from torch.autograd import forward_ad
 ORDINARY = (Tensor, torch.nn.Parameter)
 
 
+def under_transform() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_transformed() -> bool:
+    """The same, or forward mode: fla's functions serve neither, nor a compiler.
+
+    `torch.compiler.is_compiling()` is asked beside it, not in here: behind a graph break, a function of its own is compiled.
+    """
+    return under_transform() or forward_ad._current_level >= 0
+
+
 def is_plain(*tensors: object) -> bool:
     """Whether nothing watches the call, and each of `tensors` is `None` or has memory of its own to read from.
 
@@ -25,13 +38,9 @@ def is_plain(*tensors: object) -> bool:
 
 def has_memory(*tensors: object) -> bool:
     """The same where a mode of `__torch_function__` may watch: a kernel can stand in for PyTorch's functions on `tensors`."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed():
         return False
-    if (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack()
-    ):
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False
     return are_ordinary(*tensors)
 

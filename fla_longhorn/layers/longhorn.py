@@ -101,13 +101,8 @@ class Longhorn(NoWeightDecay):
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
     ) -> None:
+        check_options(**{name: x for name, x in locals().items() if name not in ('self', '__class__')})
         super().__init__()
-        check_options(
-            mode=mode, hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=num_heads,
-            conv_size=conv_size, conv_bias=conv_bias, beta_rank=beta_rank, use_bias=use_bias, exact=exact,
-            scalar_beta=scalar_beta, k_norm=k_norm, tie_qk=tie_qk, value_proj=value_proj, norm_eps=norm_eps,
-            layer_idx=layer_idx,
-        )
         intermediate_size = round(hidden_size * expand)
 
         self.mode = mode

@@ -18,28 +18,22 @@ def check_options(
     expand: Any,
     num_heads: Any,
     conv_size: Any,
-    conv_bias: Any,
     beta_rank: Any,
-    use_bias: Any,
-    exact: Any,
-    scalar_beta: Any,
     k_norm: Any,
-    tie_qk: Any = False,
-    value_proj: Any = False,
     norm_eps: Any,
     layer_idx: Any = None,
+    **flags: Any,
 ) -> None:
-    """Raise `TypeError` (a wrong type) or `ValueError` (a wrong value) naming the option, what it got and what it takes."""
+    """Raise `TypeError` (a wrong type) or `ValueError` (a wrong value) naming the option, what it got and what it takes.
+
+    All other options are flags.
+    """
     if mode not in MODES:
         raise ValueError(f'mode must be one of {list(MODES)}, got {mode!r}')
     check_integer('hidden_size', hidden_size)
     check_integer('state_size', state_size, most=MAX_STATE_SIZE)
     check_integer('num_heads', num_heads)
     check_integer('conv_size', conv_size)
-    flags = {
-        'conv_bias': conv_bias, 'use_bias': use_bias, 'exact': exact, 'scalar_beta': scalar_beta, 'tie_qk': tie_qk,
-        'value_proj': value_proj,
-    }
     for name, flag in flags.items():
         check_flag(name, flag)
     check_number('expand', expand)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
+from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.linear import is_bare
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 
@@ -29,7 +30,7 @@ def compute_logits_and_loss(
 
     In three things it differs. The logits stay what they are: fla's default writes their gradient over them in backward. The
     head is called wherever a call is more than its weight, by an adapter, offloading or FSDP, where fla's fused linear loss
-    reads the weight alone. And a trace gets losses in PyTorch.
+    reads the weight alone. And compilers and `torch.func` get losses in PyTorch.
 
     Returns:
         `(loss, logits)`: the loss `None` without labels, the logits `[B, T, V]` `None` where the loss is fused with the head.
@@ -70,7 +71,7 @@ def fused_linear_loss(
 ) -> torch.Tensor:
     if criterion is not None:
         return with_reduction(criterion, reduction)(hidden_states, targets, head.weight, head.bias)
-    if not torch.compiler.is_compiling() and is_bare(head, hidden_states.device):
+    if not (torch.compiler.is_compiling() or is_transformed()) and is_bare(head, hidden_states.device):
         criterion = FusedLinearCrossEntropyLoss(use_l2warp=use_l2warp, reduction=reduction)
         return criterion(hidden_states, targets, head.weight, head.bias)
     return linear_cross_entropy(hidden_states, targets, head, reduction, use_l2warp)
@@ -82,7 +83,7 @@ def plain_loss(criterion: Any, reduction: str, fused: bool) -> Any:
         return with_reduction(criterion, reduction)
     if not fused:
         return partial(F.cross_entropy, reduction=reduction)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_transformed():
         return partial(cross_entropy, reduction=reduction)
     return FusedCrossEntropyLoss(inplace_backward=False, reduction=reduction)
 

@@ -14,6 +14,7 @@ from fla.models.cache_utils import FLACache
 from fla.models.configuration_utils import get_attention_spec
 
 from fla_cpu import flash_attention
+from fla_cpu.plain import under_transform
 
 
 def load_again(name: str) -> ModuleType:
@@ -57,6 +58,11 @@ class RowwiseAttention(Attention):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As fla's; `attention_mask` `[B, tokens in the cache + T]`."""
+        if under_transform():
+            raise ValueError(
+                f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
+                'jvp) can not differentiate: call the model outside of them'
+            )
         T, cache, rows = hidden_states.shape[1], past_key_values, kwargs.pop('rows', None)
         if attention_mask is not None and kwargs.get('cu_seqlens') is None and not torch.compiler.is_compiling():
             if T == 1:

@@ -13,6 +13,7 @@ from fla.layers.utils import get_layer_cache
 from fla.models.cache_utils import FLACache, LegacyFLACache
 from transformers.cache_utils import Cache as HFCache
 
+from fla_cpu.plain import is_transformed
 from fla_longhorn.ops.inputs import LOW_PRECISIONS
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def outside_inference_mode(state: torch.Tensor) -> torch.Tensor:
 
 def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
-    if state is None or torch.is_grad_enabled() or state.requires_grad:
+    if state is None or torch.is_grad_enabled() or state.requires_grad or is_transformed():
         return False
     return state.dtype == torch.float32 and state.is_contiguous()
 

@@ -12,7 +12,7 @@ from fla import modules
 from fla.modules.causal_conv1d import ops
 
 from fla_cpu.backend import LOOP_DTYPES, load_loops, widen
-from fla_cpu.plain import is_plain
+from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import find_function, get_parameter
 
 
@@ -91,7 +91,7 @@ def _convolve_packed(
 
 
 class ShortConvolution(modules.ShortConvolution):
-    """:class:`fla.modules.ShortConvolution`, in PyTorch for a compiler and `lengths`, without wrappers for a plain token."""
+    """:class:`fla.modules.ShortConvolution`, in PyTorch for `lengths` and where a call must be, quicker for a plain token."""
 
     def forward(
         self,
@@ -110,14 +110,15 @@ class ShortConvolution(modules.ShortConvolution):
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
         Without it, or where `cache` has a graph, `cache` stays as it is.
         """
-        if lengths is not None and x.shape[1] == 1 and cache is not None and not torch.compiler.is_compiling():
+        in_pytorch = torch.compiler.is_compiling() or is_transformed()
+        if lengths is not None and x.shape[1] == 1 and cache is not None and not in_pytorch:
             y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
             if state is None:
                 return y, None
             state = torch.where(lengths[:, None, None] > 0, state, cache)
             # where a token updates the cache in place, its address stays
             return y, state if torch.is_grad_enabled() or cache.requires_grad else cache.copy_(state)
-        if lengths is None and (not torch.compiler.is_compiling() or kwargs.get('cp_context') is not None):
+        if lengths is None and (not in_pytorch or kwargs.get('cp_context') is not None):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
@@ -133,7 +134,8 @@ class ShortConvolution(modules.ShortConvolution):
 
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
-        stepping = output_final_state and cu_seqlens is None and x.shape[1] == 1 and not torch.is_grad_enabled()
+        stepping = output_final_state and cu_seqlens is None and x.shape[1] == 1
+        stepping = stepping and not (torch.is_grad_enabled() or is_transformed())
         in_place = cache if stepping and cache is not None and not cache.requires_grad else None
         if in_place is not None:
             y, state = _step(rows, weight, in_place, lengths), in_place

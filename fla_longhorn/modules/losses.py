@@ -1,4 +1,4 @@
-"""The losses of fla's language models in plain PyTorch, for a trace and for heads that must be called.
+"""The losses of fla's language models in plain PyTorch, for compilers, `torch.func` and heads that must be called.
 
 `cross_entropy` is :class:`fla.modules.FusedCrossEntropyLoss`, `linear_cross_entropy` is
 :class:`fla.modules.FusedLinearCrossEntropyLoss` and `l2_warp` is `fla.modules.l2warp.l2_warp`.
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fla_cpu.backend import widen
+from fla_cpu.plain import is_transformed
 
 IGNORE_INDEX = -100
 L2_PENALTY_FACTOR = 1e-4
@@ -60,10 +61,12 @@ def linear_cross_entropy(
     classes = torch.cat([target, fill])[:NUM_CHUNKS * size].view(NUM_CHUNKS, size)
     real = (torch.arange(NUM_CHUNKS * size, device=x.device) < N).view(NUM_CHUNKS, size)
 
-    losses, penalties = zip(*(
-        checkpoint(_chunk_loss, rows[i], classes[i], real[i], head, use_l2warp, use_reentrant=False)
-        for i in range(NUM_CHUNKS)
-    ), strict=True)
+    parts = []
+    for i in range(NUM_CHUNKS):
+        inputs = rows[i], classes[i], real[i], head, use_l2warp
+        # transforms have no checkpoints
+        parts.append(_chunk_loss(*inputs) if is_transformed() else checkpoint(_chunk_loss, *inputs, use_reentrant=False))
+    losses, penalties = zip(*parts, strict=True)
     loss = sum(losses)
     if reduction == 'mean':
         loss = loss / (target != IGNORE_INDEX).sum().clamp_min(1)

@@ -10,6 +10,7 @@ from fla.modules import mlp
 from fla.modules.activations import ops
 
 from fla_cpu.backend import widen
+from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.linear import is_bare
 
 
@@ -29,7 +30,7 @@ def powglu(x: torch.Tensor, y: torch.Tensor, power: float) -> torch.Tensor:
 
 
 class SwiGLULinear(mlp.SwiGLULinear):
-    """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch while a compiler traces it."""
+    """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch where a call must be."""
 
     def forward(
         self,
@@ -39,13 +40,13 @@ class SwiGLULinear(mlp.SwiGLULinear):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """`(silu(x) * y) @ weight.T + bias`."""
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or is_transformed()):
             return super().forward(x, y, weight, bias)
         return F.linear(swiglu(x, y), weight, bias)
 
 
 class GatedMLP(mlp.GatedMLP):
-    """:class:`fla.modules.GatedMLP`, in PyTorch while a compiler traces it.
+    """:class:`fla.modules.GatedMLP`, in PyTorch where a call must be, by a compiler or `torch.func`.
 
     fla's fused activation takes the weight of `down_proj`, which saves an array `[B, T, intermediate_size]` in training. Where
     something stands around `down_proj` (see :func:`fla_longhorn.modules.linear.is_bare`), it is called instead.
@@ -58,15 +59,15 @@ class GatedMLP(mlp.GatedMLP):
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """`down_proj(act(gate_proj(x)) * up_proj(x))`."""
-        tracing = torch.compiler.is_compiling()
+        in_pytorch = torch.compiler.is_compiling() or is_transformed()
         fused = self.fuse_swiglu and is_bare(self.down_proj, x.device)
-        if not tracing and (fused or not self.fuse_swiglu):
+        if not in_pytorch and (fused or not self.fuse_swiglu):
             return super().forward(x, **kwargs)
         gate, y = self.gate_proj(x), self.up_proj(x)
         if self.hidden_act == 'powlu':
-            act = powglu if tracing else ops.powglu
+            act = powglu if in_pytorch else ops.powglu
             return self.down_proj(act(gate, y, self.powglu_power))
         if fused:
             return self.swiglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias)
-        act = swiglu if tracing else ops.swiglu
+        act = swiglu if in_pytorch else ops.swiglu
         return self.down_proj(act(gate, y))

@@ -1,4 +1,4 @@
-"""fla's RMSNorm and L2Norm, traceable, and without autograd's wrappers where a call is plain."""
+"""fla's RMSNorm and L2Norm, also for compilers and `torch.func`, and without autograd's wrappers where a call is plain."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from fla import modules
 from fla.modules.norm import l2norm, layernorm
 
 from fla_cpu.backend import load_loops, widen
-from fla_cpu.plain import is_plain
+from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import find_function, get_parameter
 
 
 class RMSNorm(modules.RMSNorm):
-    """:class:`fla.modules.RMSNorm`, in PyTorch while a compiler traces it."""
+    """:class:`fla.modules.RMSNorm`, in PyTorch where a call must be, by a compiler or `torch.func`."""
 
     def forward(
         self,
@@ -22,7 +22,7 @@ class RMSNorm(modules.RMSNorm):
         residual_in_fp32: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or is_transformed()):
             weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
             if is_plain(x, residual, weight, bias) and (residual is None or residual.shape == x.shape):
                 return self._forward_plain(x, residual, weight, bias, prenorm, residual_in_fp32)
@@ -64,7 +64,7 @@ class RMSNorm(modules.RMSNorm):
 
 
 class L2Norm(modules.L2Norm):
-    """:class:`fla.modules.L2Norm`, in PyTorch while a compiler traces it."""
+    """:class:`fla.modules.L2Norm`, in PyTorch where a call must be."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x / sqrt(|x|^2 + eps)` over the last dimension of `x`, of any shape; a row of zeros stays one."""
@@ -72,7 +72,7 @@ class L2Norm(modules.L2Norm):
             return find_function(l2norm.l2norm_fwd, x.device.type)(
                 x=x.contiguous(), eps=self.eps, output_dtype=self.output_dtype,
             )[0]
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or is_transformed()):
             return super().forward(x)
         rows = widen(x)
         y = rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + self.eps)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.cache import seen_tokens
 from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
 from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
@@ -99,7 +100,7 @@ def resolve_rows(
     own = kwargs.get('cu_seqlens') if cp_context is None else cp_context.cu_seqlens
     if attention_mask is None and own is None and not given:
         return None, rest
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_transformed():
         return _in_a_trace(given, rest, own, attention_mask, T, device)
 
     own_cpu = kwargs.get('cu_seqlens_cpu') if cp_context is None else cp_context.cu_seqlens_cpu
@@ -222,7 +223,7 @@ def _in_a_trace(
         own = next((given[name].to(device) for name in CU_SEQLENS if name in given), None)
         if own is None:
             raise ValueError(
-                f'{next(iter(given))} must be None in a trace of torch.compile or torch.export, which can\'t read '
+                f'{next(iter(given))} must be None in a trace of torch.compile, torch.export or torch.func, which can\'t read '
                 'boundaries of packed sequences from it: they go by cu_seqlens or cu_seq_lens_q there'
             )
         rest['cu_seqlens'] = own

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fla_cpu.plain import is_plain
+from fla_cpu.plain import is_plain, under_transform
 from fla_longhorn.ops import context_parallel, operator
 from fla_longhorn.ops.arguments import Arguments, get_tensors
 from fla_longhorn.ops.inputs import check_inputs
@@ -37,10 +36,6 @@ def takes_other_derivatives(args: Arguments) -> bool:
     `torch.library` operators have one formula, backward's: forward mode would drop the tangents without a word.
     """
     return under_transform() or has_tangent(args)
-
-
-def under_transform() -> bool:
-    return torch._C._are_functorch_transforms_active()
 
 
 def has_tangent(args: Arguments) -> bool:

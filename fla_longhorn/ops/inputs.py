@@ -88,7 +88,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
         raise ValueError('state must not be a negative view to be updated in place: give state.resolve_neg()')
     row = state[0]
     size = row.numel()
-    if not row.is_contiguous() or (len(state) > 1 and state.stride(0) < size):
+    if not row.is_contiguous() or (state.shape[0] > 1 and state.stride(0) < size):
         raise ValueError(
             f'state must have contiguous rows, {size} or more elements apart, to be updated in place, '
             f'got strides {state.stride()}'
@@ -229,7 +229,7 @@ def _check_state_shape(name: str, x: torch.Tensor, args: Arguments, pooled: bool
     count, meaning = ('P', 'a pool of P states') if pooled else ('N', 'one state a sequence')
     layout = f'[{count}, H, V, K] (state_v_first=True)' if args.state_v_first else f'[{count}, H, K, V]'
     wanted = args.state_shape
-    if pooled and x.dim() == 4 and len(x) > 0:
+    if pooled and x.dim() == 4 and x.shape[0] > 0:
         wanted = (x.shape[0], *wanted[1:])
     _check_shape(name, x, wanted, f'{layout}, {meaning}')
 

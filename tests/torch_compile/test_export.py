@@ -5,6 +5,7 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn.layers import Longhorn
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from tests.torch_compile.graphs import assert_equal
 from tests.torch_compile.test_model import build
 
@@ -36,6 +37,53 @@ def test_model(padded, strict, tmp_path, device):
         for B, T in ((3, 11), (1, 2), (2, 64), (1, 65), (4, 150), (7, 3), (20, 2), (5, 5)):
             inputs = arguments(B, T)
             assert_equal({'logits': program(*inputs)}, {'logits': module(*inputs)})
+
+
+class Call(nn.Module):
+    """A function as a module, with options."""
+
+    def __init__(self, function, **options):
+        super().__init__()
+        self.function, self.options = function, options
+
+    def forward(self, *inputs):
+        return self.function(*inputs, **self.options)
+
+
+def operator_inputs(B: int, T: int, device) -> tuple[torch.Tensor, ...]:
+    q, k = torch.randn(2, B, T, 3, 4, device=device)
+    v, beta = torch.randn(B, T, 3, 6, device=device), torch.rand(B, T, 3, 6, device=device)
+    return q, k, v, beta
+
+
+@pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn], ids=lambda op: op.__name__)
+def test_operator(op, device):
+    """No size is tied to another one: batches below and above the number of heads and the length."""
+    module = Call(op, output_final_state=True)
+    shapes = ([{0: BATCH, 1: LENGTH}] * 4,)
+    program = torch.export.export(module, operator_inputs(5, 4, device), dynamic_shapes=shapes).module()
+    for B, T in ((5, 4), (4, 5), (1, 2), (2, 2), (64, 3), (2, 70)):
+        inputs = operator_inputs(B, T, device)
+        assert_equal(dict(enumerate(program(*inputs))), dict(enumerate(module(*inputs))))
+
+
+def update(pool, q, k, v, beta, state_indices):
+    pool = pool.clone()
+    return longhorn_state_update(pool, q, k, v, beta, state_indices=state_indices), pool
+
+
+@pytest.mark.parametrize('T', [1, 3])
+def test_pool(T, device):
+    """Any number of sequences and of states in the pool."""
+    def arguments(N, P):
+        return torch.randn(P, 3, 4, 6, device=device), *operator_inputs(N, T, device), torch.randperm(P, device=device)[:N]
+
+    rows, sizes = {0: torch.export.Dim('N', min=1, max=64)}, {0: torch.export.Dim('P', min=1, max=64)}
+    shapes = ((sizes, rows, rows, rows, rows, rows),)
+    program = torch.export.export(Call(update), arguments(3, 8), dynamic_shapes=shapes).module()
+    for N, P in ((3, 8), (5, 5), (1, 2), (20, 64)):
+        inputs = arguments(N, P)
+        assert_equal(dict(enumerate(program(*inputs))), dict(enumerate(update(*inputs))))
 
 
 class Mixed(nn.Module):

@@ -10,7 +10,7 @@ from timm.layers import DropPath
 
 from fla_longhorn.contrib.timm.mixer import BidirectionalLonghorn
 from fla_longhorn.contrib.timm.packing import Packing
-from fla_longhorn.modules import RMSNorm
+from fla_longhorn.contrib.timm.tracing import RMSNorm
 
 
 class Block(nn.Module):

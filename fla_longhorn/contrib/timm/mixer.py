@@ -9,6 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from fla_longhorn.contrib.timm.packing import Packing, reverse
+from fla_longhorn.contrib.timm.tracing import in_one_call
 from fla_longhorn.layers.options import check_options
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import ShortConvolution
@@ -111,6 +112,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         # its submodules reset their own
         nn.init.ones_(self.D)
 
+    @in_one_call
     def forward(self, hidden_states: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
         """Mix tokens.
 

@@ -18,17 +18,13 @@ from timm.layers import (
     resample_abs_pos_embed,
     trunc_normal_,
 )
-from timm.models import checkpoint, register_notrace_module
+from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 
 from fla_longhorn.contrib.timm.block import Block
 from fla_longhorn.contrib.timm.mixer import BidirectionalLonghorn
 from fla_longhorn.contrib.timm.packing import Packing
-from fla_longhorn.modules import RMSNorm
-
-# torch.fx, by which timm takes features out of a model, does not look into these
-register_notrace_module(BidirectionalLonghorn)
-register_notrace_module(RMSNorm)
+from fla_longhorn.contrib.timm.tracing import RMSNorm
 
 POOLS = ('', 'token', 'avg', 'max', 'avgmax')
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from fla.models.configuration_utils import parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
 
+from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.options import check_integer, check_number, check_options
+
+# those of the layer that the config has by the same name
+MIXER_OPTIONS = tuple(name for name in inspect.signature(Longhorn).parameters if name not in ('mode', 'layer_idx'))
 
 
 class LonghornConfig(PreTrainedConfig):
@@ -74,11 +79,10 @@ class LonghornConfig(PreTrainedConfig):
         vocab_size: int = 50304,
         **kwargs,
     ):
-        check_options(
-            mode=attn_mode, hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=num_heads,
-            conv_size=conv_size, conv_bias=conv_bias, beta_rank=beta_rank, use_bias=use_bias, exact=exact,
-            scalar_beta=scalar_beta, k_norm=k_norm, tie_qk=tie_qk, value_proj=value_proj, norm_eps=norm_eps,
-        )
+        options = {name: x for name, x in locals().items() if name in MIXER_OPTIONS}
+        check_options(mode=attn_mode, **options)
+        for name, x in options.items():
+            setattr(self, name, x)
         for name, size in (('num_hidden_layers', num_hidden_layers), ('vocab_size', vocab_size)):
             check_integer(name, size)
         if hidden_ratio is not None:
@@ -86,26 +90,12 @@ class LonghornConfig(PreTrainedConfig):
         if intermediate_size is not None:
             check_integer('intermediate_size', intermediate_size)
         self.attn_mode = attn_mode
-        self.hidden_size = hidden_size
-        self.state_size = state_size
-        self.expand = expand
-        self.num_heads = num_heads
-        self.conv_size = conv_size
-        self.conv_bias = conv_bias
-        self.beta_rank = beta_rank
-        self.use_bias = use_bias
-        self.exact = exact
-        self.scalar_beta = scalar_beta
-        self.k_norm = k_norm
-        self.tie_qk = tie_qk
-        self.value_proj = value_proj
         self.attn = parse_attention_config(attn, num_hidden_layers=num_hidden_layers)
         self.hidden_ratio = hidden_ratio
         self.intermediate_size = intermediate_size
         self.hidden_act = hidden_act
         self.num_hidden_layers = num_hidden_layers
         self.max_position_embeddings = max_position_embeddings
-        self.norm_eps = norm_eps
         self.use_cache = use_cache
         self.initializer_range = initializer_range
         self.fuse_norm = fuse_norm

@@ -21,7 +21,7 @@ from fla_longhorn.models.generation import (
     prepare_inputs_for_generation,
     refuse_continuous_batching,
 )
-from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
+from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import check_layers, look_ahead
@@ -92,24 +92,8 @@ class LonghornBlock(GradientCheckpointingLayer):
 
 
 def build_mixer(config: LonghornConfig, layer_idx: int) -> Longhorn:
-    return Longhorn(
-        mode=config.attn_mode,
-        hidden_size=config.hidden_size,
-        state_size=config.state_size,
-        expand=config.expand,
-        num_heads=config.num_heads,
-        conv_size=config.conv_size,
-        conv_bias=config.conv_bias,
-        beta_rank=config.beta_rank,
-        use_bias=config.use_bias,
-        exact=config.exact,
-        scalar_beta=config.scalar_beta,
-        k_norm=config.k_norm,
-        tie_qk=config.tie_qk,
-        value_proj=config.value_proj,
-        norm_eps=config.norm_eps,
-        layer_idx=layer_idx,
-    )
+    options = {name: getattr(config, name) for name in MIXER_OPTIONS}
+    return Longhorn(mode=config.attn_mode, layer_idx=layer_idx, **options)
 
 
 class LonghornPreTrainedModel(FLAPreTrainedModel):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import timm
 import torch
 from PIL import Image
-from timm.models import create_feature_extractor, save_for_hf
+from timm.models import save_for_hf
+from torchvision.models import feature_extraction
 from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
 from tests.contrib.timm.models import TINY, images, small
@@ -47,10 +49,26 @@ def test_compiled(device):
     torch.testing.assert_close(torch.compile(model, backend='aot_eager')(x), expected)
 
 
-def test_features_by_fx(device):
-    """timm's feature extraction by torch.fx, which traces the model."""
+@pytest.mark.parametrize('extract', [timm.models.create_feature_extractor, feature_extraction.create_feature_extractor],
+                         ids=['timm', 'torchvision'])
+def test_features_by_fx(extract, device):
+    """Each has a tracer of its own."""
     model, x = small(device), images(device)
-    traced = create_feature_extractor(model, {'blocks.1': 'after', 'head': 'logits'})
-    found = traced(x)
+    found = extract(model, {'blocks.1.mixer': 'mixer', 'blocks.1': 'after', 'head': 'logits'})(x)
     torch.testing.assert_close(found['logits'], model(x))
-    assert found['after'].shape == (2, 16, 32)
+    expected = []
+    model.blocks[1].mixer.register_forward_hook(lambda module, args, output: expected.append(output))
+    model.blocks[1].register_forward_hook(lambda module, args, output: expected.append(output))
+    model(x)
+    torch.testing.assert_close([found['mixer'], found['after']], expected)
+
+
+def test_symbolic_trace(device):
+    """The graph serves other batches, and has the parameters of the model to train."""
+    model = small(device, drop_path_rate=0.1)
+    traced = torch.fx.symbolic_trace(model)
+    for n in (1, 2, 5):
+        x = images(device, n)
+        torch.testing.assert_close(traced(x), model(x))
+    traced(x).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,0 +1,113 @@
+"""`torch.func` and forward mode over whole models: equal to a backward of each sample, or refused in a sentence."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+
+from fla_longhorn import LonghornForCausalLM
+from tests.models.test_cache import build
+from tests.ops.cases import relative_error
+
+# gradients of a step size's projection cancel
+TOLERANCE = 1e-4
+VARIANTS = {
+    'paper': {},
+    'plain modules': {'fuse_norm': False, 'fuse_swiglu': False, 'fuse_cross_entropy': False, 'hidden_ratio': 2},
+    'linear loss': {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True, 'use_l2warp': True},
+    'exact': {'exact': True, 'num_heads': 2, 'k_norm': 'l2', 'hidden_ratio': 2},
+    'powlu': {'hidden_ratio': 2, 'hidden_act': 'powlu', 'tie_qk': True, 'value_proj': True},
+    'scalar': {'scalar_beta': True, 'use_l2warp': True},
+}
+
+
+def batch(device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, labels and a mask with padding on the left, in the middle and on the right."""
+    ids, mask = torch.randint(3, 53, (3, 9), device=device), torch.ones(3, 9, dtype=torch.long, device=device)
+    mask[0, :3], mask[1, 4], mask[2, -2:] = 0, 0, 0
+    return ids, ids.masked_fill(mask == 0, -100), mask
+
+
+def make(name: str, device) -> LonghornForCausalLM:
+    return build(device, num_hidden_layers=2, initializer_range=0.5, **VARIANTS[name])
+
+
+def loss_of(model, parameters, ids, labels, mask):
+    inputs = {'input_ids': ids, 'labels': labels, 'attention_mask': mask}
+    return functional_call(model, parameters, (), {name: None if x is None else x[None] for name, x in inputs.items()}).loss
+
+
+def gradients_apart(model, ids, labels, mask) -> list[dict[str, torch.Tensor]]:
+    results = []
+    for i in range(len(ids)):
+        row = {'labels': labels[i:i + 1]} | ({} if mask is None else {'attention_mask': mask[i:i + 1]})
+        named = dict(model.named_parameters())
+        results.append(dict(zip(named, torch.autograd.grad(model(ids[i:i + 1], **row).loss, named.values()), strict=True)))
+    return results
+
+
+@pytest.mark.filterwarnings('ignore:.*batching rule')
+@pytest.mark.parametrize('padded', [False, True], ids=['', 'mask'])
+@pytest.mark.parametrize('name', list(VARIANTS))
+def test_gradients_of_each_sample(name, padded, device):
+    """As differential privacy and influence functions take them: fla's functions are not asked, and masks are not read."""
+    model = make(name, device).train(padded)
+    ids, labels, mask = batch(device)
+    mask = mask if padded else None
+    parameters = {name: x.detach() for name, x in model.named_parameters()}
+
+    def loss(parameters, *row):
+        return loss_of(model, parameters, *row)
+
+    got = vmap(grad(loss), (None, 0, 0, 0 if padded else None))(parameters, ids, labels, mask)
+    for i, expected in enumerate(gradients_apart(model, ids, labels, mask)):
+        assert got.keys() == expected.keys()
+        errors = {name: relative_error(got[name][i], x) for name, x in expected.items()}
+        assert max(errors.values()) <= TOLERANCE, errors
+
+
+@pytest.mark.filterwarnings('ignore:.*batching rule')
+@pytest.mark.parametrize('name', ['paper', 'exact'])
+def test_an_ensemble(name, device):
+    """Several models at once, in evaluation, with the cache that a call makes."""
+    models = [make(name, device) for _ in range(3)]
+    ids, _, mask = batch(device)
+    with torch.no_grad():
+        got = vmap(lambda *state: functional_call(models[0], state, (ids, mask)).logits)(*stack_module_state(models))
+        for logits, model in zip(got, models, strict=True):
+            assert relative_error(logits, model(ids, mask).logits) <= 1e-5
+
+
+@pytest.mark.parametrize('mode', ['jvp', 'dual numbers'])
+@pytest.mark.parametrize('name', ['paper', 'exact'])
+def test_forward_mode(name, mode, device):
+    """The derivative along a direction is the gradients' product with it."""
+    model = make(name, device)
+    row = [x[0] for x in batch(device)]
+    (expected,) = gradients_apart(model, *(x[:1] for x in batch_of(row)))
+    parameters = {name: x.detach() for name, x in model.named_parameters()}
+    tangents = {name: torch.randn_like(x) * x.norm() for name, x in parameters.items()}
+    if mode == 'jvp':
+        _, got = jvp(lambda p: loss_of(model, p, *row), (parameters,), (tangents,))
+    else:
+        with forward_ad.dual_level():
+            duals = {name: forward_ad.make_dual(x, tangents[name]) for name, x in parameters.items()}
+            got = forward_ad.unpack_dual(loss_of(model, duals, *row)).tangent
+    products = torch.stack([(expected[name] * x).sum() for name, x in tangents.items()])
+    assert (got - products.sum()).abs() <= 1e-4 * products.abs().sum()
+
+
+def batch_of(row: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x[None] for x in row]
+
+
+def test_refused(device):
+    """Attention, and boundaries that would have to be read."""
+    ids, labels, _ = batch(device)
+    for options, keywords, message in (
+        ({'attn': {'layers': [1], 'num_heads': 2}}, {}, r'layer 1 is an attention layer \(config.attn\)'),
+        ({}, {'position_ids': torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]], device=device)}, 'position_ids must be None'),
+    ):
+        model = build(device, **options)
+        with pytest.raises(ValueError, match=message):
+            vmap(lambda x, y, model=model, keywords=keywords: model(x[None], labels=y[None], **keywords).loss)(ids, labels)
