@@ -17,8 +17,9 @@ PUBLIC = {
     'fla_longhorn': [
         'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification',
         'LonghornForTokenClassification', 'LonghornModel', 'chunk_longhorn', 'convert_official_state_dict',
-        'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn',
+        'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn', 'patch', 'register', 'unregister',
     ],
+    'fla_cpu': ['Changes', 'register'],
     'fla_longhorn.ops': ['chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn'],
     'fla_longhorn.layers': ['Longhorn'],
     'fla_longhorn.models': ['LonghornConfig', 'LonghornForCausalLM', 'LonghornModel', 'convert_official_state_dict'],

@@ -93,7 +93,7 @@ def check_family(config: PreTrainedConfig) -> None:
         return
     reason = REFUSED.get(config.model_type, 'it has no mixer that attn_mode chooses')
     if family is not None:
-        reason = f'this version of fla builds {family.native} in another way than fla-longhorn knows'
+        reason = family.unknown
     raise ValueError(
         f'attn_mode={MODE!r} does not work in {type(config).__name__}: {reason}; '
         f'the model types that take it are {", ".join(name for name, known in FAMILIES.items() if known.find_block())}'

@@ -81,6 +81,10 @@ class Family:
     def module(self) -> str:
         return f'fla.models.{self.folder}.modeling_{self.folder}'
 
+    @property
+    def unknown(self) -> str:
+        return f'this version of fla builds {self.native} in another way than fla-longhorn knows'
+
     def find_block(self) -> Any:
         """The class of its block; None where this fla has none, or names the native mixer otherwise."""
         return self._find(self.block) if self.find_native() is not None else None

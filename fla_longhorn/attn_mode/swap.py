@@ -63,10 +63,7 @@ def wrap_block_init(init: Callable, family: Family) -> Callable:
         finally:
             _becomes.reset(token)
         if not any(isinstance(module, (Longhorn, RowwiseAttention)) for module in self.children()):
-            raise ValueError(
-                f'attn_mode={MODE!r} does not work in {type(config).__name__}: this version of fla builds {family.native} in '
-                'another way than fla-longhorn knows'
-            )
+            raise ValueError(f'attn_mode={MODE!r} does not work in {type(config).__name__}: {family.unknown}')
         for module in self.modules():
             if isinstance(module, RowwiseAttention):
                 module.register_forward_pre_hook(refuse_cp_context, with_kwargs=True)

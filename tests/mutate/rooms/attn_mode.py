@@ -25,7 +25,8 @@ MUTATIONS = [
         'query heads count in place of value heads', DEFAULTS, 'gated_deltanet',
     ),
     Mutation(
-        'heads-that-do-not-divide', 'attn_mode/config.py', 'math.gcd(native_heads(config), channels)', 'native_heads(config)',
+        'heads-that-do-not-divide', 'attn_mode/config.py', 'math.gcd(FAMILIES[config.model_type].heads(config), channels)',
+        'FAMILIES[config.model_type].heads(config)',
         'heads that do not divide the channels are not reduced', DEFAULTS, 'gated_deltanet',
     ),
     Mutation(

@@ -86,8 +86,9 @@ MUTATIONS = [
         'a window sees one key too few', ATTENTION + 'test_against_float64',
     ),
     Mutation(
-        'causal-from-the-first-key', 'fla_cpu/flash_attention.py', 'torch.arange(S - T, S, device=device)',
-        'torch.arange(T, device=device)', 'with more keys than queries the first query stands at the first key',
+        'causal-from-the-first-key', 'fla_cpu/flash_attention.py', 'torch.arange(S - T, S, dtype=torch.int64, device=device)',
+        'torch.arange(T, dtype=torch.int64, device=device)',
+        'with more keys than queries the first query stands at the first key',
         ATTENTION + 'test_against_float64',
     ),
     Mutation(
