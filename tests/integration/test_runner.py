@@ -96,7 +96,8 @@ def test_command_line(folder):
     assert status == 0 and out.startswith('usage: python -m fla_longhorn [--with HOST] SCRIPT') and err == ''
     for args, message in {
         (): 'a script or -m MODULE is missing', ('-m',): '-m needs the name of a module', ('-x',): 'unknown option -x',
-        ('missing.py',): "can't open file", ('--with',): '--with takes the name of a module', ('--with', 'x', 'y'): '--with takes the name',
+        ('missing.py',): "can't open file", ('--with',): '--with takes the name of a module',
+        ('--with', 'x', 'program.py'): '--with takes the name of a module',
     }.items():
         status, out, err = run(folder, '-m', 'fla_longhorn', *args)
         assert status == 2 and out == '' and f'error: {message}' in err and 'usage:' in err

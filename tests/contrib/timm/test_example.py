@@ -1,11 +1,14 @@
 """`python -m examples.vision` at a small size: from the digits to a reloaded checkpoint's answers."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import fla_longhorn
 from examples.vision.__main__ import main
 from examples.vision.plot import COLUMNS, ROWS
 
@@ -48,7 +51,8 @@ def test_scripts_of_timm_find_the_models(tmp_path):
     """As its `validate.py` and `inference.py` make them: by name, in a program that imports timm alone."""
     (tmp_path / 'validate.py').write_text(SCRIPT)
     command = ['validate.py', '--model', 'vision_longhorn_tiny_patch16_224']
+    env = os.environ | {'PYTHONPATH': str(Path(fla_longhorn.__file__).parents[1])}
     for runner, status in (([], 1), (['-m', 'fla_longhorn', '--with', 'timm'], 0)):
-        done = subprocess.run([sys.executable, *runner, *command], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *runner, *command], cwd=tmp_path, capture_output=True, text=True, env=env)
         assert done.returncode == status, done.stderr
     assert done.stdout == 'VisionLonghorn (3, 224, 224)\n'
