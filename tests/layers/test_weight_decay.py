@@ -7,6 +7,9 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import Trainer, TrainingArguments
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
@@ -67,3 +70,17 @@ def test_model(way, tmp_path, device):
     else:
         model = copy.deepcopy(model)
     assert all(layer.attn.D._no_weight_decay for layer in model.model.layers)
+
+
+def test_names_hold_after_fully_shard(tmp_path):
+    """FSDP2 makes new parameters, without the attribute."""
+    torch.distributed.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+    try:
+        model = LonghornForCausalLM(small())
+        fully_shard(model, mesh=init_device_mesh('cpu', (1,)))
+        names = {name for name, x in model.named_parameters() if name.endswith('.D')}
+        assert len(names) == len(model.model.layers) and model.no_weight_decay() == names
+        decayed = Trainer(model, TrainingArguments(str(tmp_path), use_cpu=True)).get_decay_parameter_names(model)
+        assert decayed and not names & set(decayed)
+    finally:
+        torch.distributed.destroy_process_group()
