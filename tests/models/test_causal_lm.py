@@ -8,8 +8,10 @@ from fla.modules import FusedCrossEntropyLoss
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from fla_longhorn.attn_mode import FAMILIES
+from fla_longhorn.modules.losses import linear_cross_entropy
 from tests.integration.test_attn_mode import make_model, tokens
 from tests.models.test_cache import build
+from tests.ops.cases import relative_error
 
 LINEAR = {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}
 LOSSES = {
@@ -91,6 +93,9 @@ def test_a_criterion_of_the_users_own(device):
         model(ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=7, label_smoothing=0.1, reduction='sum',
     )
     torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=5).loss, want / 5)
+    # summed for that call, and the user's own stays as it is
+    assert model.criterion.reduction == 'mean'
+    torch.testing.assert_close(model(ids, labels=labels).loss, want / (labels[:, 1:] != 7).sum())
     model.criterion = Sum()
     with pytest.raises(ValueError, match='criterion must have an attribute reduction'):
         model(ids, labels=ids, num_items_in_batch=5)
@@ -140,3 +145,14 @@ def test_shifted_labels_are_trained_on(name, device):
     model.zero_grad()
     model(ids, shift_labels=F.pad(ids[:, 1:], (0, 1), value=-100), num_items_in_batch=18).loss.backward()
     assert all(torch.equal(x.grad, want[n]) for n, x in model.named_parameters())
+
+
+def test_the_l2_penalty_is_of_tokens_alone(device):
+    """The loss fills its chunks up with rows of zeros, whose logits are a head's bias."""
+    head = nn.Linear(6, 11, device=device)
+    x, target = torch.randn(13, 6, device=device), torch.randint(11, (13,), device=device)
+    linear_cross_entropy(x, target, head, use_l2warp=True).backward()
+    logits = head.double()(x.double())
+    penalty = 0.5 * 1e-4 * logits.max(-1).values.square().mean()
+    expected, = torch.autograd.grad(F.cross_entropy(logits, target) + penalty, head.bias)
+    assert relative_error(head.bias.grad.double(), expected) <= 1e-6

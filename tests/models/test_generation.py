@@ -158,3 +158,15 @@ def test_peft_by_all_linear_layers(name, device):
     for projection in ('in_proj', 'x_proj', 'beta_proj', 'out_proj'):
         assert any(projection in x for x in names)
     assert not any('lm_head' in x for x in names)
+
+
+@torch.no_grad()
+def test_no_cache_where_none_is_wanted(device):
+    """Every token from the whole text: the same tokens, and nothing is kept."""
+    model, (ids, mask) = build(device), prompts(device)
+    kept, plain = (
+        model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False, return_dict_in_generate=True, use_cache=x)
+        for x in (True, False)
+    )
+    assert plain.past_key_values is None and kept.past_key_values is not None
+    assert torch.equal(plain.sequences, kept.sequences)
