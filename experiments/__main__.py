@@ -1,3 +1,4 @@
+import fla_longhorn
 from benchmarks.command import run
 
 COMMANDS = {
@@ -7,4 +8,6 @@ COMMANDS = {
 }
 
 if __name__ == '__main__':
+    # fla's Transformer is among the models
+    fla_longhorn.patch(flash_attn=True)
     raise SystemExit(run('experiments', COMMANDS))

@@ -110,7 +110,7 @@ def test_where_tensors_come_from():
     With nine sequences the forward is not cut in time.
     """
     found = json.loads(run('-c', SOURCES).splitlines()[-1])
-    assert {n for n, level in found['levels'].items() if level == 'l2'} >= {'q', 'k', 'g', 'a'}
+    assert {n for n, level in found['levels'].items() if level == 'l2'} >= {'q', 'k', 'gram', 'a'}
     assert not set(found['levels']) & {'v', 'beta', 'z', 'o'}
     forward = next(n for name, n in found['bytes'].items() if 'fwd_kernel_o' in name)
     # v, beta, z, o and the states of 128 tokens; q, k and the matrices once or not at all, as they lie in L2 by then

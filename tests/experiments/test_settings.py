@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
 import experiments
+import fla_longhorn
 from experiments import extrapolation
 from experiments.language_modeling import MatrixDecayTrainer, checkpoint_folder
 from experiments.text import TextArguments
@@ -32,6 +33,14 @@ BUDGET = {
     'lm_1.3B': (2**21, 47684, 100e9),
 }
 MODELS = ['Longhorn, diagonal', 'Longhorn, exact']
+
+
+@pytest.fixture(autouse=True)
+def with_attention():
+    """As `python -m experiments` has it."""
+    fla_longhorn.patch(flash_attn=True)
+    yield
+    fla_longhorn.patch(flash_attn=False)
 
 
 def options_of(setting: dict, name: str) -> dict:

@@ -50,7 +50,7 @@ def test_boundaries_that_a_trace_cannot_read(name, device):
     """Refused in one graph; with a graph break, they are read in between. One token has none."""
     model = build(device).eval()
     ids, positions = torch.randint(3, 53, (1, 9), device=device), {name: POSITIONS.to(device)}
-    message = f'{name} must be None in a trace of torch.compile or torch.export'
+    message = f'{name} must be None in a trace of torch.compile, torch.export or torch.func'
     function, _ = compiled(model)
     with torch.no_grad():
         with pytest.raises(Exception, match=message):

@@ -60,7 +60,7 @@ def operator_inputs(B: int, T: int, device) -> tuple[torch.Tensor, ...]:
 def test_operator(op, device):
     """No size is tied to another one: batches below and above the number of heads and the length."""
     module = Call(op, output_final_state=True)
-    shapes = ([{0: BATCH, 1: LENGTH}] * 4,)
+    shapes = (({0: BATCH, 1: LENGTH},) * 4,)
     program = torch.export.export(module, operator_inputs(5, 4, device), dynamic_shapes=shapes).module()
     for B, T in ((5, 4), (4, 5), (1, 2), (2, 2), (64, 3), (2, 70)):
         inputs = operator_inputs(B, T, device)
