@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fla.models.utils import Cache
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from fla_longhorn.layers import Longhorn
 from tests.torch_compile.graphs import assert_equal, compiled
@@ -69,3 +70,13 @@ def test_unknown_keyword(device):
     function, _ = compiled(build(device))
     with pytest.raises(Exception, match="unexpected keyword argument 'cu_seqlen'"):
         function(torch.randint(3, 53, (1, 9), device=device), cu_seqlen=BOUNDS.to(device))
+
+
+def test_graphs_of_packed_batches(device):
+    """Any lengths and any number of sequences: as many graphs as the documentation says."""
+    model, counter = build(device), CompileCounterWithBackend('aot_eager')
+    function = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
+    for bounds in ([0, 3, 20], [0, 5, 9, 30], [0, 3, 70, 80], [0, 40, 90], [0, 1, 2, 3, 200]):
+        ids = torch.randint(3, 53, (1, bounds[-1]), device=device)
+        function(ids, cu_seqlens=torch.tensor(bounds, device=device), use_cache=False)
+    assert counter.frame_count == 3
