@@ -21,8 +21,8 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
     Mutation(
-        'graph-overwritten', 'modules/cache.py', ' or torch.is_grad_enabled() or state.requires_grad:',
-        ' or torch.is_grad_enabled():', 'decoding overwrites a state that autograd saved',
+        'graph-overwritten', 'modules/cache.py', ' or torch.is_grad_enabled() or state.requires_grad or',
+        ' or torch.is_grad_enabled() or', 'decoding overwrites a state that autograd saved',
         CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
     ),
     Mutation(
@@ -125,7 +125,7 @@ MUTATIONS = [
         'seq_idx cuts sequences a token too early', BOUNDARIES + 'test_layer', env=TORCH,
     ),
     Mutation(
-        'contradictions', 'modules/varlen.py', '    _check_agreement(found)\n', '',
+        'contradictions', 'modules/varlen.py', '        _check_agreement(found)\n', '        pass\n',
         'one of two contradictory boundaries wins', BOUNDARIES + 'test_refused', env=TORCH,
     ),
     Mutation(

@@ -44,7 +44,8 @@ MUTATIONS = [
         'the MLP reads the residual stream without its norm', MODEL + 'test_block_with_an_mlp', env=TORCH,
     ),
     Mutation(
-        'option-forgotten', MODELLING, 'k_norm=config.k_norm', 'k_norm=None', "a config's k_norm does not reach the layer",
+        'option-forgotten', MODELLING, 'for name in MIXER_OPTIONS}', "for name in MIXER_OPTIONS if name != 'k_norm'}",
+        "a config's k_norm does not reach the layer",
         MODEL + 'test_options_reach_the_layer',
     ),
     Mutation(

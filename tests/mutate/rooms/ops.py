@@ -168,13 +168,8 @@ MUTATIONS = [
     Mutation(
         'plain-update-uncounted', 'ops/operator.py', '        increment_version(pool.states)', '        pass',
         'backward goes on with states that decoding has overwritten',
-        'tests/ops/test_state_update.py::test_a_plain_update_is_counted', env=TORCH,
-    ),
-    Mutation(
-        'token-step-uncounted', 'ops/operator.py',
-        '        increment_version(states)\n    return o', '        pass\n    return o',
-        "backward goes on with a cache's state that decoding has overwritten",
-        'tests/layers/test_cache.py::test_a_token_counts_as_a_change_of_the_state',
+        'tests/ops/test_state_update.py::test_a_plain_update_is_counted '
+        'tests/layers/test_cache.py::test_a_token_counts_as_a_change_of_the_state', env=TORCH,
     ),
     Mutation(
         'inputs-among-the-states', 'ops/operator.py', '    args = apart_from(pool.states, args)\n', '',

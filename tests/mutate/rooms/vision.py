@@ -30,7 +30,8 @@ MUTATIONS = [
         'the convolution of an image begins in the one before', PACKED + 'test_one_image_does_not_reach_another',
     ),
     Mutation(
-        'row-dropped', 'contrib/timm/block.py', 'return x + y * kept.repeat_interleave(packing.lengths, 0)',
+        'row-dropped', 'contrib/timm/block.py',
+        'return x + y * kept.repeat_interleave(packing.lengths, 0, output_size=y.shape[1])',
         'return x + y * kept[0]', 'stochastic depth drops the row and not an image',
         PACKED + 'test_stochastic_depth_drops_images',
     ),
