@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 from torch.autograd.function import once_differentiable
+
+from fla_longhorn.modules.convolution import ShortConvolution
+from fla_longhorn.modules.recompute import Recompute
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -51,16 +53,23 @@ def gather(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 @torch.compiler.disable
-def convolve_part(convolution: nn.Conv1d, x: torch.Tensor, cp_context: FLACPContext) -> torch.Tensor:
+def convolve_part(
+    convolution: ShortConvolution, x: torch.Tensor, cp_context: FLACPContext, recompute: Recompute,
+) -> torch.Tensor:
     """Outputs `[1, T, D]` of fla's `ShortConvolution`; `x` `[1, T, D]` is this rank's part."""
     cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
-    if group is None or width == 1:
-        return convolution(x=x, cu_seqlens=cu_seqlens)[0]
-    if cp_context.pre_num_conv_tokens is None:
-        raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
-    count = min(width - 1, cp_context.pre_num_conv_tokens)
-    # all ranks take part in the exchange, also those that use nothing of it
-    before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
-    cu_seqlens = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
-    y, _ = convolution(x=torch.cat([before, x[0]])[None], cu_seqlens=cu_seqlens)
+    count, before = 0, x[0, :0]
+    if group is not None and width > 1:
+        if cp_context.pre_num_conv_tokens is None:
+            raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
+        count = min(width - 1, cp_context.pre_num_conv_tokens)
+        # all ranks take part in the exchange, also those that use nothing of it
+        before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
+    bounds = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
+
+    def convolve(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return convolution(x=torch.cat([before, x[0]])[None], cu_seqlens=bounds)[0]
+
+    y = convolve(before, x)
+    recompute.add(convolution, y, convolve, before, x)
     return y[:, count:]

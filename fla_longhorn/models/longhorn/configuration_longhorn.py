@@ -24,7 +24,7 @@ class LonghornConfig(PreTrainedConfig):
         hidden_size, num_hidden_layers, vocab_size (int, Optional):
             Size of the model. Default: 768, 24, 50304.
         state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta, k_norm, tie_qk, \
-        value_proj (Optional):
+        value_proj, recompute (Optional):
             The mixer, see :class:`fla_longhorn.layers.Longhorn`.
         attn (dict or list of dict, Optional):
             Layers of fla's attention instead of Longhorn: `{'layers': [3], 'num_heads': 12}`, also with `num_kv_heads`,
@@ -58,6 +58,7 @@ class LonghornConfig(PreTrainedConfig):
         k_norm: str | None = None,
         tie_qk: bool = False,
         value_proj: bool = False,
+        recompute: bool = True,
         attn: dict | list[dict] | None = None,
         hidden_ratio: int | None = None,
         intermediate_size: int | None = None,

@@ -1,0 +1,192 @@
+"""Bytes that a layer's training step keeps and takes at most, and those of its cache: counted, so the same on any device.
+
+    python -m benchmarks memory [--json FILE]
+
+The layers of a 1.3B model run on meta tensors as on a GPU: Triton's launches are taken and not run, the tensors that live are
+counted. Bytes are of a token and of a unit of the model's width, in bfloat16. `kept` is what backward needs, the layer's input
+among it. `peak` is the most that a step takes with the layer's output and gradients; parameters and theirs are left out.
+`scratch` is what the operator's own backward takes at most, beside its arguments and results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn as nn
+from fla.layers import DeltaNet, GatedDeltaNet, GatedLinearAttention, KimiDeltaAttention
+from fla.models.utils import Cache
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.measure import timing
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from offgpu.launches import Launch, rehearsal
+
+WIDTH, B, T = 2048, 8, 2048
+STATE_SIZES = (16, 32, 64, 128)
+
+
+class SoftmaxAttention(nn.Module):
+    """Causal attention of 16 heads by PyTorch's flash kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_proj = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.o_proj = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        q, k, v = (y.unflatten(-1, (16, -1)).transpose(1, 2) for y in self.qkv_proj(x).chunk(3, -1))
+        o = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[0]
+        return (self.o_proj(o.transpose(1, 2).flatten(-2)),)
+
+
+def longhorn(**options: Any) -> Callable[[], nn.Module]:
+    return lambda: Longhorn(hidden_size=WIDTH, layer_idx=0, **options)
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    'Longhorn': longhorn(),
+    'Longhorn, recompute=False': longhorn(recompute=False),
+    'Longhorn exact': longhorn(exact=True),
+    'Longhorn exact, recompute=False': longhorn(exact=True, recompute=False),
+    'Longhorn exact, K = 64': longhorn(exact=True, state_size=64),
+    'Longhorn exact, K = 128': longhorn(exact=True, state_size=128),
+    'GLA': lambda: GatedLinearAttention(hidden_size=WIDTH, num_heads=16, layer_idx=0),
+    'DeltaNet': lambda: DeltaNet(hidden_size=WIDTH, num_heads=16, layer_idx=0),
+    'Gated DeltaNet': lambda: GatedDeltaNet(hidden_size=WIDTH, num_heads=6, layer_idx=0),
+    'KDA': lambda: KimiDeltaAttention(hidden_size=WIDTH, num_heads=16, layer_idx=0),
+    'softmax attention': SoftmaxAttention,
+}
+
+
+def mamba_kept(state_size: int = 16, expand: int = 2) -> float:
+    """Mamba's, by what `MambaInnerFn` of mamba_ssm 2.2 saves at its checkpoint_lvl 1: no kernel of it runs here.
+
+    Of a channel: x and z, the scan's output before the gate, and of a token the input of each other projection; states at
+    each 2,048 tokens, of float32 with their decays.
+    """
+    channels, rank = expand * WIDTH, WIDTH // 16
+    of_channels = 2 * 2 + 2 + 2 * state_size * 4 / 2048
+    return (of_channels * channels + 2 * (rank + 2 * state_size) + 2 * WIDTH) / WIDTH
+
+
+class Memory(TorchDispatchMode):
+    """Counts the bytes of tensors made since, as long as they live.
+
+    Args:
+        launches: Those of a rehearsal, which hold their tensors and are dropped.
+        known: Tensors that are not counted.
+    """
+
+    # on meta tensors an operator gives its outputs alone
+    KERNELS: dict[Any, Callable] = {
+        torch.ops.fla_longhorn.longhorn_fwd.default:
+            lambda *x: longhorn_fwd(Arguments(*x[:-2]), save_states=x[-2], parallel=x[-1]),
+        torch.ops.fla_longhorn.longhorn_bwd.default:
+            lambda do, dht, states, *x: longhorn_bwd(do, dht, states, Arguments(*x[:-1]), parallel=x[-1]),
+    }
+
+    def __init__(self, launches: list[Launch], known: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.launches = launches
+        self.now = self.peak = 0
+        self.known = {x.untyped_storage()._cdata for x in known}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.launches.clear()
+        if function in self.KERNELS:
+            with self:
+                return self.KERNELS[function](*args)
+        out = function(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.note(x.untyped_storage())
+        return out
+
+    def note(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self.known:
+            return
+        self.known.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
+
+    def forget(self, address: int, nbytes: int) -> None:
+        self.known.discard(address)
+        self.now -= nbytes
+
+
+def empty(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device='meta')
+
+
+def training(make: Callable[[], nn.Module]) -> dict[str, float]:
+    with rehearsal('sm_90', 'launch') as launches:
+        with torch.device('meta'):
+            layer = make().bfloat16()
+        for p in layer.parameters():
+            p.grad = torch.empty_like(p)
+        own = [*layer.parameters(), *layer.buffers(), *(p.grad for p in layer.parameters())]
+        with Memory(launches, own) as memory:
+            h = empty(B, T, WIDTH).requires_grad_()
+            o = layer(h)[0]
+            launches.clear()
+            kept = memory.now - o.nbytes
+            o.backward(torch.empty_like(o))
+        launches.clear()
+    return {name: round(n / (B * T * WIDTH), 2) for name, n in (('kept', kept), ('peak', memory.peak))}
+
+
+def scratch(exact: bool, K: int) -> float:
+    """Bytes of a token and of a channel of the mixer, as the layer calls the operator."""
+    from benchmarks.predict.calls import Shape, longhorn_backward
+
+    with rehearsal('sm_90', 'launch') as launches:
+        backward = longhorn_backward(Shape(B, T, 2 * WIDTH, K), exact)(T)
+        with Memory(launches) as memory:
+            gradients = backward()
+        launches.clear()
+    return round((memory.peak - sum(x.nbytes for x in gradients)) / (B * T * 2 * WIDTH), 2)
+
+
+def cache_bytes(make: Callable[[], nn.Module], tokens: int) -> int:
+    """Of a sequence, in bfloat16 but for what a layer keeps in float32."""
+    with rehearsal('sm_90', 'launch'), torch.device('meta'), torch.no_grad():
+        cache = Cache()
+        make().bfloat16()(empty(1, tokens, WIDTH), past_key_values=cache, use_cache=True)
+    return sum(x.nbytes for x in tree_leaves(dict(cache[0])) if isinstance(x, torch.Tensor))
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog='python -m benchmarks memory', description=(__doc__ or '').splitlines()[0])
+    parser.add_argument('--json', metavar='FILE', help='file for the rows')
+    options = parser.parse_args(args)
+    rows = []
+    print('| layer | kept | peak | cache of a sequence, KiB |\n| --- | --- | --- | --- |')
+    for name, make in LAYERS.items():
+        row: dict[str, Any] = {'layer': name, **training(make)}
+        # keys and values of bfloat16, of each token
+        row['cache'] = 2 * 2 * WIDTH * T if make is SoftmaxAttention else cache_bytes(make, T)
+        rows.append(row)
+        print(f'| {name} | {row["kept"]:.1f} | {row["peak"]:.1f} | {row["cache"] / 1024:.0f} |', flush=True)
+    kept = round(mamba_kept(), 2)
+    rows.append({'layer': 'Mamba, by its source', 'kept': kept, 'peak': None, 'cache': None})
+    print(f'| Mamba, by its source | {kept:.1f} | | |')
+    print('\n| K | scratch of the diagonal backward | of the exact |\n| --- | --- | --- |')
+    scratches = [{'K': K, 'diagonal': scratch(False, K), 'exact': scratch(True, K)} for K in STATE_SIZES]
+    for x in scratches:
+        print(f'| {x["K"]} | {x["diagonal"]:.2f} | {x["exact"]:.2f} |')
+    if options.json:
+        timing.write_report(
+            {'width': WIDTH, 'batch_size': B, 'tokens': T, 'rows': rows, 'scratch': scratches}, options.json,
+        )
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,137 @@
+"""Values that backward computes again, so that autograd does not keep them.
+
+PyTorch's hooks on saved tensors see what each function keeps for its backward. A tensor in the memory of a value that can be
+computed again is replaced by its place in that value; all others are kept, by the hooks around these where there are some:
+those of activation checkpointing, of offloading or of a profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from fla_cpu.plain import is_transformed
+from fla_longhorn.modules.linear import is_bare
+
+_autograd: Any = torch._C._autograd
+
+
+def can_recompute() -> bool:
+    """Whether a backward may follow in which values can be computed again.
+
+    A compiler chooses by itself what to compute again, and transforms of `torch.func` have no hooks on saved tensors.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed():
+        return False
+    # nor has a trace of torch.jit
+    return torch._C._get_tracing_state() is None and _autograd._saved_tensors_hooks_is_enabled()
+
+
+class Kept:
+    """A tensor that backward needs, as it was: by the hooks that were at work where it was kept, or the tensor itself."""
+
+    def __init__(self, x: Tensor, hooks: tuple[Callable, Callable] | None) -> None:
+        self.hooks = hooks
+        self.version = x._version
+        self.x = x if hooks is None else hooks[0](x)
+
+    def get(self) -> Tensor:
+        if self.hooks is not None:
+            return self.hooks[1](self.x)
+        # with hooks, autograd leaves this check to them
+        if self.x._version != self.version:
+            raise RuntimeError(
+                'one of the variables needed for gradient computation has been modified by an inplace operation: '
+                f'{list(self.x.shape)} is at version {self.x._version}; expected version {self.version} instead'
+            )
+        return self.x
+
+
+class Value:
+    """A value that is computed again when the first of its places is asked for, and dropped after the last one."""
+
+    def __init__(
+        self, function: Callable[..., Tensor], inputs: list[Kept | None], autocast: Callable, dtype: torch.dtype,
+    ) -> None:
+        self.function, self.inputs, self.autocast, self.dtype = function, inputs, autocast, dtype
+        self.x: Tensor | None = None
+        self.places = self.asked = 0
+
+    def get(self) -> Tensor:
+        if self.x is None:
+            inputs = [None if kept is None else kept.get() for kept in self.inputs]
+            with torch.no_grad(), self.autocast():
+                self.x = self.function(*inputs)
+        x, self.asked = self.x, self.asked + 1
+        if self.asked == self.places:
+            self.x, self.asked = None, 0
+        return x
+
+
+class Place(NamedTuple):
+    """A tensor in the memory of a value."""
+
+    value: Value
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: Any
+
+    def get(self) -> Tensor:
+        return self.value.get().as_strided(self.size, self.stride, self.offset)
+
+
+class Recompute:
+    """While it is entered, autograd keeps the inputs of the values that :meth:`add` was told, and not these."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self.values: dict[int, Value] = {}
+        # of those that are entered the newest ones alone are at work
+        self.hooks = _autograd._top_saved_tensors_default_hooks(True) if enabled else None
+
+    def __enter__(self) -> Recompute:
+        if self.enabled:
+            _autograd._push_saved_tensors_default_hooks(self.pack, get)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.enabled:
+            _autograd._pop_saved_tensors_default_hooks()
+
+    def add(self, module: nn.Module, x: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> None:
+        """`x` is `function(*inputs)`, by a call of `module`, which must be bare to give the same in backward."""
+        if not (self.enabled and is_bare(module, x.device) and x.is_contiguous()):
+            return
+        storage = x.untyped_storage()
+        if storage.nbytes() != x.nbytes:
+            return
+        kept = [None if y is None else Kept(y.detach(), self.hooks) for y in inputs]
+        self.values[storage._cdata] = Value(function, kept, autocast_as_now(x.device.type), x.dtype)
+
+    def pack(self, x: Tensor) -> Kept | Place:
+        # not the address of the memory, which is 0 on `meta`
+        value = self.values.get(x.untyped_storage()._cdata)
+        if value is None or value.dtype != x.dtype:
+            return Kept(x, self.hooks)
+        value.places += 1
+        return Place(value, x.shape, x.stride(), x.storage_offset())
+
+
+def get(kept: Kept | Place) -> Tensor:
+    return kept.get()
+
+
+def autocast_as_now(device_type: str) -> Callable[[], AbstractContextManager]:
+    """Makes a context in which autocast is as it is now."""
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext
+    return partial(
+        torch.autocast, device_type, torch.get_autocast_dtype(device_type),
+        torch.is_autocast_enabled(device_type), torch.is_autocast_cache_enabled(),
+    )

@@ -1,0 +1,150 @@
+"""What backward computes again, in place of keeping it: fewer bytes, the same gradients, whatever stands around the layer."""
+
+import gc
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
+
+from fla_longhorn import LonghornForCausalLM
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.modules import ShortConvolution
+from fla_longhorn.modules.recompute import Recompute
+from fla_longhorn.modules.rewind import RewindableCache
+from tests.models.test_longhorn import small
+
+LAYERS = {
+    'paper': {}, 'exact': {'exact': True, 'num_heads': 2}, 'scalar_beta': {'scalar_beta': True, 'num_heads': 2},
+    'value_proj, k_norm': {'value_proj': True, 'k_norm': 'l2'},
+}
+
+
+def kept_bytes(layer: Longhorn, h: torch.Tensor) -> float:
+    """For backward, of a token and channel; parameters left out."""
+    sizes: dict[int, int] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        layer(h)
+    own = {x.untyped_storage().data_ptr() for x in layer.parameters()}
+    return sum(n for address, n in sizes.items() if address not in own) / (h.shape[0] * h.shape[1] * layer.intermediate_size)
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_kept_bytes(exact, device):
+    """Without the convolution's output and the step sizes: Mamba's fused block keeps 7."""
+    h = torch.randn(1, 256, 256, device=device, dtype=torch.bfloat16, requires_grad=True)
+    kept = [
+        kept_bytes(Longhorn(hidden_size=256, exact=exact, recompute=recompute).to(device, torch.bfloat16), h)
+        for recompute in (False, True)
+    ]
+    assert kept[0] == pytest.approx(kept[1] + 4) and kept[1] <= 7.8
+
+
+@pytest.mark.parametrize('form', ['rows', 'mask', 'packed', 'autocast', 'cache'])
+@pytest.mark.parametrize('name', list(LAYERS))
+def test_gradients_of_a_layer(name, form, device):
+    h = torch.randn(1 if form == 'packed' else 2, 70, 24, device=device)
+    mask = torch.ones(2, 70, device=device)
+    mask[0, :9] = 0
+    options = {
+        'mask': {'attention_mask': mask}, 'packed': {'cu_seqlens': torch.tensor([0, 40, 43, 70], device=device)},
+    }.get(form, {})
+    got = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        layer = Longhorn(hidden_size=24, state_size=4, layer_idx=0, recompute=recompute, **LAYERS[name]).to(device)
+        if form == 'cache':
+            options = {'past_key_values': RewindableCache(), 'use_cache': True}
+            with torch.no_grad():
+                layer(h[:, :9], **options)
+        x = h.clone().requires_grad_()
+        with torch.autocast(device.type, torch.bfloat16) if form == 'autocast' else nullcontext():
+            o = layer(x, **options)[0]
+        o.float().square().sum().backward()
+        got.append([*(p.grad for p in layer.parameters()), x.grad])
+    assert len(got[0]) > 5 and all(map(torch.equal, *got))
+
+
+def double(module, args, output):
+    return tuple(2 * x for x in output[:1]) + output[1:] if isinstance(output, tuple) else 2 * output
+
+
+def hook_modules(model) -> None:
+    for layer in model.model.layers:
+        layer.attn.conv1d.register_forward_hook(double)
+        layer.attn.beta_proj.register_forward_hook(double)
+
+
+def adapt(model) -> None:
+    get_peft_model(model, LoraConfig(target_modules=['beta_proj', 'in_proj'], lora_dropout=0.5, init_lora_weights=False))
+
+
+AROUND = {
+    'checkpoints': lambda model: model.gradient_checkpointing_enable({'use_reentrant': False}),
+    'reentrant checkpoints': lambda model: model.gradient_checkpointing_enable({'use_reentrant': True}),
+    'offloaded': lambda model: None, 'hooks': hook_modules, 'adapters': adapt,
+}
+
+
+@pytest.mark.parametrize('around', list(AROUND))
+def test_gradients_of_a_model(around, device):
+    """Activation checkpointing and offloading have hooks of their own; modules that are more than their weights are called."""
+    ids = torch.randint(1, 53, (2, 70), device=device)
+    got = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = LonghornForCausalLM(small(recompute=recompute)).to(device).train()
+        AROUND[around](model)
+        with torch.autograd.graph.save_on_cpu() if around == 'offloaded' else nullcontext():
+            loss = model(ids, labels=ids).loss
+        loss.backward()
+        got.append([x.grad for x in model.parameters() if x.requires_grad])
+    assert got[0] and all(map(torch.equal, *got))
+
+
+def test_a_checkpoint_keeps_nothing_more(device):
+    """The inputs of what is computed again are the outer hooks' to keep: a checkpointed block keeps its input alone."""
+    block, inputs = Longhorn(hidden_size=24, layer_idx=0).to(device), []
+    h = torch.randn(2, 70, 24, device=device, requires_grad=True)
+    block.in_proj.register_forward_hook(lambda module, args, output: inputs.append(weakref.ref(output)))
+    o = checkpoint(lambda x: block(x)[0], h, use_reentrant=False)
+    assert len(inputs) == 1 and inputs[0]() is None
+    o.sum().backward()
+    assert h.grad.any()
+
+
+def test_graphs_that_stay_and_graphs_that_go(device):
+    layer, h, inputs = Longhorn(hidden_size=24).to(device), torch.randn(2, 70, 24, device=device, requires_grad=True), []
+    layer.in_proj.register_forward_hook(lambda module, args, output: inputs.append(weakref.ref(output.untyped_storage())))
+    o = layer(h)[0]
+    first, second = (torch.autograd.grad(o.square().sum(), h, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    assert inputs[0]() is not None
+    gc.disable()
+    try:
+        del o
+        assert inputs[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_changed_input_is_refused(device):
+    conv = ShortConvolution(4, 4, bias=False, activation='silu').to(device)
+    x = torch.randn(1, 9, 4, device=device)
+    with Recompute(True) as recompute:
+        y = conv(x)[0]
+        recompute.add(conv, y, lambda x: conv(x)[0], x)
+        weight = torch.ones_like(y, requires_grad=True)
+        loss = (weight * y).sum()
+    assert torch.equal(torch.autograd.grad(loss, weight, retain_graph=True)[0], y)
+    assert all(value.x is None for value in recompute.values.values())
+    x.add_(1)
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        loss.backward()
