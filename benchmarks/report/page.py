@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.report.memory import memory
 from benchmarks.report.models import models
 from benchmarks.report.predicted import predicted
 from benchmarks.report.summary import replaced, summary
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
 # those that the README quotes
 FIGURES = {
-    'cpu_ops': RESULTS / 'cpu_ops.json', 'cpu_model': RESULTS / 'cpu_model.json',
+    'cpu_ops': RESULTS / 'cpu_ops.json', 'cpu_model': RESULTS / 'cpu_model.json', 'memory': RESULTS / 'memory.json',
     'extrapolation': ROOT / 'experiments' / 'results' / 'extrapolation.json',
 }
 HEADER = """# Results
@@ -77,6 +78,7 @@ SECTIONS: tuple[Section, ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), models, 'cpu_decode'),
+    (('memory',), memory, 'memory'),
     (('kernels',), kernels, None),
     (('predicted',), predicted, None),
 )

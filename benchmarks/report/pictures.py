@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.ops import run as ops
-from benchmarks.report import plots
+from benchmarks.report import memory, plots
 from benchmarks.report.page import RESULTS
 
 # what draws the files whose name ends so
-DRAW: dict[str, Callable] = {'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models}
+DRAW: dict[str, Callable] = {
+    'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models, 'memory': memory.draw,
+}
 
 
 def pictures(draw: dict[str, Callable], results: Path) -> dict[Path, Callable]:

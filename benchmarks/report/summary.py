@@ -48,6 +48,18 @@ def training(report: dict) -> str:
     )
 
 
+def memory(report: dict) -> str:
+    """A layer in training, beside those of the same width."""
+    kept = {row['layer']: row['kept'] for row in report['rows']}
+    own, mamba = kept['Longhorn'], kept['Mamba, by its source']
+    return (
+        f'- **Memory in training.** A layer keeps {own:.0f} bytes of a token and unit of width for backward, in bfloat16; '
+        f"Mamba's fused block keeps {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet {kept['DeltaNet']:.0f} and KDA "
+        f"{kept['KDA']:.0f}, softmax attention {kept['softmax attention']:.0f}. "
+        '[All layers](docs/results.md#memory-of-a-layer).'
+    )
+
+
 def extrapolation(report: dict) -> str:
     """Perplexity at the training length and far past it."""
     ends = [report['runs'][0]['spans'][i]['end'] for i in (0, -1)]
@@ -72,7 +84,9 @@ def summary(files: dict[str, Path], timed_on_gpu: bool) -> str:
         return json.loads(files[name].read_text())
 
     missing = ("models of the paper's sizes" if timed_on_gpu else "times on any GPU, and models of the paper's sizes")
-    points = (operators(read('cpu_ops')), extrapolation(read('extrapolation')), training(read('cpu_model')))
+    points = (
+        operators(read('cpu_ops')), extrapolation(read('extrapolation')), training(read('cpu_model')), memory(read('memory')),
+    )
     last = (
         f"Not measured: {missing}. [All results](docs/results.md); [the paper's experiments](docs/experiments.md) at a small "
         "size; the [objectives of the paper's Table 4](docs/objectives.md)."

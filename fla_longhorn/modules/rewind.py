@@ -187,6 +187,11 @@ class RewindableCache(Cache):
         """Be as `snapshot` was made, which can be restored again."""
         self.layers = snapshot.snapshot().layers
 
+    def detach(self) -> None:
+        """Keep the states and drop their graphs: no gradient reaches what was read before."""
+        for layer in self.layers:
+            layer.state, layer.pieces = layer._map_state(torch.Tensor.detach), []
+
     def _transform_states(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Of beams that branch; what was recorded of their rows is no longer theirs."""
         super()._transform_states(function)

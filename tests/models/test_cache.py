@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fla.models.cache_utils import Cache, FLALayer, LegacyFLACache
 
 from fla_longhorn import LonghornForCausalLM
@@ -97,6 +98,37 @@ def test_a_look_ahead_in_a_legacy_cache(name, device):
     for _ in range(2):
         assert torch.equal(model(ids[:, 8:], past_key_values=legacy, use_cache=False).logits, expected)
     assert equal(legacy.states, before) and legacy.get_seq_length() == 8
+
+
+@pytest.mark.parametrize('detached', [False, True], ids=['', 'detached'])
+@pytest.mark.parametrize('name', list(VARIANTS))
+def test_a_document_in_parts(name, detached, device):
+    """A cache carries gradients from part to part, up to where it is detached."""
+    model = build(device, **VARIANTS[name]).train()
+    ids = torch.randint(3, 53, (2, 80), device=device)
+    targets = F.pad(ids[:, 1:], (0, 1), value=-100)
+
+    def loss(first, last, cache):
+        part = slice(first, last)
+        options = dict(shift_labels=targets[:, part], num_items_in_batch=158, use_cache=True, past_key_values=cache)
+        return model(ids[:, part], **options)
+
+    def gradients(*losses):
+        model.zero_grad()
+        sum(losses).backward()
+        return torch.cat([x.grad.flatten() for x in model.parameters()])
+
+    first = loss(0, 50, None)
+    if detached:
+        first.past_key_values.detach()
+    got = gradients(first.loss, loss(50, 80, first.past_key_values).loss)
+    if detached:
+        with torch.no_grad():
+            cache = loss(0, 50, None).past_key_values
+        want = gradients(loss(0, 50, None).loss, loss(50, 80, cache).loss)
+    else:
+        want = gradients(loss(0, 80, None).loss)
+    assert (got - want).norm() <= 1e-4 * want.norm()
 
 
 @pytest.mark.parametrize('layers', [2, 4])
