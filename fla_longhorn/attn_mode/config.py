@@ -1,4 +1,4 @@
-"""A family's config that asks for Longhorn: its `longhorn_` keys, checked and completed, and taken back."""
+"""A family's config with `attn_mode='longhorn'`: its `longhorn_` keys, checked, completed and reverted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fla's families: what the swap has to know of each, as a table; what is irregular in one stands in its row."""
+"""fla's families: what the swap has to know of each, as a table; a family's irregularities are in its row."""
 
 from __future__ import annotations
 

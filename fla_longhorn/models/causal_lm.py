@@ -29,7 +29,7 @@ def compute_logits_and_loss(
     """fla's method of this name, with the same losses in each setting of the config, of `criterion` and of the call.
 
     In three things it differs. The logits stay what they are: fla's default writes their gradient over them in backward. The
-    head is called wherever a call is more than its weight, by an adapter, offloading or FSDP, where fla's fused linear loss
+    head is called where it is wrapped, by an adapter, offloading or FSDP, where fla's fused linear loss
     reads the weight alone. And compilers and `torch.func` get losses in PyTorch.
 
     Returns:

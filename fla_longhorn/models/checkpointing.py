@@ -1,4 +1,4 @@
-"""Activation checkpointing beside a cache, which transformers' blocks would drop, so that a call forgot what came before."""
+"""Activation checkpointing beside a cache, which transformers' blocks would otherwise drop, and with it the tokens before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def pause_checkpointing(model: Any, cache: Any) -> list[Any]:
-    """Let the blocks of `model` save what they compute, in a call that goes on from `cache` or wants no gradient.
+    """Switch off the checkpoints of `model`'s blocks in a call that continues `cache` or needs no gradient.
 
     So `generate` between two steps of training is right. Blocks keep their checkpoints in a call that is given no cache and
     may be followed by a backward.

@@ -1,6 +1,6 @@
-"""What a call of one of fla's own models means where its mixers are Longhorn: as of Longhorn's models.
+"""Calls of fla's own models with Longhorn as their mixer: checked and translated as those of Longhorn's models.
 
-Their `forward` is fla's, so the checks and the names of packed sequences stand in hooks around it, at the base model, below
+Their `forward` is fla's, so checks and names of packed sequences are handled by hooks on the base model, below
 which all layers see `cu_seqlens` alone.
 """
 

@@ -141,7 +141,7 @@ class RowwiseAttention(Attention):
 
 
 def attention_options(config: Any, layer_idx: int) -> dict[str, Any] | None:
-    """What `config.attn` says of layer `layer_idx`, as arguments of fla's `Attention`; `None` where it is no such layer."""
+    """Arguments of fla's `Attention` for layer `layer_idx` by `config.attn`; `None` for a layer without attention."""
     spec = get_attention_spec(getattr(config, 'attn', None), layer_idx=layer_idx)
     if spec is None:
         return None

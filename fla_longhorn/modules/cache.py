@@ -83,7 +83,7 @@ def seen_tokens(cache: Cache | None) -> int:
 
 
 def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
-    """Refuse a filled cache of another model, by whose states some of the blocks `layers` would start from nothing.
+    """Raise for a filled cache of another model, with which some of the blocks `layers` would start without a state.
 
     What a layer of Longhorn finds in the cache, it checks itself.
     """

@@ -1,4 +1,4 @@
-"""The causal convolution of one rank's part of sequences that lie on several ranks (fla's `FLACPContext`).
+"""The causal convolution of one rank's part of sequences that are split over several ranks (fla's `FLACPContext`).
 
 An output looks back at W - 1 inputs, so a part's first sequence needs as many of the tokens before the part. They are put
 in front of it and their outputs dropped: any convolution serves, on any device, and a part may be shorter than W - 1.

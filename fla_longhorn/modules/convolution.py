@@ -91,7 +91,7 @@ def _convolve_packed(
 
 
 class ShortConvolution(modules.ShortConvolution):
-    """:class:`fla.modules.ShortConvolution`, in PyTorch for `lengths` and where a call must be, quicker for a plain token."""
+    """:class:`fla.modules.ShortConvolution`, in PyTorch for `lengths` and under compilers, faster for a plain token."""
 
     def forward(
         self,

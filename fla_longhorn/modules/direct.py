@@ -1,4 +1,4 @@
-"""Functions and parameters without what stands around them.
+"""Functions of fla and parameters without dispatch, guards and autograd.
 
 fla's functions choose a backend at each call, and have guards and autograd. A plain call
 (:func:`fla_cpu.plain.is_plain`) needs the function that would run in the end.
@@ -46,6 +46,6 @@ def on_its_device(function: Callable) -> Callable:
 
 
 def get_parameter(module: nn.Module, name: str) -> Any:
-    """`getattr` without the search of `nn.Module`, which takes a microsecond; that is for what stands in for a parameter."""
+    """`getattr` without `nn.Module.__getattr__`, which takes a microsecond and here serves what replaced a parameter."""
     parameters = module._parameters
     return parameters[name] if name in parameters else getattr(module, name)

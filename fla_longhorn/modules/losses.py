@@ -50,7 +50,7 @@ def linear_cross_entropy(
     """Cross entropy of `head(x)` and `target`, for `x` `[..., D]` and `target` `[...]`; a float32 scalar.
 
     A mean of no targets is 0. The logits of one chunk of rows exist at a time, in backward again, where they are computed a
-    second time. The head, a linear layer, is called once a chunk, so that whatever stands around it takes part.
+    second time. The head, a linear layer, is called once per chunk, so that hooks and adapters run.
     """
     x, target = x.flatten(0, -2), target.flatten()
     N, D = x.shape

@@ -1,4 +1,4 @@
-"""fla's gated MLP, traceable, and with its last projection called wherever a call is more than the weight."""
+"""fla's gated MLP: traceable, and with its last projection called where that is wrapped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def powglu(x: torch.Tensor, y: torch.Tensor, power: float) -> torch.Tensor:
 
 
 class SwiGLULinear(mlp.SwiGLULinear):
-    """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch where a call must be."""
+    """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch under a compiler or `torch.func`."""
 
     def forward(
         self,
@@ -46,10 +46,10 @@ class SwiGLULinear(mlp.SwiGLULinear):
 
 
 class GatedMLP(mlp.GatedMLP):
-    """:class:`fla.modules.GatedMLP`, in PyTorch where a call must be, by a compiler or `torch.func`.
+    """:class:`fla.modules.GatedMLP`, in PyTorch under a compiler or `torch.func`.
 
     fla's fused activation takes the weight of `down_proj`, which saves an array `[B, T, intermediate_size]` in training. Where
-    something stands around `down_proj` (see :func:`fla_longhorn.modules.linear.is_bare`), it is called instead.
+    `down_proj` is wrapped (see :func:`fla_longhorn.modules.linear.is_bare`), it is called instead.
     """
 
     def __init__(self, *args, **kwargs) -> None:

@@ -1,4 +1,4 @@
-"""fla's RMSNorm and L2Norm, also for compilers and `torch.func`, and without autograd's wrappers where a call is plain."""
+"""fla's RMSNorm and L2Norm: traceable, under `torch.func`, and without autograd's overhead for plain calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fla_longhorn.modules.direct import find_function, get_parameter
 
 
 class RMSNorm(modules.RMSNorm):
-    """:class:`fla.modules.RMSNorm`, in PyTorch where a call must be, by a compiler or `torch.func`."""
+    """:class:`fla.modules.RMSNorm`, in PyTorch under a compiler or `torch.func`."""
 
     def forward(
         self,
@@ -64,7 +64,7 @@ class RMSNorm(modules.RMSNorm):
 
 
 class L2Norm(modules.L2Norm):
-    """:class:`fla.modules.L2Norm`, in PyTorch where a call must be."""
+    """:class:`fla.modules.L2Norm`, in PyTorch under a compiler or `torch.func`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x / sqrt(|x|^2 + eps)` over the last dimension of `x`, of any shape; a row of zeros stays one."""

@@ -34,7 +34,7 @@ def can_recompute() -> bool:
 
 
 class Kept:
-    """A tensor that backward needs, as it was: by the hooks that were at work where it was kept, or the tensor itself."""
+    """A tensor that backward needs: packed by the hooks around, or the tensor itself with its version."""
 
     def __init__(self, x: Tensor, hooks: tuple[Callable, Callable] | None) -> None:
         self.hooks = hooks
@@ -54,7 +54,7 @@ class Kept:
 
 
 class Value:
-    """A value that is computed again when the first of its places is asked for, and dropped after the last one."""
+    """A value that is recomputed when the first of its places is unpacked, and dropped after the last one."""
 
     def __init__(
         self, function: Callable[..., Tensor], inputs: list[Kept | None], autocast: Callable, dtype: torch.dtype,
@@ -87,12 +87,12 @@ class Place(NamedTuple):
 
 
 class Recompute:
-    """While it is entered, autograd keeps the inputs of the values that :meth:`add` was told, and not these."""
+    """A context in which autograd saves the inputs of the values passed to :meth:`add` in their place."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.values: dict[int, Value] = {}
-        # of those that are entered the newest ones alone are at work
+        # PyTorch calls the innermost hooks only
         self.hooks = _autograd._top_saved_tensors_default_hooks(True) if enabled else None
 
     def __enter__(self) -> Recompute:

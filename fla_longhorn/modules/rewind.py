@@ -2,7 +2,7 @@
 
 A state of fixed size forgets, so what came before a token can't be read from it. While it records, the cache keeps for each
 piece of tokens the states before it and what the layers need to read the piece's first tokens again. This is what assisted
-generation asks for in transformers, by `activate_past_recording` and `crop`.
+generation needs in transformers, by `activate_past_recording` and `crop`.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class RewindableCache(Cache):
         return self.layers[layer_idx].update(replay=replay, **kwargs)
 
     def activate_past_recording(self) -> None:
-        """Record what is read from now on, so that :meth:`crop` can take it back."""
+        """Record what is read from now on, so that :meth:`crop` can revert it."""
         self.record_past = True
         for layer in self.layers:
             layer.record_past = True
@@ -200,7 +200,7 @@ class RewindableCache(Cache):
 
 
 def is_recording(layer: Any, cache: Any) -> bool:
-    """Whether the states of `layer` in `cache` may be asked for again, so that they must not be overwritten."""
+    """Whether `crop` may need the states of `layer` in `cache`, so that they must not be overwritten."""
     if not isinstance(cache, RewindableCache):
         return False
     i = layer.layer_idx

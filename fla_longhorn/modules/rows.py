@@ -1,6 +1,6 @@
 """How the rows of a call hold their tokens: one sequence a row, padded, or several packed ones.
 
-A model makes one of these for all of its layers, so that a mask on a device is read once a call. A call of one token reads
+A model makes one of these for all of its layers, so that a mask on a device is read once per call. A call of one token reads
 nothing: a decoding step never waits for the device, and a CUDA graph can hold it.
 """
 
@@ -36,7 +36,7 @@ class Rows:
         self._copies: dict[torch.device, Rows] = {}
 
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
-        """The same beside a layer on another device, as accelerate hands it on."""
+        """The same for a layer on another device, as accelerate spreads models."""
         if device not in self._copies:
             again = copy(self)
             for name in self.on_device:
@@ -66,7 +66,7 @@ class Rows:
         return k
 
     def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows | None]:
-        """Of the convolution's inputs `x`, those of the first n columns, and how they lie."""
+        """Of the convolution's inputs `x`, those of the first n columns, with their rows."""
         return x[:, :n], None
 
 

@@ -1,4 +1,4 @@
-"""Which tokens a call has, by whichever name a caller says it, and which other keywords a forward takes.
+"""How the tokens of a call are padded or packed, by all the names in use, and which keywords a forward takes.
 
 Padding goes by `attention_mask`. Packed sequences go by `cu_seqlens` in fla. transformers' `DataCollatorWithFlattening` and
 TRL's `padding_free` and `packing` say them by `position_ids` that start again, by `cu_seq_lens_q` and `cu_seq_lens_k`, and by
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CU_SEQLENS = ('cu_seq_lens_q', 'cu_seq_lens_k')
 PER_TOKEN = ('position_ids', 'seq_idx')
-# what libraries hand over to every model and what says nothing to this one: longest sequences, positions in a cache,
+# what libraries pass to every model and this one ignores: longest sequences, positions in a cache,
 # segments of a tokenizer, experts, the tokenizer of `generate(stop_strings=...)`
 WITHOUT_EFFECT = (
     'max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits', 'tokenizer',
@@ -84,7 +84,7 @@ def resolve_rows(
 
     Raises:
         ValueError: names contradict each other, or what they say can't be done.
-        TypeError: one of them is no tensor of integers, or the mask no tensor.
+        TypeError: one of them is not a tensor of integers, or the mask is not a tensor.
     """
     check_attention_mask(attention_mask, B, T, device, length)
     if kwargs.get('cp_context') is not None:
@@ -171,7 +171,7 @@ def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def check_attention_mask(
     mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None,
 ) -> None:
-    """Refuse what is no mask of shape `[B, >= T]` on `device`, or `[B, length]` where that is given, as far as shapes tell."""
+    """Raise unless the mask has shape `[B, >= T]`, or `[B, length]` where that is given, on `device`; values are not read."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
@@ -273,7 +273,7 @@ def _check_fresh(name: str, mask: torch.Tensor | None, T: int, filled: bool) -> 
 
 
 def _check_agreement(found: dict[str, torch.Tensor]) -> None:
-    """Refuse different boundaries; empty sequences make no difference."""
+    """Raise for different boundaries; empty sequences make no difference."""
     first, *others = found
     for name in others:
         a, b = (found[x].unique().tolist() for x in (first, name))

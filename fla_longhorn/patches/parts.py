@@ -12,7 +12,7 @@ from typing import Any
 import fla_cpu
 from fla_cpu.changes import Changes
 
-# fla's package -> (our module that stands in it as `longhorn`, the names it gains)
+# fla's package -> (our module that it holds as `longhorn`, the names it gains)
 EXPORTS = {
     'fla.ops': ('fla_longhorn.ops', ('chunk_longhorn', 'fused_recurrent_longhorn')),
     'fla.layers': ('fla_longhorn.layers.longhorn', ('Longhorn',)),

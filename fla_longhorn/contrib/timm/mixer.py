@@ -120,7 +120,7 @@ class BidirectionalLonghorn(NoWeightDecay):
             hidden_states (torch.Tensor):
                 Tokens of shape `[B, T, hidden_size]`.
             packing (Packing, Optional):
-                Where the images lie in a single row (B = 1) of tokens. Default: `None`, one image a row.
+                The places of the images in a single row (B = 1) of tokens. Default: `None`, one image per row.
 
         Returns:
             Output of the shape and dtype of `hidden_states`.

@@ -32,7 +32,7 @@ POOLS = ('', 'token', 'avg', 'max', 'avgmax')
 class VisionLonghorn(nn.Module):
     """Vision Mamba's architecture (arXiv 2401.09417) with Longhorn's update in both directions.
 
-    The class token stands in the middle of the patches while the blocks run. Outside of them it comes first, where timm's
+    The class token is in the middle of the patches while the blocks run. Outside of them it comes first, where timm's
     functions look for it: in `pos_embed`, in what `forward_features` returns, and in the prefix tokens of
     `forward_intermediates`.
 
@@ -170,7 +170,7 @@ class VisionLonghorn(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier for `num_classes`, where the old one's weights lie; `global_pool` as in the constructor."""
+        """A new classifier for `num_classes`, on the old one's device; `global_pool` as in the constructor."""
         if global_pool is not None:
             check_pool(global_pool, self.cls_token is not None)
             self.global_pool = global_pool

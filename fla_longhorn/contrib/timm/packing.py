@@ -10,12 +10,12 @@ import torch
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the images lie in a row of T tokens.
+    """The places of the images in a row of T tokens.
 
     Attributes:
         lengths: tokens of each image, `[N]`.
         cu_seqlens: their boundaries, `[N + 1]` (int32), and `cu_seqlens_cpu` a copy on the CPU.
-        reverse: `[T]`, for each place the token that stands there when every image is read in reverse.
+        reverse: `[T]`, for each place its token when every image is read in reverse.
     """
 
     lengths: torch.Tensor

@@ -69,7 +69,7 @@ class LonghornServingConfig(MambaModelConfig):
 
 
 class SwappedConvertor(ModelArchConfigConvertorBase):
-    """Refuses fla's families where Longhorn is their mixer; others go on to what vLLM says of them."""
+    """Raises for fla's families with Longhorn as their mixer; vLLM itself judges others."""
 
     def __init__(self, hf_config: Any, *args: Any, **kwargs: Any) -> None:
         if is_swapped(hf_config):

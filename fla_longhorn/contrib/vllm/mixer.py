@@ -1,7 +1,7 @@
 """The Longhorn layer on vLLM's flat batches, with each request's memory in a page of vLLM's pool.
 
 A page holds the convolution's last `conv_size - 1` inputs and the recurrence's state `[H, K, V]`. The op reads and writes it
-where it lies. Under tensor parallelism a rank has an equal part of the channels: whole heads, or a part of one.
+in place. Under tensor parallelism a rank has an equal part of the channels: whole heads, or a part of one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Texts and prompts of the recall suite, as `Just read twice` (arXiv 2407.05483) sets them; written for lm_eval's YAML files.
 
-Each text is followed by a question whose answer stands in it; the model writes on, and it counts if the answer is contained.
+Each text is followed by a question whose answer it contains; a continuation with the answer in it counts.
 Longer texts are cut to 950 tokens around what is asked for, as that paper's runs were (1000 with 50 for the answer).
 """
 
