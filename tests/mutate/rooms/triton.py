@@ -19,8 +19,8 @@ MUTATIONS = [
         env=INTERPRET,
     ),
     Mutation(
-        'final-gradient-dropped', 'ops/triton/diagonal/__init__.py', 'decay, local, dht, cu_seqlens, N=args',
-        'decay, local, None, cu_seqlens, N=args', "segments do not see the final state's gradient", SEGMENTS, '3 V9',
+        'final-gradient-dropped', 'ops/triton/diagonal/__init__.py', 'decay, local, dht, args.cu_seqlens',
+        'decay, local, None, args.cu_seqlens', "segments do not see the final state's gradient", SEGMENTS, '3 V9',
         env=INTERPRET,
     ),
     Mutation(
@@ -29,11 +29,11 @@ MUTATIONS = [
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
-        'initial-state-after-segments', 'ops/triton/diagonal/__init__.py', 'decay, local, h0, cu_seqlens, N=N',
-        'decay, local, None, cu_seqlens, N=N', 'segments do not see the initial state', SEGMENTS, '3 V9', env=INTERPRET,
+        'initial-state-after-segments', 'ops/triton/diagonal/__init__.py', 'decay, local, h0, args.cu_seqlens',
+        'decay, local, None, args.cu_seqlens', 'segments do not see the initial state', SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
-        'slot-of-the-row', 'ops/triton/common.py', 'return bos // SIZE + i_n', 'return bos // SIZE',
+        'slot-of-the-row', 'ops/triton/slots.py', 'return bos // SIZE + i_n', 'return bos // SIZE',
         'packed sequences write into the same slots', SEGMENTS, '3 V5', env=INTERPRET,
     ),
     Mutation(
@@ -86,20 +86,20 @@ MUTATIONS = [
         "float32 goes to fla's kernels, which round it", 'tests/ops/triton/test_scalar_beta.py::test_route',
     ),
     Mutation(
-        'stale-rows', 'ops/triton/common.py', 'read = used & (tl.load(has_initial_state + i_n) != 0)', 'read = used',
+        'stale-rows', 'ops/triton/slots.py', 'read = used & (tl.load(has_initial_state + i_n) != 0)', 'read = used',
         'a new request starts from what an old one left', POOL, 'triton diagonal T1 zero', env=INTERPRET,
     ),
     Mutation(
-        'null-block-is-a-row', 'ops/triton/common.py', 'used = (first >= 0) & (first != pad_slot_id)', 'used = first >= 0',
+        'null-block-is-a-row', 'ops/triton/slots.py', 'used = (first >= 0) & (first != pad_slot_id)', 'used = first >= 0',
         'the null block is updated', POOL, 'triton exact T1 null', env=INTERPRET,
     ),
     Mutation(
-        'final-rows-ignored', 'ops/triton/common.py', 'last = tl.load(final_state_indices + i_n).to(tl.int64)', 'pass',
+        'final-rows-ignored', 'ops/triton/slots.py', 'last = tl.load(final_state_indices + i_n).to(tl.int64)', 'pass',
         'the rows of a shared prefix are overwritten', POOL, 'triton diagonal T1 elsewhere',
         env=INTERPRET,
     ),
     Mutation(
-        'rows-next-to-each-other', 'ops/triton/common.py', 's_h=pool.states.stride(0)', 's_h=size',
+        'rows-next-to-each-other', 'ops/triton/slots.py', 's_h=pool.states.stride(0)', 's_h=size',
         'rows that lie apart are taken for neighbours', POOL, 'triton exact T1 all', env=INTERPRET,
     ),
     Mutation(
