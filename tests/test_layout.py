@@ -42,11 +42,12 @@ def test_public_names(module):
 def test_arguments_are_the_public_ones_in_order():
     """The ops hand theirs on by position."""
     public = list(inspect.signature(chunk_longhorn).parameters)
-    assert public == [*Arguments._fields, 'cu_seqlens_cpu', 'cp_context']
+    assert public == [*Arguments._fields, 'cu_seqlens_cpu', 'cp_context', 'return_intermediate_states']
     for op in (fused_recurrent_longhorn, naive_recurrent_longhorn):
         assert inspect.signature(op).parameters == inspect.signature(chunk_longhorn).parameters
     own = [name for name in inspect.signature(longhorn_state_update).parameters if name != 'state']
-    shared = [x for x in public if x not in ('initial_state', 'output_final_state', 'cp_context')]
+    others = ('initial_state', 'output_final_state', 'cp_context', 'return_intermediate_states')
+    shared = [x for x in public if x not in others]
     assert own == [*shared, *Pool._fields[1:]]
 
 

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from fla_cpu.plain import is_plain, under_transform
 from fla_longhorn.ops import context_parallel, operator
-from fla_longhorn.ops.arguments import Arguments, get_tensors
+from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
 
@@ -19,14 +19,20 @@ if TYPE_CHECKING:
 
 def apply(
     args: Arguments, cu_seqlens_cpu: Tensor | None, cp_context: FLACPContext | None, *, parallel: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Return `o [B, T, H, V]` and the final state; with `parallel` the operator may cut time into segments or chunks."""
+    intermediate: bool = False,
+) -> Result:
+    """Return `o [B, T, H, V]` and the final state; with `parallel` the operator may split time into segments or chunks."""
     if cp_context is not None:
+        if intermediate:
+            raise ValueError('return_intermediate_states must be False with cp_context, got True')
         return context_parallel.run(args, cp_context, parallel=parallel)
     plain = is_plain(*get_tensors(args))
     check_inputs(args, cu_seqlens_cpu)
     if not plain and takes_other_derivatives(args):
-        return recurrence(args, cu_seqlens_cpu)
+        results = recurrence(args, cu_seqlens_cpu)
+        return results if intermediate else results[:2]
+    if intermediate:
+        return operator.run_with_states(args, cu_seqlens_cpu, parallel)
     return operator.run(args, parallel, plain=plain)
 
 

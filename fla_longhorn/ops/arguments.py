@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
+# outputs, the final state or None, and the states between where they are returned
+Result = tuple[Any, ...]
+
 
 class StepOptions(NamedTuple):
     """The flags of :class:`Arguments` that say what beta holds. Backends pass them on as one value to where steps are made."""

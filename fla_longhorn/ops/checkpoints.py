@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton
 
 
@@ -17,3 +19,11 @@ def num_checkpoints(B: int, T: int, N: int, interval: int, is_varlen: bool) -> i
     never overlaps and needs no length on the host: `cdiv(e - b, C) <= e // C - b // C + 1`.
     """
     return T // interval + N if is_varlen else B * triton.cdiv(T, interval)
+
+
+def filled_slots(bounds: Sequence[int], interval: int) -> list[int]:
+    """The slots of packed sequences that hold a state, in the order of the tokens."""
+    return [
+        bos // interval + n + i for n, (bos, eos) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+        for i in range(triton.cdiv(eos - bos, interval))
+    ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.apply import apply
+from fla_longhorn.ops.apply import Result, apply
 from fla_longhorn.ops.arguments import Arguments
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def chunk_longhorn(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return_intermediate_states: bool = False,
+) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) over whole sequences.
 
     .. math::
@@ -83,12 +84,19 @@ def chunk_longhorn(
             sequences split over the ranks of its group. `cu_seqlens` is taken from it;
             `initial_state` and `output_final_state` are refused. D's gradient is this rank's part of the sum over ranks.
             Default: `None`.
+        return_intermediate_states (bool, Optional):
+            Whether to return a third tensor, the states before every n-th token, `n = checkpoint_interval(K)` of
+            `fla_longhorn.ops.checkpoints`: a power of two, 128 for K = 16 and 256 from K = 32 on. Without gradients only.
+            Default: `False`.
 
     Returns:
         o (torch.Tensor):
             Outputs of shape `[B, T, H, V]` in the dtype of `v`.
         final_state (torch.Tensor or None):
             float32 states of shape `[N, H, K, V]` (`[N, H, V, K]` with `state_v_first`) if wanted, else `None`.
+        states (torch.Tensor):
+            Only with `return_intermediate_states`: float32 `[B, ceil(T / n), H, K, V]` (or `[..., V, K]`), of packed
+            sequences one after the other, `[1, sum(ceil(T_i / n)), H, K, V]`.
 
     q, k, v, beta, D and z are float16, bfloat16 or float32, each its own, in any strides; the state and all sums are
     float32. Differentiable in all of them and in `initial_state`, through `o` and `final_state`; no atomics, so that two
@@ -111,5 +119,5 @@ def chunk_longhorn(
             q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
             use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
         ),
-        cu_seqlens_cpu, cp_context, parallel=True,
+        cu_seqlens_cpu, cp_context, parallel=True, intermediate=return_intermediate_states,
     )

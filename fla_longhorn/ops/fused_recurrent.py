@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.apply import apply
+from fla_longhorn.ops.apply import Result, apply
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.chunk import chunk_longhorn
 
@@ -30,13 +30,14 @@ def fused_recurrent_longhorn(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return_intermediate_states: bool = False,
+) -> Result:
     return apply(
         Arguments(
             q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
             use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
         ),
-        cu_seqlens_cpu, cp_context, parallel=False,
+        cu_seqlens_cpu, cp_context, parallel=False, intermediate=return_intermediate_states,
     )
 
 

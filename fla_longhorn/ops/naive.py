@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, Result
+from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.inputs import check_inputs
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def naive_recurrent_longhorn(
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return_intermediate_states: bool = False,
+) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) as one PyTorch loop over time.
 
     .. math::
@@ -54,11 +56,14 @@ def naive_recurrent_longhorn(
         use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
     )
     check_inputs(args, cu_seqlens_cpu, allow_float64=True)
-    return recurrence(args, cu_seqlens_cpu)
+    o, final_state, states = recurrence(args, cu_seqlens_cpu)
+    return (o, final_state, states) if return_intermediate_states else (o, final_state)
 
 
-def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The loop, on checked arguments."""
+def recurrence(
+    args: Arguments, cu_seqlens_cpu: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The loop, on checked arguments; the third result are the states before every `checkpoint_interval(K)`-th token."""
     _, T, H, K, V = args.sizes
     N, cu_seqlens, D, z = args.num_sequences, args.cu_seqlens, args.D, args.z
     is_double = any(x is not None and x.dtype == torch.float64 for x in args.differentiable.values())
@@ -85,10 +90,12 @@ def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[to
     if args.initial_state is not None and args.state_v_first:
         states = states.transpose(-1, -2)
 
-    outputs, final_states = [], []
+    outputs, final_states, between = [], [], []
     for i, (rows, bos, eos) in enumerate(spans):
         S = states if cu_seqlens is None else states[i:i + 1]
         for t in range(bos, eos):
+            if (t - bos) % checkpoint_interval(K) == 0:
+                between.append(S)
             # [B, H, K, 1] and [B, H, 1, V]
             q_t, k_t = q[rows, t, :, :, None], k[rows, t, :, :, None]
             v_t, eps_t = v[rows, t, :, None, :], eps[rows, t, :, None, :]
@@ -109,4 +116,5 @@ def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[to
         final_state = torch.cat(final_states)
         if args.state_v_first:
             final_state = final_state.transpose(-1, -2)
-    return o.to(args.v.dtype), final_state
+    kept = torch.stack(between, 1)
+    return o.to(args.v.dtype), final_state, kept.mT if args.state_v_first else kept

@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, get_tensors
 from fla_longhorn.ops.backend import select_backend
-from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots, num_checkpoints
 from fla_longhorn.ops.inputs import check_boundaries, check_rows
 from fla_longhorn.ops.pool import Pool
 
@@ -213,6 +213,22 @@ def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, T
     else:
         o, final_state, _ = longhorn_fwd(*args, needs_gradient(args), parallel)
     return o, final_state if args.output_final_state else None
+
+
+def run_with_states(args: Arguments, cu_seqlens_cpu: Tensor | None, parallel: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The same with the states before every `checkpoint_interval(K)`-th token."""
+    if needs_gradient(args):
+        raise ValueError('return_intermediate_states must be False where an input needs a gradient, which the states have not')
+    o, final_state, states = longhorn_fwd(*with_float(args), True, parallel)
+    view = getattr(select_backend(args.q.device), 'view_states', None)
+    states = states if view is None else view(states, args)
+    if args.cu_seqlens is None:
+        states = states.unflatten(0, (args.q.shape[0], -1))
+    else:
+        bounds = (args.cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        slots = torch.tensor(filled_slots(bounds, checkpoint_interval(args.q.shape[-1])), dtype=torch.int64, device='cpu')
+        states = states[slots.to(states.device)][None]
+    return o, final_state if args.output_final_state else None, states.mT if args.state_v_first else states
 
 
 def with_float(args: Arguments) -> Arguments:

@@ -29,6 +29,8 @@ FAST = os.environ.get('PRETEND_FAST') == '1'
 def use_numba(backend) -> None:
     for name in ('longhorn_fwd', 'longhorn_bwd'):
         setattr(backend, name, functools.wraps(getattr(backend, name))(run_numba(name)))
+    # which arranges saved states as the operator returns them
+    backend.view_states = lambda states, args: states
 
 
 def run_numba(name: str):

@@ -21,6 +21,8 @@ is written. Kernels run on the device of the tensors, also where PyTorch's curre
 
 A backend may also have:
 
+    view_states(states, args) -> states [S, H, K, V]
+        where it arranges the entries in another way
     longhorn_shortcut(args) -> (o, final_state) by another differentiable implementation that is faster for these arguments, or
         None where the operator is to run.
     forward_summary, backward_summary: see `ops/context_parallel/summaries.py`.
@@ -38,7 +40,7 @@ from fla_longhorn.ops.triton.diagonal import diagonal_bwd, diagonal_fwd
 from fla_longhorn.ops.triton.diagonal.summaries import backward_summary, forward_summary
 from fla_longhorn.ops.triton.exact import exact_bwd, exact_fwd
 
-__all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd', 'longhorn_shortcut']
+__all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd', 'longhorn_shortcut', 'view_states']
 
 
 def longhorn_fwd(
@@ -59,3 +61,9 @@ def longhorn_bwd(
 
 def longhorn_shortcut(args: Arguments) -> tuple[Tensor, Tensor | None] | None:
     return scalar_beta.chunk_scalar_beta(args) if scalar_beta.applies(args) else None
+
+
+def view_states(states: Tensor, args: Arguments) -> Tensor:
+    """The exact update's are saved as `[S, H, V, K]`."""
+    S, H, K, V = states.shape
+    return states.view(S, H, V, K).mT if args.exact else states
