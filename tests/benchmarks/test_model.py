@@ -1,10 +1,8 @@
 """The models' benchmark: every model has a row, what runs has all figures, and what can't says why."""
 
 import json
-import sys
 from functools import partial
 from itertools import islice
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -111,19 +109,3 @@ def test_what_fails_stops_no_other():
     assert errors == {'a': 'OSError: no'} and len(times['b']) == 3
     with pytest.raises(OSError, match='no'):
         timing.take_turns({'a': broken}, torch.device('cpu'), 0)
-
-
-def test_int8_is_a_copy(monkeypatch):
-    """What torchao does to the model is not done to the one in floating point."""
-    def quantize_(model, config):
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to(torch.int8), requires_grad=False)
-
-    fake = SimpleNamespace(quantize_=quantize_, Int8WeightOnlyConfig=object)
-    monkeypatch.setitem(sys.modules, 'torchao', SimpleNamespace(quantization=fake))
-    monkeypatch.setitem(sys.modules, 'torchao.quantization', fake)
-    plain = build('Longhorn')
-    chosen = variants.variants(compiled=True, int8=True)
-    assert [x.suffix for x in chosen] == ['', ', int8', ', compiled', ', int8 compiled']
-    copies = [generation.System(ROWS['Longhorn'], variant, plain).model for variant in chosen]
-    assert [x.lm_head.weight.dtype for x in copies] == [torch.float32, torch.int8, torch.float32, torch.int8]
-    assert copies[0] is copies[2] is plain and copies[1] is not plain

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from examples.mqar.data import BLANK, IGNORE
 from experiments import mqar, zoology
-from experiments.baselines import MIXERS, RWKV4, long_convolution, taylor
+from experiments.baselines import MIXERS, RWKV4
 
 TASK = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
 CELL = mqar.DEFAULTS | {
@@ -107,19 +107,6 @@ def test_baselines_are_causal(mixer):
     with torch.no_grad():
         logits, changed = model(ids), model(torch.cat([ids[:, :20], ids[:, 20:].flip(1)], dim=1))
     assert torch.allclose(logits[:, :20], changed[:, :20], atol=1e-5)
-
-
-def test_taylor_features():
-    """Products of features are the first terms of the exponential."""
-    q, k = torch.randn(2, 5, 8, dtype=torch.float64)
-    scores = (q * k).sum(-1) / 8**0.5
-    assert torch.allclose((taylor(q) * taylor(k)).sum(-1), 1 + scores + scores**2 / 2)
-
-
-def test_long_convolution():
-    x, taps = torch.randn(2, 7, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
-    y = torch.stack([sum(taps[s] * x[:, t - s] for s in range(t + 1)) for t in range(7)], dim=1)
-    assert torch.allclose(long_convolution(x, taps), y)
 
 
 def test_rwkv_is_a_weighted_mean():

@@ -1,7 +1,5 @@
 """Text as files of tokens: what they hold, and that they go on after an interruption."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -70,18 +68,3 @@ def test_goes_on(folder, monkeypatch, at):
     path = token_file(text, False, folder / 'tokens')
     assert read(path) == wanted
     assert len(encoded) == 20 - 4 * at
-
-
-def test_stream(folder):
-    """A dataset that is read document by document, with a held-out split of its own."""
-    for split, some in (('train', TEXTS[:30]), ('validation', TEXTS[30:])):
-        (folder / f'{split}.jsonl').write_text(''.join(json.dumps({'content': text}) + '\n' for text in some))
-    (folder / 'data').mkdir()
-    for split in ('train', 'validation'):
-        (folder / f'{split}.jsonl').rename(folder / 'data' / f'{split}.jsonl')
-    text = TextArguments(
-        dataset=str(folder / 'data'), column='content', streaming=True, held_out_split='validation', max_tokens=2000,
-    )
-    train, held_out = (read(token_file(text, part, folder / 'tokens')) for part in (False, True))
-    assert train == ''.join(t + '\0' for t in TEXTS).encode()[:2000]
-    assert held_out == ''.join(t + '\0' for t in TEXTS[30:]).encode()
