@@ -8,7 +8,6 @@ import torch
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import longhorn_fwd
-from fla_longhorn.ops.pool import Pool
 from tests.ops.cases import Case, make_inputs, make_options, run
 from tests.torch_compile.graphs import assert_equal, compiled
 
@@ -67,7 +66,7 @@ def test_strided_values(exact, device):
 
 @pytest.mark.parametrize('case', [EVERYTHING, replace(CASES[2], B=1, T=80, lengths=(40, 40))], ids=str)
 def test_opcheck(case, exact, device):
-    """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes, of the three operators.
+    """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes; of a pool: `test_pool.py`.
 
     The sequences are of lengths that leave no slot for a saved state unused: nobody writes such a slot, or reads it.
     """
@@ -80,6 +79,3 @@ def test_opcheck(case, exact, device):
         torch.library.opcheck(torch.ops.fla_longhorn.longhorn_bwd, (
             torch.randn_like(o), torch.randn_like(final_state), states.detach(), *detached, parallel,
         ))
-    torch.library.opcheck(torch.ops.fla_longhorn.longhorn_update, (
-        *Pool(detached.initial_state), *detached._replace(initial_state=None),
-    ))
