@@ -1,6 +1,7 @@
 import inspect
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fla.models
@@ -87,6 +88,13 @@ def test_wrong_option(device):
 def test_families_that_cannot(config, reason):
     with pytest.raises(ValueError, match=f'{reason}.*comba.*gla.*rwkv7'):
         AutoModelForCausalLM.from_config(config())
+
+
+def test_a_family_that_fla_builds_otherwise(monkeypatch, device):
+    monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], native='LinearAttention'))
+    with pytest.raises(ValueError, match='GLAConfig: this version of fla builds LinearAttention in another way') as error:
+        make_model('gla', device)
+    assert ' gla,' not in str(error.value)
 
 
 class Block(torch.nn.Module):
