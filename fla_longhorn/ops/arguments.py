@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 
+class StepOptions(NamedTuple):
+    """The flags of :class:`Arguments` that say what beta holds. Backends pass them on as one value to where steps are made."""
+
+    use_beta_sigmoid_in_kernel: bool
+
+
 class Arguments(NamedTuple):
     """The arguments of :func:`fla_longhorn.ops.chunk_longhorn`, in its order, as far as a backend needs them.
 
@@ -29,6 +35,10 @@ class Arguments(NamedTuple):
     use_beta_sigmoid_in_kernel: bool = False
     state_v_first: bool = False
     cu_seqlens: Tensor | None = None
+
+    @property
+    def step_options(self) -> StepOptions:
+        return StepOptions(self.use_beta_sigmoid_in_kernel)
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:

@@ -45,9 +45,9 @@ def test_ops(exact, entered, second, monkeypatch):
 
 
 def test_summaries(entered, second, monkeypatch):
-    monkeypatch.setattr(summaries, 'with_token_stride', lambda x: (x, 0))
     monkeypatch.setattr(summaries, 'prepare_rows', lambda *args, **options: None)
-    monkeypatch.setattr(summaries, 'summarize', lambda *args, **options: (None, list(entered)))
+    monkeypatch.setattr(summaries.segments, 'choose_segment_length', lambda *args: 4)
+    monkeypatch.setattr(summaries.segments, 'summarize_segments', lambda *args, **options: ([None], list(entered)))
     assert summaries.forward_summary(second)[1] == [1]
-    assert summaries.backward_summary(None, second) == [1]
+    assert summaries.backward_summary(second.v, second) == [1]
     assert not entered

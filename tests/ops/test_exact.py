@@ -12,6 +12,7 @@ from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
+    from fla_longhorn.ops.triton.common import strided_inputs
     from fla_longhorn.ops.triton.exact import common, configs, exact_bwd, exact_fwd
 
 
@@ -135,7 +136,7 @@ if INTERPRETING or torch.cuda.is_available():
         qk, vz = torch.randn(B, T, 2 * H * K, device=triton_device), torch.randn(B, T, 2 * H * V, device=triton_device)
         q, k = (x.unflatten(-1, (H, K)) for x in qk.chunk(2, -1))
         v, z = (x.unflatten(-1, (H, V)) for x in vz.chunk(2, -1))
-        x, strides = common.strided_inputs(Arguments(q, k, v, torch.randn(B, T, H, device=triton_device), z=z))
+        x, strides = strided_inputs(Arguments(q, k, v, torch.randn(B, T, H, device=triton_device), z=z))
         for given, taken in ((q, x.q), (k, x.k), (v, x.v), (z, x.z)):
             assert taken.data_ptr() == given.data_ptr()
         assert strides == {'S_Q': 2 * H * K, 'S_K': 2 * H * K, 'S_V': 2 * H * V, 'S_B': H, 'S_Z': 2 * H * V}

@@ -73,7 +73,7 @@ def longhorn_fwd(
         flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v, dtype), flat(args.beta, dtype), h0, flat_copy(args.D),
         *flat_rows(args.z, H * V, dtype), boundaries(B, T, args.cu_seqlens), where,
         flat_output('o', o, dtype), ht, flat_output('states', states),
-        H, K, V, C, BV, args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel, is_varlen,
+        H, K, V, C, BV, args.exact, args.beta.dim() == 3, tuple(args.step_options), is_varlen,
     )
     if final_state is not None and output_final_state and state_v_first:
         final_state = final_state.transpose(-1, -2)
@@ -105,7 +105,7 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
     o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
     notice.call(
         forward.step, *[0 if x is None else x.data_ptr() for x in inputs], o.data_ptr(),
-        N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, args.use_beta_sigmoid_in_kernel,
+        N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, tuple(args.step_options),
         BITS[o.dtype], BITS[o.dtype if args.D is None else args.D.dtype],
     )
     return o
@@ -145,7 +145,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
         flat(beta, dtype), flat_copy(D), *flat_rows(z, H * V, dtype), boundaries(B, T, args.cu_seqlens), flat(states),
         flat_output('dqk', dqk), flat_output('dv', dv, dtype), flat_output('dbeta', dbeta, dbeta_dtype),
         flat_output('dh0', dh0), flat_output('dD', dD), flat_output('dz', dz, dtype),
-        H, K, V, C, BG, BT, NT, args.exact, is_scalar, args.use_beta_sigmoid_in_kernel, is_varlen,
+        H, K, V, C, BG, BT, NT, args.exact, is_scalar, tuple(args.step_options), is_varlen,
     )
     dq, dk = add_parts(dqk)[..., :K].unbind(-2)
     if is_scalar:

@@ -47,14 +47,14 @@ ONE, TWO = np.float32(1), np.float32(2)
 
 
 @helper
-def prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, use_sigmoid, s_k2, tokens):
+def prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, options, s_k2, tokens):
     """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
     s_v, s_eps, s_dy, s_slope, s_dz = tokens
     n = V - o_v
     for t in range(L):
         row, i = (t0 + t) * H + i_h, t * W
         p = row * V + o_v
-        b_eps, b_slope = step_size(load_beta(beta, row, p, n, is_scalar), s_k2[t], use_sigmoid)
+        b_eps, b_slope = step_size(load_beta(beta, row, p, n, is_scalar), s_k2[t], options)
         b_do = load_lanes(do, p, n)
         if len(z) > 0:
             b_z = load_lanes(z, (t0 + t) * z_stride + i_h * V + o_v, n)
@@ -212,7 +212,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
 
 @helper
 def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, D, z, z_stride, states, dqk, dv, dbeta, dh0,
-                   dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, rows, s_k2):
+                   dD, dz, H, K, V, C, BG, BT, exact, is_scalar, options, S, G, tokens, rows, s_k2):
     """`BG` channels of one head of one sequence; `G` holds the gradients of their states, `[BG / W, K, W]`."""
     KW, size = K * W, len(rows) // LANES
     p_starts = (BT + 1) * KW
@@ -230,7 +230,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 dbeta[row] = 0
         for i in channels:
             o_v = o_g + i
-            prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, use_sigmoid, s_k2, tokens)
+            prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, options, s_k2, tokens)
             load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
             # the next channels, or the first ones of the chunk before
             t, o_next = (t0, o_v + W) if i + W < channels.stop else (max(t0 - C, bos), o_g)
@@ -256,7 +256,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
 
 @compiled
 def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, z_stride, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C,
-             BG, BT, NT, exact, is_scalar, use_sigmoid, is_varlen):
+             BG, BT, NT, exact, is_scalar, options, is_varlen):
     """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
     NG = (V + BG - 1) // BG
     num_rows = cu_seqlens[-1] * H
@@ -272,4 +272,4 @@ def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, z_stride, cu_seqlens, state
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
         backward_block(i_n, i_h, i_g * BG, i_g * num_rows, bos, eos, slot, do, dht, q, k, v, beta, D, z, z_stride, states, dqk,
-                       dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, use_sigmoid, S, G, tokens, rows, s_k2)
+                       dv, dbeta, dh0, dD, dz, H, K, V, C, BG, BT, exact, is_scalar, options, S, G, tokens, rows, s_k2)

@@ -70,8 +70,9 @@ def load_beta(beta, row, p, n, is_scalar):
 
 
 @helper
-def step_size(b_b, k2, use_sigmoid):
-    """eps, and its slope in beta (or in the sigmoid's input), for `|k|^2`."""
+def step_size(b_b, k2, options):
+    """eps, and its slope in beta (or in the sigmoid's input), for `|k|^2`; `options` is `StepOptions`, as a plain tuple."""
+    use_sigmoid, = options
     if use_sigmoid:
         b_e = exp_neg(b_b)
         b_eps = ONE / (b_e + (ONE + k2))
@@ -143,7 +144,7 @@ def rows_ahead(p, p_z, v, beta, z, is_scalar):
 
 
 @helper
-def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, use_sigmoid, S, p_s, tokens):
+def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, options, S, p_s, tokens):
     """`W` channels of `L` tokens; `tokens` holds `|k|^2` of each, and room for eps and v.
 
     What doesn't depend on the state goes first, so that nothing waits for a division between two tokens.
@@ -152,7 +153,7 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, ex
     n = V - o_v
     for t in range(L):
         row = (t0 + t) * H + i_h
-        b_eps, _ = step_size(load_beta(beta, row, row * V + o_v, n, is_scalar), s_k2[t], use_sigmoid)
+        b_eps, _ = step_size(load_beta(beta, row, row * V + o_v, n, is_scalar), s_k2[t], options)
         store(s_eps, t * W, b_eps)
         store(s_v, t * W, load_lanes(v, row * V + o_v, n))
     p = ((t0 + L) * H + i_h) * V + o_v
@@ -197,7 +198,7 @@ def square_norms(t0, L, i_h, k, H, K, s_k2):
 
 @helper
 def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, z_stride, o, ht, states, H, K, V, C, BV,
-                  exact, is_scalar, use_sigmoid, S, tokens):
+                  exact, is_scalar, options, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`.
 
     `first` and `last` index the states before and after the sequence in `h0` and `ht`; -1 reads zero and writes nothing.
@@ -214,7 +215,7 @@ def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z
             for i in channels:
                 store_tile(states, p + i, V, K, V - o_v - i, S, i * K)
         for i in channels:
-            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, use_sigmoid,
+            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, options,
                           S, i * K, tokens)
     if last >= 0:
         for i in channels:
@@ -229,7 +230,7 @@ def first_slot(i_n, bos, eos, C, is_varlen):
 
 @compiled
 def forward(i_w, n_w, q, k, v, beta, h0, D, z, z_stride, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
-            is_scalar, use_sigmoid, is_varlen):
+            is_scalar, options, is_varlen):
     """One worker's blocks of the forward pass, over the sequences of `places`: (sequence, `first`, `last`)."""
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
@@ -240,11 +241,11 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, z_stride, cu_seqlens, places, o, 
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
         forward_block(first, last, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, z_stride, o, ht, states, H, K, V, C,
-                      BV, exact, is_scalar, use_sigmoid, S, tokens)
+                      BV, exact, is_scalar, options, S, tokens)
 
 
 @compiled
-def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, use_sigmoid, dtype, D_dtype):
+def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
     """`forward` of one token a sequence, at the addresses of its arrays; `states` `[N, H, K, V]` are updated in place.
 
     `dtype` is that of q, k, v, beta, z and o.
@@ -261,4 +262,4 @@ def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, use_s
             for o_v in range(0, V, BV):
                 p = i_n * H * K * V
                 forward_block(p, p, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, states, D, z, H * V, o, states, kept, H, K, V, 1,
-                              BV, exact, is_scalar, use_sigmoid, S, tokens)
+                              BV, exact, is_scalar, options, S, tokens)

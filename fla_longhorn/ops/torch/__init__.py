@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, StepOptions
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.torch import diagonal as diagonal_update
@@ -27,7 +27,7 @@ def longhorn_fwd(
     N, is_varlen = args.num_sequences, args.cu_seqlens is not None
     update = exact_update if args.exact else diagonal_update
     q, k, v = (time_first(x) for x in (args.q, args.k, args.v))
-    eps = step_sizes(k, time_first(args.beta), args.use_beta_sigmoid_in_kernel)[0].expand_as(v)
+    eps = step_sizes(k, time_first(args.beta), args.step_options)[0].expand_as(v)
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
     C = checkpoint_interval(K)
     o = torch.empty_like(v)
@@ -65,7 +65,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     inputs, D, z, scale = (args.q, args.k, args.v, args.beta), args.D, args.z, args.scale
     update = exact_update if args.exact else diagonal_update
     q, k, v, beta, do = (time_first(x) for x in (*inputs, do))
-    eps, chain = step_sizes(k, beta, args.use_beta_sigmoid_in_kernel)
+    eps, chain = step_sizes(k, beta, args.step_options)
     eps = eps.expand_as(v)
     dh = initial_states(args, dht)
     gate = None if z is None else torch.sigmoid(time_first(z))
@@ -110,16 +110,16 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz)
 
 
-def step_sizes(k, beta, use_beta_sigmoid: bool):
+def step_sizes(k, beta, options: StepOptions):
     """`eps = b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]` or `[T, B, H, 1]` for one step size a head."""
     if beta.dim() == 3:
         beta = beta[..., None]
-    b = beta.sigmoid() if use_beta_sigmoid else beta
+    b = beta.sigmoid() if options.use_beta_sigmoid_in_kernel else beta
     norm = k.square().sum(-1, keepdim=True)
     # NaN for keys so long that float32 has no such step: a step of zero would pass for one
     f = 1 / (1 + b * norm) + 0 * (4 * norm)
     chain = f.square()
-    return b * f, chain * b * (-beta).sigmoid() if use_beta_sigmoid else chain
+    return b * f, chain * b * (-beta).sigmoid() if options.use_beta_sigmoid_in_kernel else chain
 
 
 def sequence_spans(B: int, T: int, K: int, cu_seqlens):

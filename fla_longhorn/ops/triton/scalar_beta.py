@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, StepOptions
 
 ROUTES = ('auto', 'fla', 'own')
 # the smallest state of the diagonal update that `auto` sends to fla
@@ -43,7 +43,7 @@ def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:
     from fla.ops.gla import chunk_gla
 
     q, k, v, initial_state, D, z = args.q, args.k, args.v, args.initial_state, args.D, args.z
-    eps, log_decay = steps(k, args.beta, args.use_beta_sigmoid_in_kernel)
+    eps, log_decay = steps(k, args.beta, args.step_options)
     if initial_state is not None and args.state_v_first:
         initial_state = initial_state.mT
     options = dict(
@@ -63,13 +63,13 @@ def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:
     return o, final_state
 
 
-def steps(k: Tensor, beta: Tensor, use_beta_sigmoid: bool) -> tuple[Tensor, Tensor]:
+def steps(k: Tensor, beta: Tensor, options: StepOptions) -> tuple[Tensor, Tensor]:
     """`eps [B, T, H]` and `log(1 - eps k^2) [B, T, H, K]`, float32 or float64.
 
     `1 - eps k_j^2 = (1 + beta (|k|^2 - k_j^2)) / (1 + beta |k|^2)` doesn't cancel where `eps k_j^2` is near 1.
     """
     k, beta = (x if x.dtype == torch.float64 else x.float() for x in (k, beta))
-    beta = beta.sigmoid() if use_beta_sigmoid else beta
+    beta = beta.sigmoid() if options.use_beta_sigmoid_in_kernel else beta
     squares = k.square()
     # the sum of the other entries' squares, without taking one off their total, nor a product that TF32 may round
     before = F.pad(squares[..., :-1], (1, 0)).cumsum(-1)

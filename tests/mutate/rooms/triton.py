@@ -19,8 +19,8 @@ MUTATIONS = [
         env=INTERPRET,
     ),
     Mutation(
-        'final-gradient-dropped', 'ops/triton/diagonal/__init__.py', 'decay, local, dht, cu_seqlens, N=args',
-        'decay, local, None, cu_seqlens, N=args', "segments do not see the final state's gradient", SEGMENTS, '3 V9',
+        'final-gradient-dropped', 'ops/triton/diagonal/__init__.py', 'decay, local, dht, args.cu_seqlens',
+        'decay, local, None, args.cu_seqlens', "segments do not see the final state's gradient", SEGMENTS, '3 V9',
         env=INTERPRET,
     ),
     Mutation(
@@ -29,8 +29,8 @@ MUTATIONS = [
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
-        'initial-state-after-segments', 'ops/triton/diagonal/__init__.py', 'decay, local, h0, cu_seqlens, N=N',
-        'decay, local, None, cu_seqlens, N=N', 'segments do not see the initial state', SEGMENTS, '3 V9', env=INTERPRET,
+        'initial-state-after-segments', 'ops/triton/diagonal/__init__.py', 'decay, local, h0, args.cu_seqlens',
+        'decay, local, None, args.cu_seqlens', 'segments do not see the initial state', SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
         'slot-of-the-row', 'ops/triton/slots.py', 'return bos // SIZE + i_n', 'return bos // SIZE',

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, naive_recurrent_longhorn
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
+from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, check, make_inputs, make_options, relative_error, run
 from tests.ops.test_pool import INDICES, Call
@@ -57,11 +59,10 @@ if INTERPRETING or torch.cuda.is_available():
         """final state = decay * initial state + state from zero."""
         case = Case(B=1, H=2, K=4, V=6, sigmoid=True, initial_state=True, state_v_first=state_v_first).packed(5, 0, 9)
         inputs = {name: x.detach() for name, x in make_inputs(case, triton_device).items()}
-        options = make_options(case, triton_device)
-        decay, state = segments.segment_summary(
-            inputs['k'], inputs['v'], inputs['beta'], cu_seqlens=options['cu_seqlens'], use_beta_sigmoid=True,
-            state_v_first=state_v_first,
-        )
+        options = make_options(case, triton_device) | {'scale': 1.0}
+        args = Arguments(**inputs, **options)
+        rows = prepare_rows(args.k, args.k, 1.0, squares=False)
+        decay, state = segments.summarize_segments(rows, args, L=segments.one_segment(9, 4))
         _, expected = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
         assert relative_error(decay * inputs['initial_state'] + state, expected) <= 1e-6
 

@@ -14,8 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, padded_state_size
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.triton.common import FUSED, no_step, padded_state_size
+from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
     copy_rows,
@@ -76,7 +78,7 @@ def longhorn_bwd_kernel(
     BV: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISE: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -110,9 +112,7 @@ def longhorn_bwd_kernel(
     BETA_TYPE: tl.constexpr = beta.dtype.element_ty
     DO_TYPE: tl.constexpr = do.dtype.element_ty
     Z_TYPE: tl.constexpr = z.dtype.element_ty if HAS_Z else DO_TYPE
-    # of a masked token beta is zero
-    NONE: tl.constexpr = float('-inf') if USE_BETA_SIGMOID else 0.
-
+    NONE: tl.constexpr = no_step(OPTIONS)
     # what stands for channels beyond V; without it a load takes an instruction less
     V_BEYOND: tl.constexpr = 0. if MASKED else None
     BETA_BEYOND: tl.constexpr = NONE if MASKED else None
@@ -178,7 +178,7 @@ def longhorn_bwd_kernel(
                     next_vs = load_next(x_v, m, S_V, V_BEYOND)
                     next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
                     next_keys, next_ns = load_keys(x_r, x_r + i_k * BK, 4, R, KP, BK)
-                    b_h = replay_block(b_h, b_keys, ns, vs, betas, V_TYPE, BETA_TYPE, USE_BETA_SIGMOID)
+                    b_h = replay_block(b_h, b_keys, ns, vs, betas, V_TYPE, BETA_TYPE, OPTIONS)
                     tl.store(x_ring + o_ring, to_ring(b_h))
                     vs, betas, b_keys, ns = next_vs, next_betas, next_keys, next_ns
                 tl.debug_barrier()
@@ -209,7 +209,7 @@ def longhorn_bwd_kernel(
                     b_G, b_dD = backward_block(
                         b_G, b_dD, b_D, from_ring(b_h), vs, betas, dos, zs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_sums, x_part,
                         m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV, INTERVAL, ROWS, PRECISE,
-                        USE_BETA_SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                        OPTIONS, HAS_D, HAS_Z, SCALAR_BETA,
                     )
                     vs, betas, dos, zs, b_h, n_u = next_vs, next_betas, next_dos, next_zs, next_h, n_u * 0 + 4
                     x_r, x_sums = p_r + (n_b - 2 - j) * 4 * R, x_sums - 4
@@ -282,38 +282,17 @@ def longhorn_reduce_kernel(
 
 
 def longhorn_bwd_segments(
-    rows: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    s_v: int,
-    beta: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    s_z: int,
-    do: torch.Tensor,
-    s_do: int,
-    dht: torch.Tensor | None,
-    dh0: torch.Tensor | None,
-    states: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    *,
-    scale: float,
-    L: int,
-    interval: int,
-    multiprocessors: int,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
+    rows: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dht: torch.Tensor | None,
+    dh0: torch.Tensor | None, states: torch.Tensor, *, L: int,
 ) -> tuple[torch.Tensor | None, ...]:
     """Run every segment of L tokens back from the gradient in `dht`; returns (dq, dk, dv, dbeta, dD, dz), fills `dh0`."""
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    scalar_beta = beta.dim() == 3
+    q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
+    B, T, H, K, V = args.sizes
+    N, interval, scalar_beta = args.num_sequences, checkpoint_interval(K), beta.dim() == 3
     KP, config = padded_state_size(K), for_blocks()
     BK, BV = config.BK, config.BV
-    NS, NV, NK = num_checkpoints(B, T, N, L, cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
-    programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+    NS, NV, NK = num_checkpoints(B, T, N, L, args.cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
+    programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(q.device))
     R = rows.shape[-1]
     # each program loops over the work with one scratch, so there are no more than run at once
     floats = programs * scratch_offset('end', interval, NK, BK, BV, scalar_beta, R)
@@ -326,14 +305,14 @@ def longhorn_bwd_segments(
     part = torch.empty(NV, H, B * T, 2 * KP + 4, **f32)
     dD = None if D is None else torch.empty(NS, H, V, **f32)
     longhorn_bwd_kernel[(programs,)](
-        rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(floats, **f32), cu_seqlens,
-        T, B * T, N, L, NS, H=H, K=K, V=V, S_V=s_v, S_Z=s_z, S_DO=s_do, R=R, KP=KP, INTERVAL=interval, **config.of('ROWS'),
-        PRECISE=max(q.itemsize, k.itemsize) > 2, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=scalar_beta,
-        STATE_V_FIRST=state_v_first, **FUSED,
+        rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(floats, **f32), args.cu_seqlens,
+        T, B * T, N, L, NS, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval, **config.of('ROWS'),
+        PRECISE=max(q.itemsize, k.itemsize) > 2, OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
+        STATE_V_FIRST=args.state_v_first, **FUSED,
     )
     BT = max(512 // KP, 2)
     longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](
-        part, rows, dq, dk, dbeta, scale, B * T, NV=NV, H=H, K=K, R=R, KP=KP, BT=BT, SCALAR_BETA=scalar_beta,
+        part, rows, dq, dk, dbeta, args.scale, B * T, NV=NV, H=H, K=K, R=R, KP=KP, BT=BT, SCALAR_BETA=scalar_beta,
         num_warps=2, **FUSED,
     )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

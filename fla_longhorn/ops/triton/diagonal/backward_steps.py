@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import LOG2E, divide, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import sigmoid, step_factors, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import unstack, update, weighted_rows
 
 
@@ -138,26 +138,13 @@ def copy_rows(p_to, p_r, n_u, R: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
-def replay_block(b_h, b_keys, ns, vs, betas, V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr):
+def replay_block(b_h, b_keys, ns, vs, betas, V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, OPTIONS: tl.constexpr):
     """The state four tokens later."""
     ks = unstack(b_keys)
     for u in tl.static_range(4):
-        b_eps = step_sizes(from_word(betas[u], BETA_TYPE), ns[u], USE_BETA_SIGMOID)
+        b_eps = step_sizes(from_word(betas[u], BETA_TYPE), ns[u], OPTIONS)
         b_h = update(b_h, ks[u], b_eps, from_word(vs[u], V_TYPE))
     return b_h
-
-
-@triton.jit
-def step_factors(b_beta, b_n, USE_BETA_SIGMOID: tl.constexpr):
-    """(s, r, slope) with eps = s r, and slope s deps for the gradient of beta, or of its logit."""
-    if USE_BETA_SIGMOID:
-        # e = exp(-logit), eps = 1 / (1 + e + n), and the logit's gradient is e eps^2 deps
-        b_e = tl.exp2(b_beta * -LOG2E)
-        b_eps = divide(1., 1. + b_n + b_e)
-        return b_eps, 1., tl.minimum(b_e, 3e38) * b_eps
-    else:
-        b_f = divide(1., 1. + b_beta * b_n)
-        return b_f, b_beta, b_f
 
 
 @triton.jit
@@ -230,7 +217,7 @@ def backward_block(
     V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, DO_TYPE: tl.constexpr, Z_TYPE: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, S_B: tl.constexpr, R: tl.constexpr, PR: tl.constexpr, KP: tl.constexpr,
     NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    OPTIONS: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """Four tokens forward from the state before them, with each one's x kept, and back; only the first n_u exist.
 
@@ -255,7 +242,7 @@ def backward_block(
         if HAS_Z:
             b_gate, b_slope = gate_and_slope(from_word(zs[u], Z_TYPE))
             b_dy, b_do = b_dy * b_gate, b_dy * b_slope
-        b_s, b_r, b_slope = step_factors(from_word(betas[u], BETA_TYPE), tl.load(p_r + u * R + 2 * KP), USE_BETA_SIGMOID)
+        b_s, b_r, b_slope = step_factors(from_word(betas[u], BETA_TYPE), tl.load(p_r + u * R + 2 * KP), OPTIONS)
         b_h, b_x, b_y = forward_token(
             b_h, tl.load(p_k + u * R)[:, None], tl.load(p_k + u * R + KP)[:, None], b_s, b_r, b_v, ROWS,
         )
@@ -292,12 +279,7 @@ def backward_block(
     p_row = p_part + i_k * BK + tl.arange(0, BK)[None, :] + o_u * PR
     tl.store(p_row, tokens_of(b_dq), mask=o_u < n_u)
     tl.store(p_row + KP, tokens_of(b_dk), mask=o_u < n_u)
-    if NK == 1:
-        finish_block(
-            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, INTERVAL,
-            HAS_D, HAS_Z, SCALAR_BETA,
-        )
-    elif i_k + 1 < NK:
+    if NK > 1 and i_k + 1 < NK:
         tl.store(p_acc, side_by_side(gs, BV))
         tl.store(p_acc + INTERVAL * BV, side_by_side(ds, BV))
         if HAS_Z:

@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.checkpoints import num_checkpoints
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import FUSED, sigmoid, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import (
@@ -85,14 +86,14 @@ def load_inputs(
 
 @triton.jit
 def forward_token(
-    b_h, b_k, b_q, b_n, b_v, b_beta, b_z, b_D, PAIRS: tl.constexpr, ROWS: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr,
+    b_h, b_k, b_q, b_n, b_v, b_beta, b_z, b_D, PAIRS: tl.constexpr, ROWS: tl.constexpr, OPTIONS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """The state after one token and its output `(q^T S + D v) silu(z)`."""
     # [1, BV]
     b_v = to_float(b_v, PAIRS)
     b_beta = b_beta.to(tl.float32) + tl.zeros_like(b_v) if SCALAR_BETA else to_float(b_beta, PAIRS)
-    b_h = update(b_h, b_k, step_sizes(b_beta, b_n, USE_BETA_SIGMOID), b_v)
+    b_h = update(b_h, b_k, step_sizes(b_beta, b_n, OPTIONS), b_v)
     b_o = weighted_rows(b_q, b_h, ROWS)
     if HAS_D:
         b_o += b_D * b_v
@@ -145,7 +146,7 @@ def longhorn_fwd_kernel(
     U: tl.constexpr,
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -227,8 +228,8 @@ def longhorn_fwd_kernel(
             outputs = ()
             for u in tl.static_range(U):
                 b_h, b_o = forward_token(
-                    b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS,
-                    USE_BETA_SIGMOID, HAS_D, HAS_Z, SCALAR_BETA,
+                    b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, OPTIONS,
+                    HAS_D, HAS_Z, SCALAR_BETA,
                 )
                 outputs = outputs + (b_o,)
             for u in tl.static_range(U):
@@ -247,7 +248,7 @@ def longhorn_fwd_kernel(
         ks, qs = keys_and_queries(b_rows)
         for u in tl.static_range(U):
             b_h, b_o = forward_token(
-                b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, USE_BETA_SIGMOID,
+                b_h, ks[u], qs[u], ns[u], vs[u], betas[u], zs[u], b_D, PAIRS, ROWS, OPTIONS,
                 HAS_D, HAS_Z, SCALAR_BETA,
             )
             tl.store(p_o + u * H * V + o_x, b_o.to(p_o.dtype.element_ty), mask=m_v & (tl.full([1, 1], u, tl.int32) < n_u))
@@ -259,47 +260,31 @@ def longhorn_fwd_kernel(
             tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
 
 
-def loads_pairs(
-    v: torch.Tensor, s_v: int, beta: torch.Tensor, z: torch.Tensor | None, s_z: int, config: DiagonalConfig,
-) -> bool:
+def loads_pairs(args: Arguments, strides: dict[str, int], config: DiagonalConfig) -> bool:
     """Whether v, beta and z can be loaded as words of two bfloat16 values."""
+    v, beta, z = args.v, args.beta, args.z
     return (
-        config.BC == 2 and v.shape[-1] % config.BV == 0 and s_v % 2 == 0 and s_z % 2 == 0 and beta.dim() == 4
+        config.BC == 2 and v.shape[-1] % config.BV == 0 and strides['S_V'] % 2 == 0 and strides['S_Z'] % 2 == 0
+        and beta.dim() == 4
         and all(x.dtype == torch.bfloat16 and x.data_ptr() % 4 == 0 for x in (v, beta, z) if x is not None)
     )
 
 
 def longhorn_fwd_segments(
-    rows: torch.Tensor,
-    v: torch.Tensor,
-    s_v: int,
-    beta: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    s_z: int,
-    h0: torch.Tensor | None,
-    ht: torch.Tensor | None,
-    states: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    pool: Pool | None,
-    *,
-    K: int,
-    L: int,
-    interval: int,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
+    rows: torch.Tensor, args: Arguments, strides: dict[str, int], h0: torch.Tensor | None, ht: torch.Tensor | None,
+    states: torch.Tensor | None, pool: Pool | None, *, L: int,
 ) -> torch.Tensor:
     """Run every segment of L tokens from its state in `h0` and return `o [B, T, H, V]`."""
-    B, T, H, V = v.shape
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    B, T, H, K, V = args.sizes
+    N, v, beta, cu_seqlens = args.num_sequences, args.v, args.beta, args.cu_seqlens
     # programs of a sequence without a row leave at once
     o = (torch.empty if pool is None else torch.zeros)(B, T, H, V, dtype=v.dtype, device=v.device)
     config = for_forward(K, V)
     grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, config.BV),)
     longhorn_fwd_kernel[grid](
-        rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, interval, H=H, K=K, V=V, S_V=s_v, S_Z=s_z,
-        R=rows.shape[-1], USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first,
-        PAIRS=loads_pairs(v, s_v, beta, z, s_z, config), CUT=L <= T, **config.of('BC', 'U', 'ROWS'),
+        rows, v, beta, args.D, args.z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, checkpoint_interval(K), H=H, K=K, V=V,
+        **strides, R=rows.shape[-1], OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=args.state_v_first,
+        PAIRS=loads_pairs(args, strides, config), CUT=L <= T, **config.of('BC', 'U', 'ROWS'),
         **row_arguments(pool, H * K * V), **FUSED,
     )
     return o

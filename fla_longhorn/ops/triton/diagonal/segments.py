@@ -10,12 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, padded_state_size, sigmoid, step_sizes, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, no_step, padded_state_size, sigmoid, step_sizes, with_token_stride
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import from_word, load_four, load_keys, load_next
-from fla_longhorn.ops.triton.diagonal.common import load_masked, locate_segment, prepare_rows, state_offsets, unstack
+from fla_longhorn.ops.triton.diagonal.common import load_masked, locate_segment, state_offsets, unstack
 from fla_longhorn.ops.triton.diagonal.configs import FEW_REGISTERS, MIN_SEGMENT_LENGTH, PROGRAMS_PER_MULTIPROCESSOR, for_blocks
 from fla_longhorn.ops.triton.slots import first_slot, locate_states, only_if, row_arguments
 
@@ -55,12 +56,12 @@ def load_tiles(p_r, i_k, n_u, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexp
 
 
 @triton.jit
-def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, REVERSE: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr):
+def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, REVERSE: tl.constexpr, OPTIONS: tl.constexpr):
     """The state after one token more, or with REVERSE its gradient before one, and the product of all decays.
 
     b_k is the token's key, or with REVERSE its query, and b_squares then are those of its key.
     """
-    b_eps = step_sizes(b_beta, b_n, USE_BETA_SIGMOID)
+    b_eps = step_sizes(b_beta, b_n, OPTIONS)
     if REVERSE:
         if b_z is not None:
             b_x *= b_z * sigmoid(b_z)
@@ -100,7 +101,7 @@ def longhorn_segment_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     REVERSE: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -127,8 +128,7 @@ def longhorn_segment_kernel(
     i_t = tl.maximum(end - 1, beg) if REVERSE else beg
     STEP: tl.constexpr = -1 if REVERSE else 1
     S_B: tl.constexpr = H if SCALAR_BETA else H * V
-    # of a masked token beta is zero
-    NONE: tl.constexpr = float('-inf') if USE_BETA_SIGMOID else 0.
+    NONE: tl.constexpr = no_step(OPTIONS)
     # a row that exists, for segments without tokens too
     p_r = rows + (i_h.to(tl.int64) * TT + tl.minimum(i_t, TT - 1)) * R
     p_x = x + (i_t * S_X + i_h * V) + o_v
@@ -156,8 +156,8 @@ def longhorn_segment_kernel(
         for u in tl.static_range(4):
             b_h, b_a = segment_token(
                 b_h, b_a, ks[u], squares[u], ns[u], from_word(xs[u], x.dtype.element_ty),
-                from_word(betas[u], beta.dtype.element_ty), from_word(zs[u], z.dtype.element_ty) if HAS_Z else None, REVERSE,
-                USE_BETA_SIGMOID,
+                from_word(betas[u], beta.dtype.element_ty), from_word(zs[u], z.dtype.element_ty) if HAS_Z else None,
+                REVERSE, OPTIONS,
             )
         xs, betas, zs, b_keys, b_squares, ns = next_xs, next_betas, next_zs, next_keys, next_squares, next_ns
     if n_b > 0:
@@ -167,7 +167,7 @@ def longhorn_segment_kernel(
         b_z = load_masked(p_z, m_v, True) if HAS_Z else None
         b_k = tl.load(p_r + (KP if REVERSE else 0) + o_k)[:, None]
         b_square = tl.load(p_r + 2 * KP + 4 + o_k)[:, None] if REVERSE else b_k
-        b_h, b_a = segment_token(b_h, b_a, b_k, b_square, tl.load(p_r + 2 * KP), b_x, b_beta, b_z, REVERSE, USE_BETA_SIGMOID)
+        b_h, b_a = segment_token(b_h, b_a, b_k, b_square, tl.load(p_r + 2 * KP), b_x, b_beta, b_z, REVERSE, OPTIONS)
         p_r, p_x, p_beta, p_z = p_r + STEP * R, p_x + STEP * S_X, p_beta + STEP * S_B, p_z + STEP * S_Z
     o_k = o_k[:, None]
     o_h = (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
@@ -233,35 +233,24 @@ def longhorn_combine_kernel(
 
 
 def summarize_segments(
-    rows: torch.Tensor,
-    x: torch.Tensor,
-    s_x: int,
-    beta: torch.Tensor,
-    z: torch.Tensor | None,
-    s_z: int,
-    cu_seqlens: torch.Tensor | None,
-    *,
-    K: int,
-    L: int,
-    reverse: bool,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
+    rows: torch.Tensor, args: Arguments, do: torch.Tensor | None = None, *, L: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; x is v, or with `reverse` the gradient of y.
+    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; with `do`, of the gradient on its way back.
 
-    With `reverse`, rows hold the keys' squares.
+    For that, rows hold the keys' squares.
     """
-    B, T, H, V = x.shape
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    S = num_checkpoints(B, T, N, L, cu_seqlens is not None)
-    decay = torch.empty((S, H, V, K) if state_v_first else (S, H, K, V), dtype=torch.float32, device=x.device)
-    local = torch.empty_like(decay)
+    (B, T, H, V), K, is_varlen = args.v.shape, args.k.shape[-1], args.cu_seqlens is not None
+    beta, (x, s_x) = args.beta.contiguous(), with_token_stride(args.v if do is None else do)
+    z, s_z = (None, 0) if args.z is None or do is None else with_token_stride(args.z)
+    N = args.cu_seqlens.shape[0] - 1 if args.cu_seqlens is not None else B
+    S = num_checkpoints(B, T, N, L, is_varlen)
+    decay, local = (x.new_empty((S, *args.state_shape[1:]), dtype=torch.float32) for _ in range(2))
     config = for_blocks()
     grid = (S * H * triton.cdiv(K, config.BK) * triton.cdiv(V, config.BV),)
     longhorn_segment_kernel[grid](
-        rows, x, beta, z, decay, local, cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1],
-        KP=padded_state_size(K), REVERSE=reverse, USE_BETA_SIGMOID=use_beta_sigmoid, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=state_v_first, **config.of(), **FEW_REGISTERS, **FUSED,
+        rows, x, beta, z, decay, local, args.cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1],
+        KP=padded_state_size(K), REVERSE=do is not None, OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3,
+        STATE_V_FIRST=args.state_v_first, **config.of(), **FEW_REGISTERS, **FUSED,
     )
     return decay, local
 
@@ -290,25 +279,3 @@ def combine_segments(
         **row_arguments(pool, H * KV), **FUSED,
     )
     return bounds
-
-
-def segment_summary(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    cu_seqlens: torch.Tensor | None = None,
-    use_beta_sigmoid: bool = False,
-    state_v_first: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(decay, state) `[N, H, K, V]` of whole sequences: their final state is `decay * initial_state + state`.
-
-    What ranks exchange when a sequence is spread over several. k `[B, T, H, K]`, v `[B, T, H, V]`, beta one or the other
-    of `[B, T, H, V]` and `[B, T, H]`.
-    """
-    T, K = k.shape[1], k.shape[-1]
-    v, s_v = with_token_stride(v)
-    return summarize_segments(
-        prepare_rows(k, k, 1., squares=False), v, s_v, beta.contiguous(), None, 0, cu_seqlens, K=K, L=one_segment(T, K),
-        reverse=False, use_beta_sigmoid=use_beta_sigmoid, state_v_first=state_v_first,
-    )

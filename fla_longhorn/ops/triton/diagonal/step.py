@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, sigmoid, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import state_offsets, update
@@ -49,7 +50,7 @@ def longhorn_step_kernel(
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     USE_INITIAL_STATE: tl.constexpr,
@@ -86,7 +87,7 @@ def longhorn_step_kernel(
         b_h = tl.load(h0 + i_r * s_h + o_h, mask=m_r, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    b_h = update(b_h, b_k, step_sizes(b_beta, tl.sum(b_k * b_k), USE_BETA_SIGMOID), b_v)
+    b_h = update(b_h, b_k, step_sizes(b_beta, tl.sum(b_k * b_k), OPTIONS), b_v)
     if STORE_FINAL_STATE:
         tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
     b_o = tl.sum(b_q * b_h, 0)[None, :]
@@ -101,29 +102,16 @@ def longhorn_step_kernel(
 
 
 def longhorn_fwd_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    h0: torch.Tensor | None,
-    ht: torch.Tensor | None,
-    pool: Pool | None,
-    *,
-    scale: float,
-    use_beta_sigmoid: bool,
-    state_v_first: bool,
+    args: Arguments, strides: dict[str, int], h0: torch.Tensor | None, ht: torch.Tensor | None, pool: Pool | None,
 ) -> torch.Tensor:
     """One token of B sequences: a single launch, without q and k prepared beforehand."""
-    B, _, H, K = q.shape
-    V = v.shape[-1]
+    B, _, H, K, V = args.sizes
+    q, k, v, beta = args.q, args.k, args.v, args.beta
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
     config = for_step(K, V)
     longhorn_step_kernel[(B * H * triton.cdiv(V, config.BV),)](
-        q, k, v, beta, D, z, o, h0, ht, scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2), k.stride(3),
-        v.stride(0), 0 if z is None else z.stride(0), H=H, K=K, V=V, USE_BETA_SIGMOID=use_beta_sigmoid,
-        SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=state_v_first, **config.of(), **SAME_IN_ALL_LANES,
-        **row_arguments(pool, H * K * V),
+        q, k, v, beta, args.D, args.z, o, h0, ht, args.scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2),
+        k.stride(3), strides['S_V'], strides['S_Z'], H=H, K=K, V=V, OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3,
+        STATE_V_FIRST=args.state_v_first, **config.of(), **SAME_IN_ALL_LANES, **row_arguments(pool, H * K * V),
     )
     return o

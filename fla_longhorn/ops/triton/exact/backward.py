@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, step_sizes, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, keeps_slopes, step_factors, step_sizes, strided_inputs, with_token_stride
 from fla_longhorn.ops.triton.device import device_capability
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.triton.exact.common import (
@@ -17,7 +17,6 @@ from fla_longhorn.ops.triton.exact.common import (
     gram_rows,
     head_index_and_channels,
     load_tile,
-    logit_steps,
     operand,
     operand_dtype,
     operand_precision,
@@ -26,7 +25,6 @@ from fla_longhorn.ops.triton.exact.common import (
     rounded,
     split_product,
     split_product_t,
-    strided_inputs,
     tile_mask,
     tile_offsets,
 )
@@ -40,7 +38,7 @@ from fla_longhorn.ops.triton.slots import first_slot, sequence_range
 @triton.jit
 def backward_chunk(
     b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, left_next, scale,
-    K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, STORE_W: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, STORE_W: tl.constexpr,
     PREFETCH: tl.constexpr, ROWS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Store the gradients of v and beta of one chunk; return that of the state before it, in slices, and the next tiles.
@@ -104,16 +102,16 @@ def backward_chunk(
     # [BT]
     b_n = tl.load(p_gram + BT * BT + o_t)
     # [BT, BV]
-    if USE_BETA_SIGMOID:
-        b_e, b_s = logit_steps(b_b, b_n[:, None])
+    if keeps_slopes(OPTIONS):
+        b_e = step_sizes(b_b, b_n[:, None], OPTIONS)
     else:
-        b_e = step_sizes(b_b, b_n[:, None], False)
+        b_e, _, b_slope = step_factors(b_b, b_n[:, None], OPTIONS)
     b_e = tl.broadcast_to(b_e, (BT, BV))
     # the sum with a loaded tile gives X that tile's layout
     if SCALAR_BETA:
         b_x = tl.trans(b_x) + 0.0 * b_dy.to(tl.float32)
     else:
-        b_x = tl.trans(b_x) + 0.0 * (b_e if USE_BETA_SIGMOID else b_b)
+        b_x = tl.trans(b_x) + 0.0 * (b_b if keeps_slopes(OPTIONS) else b_e)
     b_x = reverse_substitution(b_x, b_e, rows, p_gram, BT, ROWS)
     b_w = b_x * b_e
     b_dv = b_w
@@ -129,8 +127,8 @@ def backward_chunk(
         if not EARLY:
             b_c = load_tile(cs + i_x * S_X + x_x, o_t, o_v, left, V, PARTIAL)
         b_c = b_c.to(tl.float32)
-        if USE_BETA_SIGMOID:
-            b_c *= b_s
+        if not keeps_slopes(OPTIONS):
+            b_c *= b_slope
         tl.store(dbeta + i_x * S_X + x_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
             tl.store(ws + i_x * S_X + x_x, operand(b_w, DOT), mask=m_v)
@@ -194,7 +192,7 @@ def chunk_longhorn_exact_bwd_kernel(
     DOT: tl.constexpr,
     PREFETCH: tl.constexpr,
     ROWS: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     HAS_D: tl.constexpr,
@@ -212,9 +210,9 @@ def chunk_longhorn_exact_bwd_kernel(
         X = A^\top dY + K\,dS - \mathrm{tril}_{<}(G)^\top W, \quad W = E \odot X, \quad
         dV = W, \quad d\epsilon = X \odot R, \quad dS \leftarrow dS + Q^\top dY - K^\top W
 
-    `a` includes the scale, q does not. dbeta is X times `cs`; for logits of beta, `cs` holds U, and the slope of the step
-    size is a factor too. For the kernel that sums over channels, `ws` takes W (X for a scalar step) and `dhs` the gradients
-    of the state at the ends of the spans.
+    `a` includes the scale, q does not. dbeta is X times `cs`; without `keeps_slopes`, `cs` holds U, and the slope of
+    the step size is a factor too. For the kernel that sums over channels, `ws` takes W (X for a scalar step) and `dhs` the
+    gradients of the state at the ends of the spans.
     """
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
@@ -258,7 +256,7 @@ def chunk_longhorn_exact_bwd_kernel(
             shared = left * 0 + 1
         b_dh = backward_chunk(
             b_dh, None, None, None, None, b_D, inputs, outputs, strides, offsets, i_x + BT, i_gram + H, left, 0, factor,
-            K, V, DOT, USE_BETA_SIGMOID, STORE_W, False, 0, True,
+            K, V, DOT, OPTIONS, STORE_W, False, 0, True,
         )[0]
     # of the last full chunk; without PREFETCH the compiler drops these loads
     b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
@@ -274,7 +272,7 @@ def chunk_longhorn_exact_bwd_kernel(
         for j in tl.range(chunks, num_stages=STAGES):
             tiles = backward_chunk(
                 b_dh, b_q, b_k, b_dy, b_b, b_D, inputs, outputs, strides, offsets, i_x, i_gram, BT,
-                i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, USE_BETA_SIGMOID, STORE_W, PREFETCH, ROWS, False,
+                i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, OPTIONS, STORE_W, PREFETCH, ROWS, False,
             )
             b_dh = tiles[0]
             if PREFETCH:
@@ -296,14 +294,14 @@ def chunk_longhorn_exact_bwd(
     N = args.num_sequences
     interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
     span, parts = lengths(K, precision).span, state_parts(K, precision)
-    scalar_beta, use_beta_sigmoid = beta.dim() == 3, args.use_beta_sigmoid_in_kernel
+    scalar_beta, keeps = beta.dim() == 3, keeps_slopes(args.step_options)
     dtype = operand_dtype(precision)
     gram, a = chunk_longhorn_exact_gram(q, k, strides['S_Q'], strides['S_K'], cu_seqlens, precision, scale)
 
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
     dz = None if z is None else z.new_empty(z.shape)
-    cs = None if scalar_beta or use_beta_sigmoid else v.new_empty(v.shape, dtype=torch.float32)
+    cs = v.new_empty(v.shape, dtype=torch.float32) if keeps and not scalar_beta else None
     us = v.new_empty(v.shape, dtype=dtype)
     # one buffer where dv is W
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
@@ -311,7 +309,7 @@ def chunk_longhorn_exact_bwd(
     dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
     slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)
     hs, dhs = (q.new_empty((slots, H, parts, V, K), dtype=dtype) for _ in range(2))
-    flags = {'USE_BETA_SIGMOID': use_beta_sigmoid, 'SCALAR_BETA': scalar_beta}
+    flags = {'OPTIONS': args.step_options, 'SCALAR_BETA': scalar_beta}
 
     about = K, precision, device_capability(q.device)
     kernel, config = chunk_longhorn_exact_bwd_kernel_replay, for_replay(*about)
@@ -322,11 +320,11 @@ def chunk_longhorn_exact_bwd(
     strides = {name: strides[name] for name in ('S_Q', 'S_K', 'S_B')} | {'S_DY': s_dy}
     kernel, config = chunk_longhorn_exact_bwd_kernel, for_backward(*about)
     kernel[(H * N * triton.cdiv(V, config.BV),)](
-        dy, dht, q, k, beta, D, gram, a, us if use_beta_sigmoid else cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T,
+        dy, dht, q, k, beta, D, gram, a, cs if keeps else us, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T,
         H=H, K=K, V=V, **strides, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
         **config.of(kernel), **FUSED,
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(
-        q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, use_beta_sigmoid, strides,
+        q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, flags, strides,
     )
     return dq, dk, dv, dbeta, dh0, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

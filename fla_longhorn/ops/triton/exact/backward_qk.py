@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import FUSED, divide, sigmoid
+from fla_longhorn.ops.triton.common import FUSED, step_factors
 from fla_longhorn.ops.triton.device import device_capability
 from fla_longhorn.ops.triton.exact.common import head_and_index, product, rounded, split_product, tile_pointers
 from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
@@ -58,7 +60,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
@@ -119,14 +121,11 @@ def chunk_longhorn_exact_bwd_kernel_qk(
         b_k = tl.load(tile_pointers(k, S_K, bos + i_t, o_t, o_k), mask=m_k, other=0.0)
         if SCALAR_BETA:
             b_b = tl.load(beta + i_h + (bos + i_t + o_t) * S_B, mask=m_t, other=0.0).to(tl.float32)
-            if USE_BETA_SIGMOID:
-                b_b = sigmoid(b_b)
-            b_f = divide(1.0, 1.0 + b_b * squares(k + (bos + i_t + o_t)[:, None] * S_K, m_t, K, BK))
-            b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_f * b_f
-            if USE_BETA_SIGMOID:
-                b_db *= b_b * (1.0 - b_b)
+            b_n = squares(k + (bos + i_t + o_t)[:, None] * S_K, m_t, K, BK)
+            b_s, b_r, b_slope = step_factors(b_b, b_n, OPTIONS)
+            b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_s * b_slope
             tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t & (o_t * 0 == i_k))
-            b_e = b_b * b_f
+            b_e = b_s * b_r
             b_m *= b_e[:, None] * b_e[None, :]
             b_da *= b_e[None, :]
             b_dk = (b_dk - b_dw) * b_e[:, None]
@@ -158,7 +157,7 @@ def chunk_longhorn_exact_bwd_qk(
     cu_seqlens: torch.Tensor | None,
     scale: float,
     precision: str,
-    use_beta_sigmoid: bool,
+    flags: dict[str, Any],
     strides: dict[str, int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
@@ -169,7 +168,6 @@ def chunk_longhorn_exact_bwd_qk(
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
     kernel[(H * hs.shape[0], triton.cdiv(K, config.BK))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
-        PARTS=state_parts(K, precision), DOT=precision, USE_BETA_SIGMOID=use_beta_sigmoid,
-        SCALAR_BETA=beta.dim() == 3, **strides, **config.of(kernel), **FUSED,
+        PARTS=state_parts(K, precision), DOT=precision, **flags, **strides, **config.of(kernel), **FUSED,
     )
     return dq, dk

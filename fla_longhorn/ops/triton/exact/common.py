@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.common import INTERPRETING, LOG2E, divide, with_token_stride
+from fla_longhorn.ops.triton.common import INTERPRETING
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE
 
@@ -45,23 +42,6 @@ def is_split(warps: int, T: int, interval: int, device: torch.device) -> bool:
 def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
     """Slots of per-chunk buffers, by the rule of :func:`fla_longhorn.ops.checkpoints.num_checkpoints`."""
     return T // CHUNK_SIZE + N if is_varlen else B * triton.cdiv(T, CHUNK_SIZE)
-
-
-def strided_inputs(args: Arguments) -> tuple[Arguments, dict[str, int]]:
-    """The arguments, copied only where a kernel cannot read them as strided, and the stride of each one's tokens."""
-    x: dict[str, Any] = {name: None if value is None else value.contiguous() for name, value in (
-        ('D', args.D), ('initial_state', args.initial_state), ('cu_seqlens', args.cu_seqlens),
-    )}
-    strides = {'S_Z': 0}
-    for name, short in {'q': 'S_Q', 'k': 'S_K', 'v': 'S_V', 'beta': 'S_B', 'z': 'S_Z'}.items():
-        value = getattr(args, name)
-        if value is None:
-            continue
-        if value.dim() == 3:
-            x[name], strides[short] = value.contiguous(), value.shape[2]
-        else:
-            x[name], strides[short] = with_token_stride(value)
-    return args._replace(**x), strides
 
 
 @triton.jit
@@ -207,17 +187,6 @@ def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
 def operand(b_x, DOT: tl.constexpr):
     """`b_x` as an operand of products, rounded before it changes its layout."""
     return rounded(b_x, tl.bfloat16) if DOT == 'bf16' else b_x
-
-
-@triton.jit
-def logit_steps(b_b, b_n):
-    """Step sizes `e` from logits of beta, and the `s` of their slopes `e s`.
-
-    With `x = exp(-logit)`: `e = 1 / (1 + x + n)`, `s = x e`; x is clamped, so that s is finite.
-    """
-    b_x = tl.exp2(tl.minimum(b_b * -LOG2E, 126.0))
-    b_e = divide(1.0, 1.0 + b_x + b_n)
-    return b_e, b_x * b_e
 
 
 @triton.jit

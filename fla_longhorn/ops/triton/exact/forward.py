@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import FUSED, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.device import device_capability
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
@@ -24,7 +24,6 @@ from fla_longhorn.ops.triton.exact.common import (
     operand_precision,
     product,
     rounded,
-    strided_inputs,
     tile_mask,
     tile_offsets,
 )
@@ -65,7 +64,7 @@ def gated_output(b_o, b_D, b_v, b_z, scale, dtype: tl.constexpr):
 @triton.jit
 def forward_chunk(
     b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, left, left_next, scale, K: tl.constexpr,
-    V: tl.constexpr, DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
+    V: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
     ROWS: tl.constexpr, OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Store the output of one chunk, with `OUTPUT`; return the state at its end, in slices, and the next chunk's tiles.
@@ -112,7 +111,7 @@ def forward_chunk(
     # [BT]
     b_n = tl.load(p_gram + BT * BT + o_t)
     # [BT, BV]
-    b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], USE_BETA_SIGMOID), b_v.shape)
+    b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], OPTIONS), b_v.shape)
     if SLICES == 1 and OUTPUT and not LATE:
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
     b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_gram, DOT, ROWS)
@@ -191,7 +190,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     PREFETCH: tl.constexpr,
     RELOAD: tl.constexpr,
     ROWS: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     HAS_D: tl.constexpr,
@@ -282,7 +281,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=STAGES):
             b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
                 b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, BT, NT - 1 - i_t, factor, K, V, DOT,
-                USE_BETA_SIGMOID, PREFETCH, RELOAD, ROWS, OUTPUT, False,
+                OPTIONS, PREFETCH, RELOAD, ROWS, OUTPUT, False,
             )
             i_x += BT
             i_gram += H
@@ -291,7 +290,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     if left > 0:
         b_h = forward_chunk(
             b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, left, 0, factor, K, V, DOT,
-            USE_BETA_SIGMOID, False, RELOAD, 0, OUTPUT, True,
+            OPTIONS, False, RELOAD, 0, OUTPUT, True,
         )[0]
 
     if SAVE_STATES and IS_VARLEN and not BY_INTERVAL:
@@ -328,7 +327,7 @@ def chunk_longhorn_exact_fwd(
     for form in passes:
         kernel[(form.pop('programs') * blocks,)](
             x.q, x.k, x.v, x.beta, x.D, x.z, gram, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
-            INTERVAL=interval, DOT=precision, USE_BETA_SIGMOID=x.use_beta_sigmoid_in_kernel,
-            SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
+            INTERVAL=interval, DOT=precision, OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3,
+            STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
         )
     return o

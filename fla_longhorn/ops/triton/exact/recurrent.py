@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, divide, sigmoid, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded
 from fla_longhorn.ops.triton.exact.configs import for_recurrent
 from fla_longhorn.ops.triton.exact.state import state_offsets
@@ -55,7 +55,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     BV: tl.constexpr,
     VEC: tl.constexpr,
     INTERVAL: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     HAS_D: tl.constexpr,
@@ -107,10 +107,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
                 b_b = tl.load(beta + i_x).to(tl.float32) + tl.zeros([BV], dtype=tl.float32)
             else:
                 b_b = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-            if USE_BETA_SIGMOID:
-                b_b = sigmoid(b_b)
-            b_e = divide(b_b, 1.0 + b_b * tl.sum(b_k * b_k, 0))
-            b_u = b_e * (b_v - tl.sum(b_h * b_k[:, None], 0))
+            b_u = step_sizes(b_b, tl.sum(b_k * b_k, 0), OPTIONS) * (b_v - tl.sum(b_h * b_k[:, None], 0))
             b_h += b_k[:, None] * b_u[None, :]
             b_o = tl.sum(b_h * b_q[:, None], 0) * scale
             if HAS_D:
@@ -136,20 +133,15 @@ def fused_recurrent_longhorn_exact_fwd(
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
     kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(K)
-    (q, s_q), (k, s_k), (v, s_v) = (with_token_stride(x) for x in (args.q, args.k, args.v))
-    z, s_z = (None, 0) if args.z is None else with_token_stride(args.z)
-    beta, cu_seqlens, D, h0 = (
-        None if x is None else x.contiguous() for x in (args.beta, args.cu_seqlens, args.D, args.initial_state)
-    )
-    if pool is not None:
-        h0 = pool.states
-    o = torch.empty(B, T, H, V, dtype=v.dtype, device=v.device)
+    x, strides = strided_inputs(args, ('q', 'k', 'v', 'z'))
+    h0 = x.initial_state if pool is None else pool.states
+    o = x.v.new_empty(B, T, H, V)
     # a state [V, K] is loaded by several lanes to a channel, which then share its sums
     options = SAME_IN_ALL_LANES if args.state_v_first else FUSED
-    kernel[(H * args.num_sequences * triton.cdiv(V, config.BV),)](
-        q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, args.scale, T, s_q, s_k, s_v, s_z,
-        H=H, K=K, V=V, INTERVAL=checkpoint_interval(K), USE_BETA_SIGMOID=args.use_beta_sigmoid_in_kernel,
-        SCALAR_BETA=args.beta.dim() == 3, STATE_V_FIRST=args.state_v_first, **config.of(kernel), **options,
+    kernel[(H * x.num_sequences * triton.cdiv(V, config.BV),)](
+        x.q, x.k, x.v, x.beta, x.D, x.z, h0, o, ht, states, x.cu_seqlens, x.scale, T,
+        *(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_Z')), H=H, K=K, V=V, INTERVAL=checkpoint_interval(K),
+        OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **config.of(kernel), **options,
         **row_arguments(pool, H * K * V),
     )
     return o

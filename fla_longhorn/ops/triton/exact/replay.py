@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import divide, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import sigmoid, step_factors
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
     forward_substitution,
@@ -26,7 +26,7 @@ from fla_longhorn.ops.triton.slots import first_slot, locate_slot
 @triton.jit
 def replay_chunk(
     b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, scale, K: tl.constexpr, V: tl.constexpr,
-    DOT: tl.constexpr, USE_BETA_SIGMOID: tl.constexpr, PARTIAL: tl.constexpr,
+    DOT: tl.constexpr, OPTIONS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """The forward step of one chunk: store what the other kernels need, return the state's slices and the sum of dD."""
     q, k, v, beta, z, do, gram, a = inputs
@@ -53,21 +53,17 @@ def replay_chunk(
     b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL).to(tl.float32)
     # [BT]
     b_n = tl.load(p_gram + BT * BT + o_t)
-    if USE_BETA_SIGMOID:
-        b_e = step_sizes(b_b, b_n[:, None], True)
-    else:
-        b_f = divide(1.0, 1.0 + b_b * b_n[:, None])
-        b_e = b_b * b_f
+    b_f, b_rest, b_slope = step_factors(b_b, b_n[:, None], OPTIONS)
     # [BT, BV]
-    b_e = tl.broadcast_to(b_e, b_v.shape)
+    b_e = tl.broadcast_to(b_f * b_rest, b_v.shape)
     b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_gram, BT, DOT, not SPLIT, 0)
     b_u = b_r * b_e
     if SCALAR_BETA:
         tl.store(us + i_x * S_X + x_x, operand(b_r, DOT), mask=m_v)
     else:
         tl.store(us + i_x * S_X + x_x, operand(b_u, DOT), mask=m_v)
-        if not USE_BETA_SIGMOID:
-            tl.store(cs + i_x * S_X + x_x, rounded(b_r * b_f * b_f, cs.dtype.element_ty), mask=m_v)
+        if cs is not None:
+            tl.store(cs + i_x * S_X + x_x, rounded(b_r * b_f * b_slope, cs.dtype.element_ty), mask=m_v)
     if z is not None:
         # (Q S)^T is computed after the substitution, which needs the registers
         p_q = q + i_x * S_Q + x_q
@@ -165,7 +161,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     SPAN: tl.constexpr,
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
-    USE_BETA_SIGMOID: tl.constexpr,
+    OPTIONS: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr,
@@ -174,10 +170,10 @@ def chunk_longhorn_exact_bwd_kernel_replay(
 ):
     r"""Compute one block of channels of one interval again, and store what the other kernels of backward need.
 
-    In the notation of the forward kernel, these are U in `us`, :math:`R / (1 + \beta |k|^2)^2` in `cs`, which is the factor
-    of X in dbeta, and the states at the starts of the spans in `hs`. For a scalar step, `us` takes R. A scalar step and
-    logits of beta need no `cs`. With z or D, the kernel also stores `dz`, `dy` (the gradient of what z gates) and this
-    interval's part of `dD`.
+    In the notation of the forward kernel, these are U in `us`, R times the slopes of the steps in `cs`, which is the factor
+    of X in dbeta, and the states at the starts of the spans in `hs`. For a scalar step, `us` takes R. There is no `cs` for a
+    scalar step, nor without `keeps_slopes`. With z or D, the kernel also stores `dz`, `dy` (the gradient of what z gates)
+    and this interval's part of `dD`.
     """
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n, bos, T_n, bos_i = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
@@ -214,8 +210,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         p_hs += H * PARTS * K * V
         for _ in tl.range(i_s * (SPAN // BT), tl.minimum((i_s + 1) * (SPAN // BT), NT), num_stages=STAGES):
             b_h, b_dD = replay_chunk(
-                b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, BT, factor, K, V, DOT, USE_BETA_SIGMOID,
-                False,
+                b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, BT, factor, K, V, DOT, OPTIONS, False,
             )
             i_x += BT
             i_gram += H
@@ -225,7 +220,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         if NT % (SPAN // BT) == 0:
             store_state(p_hs, b_h, o_k, o_v, None, K, V, True, PARTS)
         b_h, b_dD = replay_chunk(
-            b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, factor, K, V, DOT, USE_BETA_SIGMOID, True,
+            b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, factor, K, V, DOT, OPTIONS, True,
         )
     if HAS_D:
         tl.store(dD + (i_c.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=o_v < V)
