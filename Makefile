@@ -42,7 +42,7 @@ test test-all: setup
 # of the package that asks for a device runs
 ON_DEVICE := PRETEND_FAST=1 PRETEND_SMS=8 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/triton/test_scalar_beta.py integration/test_packing.py \
-	integration/test_trainer.py models/test_boundaries.py models/test_capture.py)
+	models/test_boundaries.py models/test_capture.py)
 test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
 test-device: setup

@@ -1,12 +1,11 @@
-"""`python -m benchmarks predict`: floors by hand, what it refuses, its section of the results."""
+"""`python -m benchmarks predict`: floors by hand, and what it refuses."""
 
 import pytest
 
-from benchmarks.predict.calls import PASSES, Shape
-from benchmarks.predict.floors import ELEMENTWISE, floor_of, needed_bytes, scan_bound
+from benchmarks.predict.calls import Shape
+from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
 from benchmarks.predict.run import machine_of, main
-from benchmarks.report.predicted import predicted
-from offgpu.predict.machine import a100, h100
+from offgpu.predict.machine import h100
 
 
 def test_floors_by_hand():
@@ -28,14 +27,6 @@ def test_floors_by_hand():
     assert scan_bound(s, machine)['issue_ms'] == pytest.approx(1e3 * work * 180 / (132 * 128 * 1.755e9), rel=1e-3)
 
 
-@pytest.mark.parametrize('name', PASSES)
-def test_floors_grow_with_the_work(name):
-    small, large = (floor_of(name, Shape(8, 2048, 4096, K), h100()) for K in (16, 128))
-    assert small.seconds < large.seconds
-    assert floor_of(name, Shape(8, 2048, 4096, 16), a100()).seconds > small.seconds
-    assert {key for key in ELEMENTWISE if key[0] == name.split('_')[1]} == {(name.split('_')[1], x) for x in (False, True)}
-
-
 def test_what_is_not_known_is_refused():
     with pytest.raises(ValueError, match="gpu must be one of .*, got B300: no others' constants"):
         machine_of('B300', [])
@@ -46,19 +37,3 @@ def test_what_is_not_known_is_refused():
     assert machine_of('H100', ['dram=700', 'l2_bytes_per_clock=20']).dram == 700
     with pytest.raises(SystemExit):
         main(['--shape', '8,2048'])
-
-
-def test_the_section():
-    """fla's passes beside ours of the same direction and size; other shapes and bounds are in the file alone."""
-    place = {'gpu': 'H100', 'B': 8, 'T': 2048, 'V': 4096, 'K': 16}
-    rows = [
-        place | {'pass': name, 'ms': ms, 'ratio': 5.0} for name, ms in {
-            'diagonal_fwd': 1.0, 'exact_bwd': 8.0, 'chunk_kda_bwd': 2.0, 'chunk_gla_bwd': 6.0, 'chunk_gla_fwd': 3.0,
-        }.items()
-    ]
-    rows += [place | {'pass': 'exact_bwd', 'B': 1, 'ms': 7.0}, place | {'gpu': 'B200', 'pass': 'exact_bwd', 'issue_ms': 0.45}]
-    section = predicted({'machine': {'commit': 'abc'}, 'rows': rows})
-    assert section.splitlines()[-2:] == [
-        '| diagonal forward | 16 | 1.00 | 5.0 | 3.00 |  |  |', '| exact backward | 16 | 8.00 | 5.0 | 6.00 |  | 2.00 |',
-    ]
-    assert 'Predicted, uncalibrated' in section and 'Commit abc' in section

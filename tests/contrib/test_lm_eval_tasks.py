@@ -156,11 +156,7 @@ def test_no_tokenizer():
 
 
 def test_tables():
-    """The printed means of the paper and the reviews; a task that was not run is said to be."""
-    means = [{name: sum(x) / len(x) for name, x in table.printed.items()} for table in TABLES]
-    assert means[0] == pytest.approx({'LLaMA': 53.03, 'GLA': 51.07, 'Mamba': 52.25, 'Longhorn': 52.35}, abs=0.006)
-    assert means[1] == pytest.approx({'Mamba': 34.82, 'Longhorn': 35.97}, abs=0.006)
-    assert means[2] == pytest.approx({'Mamba': 41.75, 'Longhorn': 45.0}, abs=0.06)
+    """A task that was not run is said to be."""
     text = markdown({'piqa': {'acc,none': 0.5}})
     assert '| this run | 50.00 | not run |' in text and 'Recall' not in text
     with pytest.raises(ValueError, match=r"results has none of the tasks of the tables: got \['other'\]"):

@@ -62,7 +62,6 @@ def one_process(loss_of, exact: bool = False) -> list[float]:
 ])
 def test_equals_one_process(losses, name, loss_of, exact):
     expected = one_process(loss_of, exact)
-    print(name, *(f'{a:.7f}/{b:.7f}' for a, b in zip(losses[name], expected, strict=True)))
     assert losses[name] == pytest.approx(expected, rel=1e-5)
     assert losses[name][-1] < 0.8 * losses[name][0]
 
@@ -70,8 +69,3 @@ def test_equals_one_process(losses, name, loss_of, exact):
 def test_own_initialisation_trains(losses):
     assert losses['FSDP2 initialised'][0] == pytest.approx(torch.tensor(64.).log().item(), rel=0.02)
     assert len(losses['FSDP2 initialised']) == 8
-
-
-def test_links():
-    for target in re.findall(r'\]\((?!https?://)([^)#]+)\)', PAGE):
-        assert (ROOT / 'docs' / target).exists(), target

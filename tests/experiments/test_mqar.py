@@ -1,72 +1,68 @@
-"""The recall experiment: a tiny grid trains, goes on where it stopped, picks the best learning rate and is drawn."""
+"""Recall by our rules and by zoology's: its sequences, its loss, what is told of a grid, and the baselines' formulas."""
 
 import json
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-from examples.mqar.data import HeldOut as mqar_held_out
-from experiments import mqar
+from examples.mqar.data import BLANK, IGNORE
+from experiments import mqar, zoology
+from experiments.baselines import MIXERS, RWKV4
 
-SETTING = {
-    'title': 'tiny',
-    'options': {
-        'vocab_size': 16, 'hidden_size': 16, 'num_hidden_layers': 1, 'state_size': 4, 'steps': 4, 'batch_size': 8,
-        'eval_steps': 2, 'eval_size': 16, 'test_size': 16, 'stop_patience': 0, 'device': 'cpu',
-    },
-    'grid': {
-        'length': [{'seq_len': 16, 'num_pairs': 2}, {'seq_len': 24, 'num_pairs': 4}],
-        'learning_rate': [1e-3, 1e-2],
-        'mixer': ['diagonal', 'exact, scalar beta'],
-    },
-    'columns': ['mixer', 'seq_len', 'learning_rate'],
-    'plot': {'x': 'step', 'panels': 'seq_len'},
+TASK = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
+CELL = mqar.DEFAULTS | {
+    'mixer': 'diagonal', 'vocab_size': 64, 'seq_len': 32, 'num_pairs': 4, 'hidden_size': 16, 'num_hidden_layers': 2,
+    'state_size': 4, 'tie_word_embeddings': True, 'initializer_range': 0.02, 'train_size': 40, 'test_size': 12, 'epochs': 4,
+    'batch_size': 8, 'learning_rate': 1e-2, 'weight_decay': 0.1, 'embed_dropout': 0.1, 'stop_recall': 0.99, 'seed': 0,
 }
 
 
-def test_grid():
-    cells = mqar.grid_cells(SETTING)
-    assert len(cells) == 8
-    assert {(cell['seq_len'], cell['num_pairs']) for cell in cells} == {(16, 2), (24, 4)}
-    task = mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2)
-    config = mqar.model_config(cells[1], task)
-    assert (config.exact, config.scalar_beta, config.state_size) == (True, True, 4)
-    normalised = mqar.model_config(cells[0] | {'mixer': 'diagonal, normalised keys'}, task)
-    assert (normalised.exact, normalised.k_norm) == (False, 'l2')
-    for mixer, option in (('tied q and k', 'tie_qk'), ('value projection', 'value_proj')):
-        for update in ('diagonal', 'exact'):
-            config = mqar.model_config(cells[0] | {'mixer': f'{update}, {mixer}'}, task)
-            assert getattr(config, option) and config.exact == (update == 'exact')
-    attention = mqar.model_config(cells[0] | {'mixer': 'attention'}, task)
-    assert attention.attn['layers'] == [0]
-    assert (attention.hidden_size, attention.tie_word_embeddings) == (16, False)
+def test_sequences(monkeypatch):
+    """All keys are asked once, after all pairs; the label is the key's value, and the sequence does not show it again."""
+    monkeypatch.setattr(zoology, 'DRAWN_AT_ONCE', 20)
+    data = zoology.Sequences(TASK, 50, seed=0)
+    assert len({tuple(row) for row in data.tokens.tolist()}) == len(data) == 50
+    for row in data:
+        tokens, labels = row['input_ids'].tolist(), row['labels'].tolist()
+        values = dict(zip(tokens[:8:2], tokens[1:8:2], strict=True))
+        asked = [i for i, label in enumerate(labels) if label != IGNORE]
+        assert len(asked) == len(values) == 4
+        assert {tokens[i - 1]: labels[i] for i in asked} == values
+        assert all(tokens[i] == BLANK for i in asked) and min(asked) > 8
+        assert sum(token != BLANK for token in tokens) == 12
 
 
-@pytest.mark.slow
-def test_unfinished_grid_goes_on(tmp_path, monkeypatch):
-    path = tmp_path / 'tiny.json'
-    path.write_text(json.dumps(SETTING))
-    run_cell, left = mqar.run_cell, [5]
+@pytest.mark.parametrize('mixer', ['diagonal', 'attention', 'Mamba'])
+def test_loss_at_the_queries(mixer, tmp_path):
+    """Value and gradients are those of logits at every position."""
+    cell = CELL | {'mixer': mixer, 'embed_dropout': 0.}
+    model = mqar.build_model(cell, TASK)
+    trainer = zoology.build_trainer(model, cell, TASK, tmp_path)
+    batch = torch.utils.data.default_collate([trainer.train_dataset[i] for i in range(8)])
+    trainer.compute_loss(model, batch).backward()
+    gradients = {name: x.grad.clone() for name, x in model.named_parameters()}
+    model.zero_grad()
+    logits = model(input_ids=batch['input_ids'], use_cache=False).logits
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch['labels'][:, 1:].flatten(), ignore_index=IGNORE)
+    loss.backward()
+    for name, x in model.named_parameters():
+        assert torch.allclose(gradients[name], x.grad, rtol=1e-4, atol=1e-6), name
 
-    def interrupted(*args):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return run_cell(*args)
 
-    monkeypatch.setattr(mqar, 'run_cell', interrupted)
-    arguments = [str(path), '--output_dir', str(tmp_path / 'out')]
-    with pytest.raises(KeyboardInterrupt):
-        mqar.main(arguments)
-    first = json.loads((tmp_path / 'out' / 'results.json').read_text())['runs']
-    assert len(first) == 5
-    left[0] = 3
-    mqar.main(arguments)
-    report = json.loads((tmp_path / 'out' / 'results.json').read_text())
-    assert report['runs'][:5] == first
-    assert len(report['runs']) == 8
-    assert report['machine']['versions']['torch']
-    assert (tmp_path / 'out' / 'results.png').read_bytes().startswith(b'\x89PNG')
-    assert all([step for step, _ in run['history']] == [2, 4] and 0 <= run['recall'] <= 1 for run in report['runs'])
+def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
+    """Neither training's nor those that stop it and choose the rate."""
+    drawn, sequences = [], zoology.Sequences
+    monkeypatch.setattr(zoology, 'Sequences', lambda *args: drawn.append(sequences(*args)) or drawn[-1])
+    measured, recall = [], zoology.recall
+    monkeypatch.setattr(zoology, 'recall', lambda model, data, *rest: measured.append((data, recall(model, data, *rest))) or
+                        measured[-1][1])
+    run = zoology.run_cell(CELL | {'seed': 7}, tmp_path, mqar.build_model)
+    training, validation, test = drawn
+    assert [data is validation for data, _ in measured] == [True] * 4 + [False]
+    assert measured[-1][0] is test and run['recall'] == measured[-1][1]
+    rows = [{tuple(row) for row in data.tokens.tolist()} for data in drawn]
+    assert not rows[2] & (rows[0] | rows[1])
 
 
 def test_the_rule():
@@ -88,14 +84,41 @@ def test_the_rule():
         ('a', 0.3, 0.2, 0.4, 2), ('b', 0.2, 0.2, 0.2, 1), ('c', 0.4, 0.3, 0.5, 2)]
 
 
-def test_sequences_that_choose_are_not_those_that_count(monkeypatch, tmp_path):
-    """Training, validation and test sequences differ, and the result is the recall on the last."""
-    drawn = []
-    monkeypatch.setattr(mqar, 'HeldOut', lambda task, size, seed: drawn.append(seed) or mqar_held_out(task, size, seed))
-    cell = mqar.grid_cells(SETTING)[0] | {'seed': 5, 'test_size': 32}
-    run = mqar.run_cell(cell, tmp_path)
-    assert drawn == [(5, 1)]
-    task = mqar.MQAR(vocab_size=16, seq_len=16, num_pairs=2)
-    test, validation = (mqar_held_out(task, size, seed) for size, seed in ((32, (5, 1)), (16, (5, 0))))
-    assert 0 <= run['recall'] <= 1
-    assert [x['input_ids'].tolist() for x in test][:16] != [x['input_ids'].tolist() for x in validation]
+@pytest.mark.slow
+def test_grid(tmp_path):
+    setting = {
+        'title': 'tiny', 'rules': 'zoology',
+        'options': {key: x for key, x in CELL.items() if key not in ('mixer', 'learning_rate')},
+        'grid': {'learning_rate': [1e-3, 1e-2], 'mixer': ['diagonal', 'attention']},
+        'columns': ['mixer', 'learning_rate'], 'plot': {'x': 'step', 'panels': 'seq_len'},
+    }
+    path = tmp_path / 'tiny.json'
+    path.write_text(json.dumps(setting))
+    mqar.main([str(path), '--output_dir', str(tmp_path / 'out')])
+    runs = json.loads((tmp_path / 'out/results.json').read_text())['runs']
+    assert len(runs) == 4
+    assert all(len(run['history']) == 4 and 0 <= run['recall'] <= 1 for run in runs)
+
+
+@pytest.mark.parametrize('mixer', MIXERS)
+def test_baselines_are_causal(mixer):
+    model = mqar.build_model(CELL | {'mixer': mixer}, TASK)
+    ids = torch.randint(64, (2, 32))
+    with torch.no_grad():
+        logits, changed = model(ids), model(torch.cat([ids[:, :20], ids[:, 20:].flip(1)], dim=1))
+    assert torch.allclose(logits[:, :20], changed[:, :20], atol=1e-5)
+
+
+def test_rwkv_is_a_weighted_mean():
+    """Of all values, by `exp(k)`, a decay `exp(-exp(decay))` a token, and a weight of its own for the newest."""
+    mixer = RWKV4(6, 5, 1).double()
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    before = F.pad(x, (0, 0, 1, -1))
+    k = mixer.key(x * mixer.mix_k + before * (1 - mixer.mix_k))
+    v = mixer.value(x * mixer.mix_v + before * (1 - mixer.mix_v))
+    r = mixer.receptance(x * mixer.mix_r + before * (1 - mixer.mix_r))
+    means = []
+    for t in range(5):
+        weights = [(k[:, s] - (t - 1 - s) * mixer.decay.exp()).exp() for s in range(t)] + [(mixer.first + k[:, t]).exp()]
+        means.append(sum(w * v[:, s] for s, w in enumerate(weights)) / sum(weights))
+    assert torch.allclose(mixer(x), mixer.output(torch.sigmoid(r) * torch.stack(means, 1)))

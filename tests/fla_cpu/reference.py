@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-OUTPUT_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
-GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-3, torch.float16: 5e-3}
+OUTPUT_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.float64: 1e-12}
+GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.float64: 1e-12}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:

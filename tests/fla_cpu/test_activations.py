@@ -13,9 +13,8 @@ from fla.modules.activations import (
     swish,
 )
 
-from tests.fla_cpu.reference import compare, strided, tensor
+from tests.fla_cpu.reference import DTYPES, compare, strided, tensor
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ACTIVATIONS = {
     'sigmoid': (sigmoid, torch.sigmoid),
     'logsigmoid': (logsigmoid, F.logsigmoid),
@@ -93,20 +92,6 @@ def test_gated_linear(name, bias):
         return (F.linear(UNITS[name][1](x, y), weight, bias),)
 
     compare(lambda **given: (function(*given.values()),), reference, inputs, torch.float32)
-
-
-@pytest.mark.parametrize('hidden_act', ['swish', 'powlu'])
-@pytest.mark.parametrize('fuse_swiglu', [True, False])
-def test_gated_mlp(hidden_act, fuse_swiglu):
-    module = GatedMLP(8, intermediate_size=12, hidden_act=hidden_act, fuse_swiglu=fuse_swiglu)
-    unit = UNITS['swiglu' if hidden_act == 'swish' else 'powglu'][1]
-    names = ('gate_proj', 'up_proj', 'down_proj')
-    inputs = {'x': tensor(2, 5, 8), **{name: getattr(module, name).weight for name in names}}
-
-    def reference(x, gate_proj, up_proj, down_proj):
-        return (F.linear(unit(x @ gate_proj.T, x @ up_proj.T), down_proj),)
-
-    compare(lambda x, **weights: (module(x),), reference, inputs, torch.float32)
 
 
 @pytest.mark.parametrize('hidden_act', ['swish', 'powlu'])

@@ -8,7 +8,7 @@ from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 from fla_cpu import loops, norms
 from fla_cpu.numba import launch, threads
 from tests.fla_cpu.reference import assert_close, compare, norm
-from tests.fla_cpu.test_convolution import BOUNDS, LENGTHS, batched, inputs_of, run
+from tests.fla_cpu.test_convolution import LENGTHS, batched, inputs_of, run
 
 
 @pytest.fixture
@@ -33,52 +33,36 @@ def test_norm(served, T, D, affine):
     layer = RMSNorm(D, elementwise_affine=affine)
     if affine:
         torch.nn.init.normal_(layer.weight)
-    with torch.no_grad():
-        y = layer(x)
+    # with gradients inside fla's autograd function
+    with torch.set_grad_enabled(affine):
+        y = layer(x).detach()
     assert served == ['rms_norm'] or T == 0
     weight = layer.weight.double() if affine else None
     assert_close('output', y, norm(x.double(), weight, None, 1e-5, True, 1), 1e-6)
 
 
+def normalise() -> tuple[torch.Tensor, ...]:
+    x, weight, rstd = torch.randn(100, 30), torch.randn(30), torch.empty(100)
+    return loops.rms_norm(x, weight, 1e-6, rstd=rstd), rstd
+
+
+def convolve() -> tuple[torch.Tensor, ...]:
+    x, weight, bias = torch.randn(2, 70, 272), torch.randn(272, 4), torch.randn(272)
+    return loops.convolve(x, weight, bias, None, True), *loops.convolve_gradients(x, x, weight, bias, None, True)
+
+
+@pytest.mark.parametrize(('function', 'n', 'shared'), [(normalise, 2, [2]), (convolve, 3, [3, 3])])
 @torch.no_grad()
-def test_threads_change_nothing(monkeypatch):
+def test_threads_change_nothing(monkeypatch, function, n, shared):
     monkeypatch.setattr(launch, 'MIN_PARALLEL_STEPS', 0)
-    x, weight, rstd, ran, results = torch.randn(100, 30), torch.randn(30), torch.empty(100), [], []
-    run = threads.run
+    ran, results, run = [], [], threads.run
     monkeypatch.setattr(threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or run(loop, n_w, *args))
     # the first call compiles, on one thread
-    for n in (1, 2):
-        monkeypatch.setattr(torch, 'get_num_threads', lambda n=n: n)
-        results.append((loops.rms_norm(x, weight, 1e-6, rstd=rstd.zero_()), rstd.clone()))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and ran == [2]
-
-
-def test_norm_with_gradients(served):
-    """The loop is inside fla's autograd function."""
-    x, layer, dy = torch.randn(4, 40, requires_grad=True), RMSNorm(40), torch.randn(4, 40)
-    layer(x).backward(dy)
-    got, weight = x.grad.clone(), layer.weight.detach().double()
-    wide = x.detach().double().requires_grad_()
-    norm(wide, weight, None, 1e-5, True, 1).backward(dy.double())
-    assert served == ['rms_norm']
-    assert_close('dx', got, wide.grad, 1e-5)
-
-
-@pytest.mark.parametrize('swish', [False, True])
-@pytest.mark.parametrize('has_bias', [False, True])
-@pytest.mark.parametrize('W', [2, 4])
-@torch.no_grad()
-def test_convolution(served, swish, has_bias, W):
-    x, cache, weight, bias = conv_inputs(W=W)
-    bias = bias if has_bias else None
-    activation = 'silu' if swish else None
-    final = torch.cat([cache[..., 1:], x[..., None]], -1)
-    want = (final.double() * weight.double()).sum(-1) + (bias.double() if has_bias else 0)
-    want = torch.nn.functional.silu(want) if swish else want
-    y, after = causal_conv1d_update(x, cache, None, weight, bias, activation)
-    assert served == ['convolve_token'] and after is cache
-    assert_close('output', y, want, 1e-6)
-    assert torch.equal(cache, final)
+    for count in (1, n):
+        monkeypatch.setattr(torch, 'get_num_threads', lambda count=count: count)
+        torch.manual_seed(0)
+        results.append(function())
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and ran == shared
 
 
 @torch.no_grad()
@@ -107,13 +91,6 @@ def test_bfloat16_is_float32_rounded_at_the_end(served):
     assert all(torch.equal(a, b) for a, b in zip(narrow[1:], wide[1:], strict=True))
 
 
-@pytest.mark.parametrize('residual', [False, True])
-def test_bfloat16_streams(served, residual):
-    inputs = inputs_of((2, 150, 32), 4, 2, torch.bfloat16, residual=residual, state=False)
-    compare(convolution('silu'), outputs_of(activation='silu'), inputs, torch.bfloat16)
-    assert served == ['convolve', 'convolve_gradients']
-
-
 def convolution(activation, cu_seqlens=None):
     """Without the final state, whose gradient would ask for the other way."""
     def function(x, weight, bias, residual, state):
@@ -140,28 +117,12 @@ def test_streams(served, activation, extras, length, channels):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('activation', [None, 'silu'])
 def test_packed_streams(served, activation, dtype):
-    inputs = inputs_of((1, sum(LENGTHS), 32), 4, len(LENGTHS), dtype, state=False)
-    compare(convolution(activation, BOUNDS), outputs_of(activation=activation, lengths=LENGTHS), inputs, dtype)
+    """Sequences of several strips too."""
+    lengths = [*LENGTHS, 70, 0, 140]
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    inputs = inputs_of((1, sum(lengths), 32), 4, len(lengths), dtype, state=False)
+    compare(convolution(activation, bounds), outputs_of(activation=activation, lengths=lengths), inputs, dtype)
     assert served == ['convolve', 'convolve_gradients']
-
-
-def test_packed_streams_are_those_alone():
-    x, (weight, bias) = torch.randn(1, 150, 32), (torch.randn(32, 4), torch.randn(32))
-    packed, _ = causal_conv1d(x, weight, bias, activation='silu', cu_seqlens=torch.tensor([0, 70, 70, 150]))
-    alone = [causal_conv1d(part, weight, bias, activation='silu')[0] for part in x.split([70, 80], 1)]
-    assert torch.equal(packed, torch.cat(alone, 1))
-
-
-def test_threads_share_the_channels(monkeypatch):
-    monkeypatch.setattr(launch, 'MIN_PARALLEL_STEPS', 0)
-    x, weight, bias = torch.randn(2, 70, 272), torch.randn(272, 4), torch.randn(272)
-    ran, results, start = [], [], threads.run
-    monkeypatch.setattr(threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or start(loop, n_w, *args))
-    for n in (1, 3):
-        monkeypatch.setattr(torch, 'get_num_threads', lambda n=n: n)
-        y, gradients = loops.convolve(x, weight, bias, None, True), loops.convolve_gradients(x, x, weight, bias, None, True)
-        results.append((y, *gradients))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and ran == [3, 3]
 
 
 def test_long_sums_keep_their_digits():

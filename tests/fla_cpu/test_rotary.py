@@ -1,11 +1,8 @@
 import pytest
 import torch
-from fla.modules import RotaryEmbedding
 from fla.modules.rotary import rotary_embedding
 
-from tests.fla_cpu.reference import assert_close, compare, strided
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+from tests.fla_cpu.reference import DTYPES, assert_close, compare, strided
 
 
 def rotate(x, cos, sin, positions, interleaved):
@@ -70,26 +67,6 @@ def test_inplace_keeps_tokens_before_the_first_position(interleaved):
     y = rotary_embedding(x, cos, sin, interleaved=interleaved, inplace=True, seqlen_offsets=-2)
     assert y.data_ptr() == x.data_ptr()
     assert_close('output', x, want, 1e-6)
-
-
-@pytest.mark.parametrize('scale_base', [None, 512.])
-def test_module(scale_base):
-    module = RotaryEmbedding(8, scale_base=scale_base)
-    q, k = strided(2, 6, 3, 8), strided(2, 6, 1, 8)
-    positions = torch.arange(2, 8)[None]
-
-    def function(q, k):
-        return module(q, k, seqlen_offset=2)
-
-    def reference(q, k):
-        tables_q = module._cos_cached.double(), module._sin_cached.double()
-        tables_k = tables_q if scale_base is None else (module._cos_k_cached.double(), module._sin_k_cached.double())
-        return rotate(q, *tables_q, positions, False), rotate(k, *tables_k, positions, False)
-
-    compare(function, reference, {'q': q, 'k': k}, torch.float32)
-    frequency = 10000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
-    if scale_base is None:
-        assert_close('cosines', module._cos_cached, torch.outer(torch.arange(8.), frequency).cos(), 1e-6)
 
 
 @pytest.mark.parametrize('offsets', [3, torch.tensor([0, 3])])

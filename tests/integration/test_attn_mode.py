@@ -1,4 +1,3 @@
-import copy
 import json
 
 import pytest
@@ -76,22 +75,6 @@ def test_gradient_checkpointing(family, device):
 
 
 @families
-@pytest.mark.parametrize('hybrid', [False, True], ids=['', 'hybrid'])
-def test_packed_sequences(family, hybrid, device):
-    options = dict(attn=dict(layers=[0], num_heads=2, window_size=8)) if hybrid else {}
-    model, ids = spread(make_model(family, device, **options)).eval(), tokens(device, 1, 75)
-    bounds = [0, 5, 70, 75]
-    packed = model(ids, cu_seqlens=torch.tensor(bounds, dtype=torch.int32, device=device), use_cache=False).logits
-    apart = torch.cat([
-        model(ids[:, a:b], use_cache=False).logits for a, b in zip(bounds, bounds[1:], strict=False)
-    ], 1)
-    tolerance = 1e-2 if family == 'rodimus' else 1e-5
-    assert (packed - apart).norm() <= tolerance * apart.norm()
-    whole = model(ids, use_cache=False).logits
-    assert (packed - whole)[:, 5:].norm() > 10 * tolerance * apart.norm()
-
-
-@families
 def test_hybrid(family, device):
     """The attention layer is fla's, the other one Longhorn, and both train."""
     model = make_model(family, device, attn=dict(layers=[1], num_heads=2, num_kv_heads=1, window_size=8)).train()
@@ -144,15 +127,3 @@ def test_partly_loaded(family, tmp_path, device):
     assert torch.equal(first.D, torch.ones_like(first.D)) and not second.beta_proj.bias.any()
     for name, x in state.items():
         assert torch.equal(loaded.state_dict()[name], x), name
-
-
-@pytest.mark.parametrize('family', ['gla', 'rwkv7', 'rodimus'])
-def test_copied(family, device):
-    model, ids = make_model(family, device).eval(), tokens(device, 1, 10)
-    assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)
-
-
-def test_tied_embeddings(device):
-    model = make_model('gla', device, tie_word_embeddings=True)
-    assert model.lm_head.weight is model.model.embeddings.weight
-    assert gradients(model, tokens(device, 1, 10))['model.embeddings.weight'].isfinite().all()

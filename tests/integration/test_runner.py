@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import torch
 
 import fla_longhorn
 
@@ -67,10 +66,10 @@ def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
 
 
 SCRIPTS = (
-    'program.py', 'program.py a --b -m c', 'program.py 7', 'program.py message', 'program.py raise', 'program.py interrupt',
-    'elsewhere/../program.py', 'link.py raise', 'packaged raise', 'archive.zip raise',
+    'program.py a --b -m c', 'program.py 7', 'program.py message', 'program.py raise', 'program.py interrupt', 'link.py raise',
+    'packaged raise', 'archive.zip raise',
 )
-MODULES = ('-m program a --b -m c', '-m program interrupt', '-m elsewhere.program 7', '-m packaged raise')
+MODULES = ('-m program a --b -m c', '-m elsewhere.program 7', '-m packaged interrupt')
 
 
 @pytest.mark.parametrize(('command', 'safe'), [
@@ -132,33 +131,3 @@ def test_the_plugin_is_there(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[True, '__mp_main__', 'longhorn'], [False, '__mp_main__', 'longhorn']]
-
-
-# each rank has a file of its own: what two processes print at once may come out interleaved
-DISTRIBUTED = '''
-import json
-import sys
-import torch.distributed as dist
-from transformers import AutoConfig
-dist.init_process_group('gloo')
-kind = AutoConfig.for_model('longhorn').model_type
-with open(f'{dist.get_rank()}.json', 'w') as file:
-    json.dump([__name__, kind, dist.get_world_size(), sys.argv[1:]], file)
-dist.destroy_process_group()
-'''
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.distributed.is_available(), reason='this PyTorch has no torch.distributed')
-def test_torchrun(tmp_path):
-    (tmp_path / 'my').mkdir()
-    (tmp_path / 'my' / 'train.py').write_text(DISTRIBUTED)
-    done = subprocess.run(
-        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2',
-         '-m', 'fla_longhorn', '-m', 'my.train', '--steps', '3'],
-        cwd=tmp_path, capture_output=True, text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        found = json.loads((tmp_path / f'{rank}.json').read_text())
-        assert found == ['__main__', 'longhorn', 2, ['--steps', '3']]

@@ -33,6 +33,9 @@ def test_documents_one_by_one(family, hybrid, device):
             batch.pop('labels')
             logits = model(**batch, use_cache=False).logits
             assert (logits - apart).norm() <= tolerance(family) * apart.norm()
+        bounds = torch.tensor([0, *LENGTHS], device=device).cumsum(0)
+        logits = model(batch['input_ids'], cu_seqlens=bounds, use_cache=False).logits
+        assert (logits - apart).norm() <= tolerance(family) * apart.norm()
         base = model.model(**batch, use_cache=False)[0]
         assert (model.lm_head(base) - apart).norm() <= tolerance(family) * apart.norm()
 
@@ -101,11 +104,3 @@ def test_copied(device):
     model, ids = copy.deepcopy(make_model('gla', device)).eval(), tokens(device, 1, 5)
     positions, bounds = torch.tensor([[0, 1, 0, 1, 2]], device=device), torch.tensor([0, 2, 5], device=device)
     assert torch.equal(model(ids, position_ids=positions).logits, model(ids, cu_seqlens=bounds).logits)
-
-
-def test_without_the_word_nothing_changes(device):
-    """A family with its own mixer has no hooks, nor has the swapped model above its base."""
-    for options, hooks in (({'attn_mode': 'chunk'}, 0), ({}, 1)):
-        model = make_model('gla', device, **options)
-        assert not model._forward_pre_hooks and not model._forward_hooks
-        assert len(model.model._forward_pre_hooks) == len(model.model._forward_hooks) == hooks

@@ -21,13 +21,6 @@ def compiled(function: Callable, backend: str = 'aot_eager', **options) -> tuple
     return torch.compile(function, backend=counter, fullgraph=True, **options), counter
 
 
-def assert_unbroken(function: Callable, *args, **kwargs) -> None:
-    """The compiler makes one graph of a call and finds no reason to break it."""
-    torch._dynamo.reset()
-    report = torch._dynamo.explain(function)(*args, **kwargs)
-    assert (report.graph_count, report.graph_break_count, report.break_reasons) == (1, 0, [])
-
-
 def gradients(loss: torch.Tensor, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     named = dict(named)
     return dict(zip(named, torch.autograd.grad(loss, named.values()), strict=True))

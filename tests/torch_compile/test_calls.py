@@ -66,12 +66,6 @@ def test_boundaries_that_a_trace_cannot_read(name, device):
         assert_equal({'x': compiled(model)[0](ids[:, :1], **one).logits}, {'x': model(ids[:, :1]).logits})
 
 
-def test_unknown_keyword(device):
-    function, _ = compiled(build(device))
-    with pytest.raises(Exception, match="unexpected keyword argument 'cu_seqlen'"):
-        function(torch.randint(3, 53, (1, 9), device=device), cu_seqlen=BOUNDS.to(device))
-
-
 def test_graphs_of_packed_batches(device):
     """Any lengths and any number of sequences: as many graphs as the documentation says."""
     model, counter = build(device), CompileCounterWithBackend('aot_eager')

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch._inductor.utils import run_and_get_code
 
-from tests.torch_compile.graphs import assert_equal, cheap_kernels, compiled
+from tests.torch_compile.graphs import assert_equal, compiled
 from tests.torch_compile.test_model import build
 
 STEPS, PROMPT = 8, 6
@@ -48,41 +47,6 @@ def test_steps(mode, padding, device):
     assert_equal({'logits': logits}, {'logits': expected})
     for got, ref in zip(states, expected_states, strict=True):
         assert_equal(*({name: x[name] for name in ('recurrent_state', 'conv_state')} for x in (got, ref)))
-
-
-def test_prefill_compiled_too(device):
-    model = build(device).eval()
-    ids = torch.randint(53, (2, PROMPT + STEPS), device=device)
-    function, counter = compiled(model)
-    with torch.no_grad():
-        expected, _, _ = decode(model, model, ids)
-        logits, addresses, _ = decode(function, function, ids)
-    assert counter.frame_count == 3
-    assert all(x == addresses[0] for x in addresses)
-    assert_equal({'logits': logits}, {'logits': expected})
-
-
-@cheap_kernels
-@torch.no_grad()
-def test_no_state_is_allocated(device):
-    """The compiler's own code hands the operator the cache's state, and allocates nothing of its size."""
-    model = build(device).eval()
-    ids = torch.randint(53, (3, PROMPT + 2), device=device)
-    outputs = [model(ids[:, :PROMPT], use_cache=True) for _ in range(2)]
-    expected = model(ids[:, PROMPT:PROMPT + 1], past_key_values=outputs[0].past_key_values, use_cache=True)
-    cache = outputs[1].past_key_values
-    torch._dynamo.reset()
-    function = torch.compile(model, fullgraph=True)
-    output, (code,) = run_and_get_code(
-        function, ids[:, PROMPT:PROMPT + 1], past_key_values=cache, use_cache=True,
-    )
-    assert_equal({'logits': output.logits}, {'logits': expected.logits})
-    shape = '({}, {}, {}, {})'.format(*cache[0]['recurrent_state'].shape)
-    assert code.count('longhorn_update.default(') == 1
-    assert shape in code
-    allocations = [line for line in code.splitlines() if '= empty_strided' in line]
-    assert allocations
-    assert not any(shape in line for line in allocations)
 
 
 def test_generate(device):

@@ -108,14 +108,3 @@ def test_packed_layer(device):
     for lengths in ((3, 5, 1), (4, 80), (2, 0, 1, 7, 60)):
         inputs = arguments(*lengths)
         assert_equal({'o': program(*inputs)}, {'o': module(*inputs)})
-
-
-def test_model_itself(device):
-    """Without a wrapper, loss included."""
-    model = build(device, use_l2warp=True).eval()
-    ids = torch.randint(53, (2, 9), device=device)
-    options = {'labels': ids, 'use_cache': False}
-    program = torch.export.export(model, (ids,), options).module()
-    with torch.no_grad():
-        got, expected = program(ids, **options), model(ids, **options)
-    assert_equal({'loss': got.loss, 'logits': got.logits}, {'loss': expected.loss, 'logits': expected.logits})

@@ -47,22 +47,6 @@ def test_norm(options, residual, dtype, device):
     against_fla(ours, theirs, inputs, prenorm=residual, residual_in_fp32=residual)
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize('options', [{}, {'eps': 1e-2, 'output_dtype': torch.float32}], ids=str)
-def test_l2_norm(options, dtype, device):
-    x = torch.randn(2, 5, 3, 7, device=device, dtype=dtype)
-    x[1, 2] = 0
-    against_fla(modules.L2Norm(**options), fla.L2Norm(**options), {'x': x})
-
-
-@pytest.mark.parametrize('fuse_swiglu', [True, False])
-@pytest.mark.parametrize('hidden_act', ['swish', 'powlu'])
-def test_mlp(hidden_act, fuse_swiglu, device):
-    options = {'hidden_size': 8, 'intermediate_size': 12, 'hidden_act': hidden_act, 'fuse_swiglu': fuse_swiglu}
-    ours, theirs = (noise(package.GatedMLP(**options), device) for package in (modules, fla))
-    against_fla(ours, theirs, {'x': torch.randn(2, 5, 8, device=device)})
-
-
 @pytest.mark.parametrize('lengths', [None, [1, 9, 0, 2, 3, 0]], ids=['rows', 'packed'])
 @pytest.mark.parametrize('given', [False, True], ids=['', 'cache'])
 @pytest.mark.parametrize('width', [1, 2, 4])

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import longhorn_fwd
-from fla_longhorn.ops.pool import Pool
 from tests.ops.cases import Case, make_inputs, make_options, run
-from tests.torch_compile.graphs import assert_equal, assert_unbroken, compiled
+from tests.torch_compile.graphs import assert_equal, compiled
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn]
 EVERYTHING = Case(B=2, T=37, H=2, K=5, V=6, sigmoid=True, D=True, z=True, initial_state=True, scale=0.5)
@@ -36,43 +35,21 @@ def test_equals_eager(op, case, exact, device):
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize('op', OPS, ids=lambda op: op.__name__)
-def test_no_graph_break(op, exact, device):
-    assert_unbroken(op, **make_inputs(EVERYTHING, device), **make_options(EVERYTHING, device, exact))
+LENGTHS = [Case(T=T, B=2, H=1, K=3, V=4, z=True) for T in (9, 20, 64, 65, 130, 31)]
+PACKINGS = [
+    Case(H=1, K=3, V=4, initial_state=True).packed(*lengths)
+    for lengths in ((4, 5), (3, 0, 9), (70, 2, 1, 8), (2, 2), (5, 6, 7, 8, 9))
+]
 
 
-def test_lengths_share_a_graph(exact, device):
-    """The second length makes the graph dynamic, and any other length then fits it."""
+@pytest.mark.parametrize('cases', [LENGTHS, PACKINGS], ids=['lengths', 'packed'])
+def test_sizes_share_a_graph(cases, exact, device):
+    """The second case makes the graph dynamic, and any other then fits it."""
     function, counter = compiled(chunk_longhorn)
-    for T in (9, 20, 64, 65, 130, 31):
-        case = Case(T=T, B=2, H=1, K=3, V=4, z=True)
+    for case in cases:
         inputs, options = make_inputs(case, device), make_options(case, device, exact)
         assert_equal(run(function, inputs, options), run(chunk_longhorn, inputs, options))
     assert counter.frame_count == 2
-
-
-def test_packings_share_a_graph(exact, device):
-    function, counter = compiled(chunk_longhorn)
-    for lengths in ((4, 5), (3, 0, 9), (70, 2, 1, 8), (2, 2), (5, 6, 7, 8, 9)):
-        case = Case(H=1, K=3, V=4, initial_state=True).packed(*lengths)
-        inputs, options = make_inputs(case, device), make_options(case, device, exact)
-        assert_equal(run(function, inputs, options), run(chunk_longhorn, inputs, options))
-    assert counter.frame_count == 2
-
-
-def test_state_update(exact, device):
-    case = Case(B=2, T=1, H=2, K=5, V=6, sigmoid=True, D=True, z=True, initial_state=True)
-    options = {name: x for name, x in make_options(case, device, exact).items() if name != 'output_final_state'}
-    inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
-    state = inputs.pop('initial_state')
-    expected_state, pointer = state.clone(), state.data_ptr()
-    function, counter = compiled(longhorn_state_update)
-    for _ in range(4):
-        expected = longhorn_state_update(expected_state, **inputs, **options)
-        o = function(state, **inputs, **options)
-        assert_equal({'o': o, 'state': state}, {'o': expected, 'state': expected_state})
-    assert counter.frame_count == 1
-    assert state.data_ptr() == pointer
 
 
 def test_strided_values(exact, device):
@@ -89,7 +66,7 @@ def test_strided_values(exact, device):
 
 @pytest.mark.parametrize('case', [EVERYTHING, replace(CASES[2], B=1, T=80, lengths=(40, 40))], ids=str)
 def test_opcheck(case, exact, device):
-    """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes, of the three operators.
+    """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes; of a pool: `test_pool.py`.
 
     The sequences are of lengths that leave no slot for a saved state unused: nobody writes such a slot, or reads it.
     """
@@ -102,6 +79,3 @@ def test_opcheck(case, exact, device):
         torch.library.opcheck(torch.ops.fla_longhorn.longhorn_bwd, (
             torch.randn_like(o), torch.randn_like(final_state), states.detach(), *detached, parallel,
         ))
-    torch.library.opcheck(torch.ops.fla_longhorn.longhorn_update, (
-        *Pool(detached.initial_state), *detached._replace(initial_state=None),
-    ))

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import fla_longhorn
 from examples.vision.__main__ import main
 from examples.vision.plot import COLUMNS, ROWS
@@ -21,20 +19,8 @@ def test_the_whole_way(tmp_path):
     assert main([*SMALL, '--models', *models, '--target_accuracy', '1', '--output_dir', str(tmp_path)]) == 1
     report = json.loads((tmp_path / 'vision.json').read_text())
     assert [run['model'] for run in report['runs']] == models and report['held_out'] == 100
-    for run in report['runs']:
-        losses = [x['eval_loss'] for x in run['history'] if 'eval_loss' in x]
-        assert len(losses) == 1 and 0 < run['accuracy'] < 1
-    assert len(report['answers']) == COLUMNS * ROWS
-    right = sum(x['answer'] == x['truth'] for x in report['answers'])
-    assert 0 < right < COLUMNS * ROWS
+    assert all(0 < run['accuracy'] < 1 for run in report['runs']) and len(report['answers']) == COLUMNS * ROWS
     assert (tmp_path / 'vision.png').stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(('option', 'value'), [('--patch_size', '5'), ('--train_size', '5000'), ('--seeds', '0')])
-def test_bad_options(option, value, capsys):
-    with pytest.raises(SystemExit):
-        main([option, value])
-    assert f'{option[2:]} must' in capsys.readouterr().err
 
 
 SCRIPT = """

@@ -43,12 +43,6 @@ def test_trainer_spares_D(tmp_path, device):
     assert not [name for name in names if name.endswith('.D')] and 'blocks.0.mixer.in_proj.weight' in names
 
 
-def test_compiled(device):
-    model, x = small(device), images(device)
-    expected = model(x)
-    torch.testing.assert_close(torch.compile(model, backend='aot_eager')(x), expected)
-
-
 @pytest.mark.parametrize('extract', [timm.models.create_feature_extractor, feature_extraction.create_feature_extractor],
                          ids=['timm', 'torchvision'])
 def test_features_by_fx(extract, device):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sys
+from functools import partial
 
 import torch
 from triton.runtime import autotuner
@@ -30,7 +31,7 @@ from fla.models import (
     TransformerConfig,
     TransformerForCausalLM,
 )
-from transformers import Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 DEVICE = torch.device(sys.argv[1])
 # fla's fused loss refuses tensors on a CPU
@@ -49,6 +50,15 @@ def gla(**options):
 def delta_net():
     torch.manual_seed(0)
     return DeltaNetForCausalLM(DeltaNetConfig(**SIZES)).to(DEVICE)
+
+
+def initial(family: str) -> dict:
+    """Keys and initial weights, of a family that is not run."""
+    torch.manual_seed(0)
+    # RWKV7 divides by the number of layers but one
+    options = SIZES | {'num_hidden_layers': 2} | ({} if family == 'hgrn' else {'head_dim': 16})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **options))
+    return {name: digest(x) for name, x in model.state_dict().items()}
 
 
 def train(build) -> list:
@@ -85,6 +95,7 @@ CASES = {
     'Transformer': lambda: train(lambda: TransformerForCausalLM(TransformerConfig(**SIZES)).to(DEVICE)),
     'weight decay': decayed,
     'label smoothing': smoothed,
+    **{f'initial {x}': partial(initial, x) for x in ('gated_deltanet', 'linear_attn', 'hgrn', 'rwkv7')},
 }
 results = {}
 for name, case in CASES.items():

@@ -71,7 +71,7 @@ MUTATIONS = [
     ),
     Mutation(
         'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',
-        "linear_attn's own forward drops boundaries", SWAP + 'test_packed_sequences', 'linear_attn', env=TORCH,
+        "linear_attn's own forward drops boundaries", CALLS + 'test_documents_one_by_one', 'linear_attn', env=TORCH,
     ),
     Mutation(
         'first-values', 'attn_mode/families.py', '        after_build=append_v_first,\n', '',
@@ -79,8 +79,8 @@ MUTATIONS = [
     ),
     Mutation(
         'attention-over-ranks', 'attn_mode/swap.py', 'if isinstance(module, RowwiseAttention):', 'if False:',
-        'attention leaves out what other ranks hold', 'tests/distributed/test_layer.py::test_attention_in_a_swapped_family',
-        env=TORCH,
+        'attention leaves out what other ranks hold', 'tests/distributed/test_layer.py::test_attention_layers_are_refused',
+        'gla', env=TORCH,
     ),
     Mutation(
         'hybrid-ignored', 'attn_mode/swap.py', 'if attention is not None:', 'if False:',
@@ -123,7 +123,7 @@ MUTATIONS = [
     ),
     Mutation(
         'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, NoWeightDecay) else names', 'if False else names',
-        "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_groups',
+        "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_a_step_without_gradient',
     ),
     Mutation(
         'swapped-mlp', 'attn_mode/swap.py', 'partial(become, cls=GatedMLP)', 'partial(become, cls=mlp.GatedMLP)',

@@ -56,7 +56,7 @@ MUTATIONS = [
         'stream-past', 'fla_cpu/loops.py', 'b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)\n'
         '                    for t in', 'b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > 0)\n'
         '                    for t in', 'a convolution reads the rows of the sequence before',
-        LOOPS + 'test_packed_streams_are_those_alone',
+        LOOPS + 'test_packed_streams', '[silu-dtype0]',
     ),
     Mutation(
         'stream-strips', 'fla_cpu/loops.py', 'rows_before(carried, 3 * BD + d - first, BD, t0 > bos)',
