@@ -43,4 +43,6 @@ def is_within(test: str, name: str) -> bool:
 
 def why_not(test: str) -> str | None:
     """Why this test, or this file, does not run on a device."""
-    return next((why for name, why in ON_THE_CPU.items() if is_within(test.partition('[')[0], name)), None)
+    # xdist appends `@group` to the names of tests that one worker runs
+    test = test.partition('[')[0].partition('@')[0]
+    return next((why for name, why in ON_THE_CPU.items() if is_within(test, name)), None)

@@ -71,7 +71,8 @@ def test_offloaded(name, tmp_path, device):
     expected = results(model, ids)
     for offload in (lambda x: cpu_offload(x, device), lambda x: disk_offload(x, tmp_path, device)):
         for a, b in zip(results(offload(copy.deepcopy(model)), ids), expected, strict=True):
-            assert torch.equal(a, b)
+            # a head that is called computes the fused loss in PyTorch
+            assert (a - b).norm() <= 1e-6 * b.norm()
 
 
 class Doubled(nn.Module):

@@ -165,6 +165,14 @@ def test_memory_is_counted():
     assert total == torch.cuda.get_device_properties().total_memory and total - free == torch.cuda.memory_allocated()
 
 
+def test_unwritten_memory_is_nan_where_torch_says_so():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3, device='cuda').isnan().all() and not torch.zeros(3, device='cuda').any()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_streams_and_events():
     stream, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(stream):

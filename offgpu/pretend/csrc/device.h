@@ -1,6 +1,7 @@
 // The device itself: memory on the host, the current device and stream of a thread, generators, hooks.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -74,8 +75,10 @@ struct Memory final : c10::Allocator {
         "'spawn' start method");
     auto host = c10::GetCPUAllocator()->allocate(bytes);
     void* data = host.get();
-    // NaN in float16, bfloat16, float32 and float64
-    if (poison && *poison == '1' && bytes) std::memset(data, 0xff, bytes);
+    // NaN in float16, bfloat16, float32 and float64, also where torch fills what `torch.empty` returns
+    auto& torch = at::globalContext();
+    bool filled = torch.deterministicAlgorithms() && torch.deterministicFillUninitializedMemory();
+    if (bytes && (filled || (poison && *poison == '1'))) std::memset(data, 0xff, bytes);
     return Block<c10::DataPtr>::make(data, std::move(host), bytes, cuda());
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
