@@ -25,6 +25,8 @@ ELSEWHERE = ('README.md', 'evaluate.md', 'flame.md', 'scale.md', 'train.md', 'vi
 TEXTS = [path.relative_to(ROOT).as_posix() for path in (
     ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'CHANGELOG.md', *sorted(DOCS.glob('*.md')),
 )]
+# torch.export.load fails beside a default device; the Trainer moves rows of the CPU to its own
+WITHOUT_DEFAULT = ('compile.md', 'train.md')
 PROGRAM = '''
 import os
 from transformers import AutoConfig
@@ -54,7 +56,8 @@ def execute(command: list[str], folder: Path) -> str:
 
 def execute_page(page: str, folder: Path, device: torch.device) -> str:
     """All python blocks, which make their tensors on the device, then all bash blocks; what the latter print."""
-    code = '' if device.type == 'cpu' else f'import torch\ntorch.set_default_device({str(device)!r})\n'
+    own = device.type == 'cpu' or page in WITHOUT_DEFAULT
+    code = '' if own else f'import torch\ntorch.set_default_device({str(device)!r})\n'
     code += '\n'.join(text for language, text in blocks(page) if language == 'python')
     if code:
         done = forks.run('-c', code, cwd=folder, env=environment(folder))

@@ -22,6 +22,7 @@ LEFT_OUT = {
     'tests/contrib/test_lm_eval.py': 'so does this one',
     'tests/offgpu': 'other stand-ins for a GPU',
     'tests/pretend': 'of the device itself, run without --device',
+    'tests/ops/test_longhorn.py::test_too_large_keys': 'Numba stands in for the kernels, and gives NaN',
     'tests/ptx': 'executes compiled kernels',
 }
 FAST = os.environ.get('PRETEND_FAST') == '1'
