@@ -58,13 +58,15 @@ def convolve_part(
 ) -> torch.Tensor:
     """Outputs `[1, T, D]` of fla's `ShortConvolution`; `x` `[1, T, D]` is this rank's part."""
     cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
-    count, before = 0, x[0, :0]
-    if group is not None and width > 1:
-        if cp_context.pre_num_conv_tokens is None:
-            raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
-        count = min(width - 1, cp_context.pre_num_conv_tokens)
-        # all ranks take part in the exchange, also those that use nothing of it
-        before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
+    if group is None or width == 1:
+        y = convolution(x=x, cu_seqlens=cu_seqlens)[0]
+        recompute.add(convolution, y, lambda x: convolution(x=x, cu_seqlens=cu_seqlens)[0], x)
+        return y
+    if cp_context.pre_num_conv_tokens is None:
+        raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
+    count = min(width - 1, cp_context.pre_num_conv_tokens)
+    # all ranks take part in the exchange, also those that use nothing of it
+    before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
     bounds = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
 
     def convolve(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
