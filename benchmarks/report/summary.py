@@ -54,8 +54,8 @@ def memory(report: dict) -> str:
     own, mamba = kept['Longhorn'], kept['Mamba, by its source']
     return (
         f'- **Memory in training.** For backward, a layer keeps {own:.0f} bytes per token and unit of model width, in '
-        f"bfloat16; Mamba's fused block keeps {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet {kept['DeltaNet']:.0f} and KDA "
-        f"{kept['KDA']:.0f}, softmax attention {kept['softmax attention']:.0f}. "
+        f"bfloat16; Mamba's fused block keeps {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet {kept['DeltaNet']:.0f} and "
+        f"KDA {kept['KDA']:.0f}, softmax attention {kept['softmax attention']:.0f}. "
         '[All layers](docs/results.md#memory-of-a-layer).'
     )
 
