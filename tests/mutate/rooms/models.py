@@ -103,16 +103,16 @@ MUTATIONS = [
         LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(
-        'adapter-ignored', LINEAR, 'type(linear) is not nn.Linear', 'False', "LoRA on the MLP's last projection does nothing",
+        'adapter-ignored', LINEAR, 'cls = type(module)', 'cls = nn.Linear', "LoRA on the MLP's last projection does nothing",
         ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
     Mutation(
-        'offloading-ignored', LINEAR, "'forward' in linear.__dict__", 'False', 'offloaded weights are read where they are not',
+        'offloading-ignored', LINEAR, "'forward' in module.__dict__", 'False', 'offloaded weights are read where they are not',
         ADAPTERS + 'test_offloaded ' + ADAPTERS + 'test_changed', 'mlp', env=TORCH,
     ),
     Mutation(
         'hooks-ignored', LINEAR,
-        'linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks', 'False',
+        'module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks', 'False',
         "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
     ),
     Mutation(

@@ -17,7 +17,7 @@ MUTATIONS = [
     ),
     Mutation(
         'final-state-unasked', 'ops/operator.py',
-        'return o, final_state if args.output_final_state else None', 'return o, final_state',
+        'return o, final_state if args.output_final_state else None\n', 'return o, final_state\n',
         'an empty tensor is returned in place of None',
         'tests/ops/test_longhorn.py::test_no_final_state_unless_asked', 'torch',
     ),
