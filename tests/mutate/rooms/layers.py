@@ -7,6 +7,7 @@ LAYER = 'tests/layers/test_longhorn.py::'
 DECAY = 'tests/layers/test_weight_decay.py::test_layer'
 BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
+RECOMPUTE = 'tests/layers/test_recompute.py::'
 
 MUTATIONS = [
     Mutation(
@@ -136,5 +137,22 @@ MUTATIONS = [
     Mutation(
         'heads-that-do-not-divide', 'layers/options.py', 'if round(channels) % num_heads:', 'if round(channels) < num_heads:',
         'heads that do not divide the channels fail in a reshape', 'tests/layers/test_options.py::test_layer', 'num_heads',
+    ),
+    Mutation(
+        'hooks-around-forgotten', 'modules/recompute.py', 'self.x = x if hooks is None else hooks[0](x)',
+        'self.x, self.hooks = x, None', 'a checkpoint keeps what it should drop',
+        RECOMPUTE + 'test_a_checkpoint_keeps_nothing_more',
+    ),
+    Mutation(
+        'version-unchecked', 'modules/recompute.py', 'if self.x._version != self.version:', 'if False:',
+        'backward computes with an input that was overwritten', RECOMPUTE + 'test_a_changed_input_is_refused',
+    ),
+    Mutation(
+        'adapters-computed-again', 'modules/recompute.py', 'is_bare(module, x.device) and ', '',
+        'dropout in an adapter draws other numbers in backward', RECOMPUTE + 'test_gradients_of_a_model', 'adapters',
+    ),
+    Mutation(
+        'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), self.autocast():', 'with torch.no_grad():',
+        'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-autocast',
     ),
 ]
