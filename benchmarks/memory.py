@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure import timing
+from benchmarks.predict.calls import Shape, longhorn_backward
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
@@ -66,14 +67,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def mamba_kept(state_size: int = 16, expand: int = 2) -> float:
-    """Mamba's, by what `MambaInnerFn` of mamba_ssm 2.2 saves at its checkpoint_lvl 1: no kernel of it runs here.
+    """Mamba's, by what `MambaInnerFn` of mamba_ssm (`ops/selective_scan_interface.py`) saves at its checkpoint_lvl 1.
 
-    Of a channel: x and z, the scan's output before the gate, and of a token the input of each other projection; states at
-    each 2,048 tokens, of float32 with their decays.
+    No kernel of it runs here. Of a channel: x and z, the scan's output before the gate, and its states at each 2,048 tokens,
+    of float32 with their decays. Of a token: the layer's input, the rank of delta, and B and C, the latter also as copies.
     """
     channels, rank = expand * WIDTH, WIDTH // 16
     of_channels = 2 * 2 + 2 + 2 * state_size * 4 / 2048
-    return (of_channels * channels + 2 * (rank + 2 * state_size) + 2 * WIDTH) / WIDTH
+    return (of_channels * channels + 2 * (rank + 4 * state_size) + 2 * WIDTH) / WIDTH
 
 
 class Memory(TorchDispatchMode):
@@ -145,8 +146,6 @@ def training(make: Callable[[], nn.Module]) -> dict[str, float]:
 
 def scratch(exact: bool, K: int) -> float:
     """Bytes of a token and of a channel of the mixer, as the layer calls the operator."""
-    from benchmarks.predict.calls import Shape, longhorn_backward
-
     with rehearsal('sm_90', 'launch') as launches:
         backward = longhorn_backward(Shape(B, T, 2 * WIDTH, K), exact)(T)
         with Memory(launches) as memory:

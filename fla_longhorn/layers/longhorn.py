@@ -14,9 +14,9 @@ from fla.layers.utils import get_layer_cache, update_layer_cache
 from fla_longhorn.layers.options import check_options
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
+from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.modules.cache import can_update_in_place, read_states
 from fla_longhorn.modules.context_parallel import convolve_part
-from fla_longhorn.modules.linear import is_bare
 from fla_longhorn.modules.recompute import Recompute, can_recompute
 from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
 from fla_cpu.plain import is_transformed
-from fla_longhorn.modules.linear import is_bare
+from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 
 

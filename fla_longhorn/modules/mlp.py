@@ -11,7 +11,7 @@ from fla.modules.activations import ops
 
 from fla_cpu.backend import widen
 from fla_cpu.plain import is_transformed
-from fla_longhorn.modules.linear import is_bare
+from fla_longhorn.modules.bare import is_bare
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ class GatedMLP(mlp.GatedMLP):
     """:class:`fla.modules.GatedMLP`, in PyTorch under a compiler or `torch.func`.
 
     fla's fused activation takes the weight of `down_proj`, which saves an array `[B, T, intermediate_size]` in training. Where
-    `down_proj` is wrapped (see :func:`fla_longhorn.modules.linear.is_bare`), it is called instead.
+    `down_proj` is wrapped (see :func:`fla_longhorn.modules.bare.is_bare`), it is called instead.
     """
 
     def __init__(self, *args, **kwargs) -> None:

@@ -17,7 +17,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from fla_cpu.plain import is_transformed
-from fla_longhorn.modules.linear import is_bare
+from fla_longhorn.modules.bare import is_bare
 
 _autograd: Any = torch._C._autograd
 

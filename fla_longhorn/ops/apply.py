@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def apply(
-    args: Arguments, cu_seqlens_cpu: Tensor | None, cp_context: FLACPContext | None, *, parallel: bool,
+    args: Arguments,
+    cu_seqlens_cpu: Tensor | None,
+    cp_context: FLACPContext | None,
+    *,
+    parallel: bool,
     intermediate: bool = False,
 ) -> Result:
     """Return `o [B, T, H, V]` and the final state; with `parallel` the operator may split time into segments or chunks."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.apply import Result, apply
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.apply import apply
+from fla_longhorn.ops.arguments import Arguments, Result
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext

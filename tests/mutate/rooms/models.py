@@ -10,7 +10,7 @@ LOSS = 'tests/models/test_causal_lm.py::'
 ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
 CAUSAL = 'models/causal_lm.py'
-LINEAR = 'modules/linear.py'
+BARE = 'modules/bare.py'
 REWIND = 'modules/rewind.py'
 BACK = 'tests/models/test_rewind.py::'
 ATTENTION = 'modules/attention.py'
@@ -103,15 +103,15 @@ MUTATIONS = [
         LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(
-        'adapter-ignored', LINEAR, 'cls = type(module)', 'cls = nn.Linear', "LoRA on the MLP's last projection does nothing",
+        'adapter-ignored', BARE, 'cls = type(module)', 'cls = nn.Linear', "LoRA on the MLP's last projection does nothing",
         ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
     Mutation(
-        'offloading-ignored', LINEAR, "'forward' in module.__dict__", 'False', 'offloaded weights are read where they are not',
+        'offloading-ignored', BARE, "'forward' in module.__dict__", 'False', 'offloaded weights are read where they are not',
         ADAPTERS + 'test_offloaded ' + ADAPTERS + 'test_changed', 'mlp', env=TORCH,
     ),
     Mutation(
-        'hooks-ignored', LINEAR,
+        'hooks-ignored', BARE,
         'module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks', 'False',
         "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
     ),

@@ -1,0 +1,31 @@
+"""Bytes of living tensors are counted once, by storage, until the last of its tensors is gone."""
+
+import torch
+
+from benchmarks.memory import Memory
+
+
+def test_memory():
+    known = torch.empty(100, dtype=torch.float32, device='meta')
+    with Memory([], [known]) as memory:
+        x = torch.empty(10, dtype=torch.float32, device='meta')
+        views = x[2:], known[1:]
+        assert memory.now == 40
+        y = x + 1
+        assert memory.now == 80
+        del x
+        assert memory.now == 80
+        del views, y
+        assert (memory.now, memory.peak) == (0, 80)
+
+
+def test_kept_for_backward():
+    """The input of a square, and nothing of a sum."""
+    with Memory([]) as memory:
+        x = torch.empty(10, dtype=torch.float32, device='meta').requires_grad_()
+        o = x.square().sum()
+        del x
+        assert memory.now == 44
+        o.backward()
+        del o
+        assert memory.peak >= 84
