@@ -40,7 +40,7 @@ test test-all: setup
 
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda; `-quick` is CI's part, in which every line
 # of the package that asks for a device runs
-ON_DEVICE := PRETEND_FAST=1 PRETEND_SMS=8 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
+ON_DEVICE := PRETEND_FAST=1 PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/triton/test_scalar_beta.py integration/test_packing.py \
 	models/test_boundaries.py models/test_capture.py)
 test-device test-device-quick: export OMP_NUM_THREADS := 1

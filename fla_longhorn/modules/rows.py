@@ -134,9 +134,11 @@ class Unpadded(Packed):
         return pad_input(x.squeeze(0), self.indices, *self.kept.shape)
 
     def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-        columns = self.kept.nonzero()[:, 1]
-        cu_seqlens = F.pad(self.kept[:, :n].sum(1).cumsum(0), (1, 0)).int()
-        tokens = (columns < n).nonzero().flatten().to(x.device, non_blocking=True)
+        kept = self.kept[:, :n]
+        if not kept.any():
+            return x.new_zeros(*kept.shape, x.shape[-1]), Padded(kept.to(x.device))
+        cu_seqlens = F.pad(kept.sum(1).cumsum(0), (1, 0)).int()
+        tokens = (self.kept.nonzero()[:, 1] < n).nonzero().flatten().to(x.device, non_blocking=True)
         return x[:, tokens], Packed(cu_seqlens.to(x.device, non_blocking=True), cu_seqlens)
 
 

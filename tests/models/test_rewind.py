@@ -101,6 +101,26 @@ def test_cropped_rows_with_padding(name, side, device):
         assert close(contents(cache), contents(expected))
 
 
+# attention that forgets refuses padding behind tokens
+@pytest.mark.parametrize(('name', 'start'), [
+    *((name, start) for name in VARIANTS for start in (0, 6) if (name, start) != ('window', 6)),
+])
+@torch.no_grad()
+def test_cropped_to_padding_of_all_rows(name, start, device):
+    """Where a piece begins with padding, as assisted generation has it when the padding's token was generated."""
+    model, ids = make(name, device), torch.randint(3, 50, (2, 12), device=device)
+    mask = torch.ones_like(ids)
+    mask[:, start:start + 3] = 0
+    cache, expected = RewindableCache(), RewindableCache()
+    cache.activate_past_recording()
+    read(model, ids, cache, *[start] * (start > 0), 6, mask=mask)
+    cache.crop(start + 2)
+    read(model, ids, expected, *[start] * (start > 0), 2, mask=mask)
+    want = read(model, ids, expected, 4, mask=mask)
+    got = read(model, ids, cache, 4, mask=mask)
+    assert cache.get_seq_length() == start + 6 and (got - want)[:, 1:].norm() <= 1e-5 * want.norm()
+
+
 @torch.no_grad()
 def test_not_recorded(device):
     model, ids = make('paper', device), torch.randint(3, 50, (1, 20), device=device)
