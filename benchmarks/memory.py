@@ -5,7 +5,9 @@
 The layers of a 1.3B model run on meta tensors as on a GPU: Triton's launches are taken and not run, the tensors that live are
 counted. Bytes are of a token and of a unit of the model's width, in bfloat16. `kept` is what backward needs, the layer's input
 among it. `peak` is the most that a step takes with the layer's output and gradients; parameters and theirs are left out.
-`scratch` is what the operator's own backward takes at most, beside its arguments and results.
+`moved`
+is what its operations read and write, each tensor of an operation once, weights too: no less moves, and where a kernel reads a
+tensor twice from memory, more. `scratch` is what the operator's own backward takes at most, beside its arguments and results.
 """
 
 from __future__ import annotations
@@ -77,8 +79,18 @@ def mamba_kept(state_size: int = 16, expand: int = 2) -> float:
     return (of_channels * channels + 2 * (rank + 4 * state_size) + 2 * WIDTH) / WIDTH
 
 
+ALLOCATIONS = {
+    op for name in ('empty', 'empty_like', 'new_empty', 'empty_strided', 'new_empty_strided', 'detach', '_unsafe_view')
+    for op in (getattr(getattr(torch.ops.aten, name), overload) for overload in getattr(torch.ops.aten, name).overloads())
+}
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
 class Memory(TorchDispatchMode):
-    """Counts the bytes of tensors made since, as long as they live.
+    """Counts the bytes of tensors made since, as long as they live, and those that operations read and write.
 
     Args:
         launches: Those of a rehearsal, which hold their tensors and are dropped.
@@ -96,19 +108,27 @@ class Memory(TorchDispatchMode):
     def __init__(self, launches: list[Launch], known: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.launches = launches
-        self.now = self.peak = 0
+        self.now = self.peak = self.moved = 0
         self.known = {x.untyped_storage()._cdata for x in known}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.launches.clear()
+        self.drop_launches()
         if function in self.KERNELS:
             with self:
                 return self.KERNELS[function](*args)
         out = function(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.note(x.untyped_storage())
+        results = tensors(out)
+        for x in results:
+            self.note(x.untyped_storage())
+        if not (function.is_view or function in ALLOCATIONS):
+            places = {(x.untyped_storage()._cdata, x.storage_offset()): x.nbytes for x in [*results, *tensors((args, kwargs))]}
+            self.moved += sum(places.values())
         return out
+
+    def drop_launches(self) -> None:
+        # of an autotuned kernel's, one runs
+        self.moved += sum(launch.moved_bytes() for launch in self.launches if not launch.choice)
+        self.launches.clear()
 
     def note(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self.known:
@@ -137,11 +157,13 @@ def training(make: Callable[[], nn.Module]) -> dict[str, float]:
         with Memory(launches, own) as memory:
             h = empty(B, T, WIDTH).requires_grad_()
             o = layer(h)[0]
-            launches.clear()
+            memory.drop_launches()
             kept = memory.now - o.nbytes
             o.backward(torch.empty_like(o))
-        launches.clear()
-    return {name: round(n / (B * T * WIDTH), 2) for name, n in (('kept', kept), ('peak', memory.peak))}
+            memory.drop_launches()
+    return {
+        name: round(n / (B * T * WIDTH), 2) for name, n in (('kept', kept), ('peak', memory.peak), ('moved', memory.moved))
+    }
 
 
 def scratch(exact: bool, K: int) -> float:
@@ -167,16 +189,17 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument('--json', metavar='FILE', help='file for the rows')
     options = parser.parse_args(args)
     rows = []
-    print('| layer | kept | peak | cache of a sequence, KiB |\n| --- | --- | --- | --- |')
+    print('| layer | kept | peak | moved | cache of a sequence, KiB |\n| --- | --- | --- | --- | --- |')
     for name, make in LAYERS.items():
         row: dict[str, Any] = {'layer': name, **training(make)}
         # keys and values of bfloat16, of each token
         row['cache'] = 2 * 2 * WIDTH * T if make is SoftmaxAttention else cache_bytes(make, T)
         rows.append(row)
-        print(f'| {name} | {row["kept"]:.1f} | {row["peak"]:.1f} | {row["cache"] / 1024:.0f} |', flush=True)
+        counted = ' | '.join(f'{row[x]:.1f}' for x in ('kept', 'peak', 'moved'))
+        print(f'| {name} | {counted} | {row["cache"] / 1024:.0f} |', flush=True)
     kept = round(mamba_kept(), 2)
-    rows.append({'layer': 'Mamba, by its source', 'kept': kept, 'peak': None, 'cache': None})
-    print(f'| Mamba, by its source | {kept:.1f} | | |')
+    rows.append({'layer': 'Mamba, by its source', 'kept': kept, 'peak': None, 'moved': None, 'cache': None})
+    print(f'| Mamba, by its source | {kept:.1f} | | | |')
     print('\n| K | scratch of the diagonal backward | of the exact |\n| --- | --- | --- |')
     scratches = [{'K': K, 'diagonal': scratch(False, K), 'exact': scratch(True, K)} for K in STATE_SIZES]
     for x in scratches:

@@ -13,7 +13,8 @@ INTRODUCTION = """## Memory of a layer
 
 `python -m benchmarks memory`. Counted, so the same on any device: bytes of a token and of a unit of the model's width, {width}
 here, in bfloat16. *Kept* is what backward needs, the layer's input among it; *peak* is the most that a training step takes,
-without parameters and their gradients. Mamba's is what the source of its fused block saves. A cache of `softmax attention`
+without parameters and their gradients; *moved* is what its operations read and write at least, each tensor of an operation
+counted once and weights too. Mamba's is what the source of its fused block saves. A cache of `softmax attention`
 grows with the {tokens} tokens, the others' do not."""
 SCRATCH = """What the operators' backward takes at most beside its arguments and results, in bytes of a token and of a channel
 of the mixer, of which there are two a unit of width:"""
@@ -21,13 +22,13 @@ of the mixer, of which there are two a unit of width:"""
 
 def memory(report: dict) -> str:
     rows = [
-        [x['layer'], f'{x["kept"]:.1f}', '' if x['peak'] is None else f'{x["peak"]:.1f}',
+        [x['layer'], f'{x["kept"]:.1f}', *('' if x[name] is None else f'{x[name]:.1f}' for name in ('peak', 'moved')),
          '' if x['cache'] is None else f'{x["cache"] / 1024:,.0f}']
         for x in report['rows']
     ]
     scratch = [[x['K'], f'{x["diagonal"]:.1f}', f'{x["exact"]:.1f}'] for x in report['scratch']]
     return '\n\n'.join([
-        INTRODUCTION.format(**report), table(['layer', 'kept', 'peak', 'cache of a sequence, KiB'], rows),
+        INTRODUCTION.format(**report), table(['layer', 'kept', 'peak', 'moved', 'cache of a sequence, KiB'], rows),
         SCRATCH, table(['K', 'diagonal', 'exact'], scratch),
     ])
 

@@ -20,6 +20,7 @@ from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.recompute import Recompute, can_recompute
 from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
+from fla_longhorn.modules.split_linear import split_linear
 from fla_longhorn.modules.varlen import check_keywords, resolve_rows
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
@@ -207,7 +208,7 @@ class Longhorn(NoWeightDecay):
         if rows is not None:
             hidden_states = rows.enter(hidden_states)
 
-        x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
+        x, z = split_linear(self.in_proj, hidden_states)
         replay = None
         if use_cache and is_recording(self, past_key_values):
             # of one token all is kept or nothing

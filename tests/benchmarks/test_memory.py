@@ -19,6 +19,18 @@ def test_memory():
         assert (memory.now, memory.peak) == (0, 80)
 
 
+def test_moved():
+    """What is read and what is written, each tensor once; views and allocations move nothing."""
+    with Memory([]) as memory:
+        x = torch.empty(10, dtype=torch.float32, device='meta')
+        x[2:].view(2, 4)
+        assert memory.moved == 0
+        y = x + x
+        assert memory.moved == 80
+        y += x
+        assert memory.moved == 160
+
+
 def test_kept_for_backward():
     """The input of a square, and nothing of a sum."""
     with Memory([]) as memory:

@@ -1,0 +1,59 @@
+"""A linear map whose output is two tensors, without a copy of their gradients into one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fla_cpu.plain import ORDINARY, is_transformed
+from fla_longhorn.modules.bare import is_bare
+
+
+class SplitLinear(torch.autograd.Function):
+    """`(x @ weight.T + bias).chunk(2, -1)`, whose backward multiplies each half's gradient by its half of the weight.
+
+    Autograd's would concatenate the gradients first, which reads and writes each of them once more.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias).chunk(2, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        dx = dweight = dbias = None
+        halves = [do.flatten(0, -2) for do in gradients]
+        if of_x:
+            first, second = weight.chunk(2)
+            dx = torch.mm(halves[0], first).addmm_(halves[1], second).view(x.shape)
+        if of_weight:
+            dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+            rows = x.flatten(0, -2)
+            for do, out in zip(halves, dweight.chunk(2), strict=True):
+                torch.mm(do.mT, rows, out=out)
+        if of_bias:
+            dbias = torch.cat([do.sum(0) for do in halves])
+        return dx, dweight, dbias
+
+
+def split_linear(linear: nn.Linear, x: Tensor) -> tuple[Tensor, ...]:
+    """`linear(x).chunk(2, -1)`, by :class:`SplitLinear` where autograd records a call of a bare `linear`."""
+    args = x, linear.weight, linear.bias
+    if (
+        torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed()
+        or torch._C._get_tracing_state() is not None or not is_bare(linear, x.device)
+        or any(type(y) not in ORDINARY for y in args if y is not None)
+    ):
+        return linear(x).chunk(2, dim=-1)
+    device_type = x.device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+        return SplitLinear.apply(*(y if y is None or y.dtype == torch.float64 else y.to(dtype) for y in args))
+    return SplitLinear.apply(*args)
