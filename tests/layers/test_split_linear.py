@@ -16,7 +16,7 @@ def is_split(y: torch.Tensor) -> bool:
 @pytest.mark.parametrize(('dtype', 'autocast', 'tolerance'), [
     (torch.float64, False, 1e-14), (torch.float32, False, 1e-6), (torch.bfloat16, False, 1e-2),
     (torch.float32, True, 1e-2), (torch.float64, True, 1e-14),
-])
+], ids=['float64', 'float32', 'bfloat16', 'autocast', 'float64-autocast'])
 @pytest.mark.parametrize('frozen', ['nothing', 'weights', 'input'])
 @pytest.mark.parametrize('used', [(0, 1), (0,), (1,)])
 def test_gradients(bias, dtype, autocast, tolerance, frozen, used, device):

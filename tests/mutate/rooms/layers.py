@@ -8,6 +8,7 @@ DECAY = 'tests/layers/test_weight_decay.py::test_layer'
 BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
+SPLIT = 'tests/layers/test_split_linear.py::'
 
 MUTATIONS = [
     Mutation(
@@ -154,5 +155,21 @@ MUTATIONS = [
     Mutation(
         'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), self.autocast():', 'with torch.no_grad():',
         'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-autocast',
+    ),
+    Mutation(
+        'halves-exchanged', 'modules/split_linear.py', 'first, second = weight.chunk(2)', 'second, first = weight.chunk(2)',
+        "each half's gradient goes through the other's weights", SPLIT + 'test_gradients', 'nothing-float64',
+    ),
+    Mutation(
+        'projection-not-cast', 'modules/split_linear.py', 'torch.is_autocast_enabled(device_type):', 'False:',
+        'a projection under autocast computes in float32', SPLIT + 'test_gradients', 'nothing-autocast',
+    ),
+    Mutation(
+        'wrapped-projection-passed-by', 'modules/split_linear.py', 'or not is_bare(linear, x.device)', '',
+        'adapters and hooks of in_proj do nothing', SPLIT + 'test_left_alone',
+    ),
+    Mutation(
+        'weights-of-any-class', 'modules/split_linear.py', 'type(y) not in ORDINARY', 'False',
+        'quantised weights are multiplied as they are stored', SPLIT + 'test_left_alone',
     ),
 ]
