@@ -38,11 +38,11 @@ test test-all: setup
 	$(RUN) -m pytest tests $(CHOSEN) -n 2 --dist loadgroup -q --durations 40
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops $(CHOSEN) -n 2 --dist loadgroup -q --durations 20
 
-# on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda; `-quick` is CI's part, in which every line
-# of the package that asks for a device runs
+# on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda; `-quick` is CI's part, those rooms
+# that ask for a device most
 ON_DEVICE := PRETEND_FAST=1 PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/triton/test_scalar_beta.py integration/test_packing.py \
-	models/test_boundaries.py models/test_capture.py)
+	models/test_boundaries.py models/test_capture.py models/test_rewind.py::test_cropped_rows_with_padding)
 test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
 test-device: setup
