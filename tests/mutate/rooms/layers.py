@@ -68,7 +68,7 @@ MUTATIONS = [
         "the authors' checkpoints have keys and queries swapped", LAYER + 'test_equation', '13', env=TORCH,
     ),
     Mutation(
-        'gate-as-value', 'layers/longhorn.py', 'x, z = self.in_proj(hidden_states)', 'z, x = self.in_proj(hidden_states)',
+        'gate-as-value', 'layers/longhorn.py', 'x, z = split_linear(', 'z, x = split_linear(',
         "the authors' checkpoints have gate and value swapped", LAYER + 'test_equation', '13', env=TORCH,
     ),
     Mutation(

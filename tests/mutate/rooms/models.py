@@ -121,8 +121,13 @@ MUTATIONS = [
         BACK + 'test_cropped', 'paper-one', env=TORCH,
     ),
     Mutation(
-        'crop-counts-padding', 'modules/rows.py', 'self.kept[:, :n].sum(1)', 'self.kept.sum(1)',
+        'crop-counts-padding', 'modules/rows.py', 'F.pad(kept.sum(1)', 'F.pad(self.kept.sum(1)',
         'rows with padding are cropped by the tokens of the first ones', BACK + 'test_cropped_rows_with_padding', 'left-paper',
+        env=TORCH,
+    ),
+    Mutation(
+        'crop-to-no-tokens', 'modules/rows.py', 'if not kept.any():', 'if False:',
+        'a crop into padding of all rows fails in a reshape', BACK + 'test_cropped_to_padding_of_all_rows', 'paper-0',
         env=TORCH,
     ),
     Mutation(
