@@ -42,7 +42,7 @@ test test-all: setup
 # that ask for a device most
 ON_DEVICE := PRETEND_FAST=1 PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/triton/test_scalar_beta.py integration/test_packing.py \
-	models/test_boundaries.py models/test_capture.py models/test_rewind.py::test_cropped_rows_with_padding)
+	models/test_boundaries.py models/test_capture.py $(addprefix models/test_rewind.py::test_cropped_,rows_with_padding to_padding_of_all_rows))
 test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
 test-device: setup

@@ -5,9 +5,9 @@
 The layers of a 1.3B model run on meta tensors as on a GPU: Triton's launches are taken and not run, the tensors that live are
 counted. Bytes are of a token and of a unit of the model's width, in bfloat16. `kept` is what backward needs, the layer's input
 among it. `peak` is the most that a step takes with the layer's output and gradients; parameters and theirs are left out.
-`moved`
-is what its operations read and write, each tensor of an operation once, weights too: no less moves, and where a kernel reads a
-tensor twice from memory, more. `scratch` is what the operator's own backward takes at most, beside its arguments and results.
+`moved` is what its operations read and write, each tensor of an operation once, weights too: no less moves, and where a kernel
+reads a tensor twice from memory, more. `scratch` is what the operator's own backward takes at most, beside its arguments and
+results.
 """
 
 from __future__ import annotations
@@ -79,10 +79,9 @@ def mamba_kept(state_size: int = 16, expand: int = 2) -> float:
     return (of_channels * channels + 2 * (rank + 4 * state_size) + 2 * WIDTH) / WIDTH
 
 
-ALLOCATIONS = {
-    op for name in ('empty', 'empty_like', 'new_empty', 'empty_strided', 'new_empty_strided', 'detach', '_unsafe_view')
-    for op in (getattr(getattr(torch.ops.aten, name), overload) for overload in getattr(torch.ops.aten, name).overloads())
-}
+aten = torch.ops.aten
+# neither read nor write, and are no views by their schema
+MOVE_NOTHING = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -120,7 +119,7 @@ class Memory(TorchDispatchMode):
         results = tensors(out)
         for x in results:
             self.note(x.untyped_storage())
-        if not (function.is_view or function in ALLOCATIONS):
+        if not (function.is_view or function.overloadpacket in MOVE_NOTHING):
             places = {(x.untyped_storage()._cdata, x.storage_offset()): x.nbytes for x in [*results, *tensors((args, kwargs))]}
             self.moved += sum(places.values())
         return out

@@ -26,6 +26,13 @@ def is_transformed() -> bool:
     return under_transform() or forward_ad._current_level >= 0
 
 
+def is_recorded() -> bool:
+    """Whether autograd may record the call, and no compiler, transform or trace of `torch.jit` does."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed():
+        return False
+    return torch._C._get_tracing_state() is None
+
+
 def is_plain(*tensors: object) -> bool:
     """Whether nothing watches the call, and each of `tensors` is `None` or has memory of its own to read from.
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fla_cpu.plain import is_transformed
+from fla_cpu.plain import is_recorded
 from fla_longhorn.modules.bare import is_bare
 
 _autograd: Any = torch._C._autograd
@@ -25,12 +25,9 @@ _autograd: Any = torch._C._autograd
 def can_recompute() -> bool:
     """Whether a backward may follow in which values can be computed again.
 
-    A compiler chooses by itself what to compute again, and transforms of `torch.func` have no hooks on saved tensors.
+    A compiler chooses by itself what to compute again; transforms of `torch.func` and traces have no hooks on saved tensors.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed():
-        return False
-    # nor has a trace of torch.jit
-    return torch._C._get_tracing_state() is None and _autograd._saved_tensors_hooks_is_enabled()
+    return is_recorded() and _autograd._saved_tensors_hooks_is_enabled()
 
 
 class Kept:

@@ -136,7 +136,7 @@ class Unpadded(Packed):
     def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
         kept = self.kept[:, :n]
         if not kept.any():
-            return x.new_zeros(*kept.shape, x.shape[-1]), Padded(kept.to(x.device))
+            return x.new_zeros(*kept.shape, x.shape[-1]), Padded(kept.to(x.device, non_blocking=True))
         cu_seqlens = F.pad(kept.sum(1).cumsum(0), (1, 0)).int()
         tokens = (self.kept.nonzero()[:, 1] < n).nonzero().flatten().to(x.device, non_blocking=True)
         return x[:, tokens], Packed(cu_seqlens.to(x.device, non_blocking=True), cu_seqlens)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fla_cpu.plain import ORDINARY, is_transformed
+from fla_cpu.plain import ORDINARY, is_recorded
 from fla_longhorn.modules.bare import is_bare
 
 
@@ -45,12 +45,10 @@ class SplitLinear(torch.autograd.Function):
 
 def split_linear(linear: nn.Linear, x: Tensor) -> tuple[Tensor, ...]:
     """`linear(x).chunk(2, -1)`, by :class:`SplitLinear` where autograd records a call of a bare `linear`."""
+    if not (is_recorded() and is_bare(linear, x.device)):
+        return linear(x).chunk(2, dim=-1)
     args = x, linear.weight, linear.bias
-    if (
-        torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed()
-        or torch._C._get_tracing_state() is not None or not is_bare(linear, x.device)
-        or any(type(y) not in ORDINARY for y in args if y is not None)
-    ):
+    if any(type(y) not in ORDINARY for y in args if y is not None):
         return linear(x).chunk(2, dim=-1)
     device_type = x.device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):

@@ -165,7 +165,7 @@ MUTATIONS = [
         'a projection under autocast computes in float32', SPLIT + 'test_gradients', 'nothing-autocast',
     ),
     Mutation(
-        'wrapped-projection-passed-by', 'modules/split_linear.py', 'or not is_bare(linear, x.device)', '',
+        'wrapped-projection-passed-by', 'modules/split_linear.py', ' and is_bare(linear, x.device)', '',
         'adapters and hooks of in_proj do nothing', SPLIT + 'test_left_alone',
     ),
     Mutation(
