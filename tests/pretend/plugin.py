@@ -76,23 +76,10 @@ def run_on_host(function: Callable, name: str) -> Callable:
 
         from offgpu.pretend import launches
 
-        given = {}
-
-        def host(x):
-            if isinstance(x, torch.Tensor):
-                if not x.is_cuda:
-                    raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
-                on_host = torch.ops.pretend.host(x)
-                given[id(on_host)] = on_host, x
-                return on_host
-            return x._replace(**{key: host(value) for key, value in x._asdict().items()}) if hasattr(x, '_asdict') else x
-
-        def device(x):
-            # what is updated in place comes back as itself
-            return given[id(x)][1] if id(x) in given else torch.ops.pretend.device(x) if isinstance(x, torch.Tensor) else x
-
+        given: dict[int, tuple] = {}
         on_host = functools.partial(
-            torch.no_grad()(function), *map(host, args), **{key: host(value) for key, value in kwargs.items()})
+            torch.no_grad()(function), *(to_host(x, name, given) for x in args),
+            **{key: to_host(x, name, given) for key, x in kwargs.items()})
         results = on_host()
 
         def again() -> None:
@@ -102,13 +89,37 @@ def run_on_host(function: Callable, name: str) -> Callable:
 
         launches.note(name, None, again)
         with torch.no_grad():
-            return tuple(map(device, results)) if isinstance(results, tuple) else device(results)
+            # what is updated in place comes back as itself
+            returned = tuple(
+                given[id(x)][1] if id(x) in given else torch.ops.pretend.device(x) if isinstance(x, torch.Tensor) else x
+                for x in as_tuple(results))
+        return returned if isinstance(results, tuple) else returned[0]
 
     return run
 
 
+def to_host(x, name: str, given: dict[int, tuple]):
+    """The same memory as a tensor of the CPU, noted in `given` beside `x`."""
+    if hasattr(x, '_asdict'):
+        return x._replace(**{key: to_host(value, name, given) for key, value in x._asdict().items()})
+    if not hasattr(x, 'is_cuda'):
+        return x
+    if not x.is_cuda:
+        raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
+    import torch
+
+    on_host = torch.ops.pretend.host(x)
+    given[id(on_host)] = on_host, x
+    return on_host
+
+
 def as_tuple(x) -> tuple:
     return x if isinstance(x, tuple) else (x,)
+
+
+def run_backward_here(torch) -> None:
+    """In the thread of forward: coverage does not see those that Python did not start."""
+    torch.autograd.set_multithreading_enabled(False)
 
 
 def measure_small(timing) -> None:
@@ -123,6 +134,13 @@ def why_not(test: str) -> str | None:
         if test == name or test.startswith((f'{name}/', f'{name}::', f'{name}[')):
             return why
     return None
+
+
+def pytest_sessionstart() -> None:
+    if os.environ.get('COVERAGE_PROCESS_CONFIG'):
+        import torch
+
+        run_backward_here(torch)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -151,3 +169,5 @@ if FAST > 0:
     pretend.after_import('fla_longhorn.ops.triton', use_numba)
 if FAST > 1:
     pretend.after_import('fla_longhorn', use_fla_cpu)
+if os.environ.get('COVERAGE_PROCESS_CONFIG'):
+    pretend.after_import('torch', run_backward_here)
