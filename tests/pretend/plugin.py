@@ -8,6 +8,7 @@ PRETEND_IMPORT names this module.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,11 @@ def use_fla_cpu(_) -> None:
     """fla's norms, convolution, activations and losses by `fla_cpu`, through fla's registry: its kernels are as slow."""
     from fla import backends
 
+    from fla_cpu import MODULES
     from fla_cpu.backend import IMPLEMENTATIONS
+
+    for name in MODULES:
+        importlib.import_module(f'fla_cpu.{name}')
 
     class PretendBackend(backends.BaseBackend):
         backend_type = 'pretend'
@@ -168,6 +173,7 @@ pretend.after_import('benchmarks.measure.timing', measure_small)
 if FAST > 0:
     pretend.after_import('fla_longhorn.ops.triton', use_numba)
 if FAST > 1:
-    pretend.after_import('fla_longhorn', use_fla_cpu)
+    # where Longhorn is not imported too
+    pretend.after_import('fla', use_fla_cpu)
 if os.environ.get('COVERAGE_PROCESS_CONFIG'):
     pretend.after_import('torch', run_backward_here)
