@@ -14,8 +14,9 @@ INTRODUCTION = """## Memory of a layer
 `python -m benchmarks memory`. Counted, so the same on any device: bytes of a token and of a unit of the model's width, {width}
 here, in bfloat16. *Kept* is what backward needs, the layer's input among it; *peak* is the most that a training step takes,
 without parameters and their gradients; *moved* is what its operations read and write at least, each tensor of an operation
-counted once and weights too. Mamba's is what the source of its fused block saves. A cache of `softmax attention`
-grows with the {tokens} tokens, the others' do not."""
+counted once and weights too. Those of Mamba and Mamba-2 are what the source of their fused blocks saves. A cache of
+`softmax attention` grows with the {tokens} tokens, the others' do not. Longhorn's, GLA's and the delta rules' states are in
+float32, Mamba's and Mamba-2's in bfloat16."""
 SCRATCH = """What the operators' backward takes at most beside its arguments and results, in bytes of a token and of a channel
 of the mixer, of which there are two a unit of width:"""
 
@@ -23,7 +24,7 @@ of the mixer, of which there are two a unit of width:"""
 def memory(report: dict) -> str:
     rows = [
         [x['layer'], f'{x["kept"]:.1f}', *('' if x[name] is None else f'{x[name]:.1f}' for name in ('peak', 'moved')),
-         '' if x['cache'] is None else f'{x["cache"] / 1024:,.0f}']
+         f'{x["cache"] / 1024:,.0f}']
         for x in report['rows']
     ]
     scratch = [[x['K'], f'{x["diagonal"]:.1f}', f'{x["exact"]:.1f}'] for x in report['scratch']]
