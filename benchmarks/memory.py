@@ -126,8 +126,7 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.launches = launches
         self.now = self.peak = self.moved = 0
-        # of our operator's kernels, the tensors that were counted: a kernel that is launched for one slice of them after another
-        # moves them once
+        # tensors that our operator's kernels moved: one that is launched for slices, one after the other, moves each once
         self.places: set[tuple] | None = None
         self.known = {x.untyped_storage()._cdata for x in known}
 
@@ -153,7 +152,8 @@ class Memory(TorchDispatchMode):
         for launch in self.launches:
             # of an autotuned kernel's, one runs
             if not launch.choice:
-                places = {(launch.kernel, a.storage, a.offset): a.nbytes for a in launch.arguments if a.tensor is not None}
+                tensors = [a for a in launch.arguments if a.tensor is not None]
+                places = {(launch.kernel, a.storage, a.offset): a.nbytes for a in tensors}
                 self.moved += sum(n for place, n in places.items() if place not in (self.places or ()))
                 if self.places is not None:
                     self.places.update(places)

@@ -252,11 +252,10 @@ def longhorn_reduce_kernel(
     o_p, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
     o_t, m_t = o_p, o_p < TP
     if not IS_VARLEN:
-        # a row has so many segments
-        n_s = tl.cdiv(T, L)
-        i_s, i_x = o_p // TS, T0 + o_p % TS
-        o_t = i_s // n_s * T + i_s % n_s * L + i_x
-        m_t = m_t & (i_x < L) & (i_s % n_s * L + i_x < T)
+        # place in the segment, and in the row, which has n_s of them
+        n_s, i_s, i_x = tl.cdiv(T, L), o_p // TS, T0 + o_p % TS
+        i_x, m_t = i_s % n_s * L + i_x, m_t & (i_x < L)
+        o_t, m_t = i_s // n_s * T + i_x, m_t & (i_x < T)
     o_p, o_t = o_p.to(tl.int64), o_t.to(tl.int64)
     m = m_t[:, None] & (o_k < K)[None, :]
     b_dq, b_dk = tl.zeros([BT, KP], dtype=tl.float32), tl.zeros([BT, KP], dtype=tl.float32)
@@ -291,7 +290,8 @@ def longhorn_bwd_segments(
     """
     q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
     B, T, H, K, V = args.sizes
-    N, interval, scalar_beta, is_varlen = args.num_sequences, checkpoint_interval(K), beta.dim() == 3, args.cu_seqlens is not None
+    N, interval = args.num_sequences, checkpoint_interval(K)
+    scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
     KP, config = padded_state_size(K), for_blocks()
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
