@@ -25,7 +25,7 @@ recomputation and the norm before the layer included, by what its bytes or produ
 SCRATCH = """What the operators' backward takes at most beside its arguments and results, in bytes of a token and of a channel
 of the mixer, of which there are two a unit of width. The diagonal update's partial sums of dq and dk are those of a half of
 each row (up to K = 32) or a quarter: backward goes through long rows in slices. Packed sequences are taken whole: there
-these sums take (K + 2) / 4 bytes. Of the exact update's 14 at K = 128, 8 are the states and their gradients every 64 tokens."""
+these sums take (K + 2) / 4 bytes. Of the exact update's 14 at K = 128, 8 are states and their gradients every 64 tokens."""
 
 
 def memory(report: dict) -> str:
