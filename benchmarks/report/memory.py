@@ -20,8 +20,8 @@ float32, Mamba's and Mamba-2's in bfloat16."""
 RECOMPUTED = """`python -m benchmarks recompute`: what it adds to a training step of a layer that backward computes the
 convolution's output and the step sizes again. *Predicted* for an {gpu}: the operators as on this page below; all else,
 recomputation and the norm before the layer included, by what its bytes or products take at least. Measured on a CPU, width
-{width}: {pairs} pairs of steps of {tokens} tokens in turn, by the process's own time; medians (and quartiles) of the ratios.
-{machine}"""
+{width}: {pairs} pairs of steps of {tokens} tokens in turn (five times as many in float32), by the process's own time; medians
+(and quartiles) of the ratios. {machine}"""
 SCRATCH = """What the operators' backward takes at most beside its arguments and results, in bytes of a token and of a channel
 of the mixer, of which there are two a unit of width. The diagonal update's partial sums of dq and dk are those of a half of
 each row (up to K = 32) or a quarter: backward goes through long rows in slices. Packed sequences are taken whole: there
