@@ -122,6 +122,7 @@ class Longhorn(NoWeightDecay):
         self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
         self.exact = exact
         self.scalar_beta = scalar_beta
+        self.conv_size = conv_size
         self.tie_qk = tie_qk
         self.recompute = recompute
         self.norm_eps = norm_eps
@@ -192,15 +193,15 @@ class Longhorn(NoWeightDecay):
         batch_size, q_len, _ = hidden_states.shape
         check_keywords(f'{type(self).__name__}.forward', kwargs, ('rows', *self.ignored_keywords))
         rows, cp_context = kwargs.get('rows'), kwargs.get('cp_context')
+        state = get_layer_cache(self, past_key_values)
         if rows is not None:
             rows = rows.to(hidden_states.device)
         else:
             rows, kwargs = resolve_rows(
-                kwargs, batch_size, q_len, hidden_states.device, attention_mask,
-                filled=get_layer_cache(self, past_key_values) is not None,
+                kwargs, batch_size, q_len, hidden_states.device, attention_mask, filled=state is not None,
             )
         N = batch_size if rows is None else rows.count(batch_size)
-        recurrent_state, conv_state = read_states(self, past_key_values, N)
+        recurrent_state, conv_state = read_states(self, state, N)
         if cp_context is not None:
             if attention_mask is not None or use_cache or recurrent_state is not None:
                 raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
@@ -254,10 +255,10 @@ class Longhorn(NoWeightDecay):
             cu_seqlens = cp_context.cu_seqlens
         else:
             options = {} if rows is None else rows.of_convolution
-            x_in, state = x, conv_state
-            x, conv_state = self.conv1d(x=x, cache=state, output_final_state=use_cache, **options)
+            x_in, state, conv1d = x, conv_state, self.conv1d
+            x, conv_state = conv1d(x=x, cache=state, output_final_state=use_cache, **options)
             cu_seqlens = None if rows is None else rows.cu_seqlens
-            recompute.add(self.conv1d, x, lambda x, state: self.conv1d(x=x, cache=state, **options)[0], x_in, state)
+            recompute.add(conv1d, x, lambda x, state: conv1d(x=x, cache=state, **options)[0], x_in, state)
         b, k, q = self.split(self.x_proj(x))
         beta = self.project_beta(b)
         recompute.add(self.beta_proj, beta, self.project_beta, b)
@@ -273,11 +274,11 @@ class Longhorn(NoWeightDecay):
 
     def project_beta(self, x: torch.Tensor) -> torch.Tensor:
         """`beta_proj` of `x` `[B, T, beta_rank]`, which is strided."""
-        if torch.compiler.is_compiling() or not is_bare(self.beta_proj, x.device):
-            return self.beta_proj(x)
+        beta_proj = self.beta_proj
         # of two dimensions the product adds the bias; of three, strided ones take a kernel of their own
-        y = F.linear(x.flatten(0, 1), self.beta_proj.weight, self.beta_proj.bias)
-        return y.view(x.shape[0], x.shape[1], -1)
+        if torch.compiler.is_compiling() or x.is_contiguous() or not is_bare(beta_proj, x.device):
+            return beta_proj(x)
+        return F.linear(x.flatten(0, 1), beta_proj.weight, beta_proj.bias).view(x.shape[0], x.shape[1], -1)
 
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, H, D / H]`."""

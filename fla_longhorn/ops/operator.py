@@ -135,11 +135,12 @@ def longhorn_update(*inputs) -> Tensor:
 
 def update(pool: Pool, args: Arguments) -> Tensor:
     """What the operator does, on boundaries that are checked."""
-    if pool.is_chosen_from and args.q.device.type == 'cpu':
+    is_chosen_from = pool.is_chosen_from
+    if is_chosen_from and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
     args = apart_from(pool.states, args)
     backend, options = select_backend(args.q.device), dict(save_states=False, parallel=is_long(args))
-    if not pool.is_chosen_from and pool.states.is_contiguous():
+    if not is_chosen_from and pool.states.is_contiguous():
         args = args._replace(initial_state=pool.states)
         return backend.longhorn_fwd(args, final_state=pool.states, **options)[0]
     return backend.longhorn_fwd(args, pool=pool.contiguous(), **options)[0]
@@ -147,23 +148,23 @@ def update(pool: Pool, args: Arguments) -> Tensor:
 
 def apart_from(states: Tensor, args: Arguments) -> Arguments:
     """The arguments, copied where they share memory with states, which a kernel may write before it has read all inputs."""
-    start, end = span(states)
+    start = states.data_ptr()
     if start == 0:
         # meta tensors have no memory
         return args
+    end = start + extent(states)
     shared: dict[str, Any] = {}
     for name, x in zip(TENSORS, get_tensors(args), strict=True):
-        if x is not None and x.data_ptr() < end and span(x)[1] > start:
+        if x is not None and x.data_ptr() < end and x.data_ptr() + extent(x) > start:
             shared[name] = x.clone()
     return args._replace(**shared) if shared else args
 
 
-def span(x: Tensor) -> tuple[int, int]:
-    """Where the elements of a tensor start and end in memory."""
-    start = x.data_ptr()
+def extent(x: Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of its last one."""
     if x.is_contiguous():
-        return start, start + x.nbytes
-    return start, start + x.itemsize * (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)))
+        return x.nbytes
+    return x.itemsize * (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)))
 
 
 @longhorn_update.register_fake

@@ -73,11 +73,11 @@ class LonghornBlock(GradientCheckpointingLayer):
         attnres_states: list[torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
-        residual, cache = hidden_states, past_key_values
-        if isinstance(self.attn, Attention) and not use_cache:
+        residual, cache, attn = hidden_states, past_key_values, self.attn
+        if isinstance(attn, Attention) and not use_cache:
             # fla's attention always updates what it is given
             cache = look_ahead(cache)
-        hidden_states, attentions, _ = self.attn(
+        hidden_states, attentions, _ = attn(
             hidden_states=self.attn_norm(hidden_states),
             attention_mask=attention_mask,
             past_key_values=cache,
