@@ -155,15 +155,13 @@ def apart_from(states: Tensor, args: Arguments) -> Arguments:
     end = start + extent(states)
     shared: dict[str, Any] = {}
     for name, x in zip(TENSORS, get_tensors(args), strict=True):
-        if x is not None and x.data_ptr() < end and x.data_ptr() + extent(x) > start:
+        if x is not None and (first := x.data_ptr()) < end and first + (x.nbytes if x.is_contiguous() else extent(x)) > start:
             shared[name] = x.clone()
     return args._replace(**shared) if shared else args
 
 
 def extent(x: Tensor) -> int:
     """Bytes from the first element of a tensor to the end of its last one."""
-    if x.is_contiguous():
-        return x.nbytes
     return x.itemsize * (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)))
 
 

@@ -138,7 +138,7 @@ def test_graphs_that_stay_and_graphs_that_go(device):
 def test_a_changed_input_is_refused(device):
     conv = ShortConvolution(4, 4, bias=False, activation='silu').to(device)
     x = torch.randn(1, 9, 4, device=device)
-    with Recompute(True) as recompute:
+    with Recompute() as recompute:
         y = conv(x)[0]
         recompute.add(conv, y, lambda x: conv(x)[0], x)
         weight = torch.ones_like(y, requires_grad=True)
