@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_states(layer: Any, state: dict[str, Any] | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """`(recurrent_state, conv_state)` of N sequences in what a cache holds for a layer of Longhorn, `(None, None)` for nothing.
+    """`(recurrent_state, conv_state)` of N sequences in what a cache holds for a layer, `(None, None)` for nothing.
 
     Raises:
         ValueError: the cache holds something else for this layer, as the cache of another model does.

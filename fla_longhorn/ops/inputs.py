@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,17 +35,12 @@ def check_inputs(
     `cu_seqlens_name` is what the caller calls them.
     """
     q, k, v, beta, D, z, cu_seqlens = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens
-    _check_tensor('q', q, q, allow_float64)
-    dtype, device = q.dtype, q.device
-    for name, x in (('k', k), ('v', v), ('beta', beta), ('D', D), ('z', z), ('initial_state', args.initial_state)):
-        # what decoding passes needs no call
-        if type(x) is torch.Tensor and x.dtype is dtype and x.device == device:
-            continue
+    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': args.initial_state}
+    for name, x in tensors.items():
         if x is not None or name not in ('D', 'z', 'initial_state'):
             _check_tensor(name, x, q, allow_float64)
-    scale = args.scale
-    if type(scale) is not float and (isinstance(scale, bool) or not isinstance(scale, (numbers.Real, torch.SymFloat))):
-        raise TypeError(f'scale must be a number or None, got {type(scale).__name__}')
+    if isinstance(args.scale, bool) or not isinstance(args.scale, (numbers.Real, torch.SymFloat)):
+        raise TypeError(f'scale must be a number or None, got {type(args.scale).__name__}')
     for name in FLAGS:
         if not isinstance(getattr(args, name), bool):
             raise TypeError(f'{name} must be True or False, got {type(getattr(args, name)).__name__}')
@@ -58,18 +53,18 @@ def check_inputs(
         raise ValueError(f'q must have at least one sequence, token, head and state entry, got {list(q.shape)}')
     if K > MAX_STATE_SIZE:
         raise ValueError(f'q must have a state size K of at most {MAX_STATE_SIZE}, got {K}')
+    _check_shape('k', k, (B, T, H, K), '[B, T, H, K], the shape of q')
     if v.dim() != 4 or v.shape[:3] != q.shape[:3] or v.shape[3] < 1:
         raise ValueError(f'v must have shape [B, T, H, V] = [{B}, {T}, {H}, V >= 1], got {list(v.shape)}')
     V = v.shape[-1]
-    steps = (B, T, H) if beta.dim() == 3 else (B, T, H, V)
-    for name, x, wanted, meaning in (
-        ('k', k, (B, T, H, K), '[B, T, H, K], the shape of q'),
-        ('beta', beta, steps, '[B, T, H, V] (one step per channel) or [B, T, H] (one per head)'),
-        ('D', D, (H, V), '[H, V]'),
-        ('z', z, (B, T, H, V), '[B, T, H, V], the shape of v'),
-    ):
-        if x is not None and x.shape != wanted:
-            refuse_shape(name, x, wanted, meaning)
+    if beta.dim() == 3:
+        _check_shape('beta', beta, (B, T, H), '[B, T, H] (one step per head) or [B, T, H, V] (one per channel)')
+    else:
+        _check_shape('beta', beta, (B, T, H, V), '[B, T, H, V] (one step per channel) or [B, T, H] (one per head)')
+    if D is not None:
+        _check_shape('D', D, (H, V), '[H, V]')
+    if z is not None:
+        _check_shape('z', z, (B, T, H, V), '[B, T, H, V], the shape of v')
 
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, cu_seqlens_cpu, B, T, q.device, cu_seqlens_name)
@@ -91,20 +86,17 @@ def check_pool(pool: Pool, args: Arguments) -> None:
     # a trace can't ask
     if not torch.compiler.is_compiling() and state.is_neg():
         raise ValueError('state must not be a negative view to be updated in place: give state.resolve_neg()')
-    if not state.is_contiguous():
-        row = state[0]
-        size = row.numel()
-        if not row.is_contiguous() or (state.shape[0] > 1 and state.stride(0) < size):
-            raise ValueError(
-                f'state must have contiguous rows, {size} or more elements apart, to be updated in place, '
-                f'got strides {state.stride()}'
-            )
-    if isinstance(pool.pad_slot_id, bool) or not isinstance(pool.pad_slot_id, (int, torch.SymInt)):
-        raise TypeError(f'pad_slot_id must be an integer, got {type(pool.pad_slot_id).__name__}')
-    if not pool.is_chosen_from:
-        return
+    row = state[0]
+    size = row.numel()
+    if not row.is_contiguous() or (state.shape[0] > 1 and state.stride(0) < size):
+        raise ValueError(
+            f'state must have contiguous rows, {size} or more elements apart, to be updated in place, '
+            f'got strides {state.stride()}'
+        )
     if pool.final_state_indices is not None and pool.state_indices is None:
         raise ValueError('final_state_indices needs state_indices beside it, got None')
+    if isinstance(pool.pad_slot_id, bool) or not isinstance(pool.pad_slot_id, (int, torch.SymInt)):
+        raise TypeError(f'pad_slot_id must be an integer, got {type(pool.pad_slot_id).__name__}')
     for name, x in pool.choices.items():
         if x is None:
             continue
@@ -115,8 +107,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
             raise TypeError(f'{name} must be a tensor of {wanted}, got {got}')
         if x.device != args.q.device:
             raise ValueError(f'{name} must be on the device of q ({args.q.device}), got {x.device}')
-        if x.shape != (args.num_sequences,):
-            refuse_shape(name, x, (args.num_sequences,), '[N], one entry a sequence')
+        _check_shape(name, x, (args.num_sequences,), '[N], one entry a sequence')
 
 
 def check_rows(pool: Pool, N: int) -> None:
@@ -235,14 +226,14 @@ def _check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) ->
 
 
 def _check_state_shape(name: str, x: torch.Tensor, args: Arguments, pooled: bool = False) -> None:
+    count, meaning = ('P', 'a pool of P states') if pooled else ('N', 'one state a sequence')
+    layout = f'[{count}, H, V, K] (state_v_first=True)' if args.state_v_first else f'[{count}, H, K, V]'
     wanted = args.state_shape
     if pooled and x.dim() == 4 and x.shape[0] > 0:
         wanted = (x.shape[0], *wanted[1:])
+    _check_shape(name, x, wanted, f'{layout}, {meaning}')
+
+
+def _check_shape(name: str, x: torch.Tensor, wanted: tuple[int, ...], meaning: str) -> None:
     if x.shape != wanted:
-        count, meaning = ('P', 'a pool of P states') if pooled else ('N', 'one state a sequence')
-        layout = f'[{count}, H, V, K] (state_v_first=True)' if args.state_v_first else f'[{count}, H, K, V]'
-        refuse_shape(name, x, wanted, f'{layout}, {meaning}')
-
-
-def refuse_shape(name: str, x: torch.Tensor, wanted: tuple[int, ...], meaning: str) -> NoReturn:
-    raise ValueError(f'{name} must have shape {meaning}, here {list(wanted)}, got {list(x.shape)}')
+        raise ValueError(f'{name} must have shape {meaning}, here {list(wanted)}, got {list(x.shape)}')

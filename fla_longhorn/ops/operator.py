@@ -135,12 +135,11 @@ def longhorn_update(*inputs) -> Tensor:
 
 def update(pool: Pool, args: Arguments) -> Tensor:
     """What the operator does, on boundaries that are checked."""
-    is_chosen_from = pool.is_chosen_from
-    if is_chosen_from and args.q.device.type == 'cpu':
+    if pool.is_chosen_from and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
     args = apart_from(pool.states, args)
     backend, options = select_backend(args.q.device), dict(save_states=False, parallel=is_long(args))
-    if not is_chosen_from and pool.states.is_contiguous():
+    if not pool.is_chosen_from and pool.states.is_contiguous():
         args = args._replace(initial_state=pool.states)
         return backend.longhorn_fwd(args, final_state=pool.states, **options)[0]
     return backend.longhorn_fwd(args, pool=pool.contiguous(), **options)[0]
@@ -148,21 +147,23 @@ def update(pool: Pool, args: Arguments) -> Tensor:
 
 def apart_from(states: Tensor, args: Arguments) -> Arguments:
     """The arguments, copied where they share memory with states, which a kernel may write before it has read all inputs."""
-    start = states.data_ptr()
+    start, end = span(states)
     if start == 0:
         # meta tensors have no memory
         return args
-    end = start + extent(states)
     shared: dict[str, Any] = {}
     for name, x in zip(TENSORS, get_tensors(args), strict=True):
-        if x is not None and (first := x.data_ptr()) < end and first + (x.nbytes if x.is_contiguous() else extent(x)) > start:
+        if x is not None and x.data_ptr() < end and span(x)[1] > start:
             shared[name] = x.clone()
     return args._replace(**shared) if shared else args
 
 
-def extent(x: Tensor) -> int:
-    """Bytes from the first element of a tensor to the end of its last one."""
-    return x.itemsize * (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)))
+def span(x: Tensor) -> tuple[int, int]:
+    """Where the elements of a tensor start and end in memory."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
+    return start, start + x.itemsize * (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)))
 
 
 @longhorn_update.register_fake
@@ -245,10 +246,22 @@ def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
     if not plain:
         return longhorn_update(*pool, *args)
     o = update(pool, args)
-    if not pool.states.is_inference():
-        # as the operator does: what autograd has saved of them is no longer theirs
-        increment_version(pool.states)
+    count_update(pool.states)
     return o
+
+
+def step(args: Arguments) -> Tensor:
+    """The same for a plain call of one token a sequence, whose `initial_state` is dense and updated in place."""
+    states = args.initial_state
+    o = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
+    count_update(states)
+    return o
+
+
+def count_update(states: Tensor) -> None:
+    """As the operator does: what autograd has saved of them is no longer theirs."""
+    if not states.is_inference():
+        increment_version(states)
 
 
 def needs_gradient(args: Arguments) -> bool:

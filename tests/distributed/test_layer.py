@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
 from fla_longhorn.modules.context_parallel import convolve_part
-from fla_longhorn.modules.recompute import Recompute
 from tests.distributed.process import run
 from tests.distributed.scripts.layer import CHECKPOINTED, LAYERS, LENGTHS
 
