@@ -44,15 +44,12 @@ def read_states(layer: Any, state: dict[str, Any] | None, N: int) -> tuple[torch
             raise TypeError(
                 f'past_key_values must hold a {name} of float16, bfloat16 or float32 in layer {layer.layer_idx}, got {x.dtype}'
             )
-    return outside_inference_mode(state['recurrent_state'], state['conv_state'])
-
-
-def outside_inference_mode(*states: torch.Tensor) -> Any:
-    """The states, or copies of those made under `torch.inference_mode`, which autograd or an update in place can't use."""
-    # a trace can't ask
-    if torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
-        return states
-    return tuple([x.clone() if x.is_inference() else x for x in states])
+    recurrent_state, conv_state = state['recurrent_state'], state['conv_state']
+    # made under `torch.inference_mode`, neither autograd nor an update in place can use them; a trace can't ask
+    if not (torch.is_inference_mode_enabled() or torch.compiler.is_compiling()):
+        if recurrent_state.is_inference() or conv_state.is_inference():
+            return recurrent_state.clone(), conv_state.clone()
+    return recurrent_state, conv_state
 
 
 def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

@@ -119,13 +119,15 @@ def is_step(pool: Pool, args: Arguments) -> bool:
 
     Then the checks have nothing to find, and nothing shares memory with the states. This takes less time than to ask them.
     """
-    state, *choices, pad_slot_id = pool
-    q, k, v, beta, scale, _, _, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens = args
-    if choices != [None, None, None] or cu_seqlens is not None or q is None or k is None or v is None or beta is None:
+    state, rows, final_rows, is_filled, pad_slot_id = pool
+    q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens = args
+    if not (rows is final_rows is is_filled is cu_seqlens is None) or q is None or k is None or v is None or beta is None:
         return False
-    if state is None or state.dim() != 4 or state.dtype is not torch.float32 or not state.is_contiguous():
+    if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is bool):
         return False
-    if not (state_v_first is False and type(scale) is float and type(pad_slot_id) is int and type(exact) is type(use_beta_sigmoid_in_kernel) is bool):
+    if state_v_first is not False or state is None or state.dtype is not torch.float32 or not state.is_contiguous():
+        return False
+    if state.dim() != 4:
         return False
     (N, H, K, V), device, start = state.shape, q.device, state.data_ptr()
     end, keys, values = start + state.nbytes, (N, 1, H, K), (N, 1, H, V)
