@@ -250,9 +250,8 @@ def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
     return o
 
 
-def step(args: Arguments) -> Tensor:
-    """The same for a plain call of one token a sequence, whose `initial_state` is dense and updated in place."""
-    states = args.initial_state
+def step(states: Tensor, args: Arguments) -> Tensor:
+    """The same for a plain call of one token a sequence; `states`, the `initial_state` too, are dense."""
     o = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
     count_update(states)
     return o

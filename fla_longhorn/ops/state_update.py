@@ -95,7 +95,7 @@ def longhorn_state_update(
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
     plain = is_plain(q, k, v, beta, D, z, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
     if plain and cu_seqlens_cpu is None and is_step(pool, everything):
-        return step(everything)
+        return step(state, everything)
     args = everything._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)
