@@ -13,9 +13,8 @@ from torch.autograd import forward_ad
 ORDINARY = (Tensor, torch.nn.Parameter)
 
 
-def under_transform() -> bool:
-    """Whether a transform of `torch.func` is at work."""
-    return torch._C._are_functorch_transforms_active()
+# whether a transform of `torch.func` is at work
+under_transform = torch._C._are_functorch_transforms_active
 
 
 def is_transformed() -> bool:
@@ -28,7 +27,7 @@ def is_transformed() -> bool:
 
 def is_recorded() -> bool:
     """Whether autograd may record the call, and no compiler, transform or trace of `torch.jit` does."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_transformed():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
         return False
     return torch._C._get_tracing_state() is None
 
@@ -40,20 +39,15 @@ def is_plain(*tensors: object) -> bool:
     `torch.compile`, `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake
     tensors'; subclasses of tensors, meta tensors and views that negate.
     """
-    return not torch._C._len_torch_function_stack() and has_memory(*tensors)
+    return has_memory(*tensors) and not torch._C._len_torch_function_stack()
 
 
 def has_memory(*tensors: object) -> bool:
     """The same where a mode of `__torch_function__` may watch: a kernel can stand in for PyTorch's functions on `tensors`."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or under_transform() or forward_ad._current_level >= 0:
         return False
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False
-    return are_ordinary(*tensors)
-
-
-def are_ordinary(*tensors: object) -> bool:
-    """What is left to ask where modes are known to be none."""
     # a generator takes longer
     for x in tensors:  # noqa: SIM110
         if x is not None and (type(x) not in ORDINARY or x.is_meta or x.is_neg()):  # type: ignore[attr-defined]

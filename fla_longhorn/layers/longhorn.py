@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.modules.cache import can_update_in_place, read_states
 from fla_longhorn.modules.context_parallel import convolve_part
+from fla_longhorn.modules.direct import get_child, get_parameter
 from fla_longhorn.modules.recompute import Recompute, can_recompute
 from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from fla.models.utils import Cache
     from fla.ops.cp import FLACPContext
 
+NOTHING: nullcontext[None] = nullcontext()
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 
 
@@ -129,6 +132,7 @@ class Longhorn(NoWeightDecay):
         self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
         self.exact = exact
         self.scalar_beta = scalar_beta
+        self.conv_size = conv_size
         self.tie_qk = tie_qk
         self.recompute = recompute
         self.norm_eps = norm_eps
@@ -199,15 +203,15 @@ class Longhorn(NoWeightDecay):
         batch_size, q_len, _ = hidden_states.shape
         check_keywords(f'{type(self).__name__}.forward', kwargs, ('rows', *self.ignored_keywords))
         rows, cp_context = kwargs.get('rows'), kwargs.get('cp_context')
+        state = get_layer_cache(self, past_key_values)
         if rows is not None:
             rows = rows.to(hidden_states.device)
         else:
             rows, kwargs = resolve_rows(
-                kwargs, batch_size, q_len, hidden_states.device, attention_mask,
-                filled=get_layer_cache(self, past_key_values) is not None,
+                kwargs, batch_size, q_len, hidden_states.device, attention_mask, filled=state is not None,
             )
         N = batch_size if rows is None else rows.count(batch_size)
-        recurrent_state, conv_state = read_states(self, past_key_values, N)
+        recurrent_state, conv_state = read_states(self, state, N)
         if cp_context is not None:
             if attention_mask is not None or use_cache or recurrent_state is not None:
                 raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
@@ -215,7 +219,7 @@ class Longhorn(NoWeightDecay):
         if rows is not None:
             hidden_states = rows.enter(hidden_states)
 
-        x, z = split_linear(self.in_proj, hidden_states)
+        x, z = split_linear(get_child(self, 'in_proj'), hidden_states)
         replay = None
         if use_cache and is_recording(self, past_key_values):
             # of one token all is kept or nothing
@@ -224,10 +228,10 @@ class Longhorn(NoWeightDecay):
             # a single token updates them in place
             recurrent_state, conv_state = (None if y is None else y.clone() for y in (recurrent_state, conv_state))
         # a token alone would change the convolution's state
-        with Recompute(self.recompute and q_len > 1 and can_recompute()) as recompute:
+        with Recompute() if self.recompute and q_len > 1 and can_recompute() else NOTHING as recompute:
             inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, rows, cp_context, recompute)
             inputs.update(
-                D=self.D.view(self.num_heads, -1), z=self.by_heads(z),
+                D=get_parameter(self, 'D').view(self.num_heads, -1), z=self.by_heads(z),
                 cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu') if rows is None else rows.cu_seqlens_cpu,
             )
             op = self.op_for(q_len)
@@ -242,7 +246,7 @@ class Longhorn(NoWeightDecay):
                 self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len,
                 **({} if replay is None else {'replay': replay}),
             )
-        o = self.out_proj(o.view(o.shape[0], o.shape[1], -1))
+        o = get_child(self, 'out_proj')(o.view(o.shape[0], o.shape[1], -1))
         return o if rows is None else rows.leave(o), None, past_key_values
 
     def mix_inputs(
@@ -255,23 +259,24 @@ class Longhorn(NoWeightDecay):
         recompute: Recompute | None = None,
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
         """From the convolution's input `x` `[B, T, d]` to the op's arguments, and the convolution's state."""
-        recompute = Recompute(False) if recompute is None else recompute
         if cp_context is not None:
             x, conv_state = convolve_part(self.conv1d, x, cp_context, recompute), None
             cu_seqlens = cp_context.cu_seqlens
         else:
             options = {} if rows is None else rows.of_convolution
-            x_in, state = x, conv_state
-            x, conv_state = self.conv1d(x=x, cache=state, output_final_state=use_cache, **options)
+            x_in, state, conv1d = x, conv_state, get_child(self, 'conv1d')
+            x, conv_state = conv1d(x=x, cache=state, output_final_state=use_cache, **options)
             cu_seqlens = None if rows is None else rows.cu_seqlens
-            recompute.add(self.conv1d, x, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x_in, state)
-        b, k, q = self.split(self.x_proj(x))
+            if recompute is not None:
+                recompute.add(conv1d, x, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x_in, state)
+        b, k, q = self.split(get_child(self, 'x_proj')(x))
         beta = self.project_beta(b)
-        recompute.add(self.beta_proj, beta, linear_of_rows, b)
+        if recompute is not None:
+            recompute.add(self.beta_proj, beta, linear_of_rows, b)
         if rows is not None:
             k = rows.silence(k)
         inputs = dict(
-            q=self.by_heads(q), k=self.k_norm(self.by_heads(k)),
+            q=self.by_heads(q), k=get_child(self, 'k_norm')(self.by_heads(k)),
             v=self.by_heads(x if self.v_proj is None else self.v_proj(x)),
             beta=beta if self.scalar_beta else self.by_heads(beta),
             exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
@@ -280,9 +285,10 @@ class Longhorn(NoWeightDecay):
 
     def project_beta(self, x: torch.Tensor) -> torch.Tensor:
         """`beta_proj` of `x` `[B, T, beta_rank]`, which is strided."""
-        if torch.compiler.is_compiling() or not is_bare(self.beta_proj, x.device):
-            return self.beta_proj(x)
-        return linear_of_rows(self.beta_proj, x)
+        beta_proj = get_child(self, 'beta_proj')
+        if torch.compiler.is_compiling() or x.is_contiguous() or not is_bare(beta_proj, x.device):
+            return beta_proj(x)
+        return linear_of_rows(beta_proj, x)
 
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, H, D / H]`."""

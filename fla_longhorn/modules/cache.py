@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 import torch.nn as nn
 from fla.layers.attn import Attention
-from fla.layers.utils import get_layer_cache
 from fla.models.cache_utils import FLACache, LegacyFLACache
 from transformers.cache_utils import Cache as HFCache
 
@@ -20,20 +19,18 @@ if TYPE_CHECKING:
     from fla.models.utils import Cache
 
 
-def read_states(layer: Any, cache: Cache | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """`(recurrent_state, conv_state)` of N sequences in `cache`, `(None, None)` where the layer of Longhorn has seen
-    none of them.
+def read_states(layer: Any, state: dict[str, Any] | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`(recurrent_state, conv_state)` of N sequences in what a cache holds for a layer, `(None, None)` for nothing.
 
     Raises:
         ValueError: the cache holds something else for this layer, as the cache of another model does.
         TypeError: it holds states in a dtype that the operators don't take.
     """
-    state = get_layer_cache(layer, cache)
     if state is None:
         return None, None
     wanted = {
         'recurrent_state': (N, layer.num_heads, layer.state_size, layer.head_v_dim),
-        'conv_state': (N, layer.intermediate_size, layer.conv1d.kernel_size[0]),
+        'conv_state': (N, layer.intermediate_size, layer.conv_size),
     }
     for name, shape in wanted.items():
         x = state.get(name)
@@ -47,15 +44,12 @@ def read_states(layer: Any, cache: Cache | None, N: int) -> tuple[torch.Tensor |
             raise TypeError(
                 f'past_key_values must hold a {name} of float16, bfloat16 or float32 in layer {layer.layer_idx}, got {x.dtype}'
             )
-    return outside_inference_mode(state['recurrent_state']), outside_inference_mode(state['conv_state'])
-
-
-def outside_inference_mode(state: torch.Tensor) -> torch.Tensor:
-    """`state`, or a copy where it was made under `torch.inference_mode` and autograd or an update in place can't use it."""
-    # a trace can't ask
-    if torch.compiler.is_compiling() or not state.is_inference() or torch.is_inference_mode_enabled():
-        return state
-    return state.clone()
+    recurrent_state, conv_state = state['recurrent_state'], state['conv_state']
+    # made under `torch.inference_mode`, neither autograd nor an update in place can use them; a trace can't ask
+    if not (torch.is_inference_mode_enabled() or torch.compiler.is_compiling()):
+        if recurrent_state.is_inference() or conv_state.is_inference():
+            return recurrent_state.clone(), conv_state.clone()
+    return recurrent_state, conv_state
 
 
 def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

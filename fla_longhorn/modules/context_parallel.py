@@ -55,13 +55,14 @@ def gather(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 @torch.compiler.disable
 def convolve_part(
-    convolution: ShortConvolution, x: torch.Tensor, cp_context: FLACPContext, recompute: Recompute,
+    convolution: ShortConvolution, x: torch.Tensor, cp_context: FLACPContext, recompute: Recompute | None = None,
 ) -> torch.Tensor:
     """Outputs `[1, T, D]` of fla's `ShortConvolution`; `x` `[1, T, D]` is this rank's part."""
     cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
     if group is None or width == 1:
         y = convolution(x=x, cu_seqlens=cu_seqlens)[0]
-        recompute.add(convolution, y, lambda conv, x: conv.forward(x=x, cu_seqlens=cu_seqlens)[0], x)
+        if recompute is not None:
+            recompute.add(convolution, y, lambda conv, x: conv.forward(x=x, cu_seqlens=cu_seqlens)[0], x)
         return y
     if cp_context.pre_num_conv_tokens is None:
         raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
@@ -74,5 +75,6 @@ def convolve_part(
         return convolution(x=torch.cat([before, x[0]])[None], cu_seqlens=bounds)[0]
 
     y = convolve(convolution, before, x)
-    recompute.add(convolution, y, lambda conv, *inputs: convolve(conv.forward, *inputs), before, x)
+    if recompute is not None:
+        recompute.add(convolution, y, lambda conv, *inputs: convolve(conv.forward, *inputs), before, x)
     return y[:, count:]

@@ -110,6 +110,10 @@ class ShortConvolution(modules.ShortConvolution):
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
         Without it, or where `cache` has a graph, `cache` stays as it is.
         """
+        if x.shape[1] == 1 and x.dim() == 3 and residual is mask is cu_seqlens is lengths is None and self.backend == 'triton':
+            weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
+            if is_plain(x, cache, weight, bias) and (cache is None or cache.is_contiguous()):
+                return self._step_plain(x, cache, weight, bias, output_final_state)
         in_pytorch = torch.compiler.is_compiling() or is_transformed()
         if lengths is not None and x.shape[1] == 1 and cache is not None and not in_pytorch:
             y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
@@ -122,10 +126,6 @@ class ShortConvolution(modules.ShortConvolution):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
-            if x.shape[1] == 1 and x.dim() == 3 and residual is mask is cu_seqlens is None:
-                weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
-                if self.backend == 'triton' and is_plain(x, cache, weight, bias) and (cache is None or cache.is_contiguous()):
-                    return self._step_plain(x, cache, weight, bias, output_final_state)
             return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
         if mask is not None:
             if cu_seqlens is not None:
@@ -165,6 +165,8 @@ class ShortConvolution(modules.ShortConvolution):
         D, _, W = weight.shape
         if cache is None:
             cache = x.new_zeros(x.shape[0], D, W)
+        elif not output_final_state or cache.requires_grad:
+            cache = cache.clone()
         loops = load_loops(cache, weight, bias) if x.dtype in LOOP_DTYPES else None
         if loops is not None:
             y = loops.convolve_token(x, cache, weight, bias, self.activation is not None)

@@ -49,3 +49,9 @@ def get_parameter(module: nn.Module, name: str) -> Any:
     """`getattr` without `nn.Module.__getattr__`, which takes a microsecond and here serves what replaced a parameter."""
     parameters = module._parameters
     return parameters[name] if name in parameters else getattr(module, name)
+
+
+def get_child(module: nn.Module, name: str) -> Any:
+    """The same for a module."""
+    modules = module._modules
+    return modules[name] if name in modules else getattr(module, name)

@@ -22,10 +22,10 @@ class RMSNorm(modules.RMSNorm):
         residual_in_fp32: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
+        weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
+        if is_plain(x, residual, weight, bias) and (residual is None or residual.shape == x.shape):
+            return self._forward_plain(x, residual, weight, bias, prenorm, residual_in_fp32)
         if not (torch.compiler.is_compiling() or is_transformed()):
-            weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
-            if is_plain(x, residual, weight, bias) and (residual is None or residual.shape == x.shape):
-                return self._forward_plain(x, residual, weight, bias, prenorm, residual_in_fp32)
             return super().forward(x, residual, prenorm, residual_in_fp32)
         rows, stream = widen(x), x
         if residual is not None:

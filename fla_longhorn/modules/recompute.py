@@ -100,27 +100,24 @@ class Place(NamedTuple):
 class Recompute:
     """A context in which autograd saves the inputs of the values passed to :meth:`add` in their place."""
 
-    def __init__(self, enabled: bool) -> None:
-        self.enabled = enabled
+    def __init__(self) -> None:
         self.values: dict[int, Value] = {}
         # while tensors are packed, no other tensor is given a value's memory
         self.storages: list[torch.UntypedStorage] = []
         # PyTorch calls the innermost hooks only
-        self.hooks = _autograd._top_saved_tensors_default_hooks(True) if enabled else None
+        self.hooks = _autograd._top_saved_tensors_default_hooks(True)
 
     def __enter__(self) -> Recompute:
-        if self.enabled:
-            _autograd._push_saved_tensors_default_hooks(self.pack, get)
+        _autograd._push_saved_tensors_default_hooks(self.pack, get)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.storages.clear()
-        if self.enabled:
-            _autograd._pop_saved_tensors_default_hooks()
+        _autograd._pop_saved_tensors_default_hooks()
 
     def add(self, module: nn.Module, x: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> None:
         """`x` is what a call of `module` gave, which must be bare: `function(module, *inputs)`, by the module's `forward`."""
-        if not (self.enabled and is_bare(module, x.device) and x.is_contiguous()):
+        if not (is_bare(module, x.device) and x.is_contiguous()):
             return
         storage = x.untyped_storage()
         if storage.nbytes() != x.nbytes:

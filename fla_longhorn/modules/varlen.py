@@ -86,6 +86,8 @@ def resolve_rows(
         ValueError: names contradict each other, or what they say can't be done.
         TypeError: one of them is not a tensor of integers, or the mask is not a tensor.
     """
+    if attention_mask is None and not kwargs:
+        return None, kwargs
     check_attention_mask(attention_mask, B, T, device, length)
     if kwargs.get('cp_context') is not None:
         check_cp_context(kwargs['cp_context'])

@@ -246,10 +246,21 @@ def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
     if not plain:
         return longhorn_update(*pool, *args)
     o = update(pool, args)
-    if not pool.states.is_inference():
-        # as the operator does: what autograd has saved of them is no longer theirs
-        increment_version(pool.states)
+    count_update(pool.states)
     return o
+
+
+def step(states: Tensor, args: Arguments) -> Tensor:
+    """The same for a plain call of one token a sequence; `states`, the `initial_state` too, are dense."""
+    o = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
+    count_update(states)
+    return o
+
+
+def count_update(states: Tensor) -> None:
+    """As the operator does: what autograd has saved of them is no longer theirs."""
+    if not states.is_inference():
+        increment_version(states)
 
 
 def needs_gradient(args: Arguments) -> bool:

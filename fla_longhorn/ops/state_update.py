@@ -6,9 +6,9 @@ import torch
 
 from fla_cpu.plain import is_plain
 from fla_longhorn.ops.apply import has_tangent, under_transform
-from fla_longhorn.ops.arguments import Arguments, get_tensors
-from fla_longhorn.ops.inputs import check_inputs, check_pool
-from fla_longhorn.ops.operator import needs_gradient, run_update
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.inputs import LOW_PRECISIONS, MAX_STATE_SIZE, check_inputs, check_pool
+from fla_longhorn.ops.operator import needs_gradient, run_update, span, step
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 
@@ -88,17 +88,19 @@ def longhorn_state_update(
         >>> longhorn_state_update(pool, q, k, v, beta, state_indices=torch.tensor([41, -1]))[1].count_nonzero()
         tensor(0)
     """
-    args = Arguments(
-        q, k, v, beta, 1.0 if scale is None else scale, None, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
+    everything = Arguments(
+        q, k, v, beta, 1.0 if scale is None else scale, state, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
         cu_seqlens,
     )
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
-    plain = is_plain(*get_tensors(args), state, state_indices, final_state_indices, has_initial_state)
+    plain = is_plain(q, k, v, beta, D, z, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
+    if plain and cu_seqlens_cpu is None and is_step(pool, everything):
+        return step(state, everything)
+    args = everything._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)
     if plain:
         return run_update(pool, args, plain)
-    everything = args._replace(initial_state=state)
     if under_transform():
         raise ValueError(
             'longhorn_state_update updates states in place, which the transforms of torch.func (vmap, grad, jvp) do not: call '
@@ -110,3 +112,31 @@ def longhorn_state_update(
             'or fused_recurrent_longhorn, which is differentiable'
         )
     return run_update(pool, args)
+
+
+def is_step(pool: Pool, args: Arguments) -> bool:
+    """Whether a plain call is what decoding makes for each token and layer: one token a sequence, beside dense states.
+
+    Then the checks have nothing to find, and nothing shares memory with the states. This takes less time than to ask them.
+    """
+    state, rows, final_rows, is_filled, pad_slot_id = pool
+    q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens = args
+    if not (rows is final_rows is is_filled is cu_seqlens is None) or q is None or k is None or v is None or beta is None:
+        return False
+    if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is bool):
+        return False
+    if state_v_first is not False or state is None or state.dtype is not torch.float32 or not state.is_contiguous():
+        return False
+    if state.dim() != 4:
+        return False
+    (N, H, K, V), device, start = state.shape, q.device, state.data_ptr()
+    end, keys, values = start + state.nbytes, (N, 1, H, K), (N, 1, H, V)
+    steps = values if beta.dim() == 4 else values[:3]
+    for x, shape in ((q, keys), (k, keys), (v, values), (beta, steps), (z, values), (D, (H, V))):
+        if x is None:
+            continue
+        if x.shape != shape or x.dtype not in LOW_PRECISIONS or x.device != device:
+            return False
+        if x.data_ptr() < end and span(x)[1] > start:
+            return False
+    return state.device == device and start < end and K <= MAX_STATE_SIZE

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
 from fla_longhorn.modules.context_parallel import convolve_part
-from fla_longhorn.modules.recompute import Recompute
 from tests.distributed.process import run
 from tests.distributed.scripts.layer import CHECKPOINTED, LAYERS, LENGTHS
 
@@ -71,7 +70,7 @@ def test_without_a_group(layer, h, device):
 
 def test_a_context_without_tokens_to_look_back(layer, h, device):
     with pytest.raises(ValueError, match='cp_context must hold pre_num_conv_tokens'):
-        convolve_part(layer.conv1d, torch.cat([h, h], -1), context(device, group='not asked'), Recompute(False))
+        convolve_part(layer.conv1d, torch.cat([h, h], -1), context(device, group='not asked'))
 
 
 @pytest.mark.parametrize('change, error, message', [

@@ -139,7 +139,7 @@ def test_graphs_that_stay_and_graphs_that_go(device):
 def test_a_changed_input_is_refused(device):
     conv = ShortConvolution(4, 4, bias=False, activation='silu').to(device)
     x = torch.randn(1, 9, 4, device=device)
-    with Recompute(True) as recompute:
+    with Recompute() as recompute:
         y = conv(x)[0]
         recompute.add(conv, y, lambda conv, x: conv.forward(x)[0], x)
         weight = torch.ones_like(y, requires_grad=True)
@@ -210,7 +210,7 @@ def test_a_weight_changed_in_place_is_refused(device):
 
 def test_a_value_changed_in_place_is_kept(device):
     linear, x = nn.Linear(4, 4).to(device), torch.randn(9, 4, device=device)
-    with Recompute(True) as recompute:
+    with Recompute() as recompute:
         y = linear(x)
         recompute.add(linear, y, nn.Linear.forward, x)
         with torch.no_grad():
@@ -224,7 +224,7 @@ def test_the_memory_of_a_value_is_not_given_to_another(device):
     """By its place in memory a tensor is known as part of a value; one made later has another place."""
     conv = ShortConvolution(4, 4, bias=False, activation='silu').to(device)
     x = torch.randn(1, 9, 4, device=device)
-    with Recompute(True) as recompute:
+    with Recompute() as recompute:
         y = conv(x)[0]
         recompute.add(conv, y, lambda conv, x: conv.forward(x)[0], x)
         y = y.detach()

@@ -25,6 +25,7 @@ from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, L
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import check_layers, look_ahead
+from fla_longhorn.modules.direct import get_child
 from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.varlen import check_keywords, resolve_call
 
@@ -73,12 +74,12 @@ class LonghornBlock(GradientCheckpointingLayer):
         attnres_states: list[torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
-        residual, cache = hidden_states, past_key_values
-        if isinstance(self.attn, Attention) and not use_cache:
+        residual, cache, attn = hidden_states, past_key_values, get_child(self, 'attn')
+        if isinstance(attn, Attention) and not use_cache:
             # fla's attention always updates what it is given
             cache = look_ahead(cache)
-        hidden_states, attentions, _ = self.attn(
-            hidden_states=self.attn_norm(hidden_states),
+        hidden_states, attentions, _ = attn(
+            hidden_states=get_child(self, 'attn_norm')(hidden_states),
             attention_mask=attention_mask,
             past_key_values=cache,
             use_cache=use_cache,

@@ -90,7 +90,11 @@ def is_step(args: Arguments) -> bool:
     dtype = args.q.dtype
     if dtype not in BITS or (args.D is not None and args.D.dtype not in BITS):
         return False
-    return all(x is None or (x.dtype is dtype and not x.is_neg()) for x in (args.q, args.k, args.v, args.beta, args.z))
+    # a generator takes longer
+    for x in (args.q, args.k, args.v, args.beta, args.z):  # noqa: SIM110
+        if x is not None and (x.dtype is not dtype or x.is_neg()):
+            return False
+    return True
 
 
 def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
@@ -99,7 +103,7 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
     The loops are given addresses: an array of NumPy takes longer to make than to compute with, and its maker would keep torch
     from ever resizing the memory of `D`, as FSDP2 does to free parameters.
     """
-    N, _, H, K, V = args.sizes
+    (N, _, H, K), V = args.q.shape, args.v.shape[-1]
     given = args.q, args.k, args.v, args.beta, in_place('states', states), args.D, args.z
     inputs = [x if x is None or x.is_contiguous() else x.contiguous() for x in given]
     o = torch.empty_like(args.v, memory_format=torch.contiguous_format)

@@ -18,8 +18,7 @@ MUTATIONS = [
     ),
     Mutation(
         'look-ahead-writes-the-convolution', 'modules/convolution.py',
-        'if cache is not None and (not output_final_state or cache',
-        'if cache is not None and (cache', "a call with use_cache=False overwrites the convolution's state",
+        'elif not output_final_state or cache', 'elif cache', "a call with use_cache=False overwrites the convolution's state",
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
     Mutation(
@@ -28,8 +27,8 @@ MUTATIONS = [
         CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
     ),
     Mutation(
-        'convolution-graph-overwritten', 'modules/convolution.py', '(not output_final_state or cache.requires_grad)',
-        'not output_final_state', "decoding overwrites a convolution's state that autograd saved",
+        'convolution-graph-overwritten', 'modules/convolution.py', 'elif not output_final_state or cache.requires_grad:',
+        'elif not output_final_state:', "decoding overwrites a convolution's state that autograd saved",
         CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
     ),
     Mutation(
@@ -38,8 +37,7 @@ MUTATIONS = [
     ),
     Mutation(
         'inference-tensors', 'modules/cache.py',
-        "outside_inference_mode(state['recurrent_state']), outside_inference_mode(state['conv_state'])",
-        "state['recurrent_state'], state['conv_state']", 'a cache made in inference mode serves no other mode',
+        'return recurrent_state.clone(), conv_state.clone()', 'pass', 'a cache made in inference mode serves no other mode',
         CACHE + 'test_modes_of_pytorch', 'inference-', env=TORCH,
     ),
     Mutation(
@@ -72,7 +70,7 @@ MUTATIONS = [
         "the authors' checkpoints have gate and value swapped", LAYER + 'test_equation', '13', env=TORCH,
     ),
     Mutation(
-        'keys-unnormalised', 'layers/longhorn.py', 'k=self.k_norm(self.by_heads(k))', 'k=self.by_heads(k)',
+        'keys-unnormalised', 'layers/longhorn.py', "k=get_child(self, 'k_norm')(self.by_heads(k))", 'k=self.by_heads(k)',
         "k_norm='l2' does nothing", LAYER + 'test_normalised_keys_have_no_scale', env=TORCH,
     ),
     Mutation(

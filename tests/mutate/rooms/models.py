@@ -58,8 +58,8 @@ MUTATIONS = [
         'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
     ),
     Mutation(
-        'look-ahead-in-attention', MODELLING, 'if isinstance(self.attn, Attention) and not use_cache:',
-        'if isinstance(self.attn, Attention) and use_cache:', 'a call with use_cache=False puts keys into the cache',
+        'look-ahead-in-attention', MODELLING, 'if isinstance(attn, Attention) and not use_cache:',
+        'if isinstance(attn, Attention) and use_cache:', 'a call with use_cache=False puts keys into the cache',
         CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-]', env=TORCH,
     ),
     Mutation(

@@ -166,10 +166,19 @@ MUTATIONS = [
         'rows are read in an order that is not theirs', 'tests/ops/test_state_update.py::test_bad_state', env=TORCH,
     ),
     Mutation(
-        'plain-update-uncounted', 'ops/operator.py', '        increment_version(pool.states)', '        pass',
+        'plain-update-uncounted', 'ops/operator.py', '    if not states.is_inference():', '    if False:',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_a_plain_update_is_counted '
         'tests/layers/test_cache.py::test_a_token_counts_as_a_change_of_the_state', env=TORCH,
+    ),
+    Mutation(
+        'inputs-of-a-step-among-the-states', 'ops/state_update.py', 'x.data_ptr() < end and span(x)[1] > start', 'False',
+        'inputs of decoding that are views of the states are read after they are overwritten',
+        'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
+    ),
+    Mutation(
+        'step-of-any-shape', 'ops/state_update.py', 'x.shape != shape or ', '', 'decoding reads memory that is not its own',
+        'tests/ops/test_state_update.py::test_errors_of_a_plain_step', env=TORCH,
     ),
     Mutation(
         'inputs-among-the-states', 'ops/operator.py', '    args = apart_from(pool.states, args)\n', '',
