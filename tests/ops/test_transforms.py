@@ -77,6 +77,8 @@ def test_state_update_is_refused(device):
         tangent(update, inputs['v'], inputs['v'])
     with pytest.raises(ValueError, match='longhorn_state_update updates states in place'):
         torch.func.jvp(update, (inputs['v'],), (inputs['v'],))
+    with torch.no_grad(), pytest.raises(ValueError, match=r'longhorn_state_update .* torch.func.*fused_recurrent_longhorn'):
+        torch.vmap(lambda state: longhorn_state_update(state, **inputs))(torch.stack([state, state]))
 
 
 def test_a_tangent_elsewhere_changes_nothing(device, exact):

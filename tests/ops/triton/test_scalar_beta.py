@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -137,24 +138,20 @@ if INTERPRETING:
             if name.startswith(('fla.ops.common.', 'fla.ops.gla.', 'fla.ops.delta_rule.')):
                 monkeypatch.setattr(module, 'range', interpreted_range, raising=False)
 
-    @pytest.mark.usefixtures('interpreted_fla')
-    @of_both
-    @pytest.mark.parametrize('size', [1, 6], ids=lambda size: f'keys x {size}')
-    def test_kernels_interpreted(exact, dtype, size):
-        """fla's own kernels give our results, also where `1 - eps k^2` is near 0."""
-        case = Case(B=1, T=70, H=1, K=32, V=32, dtype=dtype, scalar_beta=True, initial_state=True)
-        inputs, options = make_inputs(case), make_options(case, exact=exact)
-        inputs['k'] = (inputs['k'].detach() * size).requires_grad_()
-        assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
+    PACKED = Case(
+        H=2, K=16, V=32, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True, scale=0.5,
+        state_v_first=True,
+    ).packed(17, 1, 66)
 
     @pytest.mark.usefixtures('interpreted_fla')
-    @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
-    def test_kernels_interpreted_packed(exact):
-        case = Case(
-            H=2, K=16, V=32, dtype=torch.float16, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True,
-            scale=0.5, state_v_first=True,
-        ).packed(17, 1, 66)
+    @of_both
+    @pytest.mark.parametrize('size', [1, 6, None], ids=['keys x 1', 'keys x 6', 'packed'])
+    def test_kernels_interpreted(exact, dtype, size):
+        """fla's own kernels give our results, also where `1 - eps k^2` is near 0."""
+        case = Case(B=1, T=70, H=1, K=32, V=32, scalar_beta=True, initial_state=True) if size else PACKED
+        case = replace(case, dtype=dtype)
         inputs, options = make_inputs(case), make_options(case, exact=exact)
+        inputs['k'] = (inputs['k'].detach() * (size or 1)).requires_grad_()
         assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
 
 
