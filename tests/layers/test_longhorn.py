@@ -95,36 +95,6 @@ def test_in_pieces(layer, device, pieces):
     assert state.dtype == torch.float32
 
 
-def test_packed(layer, device):
-    lengths = [5, 1, 66, 3]
-    h = torch.randn(1, sum(lengths), 24, device=device)
-    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
-    o, _, _ = layer(h, cu_seqlens=cu_seqlens)
-    separate = torch.cat([layer(part)[0] for part in h.split(lengths, 1)], 1)
-    torch.testing.assert_close(o, separate, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('then', [[], [1, 1], [3]], ids=str)
-def test_left_padding(layer, device, then):
-    """Padded rows give what they give alone, at once and when decoding goes on, and padding gives zero."""
-    lengths, T = [2, 9, 5], 9
-    h = torch.randn(3, T + sum(then), 24, device=device)
-    mask = torch.ones(3, T + sum(then), dtype=torch.long, device=device)
-    for row, length in enumerate(lengths):
-        mask[row, :T - length] = 0
-    with torch.no_grad():
-        cache, outputs, seen = Cache(), [], 0
-        for step in [T, *then]:
-            seen += step
-            part = h[:, seen - step:seen]
-            outputs.append(layer(part, mask[:, :seen], cache, use_cache=True)[0])
-        o = torch.cat(outputs, 1)
-        for row, length in enumerate(lengths):
-            alone, _, _ = layer(h[row:row + 1, T - length:])
-            torch.testing.assert_close(o[row:row + 1, T - length:], alone, rtol=1e-4, atol=1e-5)
-            assert not o[row, :T - length].any()
-
-
 def test_boundaries_win_over_mask(layer, device):
     h = torch.randn(1, 8, 24, device=device)
     cu_seqlens = torch.tensor([0, 3, 8], device=device)

@@ -95,7 +95,7 @@ AROUND = {
 
 @pytest.mark.parametrize('around', list(AROUND))
 def test_gradients_of_a_model(around, device):
-    """Those of a plain model: checkpointing and offloading have hooks of their own, modules that are more than weights are called."""
+    """Those of a plain model: checkpoints and offloading have hooks of their own; modules that are changed are called."""
     ids = torch.randint(1, 53, (2, 70), device=device)
     got = []
     for recompute in (False, True):

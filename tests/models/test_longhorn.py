@@ -35,23 +35,6 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize('name', list(VARIANTS))
-def test_loss_falls(name, device):
-    model = LonghornForCausalLM(small(**VARIANTS[name])).to(device).train()
-    ids = torch.randint(53, (4, 80), device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(15):
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        assert all(x.grad is not None and torch.isfinite(x.grad).all() for x in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.75 * losses[0]
-    assert losses[0] == pytest.approx(torch.tensor(53.0).log().item(), rel=0.1)
-
-
 @pytest.mark.parametrize('options', [
     {}, {'tie_word_embeddings': False}, {'beta_rank': 3, 'expand': 1.5, 'k_norm': 'l2', 'num_heads': 2, 'scalar_beta': True},
 ], ids=str)

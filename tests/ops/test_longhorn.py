@@ -39,7 +39,8 @@ def exact(request):
 
 # B, T, H, K, V; the last ones shorter where kernels are interpreted
 SHAPES = [Case(*sizes) for sizes in (
-    (1, 1, 1, 1, 1), (1, 2, 1, 3, 5), (BATCH + 1, INTERVAL - 1, 1, 4, 33), (2, INTERVAL, 2, 4, 32), (1, INTERVAL + 1, 3, 4, 64),
+    (1, 1, 1, 1, 1), (1, 2, 1, 3, 5),
+    (BATCH + 1, INTERVAL - 1, 1, 4, 33), (2, INTERVAL, 2, 4, 32), (1, INTERVAL + 1, 3, 4, 64),
     *(
         ((1, 40, 1, 16, 130), (1, 37, 1, 17, 9), (1, 21, 1, 64, 34), (1, 9, 1, 130, 3), (1, 6, 1, 256, 36))
         if INTERPRETING else
@@ -224,8 +225,12 @@ def test_gradients_of_one_output(op, exact, loss, device):
     loss(*op(**inputs, **options)).backward()
     loss(*naive_recurrent_longhorn(**doubles, **options)).backward()
     for name, x in doubles.items():
-        zero = x.grad is None
-        assert zero and (inputs[name].grad is None or not inputs[name].grad.any()) or relative_error(inputs[name].grad, x.grad) <= 1e-4
+        if x.grad is None:
+            assert inputs[name].grad is None or not inputs[name].grad.any(), name
+        else:
+            assert relative_error(inputs[name].grad, x.grad) <= 1e-4, name
+
+
 def test_no_final_state_unless_asked(op, exact, device):
     inputs = make_inputs(Case(K=4), device)
     o, state = op(**inputs, exact=exact)
@@ -322,6 +327,24 @@ def test_keys_of_one_entry(op, exact, size, device):
     inputs['k'] = (inputs['k'].detach().clamp(-1, 1) * size).requires_grad_()
     got, ref = run(op, inputs, options), reference(inputs, options)
     assert_close(got, ref, torch.float32)
+
+
+@pytest.mark.parametrize('case', [
+    Case(B=BATCH, T=70, K=4, V=5, initial_state=True),
+    Case(B=BATCH, T=64, K=4, V=5, scalar_beta=True, state_v_first=True),
+    Case(K=4, V=5, initial_state=True).packed(32, 0, 70, 1),
+], ids=str)
+def test_intermediate_states(op, exact, case, device):
+    """Those before every 32nd token of each sequence, the first one's among them."""
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    with pytest.raises(ValueError, match='return_intermediate_states must be False where an input needs a gradient'):
+        op(**inputs, **options, return_intermediate_states=True)
+    inputs = {name: x.detach() for name, x in inputs.items()}
+    o, final_state, states = op(**inputs, **options, return_intermediate_states=True)
+    assert torch.equal(o, op(**inputs, **options)[0])
+    doubles = {name: x.double() for name, x in inputs.items()}
+    _, *want = naive_recurrent_longhorn(**doubles, **options, return_intermediate_states=True)
+    assert relative_error(final_state, want[0]) <= 1e-5 and relative_error(states, want[1]) <= 1e-5
 
 
 def test_only_chunk_cuts_time(op, device, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, naive_recurrent_longhorn
+from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
