@@ -32,11 +32,6 @@ def op(request):
     return OPS[request.param]
 
 
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
 # B, T, H, K, V; the last ones shorter where kernels are interpreted
 SHAPES = [Case(*sizes) for sizes in (
     (1, 1, 1, 1, 1), (1, 2, 1, 3, 5),

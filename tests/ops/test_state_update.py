@@ -21,7 +21,6 @@ CASES = [
 pytestmark = pytest.mark.usefixtures('backend', 'poison')
 
 
-@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
 @pytest.mark.parametrize('case', CASES, ids=str)
 def test_in_place(case, exact, device):
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
@@ -67,7 +66,6 @@ def test_bad_state(change, error, message, device):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
 @pytest.mark.parametrize('pooled', [False, True], ids=['states', 'pool'])
 @pytest.mark.parametrize('T', [1, 2])
 def test_inputs_in_the_memory_of_the_state(T, pooled, exact, device):
@@ -118,7 +116,6 @@ def test_a_token_with_D_in_another_dtype(dtype, D_dtype, device):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
 def test_a_token_whose_gate_lies_apart(exact, device):
     """Values and gates of the rows, halves of a projection: both further apart than their channels, by other distances."""
     case = Case(B=3, T=1, H=2, K=4, V=20, z=True, initial_state=True)

@@ -38,11 +38,6 @@ def scalar(op, name, inputs, options):
     return function
 
 
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
 @pytest.mark.filterwarnings('ignore:.*batching rule')
 @pytest.mark.parametrize('transform', list(TRANSFORMS))
 @pytest.mark.parametrize('op, case', [(OPS[0], CASES[0]), (OPS[1], CASES[1])], ids=['chunk, gated', 'recurrent, packed'])

@@ -1,6 +1,6 @@
 """Run calls of the operators as PTX and print a line for each.
 
-    python -m tests.ptx [--groups diagonal exact ...] [--match text] [--target sm_80] [--order last]
+    python -m tests.ptx [--groups diagonal exact ...] [--match text] [--tokens 1 16 70] [--target sm_80] [--order last]
     python -m tests.ptx --selftest           # the emulator on small kernels with known results
     python -m tests.ptx --mutate exact 0     # each barrier of a call's kernels taken out in turn
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m tests.ptx', description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--groups', nargs='+', choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument('--match', default='', help='only calls with this in their line')
+    parser.add_argument('--tokens', nargs='+', type=int, help='in place of those of calls with dense rows, which run alone')
     parser.add_argument('--target', choices=EMULATED, help='in place of that of the calls')
     parser.add_argument('--order', choices=ORDERS, default='together', help='in which warps run')
     parser.add_argument('--no-races', action='store_true', help='without racecheck')
@@ -36,14 +37,16 @@ def main() -> int:
     if options.mutate:
         group, index = options.mutate
         return mutate(group, int(index))
+    calls = [call for group in options.groups for call in GROUPS[group]()]
+    if options.tokens:
+        calls = [x.with_tokens(T) for x in calls if x.case.lengths is None and x.op != 'step' for T in options.tokens]
     bad = 0
-    for group in options.groups:
-        for call in GROUPS[group]():
-            call = replace(call, target=options.target or call.target)
-            if options.match in str(call):
-                row = run_call(call, options.order, races=not options.no_races, assemble=options.assemble)
-                print(summary(row), flush=True)
-                bad += not row['ok']
+    for call in calls:
+        call = replace(call, target=options.target or call.target)
+        if options.match in str(call):
+            row = run_call(call, options.order, races=not options.no_races, assemble=options.assemble)
+            print(summary(row), flush=True)
+            bad += not row['ok']
     return int(bad > 0)
 
 

@@ -68,7 +68,7 @@ class WithoutStores(Emulator):
 
 
 def test_unwritten_scratch(exact):
-    """What a kernel leaves unwritten is found where another one reads it, or it is a NaN in a result; the first one's is read."""
+    """What a kernel leaves unwritten is found where another one reads it, or is a NaN in a result; the first one's is read."""
     kernels = list(dict.fromkeys(x.launch.name for x in recordings(exact)))
     for kernel in kernels:
         emulator = WithoutStores(kernel=kernel)

@@ -17,11 +17,6 @@ from tests.ops.cases import Case, assert_close, make_inputs, make_options, refer
 CASE = Case(B=2, T=48, H=4, K=8, V=80, sigmoid=True, D=True, z=True, initial_state=True)
 CASES = [CASE, Case(H=2, K=8, V=150, scalar_beta=True, initial_state=True).packed(30, 0, 41)]
 
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
 @pytest.fixture
 def shared(monkeypatch):
     """How many workers shared each loop that ran, with threads for any size."""
