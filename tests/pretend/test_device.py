@@ -67,13 +67,6 @@ def test_in_place_returns_the_tensor_itself_and_notes_a_version():
         z.sum().backward()
 
 
-def test_storages():
-    storage = torch.UntypedStorage(8, device='cuda')
-    x = torch.empty(0, device='cuda').set_(storage, 0, (2,), (1,))
-    x.fill_(3)
-    assert storage.device.type == 'cuda' and x.untyped_storage().data_ptr() == storage.data_ptr() and x.tolist() == [3, 3]
-
-
 def test_backward_runs_on_the_device_thread():
     threads = []
 
