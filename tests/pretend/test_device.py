@@ -37,25 +37,6 @@ def test_devices_do_not_mix(mix):
         mix(draw(2, 3))
 
 
-def test_numbers_and_indices_of_the_cpu_are_taken():
-    x, number = draw(2, 3), torch.tensor(2.)
-    torch.testing.assert_close((x * number + number).cpu(), x.cpu() * 2 + 2)
-    assert torch.equal(x[torch.tensor([1])].cpu(), x.cpu()[[1]])
-    assert torch.equal(torch.where(x > 0, x, number).cpu(), torch.where(x.cpu() > 0, x.cpu(), number))
-
-
-def test_views_share_memory():
-    x = torch.zeros(4, 6, device='cuda')
-    y = x.view(2, 12)[1].unflatten(0, (3, 4)).mT[1:]
-    y.add_(1)
-    z = torch.as_strided(x, (3,), (7,))
-    z.fill_(5)
-    want = torch.zeros(4, 6)
-    want.view(2, 12)[1].unflatten(0, (3, 4)).mT[1:].add_(1)
-    torch.as_strided(want, (3,), (7,)).fill_(5)
-    assert torch.equal(x.cpu(), want) and y._base is x and y.data_ptr() == x.data_ptr() + 4 * 13
-
-
 def test_in_place_returns_the_tensor_itself_and_notes_a_version():
     x = draw(3)
     version = x._version
