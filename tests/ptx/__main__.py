@@ -2,7 +2,6 @@
 
     python -m tests.ptx [--groups diagonal exact ...] [--match text] [--tokens 1 16 70] [--target sm_80] [--order last]
     python -m tests.ptx --selftest           # the emulator on small kernels with known results
-    python -m tests.ptx --mutate exact 0     # each barrier of a call's kernels taken out in turn
 
 Not under TRITON_INTERPRET.
 """
@@ -29,14 +28,10 @@ def main() -> int:
     parser.add_argument('--no-races', action='store_true', help='without racecheck')
     parser.add_argument('--assemble', action='store_true', help='have ptxas make machine code too')
     parser.add_argument('--selftest', action='store_true', help='the emulator on small kernels with known results')
-    parser.add_argument('--mutate', nargs=2, metavar=('GROUP', 'INDEX'), help='take out each barrier of a call in turn')
     options = parser.parse_args()
     warnings.simplefilter('ignore')
     if options.selftest:
         return selftest(options.target or 'sm_90', options.order)
-    if options.mutate:
-        group, index = options.mutate
-        return mutate(group, int(index))
     calls = [call for group in options.groups for call in GROUPS[group]()]
     if options.tokens:
         calls = [x.with_tokens(T) for x in calls if x.case.lengths is None and x.op != 'step' for T in options.tokens]
@@ -61,13 +56,6 @@ def selftest(target: str, order: str) -> int:
         print('FAIL' if wrong else 'ok  ', kernel, wrong, flush=True)
         bad += bool(wrong)
     return int(bad > 0)
-
-
-def mutate(group: str, index: int) -> int:
-    from tests.ptx.faults import BARRIER, planted, record
-    for fault in planted(record(GROUPS[group]()[index]), BARRIER):
-        print('found    ' if fault.found else 'not found', fault, flush=True)
-    return 0
 
 
 if __name__ == '__main__':
