@@ -188,17 +188,6 @@ def test_a_copy_records_for_itself(name, device):
         assert close(contents(x), contents(expected))
 
 
-class Counting:
-    """Counts calls and tokens of a model."""
-
-    def __init__(self, model):
-        self.lengths = []
-        self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
-
-    def __call__(self, module, args, kwargs):
-        self.lengths.append(kwargs['input_ids'].shape[1])
-
-
 def assistance(model, name: str, by: str, device) -> dict:
     """Guesses from the prompt's own words, from a model that is right and from one that is often wrong."""
     if by == 'prompt lookup':
@@ -220,10 +209,13 @@ def test_assisted_generation(name, by, device):
     ids = torch.randint(3, 50, (1, 6), device=device).repeat(1, 4)
     options = {'use_cache': True, 'max_new_tokens': 24, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
     want = model.generate(ids, **options)
-    counting = Counting(model)
-    got = model.generate(ids, **options, **assistance(model, name, by, device))
+    guesses, lengths = assistance(model, name, by, device), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.append(kwargs['input_ids'].shape[1]), with_kwargs=True,
+    )
+    got = model.generate(ids, **options, **guesses)
     assert torch.equal(got, want)
     # the calls read guesses, some of which are cropped
-    assert max(counting.lengths[1:]) > 1 and len(counting.lengths) <= 24
+    assert max(lengths[1:]) > 1 and len(lengths) <= 24
     if by == 'itself':
-        assert len(counting.lengths) <= 5
+        assert len(lengths) <= 5
