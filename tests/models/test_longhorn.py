@@ -101,8 +101,10 @@ class TestInitialisation:
             assert mixer.D.eq(1).all() and mixer.D._no_weight_decay
             assert not mixer.beta_proj.bias.any()
             assert layer.attn_norm.weight.eq(1).all()
-            for projection in (mixer.in_proj, mixer.x_proj, mixer.beta_proj):
-                assert_uniform(projection.weight, projection.in_features ** -0.5)
+            for projection, branches in (
+                (mixer.in_proj, 1), (mixer.x_proj, 1), (mixer.beta_proj, 1), (mixer.out_proj, len(layers)),
+            ):
+                assert_uniform(projection.weight, (projection.in_features * branches) ** -0.5)
             bound = model.config.conv_size ** -0.5
             assert bound * 0.9 < mixer.conv1d.weight.abs().max().item() <= bound * 1.0001
             assert 0 < mixer.conv1d.bias.abs().max().item() <= bound * 1.0001

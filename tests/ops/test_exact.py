@@ -5,13 +5,12 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.checkpoints import checkpoint_interval
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
     from fla_longhorn.ops.triton.common import strided_inputs
-    from fla_longhorn.ops.triton.exact import common, configs
+    from fla_longhorn.ops.triton.exact import common
 
     # bfloat16 holds 5e-3 for every output and gradient, gate and scalar steps included
     LOW_PRECISION = [
@@ -40,11 +39,6 @@ if INTERPRETING or torch.cuda.is_available():
         which = torch.arange(case.T, device=triton_device) * 5 % keys
         inputs['k'] = inputs['k'].detach()[:, which].requires_grad_()
         assert_close(run(chunk_longhorn, inputs, options), reference(inputs, options), case.dtype)
-
-    @pytest.mark.parametrize('precision', ['bf16', 'tf32', 'ieee'])
-    def test_checkpoint_intervals_are_whole_spans(precision):
-        for K in range(1, 257):
-            assert checkpoint_interval(K) % configs.lengths(K, precision).span == 0, K
 
     CUT = [
         Case(B=2, T=75, H=1, K=4, V=20, D=True, z=True, initial_state=True),

@@ -94,24 +94,6 @@ def test_a_failure_is_raised_after_all_have_ended(failing):
     assert sorted(ended) == [i for i in range(3) if i != failing]
 
 
-def test_where_no_thread_can_be_started(shared, threads, monkeypatch):
-    """As at a system's limit: what could not be handed over is done here, once."""
-    inputs, options = make_inputs(CASE), make_options(CASE)
-    expected = run(chunk_longhorn, inputs, options)
-    threads(3)
-    shared.clear()
-
-    def start(self):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as limited:
-        limited.setattr(pool, '_pool', None)
-        limited.setattr(threading.Thread, 'start', start)
-        got = run(chunk_longhorn, inputs, options)
-    assert shared == [3, 3]
-    assert all(torch.equal(got[name], x) for name, x in expected.items())
-
-
 AFTER_MAIN = '''
 import atexit, threading, torch
 from fla_longhorn.ops import chunk_longhorn
