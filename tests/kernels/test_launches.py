@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,13 +12,12 @@ import triton
 import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 
-from benchmarks.kernels.launches import CALLS, run_call
+from benchmarks.kernels.launches import CALLS, main, run_call
 from fla_longhorn.ops.triton.exact import configs
 from offgpu.absent_device import SHARED_MEMORY
 from offgpu.launches import rehearsal
 
-ROOT = Path(__file__).parents[2]
-KERNELS = ROOT / 'fla_longhorn' / 'ops' / 'triton'
+KERNELS = Path(__file__).parents[2] / 'fla_longhorn' / 'ops' / 'triton'
 
 
 # (calls, depth): all pairs of options as far as types tell, a few down to machine code, large sizes as far as the grids
@@ -47,38 +43,17 @@ def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
 
 
 def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
-    """Triton 3.6 on Hopper; `python -m tests.ptx.versions 3.6.0` finds what would be read too early."""
+    """Triton 3.6 on Hopper; `python -m tests.ptx` with that version finds what would be read too early."""
     monkeypatch.setattr(configs, 'ASYNC_COPIES', False)
     assert {K: configs.for_products(K, 'bf16', 9).num_stages for K in (16, 32, 64, 128)} == {16: 1, 32: None, 64: 1, 128: 1}
     # no warp groups before, and none at K = 16 after
     assert configs.for_products(64, 'bf16', 8).num_stages is configs.for_products(16, 'bf16', 10).num_stages is None
 
 
-@pytest.mark.parametrize(('copies', 'outputs', 'states', 'reverse'), [
-    (True, {16: 1, 64: 2, 128: 2}, {16: 3, 64: 3, 128: 3}, {16: 2, 32: 2, 64: 1, 128: 3}),
-    (False, {16: 1, 64: 1, 128: 2}, {16: 1, 64: 1, 128: 2}, {16: 1, 32: 1, 64: 1, 128: 2}),
-], ids=['copies', 'none'])
-def test_copies_ahead_where_they_pay(copies, outputs, states, reverse, monkeypatch):
-    """Predicted for an H100, with copies and without: Triton 3.9, reverse pass of one long sequence, K = 16: 12.2 and 15.5 ms.
-
-    Triton 3.6: forward at K = 64 0.40 and 0.33 ms, reverse pass at K = 16 0.41 and 0.31 ms.
-    """
-    monkeypatch.setattr(configs, 'ASYNC_COPIES', copies)
-    assert {K: configs.for_forward(K, 'bf16', 9).STAGES for K in outputs} == outputs
-    assert {K: configs.for_states(K, 'bf16', 9).STAGES for K in states} == states
-    assert {K: configs.for_backward(K, 'bf16', 9).STAGES for K in reverse} == reverse
-    # with these copies values spill on gfx942
-    assert {K: configs.for_backward(K, 'bf16', 0).STAGES for K in reverse} == {16: 1, 32: 1, 64: 1, 128: 2}
-
-
 @pytest.mark.slow
-def test_the_command():
-    process = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'benchmarks', 'launches', '--calls', 'few', '--depth', 'launch'],
-        cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {'PYTHONPATH': str(ROOT)},
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    outcomes = [json.loads(line) for line in process.stdout.splitlines()]
+def test_the_command(capsys):
+    assert main(['--calls', 'few', '--depth', 'launch']) == 0
+    outcomes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [x['call'] for x in outcomes] == [str(call) for call in CALLS['few']()]
     assert all(x['launches'] and not x['error'] for x in outcomes)
 

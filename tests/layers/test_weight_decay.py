@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 
 import pytest
 import torch
@@ -42,9 +41,8 @@ def replaced(layer: nn.Module) -> nn.Module:
 
 
 WAYS = {
-    'fresh': lambda layer: layer, 'deepcopy': copy.deepcopy, 'copy': copy.copy, 'saved': saved, 'to_empty': on_meta,
-    'pickle': lambda layer: pickle.loads(pickle.dumps(layer)), 'double': lambda layer: layer.to(torch.float64),
-    'assigned': assigned, 'replaced': replaced,
+    'fresh': lambda layer: layer, 'deepcopy': copy.deepcopy, 'saved': saved, 'to_empty': on_meta,
+    'double': lambda layer: layer.to(torch.float64), 'assigned': assigned, 'replaced': replaced,
 }
 
 
@@ -56,19 +54,16 @@ def test_layer(way, device):
     assert 'D' in layer.state_dict()
 
 
-@pytest.mark.parametrize('way', ['from_pretrained', 'init_weights', 'deepcopy'])
+@pytest.mark.parametrize('way', ['from_pretrained', 'init_weights'])
 def test_model(way, tmp_path, device):
-    model = LonghornForCausalLM(small()).to(device)
     if way == 'from_pretrained':
-        model.save_pretrained(tmp_path)
+        LonghornForCausalLM(small()).save_pretrained(tmp_path)
         model = LonghornForCausalLM.from_pretrained(tmp_path, device_map=device)
-    elif way == 'init_weights':
+    else:
         with torch.device('meta'):
             model = LonghornForCausalLM(small())
         model.to_empty(device=device)
         model.init_weights()
-    else:
-        model = copy.deepcopy(model)
     assert all(layer.attn.D._no_weight_decay for layer in model.model.layers)
 
 

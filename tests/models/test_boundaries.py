@@ -105,24 +105,14 @@ def test_positions_of_one_sequence_change_nothing(device):
         padded = (mask.cumsum(-1) - 1).masked_fill(mask == 0, fill)
         assert torch.equal(model(ids, mask, position_ids=padded).logits, expected)
     assert torch.equal(model(ids[:1], mask[:1], position_ids=padded[:1]).logits, model(ids[:1], mask[:1]).logits)
+    options = {'attention_mask': mask, 'max_new_tokens': 5, 'do_sample': False, 'eos_token_id': None}
+    assert torch.equal(model.generate(ids, position_ids=padded, **options), model.generate(ids, **options))
     cache = model(ids[:, :5], use_cache=True).past_key_values
     parts = [
         model(ids[:, a:b], past_key_values=cache, use_cache=True, position_ids=positions[:, a:b]).logits
         for a, b in ((5, 6), (6, 9))
     ]
     torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits[:, 5:], rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-def test_generate_with_positions(device):
-    model = build(device)
-    ids = torch.randint(3, 53, (2, 9), device=device)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    options = {'attention_mask': mask, 'max_new_tokens': 5, 'do_sample': False, 'eos_token_id': None}
-    expected = model.generate(ids, **options)
-    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
-    assert torch.equal(model.generate(ids, position_ids=positions, **options), expected)
 
 
 def test_positions_of_flame(device):
@@ -171,28 +161,22 @@ BAD = {
     'three axes': ({'position_ids': torch.zeros(3, 1, 5, dtype=torch.long)}, 1, r'position_ids must have shape'),
     'padding': ({'position_ids': RESTART, 'attention_mask': torch.tensor([[0, 1, 1, 1, 1]])}, 1,
                 'attention_mask must be None or all ones with the packed sequences of position_ids'),
+    # of a wrong type
+    'float positions': ({'position_ids': torch.arange(5.)[None]}, 1, 'position_ids must be a tensor of integers, got .*32'),
+    'a list': ({'seq_idx': [[0] * 5]}, 1, 'seq_idx must be a tensor of integers, got list'),
+    'float bounds': ({'cu_seq_lens_q': torch.tensor([0., 5.])}, 1, 'cu_seq_lens_q must be an int32 or int64 .*float32'),
 }
 
 
 @pytest.mark.parametrize('name', list(BAD))
 def test_refused(name, device):
     options, B, message = BAD[name]
-    options = {key: x.to(device) for key, x in options.items()}
-    with pytest.raises(ValueError, match=message):
+    options = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
+    error = TypeError if name in ('float positions', 'a list', 'float bounds') else ValueError
+    with pytest.raises(error, match=message):
         build(device)(torch.ones(B, 5, dtype=torch.long, device=device), **options)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(error, match=message):
         Longhorn(hidden_size=24).to(device)(torch.randn(B, 5, 24, device=device), **options)
-
-
-def test_refused_types(device):
-    ids = torch.ones(1, 5, dtype=torch.long, device=device)
-    for options, message in (
-        ({'position_ids': torch.arange(5.)[None]}, 'position_ids must be a tensor of integers, got torch.float32'),
-        ({'seq_idx': [[0] * 5]}, 'seq_idx must be a tensor of integers, got list'),
-        ({'cu_seq_lens_q': torch.tensor([0., 5.])}, 'cu_seq_lens_q must be an int32 or int64 tensor, got torch.float32'),
-    ):
-        with pytest.raises(TypeError, match=message):
-            build(device)(ids, **options)
 
 
 @torch.no_grad()
@@ -207,7 +191,8 @@ def test_packed_sequences_start_afresh(device):
 def test_unknown_keyword(name, device):
     model, layer = build(device), Longhorn(hidden_size=24).to(device)
     ids = torch.ones(1, 5, dtype=torch.long, device=device)
-    for call, x in ((model, ids), (model.model, ids), (layer, torch.randn(1, 5, 24, device=device))):
+    h = torch.randn(1, 5, 24, device=device)
+    for call, x in ((model, ids), (model.model, ids), (layer, h), (layer, h[:, :1])):
         with pytest.raises(TypeError, match=f"forward got an unexpected keyword argument '{name}'; those it takes are cu_"):
             call(x, **{name: torch.tensor([0, 5])})
 
@@ -218,19 +203,6 @@ def test_keywords_without_effect(device):
     for name, value in {'cache_position': torch.arange(5), 'token_type_ids': torch.zeros_like(ids), 'max_length_q': 5,
                         'output_router_logits': True, 'unheard_of': None}.items():
         assert torch.equal(model(ids, **{name: value}).logits, expected)
-
-
-@pytest.mark.parametrize('options', [{}, {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}], ids=['', 'linear'])
-def test_shifted_labels(options, device):
-    """As context parallelism hands them over, beside `labels` or alone."""
-    model = build(device, **options)
-    ids = torch.randint(3, 53, (2, 9), device=device)
-    expected = model(ids, labels=ids)
-    shifted = F.pad(ids[:, 1:], (0, 1), value=-100)
-    for given in ({}, {'labels': ids}):
-        output = model(ids, shift_labels=shifted, **given)
-        assert output.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
-    assert torch.equal(model(ids, shift_labels=shifted, return_dict=False)[0], output.loss)
 
 
 @torch.no_grad()

@@ -31,34 +31,42 @@ def contents(cache) -> list:
     return copy.deepcopy([(cache.get_seq_length(i), cache[i]) for i in range(len(cache))])
 
 
-def equal(a, b) -> bool:
+def equal(a, b, tensors=torch.equal) -> bool:
     if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
+        return tensors(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(x, b[name]) for name, x in a.items())
+        return a.keys() == b.keys() and all(equal(x, b[name], tensors) for name, x in a.items())
     if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(equal, a, b))
+        return len(a) == len(b) and all(equal(x, y, tensors) for x, y in zip(a, b, strict=True))
     return a == b
 
 
 @pytest.mark.parametrize('base', [False, True], ids=['', 'base'])
-@pytest.mark.parametrize('T', [1, 2])
+@pytest.mark.parametrize('mode', [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize('T', [1, 2, 70])
 @pytest.mark.parametrize('name', list(VARIANTS))
-@torch.no_grad()
-def test_a_look_ahead_changes_nothing(name, T, base, device):
+def test_a_look_ahead_changes_nothing(name, T, mode, base, device):
+    """`use_cache=False` reads the cache: the same again gives the same, and decoding goes on as if it had not been."""
     model = build(device, **VARIANTS[name])
     model = model.model if base else model
     ids = torch.randint(3, 53, (2, 9 + T), device=device)
-    cache = model(ids[:, :9], use_cache=True).past_key_values
-    before = contents(cache)
-    first, again = (model(ids[:, 9:], past_key_values=cache, use_cache=False) for _ in range(2))
-    assert first.past_key_values is cache
-    assert torch.equal(first[0], again[0])
-    assert equal(contents(cache), before)
-    then = model(ids[:, 9:], past_key_values=cache, use_cache=True)
-    torch.testing.assert_close(then[0], model(ids)[0][:, 9:], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(first[0], then[0], rtol=1e-5, atol=1e-5)
-    assert all(cache.get_seq_length(i) == 9 + T for i in range(3))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    for past, whole in ((None, None), (mask[:, :9], mask)):
+        with torch.no_grad():
+            cache = model(ids[:, :9], past, use_cache=True).past_key_values
+        before, states = contents(cache), [x for layer in cache for x in layer.values() if isinstance(x, torch.Tensor)]
+        with mode():
+            first, again = (model(ids[:, 9:], whole, past_key_values=cache, use_cache=False) for _ in range(2))
+        assert first.past_key_values is cache
+        assert torch.equal(first[0], again[0])
+        now = [x for layer in cache for x in layer.values() if isinstance(x, torch.Tensor)]
+        assert equal(contents(cache), before) and all(x is y for x, y in zip(now, states, strict=True))
+        with torch.no_grad():
+            then = model(ids[:, 9:], whole, past_key_values=cache, use_cache=True)
+            torch.testing.assert_close(then[0], model(ids, whole)[0][:, 9:], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(first[0], then[0], rtol=1e-5, atol=1e-5)
+        assert all(cache.get_seq_length(i) == 9 + T for i in range(3))
 
 
 @torch.no_grad()

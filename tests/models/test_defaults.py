@@ -3,40 +3,27 @@
 Lightning's and Fabric's `bf16-true` convert the module and set the default dtype around its forward, not around backward.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from fla_longhorn import LonghornForCausalLM
 from tests.models.test_longhorn import VARIANTS, small
-
-DTYPES = [torch.bfloat16, torch.float16, torch.float64]
-
-
-class Default:
-    """A default dtype while it lasts, as Fabric sets one."""
-
-    def __init__(self, dtype: torch.dtype):
-        self.dtype = dtype
-
-    def __enter__(self):
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-
-    def __exit__(self, *error):
-        torch.set_default_dtype(self.before)
+from tests.ops.test_defaults import DEFAULTS
 
 
 def results(model, ids, default):
     """Loss and gradients, then a prompt's logits and states, those of the next token, and greedy tokens."""
     model.zero_grad()
-    with default:
+    with default():
         loss = model(ids, labels=ids, cu_seqlens=None).loss
     loss.backward()
     found = [loss.detach(), *(x.grad.clone() for x in model.parameters())]
     model.eval()
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
-    with torch.no_grad(), default:
+    with torch.no_grad(), default():
         for given in (None, mask):
             prompt = model(ids, attention_mask=given, use_cache=True)
             cache = prompt.past_key_values
@@ -53,9 +40,9 @@ def results(model, ids, default):
 def test_defaults_change_nothing(name, dtype, device):
     model = LonghornForCausalLM(small(**VARIANTS[name])).to(device, dtype).train()
     ids = torch.randint(1, 53, (2, 40), device=device)
-    expected = results(model, ids, Default(torch.float32))
+    expected = results(model, ids, nullcontext)
     assert all(torch.isfinite(x).all() for x in expected)
-    for default in [*map(Default, DTYPES), torch.device('meta')]:
+    for default in DEFAULTS:
         got = results(model, ids, default)
         for a, b in zip(got, expected, strict=True):
             assert a.dtype == b.dtype and a.device == b.device

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -14,8 +13,12 @@ from tests.integration.test_attn_mode import make_model, spread
 from tests.models.test_cache import VARIANTS, build
 
 HYBRID = {'layers': [1], 'num_heads': 2, 'window_size': 6}
+GREEDY = {'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
 models = pytest.mark.parametrize('name', [*VARIANTS, 'gla', 'hgrn', 'linear_attn', 'rwkv7'])
-LEFT = {0: 4, 2: 9}
+# the columns of padding by row
+LEFT = {0: slice(0, 4), 2: slice(0, 9)}
+ALL_ROWS = {0: slice(0, 5), 1: slice(0, 6), 2: slice(0, 5)}
+BETWEEN = {0: slice(0, 2), 1: slice(5, 7), 2: slice(6, 7)}
 
 
 def make(name: str, device):
@@ -24,30 +27,34 @@ def make(name: str, device):
     return spread(make_model(name, device, attn=HYBRID)).eval()
 
 
-def prompts(device, T: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+def prompts(device, T: int = 12, padding: dict[int, slice] = LEFT) -> tuple[torch.Tensor, torch.Tensor]:
     """Three rows, two of them padded on the left."""
     ids = torch.randint(3, 50, (3, T), device=device)
     mask = torch.ones_like(ids)
-    for row, n in LEFT.items():
-        mask[row, :n] = 0
+    for row, columns in padding.items():
+        mask[row, columns] = 0
     return ids, mask
 
 
 @models
 @torch.no_grad()
 def test_padded_prompts_in_pieces(name, device):
-    """Each row gets what it gets without padding, from one call."""
-    model, (ids, mask) = make(name, device), prompts(device, 30)
-    for lengths in ([7, 23], [3, 10, 1, 2, 14], [28, 2], [12, 1, 17]):
+    """Each row gets what it gets without padding, from one call; pieces and tokens of a row may be padding alone."""
+    model, cases = make(name, device), [(LEFT, x) for x in ([7, 23], [3, 10, 1, 2, 14], [28, 2], [12, 1, 17])]
+    if name in ('paper', 'exact, mlp', 'hybrid'):
+        cases += [(ALL_ROWS, [4, 4, 22]), (BETWEEN, [5, 1, 1, 1, 22])]
+    for padding, pieces in cases:
+        ids, mask = prompts(device, 30, padding)
         cache, outputs, at = None, [], 0
-        for n in lengths:
+        for n in pieces:
             output = model(ids[:, at:at + n], mask[:, :at + n], past_key_values=cache, use_cache=True)
             cache, at = output.past_key_values, at + n
             outputs.append(output.logits)
         got = torch.cat(outputs, 1)
-        for row in range(3):
-            want = model(ids[row:row + 1, LEFT.get(row, 0):], use_cache=False).logits[0]
-            assert (got[row, LEFT.get(row, 0):] - want).norm() <= 1e-5 * want.norm()
+        assert cache.get_seq_length() == 30
+        for row, kept in enumerate(mask.bool()):
+            want = model(ids[row:row + 1, kept], use_cache=False).logits[0]
+            assert (got[row, kept] - want).norm() <= 1e-5 * want.norm()
 
 
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'window', 'gla'])
@@ -82,18 +89,18 @@ def test_padding_anywhere(name, use_cache, device):
 
 @models
 def test_a_prompt_in_chunks(name, device):
-    model, (ids, mask) = make(name, device), prompts(device)
-    options = {'max_new_tokens': 6, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
-    for given in ({}, {'attention_mask': mask}):
-        want = model.generate(ids, **given, **options)
-        assert torch.equal(model.generate(ids, prefill_chunk_size=5, **given, **options), want)
+    model = make(name, device)
+    for padding in ({}, LEFT, *([ALL_ROWS] if name in VARIANTS else [])):
+        ids, mask = prompts(device, padding=padding)
+        given = {'attention_mask': mask, 'max_new_tokens': 6, **GREEDY} if padding else {'max_new_tokens': 6, **GREEDY}
+        assert torch.equal(model.generate(ids, prefill_chunk_size=4, **given), model.generate(ids, **given))
 
 
 @models
 def test_turns(name, device):
     """A second prompt behind the first one's answer, from the cache as from the start, with a mask of ones too."""
     model, (ids, mask) = make(name, device), prompts(device)
-    options = {'max_new_tokens': 5, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
+    options = {'max_new_tokens': 5, **GREEDY}
     more = torch.randint(3, 50, (3, 6), device=device)
     for first in (torch.ones_like(mask), mask):
         output = model.generate(ids, attention_mask=first, return_dict_in_generate=True, **options)
@@ -105,22 +112,11 @@ def test_turns(name, device):
         )
 
 
-@torch.no_grad()
-def test_full_mask_beside_a_cache(device):
-    """Several tokens behind a cache with a mask of ones, which fla's attention refuses, as without a mask."""
-    model, (ids, _) = make('hybrid', device), prompts(device)
-    outputs = []
-    for mask in (None, torch.ones_like(ids)):
-        cache = model(ids[:, :3], use_cache=True).past_key_values
-        outputs.append(model(ids[:, 3:], attention_mask=mask, past_key_values=cache, use_cache=True).logits)
-    assert ids.shape[1] > 4 and torch.equal(*outputs)
-
-
 @pytest.mark.parametrize('name', ['paper', 'gla'])
 def test_stop_strings(name, device):
     """`generate` hands their tokenizer on to the model, as `transformers serve` does."""
     model, (ids, _) = make(name, device), prompts(device)
-    options = {'max_new_tokens': 6, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
+    options = {'max_new_tokens': 6, **GREEDY}
     want = model.generate(ids[:1], **options)
     letters = Tokenizer(BPE({character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}, []))
     letters.pre_tokenizer, letters.decoder = ByteLevel(add_prefix_space=False, use_regex=False), ByteLevelDecoder()
@@ -132,9 +128,11 @@ def test_stop_strings(name, device):
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla'])
 def test_caches_of_attention(name, device):
     model, (ids, _) = make(name, device), prompts(device)
-    want = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
-    named = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0, cache_implementation='dynamic')
-    assert torch.equal(named, want)
+    options = {'max_new_tokens': 3, 'return_dict_in_generate': True, **GREEDY}
+    want = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, cache_implementation='dynamic', **options).sequences, want.sequences)
+    none = model.generate(ids, use_cache=False, **options)
+    assert none.past_key_values is None and torch.equal(none.sequences, want.sequences)
     for call in (model, model.generate):
         with pytest.raises(TypeError, match=r'past_key_values must be None .*RewindableCache\(\), got DynamicCache'):
             call(ids, past_key_values=DynamicCache(), use_cache=True)
@@ -145,28 +143,3 @@ def test_continuous_batching(name, device):
     model = build(device) if name == 'paper' else make_model(name, device)
     with pytest.raises(NotImplementedError, match='generate_batch, .* call generate with a batch that is padded on the left'):
         model.generate_batch([[5, 6, 7], [8, 9]])
-
-
-@pytest.mark.parametrize('name', ['paper', 'gla'])
-def test_peft_by_all_linear_layers(name, device):
-    """PEFT has no default for these models, and says so; this is what to give it."""
-    model = build(device) if name == 'paper' else make_model(name, device)
-    with pytest.raises(ValueError, match='target_modules'):
-        get_peft_model(model, LoraConfig(task_type='CAUSAL_LM'))
-    adapted = get_peft_model(model, LoraConfig(task_type='CAUSAL_LM', target_modules='all-linear'))
-    names = {name for name, x in adapted.named_parameters() if x.requires_grad}
-    for projection in ('in_proj', 'x_proj', 'beta_proj', 'out_proj'):
-        assert any(projection in x for x in names)
-    assert not any('lm_head' in x for x in names)
-
-
-@torch.no_grad()
-def test_no_cache_where_none_is_wanted(device):
-    """Every token from the whole text: the same tokens, and nothing is kept."""
-    model, (ids, mask) = build(device), prompts(device)
-    kept, plain = (
-        model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False, return_dict_in_generate=True, use_cache=x)
-        for x in (True, False)
-    )
-    assert plain.past_key_values is None and kept.past_key_values is not None
-    assert torch.equal(plain.sequences, kept.sequences)

@@ -21,17 +21,6 @@ def small(**options) -> LonghornConfig:
     })
 
 
-@pytest.fixture
-def model(device) -> LonghornForCausalLM:
-    """With an untied head and strong mixers, so that what comes next depends on all that came before."""
-    model = LonghornForCausalLM(small(tie_word_embeddings=False)).to(device).eval()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.attn.out_proj.weight.mul_(10)
-        model.lm_head.weight.mul_(10)
-    return model
-
-
 VARIANTS = {
     'paper': {},
     'mlp': {'hidden_ratio': 2},
@@ -46,43 +35,18 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize('name', list(VARIANTS))
-def test_loss_falls(name, device):
-    model = LonghornForCausalLM(small(**VARIANTS[name])).to(device).train()
-    ids = torch.randint(53, (4, 80), device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(15):
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        assert all(x.grad is not None and torch.isfinite(x.grad).all() for x in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.75 * losses[0]
-    assert losses[0] == pytest.approx(torch.tensor(53.0).log().item(), rel=0.1)
-
-
-def test_loss_is_cross_entropy(model, device):
-    ids = torch.randint(53, (2, 17), device=device)
-    labels = ids.masked_fill(torch.rand(2, 17, device=device) < 0.4, -100)
-    output = model(ids, labels=labels)
-    expected = F.cross_entropy(output.logits[:, :-1].flatten(0, 1).double(), labels[:, 1:].flatten())
-    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    total = model(ids, labels=labels, num_items_in_batch=7).loss
-    count = (labels[:, 1:] != -100).sum().item()
-    assert total.item() == pytest.approx(expected.item() * count / 7, rel=1e-5)
-
-
-@pytest.mark.parametrize('tied', [True, False])
-def test_save_and_load_is_exact(tied, tmp_path, device):
-    model = LonghornForCausalLM(small(tie_word_embeddings=tied)).to(device).eval()
+@pytest.mark.parametrize('options', [
+    {}, {'tie_word_embeddings': False}, {'beta_rank': 3, 'expand': 1.5, 'k_norm': 'l2', 'num_heads': 2, 'scalar_beta': True},
+], ids=str)
+def test_save_and_load_is_exact(options, tmp_path, device):
+    model = LonghornForCausalLM(small(**options)).to(device).eval()
     ids = torch.randint(53, (2, 17), device=device)
     expected = model(ids).logits
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).to(device)
     assert type(again) is LonghornForCausalLM
-    assert (again.lm_head.weight is again.model.embeddings.weight) == tied
+    assert again.config.to_diff_dict() == model.config.to_diff_dict()
+    assert (again.lm_head.weight is again.model.embeddings.weight) == options.get('tie_word_embeddings', True)
     assert torch.equal(again(ids).logits, expected)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
     base = AutoModel.from_pretrained(tmp_path).to(device)
@@ -90,16 +54,6 @@ def test_save_and_load_is_exact(tied, tmp_path, device):
     assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).to(device)
     assert (half(ids).logits - expected).norm() < 0.05 * expected.norm()
-
-
-def test_config_round_trip(tmp_path):
-    config = small(num_heads=2, scalar_beta=True, k_norm='l2', beta_rank=3, expand=1.5)
-    config.save_pretrained(tmp_path)
-    again = AutoConfig.from_pretrained(tmp_path)
-    assert type(again) is LonghornConfig
-    assert again.to_diff_dict() == config.to_diff_dict()
-    assert again.to_diff_dict()['beta_rank'] == 3
-    assert again.to_diff_dict()['k_norm'] == 'l2'
 
 
 @pytest.mark.parametrize('name', list(SIZES))
@@ -113,43 +67,48 @@ def test_presets(name):
     assert sum(x.numel() for x in model.parameters()) == SIZES[name]
 
 
-def test_default_config_trains_and_generates(device):
-    """`LonghornConfig()`, 128.6M parameters with every default, takes a training step and generates on any machine."""
-    model = LonghornForCausalLM(LonghornConfig()).to(device)
-    ids = torch.randint(50304, (1, 24), device=device)
-    loss = model(ids, labels=ids).loss
-    loss.backward()
-    assert loss.item() == pytest.approx(torch.tensor(50304.0).log().item(), rel=0.05)
-    out = model.eval().generate(ids[:, :8], max_new_tokens=4, do_sample=False, eos_token_id=None)
-    assert out.shape == (1, 12)
+def assert_uniform(weight: torch.Tensor, bound: float):
+    """In +-bound, where the largest of many values is near it."""
+    assert bound * 0.97 < weight.abs().max().item() <= bound * 1.0001
+    assert weight.std().item() == pytest.approx(bound / 3 ** 0.5, rel=0.1)
+
+
+def from_meta(device) -> LonghornForCausalLM:
+    with torch.device('meta'):
+        model = LonghornForCausalLM(small(hidden_size=64))
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for x in model.parameters():
+            x.fill_(float('nan'))
+    for module in model.modules():
+        module._is_hf_initialized = False
+    model.init_weights()
+    return model
 
 
 class TestInitialisation:
     """The authors' `_init_weights`: PyTorch's defaults, zero biases, embeddings 0.02, out_proj over sqrt(layers)."""
 
-    def check(self, model: LonghornForCausalLM):
-        config, layers = model.config, model.model.layers
-        assert model.model.embeddings.weight.std().item() == pytest.approx(config.initializer_range, rel=0.05)
+    @pytest.mark.parametrize('make', [lambda device: LonghornForCausalLM(small(hidden_size=64)), from_meta],
+                             ids=['fresh', 'meta'])
+    def test_weights(self, make, default_device):
+        model = make(default_device)
+        layers = model.model.layers
+        assert model.model.embeddings.weight.std().item() == pytest.approx(model.config.initializer_range, rel=0.05)
         assert model.lm_head.weight is model.model.embeddings.weight
         for layer in layers:
             mixer = layer.attn
-            assert torch.equal(mixer.D, torch.ones_like(mixer.D))
-            assert mixer.D._no_weight_decay
+            assert mixer.D.eq(1).all() and mixer.D._no_weight_decay
             assert not mixer.beta_proj.bias.any()
-            assert torch.equal(layer.attn_norm.weight, torch.ones_like(layer.attn_norm.weight))
+            assert layer.attn_norm.weight.eq(1).all()
             for projection, branches in (
                 (mixer.in_proj, 1), (mixer.x_proj, 1), (mixer.beta_proj, 1), (mixer.out_proj, len(layers)),
             ):
-                bound = (projection.in_features * branches) ** -0.5
-                assert bound * 0.97 < projection.weight.abs().max().item() <= bound * 1.0001
-                assert projection.weight.std().item() == pytest.approx(bound / 3 ** 0.5, rel=0.1)
-            bound = config.conv_size ** -0.5
+                assert_uniform(projection.weight, (projection.in_features * branches) ** -0.5)
+            bound = model.config.conv_size ** -0.5
             assert bound * 0.9 < mixer.conv1d.weight.abs().max().item() <= bound * 1.0001
             assert 0 < mixer.conv1d.bias.abs().max().item() <= bound * 1.0001
         assert not torch.equal(layers[0].attn.in_proj.weight, layers[1].attn.in_proj.weight)
-
-    def test_fresh(self, default_device):
-        self.check(LonghornForCausalLM(small(hidden_size=64)))
 
     @pytest.mark.parametrize('options, branches', [
         ({}, 1), ({'hidden_ratio': 2}, 2), ({'intermediate_size': 96}, 2), ({'hidden_ratio': 2, 'attn': {}}, 2),
@@ -162,22 +121,8 @@ class TestInitialisation:
         model = LonghornForCausalLM(small(hidden_size=64, **options))
         for block in model.model.layers:
             ends = [getattr(block.attn, 'out_proj', None) or block.attn.o_proj]
-            ends += [block.mlp.down_proj] if branches == 2 else []
-            for projection in ends:
-                bound = (projection.in_features * len(model.model.layers) * branches) ** -0.5
-                assert bound * 0.97 < projection.weight.abs().max().item() <= bound * 1.0001
-
-    def test_from_meta(self, device):
-        with torch.device('meta'):
-            model = LonghornForCausalLM(small(hidden_size=64))
-        model.to_empty(device=device)
-        with torch.no_grad():
-            for x in model.parameters():
-                x.fill_(float('nan'))
-        for module in model.modules():
-            module._is_hf_initialized = False
-        model.init_weights()
-        self.check(model)
+            for projection in [*ends, block.mlp.down_proj] if branches == 2 else ends:
+                assert_uniform(projection.weight, (projection.in_features * len(model.model.layers) * branches) ** -0.5)
 
     def test_missing_weights_are_initialised_and_the_others_kept(self, tmp_path):
         model = LonghornForCausalLM(small(hidden_size=64))
@@ -187,90 +132,41 @@ class TestInitialisation:
         kept = {name: x for name, x in model.state_dict().items() if 'layers.1.' not in name and name != 'lm_head.weight'}
         model.save_pretrained(tmp_path, state_dict=kept)
         again = LonghornForCausalLM.from_pretrained(tmp_path)
-        loaded = again.state_dict()
-        assert all(torch.equal(loaded[name], x) for name, x in kept.items())
+        assert all(torch.equal(again.state_dict()[name], x) for name, x in kept.items())
         mixer = again.model.layers[1].attn
-        bound = (mixer.out_proj.in_features * 3) ** -0.5
-        assert bound * 0.97 < mixer.out_proj.weight.abs().max().item() <= bound * 1.0001
-        assert torch.equal(mixer.D, torch.ones_like(mixer.D))
-        assert not mixer.beta_proj.bias.any()
+        assert_uniform(mixer.out_proj.weight, (mixer.out_proj.in_features * 3) ** -0.5)
+        assert mixer.D.eq(1).all() and not mixer.beta_proj.bias.any()
 
 
-class TestGeneration:
-    def prompts(self, device):
-        """A batch with left padding, and its rows alone."""
-        lengths = [3, 8, 6]
-        # the same on every device
-        ids = torch.randint(3, 53, (3, 8)).to(device)
-        mask = torch.ones_like(ids)
-        for row, length in enumerate(lengths):
-            ids[row, :8 - length] = 0
-            mask[row, :8 - length] = 0
-        return ids, mask, [ids[row:row + 1, 8 - length:] for row, length in enumerate(lengths)]
-
-    @pytest.mark.parametrize('beams', [1, 4])
-    def test_cached_equals_uncached_and_alone(self, model, device, beams):
-        ids, mask, rows = self.prompts(device)
-        options = {'max_new_tokens': 12, 'num_beams': beams, 'do_sample': False, 'eos_token_id': None}
-        cached = model.generate(ids, attention_mask=mask, **options)
-        uncached = model.generate(ids, attention_mask=mask, use_cache=False, **options)
-        assert torch.equal(cached, uncached)
-        for row, alone in enumerate(rows):
-            assert torch.equal(model.generate(alone, **options)[0, alone.shape[1]:], cached[row, 8:])
-        assert len(set(cached[:, 8:].flatten().tolist())) > 10
-
-    def test_stops_at_eos(self, model, device):
-        ids, mask, _ = self.prompts(device)
-        free = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None)
-        eos = free[1, 8 + 4].item()
-        out = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=eos)
-        for row in range(3):
-            stop = (free[row, 8:] == eos).nonzero()
-            end = 8 + (stop[0].item() + 1 if len(stop) else 12)
-            assert torch.equal(out[row, :end], free[row, :end])
-            assert (out[row, end:] == 0).all()
-
-    def test_logits_step_by_step(self, model, device):
-        ids = torch.randint(53, (2, 90), device=device)
-        with torch.no_grad():
-            whole = model(ids).logits
-            cache, parts = None, []
-            for part in ids.split([70, 1, 1, 5, 13], 1):
-                output = model(part, past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                parts.append(output.logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
-        assert cache.get_seq_length() == 90
-
-    def test_logits_to_keep(self, model, device):
-        ids = torch.randint(53, (2, 9), device=device)
-        torch.testing.assert_close(model(ids, logits_to_keep=1).logits, model(ids).logits[:, -1:])
-
-
-@pytest.mark.parametrize('options', [
-    {'exact': True, 'num_heads': 2},
-    {'k_norm': 'l2', 'num_heads': 2},
-    {'tie_qk': True, 'value_proj': True, 'num_heads': 2},
-    {'attn': {'layers': [0, 2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}},
-    {'attn': [{'layers': [1], 'num_heads': 2}, {'layers': [2], 'num_heads': 4, 'window_size': 4}], 'exact': True},
+@pytest.mark.parametrize('options, beams', [
+    ({}, 1), ({}, 4), ({'exact': True, 'num_heads': 2}, 1), ({'k_norm': 'l2', 'num_heads': 2}, 1),
+    ({'tie_qk': True, 'value_proj': True, 'num_heads': 2}, 1),
+    ({'attn': {'layers': [0, 2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}}, 1),
+    ({'attn': [{'layers': [1], 'num_heads': 2}, {'layers': [2], 'num_heads': 4, 'window_size': 4}], 'exact': True}, 1),
 ], ids=str)
-def test_variants_from_a_checkpoint(options, tmp_path, device):
-    """Exact, other projections and hybrid: saved and loaded, cached generation in a padded batch, packed sequences."""
+def test_variants_from_a_checkpoint(options, beams, tmp_path, device):
+    """Saved and loaded: cached generation in a padded batch, packed sequences, the last logits alone."""
     LonghornForCausalLM(small(tie_word_embeddings=False, initializer_range=1.0, **options)).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).to(device).eval()
     for name, value in options.items():
         assert name == 'attn' or getattr(model.config, name) == value
-    ids, mask, rows = TestGeneration().prompts(device)
-    arguments = {'max_new_tokens': 12, 'do_sample': False, 'eos_token_id': None}
+    # the same on every device, padded on the left, and the rows alone
+    ids, lengths = torch.randint(3, 53, (3, 8)), torch.tensor([3, 8, 6])
+    mask = (torch.arange(8) >= 8 - lengths[:, None]).long().to(device)
+    ids = ids.to(device) * mask
+    rows = [row[None, keep != 0] for row, keep in zip(ids, mask, strict=True)]
+    arguments = {'max_new_tokens': 12, 'num_beams': beams, 'do_sample': False, 'eos_token_id': None}
     cached = model.generate(ids, attention_mask=mask, **arguments)
     assert torch.equal(cached, model.generate(ids, attention_mask=mask, use_cache=False, **arguments))
     for row, alone in enumerate(rows):
         assert torch.equal(model.generate(alone, **arguments)[0, alone.shape[1]:], cached[row, 8:])
+    assert len(set(cached[:, 8:].flatten().tolist())) > 10
 
-    packed, lengths = torch.cat(rows, 1), torch.tensor([x.shape[1] for x in rows])
     cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).to(device)
-    together = model(packed, cu_seqlens=cu_seqlens, use_cache=False).logits
-    torch.testing.assert_close(together, torch.cat([model(x).logits for x in rows], 1), rtol=1e-4, atol=1e-4)
+    together = model(torch.cat(rows, 1), cu_seqlens=cu_seqlens, use_cache=False).logits
+    apart = torch.cat([model(x).logits for x in rows], 1)
+    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(rows[-1], logits_to_keep=1).logits, apart[:, -1:])
 
 
 def test_options_reach_the_layer():
@@ -298,35 +194,8 @@ def test_block_with_an_mlp(device):
     torch.testing.assert_close(block(x)[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_bad_hybrid():
-    with pytest.raises(ValueError, match="out-of-range layer 3"):
-        small(attn={'layers': [3], 'num_heads': 2})
-
-
-def test_packed(model, device):
-    lengths = [5, 70, 1, 9]
-    ids = torch.randint(53, (1, sum(lengths)), device=device)
-    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
-    packed = model(ids, cu_seqlens=cu_seqlens).logits
-    separate = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
-    torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize('options', [{}, {'exact': True, 'k_norm': 'l2'}], ids=str)
-def test_gradient_checkpointing(options, device):
-    ids = torch.randint(53, (2, 70), device=device)
-    gradients = []
-    for checkpointing in (False, True):
-        torch.manual_seed(0)
-        model = LonghornForCausalLM(small(**options)).to(device).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model(ids, labels=ids).loss.backward()
-        gradients.append([x.grad for x in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_hidden_states_and_tuples(model, device):
+def test_hidden_states_and_tuples(device):
+    model = LonghornForCausalLM(small()).to(device).eval()
     ids = torch.randint(53, (2, 9), device=device)
     output = model(ids, output_hidden_states=True)
     assert len(output.hidden_states) == model.config.num_hidden_layers + 1

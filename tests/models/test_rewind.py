@@ -23,13 +23,14 @@ def make(name: str, device):
 
 
 def close(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.shape == b.shape and bool((a - b).norm() <= 1e-5 * b.norm())
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(close(x, b[name]) for name, x in a.items())
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(close, a, b))
-    return a == b
+    return equal(a, b, lambda x, y: x.shape == y.shape and bool((x - y).norm() <= 1e-5 * y.norm()))
+
+
+def caches() -> tuple[RewindableCache, RewindableCache]:
+    """One that records, and one that does not."""
+    recording = RewindableCache()
+    recording.activate_past_recording()
+    return recording, RewindableCache()
 
 
 def read(model, ids, cache, *lengths, mask=None):
@@ -55,8 +56,7 @@ def test_cropped(name, pieces, device):
     model, ids = make(name, device), torch.randint(3, 50, (2, 90), device=device)
     start = 70 if pieces == 'long' else 0
     for length in {start + 3, start + 7, start + 8, start + 14}:
-        cache, expected = RewindableCache(), RewindableCache()
-        cache.activate_past_recording()
+        cache, expected = caches()
         if start:
             read(model, ids, cache, start)
             cache.crop(0)
@@ -75,8 +75,7 @@ def test_cropped_again_and_again(name, device):
     """The argument of older versions of transformers, the length to keep, and that of newer ones, minus what to remove."""
     model, ids = make(name, device), torch.randint(3, 50, (1, 40), device=device)
     for newer in (False, True):
-        cache, expected = RewindableCache(), RewindableCache()
-        cache.activate_past_recording()
+        cache, expected = caches()
         for piece, keep in ((9, 9), (6, 1), (6, 2), (1, 1), (6, 5), (3, 1)):
             before = cache.get_seq_length()
             read(model, ids, cache, piece)
@@ -93,8 +92,7 @@ def test_cropped_rows_with_padding(name, side, device):
     mask = torch.ones_like(ids)
     mask[1, {'left': slice(0, 4), 'middle': slice(3, 8), 'right': slice(9, 12)}[side]] = 0
     for length in (5, 6, 9, 11):
-        cache, expected = RewindableCache(), RewindableCache()
-        cache.activate_past_recording()
+        cache, expected = caches()
         read(model, ids, cache, 6, 6, mask=mask)
         cache.crop(length)
         read(model, ids, expected, length, mask=mask)
@@ -111,8 +109,7 @@ def test_cropped_to_padding_of_all_rows(name, start, device):
     model, ids = make(name, device), torch.randint(3, 50, (2, 12), device=device)
     mask = torch.ones_like(ids)
     mask[:, start:start + 3] = 0
-    cache, expected = RewindableCache(), RewindableCache()
-    cache.activate_past_recording()
+    cache, expected = caches()
     read(model, ids, cache, *[start] * (start > 0), 6, mask=mask)
     cache.crop(start + 2)
     read(model, ids, expected, *[start] * (start > 0), 2, mask=mask)
@@ -146,8 +143,7 @@ def test_not_recorded(device):
 def test_families_that_go_back_by_pieces(name, device):
     options = {'block_type': 'rodimus_plus', 'block_residual_in_fp32': True} if name == 'rodimus' else {}
     model, ids = spread(make_model(name, device, **options)).eval(), torch.randint(3, 50, (1, 20), device=device)
-    cache, expected = RewindableCache(), RewindableCache()
-    cache.activate_past_recording()
+    cache, expected = caches()
     read(model, ids, cache, 5, 4)
     before = contents(cache)
     with pytest.raises(NotImplementedError, match=f'led to its {WHOLE[name]}, which this layer does not record'):
@@ -180,8 +176,7 @@ def test_snapshot(name, device):
 @torch.no_grad()
 def test_a_copy_records_for_itself(name, device):
     model, ids = make(name, device), torch.randint(3, 50, (1, 30), device=device)
-    cache, expected = RewindableCache(), RewindableCache()
-    cache.activate_past_recording()
+    cache, expected = caches()
     read(model, ids, cache, 9)
     copied = copy.deepcopy(cache)
     model(ids[:, 9:10], past_key_values=cache, use_cache=False)
@@ -191,17 +186,6 @@ def test_a_copy_records_for_itself(name, device):
     read(model, ids, expected, 7)
     for x in (cache, copied):
         assert close(contents(x), contents(expected))
-
-
-class Counting:
-    """Counts calls and tokens of a model."""
-
-    def __init__(self, model):
-        self.lengths = []
-        self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
-
-    def __call__(self, module, args, kwargs):
-        self.lengths.append(kwargs['input_ids'].shape[1])
 
 
 def assistance(model, name: str, by: str, device) -> dict:
@@ -225,10 +209,13 @@ def test_assisted_generation(name, by, device):
     ids = torch.randint(3, 50, (1, 6), device=device).repeat(1, 4)
     options = {'use_cache': True, 'max_new_tokens': 24, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
     want = model.generate(ids, **options)
-    counting = Counting(model)
-    got = model.generate(ids, **options, **assistance(model, name, by, device))
+    guesses, lengths = assistance(model, name, by, device), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.append(kwargs['input_ids'].shape[1]), with_kwargs=True,
+    )
+    got = model.generate(ids, **options, **guesses)
     assert torch.equal(got, want)
     # the calls read guesses, some of which are cropped
-    assert max(counting.lengths[1:]) > 1 and len(counting.lengths) <= 24
+    assert max(lengths[1:]) > 1 and len(lengths) <= 24
     if by == 'itself':
-        assert len(counting.lengths) <= 5
+        assert len(lengths) <= 5

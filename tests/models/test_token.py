@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from fla_cpu.plain import is_plain
 from fla_longhorn import LonghornConfig
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, operator
+from fla_longhorn.ops import fused_recurrent_longhorn
 
 SIZES = dict(hidden_size=32, num_hidden_layers=2, vocab_size=64, bos_token_id=1, eos_token_id=2)
 SWAPPED = dict(num_heads=2, attn_mode='longhorn')
@@ -70,52 +70,6 @@ def test_same_bits(name, dtype, padding, device):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
 
-@pytest.mark.parametrize('name', ['plain', 'exact', 'hybrid', 'window', 'gla'])
-@torch.no_grad()
-def test_padded_tokens_change_nothing(name, device):
-    """A token of a row that is padding gets zeros from the mixers and leaves the states, wherever the others are."""
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device).eval()
-    ids = torch.randint(3, 64, (3, 9), device=device)
-    mask = torch.ones_like(ids)
-    mask[0, :2] = 0
-    mask[1, 5:7] = 0
-    mask[2, 6] = 0
-    cache = None
-    parts = []
-    for a, b in ((0, 5), (5, 6), (6, 7), (7, 8), (8, 9)):
-        output = model(ids[:, a:b], attention_mask=mask[:, :b], past_key_values=cache, use_cache=True)
-        cache, parts = output.past_key_values, [*parts, output.logits]
-    logits = torch.cat(parts, 1)
-    for i in range(3):
-        kept = mask[i].bool()
-        if name == 'window' and i:
-            # padding inside a window takes a column of it, as in fla
-            continue
-        expected = model(ids[i:i + 1, kept]).logits[0]
-        assert (logits[i, kept] - expected).norm() < 1e-5 * expected.norm()
-
-
-@pytest.mark.parametrize('name', ['plain', 'exact', 'options', 'gla'])
-@torch.no_grad()
-def test_pieces_of_padding(name, device):
-    """As `prefill_chunk_size` cuts prompts that are padded to a multiple: some pieces have no token at all."""
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device).eval()
-    ids = torch.randint(3, 64, (2, 12), device=device)
-    mask = torch.ones_like(ids)
-    mask[:, :5] = 0
-    mask[1, 5] = 0
-    expected = model(ids, attention_mask=mask).logits
-    cache, parts = None, []
-    for a in range(0, 12, 4):
-        output = model(ids[:, a:a + 4], attention_mask=mask[:, :a + 4], past_key_values=cache, use_cache=True)
-        cache, parts = output.past_key_values, [*parts, output.logits]
-    assert cache.get_seq_length() == 12
-    difference = (torch.cat(parts, 1) - expected)[mask.bool()]
-    assert difference.norm() < 1e-5 * expected[mask.bool()].norm()
-    options = dict(attention_mask=mask, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
-    assert torch.equal(model.generate(ids, prefill_chunk_size=4, **options), model.generate(ids, **options))
-
-
 class Louder(Longhorn):
     """A subclass with other values, keys and updates."""
 
@@ -149,16 +103,6 @@ def test_overridden_methods(cls, device):
 
 
 @torch.no_grad()
-def test_keywords_of_a_token(device):
-    """Boundaries and unknown names count for one token too."""
-    layer, h = Longhorn(hidden_size=16, layer_idx=0).to(device), torch.randn(1, 1, 16, device=device)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'cu_seqlen'"):
-        layer(h, cu_seqlen=torch.tensor([0, 1], device=device))
-    with pytest.raises(ValueError, match='cu_seqlens must end at the number of tokens T = 1, got 2'):
-        layer(h, cu_seqlens=torch.tensor([0, 2], device=device))
-
-
-@torch.no_grad()
 def test_parameters_that_are_no_parameters(device):
     """FSDP1 puts tensors in their place while a block runs."""
     model = AutoModelForCausalLM.from_config(CONFIGS['options']()).to(device).eval()
@@ -171,20 +115,6 @@ def test_parameters_that_are_no_parameters(device):
     assert not list(model.parameters())
     got = continue_prompt(model, ids, None)
     assert all(map(torch.equal, got, expected))
-
-
-@pytest.mark.parametrize('num_beams', [1, 3])
-@pytest.mark.parametrize('name', ['plain', 'gla', 'hybrid'])
-def test_generate(name, num_beams, device):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device).eval()
-    ids = torch.randint(3, 64, (2, 5), device=device)
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5], device=device)
-    lengths = dict(max_new_tokens=5, min_new_tokens=5)
-    options = dict(attention_mask=mask, num_beams=num_beams, do_sample=False, pad_token_id=0, **lengths)
-    got = model.generate(ids, **options)
-    with Watching():
-        assert torch.equal(got, model.generate(ids, **options))
 
 
 def test_what_is_plain(device):
@@ -200,17 +130,3 @@ def test_what_is_plain(device):
         assert torch.func.vmap(lambda y: y * float(is_plain(y)))(x).sum() == 0
         assert torch.jit.trace(lambda y: y * float(is_plain(x)), (x,), check_trace=False)(x).sum() == 0
         assert torch.compile(lambda y: y * float(is_plain(y)), backend='eager', fullgraph=True)(x).sum() == 0
-
-
-@torch.no_grad()
-def test_an_update_in_place_is_seen_by_autograd(device, monkeypatch):
-    monkeypatch.setattr(operator, 'longhorn_update', None)
-    q, k = torch.randn(2, 2, 1, 1, 16, device=device)
-    v, beta = torch.rand(2, 2, 1, 1, 8, device=device)
-    state = torch.ones(2, 1, 16, 8, device=device)
-    with torch.enable_grad():
-        weight = torch.ones_like(state, requires_grad=True)
-        loss = (weight * state).sum()
-    longhorn_state_update(state, q, k, v, beta, D=torch.ones(1, 8, device=device))
-    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
-        loss.backward()

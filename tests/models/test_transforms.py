@@ -84,7 +84,7 @@ def test_forward_mode(name, mode, device):
     """The derivative along a direction is the gradients' product with it."""
     model = make(name, device)
     row = [x[0] for x in batch(device)]
-    (expected,) = gradients_apart(model, *(x[:1] for x in batch_of(row)))
+    (expected,) = gradients_apart(model, *(x[None] for x in row))
     parameters = {name: x.detach() for name, x in model.named_parameters()}
     tangents = {name: torch.randn_like(x) * x.norm() for name, x in parameters.items()}
     if mode == 'jvp':
@@ -95,10 +95,6 @@ def test_forward_mode(name, mode, device):
             got = forward_ad.unpack_dual(loss_of(model, duals, *row)).tangent
     products = torch.stack([(expected[name] * x).sum() for name, x in tangents.items()])
     assert (got - products.sum()).abs() <= 1e-4 * products.abs().sum()
-
-
-def batch_of(row: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [x[None] for x in row]
 
 
 def test_refused(device):

@@ -87,13 +87,13 @@ def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = F
     return options
 
 
-def run(op, inputs: dict[str, torch.Tensor], options: dict, seed: int = 1) -> dict[str, torch.Tensor]:
-    """Outputs and, for a random gradient of both, the gradients of all inputs."""
+def run(op, inputs: dict[str, torch.Tensor], options: dict, seed: int = 1, dtype: torch.dtype | None = None) -> dict:
+    """Outputs and, for a random gradient of both, the gradients of all inputs; that of the first is rounded to `dtype`."""
     for x in inputs.values():
         x.grad = None
     o, final_state = op(**inputs, **options)
     generator = torch.Generator().manual_seed(seed)
-    do = torch.randn(o.shape, generator=generator).to(o)
+    do = torch.randn(o.shape, generator=generator).to(dtype or o.dtype).to(o)
     dht = torch.randn(final_state.shape, generator=generator).to(final_state)
     torch.autograd.backward((o, final_state), (do, dht))
     return {'o': o.detach(), 'final_state': final_state.detach(), **{f'd{name}': x.grad for name, x in inputs.items()}}
@@ -101,14 +101,8 @@ def run(op, inputs: dict[str, torch.Tensor], options: dict, seed: int = 1) -> di
 
 def reference(inputs: dict[str, torch.Tensor], options: dict, seed: int = 1) -> dict[str, torch.Tensor]:
     """The naive op in float64 on the very numbers that the op under test is given, and the same output gradients."""
-    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    dtype = inputs['v'].dtype
-    o, final_state = naive_recurrent_longhorn(**exact, **options)
-    generator = torch.Generator().manual_seed(seed)
-    do = torch.randn(o.shape, generator=generator).to(dtype).to(o)
-    dht = torch.randn(final_state.shape, generator=generator).to(final_state)
-    torch.autograd.backward((o, final_state), (do, dht))
-    return {'o': o.detach(), 'final_state': final_state.detach(), **{f'd{name}': x.grad for name, x in exact.items()}}
+    doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    return run(naive_recurrent_longhorn, doubles, options, seed, inputs['v'].dtype)
 
 
 def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:

@@ -1,13 +1,21 @@
-"""What runs the same code as another test, so that it need not run in each of `make test`'s two runs of this folder."""
+"""The update as a fixture; what runs the same code as another test, and need not run in both runs of `make test`."""
 
 import pytest
 
 from tests.conftest import INTERPRETING
 
 # the recurrence in PyTorch, whatever the backend
-collect_ignore = ['test_naive.py', 'test_objectives.py', 'test_transforms.py'] if INTERPRETING else []
+collect_ignore = ['test_naive.py', 'test_transforms.py'] if INTERPRETING else []
 # tests of `test_longhorn.py` that both operators take in any case
-BOTH = ('test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time')
+BOTH = (
+    'test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time',
+    'test_intermediate_states',
+)
+
+
+@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
+def exact(request):
+    return request.param
 
 
 def pytest_collection_modifyitems(items):

@@ -116,12 +116,6 @@ def test_host_copy_that_contradicts(op, name):
         op(**call)
 
 
-@pytest.mark.parametrize('op', OPS)
-def test_unknown_argument(op, device):
-    with pytest.raises(TypeError, match='head_first'):
-        op(**on(device, arguments(head_first=True)))
-
-
 @pytest.mark.parametrize('op', OPS[:2])
 @pytest.mark.parametrize('name', ['q', 'v', 'initial_state'])
 def test_float64_is_for_the_naive_op(op, name, device):

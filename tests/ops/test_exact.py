@@ -1,65 +1,16 @@
-"""The Triton kernels of the exact update (the paper's Theorem 3.1), called as a backend is, against a float64 loop."""
-
-import itertools
+"""What the Triton kernels of the exact update (the paper's Theorem 3.1) have of their own."""
 
 import pytest
 import torch
 
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.checkpoints import checkpoint_interval
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
 if INTERPRETING or torch.cuda.is_available():
     from fla_longhorn.ops.triton.common import strided_inputs
-    from fla_longhorn.ops.triton.exact import common, configs, exact_bwd, exact_fwd
-
-
-def recurrence(q, k, v, beta, initial_state, D=None, z=None, bounds=None):
-    """S_t = S_{t-1} + k_t (x) (eps_t (v_t - k_t^T S_{t-1})), the paper's Eq. 6, one sequence after the other."""
-    eps = beta / (1 + beta * k.square().sum(-1, keepdim=True))
-    outputs, states = [], []
-    for i, (bos, eos) in enumerate(bounds):
-        rows = slice(None) if len(bounds) == 1 else slice(0, 1)
-        S = initial_state if len(bounds) == 1 else initial_state[i:i + 1]
-        for t in range(bos, eos):
-            recalled = torch.einsum('bhk,bhkv->bhv', k[rows, t], S)
-            S = S + k[rows, t, :, :, None] * (eps[rows, t] * (v[rows, t] - recalled))[..., None, :]
-            outputs.append(torch.einsum('bhk,bhkv->bhv', q[rows, t], S))
-        states.append(S)
-    o = torch.stack(outputs, 1)
-    o = o if D is None else o + D * v
-    return o if z is None else o * torch.nn.functional.silu(z), torch.cat(states)
-
-
-CASES = [
-    Case(B=2, T=21, H=1, K=16, V=20, initial_state=True),
-    Case(B=1, T=1, H=1, K=3, V=5, initial_state=True),
-    Case(B=1, T=37, H=2, K=20, V=9, D=True, z=True, initial_state=True),
-    Case(H=1, K=16, V=33, D=True, initial_state=True).packed(17, 0, 1, 16),
-]
-
-if INTERPRETING or torch.cuda.is_available():
-    @pytest.mark.usefixtures('poison')
-    @pytest.mark.parametrize('parallel', [True, False])
-    @pytest.mark.parametrize('case', CASES, ids=str)
-    def test_exact_kernels(case, parallel, triton_device):
-        inputs, cu_seqlens = make_inputs(case, triton_device), make_options(case, triton_device).get('cu_seqlens')
-        bounds = list(itertools.pairwise([0, case.T] if cu_seqlens is None else cu_seqlens.tolist()))
-        exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-        o, state = recurrence(**exact, bounds=bounds)
-        do, dht = torch.randn_like(o).float(), torch.randn_like(state).float()
-        torch.autograd.backward((o, state), (do.double(), dht.double()))
-        ref = {'o': o.detach(), 'final_state': state.detach(), **{f'd{name}': x.grad for name, x in exact.items()}}
-
-        tensors = {name: x.detach() for name, x in inputs.items()}
-        args = Arguments(**tensors, cu_seqlens=cu_seqlens, output_final_state=True, exact=True)
-        o, state, states = exact_fwd(args, save_states=True, parallel=parallel)
-        gradients = exact_bwd(do, dht, states, args, parallel=parallel)
-        names = ('dq', 'dk', 'dv', 'dbeta', 'dinitial_state', 'dD', 'dz')
-        got = {'o': o, 'final_state': state, **dict(zip(names, gradients, strict=True))}
-        assert_close(got, ref, case.dtype)
+    from fla_longhorn.ops.triton.exact import common
 
     # bfloat16 holds 5e-3 for every output and gradient, gate and scalar steps included
     LOW_PRECISION = [
@@ -89,11 +40,6 @@ if INTERPRETING or torch.cuda.is_available():
         inputs['k'] = inputs['k'].detach()[:, which].requires_grad_()
         assert_close(run(chunk_longhorn, inputs, options), reference(inputs, options), case.dtype)
 
-    @pytest.mark.parametrize('precision', ['bf16', 'tf32', 'ieee'])
-    def test_checkpoint_intervals_are_whole_spans(precision):
-        for K in range(1, 257):
-            assert checkpoint_interval(K) % configs.lengths(K, precision).span == 0, K
-
     CUT = [
         Case(B=2, T=75, H=1, K=4, V=20, D=True, z=True, initial_state=True),
         Case(B=1, T=64, H=1, K=3, V=9, dtype=torch.bfloat16, sigmoid=True),
@@ -112,15 +58,6 @@ if INTERPRETING or torch.cuda.is_available():
     def test_cut_in_time(case, triton_device):
         """The states first, then all intervals at once."""
         check(chunk_longhorn, case, triton_device, exact=True)
-
-    @pytest.mark.parametrize('save_states', [False, True])
-    def test_cut_is_whole(save_states, triton_device, request):
-        case = Case(B=1, T=75, H=2, K=4, V=9, initial_state=True)
-        args = Arguments(**{name: x.detach() for name, x in make_inputs(case, triton_device).items()}, output_final_state=True)
-        whole = exact_fwd(args, save_states=save_states, parallel=True)
-        request.getfixturevalue('cut')
-        for x, y in zip(whole, exact_fwd(args, save_states=save_states, parallel=True), strict=True):
-            assert torch.equal(x, y)
 
     def test_few_warps_and_long_sequences_are_cut(monkeypatch):
         monkeypatch.setattr(common, 'multiprocessor_count', lambda device: 132)

@@ -1,6 +1,5 @@
 """The ops of every backend against the naive one in float64: outputs and all gradients."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -33,34 +32,16 @@ def op(request):
     return OPS[request.param]
 
 
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
-SHAPES = [
-    Case(B=1, T=1, H=1, K=1, V=1),
-    Case(B=1, T=2, H=1, K=3, V=5),
-    Case(B=2, T=INTERVAL - 1, H=1, K=4, V=33),
-    Case(B=2, T=INTERVAL, H=2, K=4, V=32),
-    Case(B=1, T=INTERVAL + 1, H=3, K=4, V=64),
-    Case(B=1, T=40, H=1, K=16, V=130),
-    Case(B=1, T=37, H=1, K=17, V=9),
-    Case(B=1, T=21, H=1, K=64, V=34),
-    Case(B=1, T=9, H=1, K=130, V=3),
-    Case(B=1, T=6, H=1, K=256, V=36),
-] if INTERPRETING else [
-    Case(B=1, T=1, H=1, K=1, V=1),
-    Case(B=1, T=2, H=1, K=3, V=5),
-    Case(B=3, T=INTERVAL - 1, H=1, K=4, V=33),
-    Case(B=2, T=INTERVAL, H=2, K=4, V=32),
-    Case(B=1, T=INTERVAL + 1, H=3, K=4, V=64),
-    Case(B=2, T=400, H=1, K=16, V=130),
-    Case(B=1, T=137, H=2, K=17, V=9),
-    Case(B=1, T=260, H=1, K=64, V=34),
-    Case(B=1, T=60, H=1, K=130, V=70),
-    Case(B=1, T=270, H=1, K=256, V=12),
-]
+# B, T, H, K, V; the last ones shorter where kernels are interpreted
+SHAPES = [Case(*sizes) for sizes in (
+    (1, 1, 1, 1, 1), (1, 2, 1, 3, 5),
+    (BATCH + 1, INTERVAL - 1, 1, 4, 33), (2, INTERVAL, 2, 4, 32), (1, INTERVAL + 1, 3, 4, 64),
+    *(
+        ((1, 40, 1, 16, 130), (1, 37, 1, 17, 9), (1, 21, 1, 64, 34), (1, 9, 1, 130, 3), (1, 6, 1, 256, 36))
+        if INTERPRETING else
+        ((2, 400, 1, 16, 130), (1, 137, 2, 17, 9), (1, 260, 1, 64, 34), (1, 60, 1, 130, 70), (1, 270, 1, 256, 12))
+    ),
+)]
 
 
 @pytest.mark.parametrize('case', SHAPES, ids=str)
@@ -97,14 +78,14 @@ def test_low_precision(op, exact, case, dtype, device):
 
 
 def test_mixed_dtypes(op, exact, device):
-    """Each input keeps its own dtype, as autocast hands them over: projections in bfloat16, D in float32."""
+    """Each input keeps its own dtype, as autocast hands them over: projections in bfloat16, D in float32; and a state."""
     case = Case(K=4, D=True, z=True, initial_state=True)
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    for name, dtype in (('q', torch.bfloat16), ('k', torch.float16), ('beta', torch.bfloat16)):
+    for name, dtype in dict(q=torch.bfloat16, k=torch.float16, beta=torch.bfloat16, initial_state=torch.bfloat16).items():
         inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
     got = run(op, inputs, options)
     assert {name: got[f'd{name}'].dtype for name in inputs} == {name: x.dtype for name, x in inputs.items()}
-    assert got['o'].dtype == torch.float32
+    assert got['o'].dtype == got['final_state'].dtype == torch.float32
     ref = reference(inputs, options)
     for name in ref:
         dtype = inputs[name.removeprefix('d')].dtype if name.removeprefix('d') in inputs else torch.float32
@@ -126,24 +107,6 @@ PACKED = [
 ], ids=str)
 def test_packed(op, exact, case, lengths, device):
     check(op, case.packed(*lengths), device, exact)
-
-
-@pytest.mark.parametrize('dtype', [torch.int32, torch.int64], ids=str)
-def test_packed_is_separate(op, exact, dtype, device):
-    lengths = (7, 0, INTERVAL + 2, 1)
-    case = Case(H=2, K=4, V=6, D=True, z=True, initial_state=True).packed(*lengths)
-    inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    options['cu_seqlens'] = options['cu_seqlens'].to(dtype)
-    o, state = op(**inputs, **options)
-    bounds = options.pop('cu_seqlens').tolist()
-    for i, (bos, eos) in enumerate(itertools.pairwise(bounds)):
-        if bos == eos:
-            torch.testing.assert_close(state[i], inputs['initial_state'][i], rtol=0, atol=0)
-            continue
-        part = {name: inputs[name][:, bos:eos] for name in ('q', 'k', 'v', 'beta', 'z')}
-        o_i, state_i = op(**part, D=inputs['D'], initial_state=inputs['initial_state'][i:i + 1], **options)
-        assert relative_error(o[:, bos:eos], o_i) <= 1e-6
-        assert relative_error(state[i:i + 1], state_i) <= 1e-6
 
 
 @given(T=st.integers(2, BATCH * INTERVAL + 2), data=st.data())
@@ -174,10 +137,16 @@ def test_any_shape(op, exact, device, T, K, V, H, flags):
     ), device, exact)
 
 
-@given(lengths=st.lists(st.one_of(st.integers(0, 5), st.sampled_from([INTERVAL - 1, INTERVAL, INTERVAL + 1])),
-                        min_size=1, max_size=5).filter(sum))
-def test_any_lengths(op, exact, device, lengths):
-    check(op, Case(H=1, K=4, V=7, initial_state=True).packed(*lengths), device, exact)
+@given(
+    lengths=st.lists(st.one_of(st.integers(0, 5), st.sampled_from([INTERVAL - 1, INTERVAL, INTERVAL + 1])),
+                     min_size=1, max_size=5).filter(sum),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_any_lengths(op, exact, device, lengths, dtype):
+    case = Case(H=1, K=4, V=7, initial_state=True).packed(*lengths)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    options['cu_seqlens'] = options['cu_seqlens'].to(dtype)
+    assert_close(run(op, inputs, options), reference(inputs, options), case.dtype)
 
 
 @given(
@@ -242,23 +211,19 @@ def test_strided_inputs(op, exact, device):
     assert_close(got, ref, torch.float32)
 
 
-def test_expanded_output_gradient(op, exact, device):
-    case = Case(K=4)
-    inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    op(**inputs, **options)[0].sum().backward()
-    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    naive_recurrent_longhorn(**exact, **options)[0].sum().backward()
-    assert all(relative_error(inputs[name].grad, exact[name].grad) <= 1e-4 for name in inputs)
-
-
-def test_gradient_of_the_state_alone(op, exact, device):
+@pytest.mark.parametrize('loss', [lambda o, state: o.sum(), lambda o, state: state.square().sum()], ids=['outputs', 'state'])
+def test_gradients_of_one_output(op, exact, loss, device):
+    """Of the outputs alone, an expanded one, and of the state alone."""
     case = Case(B=1, K=4, initial_state=True)
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    op(**inputs, **options)[1].square().sum().backward()
-    assert inputs['q'].grad is None or not inputs['q'].grad.any()
-    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    naive_recurrent_longhorn(**exact, **options)[1].square().sum().backward()
-    assert all(relative_error(inputs[n].grad, exact[n].grad) <= 1e-4 for n in ('k', 'v', 'beta', 'initial_state'))
+    doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    loss(*op(**inputs, **options)).backward()
+    loss(*naive_recurrent_longhorn(**doubles, **options)).backward()
+    for name, x in doubles.items():
+        if x.grad is None:
+            assert inputs[name].grad is None or not inputs[name].grad.any(), name
+        else:
+            assert relative_error(inputs[name].grad, x.grad) <= 1e-4, name
 
 
 def test_no_final_state_unless_asked(op, exact, device):
@@ -266,17 +231,6 @@ def test_no_final_state_unless_asked(op, exact, device):
     o, state = op(**inputs, exact=exact)
     assert state is None
     assert torch.equal(o, op(**inputs, exact=exact, output_final_state=True)[0])
-
-
-def test_low_precision_state(op, exact, device):
-    """A state in another floating dtype is taken, computed with in float32 and given a gradient of its own dtype."""
-    case = Case(B=1, K=4, initial_state=True)
-    inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    inputs['initial_state'] = inputs['initial_state'].detach().bfloat16().requires_grad_()
-    got = run(op, inputs, options)
-    assert got['final_state'].dtype == torch.float32
-    assert got['dinitial_state'].dtype == torch.bfloat16
-    assert relative_error(got['o'], reference(inputs, options)['o']) <= 1e-5
 
 
 def test_saved_for_backward(op, exact, device):
@@ -290,13 +244,6 @@ def test_saved_for_backward(op, exact, device):
         op(**inputs, **options)
     given = sum(x.untyped_storage().nbytes() for x in inputs.values())
     assert given <= sum(saved.values()) <= 1.15 * given
-
-
-def test_without_gradients_nothing_is_saved(op, exact, device):
-    inputs = make_inputs(Case(K=4), device)
-    with torch.no_grad():
-        o, _ = op(**inputs, exact=exact)
-    assert not o.requires_grad
 
 
 @pytest.mark.parametrize('lengths', [None, (32, 0, 5)], ids=['dense', 'packed'])
@@ -375,6 +322,24 @@ def test_keys_of_one_entry(op, exact, size, device):
     inputs['k'] = (inputs['k'].detach().clamp(-1, 1) * size).requires_grad_()
     got, ref = run(op, inputs, options), reference(inputs, options)
     assert_close(got, ref, torch.float32)
+
+
+@pytest.mark.parametrize('case', [
+    Case(B=BATCH, T=70, K=4, V=5, initial_state=True),
+    Case(B=BATCH, T=64, K=4, V=5, scalar_beta=True, state_v_first=True),
+    Case(K=4, V=5, initial_state=True).packed(32, 0, 70, 1),
+], ids=str)
+def test_intermediate_states(op, exact, case, device):
+    """Those before every 32nd token of each sequence, the first one's among them."""
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    with pytest.raises(ValueError, match='return_intermediate_states must be False where an input needs a gradient'):
+        op(**inputs, **options, return_intermediate_states=True)
+    inputs = {name: x.detach() for name, x in inputs.items()}
+    o, final_state, states = op(**inputs, **options, return_intermediate_states=True)
+    assert torch.equal(o, op(**inputs, **options)[0])
+    doubles = {name: x.double() for name, x in inputs.items()}
+    _, *want = naive_recurrent_longhorn(**doubles, **options, return_intermediate_states=True)
+    assert relative_error(final_state, want[0]) <= 1e-5 and relative_error(states, want[1]) <= 1e-5
 
 
 def test_only_chunk_cuts_time(op, device, monkeypatch):

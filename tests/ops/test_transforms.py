@@ -38,11 +38,6 @@ def scalar(op, name, inputs, options):
     return function
 
 
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
 @pytest.mark.filterwarnings('ignore:.*batching rule')
 @pytest.mark.parametrize('transform', list(TRANSFORMS))
 @pytest.mark.parametrize('op, case', [(OPS[0], CASES[0]), (OPS[1], CASES[1])], ids=['chunk, gated', 'recurrent, packed'])
@@ -77,6 +72,8 @@ def test_state_update_is_refused(device):
         tangent(update, inputs['v'], inputs['v'])
     with pytest.raises(ValueError, match='longhorn_state_update updates states in place'):
         torch.func.jvp(update, (inputs['v'],), (inputs['v'],))
+    with torch.no_grad(), pytest.raises(ValueError, match=r'longhorn_state_update .* torch.func.*fused_recurrent_longhorn'):
+        torch.vmap(lambda state: longhorn_state_update(state, **inputs))(torch.stack([state, state]))
 
 
 def test_a_tangent_elsewhere_changes_nothing(device, exact):

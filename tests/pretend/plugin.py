@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from offgpu import pretend
+from tests.devices import is_within
 
 ROOT = Path(__file__).parents[2]
 # what does not run here, by path or by name, and why; what a GPU does not run either is named elsewhere
@@ -135,10 +136,7 @@ def measure_small(timing) -> None:
 
 def why_not(test: str) -> str | None:
     """Why this test, file or folder is left out."""
-    for name, why in LEFT_OUT.items():
-        if test == name or test.startswith((f'{name}/', f'{name}::', f'{name}[')):
-            return why
-    return None
+    return next((why for name, why in LEFT_OUT.items() if is_within(test, name) or test.startswith(f'{name}[')), None)
 
 
 def pytest_sessionstart() -> None:

@@ -6,8 +6,9 @@ What they compute is tested in `tests/ops`, which runs other kernels in their pl
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
-from tests.ops.cases import Case, check, relative_error
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
+from tests.ops.cases import Case, check
+from tests.ops.test_pool import DECODE, INDICES, Call
 
 pytestmark = pytest.mark.usefixtures('kernels')
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
@@ -33,12 +34,4 @@ def test_ops(op, case, exact):
 
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
 def test_a_token_in_a_pool(exact):
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 2, 1, 1, 4, device='cuda')
-    v, beta = torch.randn(2, 1, 1, 8, device='cuda'), torch.rand(2, 1, 1, 8, device='cuda')
-    pool = torch.randn(5, 1, 4, 8, device='cuda')
-    rows = torch.tensor([3, 1], device='cuda')
-    want, state = naive_recurrent_longhorn(q, k, v, beta, exact=exact, initial_state=pool[rows], output_final_state=True)
-    others = pool[[0, 2, 4]]
-    o = longhorn_state_update(pool, q, k, v, beta, exact=exact, state_indices=rows)
-    assert relative_error(o, want) < 1e-5 and relative_error(pool[rows], state) < 1e-5 and torch.equal(pool[[0, 2, 4]], others)
+    Call(DECODE, exact, INDICES['everything'], torch.int64, torch.device('cuda')).check()

@@ -1,8 +1,6 @@
 """A model on cuda:1 while cuda:0 is the current device: kernels run where the tensors are."""
 
-import os
-import subprocess
-import sys
+from tests.pretend.test_device import run
 
 PROGRAM = '''
 from contextlib import nullcontext
@@ -12,6 +10,8 @@ import torch
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops import triton as backend
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton.diagonal import summaries
 
 HYBRID = {'num_hidden_layers': 2, 'attn': {'layers': [1], 'num_heads': 2}}
 OPTIONS = {}, {'exact': True}, {'k_norm': 'l2', 'num_heads': 2, **HYBRID}
@@ -32,16 +32,17 @@ def use(options, device):
 
 for options in OPTIONS:
     assert use(options, 'cuda:0') == use(options, 'cuda:1')
+q, k, v, beta = torch.rand(4, 1, 5, 1, 4, device='cuda:1')
+args = Arguments(q, k, v, beta)
+assert all(x.device == q.device for x in (*summaries.forward_summary(args), summaries.backward_summary(v, args)))
 # a planted fault
-backend.custom_device_ctx = lambda index: nullcontext()
-with pytest.raises(ValueError, match='longhorn_.* is launched on cuda:0 with a tensor on cuda:1'):
-    use({}, 'cuda:1')
+for module, call in (backend, lambda: use({}, 'cuda:1')), (summaries, lambda: summaries.forward_summary(args)):
+    module.custom_device_ctx = lambda index: nullcontext()
+    with pytest.raises(ValueError, match='is launched on cuda:0 with a tensor on cuda:1'):
+        call()
 print('done')
 '''
 
 
 def test_kernels_follow_their_tensors():
-    done = subprocess.run(
-        [sys.executable, '-c', PROGRAM], env=os.environ | {'PRETEND_DEVICES': '2', 'PRETEND_IMPORT': ''},
-        capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.endswith('done\n'), done.stderr
+    assert run(PROGRAM, PRETEND_DEVICES='2').endswith('done\n')

@@ -1,8 +1,7 @@
 """Run calls of the operators as PTX and print a line for each.
 
-    python -m tests.ptx [--groups diagonal exact ...] [--match text] [--target sm_80] [--order last] [--json rows.json]
+    python -m tests.ptx [--groups diagonal exact ...] [--match text] [--tokens 1 16 70] [--target sm_80] [--order last]
     python -m tests.ptx --selftest           # the emulator on small kernels with known results
-    python -m tests.ptx --mutate exact 0     # each barrier of a call's kernels taken out in turn
 
 Not under TRITON_INTERPRET.
 """
@@ -10,8 +9,6 @@ Not under TRITON_INTERPRET.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import warnings
 from dataclasses import replace
 
@@ -25,30 +22,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m tests.ptx', description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--groups', nargs='+', choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument('--match', default='', help='only calls with this in their line')
+    parser.add_argument('--tokens', nargs='+', type=int, help='in place of those of calls with dense rows, which run alone')
     parser.add_argument('--target', choices=EMULATED, help='in place of that of the calls')
     parser.add_argument('--order', choices=ORDERS, default='together', help='in which warps run')
     parser.add_argument('--no-races', action='store_true', help='without racecheck')
     parser.add_argument('--assemble', action='store_true', help='have ptxas make machine code too')
-    parser.add_argument('--json', help='keep the rows in this file')
-    parser.add_argument('--resume', action='store_true', help='leave out calls of which the file has a row')
     parser.add_argument('--selftest', action='store_true', help='the emulator on small kernels with known results')
-    parser.add_argument('--mutate', nargs=2, metavar=('GROUP', 'INDEX'), help='take out each barrier of a call in turn')
     options = parser.parse_args()
     warnings.simplefilter('ignore')
     if options.selftest:
         return selftest(options.target or 'sm_90', options.order)
-    if options.mutate:
-        group, index = options.mutate
-        return mutate(group, int(index))
+    calls = [call for group in options.groups for call in GROUPS[group]()]
+    if options.tokens:
+        calls = [x.with_tokens(T) for x in calls if x.case.lengths is None and x.op != 'step' for T in options.tokens]
     bad = 0
-    for group in options.groups:
-        for call in GROUPS[group]():
-            call = replace(call, target=options.target or call.target)
-            if options.match not in str(call) or options.resume and (str(call), options.order) in kept(options.json):
-                continue
-            row = {'group': group} | run_call(call, options.order, races=not options.no_races, assemble=options.assemble)
+    for call in calls:
+        call = replace(call, target=options.target or call.target)
+        if options.match in str(call):
+            row = run_call(call, options.order, races=not options.no_races, assemble=options.assemble)
             print(summary(row), flush=True)
-            keep(options.json, row)
             bad += not row['ok']
     return int(bad > 0)
 
@@ -64,31 +56,6 @@ def selftest(target: str, order: str) -> int:
         print('FAIL' if wrong else 'ok  ', kernel, wrong, flush=True)
         bad += bool(wrong)
     return int(bad > 0)
-
-
-def mutate(group: str, index: int) -> int:
-    from tests.ptx.faults import BARRIER, planted, record
-    for fault in planted(record(GROUPS[group]()[index]), BARRIER):
-        print('found    ' if fault.found else 'not found', fault, flush=True)
-    return 0
-
-
-def kept(path: str | None) -> dict[tuple[str, str], dict]:
-    """Rows of the file by call and order."""
-    if path is None or not os.path.exists(path):
-        return {}
-    with open(path, encoding='utf-8') as file:
-        return {(row['case'], row['order']): row for row in json.load(file)}
-
-
-def keep(path: str | None, row: dict) -> None:
-    """Add a row to the file, in place of an earlier one of the same call."""
-    if path is None:
-        return
-    rows = kept(path) | {(row['case'], row['order']): row}
-    with open(path + '.part', 'w', encoding='utf-8') as file:
-        json.dump(list(rows.values()), file, indent=1)
-    os.replace(path + '.part', path)
 
 
 if __name__ == '__main__':

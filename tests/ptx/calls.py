@@ -27,17 +27,16 @@ class Call:
     sliced: bool = False
     # 'view': inputs are channels out of wider tensors; 'shifted': not aligned to 16 bytes; 'mixed': k float16, v float32
     layout: str = 'dense'
-    seed: int = 0
-    # a bound of its own for dq, where it is a single sum that may cancel
-    bound_of_q: float | None = None
 
     def __str__(self) -> str:
         parts = [self.name, self.target, self.op, 'exact' if self.exact else 'diagonal', str(self.case)]
         parts += [f'segment{self.segment}'] if self.segment else []
         parts += ['sliced'] if self.sliced else []
         parts += [self.layout] if self.layout != 'dense' else []
-        parts += [f'seed{self.seed}'] if self.seed else []
         return ' '.join(parts)
+
+    def with_tokens(self, T: int) -> Call:
+        return replace(self, case=replace(self.case, T=T))
 
 
 ALL: dict[str, Any] = dict(sigmoid=True, D=True, z=True, initial_state=True)
@@ -50,7 +49,7 @@ def diagonal() -> list[Call]:
     return [
         *(Call('plain', replace(plain, T=T)) for T in (7, 1, 33, 70)),
         *(Call('pairs', replace(bf16, T=T)) for T in (7, 70)),
-        Call('packed', odd.packed(5, 0, 33, 1, 0)),
+        *(Call('packed', odd.packed(*lengths)) for lengths in ((5, 0, 33, 1, 0), (1,), (0, 0, 7), (33, 2))),
         Call('half', Case(B=1, T=33, H=2, V=33, dtype=F16, **ALL)),
         Call('one', Case(B=1, T=70, H=1, K=1, V=33, scalar_beta=True)),
         Call('wide', Case(B=1, T=33, H=1, K=64, V=33, D=True, initial_state=True)),
@@ -78,6 +77,7 @@ def step() -> list[Call]:
 
 
 def exact() -> list[Call]:
+    odd = Case(H=2, K=17, V=33, dtype=BF16, state_v_first=True, **ALL)
     return [
         *(Call('bf16', Case(B=2, T=T, H=1, V=64, dtype=BF16), exact=True) for T in (33, 7)),
         *(Call('f32', Case(B=1, T=T, H=1, V=64), exact=True) for T in (33, 1, 70)),
@@ -87,7 +87,7 @@ def exact() -> list[Call]:
             for T in (33, 70)
         ),
         Call('f32', Case(B=1, T=33, H=1, K=64, V=33, initial_state=True), exact=True),
-        Call('packed', Case(H=2, K=17, V=33, dtype=BF16, state_v_first=True, **ALL).packed(5, 0, 33, 1, 0), exact=True),
+        *(Call('packed', odd.packed(*lengths), exact=True) for lengths in ((5, 0, 33, 1, 0), (1,), (0, 0, 7), (16, 33))),
         Call('bf16', Case(B=1, T=33, H=1, K=128, V=64, dtype=BF16), exact=True),
         Call('f16', Case(B=1, T=33, H=1, K=64, V=64, dtype=F16), exact=True),
         Call('f32', Case(B=1, T=33, H=1, K=128, V=64, D=True), exact=True),
@@ -110,36 +110,6 @@ def recurrent() -> list[Call]:
         Call('bf16', Case(B=1, T=33, H=1, K=64, V=96, dtype=BF16, D=True, z=True, sigmoid=True), op='recurrent', exact=True),
         Call('bf16', Case(B=2, T=1, H=1, K=128, V=64, dtype=BF16, D=True, z=True, sigmoid=True), op='step', exact=True),
         Call('odd', Case(B=2, T=1, H=2, K=17, V=33, state_v_first=True), op='step', exact=True),
-    ]
-
-
-def lengths() -> list[Call]:
-    """Other numbers of tokens for kernels that the other groups compile: chunks and checkpoints just full, or crossed."""
-    d: dict[tuple, Call] = {}
-    e: dict[tuple, Call] = {}
-    for call in diagonal():
-        d.setdefault((call.name, call.case.dtype), call)
-    for call in exact():
-        e.setdefault((call.name, call.case.K, call.case.dtype), call)
-
-    def at(call, *counts):
-        return [replace(call, case=replace(call.case, T=T)) for T in counts]
-
-    def single(call):
-        """One token, in several rows and in one: there dq is a single number times k ("Precision" beside the kernels)."""
-        return [replace(call, case=replace(call.case, B=B, T=1), bound_of_q=None if B > 1 else 5e-2) for B in (8, 1)]
-
-    def packed(call, *spans):
-        return [replace(call, case=call.case.packed(*span)) for span in spans]
-
-    return [
-        *at(d['plain', F32], 4, 150), *at(d['pairs', BF16], 1, 33, 135), *at(d['half', F16], 1, 70),
-        *at(d['one', F32], 1, 33, 64), *at(d['wide', F32], 7, 70), *packed(d['packed', F32], (1,), (0, 0, 7), (33, 2)),
-        *(call for K in (16, 64, 128) for call in single(e['bf16', K, BF16])), *at(e['bf16', 16, BF16], 16, 70, 150),
-        *at(e['f32', 16, F32], 7, 16, 150), *at(e['f16', 16, F16], 1, 7, 70), *at(e['bf16', 64, BF16], 16, 270),
-        *at(e['f32', 64, F32], 1, 70), *at(e['f16', 64, F16], 7, 70), *at(e['bf16', 128, BF16], 7, 70),
-        *at(e['f32', 128, F32], 7), *at(e['f16', 128, F16], 70), *at(e['odd', 100, BF16], 70),
-        *packed(e['packed', 17, BF16], (1,), (0, 0, 7), (16, 33)),
     ]
 
 
@@ -180,11 +150,10 @@ def fast() -> list[Call]:
 def ampere() -> list[Call]:
     """Those that sm_80 runs too."""
     d, s, e, r = diagonal(), step(), exact(), recurrent()
-    chosen = [d[2], d[5], d[6], s[1], e[0], e[6], e[9], e[11], e[5], r[3]]
+    chosen = [d[2], d[5], d[6], s[1], e[0], e[6], e[9], e[14], e[5], r[3]]
     return [replace(call, target='sm_80') for call in chosen]
 
 
 GROUPS = {
-    'diagonal': diagonal, 'step': step, 'exact': exact, 'recurrent': recurrent, 'lengths': lengths, 'other': other,
-    'ampere': ampere, 'fast': fast,
+    'diagonal': diagonal, 'step': step, 'exact': exact, 'recurrent': recurrent, 'other': other, 'ampere': ampere, 'fast': fast,
 }

@@ -113,7 +113,7 @@ def infer(inputs: Results, options: dict, emulator: Emulator) -> tuple[Results, 
 
 def execute(call: Call, emulator: Emulator) -> tuple[Results, Results]:
     """Run a call on an emulator; returns its results and the reference."""
-    inputs = laid_out(cases.make_inputs(call.case, seed=call.seed), call.layout)
+    inputs = laid_out(cases.make_inputs(call.case), call.layout)
     options = cases.make_options(call.case, exact=call.exact)
     with as_on_a_gpu(call):
         if call.op == 'step':
@@ -134,8 +134,9 @@ def run_call(call: Call, order: str = 'together', *, races: bool = True, assembl
         outputs, gradients = cases.TOLERANCE[call.case.dtype]
         errors = {name: cases.relative_error(got[name], reference[name]) for name in reference}
         bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in reference}
-        if call.bound_of_q is not None:
-            bounds['dq'] = call.bound_of_q
+        if call.exact and call.case.B == call.case.T == 1 and call.case.dtype != torch.float32:
+            # a single number times k, a sum that may cancel ("Precision" beside the kernels)
+            bounds['dq'] = 5e-2
         over = {name: [errors[name], bounds[name]] for name in errors if not errors[name] <= bounds[name]}
         row |= {'errors': errors, 'over': over, 'ok': not over and not emulator.findings.entries}
     except Exception as error:

@@ -22,9 +22,7 @@ SLOW = ('groups', 'packed')
 
 
 def marked(call: Call):
-    """Plain calls run where `test_faults.py` does, so that their kernels compile once."""
-    marks = [pytest.mark.xdist_group(f'ptx {call.name}'), *([pytest.mark.slow] if call.name in SLOW else [])]
-    return pytest.param(call, marks=marks, id=str(call))
+    return pytest.param(call, marks=[pytest.mark.slow] if call.name in SLOW else [], id=str(call))
 
 
 @pytest.mark.parametrize('call', map(marked, fast()))

@@ -3,6 +3,7 @@
 from tests.mutate.mutation import TORCH, Mutation
 
 CACHE = 'tests/layers/test_cache.py::'
+LOOK_AHEAD = 'tests/models/test_cache.py::test_a_look_ahead_changes_nothing'
 LAYER = 'tests/layers/test_longhorn.py::'
 DECAY = 'tests/layers/test_weight_decay.py::test_layer'
 BOUNDARIES = 'tests/models/test_boundaries.py::'
@@ -14,12 +15,12 @@ MUTATIONS = [
     Mutation(
         'look-ahead-writes-the-state', 'layers/longhorn.py', 'q_len == 1 and use_cache and can_update_in_place(',
         'q_len == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
-        CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
+        LOOK_AHEAD, '[paper-1-no_grad-]', env=TORCH,
     ),
     Mutation(
         'look-ahead-writes-the-convolution', 'modules/convolution.py',
         'elif not output_final_state or cache', 'elif cache', "a call with use_cache=False overwrites the convolution's state",
-        CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
+        LOOK_AHEAD, '[paper-1-no_grad-]', env=TORCH,
     ),
     Mutation(
         'graph-overwritten', 'modules/cache.py', ' or torch.is_grad_enabled() or state.requires_grad or',
@@ -46,7 +47,7 @@ MUTATIONS = [
     ),
     Mutation(
         'tokens-miscounted', 'layers/longhorn.py', 'conv_state=conv_state, offset=q_len,', 'conv_state=conv_state, offset=1,',
-        'the cache counts one token a call', CACHE + 'test_a_look_ahead_changes_nothing', '[False-2-no_grad-]', env=TORCH,
+        'the cache counts one token a call', LOOK_AHEAD, '[paper-2-no_grad-]', env=TORCH,
     ),
     Mutation(
         'decay-mark-of-a-new-parameter', 'layers/weight_decay.py',

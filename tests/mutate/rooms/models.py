@@ -28,11 +28,11 @@ MUTATIONS = [
     ),
     Mutation(
         'skip-uninitialised', MODELLING, 'nn.init.ones_(module.D)', 'pass', 'D is not initialised on a model from meta',
-        MODEL + 'TestInitialisation::test_from_meta',
+        MODEL + 'TestInitialisation::test_weights', 'meta',
     ),
     Mutation(
         'biases-uninitialised', MODELLING, 'nn.init.zeros_(module.bias)', 'pass',
-        'step sizes of a fresh model do not start at one half', MODEL + 'TestInitialisation::test_fresh',
+        'step sizes of a fresh model do not start at one half', MODEL + 'TestInitialisation::test_weights', 'fresh',
     ),
     Mutation(
         'residual-forgotten', MODELLING, 'hidden_states = residual + hidden_states', 'pass',
@@ -55,12 +55,12 @@ MUTATIONS = [
     ),
     Mutation(
         'labels-shifted-twice', MODELLING, 'logits_to_keep, shift_labels=shift_labels,', 'logits_to_keep,',
-        'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
+        'labels that are shifted already are ignored', LOSS + 'test_shifted_labels', 'longhorn', env=TORCH,
     ),
     Mutation(
         'look-ahead-in-attention', MODELLING, 'if isinstance(attn, Attention) and not use_cache:',
         'if isinstance(attn, Attention) and use_cache:', 'a call with use_cache=False puts keys into the cache',
-        CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-]', env=TORCH,
+        CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-no_grad-]', env=TORCH,
     ),
     Mutation(
         'look-ahead-shares-states', 'modules/cache.py', 'layer.state = copy(layer.state)', 'pass',
@@ -83,7 +83,7 @@ MUTATIONS = [
     ),
     Mutation(
         'labels-unshifted', CAUSAL, 'F.pad(labels[..., 1:], (0, 1), value=ignore_index)', 'labels',
-        "a model learns to repeat its input", MODEL + 'test_loss_is_cross_entropy', env=TORCH,
+        "a model learns to repeat its input", LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(
         'logits-overwritten', CAUSAL, 'inplace_backward=False', 'inplace_backward=True',

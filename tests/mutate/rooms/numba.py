@@ -80,7 +80,7 @@ MUTATIONS = [
         'first-dtype-decides', 'ops/numba/__init__.py',
         'torch.bfloat16 if all(x is None or', 'torch.bfloat16 if any(x is None or',
         'step sizes in float32 lose their digits beside values in bfloat16',
-        'tests/ops/numba/test_bfloat16.py::test_the_way_changes_nothing', 'float32-False-False',
+        'tests/ops/numba/test_bfloat16.py::test_the_way_changes_nothing', 'float32 False diagonal',
     ),
     Mutation(
         'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(0, K, LANES):',

@@ -3,8 +3,8 @@
 from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
-EXACT = 'tests/ops/test_exact.py::test_exact_kernels'
-TRANSLATION = 'tests/ops/triton/test_scalar_beta.py::test_translation'
+SHAPES = 'tests/ops/test_longhorn.py::test_shapes'
+TRANSLATION = 'tests/ops/triton/test_scalar_beta.py::test_kernels_interpreted'
 POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
@@ -53,16 +53,16 @@ MUTATIONS = [
     ),
     Mutation(
         'tail-of-one-token', 'ops/triton/exact/forward.py', 'if left > 0:', 'if left > 1:',
-        'a single token behind the last chunk is skipped', EXACT, 'T1 True', env=INTERPRET,
+        'a single token behind the last chunk is skipped', SHAPES, 'triton exact chunk T1-', env=INTERPRET,
     ),
     Mutation(
         'substitution-stops-early', 'ops/triton/exact/common.py', 'tl.static_range(BT - 1, 0, -1)',
         'tl.static_range(BT - 2, 0, -1)',
-        "a chunk's last token has no gradient to those before", EXACT, 'T21 True', env=INTERPRET,
+        "a chunk's last token has no gradient to those before", SHAPES, 'triton exact chunk T21', env=INTERPRET,
     ),
     Mutation(
         'own-residual', 'ops/triton/exact/common.py', 'tl.where((o_t > s)[:, None]', 'tl.where((o_t >= s)[:, None]',
-        "a token's residual loses its own update", EXACT, 'T21 True', env=INTERPRET,
+        "a token's residual loses its own update", SHAPES, 'triton exact chunk T21', env=INTERPRET,
     ),
     Mutation(
         'unrounded-updates', 'ops/triton/exact/common.py', 'b_u = kept(b_u, DOT)', 'pass',
@@ -75,11 +75,11 @@ MUTATIONS = [
     ),
     Mutation(
         'state-layout-for-fla', 'ops/triton/scalar_beta.py', 'initial_state = initial_state.mT', 'pass',
-        "fla's kernels read the state in the other layout", TRANSLATION, 'diagonal state_v_first',
+        "fla's kernels read the state in the other layout", TRANSLATION, 'packed diagonal-float16', env=INTERPRET,
     ),
     Mutation(
         'values-without-steps', 'ops/triton/scalar_beta.py', '(eps[..., None] * v).to(v.dtype)', 'v',
-        'GLA learns with a step size of one', TRANSLATION, 'diagonal V7',
+        'GLA learns with a step size of one', TRANSLATION, '1 diagonal-float16', env=INTERPRET,
     ),
     Mutation(
         'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind',

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+CASES = 'numba and (chunk and (test_shapes or test_any or test_flags or test_packed) or test_pool_equals or test_in_place)'
 
 
 @pytest.mark.slow
-def test_random_calls(tmp_path):
-    """In a process of its own: Numba compiles with bounds checks or without, for all its functions."""
-    environment = {
-        **os.environ, 'NUMBA_BOUNDSCHECK': '1', 'NUMBA_CACHE_DIR': str(tmp_path), 'FLA_LONGHORN_BACKEND': 'numba',
-    }
+def test_operators_with_every_index_checked(tmp_path):
+    """In a process of their own: Numba compiles with bounds checks or without, for all its functions."""
+    files = [f'tests/ops/{name}.py' for name in ('test_longhorn', 'test_pool', 'test_state_update')]
     done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'tests.ops.numba.bounds'], cwd=ROOT, env=environment, capture_output=True,
-        text=True,
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k', CASES, *files], cwd=ROOT,
+        env=os.environ | {'NUMBA_BOUNDSCHECK': '1', 'NUMBA_CACHE_DIR': str(tmp_path)}, capture_output=True, text=True,
     )
-    assert done.returncode == 0, f'{done.stdout.splitlines()[-1]}\n{done.stderr}'
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -23,7 +23,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize('exact', [False, True])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_gate_in_any_layout(monkeypatch, layout, dtype, exact):

@@ -13,12 +13,6 @@ def convert_kernel(x, y, N: tl.constexpr):
     tl.store(y + o_n, tl.load(x + o_n).to(tl.bfloat16))
 
 
-@triton.jit
-def multiply_kernel(x, y, N: tl.constexpr):
-    o = tl.arange(0, N)[:, None] * N + tl.arange(0, N)
-    tl.store(y + o, tl.dot(tl.load(x + o), tl.load(x + N * N + o)))
-
-
 if INTERPRETING:
     def test_rounding_is_that_of_torch():
         """To the nearest, ties to even, over into the next exponent; subnormal numbers, infinity and NaN."""
@@ -28,9 +22,3 @@ if INTERPRETING:
         y = torch.empty(x.shape, dtype=torch.bfloat16)
         convert_kernel[1,](x, y, x.numel())
         torch.testing.assert_close(y, x.to(torch.bfloat16), rtol=0, atol=0, equal_nan=True)
-
-    def test_products_of_matrices():
-        x = torch.randn(2, 16, 16).to(torch.bfloat16)
-        y = torch.empty(16, 16)
-        multiply_kernel[1,](x, y, 16)
-        torch.testing.assert_close(y.double(), x[0].double() @ x[1].double(), rtol=1e-5, atol=1e-5)

@@ -1,9 +1,10 @@
-"""One step a head as GLA and as the delta rule: the translation alone, and with fla's kernels."""
+"""One step a head as GLA and as the delta rule, by fla's kernels."""
 
 from __future__ import annotations
 
 import builtins
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,55 +18,10 @@ from fla_longhorn.ops.triton import scalar_beta
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
 
-CASES = [
-    Case(B=2, T=19, H=2, K=5, V=7, scalar_beta=True, initial_state=True),
-    Case(B=1, T=11, H=1, K=4, V=6, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True, state_v_first=True,
-         scale=0.3),
-    Case(H=1, K=3, V=4, scalar_beta=True, z=True, initial_state=True).packed(3, 0, 5),
-]
-
-
-def sequences(cu_seqlens, T):
-    bounds = [0, T] if cu_seqlens is None else cu_seqlens.tolist()
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
-
-
-def loop(step):
-    """An op with fla's signature whose state takes `step(S, k, v, x)` at each token."""
-    def op(q, k, v, x, scale, initial_state, output_final_state, cu_seqlens):
-        outputs, states = [], []
-        for i, (bos, eos) in enumerate(sequences(cu_seqlens, q.shape[1])):
-            S = initial_state.double() if cu_seqlens is None else initial_state[i:i + 1].double()
-            for t in range(bos, eos):
-                S = step(S, k[:, t, :, :, None], v[:, t, :, None], x[:, t])
-                outputs.append(scale * (q[:, t, :, :, None] * S).sum(-2))
-            states.append(S)
-        return torch.stack(outputs, 1), torch.cat(states) if output_final_state else None
-    return op
-
-
-def gla(S, k, v, g):
-    return g.exp()[..., None] * S + k * v
-
-
-def delta_rule(S, k, v, beta):
-    return S + k * (beta[..., None, None] * (v - (k * S).sum(-2, keepdim=True)))
-
 
 def through_fla(scale=None, **options):
     """`chunk_scalar_beta`, called as the public op is."""
     return scalar_beta.chunk_scalar_beta(Arguments(scale=1.0 if scale is None else scale, **options))
-
-
-@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
-@pytest.mark.parametrize('case', CASES, ids=str)
-def test_translation(case, exact, monkeypatch):
-    monkeypatch.setattr('fla.ops.gla.chunk_gla', loop(gla))
-    monkeypatch.setattr('fla.ops.delta_rule.chunk_delta_rule', loop(delta_rule))
-    inputs, options = make_inputs(case), make_options(case, exact=exact)
-    ref = reference(inputs, options)
-    doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    assert_close(run(through_fla, doubles, options), ref, case.dtype)
 
 
 def test_no_cancellation():
@@ -83,7 +39,7 @@ def test_no_cancellation():
 
 def test_route(monkeypatch):
     """The CPU and float32 have no such kernels; a GPU's calls go by the rule, or where they are sent."""
-    inputs = make_inputs(CASES[0])
+    inputs = make_inputs(Case(H=1, T=1, scalar_beta=True))
     tensors = [inputs[name] for name in ('q', 'k', 'v', 'beta')]
 
     class OnGPU:
@@ -137,24 +93,20 @@ if INTERPRETING:
             if name.startswith(('fla.ops.common.', 'fla.ops.gla.', 'fla.ops.delta_rule.')):
                 monkeypatch.setattr(module, 'range', interpreted_range, raising=False)
 
-    @pytest.mark.usefixtures('interpreted_fla')
-    @of_both
-    @pytest.mark.parametrize('size', [1, 6], ids=lambda size: f'keys x {size}')
-    def test_kernels_interpreted(exact, dtype, size):
-        """fla's own kernels give our results, also where `1 - eps k^2` is near 0."""
-        case = Case(B=1, T=70, H=1, K=32, V=32, dtype=dtype, scalar_beta=True, initial_state=True)
-        inputs, options = make_inputs(case), make_options(case, exact=exact)
-        inputs['k'] = (inputs['k'].detach() * size).requires_grad_()
-        assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
+    PACKED = Case(
+        H=2, K=16, V=32, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True, scale=0.5,
+        state_v_first=True,
+    ).packed(17, 1, 0, 66)
 
     @pytest.mark.usefixtures('interpreted_fla')
-    @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
-    def test_kernels_interpreted_packed(exact):
-        case = Case(
-            H=2, K=16, V=32, dtype=torch.float16, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True,
-            scale=0.5, state_v_first=True,
-        ).packed(17, 1, 66)
+    @of_both
+    @pytest.mark.parametrize('size', [1, 6, None], ids=['keys x 1', 'keys x 6', 'packed'])
+    def test_kernels_interpreted(exact, dtype, size):
+        """fla's own kernels give our results, also where `1 - eps k^2` is near 0."""
+        case = Case(B=1, T=70, H=1, K=32, V=32, scalar_beta=True, initial_state=True) if size else PACKED
+        case = replace(case, dtype=dtype)
         inputs, options = make_inputs(case), make_options(case, exact=exact)
+        inputs['k'] = (inputs['k'].detach() * (size or 1)).requires_grad_()
         assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, naive_recurrent_longhorn
+from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import configs, segments
@@ -54,10 +54,7 @@ if INTERPRETING or torch.cuda.is_available():
     def test_segments_of_rows_of_a_pool(segment_length, rows, triton_device):
         segment_length(INTERVAL)
         case = Case(H=1, K=4, V=5, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 9)
-        call = Call(case, False, INDICES[rows], torch.int64, triton_device)
-        o_expected, page_expected = call.expected()
-        assert torch.equal(longhorn_state_update(call.pool, **call.arguments()), o_expected)
-        assert torch.equal(call.page.view(torch.int32), page_expected.view(torch.int32))
+        Call(case, False, INDICES[rows], torch.int64, triton_device).check()
 
     def test_repeats_are_bit_equal(segment_length, triton_device):
         segment_length(INTERVAL)
@@ -86,33 +83,22 @@ def test_length_of_slices(length, K, is_varlen, expected):
     assert configs.slice_length(length, K, is_varlen) == expected
 
 
-class TestRule:
-    """`choose_segment_length`: sizes and the multiprocessor count decide, nothing else."""
+@pytest.mark.parametrize('T', [1, 100, 4096, 131072])
+@pytest.mark.parametrize('blocks', [1, 16, 500, 100_000])
+@pytest.mark.parametrize('K', [1, 16, 256])
+def test_segments_are_whole_intervals(T, blocks, K, monkeypatch):
+    monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
+    L = segments.choose_segment_length(T, blocks, K, torch.device('cuda'))
+    assert L > 0 and L % checkpoint_interval(K) == 0
 
-    @pytest.fixture(autouse=True)
-    def multiprocessors(self, monkeypatch):
-        monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
 
-    @pytest.mark.parametrize('T', [1, 100, 4096, 131072])
-    @pytest.mark.parametrize('blocks', [1, 16, 500, 100_000])
-    @pytest.mark.parametrize('K', [1, 16, 256])
-    def test_is_a_multiple_of_the_interval(self, T, blocks, K):
-        L = segments.choose_segment_length(T, blocks, K, torch.device('cuda'))
-        assert L > 0
-        assert L % checkpoint_interval(K) == 0
-
-    def test_a_filled_device_is_not_cut(self):
-        assert segments.choose_segment_length(2048, 8 * 128, 16, torch.device('cuda')) > 2048
-
-    def test_a_long_row_is_cut(self):
-        assert segments.choose_segment_length(131072, 48, 16, torch.device('cuda')) <= 131072 // 16
-
-    def test_programs_of_several_rounds_have_shorter_segments(self):
-        """As many programs as a device holds, 8 on each multiprocessor, and in two rounds twice as many."""
-        device = torch.device('cuda')
-        assert segments.choose_segment_length(131072, 128, 16, device) == 131072 // (8 * 132 // 128)
-        assert segments.choose_segment_length(131072, 128, 16, device, rounds=2) == 131072 // (8 * 132 // 128) // 2
-        assert segments.choose_segment_length(2048, 8 * 128, 16, device, rounds=2) > 2048
-
-    def test_a_short_row_is_not_cut(self):
-        assert segments.choose_segment_length(200, 1, 16, torch.device('cuda')) >= 200
+@pytest.mark.parametrize(('T', 'blocks', 'rounds', 'shortest', 'longest'), [
+    (2048, 8 * 128, 1, 2049, None), (2048, 8 * 128, 2, 2049, None), (200, 1, 1, 200, None), (131072, 48, 1, 1, 131072 // 16),
+    # as many programs as a device holds, 8 on each multiprocessor, and in two rounds twice as many
+    *((131072, 128, rounds, 131072 // (8 * rounds), 131072 // (8 * rounds)) for rounds in (1, 2)),
+], ids=['a filled device', 'in two rounds', 'a short row', 'a long row', 'several programs', 'twice as many'])
+def test_when_time_is_cut(T, blocks, rounds, shortest, longest, monkeypatch):
+    """Sizes and the multiprocessor count decide, nothing else."""
+    monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
+    L = segments.choose_segment_length(T, blocks, 16, torch.device('cuda'), rounds=rounds)
+    assert shortest <= L <= (longest or L)
