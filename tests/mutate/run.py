@@ -6,7 +6,6 @@ import argparse
 import queue
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -19,33 +18,6 @@ from tests.mutate.mutation import ROOT, Mutation
 from tests.mutate.rooms import MUTATIONS, ROOMS
 
 
-def by_environment(mutations: dict[str, Mutation]) -> dict[tuple, list[str]]:
-    """Names of the mutations whose tests run in the same environment."""
-    names: dict[tuple, list[str]] = {}
-    for name, mutation in mutations.items():
-        names.setdefault(tuple(sorted(mutation.env.items())), []).append(name)
-    return names
-
-
-def collect(pytest: Callable[..., tuple[int, str]], mutations: dict[str, Mutation]) -> dict[str, list[str]]:
-    """Node ids of each mutation's cases; `pytest` runs it as :meth:`Copy.pytest` does.
-
-    Raises:
-        ValueError: a mutation has no case, or pytest can't collect its files.
-    """
-    cases = {}
-    for env, names in by_environment(mutations).items():
-        files = sorted({test.partition('::')[0] for name in names for test in mutations[name].tests.split()})
-        code, output = pytest('--collect-only', *files, env=dict(env))
-        if code:
-            raise ValueError(f'pytest must collect {", ".join(files)}, got exit code {code}:\n{output}')
-        collected = [line for line in output.splitlines() if '::' in line]
-        cases |= {name: mutations[name].select(collected) for name in names}
-    if missing := [name for name in mutations if not cases[name]]:
-        raise ValueError(f'each test of a mutation must have a case, got none for {", ".join(missing)}')
-    return cases
-
-
 def check_fit(mutations: dict[str, Mutation]) -> None:
     """Raise an error if a mutation quotes what is not in its file, makes no Python of it, or has the name of another one."""
     if len(MUTATIONS) != sum(map(len, ROOMS.values())):
@@ -53,15 +25,6 @@ def check_fit(mutations: dict[str, Mutation]) -> None:
     for mutation in mutations.values():
         path = ROOT / mutation.path
         compile(mutation.apply(path.read_text(encoding='utf-8')), path, 'exec')
-
-
-def check_unmutated(copy: Copy, mutations: dict[str, Mutation], cases: dict[str, list[str]]) -> None:
-    """Raise `RuntimeError` if a case fails without a mutation: it would fail with any."""
-    for env, names in by_environment(mutations).items():
-        ids = dict.fromkeys(x for name in names for x in cases[name])
-        code, output = copy.pytest(*ids, env=dict(env), limit=3600)
-        if code:
-            raise RuntimeError(f'the tests must pass without a mutation, got exit code {code}:\n{output}')
 
 
 def table(mutations: dict[str, Mutation], results: dict[str, tuple[str, float]] | None = None) -> Table:
@@ -72,32 +35,31 @@ def table(mutations: dict[str, Mutation], results: dict[str, tuple[str, float]] 
     return rows
 
 
-def run(
-    mutations: dict[str, Mutation], copies: queue.Queue[Copy], console: Console, options: argparse.Namespace,
-) -> dict[str, tuple[str, float]]:
+def run(mutations: dict[str, Mutation], workers: int, console: Console) -> dict[str, tuple[str, float]]:
     """Result and seconds of each mutation."""
     check_fit(mutations)
-    cases = collect(copies.queue[0].pytest, mutations)
-    if not options.skip_unmutated:
-        check_unmutated(copies.queue[0], mutations, cases)
+    copies: queue.Queue[Copy] = queue.Queue()
 
     def run_one(name: str) -> tuple[str, str, str, float]:
         copy, begin = copies.get(), time.perf_counter()
         try:
-            return name, *copy.run(mutations[name], cases[name]), time.perf_counter() - begin
+            return name, *copy.run(mutations[name]), time.perf_counter() - begin
         finally:
             copies.put(copy)
 
     results = {}
-    with Progress(console=console) as progress, ThreadPoolExecutor(options.workers) as pool:
+    with tempfile.TemporaryDirectory(prefix='mutate-') as folder, Progress(console=console) as progress:
+        for i in range(workers):
+            copies.put(Copy(Path(folder).resolve() / str(i)))
         task = progress.add_task('mutations', total=len(mutations))
-        for done in as_completed([pool.submit(run_one, name) for name in mutations]):
-            name, result, output, seconds = done.result()
-            results[name] = result, seconds
-            progress.console.print(f'{name}: {result} in {seconds:.0f} s', markup=False)
-            if result != 'killed':
-                progress.console.print(output[-3000:], markup=False)
-            progress.advance(task)
+        with ThreadPoolExecutor(workers) as pool:
+            for done in as_completed([pool.submit(run_one, name) for name in mutations]):
+                name, result, output, seconds = done.result()
+                results[name] = result, seconds
+                progress.console.print(f'{name}: {result} in {seconds:.0f} s', markup=False)
+                if result != 'killed':
+                    progress.console.print(output[-3000:], markup=False)
+                progress.advance(task)
     return results
 
 
@@ -106,7 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--workers', type=int, default=2, help='mutations that run at a time')
     parser.add_argument('--only', nargs='+', metavar='ROOM[/NAME]', help='these rooms or mutations alone')
     parser.add_argument('--list', action='store_true', help='print the mutations and run none')
-    parser.add_argument('--skip_unmutated', action='store_true', help='do not run the tests without a mutation first')
     options = parser.parse_args(arguments)
     chosen = {
         name: mutation for name, mutation in MUTATIONS.items()
@@ -120,13 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f'{len(chosen)} mutations')
         return 0
 
-    start, results = time.perf_counter(), {}
-    with tempfile.TemporaryDirectory(prefix='mutate-') as folder:
-        copies: queue.Queue[Copy] = queue.Queue()
-        for i in range(options.workers):
-            (Path(folder).resolve() / str(i)).mkdir()
-            copies.put(Copy(Path(folder).resolve() / str(i)))
-        results = run(chosen, copies, console, options)
+    start = time.perf_counter()
+    results = run(chosen, options.workers, console)
     console.print(table(chosen, results))
     counts = [sum(result == kind for result, _ in results.values()) for kind in ('killed', 'survived', 'error')]
     console.print(f'{counts[0]} of {len(chosen)} killed, {counts[1]} survived, {counts[2]} errors, '
