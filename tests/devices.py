@@ -32,7 +32,6 @@ ON_THE_CPU = {
     'tests/test_layout.py': 'reads source files',
     'tests/test_package.py': 'packages and versions',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',
-    'tests/upstream': 'names in the source of fla and transformers',
     'tests/contrib/timm/test_example.py': 'the command takes the GPU where there is one',
 }
 

@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from inspect import unwrap
+from inspect import signature, unwrap
 
 import pytest
 import torch
@@ -27,6 +27,14 @@ def test_other_devices_keep_the_kernels():
     backend = registry_of(l2norm.l2norm_fwd)._backends['cpu']
     assert not backend.verify('l2norm_fwd', x=torch.ones(2, 4, device='meta'))[0]
     assert backend.verify('l2norm_fwd', x=torch.ones(2, 4))[0]
+
+
+def test_implementations_take_what_fla_passes():
+    """A parameter that fla adds, drops or renames shows before a call fails."""
+    registries = backends._function_registries.items()
+    ours = {x: registry._backends['cpu'] for x, registry in registries if 'cpu' in registry._backends}
+    for entry_point, backend in ours.items():
+        assert list(signature(backend.implementation).parameters) == list(signature(entry_point).parameters), entry_point
 
 
 @pytest.mark.parametrize(('dtype', 'wide'), [
