@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests import forks
-from tests.integration.process import SCRIPTS, run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
@@ -43,8 +42,7 @@ def blocks(path: Path, language: str) -> list[str]:
 def environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ, 'PATH': os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']]),
-        'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1',
-        'PYTHONPATH': os.pathsep.join(map(str, (ROOT, SCRIPTS))),
+        'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT),
     }
 
 
@@ -60,8 +58,7 @@ def execute_page(page: str, folder: Path, device: torch.device) -> str:
     code = '' if own else f'import torch\ntorch.set_default_device({str(device)!r})\n'
     code += '\n'.join(blocks(DOCS / page, 'python'))
     if code:
-        done = forks.run('-c', code, cwd=folder, env=environment(folder))
-        assert done.returncode == 0, done.stdout + done.stderr
+        forks.output('-c', code, cwd=folder, env=environment(folder))
     return ''.join(execute(['bash', '-euc', text], folder) for text in blocks(DOCS / page, 'bash'))
 
 
@@ -110,7 +107,7 @@ def test_train(tmp_path, device):
 def test_evaluate(tmp_path, device):
     # the command runs in a checkout
     (tmp_path / 'tests').symlink_to(ROOT / 'tests')
-    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', '.', device, cwd=tmp_path)
+    forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', '.', device, cwd=tmp_path)
     out = execute_page('evaluate.md', tmp_path, device)
     assert '|unseen_text|' in out and 'bits_per_byte' in out
     assert ' 0 wrong' in out and (tmp_path / 'selfcheck.json').exists()

@@ -24,12 +24,6 @@ from tests import forks
 ROOT = Path(__file__).parents[1]
 
 
-def python(code: str) -> None:
-    """In a process that has imported neither fla nor the plugin."""
-    done = forks.run('-c', code, fla=False)
-    assert done.returncode == 0, done.stderr
-
-
 # importing takes seconds, so one process checks several things
 ORDERS = {
     'plugin first': 'import fla_longhorn; from fla_longhorn import *; import fla; fla_longhorn.register()',
@@ -60,7 +54,7 @@ assert 'numba' not in sys.modules
 @pytest.mark.parametrize('order', list(ORDERS))
 def test_registration(order):
     """All names are there whatever is imported first; no kernel ran or compiled, no GPU was touched."""
-    python(WATCH + ORDERS[order] + NOTHING_STARTED + '''
+    forks.output('-c', WATCH + ORDERS[order] + NOTHING_STARTED + '''
 import fla, fla.ops, fla.layers, fla.models
 from fla.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla.ops.longhorn import chunk_longhorn as again, naive_recurrent_longhorn
@@ -84,7 +78,7 @@ tiny = AutoConfig.for_model('longhorn', hidden_size=16, num_hidden_layers=1, voc
 assert type(tiny) is LonghornConfig
 assert type(AutoModel.from_config(tiny)) is LonghornModel
 assert type(AutoModelForCausalLM.from_config(tiny)) is LonghornForCausalLM
-''')
+''', fla=False)
 
 
 @pytest.mark.parametrize(('found', 'bounds', 'kind', 'message'), [

@@ -8,13 +8,6 @@ from fla_cpu.changes import Changes
 from fla_longhorn.patches import apply
 from tests import forks
 
-
-def python(code: str, *arguments: object, env: dict[str, str] | None = None) -> None:
-    """In a process that has imported fla and not the plugin."""
-    done = forks.run('-c', code, *arguments, env=env)
-    assert done.returncode == 0, done.stderr
-
-
 # everything that fla's modules and classes, fla's registry and transformers' Auto classes hold
 SNAPSHOT = '''
 import importlib, pkgutil, sys, warnings, pytest
@@ -63,7 +56,7 @@ def same(a, b):
 
 
 def test_unregister_restores_everything(device):
-    python(SNAPSHOT + '''
+    forks.output('-c', SNAPSHOT + '''
 from fla.models.gla.modeling_gla import GLABlock
 before = snapshot()
 import fla_longhorn
@@ -101,7 +94,7 @@ same(before, snapshot())
 @pytest.mark.parametrize('order', ['transformers.trainer, fla_longhorn', 'fla_longhorn, transformers.trainer'])
 def test_the_trainer_gets_its_own_function_back(order):
     """Also where it is imported while the plugin is registered."""
-    python(f'''
+    forks.output('-c', f'''
 from transformers.trainer_pt_utils import get_parameter_names as own
 import transformers, {order}
 for module in (transformers.trainer, transformers.trainer_pt_utils):
@@ -113,7 +106,7 @@ for module in (transformers.trainer, transformers.trainer_pt_utils):
 
 
 def test_a_registration_that_fails_leaves_nothing():
-    python('''
+    forks.output('-c', '''
 import pytest, fla.ops, fla.models.modeling_utils as utils, fla.modules.norm.l2norm as l2norm
 from fla import backends
 from inspect import unwrap
@@ -138,7 +131,7 @@ PLACES = {
 
 def test_parts():
     """Each alone changes its places and no others, and is reverted exactly; none of them is needed to run the ops."""
-    python(SNAPSHOT + '''
+    forks.output('-c', SNAPSHOT + '''
 import json, re, torch
 before = snapshot()
 from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn

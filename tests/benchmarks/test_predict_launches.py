@@ -28,14 +28,8 @@ print(json.dumps(out))
 SHAPES = ((8, 2048, 4096, 16), (1, 131072, 4096, 16), (1, 200, 1024, 16))
 
 
-def run(*args: str) -> str:
-    process = forks.run(*args)
-    assert process.returncode == 0, process.stderr[-2000:]
-    return process.stdout
-
-
 def test_launches_are_those_that_the_wrappers_make():
-    launches = json.loads(run('-c', LAUNCHES.replace('SHAPES', repr(SHAPES))).splitlines()[-1])
+    launches = json.loads(forks.output('-c', LAUNCHES.replace('SHAPES', repr(SHAPES))).splitlines()[-1])
     for B, T, *_ in SHAPES:
         for update in ('diagonal', 'exact'):
             passes = launches[f'{update}_fwd {B} {T}'] + launches[f'{update}_bwd {B} {T}']
@@ -48,11 +42,11 @@ def test_the_command(tmp_path):
     file = tmp_path / 'predicted.json'
     shape = ('--pass', 'exact_fwd', '--K', '16', '--shape', '1,2048,1024')
     command = ('-m', 'benchmarks', 'predict', *shape, '--json', str(file))
-    text = run(*command)
+    text = forks.output(*command)
     report = json.loads(file.read_text())
     (row,) = report['rows']
     assert text.startswith(f'H100 exact_fwd B=1 T=2048 V=1024 K=16: {row["ms"]:.3f} ms')
     assert row['ms'] == pytest.approx(sum(k['ms'] for k in row['kernels']), abs=1e-3)
     assert row['ratio'] == pytest.approx(row['ms'] / max(row['dram_floor_ms'], row['issue_floor_ms']), rel=0.02)
     assert row['bytes'] > row['bytes_needed']
-    assert run(*command) == '' and json.loads(file.read_text())['rows'] == [row]
+    assert forks.output(*command) == '' and json.loads(file.read_text())['rows'] == [row]

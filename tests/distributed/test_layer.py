@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.recompute import Recompute
-from tests.distributed.process import run
+from tests import forks
 from tests.distributed.scripts.layer import CHECKPOINTED, LAYERS, LENGTHS
 
 pytestmark = pytest.mark.xdist_group('context parallel layer')
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group('context parallel layer')
 @pytest.fixture(scope='module')
 def found(tmp_path_factory) -> dict:
     path = tmp_path_factory.mktemp('layer') / 'found.json'
-    run('-m', 'tests.distributed.scripts.layer', 4, path)
+    forks.output('-m', 'tests.distributed.scripts.layer', 4, path)
     return json.loads(path.read_text())
 
 

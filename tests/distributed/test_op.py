@@ -11,7 +11,7 @@ from fla.ops.cp import FLACPContext, build_cp_context
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.context_parallel.part import Part
 from fla_longhorn.ops.context_parallel.ring import pieces_of
-from tests.distributed.process import run
+from tests import forks
 from tests.distributed.scripts import op as script
 from tests.ops.cases import TOLERANCE
 
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.xdist_group('context parallel op')
 
 
 def results(path: Path, interpret: bool) -> dict:
-    run('-m', 'tests.distributed.scripts.op', 4, path, interpret=interpret)
+    # Triton and fla ask when they are imported
+    interpreted = {'fla': False, 'env': {'TRITON_INTERPRET': '1'}}
+    forks.output('-m', 'tests.distributed.scripts.op', 4, path, **(interpreted if interpret else {}))
     return json.loads(path.read_text())
 
 

@@ -5,13 +5,11 @@ import copy
 import pytest
 import torch
 
-from fla_longhorn.attn_mode import FAMILIES
-from tests.integration.swapped import make_model, spread, tokens
+from tests.integration.swapped import families, make_model, spread, tokens
 from tests.models.test_boundaries import NAMES, collated
 from tests.models.test_cache import contents, equal
 
 LENGTHS = [5, 1, 66, 3]
-families = pytest.mark.parametrize('family', FAMILIES)
 HYBRID = {'layers': [0], 'num_heads': 2, 'window_size': 8}
 
 
@@ -74,20 +72,14 @@ def test_a_look_ahead_changes_nothing(family, hybrid, device):
 @families
 def test_refused(family, device):
     model, ids = make_model(family, device).eval(), tokens(device, 2, 9)
-    for kind, options, message in (
-        (
-            TypeError, {'cu_seqlen': torch.tensor([0, 9], device=device)},
-            "Model.forward got an unexpected keyword argument 'cu_seqlen'",
-        ),
-        (ValueError, {'attention_mask': torch.ones(2, 8, device=device)}, r'attention_mask must have shape .*\[2, 8\]'),
-        (ValueError, {'attention_mask': torch.ones(1, 9, device=device)}, r'attention_mask must have shape .*\[1, 9\]'),
-        (
-            ValueError, {'position_ids': torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]], device=device)},
-            'position_ids .* B = 1, got B = 2',
-        ),
+    for name, x, kind, message in (
+        ('cu_seqlen', torch.tensor([0, 9]), TypeError, "Model.forward got an unexpected keyword argument 'cu_seqlen'"),
+        ('attention_mask', torch.ones(2, 8), ValueError, r'attention_mask must have shape .*\[2, 8\]'),
+        ('attention_mask', torch.ones(1, 9), ValueError, r'attention_mask must have shape .*\[1, 9\]'),
+        ('position_ids', torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]]), ValueError, 'position_ids .* B = 1, got B = 2'),
     ):
         with pytest.raises(kind, match=message):
-            model(ids, **options)
+            model(ids, **{name: x.to(device)})
 
 
 def test_cache_of_another_model(device):

@@ -21,7 +21,7 @@ MUTATIONS = [
     Mutation(
         'unknown-option', 'attn_mode/config.py', 'if unknown := sorted(present.keys() - OPTIONS.keys()):',
         'if unknown := sorted(OPTIONS.keys() - OPTIONS.keys()):', 'a misspelt option is ignored',
-        OPTIONS + 'test_unknown_option',
+        OPTIONS + 'test_refused', 'longhorn_hidden_size',
     ),
     Mutation(
         'saved-defaults-follow', 'attn_mode/config.py', 'if name not in derived or name not in FROM_FAMILY}',

@@ -2,7 +2,6 @@
 
 from tests.mutate.mutation import Mutation
 
-UNIT = 'tests/fla_cpu/test_activations.py::test_gated_unit'
 CONV = 'tests/fla_cpu/test_convolution.py::'
 ATTENTION = 'tests/fla_cpu/test_flash_attention.py::'
 LOOPS = 'tests/fla_cpu/test_loops.py::'
@@ -12,19 +11,19 @@ NORM = 'tests/fla_cpu/test_norms.py::'
 MUTATIONS = [
     Mutation(
         'any-device', 'fla_cpu/backend.py', "return value.device.type == 'cpu', f", 'return True, f',
-        "tensors of a GPU lose fla's kernels", 'tests/fla_cpu/test_cpu.py::test_other_devices_keep_the_kernels',
+        "tensors of a GPU lose fla's kernels", 'tests/fla_cpu/test_cpu.py::test_verifier_looks_at_the_first_tensor',
     ),
     Mutation(
         'float64-narrowed', 'fla_cpu/backend.py', 'return x if x.dtype == torch.float64 else x.float()', 'return x.float()',
-        'gradients cannot be checked in float64', 'tests/fla_cpu/test_cpu.py::test_compute_dtype',
+        'gradients cannot be checked in float64', NORM + 'test_norm', '[12-dtype3',
     ),
     Mutation(
         'swiglu-dx', 'fla_cpu/activations.py', 'silu_backward(wide_g * y, wide_x)', 'silu_backward(wide_g, wide_x)',
-        "the gate's gradient lacks the value", UNIT, 'dtype0-swiglu',
+        "the gate's gradient lacks the value", 'tests/fla_cpu/test_activations.py::test_function', 'dtype0-swiglu',
     ),
     Mutation(
         'convolution-history', 'fla_cpu/convolution.py', '(n, width + position[n, i])', '(n, width - 1 + position[n, i])',
-        'the convolution starts from inputs one token too old', CONV + 'test_batch', '[33-4-dtype0-True -None]',
+        'the convolution starts from inputs one token too old', CONV + 'test_equation', '[33-4-dtype0-True -None]',
     ),
     Mutation(
         'convolution-cache-stale', 'fla_cpu/convolution.py', 'cache.copy_(window)', 'cache[..., -1] = token',
