@@ -34,11 +34,6 @@ MUTATIONS = [
         '[hgrn]',
     ),
     Mutation(
-        'block-alone', 'attn_mode/swap.py', 'if not settle(config):\n            init',
-        'if not is_swapped(config):\n            init',
-        "a block built without a model gets an unchecked config", CHANGES + 'test_a_block_without_a_model', env=TORCH,
-    ),
-    Mutation(
         'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',
         "linear_attn's own forward drops boundaries", CALLS + 'test_documents_one_by_one', 'linear_attn', env=TORCH,
     ),
@@ -66,10 +61,6 @@ MUTATIONS = [
         'a call with use_cache=False returns a cache that it has changed', CALLS + 'test_a_look_ahead_changes_nothing',
         '-gla]',
         env=TORCH,
-    ),
-    Mutation(
-        'trainer-decays', 'layers/weight_decay.py', 'if isinstance(model, NoWeightDecay) else names', 'if False else names',
-        "transformers' Trainer decays D", 'tests/integration/test_weight_decay.py::test_a_step_without_gradient',
     ),
     Mutation(
         'swapped-mlp', 'attn_mode/swap.py', 'partial(become, cls=GatedMLP)', 'partial(become, cls=mlp.GatedMLP)',

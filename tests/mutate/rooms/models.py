@@ -30,11 +30,6 @@ MUTATIONS = [
         'the MLP reads the residual stream without its norm', MODEL + 'test_block_with_an_mlp', env=TORCH,
     ),
     Mutation(
-        'option-forgotten', MODELLING, 'for name in MIXER_OPTIONS}', "for name in MIXER_OPTIONS if name != 'k_norm'}",
-        "a config's k_norm does not reach the layer",
-        MODEL + 'test_options_reach_the_layer',
-    ),
-    Mutation(
         'labels-shifted-twice', MODELLING, 'logits_to_keep, shift_labels=shift_labels,', 'logits_to_keep,',
         'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
     ),
@@ -57,20 +52,12 @@ MUTATIONS = [
         'logits are their gradient after backward', LOSS + 'test_logits_stay', '[longhorn]', env=TORCH,
     ),
     Mutation(
-        'own-ignored-label', CAUSAL, "getattr(criterion, 'ignore_index', IGNORE_INDEX)", 'IGNORE_INDEX',
-        'a criterion of the user trains on the label -100', LOSS + 'test_a_criterion_of_the_users_own', env=TORCH,
-    ),
-    Mutation(
         'loss-not-divided', CAUSAL, 'loss = loss / num_items_in_batch', 'pass', 'gradient accumulation is not normalised',
         LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(
         'adapter-ignored', BARE, 'cls = type(module)', 'cls = nn.Linear', "LoRA on the MLP's last projection does nothing",
         ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
-    ),
-    Mutation(
-        'offloading-ignored', BARE, "'forward' in module.__dict__", 'False', 'offloaded weights are read where they are not',
-        ADAPTERS + 'test_offloaded ' + ADAPTERS + 'test_changed', 'mlp', env=TORCH,
     ),
     Mutation(
         'crop-counts-padding', 'modules/rows.py', 'F.pad(kept.sum(1)', 'F.pad(self.kept.sum(1)',
@@ -84,10 +71,6 @@ MUTATIONS = [
         'decoding overwrites the states to go back to', BACK + 'test_cropped', 'paper-by', env=TORCH,
     ),
     Mutation(
-        'snapshot-shares-states', REWIND, 'layer.state, layer.pieces = layer._map_state(torch.clone), []',
-        'layer.pieces = []', 'decoding changes a snapshot', BACK + 'test_snapshot', '[paper]', env=TORCH,
-    ),
-    Mutation(
         'records-of-other-rows', REWIND, 'super()._transform_states(function)\n        for layer in self.layers:'
         '\n            layer.pieces.clear()', 'super()._transform_states(function)',
         "a beam goes back to another beam's states", BACK + 'test_not_recorded', env=TORCH,
@@ -95,11 +78,6 @@ MUTATIONS = [
     Mutation(
         'rows-by-column', ATTENTION, '._seen_tokens = int(before[i].sum())', '._seen_tokens = before.shape[1]',
         'positions behind a padded prompt count the padding', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]',
-        env=TORCH,
-    ),
-    Mutation(
-        'window-misses-tokens', ATTENTION, 'if (known < kept.sum(1).clamp_max(self.window_size - 1)).any():', 'if False:',
-        'a window looks past padding at tokens that were dropped', GENERATION + 'test_padding_anywhere', 'True-window',
         env=TORCH,
     ),
 ]

@@ -6,7 +6,6 @@ FLAGS = 'tests/ops/test_longhorn.py::test_flags'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
 SHAPES = 'tests/ops/test_longhorn.py::test_shapes'
 THREADS = 'tests/ops/numba/test_threads.py::test_two_threads_equal_one'
-POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
     Mutation(
@@ -22,13 +21,6 @@ MUTATIONS = [
         'denormals-of-one-thread', 'fla_cpu/numba/threads.py', '        torch.set_flush_denormal(flushes)\n', '',
         'a result depends on the thread that computes it',
         'tests/ops/numba/test_threads.py::test_every_thread_flushes_denormals_as_the_caller_does',
-    ),
-    Mutation(
-        'final-state-in-the-default-dtype', 'ops/numba/__init__.py',
-        '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0, **FLOAT32)\n',
-        '        final_state = torch.empty((N, H, K, V) if output_final_state and pool is None else 0)\n',
-        "Lightning's bf16-true breaks the states",
-        'tests/ops/test_defaults.py::test_defaults_change_nothing', 'numba diagonal',
     ),
     Mutation(
         'fork-guard', 'fla_cpu/numba/threads.py', ' or pid != os.getpid()', '',
@@ -58,14 +50,5 @@ MUTATIONS = [
     Mutation(
         'saved-at-the-wrong-tokens', 'ops/numba/forward.py', 'and (t - bos) % C == 0', 'and t % C == 0',
         "states are saved where the row's intervals start, not the sequence's", PACKED, 'numba diagonal chunk V9',
-    ),
-    Mutation(
-        'key-of-another-head', 'ops/numba/backward.py', '(p_k - H * K, load(s_dy, i - W))', '(p_k - K, load(s_dy, i - W))',
-        'the sweep takes the key of the head beside it for that of the token before', FLAGS, 'numba exact chunk V12]',
-    ),
-    Mutation(
-        'absent-final-row', 'ops/numba/places.py', 'np.where(last < 0, -1, last * stride)',
-        'np.where(last < 0, 0, last * stride)',
-        'a state that has no row goes to the first one', POOL, 'numba diagonal T1 elsewhere',
     ),
 ]

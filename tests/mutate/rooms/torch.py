@@ -16,10 +16,6 @@ MUTATIONS = [
         'state', FLAGS, 'torch diagonal chunk',
     ),
     Mutation(
-        'residual-term', 'ops/torch/diagonal.py', 'r.addcmul_(k[..., None], S[:-1], value=-1)', 'r',
-        "dk lacks the gradient through the memory's answer", FLAGS, 'torch diagonal chunk',
-    ),
-    Mutation(
         'gram-diagonal', 'ops/torch/exact.py', '-(W @ U_b.mT).tril(-1)', '-(W @ U_b.mT).tril()',
         'a key gets a gradient from its own residual', FLAGS, 'torch exact chunk',
     ),
@@ -39,9 +35,5 @@ MUTATIONS = [
     Mutation(
         'low-precision-sums', 'ops/torch/__init__.py', 'x.detach().float().transpose(0, 1)', 'x.detach().transpose(0, 1)',
         'sums are in the dtype of the inputs', 'tests/ops/test_longhorn.py::test_low_precision', 'torch diagonal chunk',
-    ),
-    Mutation(
-        'head-steps-unsummed', 'ops/torch/__init__.py', 'dbeta = dbeta.sum(-1)', 'dbeta = dbeta[..., 0]',
-        "a head's dbeta is that of one channel", FLAGS, 'torch diagonal chunk scalar_beta',
     ),
 ]

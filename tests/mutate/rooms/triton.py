@@ -4,7 +4,6 @@ from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
 EXACT = 'tests/ops/test_exact.py::test_exact_kernels'
-TRANSLATION = 'tests/ops/triton/test_scalar_beta.py::test_translation'
 POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
@@ -24,16 +23,8 @@ MUTATIONS = [
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
-        'slot-of-the-row', 'ops/triton/slots.py', 'return bos // SIZE + i_n', 'return bos // SIZE',
-        'packed sequences write into the same slots', SEGMENTS, '3 V5', env=INTERPRET,
-    ),
-    Mutation(
         'tail-of-one-token', 'ops/triton/exact/forward.py', 'if left > 0:', 'if left > 1:',
         'a single token behind the last chunk is skipped', EXACT, 'T1 True', env=INTERPRET,
-    ),
-    Mutation(
-        'own-residual', 'ops/triton/exact/common.py', 'tl.where((o_t > s)[:, None]', 'tl.where((o_t >= s)[:, None]',
-        "a token's residual loses its own update", EXACT, 'T21 True', env=INTERPRET,
     ),
     Mutation(
         'unrounded-updates', 'ops/triton/exact/common.py', 'b_u = kept(b_u, DOT)', 'pass',
@@ -43,10 +34,6 @@ MUTATIONS = [
     Mutation(
         'first-part-alone', 'ops/triton/exact/backward_qk.py', 'tl.static_range(PARTS)', 'tl.static_range(1)',
         'sums over channels read half of the digits of states', 'tests/ops/test_exact.py::test_bfloat16', 'K16', env=INTERPRET,
-    ),
-    Mutation(
-        'values-without-steps', 'ops/triton/scalar_beta.py', '(eps[..., None] * v).to(v.dtype)', 'v',
-        'GLA learns with a step size of one', TRANSLATION, 'diagonal V7',
     ),
     Mutation(
         'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind',

@@ -22,12 +22,6 @@ MUTATIONS = [
         'the convolution of an image begins in the one before', PACKED + 'test_one_image_does_not_reach_another',
     ),
     Mutation(
-        'row-dropped', 'contrib/timm/block.py',
-        'return x + y * kept.repeat_interleave(packing.lengths, 0, output_size=y.shape[1])',
-        'return x + y * kept[0]', 'stochastic depth drops the row and not an image',
-        PACKED + 'test_stochastic_depth_drops_images',
-    ),
-    Mutation(
         'class-token-stays', 'contrib/timm/model.py', 'return class_token_to_front(x, self.num_prefix_tokens).to(',
         'return x.to(', 'features have the class token in the middle', MODEL + 'test_maps_keep_the_places_of_patches',
     ),
