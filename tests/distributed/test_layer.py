@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from fla.models import GLAConfig
-from fla.ops.cp import FLACPContext
 from transformers import AutoModelForCausalLM
 
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
@@ -13,6 +12,7 @@ from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.recompute import Recompute
 from tests import forks
 from tests.distributed.scripts.layer import CHECKPOINTED, LAYERS, LENGTHS
+from tests.distributed.test_op import context
 
 pytestmark = pytest.mark.xdist_group('context parallel layer')
 
@@ -48,11 +48,6 @@ def test_initialisation_from_meta(found):
         assert init['std'][name] == pytest.approx(x.std().item(), rel=0.15), name
         assert init['max'][name] == pytest.approx(x.abs().max().item(), rel=0.25), name
         assert init['mean'][name] == pytest.approx(x.mean().item(), abs=0.05), name
-
-
-def context(device, **changes) -> FLACPContext:
-    cu_seqlens = torch.tensor([0, 2, 6], device=device)
-    return FLACPContext(**{'cu_seqlens': cu_seqlens, 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
 
 
 @pytest.fixture

@@ -76,9 +76,9 @@ def test_as_many_channels_as_the_native_mixer(family):
     ('longhorn', {}, "mode must be one of .*got 'longhorn'"),
 ])
 def test_refused(family, options, message):
-    config = AutoConfig.for_model(family, attn_mode='longhorn', **TINY, **SIZES.get(family, {}), **options)
+    sizes = TINY | SIZES.get(family, {})
     with pytest.raises(ValueError, match=message):
-        AutoModelForCausalLM.from_config(config)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, attn_mode='longhorn', **sizes, **options))
 
 
 class Block(torch.nn.Module):

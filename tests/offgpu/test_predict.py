@@ -32,16 +32,6 @@ def test_loops_of_known_speed(make, count, warps, least, most):
     assert least <= cycles_each(make(), count, warps) <= most
 
 
-def test_reuse_marks_are_where_the_disassembler_prints_them():
-    """They lie beside stall counts and barriers in the control bits, so those are read from the right place."""
-    marks = [
-        (x.reuse, sum(1 << i for i, a in enumerate(x.args[1:]) if '.reuse' in a)) for x in chains(FFMA, 8, 16).code
-        if x.base == 'FFMA'
-    ]
-    assert any(printed for _, printed in marks)
-    assert all(decoded == printed for decoded, printed in marks)
-
-
 def shared_loads(stride: int):
     """A lane's word lies `stride` bytes after its neighbour's."""
     init = f'mov.u32 %r2, %tid.x; mov.u32 %r3, s; mad.lo.u32 %r4, %r2, {stride}, %r3; mov.f32 %f0, 0f00000000;'

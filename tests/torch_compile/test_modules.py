@@ -85,10 +85,3 @@ def test_padding(device):
     assert padding.lengths.tolist() == [3, 0, 5, 1]
     assert torch.equal(padding.leave(padding.enter(x)), x * mask[..., None])
     assert torch.equal(padding.silence(torch.ones_like(x))[..., 0], (torch.tensor(expected, device=device) > 0).float())
-
-
-def test_padding_keeps_what_is_not_finite_out(device):
-    padding = Padded(torch.tensor([[0, 1, 1]], device=device))
-    x = torch.tensor([float('nan'), 1, 2], device=device).view(1, 3, 1)
-    assert padding.enter(x).flatten().tolist() == [1, 2, 0]
-    assert padding.leave(x).flatten().tolist()[0] == 0

@@ -20,11 +20,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
 @pytest.mark.parametrize('case', CASES, ids=str)
 @pytest.mark.parametrize('op', OPS, ids=lambda op: op.__name__)
 def test_equals_eager(op, case, exact, device):
