@@ -11,17 +11,8 @@ CHANGES = OPTIONS + 'TestConfigThatChanges::'
 
 MUTATIONS = [
     Mutation(
-        'channels-of-another-family', 'attn_mode/families.py', "'CombaBlock', 'Comba', by_heads", "'CombaBlock', 'Comba'",
-        "the mixer has other channels than the family's own", OPTIONS + 'test_as_many_channels_as_the_native_mixer', '[comba]',
-    ),
-    Mutation(
         'value-heads', 'attn_mode/families.py', "getattr(config, 'num_v_heads', None) or ", '',
         'query heads count in place of value heads', DEFAULTS, 'gated_deltanet',
-    ),
-    Mutation(
-        'unknown-option', 'attn_mode/config.py', 'if unknown := sorted(present.keys() - OPTIONS.keys()):',
-        'if unknown := sorted(OPTIONS.keys() - OPTIONS.keys()):', 'a misspelt option is ignored',
-        OPTIONS + 'test_refused', 'longhorn_hidden_size',
     ),
     Mutation(
         'saved-defaults-follow', 'attn_mode/config.py', 'if name not in derived or name not in FROM_FAMILY}',
@@ -42,25 +33,9 @@ MUTATIONS = [
         "RWKV7's blocks miss the first layer's values", SWAP + 'test_one_training_step', '[rwkv7]', env=TORCH,
     ),
     Mutation(
-        'attention-over-ranks', 'attn_mode/swap.py', 'if isinstance(module, RowwiseAttention):', 'if False:',
-        'attention leaves out what other ranks hold', 'tests/distributed/test_layer.py::test_attention_layers_are_refused',
-        'gla', env=TORCH,
-    ),
-    Mutation(
-        'pending-states', 'attn_mode/families.py', 'RodimusPlusMixer if', 'LonghornMixer if',
-        "Rodimus+ finds the mixer's state where its attention's should be", SWAP + 'test_generation_with_cache', '[-rodimus]',
-        env=TORCH,
-    ),
-    Mutation(
         'loaded-weights-rescaled', 'attn_mode/mixer.py', "if getattr(self.out_proj.weight, '_is_hf_initialized', False):",
         'if False:',
         'weights from a checkpoint are rescaled', SWAP + 'test_partly_loaded', 'rwkv6',
-    ),
-    Mutation(
-        'copy-handed-back', 'models/swapped.py', "known['past_key_values'].looks_ahead_of = cache", 'pass',
-        'a call with use_cache=False returns a cache that it has changed', CALLS + 'test_a_look_ahead_changes_nothing',
-        '-gla]',
-        env=TORCH,
     ),
     Mutation(
         'swapped-mlp', 'attn_mode/swap.py', 'partial(become, cls=GatedMLP)', 'partial(become, cls=mlp.GatedMLP)',

@@ -13,8 +13,6 @@ CAUSAL = 'models/causal_lm.py'
 BARE = 'modules/bare.py'
 REWIND = 'modules/rewind.py'
 BACK = 'tests/models/test_rewind.py::'
-ATTENTION = 'modules/attention.py'
-GENERATION = 'tests/models/test_generation.py::'
 
 MUTATIONS = [
     Mutation(
@@ -26,10 +24,6 @@ MUTATIONS = [
         MODEL + 'TestInitialisation::test_from_meta',
     ),
     Mutation(
-        'mlp-unnormalised', MODELLING, 'self.mlp(self.mlp_norm(hidden_states), **kwargs)', 'self.mlp(hidden_states, **kwargs)',
-        'the MLP reads the residual stream without its norm', MODEL + 'test_block_with_an_mlp', env=TORCH,
-    ),
-    Mutation(
         'labels-shifted-twice', MODELLING, 'logits_to_keep, shift_labels=shift_labels,', 'logits_to_keep,',
         'labels that are shifted already are ignored', 'tests/models/test_boundaries.py::test_shifted_labels', env=TORCH,
     ),
@@ -39,17 +33,8 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-]', env=TORCH,
     ),
     Mutation(
-        'shorter-cache', 'modules/cache.py', 'if len(cache) != len(layers):', 'if len(cache) > len(layers):',
-        'the last layers start from nothing beside a filled cache', CACHE + 'test_cache_of_another_number_of_layers',
-        env=TORCH,
-    ),
-    Mutation(
         'official-bias', 'models/longhorn/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
         "the authors' checkpoints do not load", OFFICIAL,
-    ),
-    Mutation(
-        'logits-overwritten', CAUSAL, 'inplace_backward=False', 'inplace_backward=True',
-        'logits are their gradient after backward', LOSS + 'test_logits_stay', '[longhorn]', env=TORCH,
     ),
     Mutation(
         'loss-not-divided', CAUSAL, 'loss = loss / num_items_in_batch', 'pass', 'gradient accumulation is not normalised',
@@ -65,19 +50,8 @@ MUTATIONS = [
         env=TORCH,
     ),
     Mutation(
-        'recorded-states-overwritten', 'layers/longhorn.py',
-        'None if y is None else y.clone() for y in (recurrent_state, conv_state))',
-        'y for y in (recurrent_state, conv_state))',
-        'decoding overwrites the states to go back to', BACK + 'test_cropped', 'paper-by', env=TORCH,
-    ),
-    Mutation(
         'records-of-other-rows', REWIND, 'super()._transform_states(function)\n        for layer in self.layers:'
         '\n            layer.pieces.clear()', 'super()._transform_states(function)',
         "a beam goes back to another beam's states", BACK + 'test_not_recorded', env=TORCH,
-    ),
-    Mutation(
-        'rows-by-column', ATTENTION, '._seen_tokens = int(before[i].sum())', '._seen_tokens = before.shape[1]',
-        'positions behind a padded prompt count the padding', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]',
-        env=TORCH,
     ),
 ]

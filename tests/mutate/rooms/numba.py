@@ -18,19 +18,9 @@ MUTATIONS = [
         'tests/ops/numba/test_threads.py::test_a_failure_is_raised_after_all_have_ended',
     ),
     Mutation(
-        'denormals-of-one-thread', 'fla_cpu/numba/threads.py', '        torch.set_flush_denormal(flushes)\n', '',
-        'a result depends on the thread that computes it',
-        'tests/ops/numba/test_threads.py::test_every_thread_flushes_denormals_as_the_caller_does',
-    ),
-    Mutation(
         'fork-guard', 'fla_cpu/numba/threads.py', ' or pid != os.getpid()', '',
         'a forked child waits for threads that it does not have',
         'tests/ops/numba/test_threads.py::test_a_forked_child_has_threads_of_its_own',
-    ),
-    Mutation(
-        'final-gradient-layout', 'ops/numba/__init__.py',
-        'flat(k_first(dht, state_v_first)), flat(scaled', 'flat(dht), flat(scaled',
-        "the final state's gradient is read in the other layout", FLAGS, 'numba diagonal chunk initial_state-state_v_first',
     ),
     Mutation(
         'skipped-residual', 'ops/numba/forward.py',

@@ -2,7 +2,6 @@
 
 from tests.mutate.mutation import TORCH, Mutation
 
-FLAGS = 'tests/ops/test_longhorn.py::test_flags'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
 ERRORS = 'tests/ops/test_errors.py::test_bad_call'
 POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
@@ -10,20 +9,9 @@ TRANSFORMS = 'tests/ops/test_transforms.py::test_equals_the_naive_op'
 
 MUTATIONS = [
     Mutation(
-        'states-saved-for-q-and-k-alone', 'ops/operator.py',
-        'x.requires_grad for x in args.differentiable.values())', 'x.requires_grad for x in (args.q, args.k))',
-        'backward has no states to start from where q and k ask for no gradient',
-        'tests/ops/test_longhorn.py::test_gradients_of_some_inputs', 'torch diagonal chunk',
-    ),
-    Mutation(
         'absent-output-gradient', 'ops/operator.py', 'do = args.v.new_zeros(ctx.shape)', 'do = args.v.new_ones(ctx.shape)',
         'a loss of the final state alone gets a gradient from the outputs',
         'tests/ops/test_longhorn.py::test_gradient_of_the_state_alone', 'torch diagonal',
-    ),
-    Mutation(
-        'compiled-boundaries-unchecked', 'ops/operator.py', 'args = with_boundaries_checked(Arguments(*fields))',
-        'args = Arguments(*fields)', 'a compiled program reads outside its tensors where boundaries are wrong',
-        'tests/ops/test_errors.py::test_compiled_programs_check_boundaries_when_they_run', env=TORCH,
     ),
     Mutation(
         'fake-slots', 'ops/operator.py',
@@ -37,11 +25,6 @@ MUTATIONS = [
         'forward-mode differentiation loses its tangents', TRANSFORMS, 'diagonal forward_ad chunk', env=TORCH,
     ),
     Mutation(
-        'D-and-z-swapped', 'ops/chunk.py', 'output_final_state, exact, D, z,\n            use_beta',
-        'output_final_state, exact, '
-        'z, D,\n            use_beta', 'the skip weight and the gate change places', FLAGS, 'torch diagonal chunk sigmoid-D',
-    ),
-    Mutation(
         'boundaries-end-early', 'ops/inputs.py', 'if bounds[-1] != T:', 'if bounds[-1] > T:',
         'tokens behind the last boundary are left out', ERRORS, 'end early',
     ),
@@ -49,10 +32,6 @@ MUTATIONS = [
         'state-of-rows', 'ops/arguments.py',
         'return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1',
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
-    ),
-    Mutation(
-        'naive-exact-sign', 'ops/naive.py', '(v_t - (k_t * S).sum(-2', '(v_t + (k_t * S).sum(-2',
-        'the oracle adds what the memory recalls', 'tests/ops/test_naive.py::test_exact_is_the_delta_rule',
     ),
     Mutation(
         'naive-decay', 'ops/naive.py', '(1 - k_t.square() * eps_t)', '(1 - k_t * eps_t)',
@@ -72,9 +51,5 @@ MUTATIONS = [
     Mutation(
         'null-block-is-a-row', 'ops/pool.py', ' | (indices == self.pad_slot_id)', '', 'the null block is updated', POOL,
         'torch diagonal T1 null', env=TORCH,
-    ),
-    Mutation(
-        'stale-rows', 'ops/pool.py', 'first = torch.where(self.has_initial_state, first, -1)', 'pass',
-        'a new request starts from what an old one left', POOL, 'torch diagonal T1 zero', env=TORCH,
     ),
 ]

@@ -7,10 +7,6 @@ PACKED = 'tests/ops/test_longhorn.py::test_packed'
 
 MUTATIONS = [
     Mutation(
-        'decay-of-another-token', 'ops/torch/diagonal.py', 'addcmul_(a[t], states[t])', 'addcmul_(a[t - 1], states[t])',
-        "the state decays by the wrong token's step", FLAGS, 'torch diagonal chunk',
-    ),
-    Mutation(
         'strip-end-gradient', 'ops/torch/diagonal.py', 'dS[-1] += G', 'pass',
         'no gradient crosses a strip or comes from the final '
         'state', FLAGS, 'torch diagonal chunk',
@@ -18,10 +14,6 @@ MUTATIONS = [
     Mutation(
         'gram-diagonal', 'ops/torch/exact.py', '-(W @ U_b.mT).tril(-1)', '-(W @ U_b.mT).tril()',
         'a key gets a gradient from its own residual', FLAGS, 'torch exact chunk',
-    ),
-    Mutation(
-        'gate-forgotten-in-dD', 'ops/torch/__init__.py', 'dD = (dy * v)', 'dD = (do * v)', 'dD lacks the gate', FLAGS,
-        'torch diagonal chunk D-z',
     ),
     Mutation(
         'logit-gradient', 'ops/torch/__init__.py', 'chain * b * (-beta).sigmoid() if', 'chain * b if',

@@ -13,11 +13,6 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_a_token_whose_gate_lies_apart', 'diagonal', env=INTERPRET,
     ),
     Mutation(
-        'indices-between-others', 'ops/operator.py', 'pool=pool.contiguous()', 'pool=pool',
-        'a column of a table of blocks is read as a row of it', 'tests/ops/test_pool.py::test_a_column_of_a_table_of_blocks',
-        env=INTERPRET,
-    ),
-    Mutation(
         'segments-forward-in-backward', 'ops/triton/diagonal/__init__.py', 'T=T, L=L, reverse=True)',
         'T=T, L=L, reverse=False)',
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
@@ -39,10 +34,6 @@ MUTATIONS = [
         'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind',
         'others = squares.sum(-1, keepdim=True) - squares',
         "the decay's logarithm loses its digits at large keys", 'tests/ops/triton/test_scalar_beta.py::test_no_cancellation',
-    ),
-    Mutation(
-        'float32-sent-to-fla', 'ops/triton/scalar_beta.py', ' or dtype not in (torch.float16, torch.bfloat16)', '',
-        "float32 goes to fla's kernels, which round it", 'tests/ops/triton/test_scalar_beta.py::test_route',
     ),
     Mutation(
         'rows-next-to-each-other', 'ops/triton/slots.py', 's_h=pool.states.stride(0)', 's_h=size',

@@ -3,7 +3,6 @@
 from tests.mutate.mutation import Mutation
 
 MIXER = 'tests/contrib/timm/test_mixer.py::'
-MODEL = 'tests/contrib/timm/test_model.py::'
 PACKED = 'tests/contrib/timm/test_packed.py::'
 
 MUTATIONS = [
@@ -20,10 +19,6 @@ MUTATIONS = [
         'convolution-over-images', 'contrib/timm/mixer.py',
         'x, _ = self.conv1d(x, cu_seqlens=cu_seqlens)', 'x, _ = self.conv1d(x)',
         'the convolution of an image begins in the one before', PACKED + 'test_one_image_does_not_reach_another',
-    ),
-    Mutation(
-        'class-token-stays', 'contrib/timm/model.py', 'return class_token_to_front(x, self.num_prefix_tokens).to(',
-        'return x.to(', 'features have the class token in the middle', MODEL + 'test_maps_keep_the_places_of_patches',
     ),
     Mutation(
         'residual-narrow', 'contrib/timm/model.py',
