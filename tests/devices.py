@@ -4,7 +4,6 @@
 ON_THE_CPU = {
     'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
     'tests/distributed/test_layer.py::test_equals_one_rank': 'ranks share no GPU, and gloo sends what is on the CPU',
-    'tests/distributed/test_layer.py::test_initialisation_from_meta': 'ranks share no GPU, and gloo sends what is on the CPU',
     'tests/distributed/test_op.py::test_diagonal_gathers_once_each_way': 'ranks on the CPU',
     'tests/distributed/test_op.py::test_equals_one_rank': 'ranks share no GPU, and gloo sends what is on the CPU',
     'tests/distributed/test_op.py::test_exact_passes_the_state_on': 'ranks on the CPU',

@@ -20,6 +20,7 @@ from functools import cache
 from multiprocessing import get_context
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -72,13 +73,8 @@ def run(
 def start_server() -> None:
     """Of this process, with the environment that what it imports shall see."""
     CONTEXT.set_forkserver_preload(PRELOADED)
-    before = dict(os.environ)
-    os.environ.update(ENVIRONMENT)
-    try:
+    with patch.dict(os.environ, ENVIRONMENT):
         ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def execute(words: list[str], folder: str, environment: dict[str, str], output: str, errors: str) -> None:

@@ -21,8 +21,7 @@ MUTATIONS = [
     Mutation(
         'settings-kept', 'attn_mode/config.py', ".settings[name]:\n            setattr(config, name, value)",
         ".settings[name]:\n            pass", 'a config switched back keeps what Longhorn had set',
-        CHANGES + 'test_switched_back',
-        '[hgrn]',
+        CHANGES + 'test_switched_back', '[hgrn]',
     ),
     Mutation(
         'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',
@@ -34,8 +33,7 @@ MUTATIONS = [
     ),
     Mutation(
         'loaded-weights-rescaled', 'attn_mode/mixer.py', "if getattr(self.out_proj.weight, '_is_hf_initialized', False):",
-        'if False:',
-        'weights from a checkpoint are rescaled', SWAP + 'test_partly_loaded', 'rwkv6',
+        'if False:', 'weights from a checkpoint are rescaled', SWAP + 'test_partly_loaded', 'rwkv6',
     ),
     Mutation(
         'swapped-mlp', 'attn_mode/swap.py', 'partial(become, cls=GatedMLP)', 'partial(become, cls=mlp.GatedMLP)',
