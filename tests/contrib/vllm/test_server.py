@@ -1,11 +1,7 @@
 """vLLM's OpenAI server with Longhorn in it."""
 
-import pytest
-
-pytest.importorskip('vllm', reason='make test-serving has vLLM')
-
-from tests import forks  # noqa: E402
-from tests.integration.server import Answers, check_answers, serve  # noqa: E402
+from tests import forks
+from tests.integration.server import Answers, check_answers, serve
 
 
 def test_the_answers_are_those_of_generate(tmp_path):

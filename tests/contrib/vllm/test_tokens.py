@@ -1,14 +1,11 @@
 """vLLM gives the tokens of `generate` in float32, however it schedules the requests."""
 
 import pytest
+from fla.models import GLAConfig
+from transformers import AutoModelForCausalLM
 
-pytest.importorskip('vllm', reason='make test-serving has vLLM')
-
-from fla.models import GLAConfig  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-
-from fla_longhorn import LonghornConfig, LonghornForCausalLM  # noqa: E402
-from tests.contrib.vllm.checkpoints import SIZES, VARIANTS  # noqa: E402
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from tests.contrib.vllm.checkpoints import SIZES, VARIANTS
 
 
 # with tensor parallelism, whole heads for each of two processes, or one head in two parts beside an attention layer
