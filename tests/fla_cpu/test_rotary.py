@@ -59,14 +59,10 @@ def test_inplace_keeps_tokens_before_the_first_position(interleaved):
     assert_close('output', x, want, 1e-6)
 
 
-@pytest.mark.parametrize('offsets', [3, torch.tensor([0, 3])])
-def test_a_position_without_an_angle_is_refused(offsets):
-    cos, sin = tables(6, 2, torch.float32)
-    with pytest.raises(ValueError, match='position 6'):
+@pytest.mark.parametrize(('width', 'offsets', 'message'), [
+    (2, 3, 'position 6'), (2, torch.tensor([0, 3]), 'position 6'), (3, 0, 'at most 2'),
+])
+def test_angles_that_do_not_fit_are_refused(width, offsets, message):
+    cos, sin = tables(6, width, torch.float32)
+    with pytest.raises(ValueError, match=message):
         rotary_embedding(torch.ones(2, 4, 1, 4), cos, sin, seqlen_offsets=offsets)
-
-
-def test_more_angles_than_pairs_are_refused():
-    cos, sin = tables(6, 3, torch.float32)
-    with pytest.raises(ValueError, match='at most 2'):
-        rotary_embedding(torch.ones(2, 4, 1, 4), cos, sin)

@@ -10,13 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from tests.mutate.mutation import ROOT, Mutation
 from tests.mutate.rooms import MUTATIONS, ROOMS
@@ -86,16 +83,8 @@ def check_fit(mutations: dict[str, Mutation]) -> None:
         compile(mutation.apply(path.read_text(encoding='utf-8')), path, 'exec')
 
 
-def table(mutations: dict[str, Mutation], results: dict[str, tuple[str, float]] | None = None) -> Table:
-    rows = Table('mutation', 'breaks', 'tests', *(('result', 'seconds') if results else ()))
-    for name, mutation in mutations.items():
-        result = (results[name][0], f'{results[name][1]:.0f}') if results else ()
-        rows.add_row(name, mutation.breaks, mutation.tests.replace(' ', '\n'), *result)
-    return rows
-
-
-def run(mutations: dict[str, Mutation], workers: int, console: Console) -> dict[str, tuple[str, float]]:
-    """Result and seconds of each mutation."""
+def run(mutations: dict[str, Mutation], workers: int) -> Counter[str]:
+    """How many mutations were killed, survived or ended in an error; a line for each."""
     check_fit(mutations)
     copies: queue.Queue[Copy] = queue.Queue()
 
@@ -106,19 +95,17 @@ def run(mutations: dict[str, Mutation], workers: int, console: Console) -> dict[
         finally:
             copies.put(copy)
 
-    results = {}
-    with tempfile.TemporaryDirectory(prefix='mutate-') as folder, Progress(console=console) as progress:
+    results: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix='mutate-') as folder:
         for i in range(workers):
             copies.put(Copy(Path(folder).resolve() / str(i)))
-        task = progress.add_task('mutations', total=len(mutations))
         with ThreadPoolExecutor(workers) as pool:
             for done in as_completed([pool.submit(run_one, name) for name in mutations]):
                 name, result, output, seconds = done.result()
-                results[name] = result, seconds
-                progress.console.print(f'{name}: {result} in {seconds:.0f} s', markup=False)
+                results[result] += 1
+                print(f'{name}: {result} in {seconds:.0f} s', flush=True)
                 if result != 'killed':
-                    progress.console.print(output[-3000:], markup=False)
-                progress.advance(task)
+                    print(output[-3000:])
     return results
 
 
@@ -132,21 +119,15 @@ def main(arguments: list[str] | None = None) -> int:
         name: mutation for name, mutation in MUTATIONS.items()
         if options.only is None or any(f'{name}/'.startswith(f'{only}/') for only in options.only)
     }
-    console = Console()
     if not chosen:
         parser.error(f'--only must name rooms or mutations, got {options.only}; --list prints them')
     if options.list:
-        console.print(table(chosen))
-        console.print(f'{len(chosen)} mutations')
+        for name, mutation in chosen.items():
+            print(f'{name}: {mutation.breaks}\n    {mutation.tests}')
         return 0
-
-    start = time.perf_counter()
-    results = run(chosen, options.workers, console)
-    console.print(table(chosen, results))
-    counts = [sum(result == kind for result, _ in results.values()) for kind in ('killed', 'survived', 'error')]
-    console.print(f'{counts[0]} of {len(chosen)} killed, {counts[1]} survived, {counts[2]} errors, '
-                  f'{(time.perf_counter() - start) / 60:.1f} minutes')
-    return 0 if counts[0] == len(chosen) else 1
+    results = run(chosen, options.workers)
+    print(', '.join(f'{results[kind]} {kind}' for kind in ('killed', 'survived', 'error')), f'of {len(chosen)}')
+    return 0 if results['killed'] == len(chosen) else 1
 
 
 if __name__ == '__main__':

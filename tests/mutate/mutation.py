@@ -15,34 +15,22 @@ TORCH = {'FLA_LONGHORN_BACKEND': 'torch', 'FLA_CPU_LOOPS': '0'}
 
 @dataclass(frozen=True)
 class Mutation:
-    """One wrong edit.
+    """One wrong edit."""
 
-    Args:
-        name (str):
-            Its name within its room.
-        file (str):
-            The file, in `fla_longhorn/` where it is not `fla_cpu/...`.
-        old (str):
-            Text that the file holds once.
-        new (str):
-            What replaces it.
-        breaks (str):
-            What it breaks, as a sentence.
-        tests (str):
-            Node ids of the tests that must fail, without parameters, separated by spaces.
-        where (str, Optional):
-            Words that the names of the cases hold, as pytest's `-k` takes them. Default: none, which takes all cases.
-        env (Mapping, Optional):
-            Environment of the tests.
-    """
-
+    # within its room
     name: str
+    # in `fla_longhorn/` where it is not `fla_cpu/...`
     file: str
+    # text that the file holds once, and what replaces it
     old: str
     new: str
+    # as a sentence
     breaks: str
+    # node ids of the tests that must fail, without parameters, separated by spaces
     tests: str
+    # words that the names of their cases hold, as pytest's `-k` takes them; none takes all
     where: str = ''
+    # environment of the tests
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property

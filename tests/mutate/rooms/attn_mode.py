@@ -5,15 +5,10 @@ from tests.mutate.mutation import TORCH, Mutation
 SWAP = 'tests/integration/test_attn_mode.py::'
 OPTIONS = 'tests/integration/test_attn_mode_options.py::'
 CALLS = 'tests/integration/test_swapped_calls.py::'
-DEFAULTS = OPTIONS + 'test_defaults_fit_the_family'
 ADAPTERS = 'tests/integration/test_adapters.py::'
 CHANGES = OPTIONS + 'TestConfigThatChanges::'
 
 MUTATIONS = [
-    Mutation(
-        'value-heads', 'attn_mode/families.py', "getattr(config, 'num_v_heads', None) or ", '',
-        'query heads count in place of value heads', DEFAULTS, 'gated_deltanet',
-    ),
     Mutation(
         'saved-defaults-follow', 'attn_mode/config.py', 'if name not in derived or name not in FROM_FAMILY}',
         'if name not in derived}', "a later version's defaults change a saved model", CHANGES + 'test_a_saved_default_stays',

@@ -21,12 +21,6 @@ MUTATIONS = [
         CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
     ),
     Mutation(
-        'inference-tensors', 'modules/cache.py',
-        "outside_inference_mode(state['recurrent_state']), outside_inference_mode(state['conv_state'])",
-        "state['recurrent_state'], state['conv_state']", 'a cache made in inference mode serves no other mode',
-        CACHE + 'test_modes_of_pytorch', 'inference-', env=TORCH,
-    ),
-    Mutation(
         'decay-mark-of-a-copy', 'layers/weight_decay.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),

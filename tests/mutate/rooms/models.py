@@ -5,7 +5,6 @@ from tests.mutate.mutation import TORCH, Mutation
 MODEL = 'tests/models/test_longhorn.py::'
 OFFICIAL = 'tests/models/test_official.py::test_official_checkpoint'
 CACHE = 'tests/models/test_cache.py::'
-BRANCHES = MODEL + 'TestInitialisation::test_residual_branches'
 LOSS = 'tests/models/test_causal_lm.py::'
 ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
@@ -15,10 +14,6 @@ REWIND = 'modules/rewind.py'
 BACK = 'tests/models/test_rewind.py::'
 
 MUTATIONS = [
-    Mutation(
-        'mlp-branches-uncounted', MODELLING, 'self.config.num_hidden_layers * (2 if has_mlp else 1)',
-        'self.config.num_hidden_layers', 'residual branches are rescaled as if there were no MLPs', BRANCHES, 'hidden_ratio',
-    ),
     Mutation(
         'skip-uninitialised', MODELLING, 'nn.init.ones_(module.D)', 'pass', 'D is not initialised on a model from meta',
         MODEL + 'TestInitialisation::test_from_meta',

@@ -4,7 +4,6 @@ from tests.mutate.mutation import Mutation
 
 FLAGS = 'tests/ops/test_longhorn.py::test_flags'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
-SHAPES = 'tests/ops/test_longhorn.py::test_shapes'
 THREADS = 'tests/ops/numba/test_threads.py::test_two_threads_equal_one'
 
 MUTATIONS = [
@@ -31,11 +30,6 @@ MUTATIONS = [
     Mutation(
         'rounding', 'fla_cpu/numba/memory.py', 'builder.add(odd, constant(ints, 0x7fff))', 'constant(ints, 0x8000)',
         'bfloat16 is rounded up from halfway', 'tests/ops/numba/test_bfloat16.py::test_rounding_is_that_of_torch',
-    ),
-    Mutation(
-        'norm-without-its-tail', 'ops/numba/forward.py', 'for j in range(0, K, LANES):',
-        'for j in range(0, K - LANES + 1, LANES):',
-        'keys lose the entries behind the last whole vector', SHAPES, 'numba diagonal chunk K3',
     ),
     Mutation(
         'saved-at-the-wrong-tokens', 'ops/numba/forward.py', 'and (t - bos) % C == 0', 'and t % C == 0',

@@ -3,8 +3,6 @@
 from tests.mutate.mutation import TORCH, Mutation
 
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
-ERRORS = 'tests/ops/test_errors.py::test_bad_call'
-POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 TRANSFORMS = 'tests/ops/test_transforms.py::test_equals_the_naive_op'
 
 MUTATIONS = [
@@ -25,10 +23,6 @@ MUTATIONS = [
         'forward-mode differentiation loses its tangents', TRANSFORMS, 'diagonal forward_ad chunk', env=TORCH,
     ),
     Mutation(
-        'boundaries-end-early', 'ops/inputs.py', 'if bounds[-1] != T:', 'if bounds[-1] > T:',
-        'tokens behind the last boundary are left out', ERRORS, 'end early',
-    ),
-    Mutation(
         'state-of-rows', 'ops/arguments.py',
         'return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1',
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
@@ -47,9 +41,5 @@ MUTATIONS = [
         'inputs-among-the-states', 'ops/operator.py', '    args = apart_from(pool.states, args)\n', '',
         'inputs that are views of the states are read after they are overwritten',
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
-    ),
-    Mutation(
-        'null-block-is-a-row', 'ops/pool.py', ' | (indices == self.pad_slot_id)', '', 'the null block is updated', POOL,
-        'torch diagonal T1 null', env=TORCH,
     ),
 ]

@@ -16,10 +16,6 @@ MUTATIONS = [
         'a key gets a gradient from its own residual', FLAGS, 'torch exact chunk',
     ),
     Mutation(
-        'logit-gradient', 'ops/torch/__init__.py', 'chain * b * (-beta).sigmoid() if', 'chain * b if',
-        "the sigmoid's slope is incomplete", FLAGS, 'torch diagonal chunk sigmoid',
-    ),
-    Mutation(
         'strip-past-its-sequence', 'ops/torch/__init__.py', 'slice(t, min(t + STRIP, eos, t_c + C))',
         'slice(t, min(t + STRIP, t_c + C))',
         "backward's last strip runs into the next packed sequence", PACKED, 'torch diagonal chunk V9',

@@ -3,7 +3,6 @@
 from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
-EXACT = 'tests/ops/test_exact.py::test_exact_kernels'
 POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
@@ -16,10 +15,6 @@ MUTATIONS = [
         'segments-forward-in-backward', 'ops/triton/diagonal/__init__.py', 'T=T, L=L, reverse=True)',
         'T=T, L=L, reverse=False)',
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
-    ),
-    Mutation(
-        'tail-of-one-token', 'ops/triton/exact/forward.py', 'if left > 0:', 'if left > 1:',
-        'a single token behind the last chunk is skipped', EXACT, 'T1 True', env=INTERPRET,
     ),
     Mutation(
         'unrounded-updates', 'ops/triton/exact/common.py', 'b_u = kept(b_u, DOT)', 'pass',
