@@ -17,21 +17,20 @@ from tests.ops.cases import TOLERANCE
 pytestmark = pytest.mark.xdist_group('context parallel op')
 
 
-def results(path: Path, interpret: bool) -> dict:
-    # Triton and fla ask when they are imported
-    interpreted = {'fla': False, 'env': {'TRITON_INTERPRET': '1'}}
-    forks.output('-m', 'tests.distributed.scripts.op', 4, path, **(interpreted if interpret else {}))
+def results(path: Path, **options) -> dict:
+    forks.output('-m', 'tests.distributed.scripts.op', 4, path, **options)
     return json.loads(path.read_text())
 
 
 @pytest.fixture(scope='module')
 def cpu(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'cpu.json', False)
+    return results(tmp_path_factory.mktemp('op') / 'cpu.json')
 
 
 @pytest.fixture(scope='module')
 def triton(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'triton.json', True)
+    # Triton and fla ask when they are imported
+    return results(tmp_path_factory.mktemp('op') / 'triton.json', fla=False, env={'TRITON_INTERPRET': '1'})
 
 
 def check(found: dict, jobs: dict, size: int, exact: bool, name: str) -> None:

@@ -61,21 +61,6 @@ def test_convolution(width, given, lengths, device):
     against_fla(ours, theirs, inputs, output_final_state=True, cu_seqlens=cu_seqlens)
 
 
-@pytest.mark.parametrize('traced', [False, True], ids=['eager', 'traced'])
-def test_a_step_of_padding(traced, device):
-    """One token a row, of which the second is padding: only the first row's state moves on, in place."""
-    function = modules.ShortConvolution(6, 4, bias=True, activation='silu').to(device)
-    if traced:
-        function, _ = compiled(function)
-    state = torch.randn(2, 6, 4, device=device)
-    before = state.clone()
-    with torch.no_grad():
-        function(x=torch.randn(2, 1, 6, device=device), cache=state, output_final_state=True,
-                 lengths=torch.tensor([1, 0], device=device))
-    assert torch.equal(state[1], before[1])
-    assert torch.equal(state[0, :, :-1], before[0, :, 1:])
-
-
 def test_padding(device):
     mask = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], device=device)
     x = torch.arange(1., 21., device=device).view(4, 5, 1)
