@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from inspect import signature, unwrap
 
 import torch
@@ -8,6 +5,7 @@ from fla import backends
 from fla.modules.norm import l2norm
 
 from fla_cpu.backend import verify_cpu
+from tests import forks
 
 
 def registry_of(entry_point):
@@ -46,6 +44,4 @@ for name in fla_cpu.MODULES:
 from fla import backends
 print(len(backends._function_registries))
 """
-    environment = {**os.environ, 'FLA_DISABLE_BACKEND_DISPATCH': '1'}
-    run = subprocess.run([sys.executable, '-c', code], env=environment, check=True, capture_output=True, text=True)
-    assert run.stdout.split() == ['0']
+    assert forks.output('-c', code, fla=False, env={'FLA_DISABLE_BACKEND_DISPATCH': '1'}).split() == ['0']

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fla_longhorn
+from tests import forks
 
 PACKAGE = Path(fla_longhorn.__file__).parent
 
@@ -123,8 +124,5 @@ if __name__ == '__main__':
 def test_the_plugin_is_there(tmp_path):
     """In the program, which names it nowhere, and in the processes that the program spawns."""
     (tmp_path / 'program.py').write_text(SPAWNING)
-    done = subprocess.run(
-        [sys.executable, '-m', 'fla_longhorn', 'program.py'], cwd=tmp_path, capture_output=True, text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[True, '__mp_main__', 'longhorn'], [False, '__mp_main__', 'longhorn']]
+    printed = forks.output('-m', 'fla_longhorn', 'program.py', cwd=tmp_path, fla=False)
+    assert json.loads(printed) == [[True, '__mp_main__', 'longhorn'], [False, '__mp_main__', 'longhorn']]

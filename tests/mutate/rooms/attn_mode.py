@@ -23,10 +23,6 @@ MUTATIONS = [
         "linear_attn's own forward drops boundaries", CALLS + 'test_documents_one_by_one', 'linear_attn', env=TORCH,
     ),
     Mutation(
-        'first-values', 'attn_mode/families.py', '        after_build=append_v_first,\n', '',
-        "RWKV7's blocks miss the first layer's values", SWAP + 'test_one_training_step', '[rwkv7]', env=TORCH,
-    ),
-    Mutation(
         'loaded-weights-rescaled', 'attn_mode/mixer.py', "if getattr(self.out_proj.weight, '_is_hf_initialized', False):",
         'if False:', 'weights from a checkpoint are rescaled', SWAP + 'test_partly_loaded', 'rwkv6',
     ),

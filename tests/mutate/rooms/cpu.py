@@ -26,10 +26,6 @@ MUTATIONS = [
         LOOPS + 'test_streams', '[66-144-True-silu]',
     ),
     Mutation(
-        'stream-short-sequence', 'fla_cpu/loops.py', 'if t1 >= bos + 2:', 'if t1 >= 2:',
-        'a sequence of one token overwrites a gradient of the one before', LOOPS + 'test_packed_streams', '[silu-dtype0]',
-    ),
-    Mutation(
         'second-backward-scaled-twice', 'fla_cpu/losses.py', 'do == 1 else grad * do', 'do == 1 else grad.mul_(do)',
         'a second backward is scaled twice', LOSS + 'test_second_backward_is_scaled_once',
     ),

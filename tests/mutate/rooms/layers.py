@@ -16,11 +16,6 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[False-1-no_grad-]', env=TORCH,
     ),
     Mutation(
-        'graph-overwritten', 'modules/cache.py', ' or torch.is_grad_enabled() or state.requires_grad or',
-        ' or torch.is_grad_enabled() or', 'decoding overwrites a state that autograd saved',
-        CACHE + 'test_decoding_leaves_states_with_a_graph_alone', env=TORCH,
-    ),
-    Mutation(
         'decay-mark-of-a-copy', 'layers/weight_decay.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),

@@ -10,7 +10,6 @@ ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
 CAUSAL = 'models/causal_lm.py'
 BARE = 'modules/bare.py'
-REWIND = 'modules/rewind.py'
 BACK = 'tests/models/test_rewind.py::'
 
 MUTATIONS = [
@@ -43,10 +42,5 @@ MUTATIONS = [
         'crop-counts-padding', 'modules/rows.py', 'F.pad(kept.sum(1)', 'F.pad(self.kept.sum(1)',
         'rows with padding are cropped by the tokens of the first ones', BACK + 'test_cropped_rows_with_padding', 'left-paper',
         env=TORCH,
-    ),
-    Mutation(
-        'records-of-other-rows', REWIND, 'super()._transform_states(function)\n        for layer in self.layers:'
-        '\n            layer.pieces.clear()', 'super()._transform_states(function)',
-        "a beam goes back to another beam's states", BACK + 'test_not_recorded', env=TORCH,
     ),
 ]

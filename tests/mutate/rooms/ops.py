@@ -28,10 +28,6 @@ MUTATIONS = [
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'naive-decay', 'ops/naive.py', '(1 - k_t.square() * eps_t)', '(1 - k_t * eps_t)',
-        'the oracle forgets by the key, not by its square', 'tests/ops/test_naive.py::test_is_algorithm_1',
-    ),
-    Mutation(
         'plain-update-uncounted', 'ops/operator.py', '        increment_version(pool.states)', '        pass',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_a_plain_update_is_counted '

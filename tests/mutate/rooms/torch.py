@@ -12,10 +12,6 @@ MUTATIONS = [
         'state', FLAGS, 'torch diagonal chunk',
     ),
     Mutation(
-        'gram-diagonal', 'ops/torch/exact.py', '-(W @ U_b.mT).tril(-1)', '-(W @ U_b.mT).tril()',
-        'a key gets a gradient from its own residual', FLAGS, 'torch exact chunk',
-    ),
-    Mutation(
         'strip-past-its-sequence', 'ops/torch/__init__.py', 'slice(t, min(t + STRIP, eos, t_c + C))',
         'slice(t, min(t + STRIP, t_c + C))',
         "backward's last strip runs into the next packed sequence", PACKED, 'torch diagonal chunk V9',

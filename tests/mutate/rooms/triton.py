@@ -3,7 +3,6 @@
 from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
-POOL = 'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter'
 
 MUTATIONS = [
     Mutation(
@@ -29,9 +28,5 @@ MUTATIONS = [
         'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind',
         'others = squares.sum(-1, keepdim=True) - squares',
         "the decay's logarithm loses its digits at large keys", 'tests/ops/triton/test_scalar_beta.py::test_no_cancellation',
-    ),
-    Mutation(
-        'rows-next-to-each-other', 'ops/triton/slots.py', 's_h=pool.states.stride(0)', 's_h=size',
-        'rows that lie apart are taken for neighbours', POOL, 'triton exact T1 all', env=INTERPRET,
     ),
 ]

@@ -11,11 +11,6 @@ MUTATIONS = [
         'x = torch.cat([x, x], -1)', 'both directions read the tokens in order', MIXER + 'test_equation',
     ),
     Mutation(
-        'row-in-reverse', 'contrib/timm/packing.py', 'first_and_last = (2 * ends - counts - 1).repeat_interleave(counts)',
-        'first_and_last = (ends[-1:] - 1).expand(int(ends[-1]))', 'the row is reversed and not each image',
-        MIXER + 'test_reverse_order',
-    ),
-    Mutation(
         'convolution-over-images', 'contrib/timm/mixer.py',
         'x, _ = self.conv1d(x, cu_seqlens=cu_seqlens)', 'x, _ = self.conv1d(x)',
         'the convolution of an image begins in the one before', PACKED + 'test_one_image_does_not_reach_another',
