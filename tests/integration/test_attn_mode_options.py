@@ -1,5 +1,6 @@
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import fla.models
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED, wrap_block_init
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import L2Norm
-from tests.integration.swapped import SIZES, TINY, families, make_config, make_model, mixers
+from tests.integration.swapped import TINY, families, make_config, make_model, mixers
 
 DOCS = Path(__file__).parents[2] / 'docs' / 'swap.md'
 
@@ -68,7 +69,6 @@ def test_as_many_channels_as_the_native_mixer(family):
 
 
 @pytest.mark.parametrize(('family', 'options', 'message'), [
-    ('gla', {'longhorn_sate_size': 3}, 'got longhorn_sate_size'),
     ('gla', {'longhorn_hidden_size': 3}, 'got longhorn_hidden_size; the options of Longhorn are longhorn_mode, '),
     ('gla', {'longhorn_state_size': 0}, 'state_size must be between 1 and 256, got 0'),
     ('mom', {}, 'MomConfig: its mixer is a router.*comba.*gla.*rwkv7'),
@@ -76,9 +76,15 @@ def test_as_many_channels_as_the_native_mixer(family):
     ('longhorn', {}, "mode must be one of .*got 'longhorn'"),
 ])
 def test_refused(family, options, message):
-    sizes = TINY | SIZES.get(family, {})
     with pytest.raises(ValueError, match=message):
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, attn_mode='longhorn', **sizes, **options))
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, attn_mode='longhorn', **TINY, **options))
+
+
+def test_a_family_that_fla_builds_otherwise(monkeypatch, device):
+    monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], native='LinearAttention'))
+    with pytest.raises(ValueError, match='GLAConfig: this version of fla builds LinearAttention in another way') as error:
+        make_model('gla', device)
+    assert ' gla,' not in str(error.value)
 
 
 class Block(torch.nn.Module):

@@ -2,11 +2,7 @@
 
 from tests.mutate.mutation import TORCH, Mutation
 
-SWAP = 'tests/integration/test_attn_mode.py::'
-OPTIONS = 'tests/integration/test_attn_mode_options.py::'
-CALLS = 'tests/integration/test_swapped_calls.py::'
-ADAPTERS = 'tests/integration/test_adapters.py::'
-CHANGES = OPTIONS + 'TestConfigThatChanges::'
+CHANGES = 'tests/integration/test_attn_mode_options.py::TestConfigThatChanges::'
 
 MUTATIONS = [
     Mutation(
@@ -20,15 +16,18 @@ MUTATIONS = [
     ),
     Mutation(
         'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',
-        "linear_attn's own forward drops boundaries", CALLS + 'test_documents_one_by_one', 'linear_attn', env=TORCH,
+        "linear_attn's own forward drops boundaries", 'tests/integration/test_swapped_calls.py::test_documents_one_by_one',
+        'linear_attn', env=TORCH,
     ),
     Mutation(
         'loaded-weights-rescaled', 'attn_mode/mixer.py', "if getattr(self.out_proj.weight, '_is_hf_initialized', False):",
-        'if False:', 'weights from a checkpoint are rescaled', SWAP + 'test_partly_loaded', 'rwkv6',
+        'if False:', 'weights from a checkpoint are rescaled', 'tests/integration/test_attn_mode.py::test_partly_loaded',
+        'rwkv6',
     ),
     Mutation(
         'swapped-mlp', 'attn_mode/swap.py', 'partial(become, cls=GatedMLP)', 'partial(become, cls=mlp.GatedMLP)',
-        "LoRA on a swapped family's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[gla]', env=TORCH,
+        "LoRA on a swapped family's last projection does nothing",
+        'tests/integration/test_adapters.py::test_every_adapter_counts', '[gla]', env=TORCH,
     ),
     Mutation(
         'flash-attn-for-all', 'patches/apply.py', "if name != 'flash_attn'", "if name",

@@ -2,9 +2,6 @@
 
 from tests.mutate.mutation import Mutation
 
-CONV = 'tests/fla_cpu/test_convolution.py::'
-LOOPS = 'tests/fla_cpu/test_loops.py::'
-LOSS = 'tests/fla_cpu/test_losses.py::'
 NORM = 'tests/fla_cpu/test_norms.py::'
 
 MUTATIONS = [
@@ -18,16 +15,17 @@ MUTATIONS = [
     ),
     Mutation(
         'convolution-history', 'fla_cpu/convolution.py', '(n, width + position[n, i])', '(n, width - 1 + position[n, i])',
-        'the convolution starts from inputs one token too old', CONV + 'test_equation', '[33-4-dtype0-True -None]',
+        'the convolution starts from inputs one token too old', 'tests/fla_cpu/test_convolution.py::test_equation',
+        '[33-4-dtype0-True -None]',
     ),
     Mutation(
         'stream-strips', 'fla_cpu/loops.py', 'rows_before(carried, 3 * BD + d - first, BD, t0 > bos)',
         'rows_before(carried, 3 * BD + d - first, BD, False)', 'gradients do not cross strips of tokens',
-        LOOPS + 'test_streams', '[66-144-True-silu]',
+        'tests/fla_cpu/test_loops.py::test_streams', '[66-144-True-silu]',
     ),
     Mutation(
         'second-backward-scaled-twice', 'fla_cpu/losses.py', 'do == 1 else grad * do', 'do == 1 else grad.mul_(do)',
-        'a second backward is scaled twice', LOSS + 'test_second_backward_is_scaled_once',
+        'a second backward is scaled twice', 'tests/fla_cpu/test_losses.py::test_second_backward_is_scaled_once',
     ),
     Mutation(
         'rms-eps', 'fla_cpu/norms.py', '.square_().div_(D).add_(eps).rsqrt_()', '.square_().add_(eps).div_(D).rsqrt_()',
