@@ -3,14 +3,11 @@
 # a folder, a file or a test, as pytest prints it
 ON_THE_CPU = {
     'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
-    'tests/distributed/test_layer.py::test_equals_one_rank': 'ranks share no GPU, and gloo sends what is on the CPU',
-    'tests/distributed/test_layer.py::test_initialisation_from_meta': 'ranks share no GPU, and gloo sends what is on the CPU',
-    'tests/distributed/test_op.py::test_diagonal_gathers_once_each_way': 'ranks on the CPU',
-    'tests/distributed/test_op.py::test_equals_one_rank': 'ranks share no GPU, and gloo sends what is on the CPU',
-    'tests/distributed/test_op.py::test_exact_passes_the_state_on': 'ranks on the CPU',
-    'tests/distributed/test_op.py::test_repeats_are_bit_equal': 'ranks on the CPU',
-    'tests/distributed/test_op.py::test_triton_equals_one_rank': "ranks in Triton's interpreter",
-    'tests/distributed/test_scale.py': 'ranks share no GPU, and gloo sends what is on the CPU',
+    **dict.fromkeys((f'tests/distributed/{name}' for name in (
+        'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_op.py::test_repeats_are_bit_equal',
+        'test_op.py::test_triton_equals_one_rank', 'test_op.py::test_diagonal_gathers_once_each_way',
+        'test_op.py::test_exact_passes_the_state_on', 'test_scale.py',
+    )), 'ranks share no GPU, and gloo sends what is on the CPU'),
     'tests/experiments': 'the experiments themselves take a device',
     'tests/fla_cpu': "implementations of fla's modules for the CPU",
     'tests/integration/test_runner.py': 'how programs are started, without a tensor',
@@ -31,7 +28,6 @@ ON_THE_CPU = {
     'tests/test_layout.py': 'reads source files',
     'tests/test_package.py': 'packages and versions',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',
-    'tests/upstream': 'names in the source of fla and transformers',
     'tests/contrib/timm/test_example.py': 'the command takes the GPU where there is one',
 }
 

@@ -20,19 +20,31 @@ from functools import cache
 from multiprocessing import get_context
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / 'tests' / 'integration' / 'scripts'
 PRELOADED = [
     'torch', 'torch._dynamo', 'torch._inductor.compile_fx', 'torch._inductor.config', 'transformers',
     'transformers.models.auto.modeling_auto', 'fla', 'fla.models', 'fla.layers', 'fla.ops',
 ]
-# of the server and of each program
-ENVIRONMENT = {'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'TRITON_INTERPRET': '0'}
+HOME = tempfile.TemporaryDirectory(prefix='forks-')
+# of the server and of each program: no network, a cache of its own, one thread
+ENVIRONMENT = {
+    'HF_HOME': HOME.name, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'TRITON_INTERPRET': '0',
+}
 CONTEXT = get_context('forkserver')
 # seconds
 LIMIT = 600
+
+
+def output(*arguments: object, status: int = 0, **options) -> str:
+    """What `python *arguments` prints; :func:`run` says which options there are."""
+    done = run(*arguments, **options)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
 
 
 def run(
@@ -60,16 +72,9 @@ def run(
 @cache
 def start_server() -> None:
     """Of this process, with the environment that what it imports shall see."""
-    home = tempfile.TemporaryDirectory(prefix='forks-')
-    atexit.register(home.cleanup)
     CONTEXT.set_forkserver_preload(PRELOADED)
-    before = dict(os.environ)
-    os.environ.update({'HF_HOME': home.name, **ENVIRONMENT})
-    try:
+    with patch.dict(os.environ, ENVIRONMENT):
         ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def execute(words: list[str], folder: str, environment: dict[str, str], output: str, errors: str) -> None:

@@ -1,21 +1,18 @@
-"""The pages of docs/ run as they stand: python blocks in a process of its own a page, bash blocks in a shell beside them.
+"""README.md and the pages of docs/ run as they are: a page's python blocks in one process, its bash blocks in a shell.
 
 `sh` blocks are for machines that a test can't have; `json` is what a server answered.
 """
 
 import os
-import pkgutil
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests import forks
-from tests.integration.process import SCRIPTS, run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
@@ -35,16 +32,17 @@ print('ran', __name__, os.environ.get('RANK', 0))
 '''
 
 
-def blocks(page: str) -> list[tuple[str, str]]:
-    """(language, code) of each block, in order."""
-    return re.findall(r'^```(\w*)\n(.*?)^```', (DOCS / page).read_text(), re.M | re.S)
+def blocks(path: Path, language: str) -> list[str]:
+    """The code in a language, in order."""
+    found = re.findall(r'^```(\w*)\n(.*?)^```', path.read_text(), re.M | re.S)
+    assert {name for name, _ in found} <= {'python', 'bash', 'sh', 'json'}
+    return [code for name, code in found if name == language]
 
 
 def environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ, 'PATH': os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']]),
-        'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1',
-        'PYTHONPATH': os.pathsep.join(map(str, (ROOT, SCRIPTS))),
+        'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT),
     }
 
 
@@ -58,16 +56,10 @@ def execute_page(page: str, folder: Path, device: torch.device) -> str:
     """All python blocks, which make their tensors on the device, then all bash blocks; what the latter print."""
     own = device.type == 'cpu' or page in WITHOUT_DEFAULT
     code = '' if own else f'import torch\ntorch.set_default_device({str(device)!r})\n'
-    code += '\n'.join(text for language, text in blocks(page) if language == 'python')
+    code += '\n'.join(blocks(DOCS / page, 'python'))
     if code:
-        done = forks.run('-c', code, cwd=folder, env=environment(folder))
-        assert done.returncode == 0, done.stdout + done.stderr
-    return ''.join(execute(['bash', '-euc', text], folder) for language, text in blocks(page) if language == 'bash')
-
-
-@pytest.mark.parametrize('page', PAGES)
-def test_every_block_has_a_known_language(page):
-    assert {language for language, _ in blocks(page)} <= {'python', 'bash', 'sh', 'json'}
+        forks.output('-c', code, cwd=folder, env=environment(folder))
+    return ''.join(execute(['bash', '-euc', text], folder) for text in blocks(DOCS / page, 'bash'))
 
 
 @pytest.mark.parametrize('text', TEXTS)
@@ -82,28 +74,6 @@ def test_links(text):
             assert heading in [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles], heading
 
 
-ROOMS = '(?:benchmarks|configs|docs|examples|experiments|fla_longhorn|offgpu|tests)'
-
-
-@pytest.mark.parametrize('text', TEXTS)
-def test_repository_paths(text):
-    """Every file, folder and pattern of the repository that a text names, and every .py in backticks, is there."""
-    words = (ROOT / text).read_text()
-    named = re.findall(rf'(?<![\w/.-])(?:\.\./)*({ROOMS}/[\w./*-]*)', words)
-    named += re.findall(r'`([\w.*-]+/[\w./*-]+\.py)`', words)
-    missing = [name for name in dict.fromkeys(x.rstrip('./') for x in named) if not any(ROOT.glob(name))]
-    assert not missing, f'{text} names {missing}'
-
-
-@pytest.mark.parametrize('text', TEXTS)
-def test_modules(text):
-    """Every module or function of the repository that a text names by its dotted name can be imported."""
-    for name in set(re.findall(rf'(?<![\w/.-]){ROOMS}(?:\.[a-z_]\w*)+(?![\w.]*[/(])', (ROOT / text).read_text())):
-        if not name.endswith(('.py', '.json', '.md')) and ('.timm' not in name or find_spec('timm')):
-            # a plugin of pytest acts when it is imported
-            assert find_spec(name) if name.endswith('.plugin') else pkgutil.resolve_name(name)
-
-
 # by Inductor, whole models
 COMPILES = ('compile.md',)
 
@@ -113,6 +83,13 @@ COMPILES = ('compile.md',)
 ])
 def test_python_blocks(page, tmp_path, device):
     execute_page(page, tmp_path, device)
+
+
+def test_readme(default_device):
+    """In one interpreter from top to bottom."""
+    code = blocks(ROOT / 'README.md', 'python')
+    assert len(code) >= 4
+    exec(compile('\n'.join(code), 'README.md', 'exec'), {})
 
 
 @pytest.mark.slow
@@ -130,7 +107,7 @@ def test_train(tmp_path, device):
 def test_evaluate(tmp_path, device):
     # the command runs in a checkout
     (tmp_path / 'tests').symlink_to(ROOT / 'tests')
-    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', '.', device, cwd=tmp_path)
+    forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', '.', device, cwd=tmp_path)
     out = execute_page('evaluate.md', tmp_path, device)
     assert '|unseen_text|' in out and 'bits_per_byte' in out
     assert ' 0 wrong' in out and (tmp_path / 'selfcheck.json').exists()

@@ -1,7 +1,5 @@
 """What installing and importing do: the wheel, the registration, the errors for missing dependencies."""
 
-import inspect
-import os
 import shutil
 import subprocess
 import sys
@@ -11,13 +9,11 @@ import warnings
 import zipfile
 from contextlib import nullcontext
 from email import message_from_string
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 import fla_longhorn
 from fla_longhorn import requirements
@@ -25,12 +21,6 @@ from fla_longhorn.requirements import REQUIREMENTS, check_requirements
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
-
-
-def python(code: str) -> None:
-    """In a process that has imported neither fla nor the plugin."""
-    done = forks.run('-c', code, fla=False)
-    assert done.returncode == 0, done.stderr
 
 
 # importing takes seconds, so one process checks several things
@@ -63,80 +53,44 @@ assert 'numba' not in sys.modules
 @pytest.mark.parametrize('order', list(ORDERS))
 def test_registration(order):
     """All names are there whatever is imported first; no kernel ran or compiled, no GPU was touched."""
-    python(WATCH + ORDERS[order] + NOTHING_STARTED + '''
-import fla, fla.ops, fla.layers, fla.models
-from fla.ops import chunk_longhorn, fused_recurrent_longhorn
-from fla.ops.longhorn import chunk_longhorn as again, naive_recurrent_longhorn
-from fla.layers import Longhorn
-from fla.layers.longhorn import Longhorn as same
-from fla.models import LonghornConfig, LonghornForCausalLM, LonghornModel
-from fla.models.longhorn import LonghornConfig as config
-import fla.ops.longhorn, fla.layers.longhorn, fla.models.longhorn
-import fla_longhorn
-assert chunk_longhorn is again is fla_longhorn.chunk_longhorn is fla.ops.chunk_longhorn
-assert Longhorn is same is fla_longhorn.Longhorn is fla.Longhorn
-assert config is LonghornConfig is fla_longhorn.LonghornConfig
-assert fla.LonghornForCausalLM is LonghornForCausalLM
-for package, names in ((fla.ops, ['chunk_longhorn', 'fused_recurrent_longhorn']), (fla.layers, ['Longhorn']),
-                       (fla.models, ['LonghornConfig', 'LonghornForCausalLM', 'LonghornModel']),
-                       (fla, ['Longhorn', 'LonghornForCausalLM', 'LonghornModel'])):
+    forks.output('-c', WATCH + ORDERS[order] + NOTHING_STARTED + '''
+import fla, fla.ops, fla.layers, fla.models, fla_longhorn
+from importlib import import_module
+OPS = ['chunk_longhorn', 'fused_recurrent_longhorn']
+MODELS = ['LonghornConfig', 'LonghornForCausalLM', 'LonghornModel']
+for package, names in {'ops': OPS, 'layers': ['Longhorn'], 'models': MODELS}.items():
+    inner, outer = import_module(f'fla.{package}.longhorn'), import_module(f'fla.{package}')
     for name in names:
-        assert package.__all__.count(name) == 1, (package, name)
+        assert getattr(inner, name) is getattr(outer, name) is getattr(fla_longhorn, name), name
+        assert outer.__all__.count(name) == 1, name
+for name in ('Longhorn', 'LonghornForCausalLM', 'LonghornModel'):
+    assert getattr(fla, name) is getattr(fla_longhorn, name) and fla.__all__.count(name) == 1, name
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 tiny = AutoConfig.for_model('longhorn', hidden_size=16, num_hidden_layers=1, vocab_size=8)
-assert type(tiny) is LonghornConfig
-assert type(AutoModel.from_config(tiny)) is LonghornModel
-assert type(AutoModelForCausalLM.from_config(tiny)) is LonghornForCausalLM
-''')
+built = tiny, AutoModelForCausalLM.from_config(tiny), AutoModel.from_config(tiny)
+assert [type(x).__name__ for x in built] == MODELS
+''', fla=False)
 
 
-def test_one_interface():
-    """The three ops are interchangeable: the same arguments in the same order, with the same defaults."""
-    signatures = [
-        inspect.signature(op) for op in
-        (fla_longhorn.chunk_longhorn, fla_longhorn.fused_recurrent_longhorn, fla_longhorn.naive_recurrent_longhorn)
-    ]
-    assert signatures[0] == signatures[1] == signatures[2]
+@pytest.mark.parametrize(('found', 'bounds', 'kind', 'message'), [
+    (None, '>=1.0', ImportError, 'fla-longhorn needs torch>=1.0, which is not installed: pip install it'),
+    ('2.6.9', '>=2.7,<3', ImportError, 'needs torch>=2.7,<3, found 2.6.9'),
+    # who builds from source may import the package
+    ('3.0.0.dev20260101', '>=2.7,<3', UserWarning, 'tested with torch>=2.7,<3, found 3.0.0'),
+    ('2.7.0a0+git1234', '>=2.7,<3', None, ''),
+    ('2.7.1+cu128', '>=2.7,<3', None, ''),
+])
+def test_requirements(found, bounds, kind, message, monkeypatch):
+    monkeypatch.setattr(requirements, 'installed_version', lambda name: found)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        with pytest.raises(kind, match=message) if kind else nullcontext():
+            check_requirements({'torch': (bounds, 'pip install it')})
 
 
-def test_register_is_idempotent():
-    before = list(sys.modules['fla.ops'].__all__)
-    fla_longhorn.register()
-    assert sys.modules['fla.ops'].__all__ == before
-
-
-class TestRequirements:
-    def check(self, name, bounds, remedy='pip install'):
-        with pytest.raises(ImportError) as error:
-            check_requirements({name: (bounds, remedy)})
-        return str(error.value)
-
-    def test_missing(self):
-        message = self.check('no-such-thing', '>=1.0', "pip install 'fla-longhorn[cpu]'")
-        assert message == "fla-longhorn needs no-such-thing>=1.0, which is not installed: pip install 'fla-longhorn[cpu]'"
-
-    def test_too_old(self):
-        assert 'needs torch>=99.0, found' in self.check('torch', '>=99.0')
-        assert 'needs torch>=99.0,<100, found' in self.check('torch', '>=99.0,<100')
-
-    def test_newer_than_tested(self):
-        """A warning: who builds fla from source may import the package."""
-        with pytest.warns(UserWarning, match='tested with flash-linear-attention>=0.1,<0.2, found 0.'):
-            check_requirements({'flash-linear-attention': ('>=0.1,<0.2', 'pip install')})
-
-    @pytest.mark.parametrize(('found', 'what'), [
-        ('2.7.0a0+git1234', None), ('2.7.1+cu128', None), ('2.6.9', ImportError), ('3.0.0.dev20260101', UserWarning),
-    ])
-    def test_builds_from_source(self, found, what, monkeypatch):
-        monkeypatch.setattr(requirements, 'installed_version', lambda name: found)
-        with warnings.catch_warnings():
-            warnings.simplefilter('error')
-            with pytest.raises(what) if what else nullcontext():
-                check_requirements({'torch': ('>=2.7,<3', 'pip install')})
-
-    def test_triton_is_named_when_it_is_missing(self):
-        """In a process where the distribution can't be found, importing says what to install, in one error."""
-        done = subprocess.run([sys.executable, '-c', '''
+def test_triton_is_named_when_it_is_missing():
+    """In a process where the distribution can't be found, importing says what to install, in one error."""
+    done = subprocess.run([sys.executable, '-c', '''
 import importlib.metadata as metadata
 find = metadata.version
 def version(name):
@@ -146,12 +100,11 @@ def version(name):
 metadata.version = version
 import fla_longhorn
 '''], capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 1
-        last = done.stderr.strip().splitlines()[-1]
-        assert last == (
-            'ImportError: fla-longhorn needs triton>=3.6, which is not installed: '
-            "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
-        )
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == (
+        "ImportError: fla-longhorn needs triton>=3.6, which is not installed: "
+        "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
+    )
 
 
 @pytest.fixture(scope='module')
@@ -190,15 +143,6 @@ class TestDistributions:
         assert {name for name in names - BUILT if '.egg-info/' not in name} == tracked_files()
 
     @pytest.mark.slow
-    def test_tests_of_the_sdist_run(self, sdist):
-        """Every test module finds what it imports, and tests of the documents and the settings find them."""
-        pytest_there = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider']
-        environment = {**os.environ, 'PYTHONPATH': '', 'PYTHONDONTWRITEBYTECODE': '1'}
-        for args in (['--collect-only', 'tests'], ['tests/test_readme.py::test_links', 'tests/test_layout.py']):
-            done = subprocess.run([*pytest_there, *args], capture_output=True, text=True, cwd=sdist, env=environment)
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-
-    @pytest.mark.slow
     def test_wheel_is_pure(self, sdist, tmp_path):
         """Built from the sdist: one `py3-none-any` wheel with the typing marker, modules and tasks, and nothing else."""
         done = subprocess.run(
@@ -220,43 +164,9 @@ class TestDistributions:
         assert extras == ['cpu', 'cuda', 'vision'], 'an extra serves the package; what serves a checkout is a dependency group'
 
 
-class TestBounds:
-    """The bounds in pyproject.toml, those that importing checks, fla's own and the pinned versions."""
-
-    PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
-    PINS = [Requirement(line) for line in (ROOT / 'constraints.txt').read_text().splitlines() if not line.startswith('#')]
-
-    @staticmethod
-    def lowest(specifier: SpecifierSet) -> Version:
-        return max((Version(x.version) for x in specifier if x.operator in ('>=', '==')), default=Version('0'))
-
-    def declared(self) -> dict[str, SpecifierSet]:
-        project = self.PROJECT['project']
-        lines = [*project['dependencies'], *project['optional-dependencies']['cpu']]
-        return {requirement.name: requirement.specifier for requirement in map(Requirement, lines)}
-
-    def test_importing_checks_the_same(self):
-        declared = self.declared()
-        for name, (bounds, _) in REQUIREMENTS.items():
-            assert declared[name] == SpecifierSet(bounds), name
-
-    def test_fla_asks_for_no_newer_one(self):
-        """A lower bound that fla would not install is no promise."""
-        declared = self.declared()
-        for distribution in ('flash-linear-attention', 'fla-core'):
-            for line in metadata.requires(distribution):
-                asked = Requirement(line)
-                if asked.name in declared and (asked.marker is None or asked.marker.evaluate({'extra': 'cpu'})):
-                    assert self.lowest(declared[asked.name]) >= self.lowest(asked.specifier), line
-
-    def test_pins(self):
-        """They are within the bounds, and install on every Python that is promised."""
-        declared, python = self.declared(), self.PROJECT['project']['requires-python']
-        lowest = python.removeprefix('>=')
-        for pin in self.PINS:
-            (version,) = (x.version for x in pin.specifier)
-            assert version in declared.get(pin.name, SpecifierSet()), pin
-            if metadata.version(pin.name) == version:
-                assert lowest in SpecifierSet(metadata.metadata(pin.name).get('Requires-Python', '')), pin
-        assert self.PROJECT['tool']['ruff']['target-version'] == f'py{lowest.replace(".", "")}'
-        assert f'Programming Language :: Python :: {lowest}' in self.PROJECT['project']['classifiers']
+def test_importing_checks_the_declared_bounds():
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    lines = [*project['dependencies'], *project['optional-dependencies']['cpu']]
+    declared = {requirement.name: requirement.specifier for requirement in map(Requirement, lines)}
+    for name, (bounds, _) in REQUIREMENTS.items():
+        assert declared[name] == SpecifierSet(bounds), name

@@ -77,35 +77,29 @@ def test_a_stream_is_what_generate_gives(name):
 
 
 def test_models_take_turns():
-    order = []
+    """And one that fails stops no other."""
+    order, errors = [], {}
 
-    def tokens(name):
-        while True:
+    def tokens(name, count):
+        for _ in range(count):
             order.append(name)
             yield
 
-    times = generation.decode_in_turns({'a': tokens('a'), 'b': tokens('b')}, 8, torch.device('cpu'), {})
-    assert order == list('aabb' * generation.TURNS)
+    times = generation.decode_in_turns({x: tokens(x, 99) for x in 'ab'}, 8, torch.device('cpu'), errors)
+    assert order == list('aabb' * generation.TURNS) and not errors
     assert [len(x) for x in times.values()] == [8, 8]
-    order.clear()
-    runs = {name: partial(order.append, name) for name in 'ab'}
-    assert {name: len(x) for name, x in timing.take_turns(runs, torch.device('cpu'), 0).items()} == {'a': 3, 'b': 3}
-    assert order == list('ababab')
-
-
-def test_what_fails_stops_no_other():
-    def tokens(count):
-        yield from range(count)
-
-    errors = {}
-    times = generation.decode_in_turns({'a': tokens(1), 'b': tokens(8)}, 8, torch.device('cpu'), errors)
+    times = generation.decode_in_turns({'a': tokens('a', 1), 'b': tokens('b', 8)}, 8, torch.device('cpu'), errors)
     assert list(errors) == ['a'] and len(times['b']) == 8
-    errors.clear()
+
+
+def test_runs_take_turns():
+    order, errors = [], {}
 
     def broken():
         raise OSError('no')
 
-    times = timing.take_turns({'a': broken, 'b': str}, torch.device('cpu'), 0, errors)
-    assert errors == {'a': 'OSError: no'} and len(times['b']) == 3
+    runs = {name: partial(order.append, name) for name in 'ab'}
+    times = timing.take_turns({**runs, 'c': broken}, torch.device('cpu'), 0, errors)
+    assert [len(times[x]) for x in 'ab'] == [3, 3] and order == list('ababab') and errors == {'c': 'OSError: no'}
     with pytest.raises(OSError, match='no'):
         timing.take_turns({'a': broken}, torch.device('cpu'), 0)

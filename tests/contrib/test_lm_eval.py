@@ -4,20 +4,19 @@ import json
 
 import pytest
 
-from tests.integration.process import SCRIPTS, run
+from tests import forks
 
 
 @pytest.mark.slow
 def test_harness(tmp_path, device):
     """Its figures are those that the model gives for one text at a time."""
-    printed = run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', tmp_path, device, cwd=tmp_path)
+    printed = forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', tmp_path, device, cwd=tmp_path)
     expected = json.loads(printed.splitlines()[-1])
-    out = run(
+    forks.output(
         '-m', 'fla_longhorn', '-m', 'lm_eval', 'run', '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32',
-        '--tasks', 'real_or_shuffled', 'unseen_text', 'next_words', '--include_path', SCRIPTS / 'tasks',
+        '--tasks', 'real_or_shuffled', 'unseen_text', 'next_words', '--include_path', forks.SCRIPTS / 'tasks',
         '--device', device, '--batch_size', 4, '--output_path', 'out', '--log_samples', cwd=tmp_path,
     )
-    print(out)
     report, = (tmp_path / 'out').rglob('results_*.json')
     results = json.loads(report.read_text())['results']
     assert results['unseen_text']['bits_per_byte,none'] == pytest.approx(expected['bits_per_byte'], rel=1e-4)

@@ -9,7 +9,7 @@ import pytest
 from fla_longhorn.contrib.lm_eval import TASKS
 from fla_longhorn.contrib.lm_eval.__main__ import main
 from fla_longhorn.contrib.lm_eval.tables import TABLES, markdown
-from tests.integration.process import SCRIPTS, run
+from tests import forks
 
 pytestmark = pytest.mark.xdist_group('evaluation')
 spec = importlib.util.spec_from_file_location('recall', TASKS / 'recall.py')
@@ -82,11 +82,11 @@ def write_recall(folder) -> None:
 def evaluated(tmp_path_factory, device):
     """Results by task and samples by task of all three groups on a small checkpoint."""
     folder = tmp_path_factory.mktemp('evaluation')
-    run('-m', 'fla_longhorn', SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
+    forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
     write_table_2(folder)
     write_recall(folder / 'recall')
-    tasks = run('-m', 'fla_longhorn.contrib.lm_eval', cwd=folder).strip()
-    run(
+    tasks = forks.output('-m', 'fla_longhorn.contrib.lm_eval', cwd=folder).strip()
+    forks.output(
         '-m', 'fla_longhorn', '-m', 'lm_eval', 'run', '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32',
         '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', '--include_path', tasks, '--device', device,
         '--metadata', json.dumps({'recall_data': str(folder / 'recall')}), '--batch_size', 4, '--output_path', 'out',

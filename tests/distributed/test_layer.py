@@ -1,25 +1,25 @@
-"""Context parallelism of the layer: four ranks against one. Initialisation of a sharded model from the meta device."""
+"""Context parallelism of the layer: four ranks against one, and the calls that it refuses."""
 
 import json
 
 import pytest
 import torch
 from fla.models import GLAConfig
-from fla.ops.cp import FLACPContext
 from transformers import AutoModelForCausalLM
 
-from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
+from fla_longhorn import Longhorn, LonghornConfig
 from fla_longhorn.modules.context_parallel import convolve_part
-from tests.distributed.process import run
+from tests import forks
 from tests.distributed.scripts.layer import CHECKPOINTED, LAYERS, LENGTHS
+from tests.distributed.test_op import context
 
 pytestmark = pytest.mark.xdist_group('context parallel layer')
 
 
 @pytest.fixture(scope='module')
-def found(tmp_path_factory) -> dict:
+def found(tmp_path_factory) -> dict[str, dict[str, float]]:
     path = tmp_path_factory.mktemp('layer') / 'found.json'
-    run('-m', 'tests.distributed.scripts.layer', 4, path)
+    forks.output('-m', 'tests.distributed.scripts.layer', 4, path)
     return json.loads(path.read_text())
 
 
@@ -27,31 +27,12 @@ def found(tmp_path_factory) -> dict:
     *((name, case) for name in LAYERS for case in LENGTHS), *((name, 'checkpointed') for name in CHECKPOINTED),
 ])
 def test_equals_one_rank(found, name, case):
-    errors = found['errors'][f'{name}, {case}']
+    errors = found[f'{name}, {case}']
     parameters = [x for x, _ in Longhorn(hidden_size=24, **LAYERS[name]).named_parameters()]
     assert set(errors) == {'o', 'o without grad', 'h', *parameters}
     assert errors.pop('o') <= 1e-5
     assert errors.pop('o without grad') <= 1e-5
     assert max(errors.values()) <= 1e-4, errors
-
-
-def test_initialisation_from_meta(found):
-    """FSDP2 on `meta`, `to_empty`, `init_weights`: the distributions are those of a model made the usual way."""
-    init = found['init']
-    assert init['tied']
-    assert init['shards differ']
-    model = LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=2, vocab_size=256))
-    expected = dict(model.named_parameters())
-    assert set(expected) == set(init['std'])
-    for name, x in expected.items():
-        assert init['std'][name] == pytest.approx(x.std().item(), rel=0.15), name
-        assert init['max'][name] == pytest.approx(x.abs().max().item(), rel=0.25), name
-        assert init['mean'][name] == pytest.approx(x.mean().item(), abs=0.05), name
-
-
-def context(device, **changes) -> FLACPContext:
-    cu_seqlens = torch.tensor([0, 2, 6], device=device)
-    return FLACPContext(**{'cu_seqlens': cu_seqlens, 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ import torch.distributed as dist
 from fla.ops.cp import FLACPContext, build_cp_context
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
-from fla_longhorn.ops.context_parallel.part import Part
-from fla_longhorn.ops.context_parallel.ring import pieces_of
-from tests.distributed.process import run
+from tests import forks
 from tests.distributed.scripts import op as script
 from tests.ops.cases import TOLERANCE
 
@@ -19,19 +17,20 @@ from tests.ops.cases import TOLERANCE
 pytestmark = pytest.mark.xdist_group('context parallel op')
 
 
-def results(path: Path, interpret: bool) -> dict:
-    run('-m', 'tests.distributed.scripts.op', 4, path, interpret=interpret)
+def results(path: Path, **options) -> dict:
+    forks.output('-m', 'tests.distributed.scripts.op', 4, path, **options)
     return json.loads(path.read_text())
 
 
 @pytest.fixture(scope='module')
 def cpu(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'cpu.json', False)
+    return results(tmp_path_factory.mktemp('op') / 'cpu.json')
 
 
 @pytest.fixture(scope='module')
 def triton(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'triton.json', True)
+    # Triton and fla ask when they are imported
+    return results(tmp_path_factory.mktemp('op') / 'triton.json', fla=False, env={'TRITON_INTERPRET': '1'})
 
 
 def check(found: dict, jobs: dict, size: int, exact: bool, name: str) -> None:
@@ -79,26 +78,8 @@ def test_exact_passes_the_state_on(cpu):
     assert [traffic['4 ranks, exact, boundaries on the edges'] for traffic in cpu['traffic']] == [{}] * 4
 
 
-def test_what_goes_does_not_wait_for_what_comes():
-    """A rank in whose middle one sequence ends and the next begins runs them apart, and one inside a sequence can't."""
-    cu_seqlens = torch.tensor([0, 3, 5, 9])
-    head, rest = pieces_of(Part(None, 1, before=1, after=1, bounds=(0, 3, 5, 9)), cu_seqlens)
-    assert (head.tokens, head.receives, head.sends) == (slice(0, 3), True, False)
-    assert (rest.tokens, rest.receives, rest.sends) == (slice(3, 9), False, True)
-    assert rest.cu_seqlens.tolist() == [0, 2, 6]
-    for before, after, bounds in [(1, 1, (0, 9)), (1, 0, (0, 3, 9)), (0, 1, (0, 3, 9)), (0, 0, (0, 3, 9))]:
-        (piece,) = pieces_of(Part(None, 1, before, after, bounds), cu_seqlens)
-        assert (piece.receives, piece.sends) == (bool(before), bool(after))
-
-
-def arguments(device, T: int = 6, **changes) -> dict:
-    good = {
-        'q': torch.randn(1, T, 1, 3, device=device),
-        'k': torch.randn(1, T, 1, 3, device=device),
-        'v': torch.randn(1, T, 1, 4, device=device),
-        'beta': torch.rand(1, T, 1, 4, device=device),
-    }
-    return {**good, **changes}
+def arguments(device) -> dict[str, torch.Tensor]:
+    return {name: torch.rand(1, 6, 1, n, device=device) for name, n in {'q': 3, 'k': 3, 'v': 4, 'beta': 4}.items()}
 
 
 def context(device, **changes) -> FLACPContext:
@@ -106,41 +87,32 @@ def context(device, **changes) -> FLACPContext:
     return FLACPContext(**{'cu_seqlens': cu_seqlens, 'pre_num_ranks': 0, 'post_num_ranks': 0, **changes})
 
 
-def bad_calls(device) -> dict[str, tuple[dict, type[Exception], str]]:
-    good = context(device)
-    return {
-        'no context': ({'cp_context': 2}, TypeError, 'cp_context must be a fla.ops.cp.FLACPContext or None, got int'),
-        'a start state': (
-            {'cp_context': good, 'initial_state': torch.zeros(2, 1, 3, 4, device=device)}, ValueError,
-            'initial_state must be None with cp_',
-        ),
-        'a final state': (
-            {'cp_context': good, 'output_final_state': True}, ValueError, 'output_final_state must be False with cp_context',
-        ),
-        'zigzag': ({'cp_context': context(device, layout='zigzag')}, ValueError, "layout 'contiguous', got 'zigzag'"),
-        'no boundaries': ({'cp_context': context(device, cu_seqlens=None)}, ValueError, 'cp_context must hold the cu_seqlens'),
-        'another length': (
-            {'cp_context': context(device, cu_seqlens=torch.tensor([0, 12], device=device))}, ValueError,
-            'cp_context.cu_seqlens must end at the number of tokens T = 6, got 12',
-        ),
-        'two rows': (
-            {name: x.expand(2, *x.shape[1:]) for name, x in arguments(device).items()} | {'cp_context': good}, ValueError,
-            'cp_context.cu_seqlens packs all sequences .* q must have B = 1, got B = 2',
-        ),
-    }
-
-
 @pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn])
-@pytest.mark.parametrize('name', list(bad_calls('cpu')))
-def test_bad_call(op, name, device):
-    call, error, message = bad_calls(device)[name]
+@pytest.mark.parametrize(('change', 'error', 'message'), [
+    (None, TypeError, 'cp_context must be a fla.ops.cp.FLACPContext or None, got int'),
+    ({'layout': 'zigzag'}, ValueError, "layout 'contiguous', got 'zigzag'"),
+    ({'cu_seqlens': None}, ValueError, 'cp_context must hold the cu_seqlens'),
+    (
+        {'cu_seqlens': torch.tensor([0, 12])}, ValueError,
+        'cp_context.cu_seqlens must end at the number of tokens T = 6, got 12',
+    ),
+], ids=['no context', 'zigzag', 'no boundaries', 'another length'])
+def test_bad_call(op, change, error, message, device):
+    if change is not None:
+        change = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in change.items()}
     with pytest.raises(error, match=message):
-        op(**arguments(device, **call))
+        op(**arguments(device), cp_context=2 if change is None else context(device, **change))
+
+
+def test_two_rows(device):
+    call = {name: x.expand(2, *x.shape[1:]) for name, x in arguments(device).items()}
+    with pytest.raises(ValueError, match='cp_context.cu_seqlens packs all sequences .* q must have B = 1, got B = 2'):
+        chunk_longhorn(**call, cp_context=context(device))
 
 
 def test_the_naive_op_names_the_one_to_call(device):
     with pytest.raises(ValueError, match='cp_context must be None in the naive op.*chunk_longhorn takes it'):
-        naive_recurrent_longhorn(**arguments(device, cp_context=context(device)))
+        naive_recurrent_longhorn(**arguments(device), cp_context=context(device))
 
 
 def test_without_a_group(device):

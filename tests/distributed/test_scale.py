@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
-from tests.distributed.process import ROOT, run
+from tests import forks
 
 pytestmark = [pytest.mark.xdist_group('scale'), pytest.mark.slow]
-PAGE = (ROOT / 'docs/scale.md').read_text()
+PAGE = (forks.ROOT / 'docs/scale.md').read_text()
 
 
 @pytest.fixture(scope='module')
@@ -20,7 +20,7 @@ def losses(tmp_path_factory) -> dict[str, list[float]]:
     (command,) = re.findall(r'^```sh\n(.*?)\n```', PAGE, re.M | re.S)
     program, *arguments = command.split()
     assert program == 'torchrun'
-    printed = run('-m', 'torch.distributed.run', *arguments, cwd=folder)
+    printed = forks.output('-m', 'torch.distributed.run', *arguments, cwd=folder)
     return {name: [float(x) for x in values.split()] for name, values in re.findall(r'^(.+): ([\d. ]+)$', printed, re.M)}
 
 

@@ -74,21 +74,18 @@ def test_the_seed_decides():
     assert len(set(map(tuple, torch.cat([first(1), first(2)]).tolist()))) == 14
 
 
-@pytest.mark.parametrize('name, options', [
-    ('vocab_size', {'vocab_size': 33}),
-    ('num_pairs', {'vocab_size': 16, 'num_pairs': 8}),
-    ('seq_len', {'seq_len': 63, 'num_pairs': 8}),
-    ('power_a', {'power_a': 1.5}),
+@pytest.mark.parametrize(('kind', 'name', 'options'), [
+    (MQAR, 'vocab_size', {'vocab_size': 33}),
+    (MQAR, 'num_pairs', {'vocab_size': 16, 'num_pairs': 8}),
+    (MQAR, 'seq_len', {'seq_len': 63, 'num_pairs': 8}),
+    (MQAR, 'power_a', {'power_a': 1.5}),
+    (RunArguments, 'steps', {'steps': 0}),
+    (RunArguments, 'target_recall', {'target_recall': 1.2}),
+    (RunArguments, 'device', {'device': 'tpu'}),
 ])
-def test_bad_task(name, options):
+def test_bad_options(kind, name, options):
     with pytest.raises(ValueError, match=f'^{name} must be'):
-        MQAR(**options)
-
-
-@pytest.mark.parametrize('name, value', [('steps', 0), ('target_recall', 1.2), ('device', 'tpu')])
-def test_bad_run(name, value):
-    with pytest.raises(ValueError, match=f'^{name} must be'):
-        RunArguments(**{name: value})
+        kind(**options)
 
 
 SMALL = {

@@ -1,5 +1,3 @@
-import os
-import subprocess
 import sys
 
 import pytest
@@ -8,6 +6,7 @@ import torch
 from fla_cpu.changes import Changes
 from fla_cpu.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
 from fla_longhorn.patches.parts import register_flash_attention
+from tests import forks
 from tests.fla_cpu.reference import compare, tensor
 
 
@@ -119,7 +118,7 @@ of_fla = getattr(fla.layers.attn.flash_attn_func, '__module__', None)
 print('flash_attn' in sys.modules, is_flash_attn_2_available(), of_fla, *ours)
 '''
     (tmp_path / 'flash_attn.py').write_text('def flash_attn_func(): pass\ndef flash_attn_varlen_func(): pass\n')
-    for path, wanted in (('', ['False', 'False', 'None', *['fla_cpu.flash_attention'] * 2]), (f'{tmp_path}:', None)):
-        environment = {**os.environ, 'PYTHONPATH': path + os.environ.get('PYTHONPATH', '')}
-        done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True, env=environment)
-        assert done.stdout.split() == wanted if wanted else done.stdout.split()[2:] == ['flash_attn'] * 3
+    printed = forks.output('-c', program, fla=False).split()
+    assert printed == ['False', 'False', 'None', *['fla_cpu.flash_attention'] * 2]
+    printed = forks.output('-c', program, fla=False, env={'PYTHONPATH': f'{tmp_path}:{forks.ROOT}'}).split()
+    assert printed[2:] == ['flash_attn'] * 3

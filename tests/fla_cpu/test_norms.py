@@ -71,26 +71,30 @@ def test_residual_stream(kind, dtype, residual_dtype, residual_in_fp32):
     compare(function, reference, inputs, coarsest)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', [*KINDS, 'gated layer', 'gated rms'])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_norm_linear_recomputes_its_input(kind, dtype):
-    is_rms_norm, num_groups = KINDS[kind]
+    is_rms_norm, num_groups = KINDS[kind.removeprefix('gated ')]
     inputs = {
         'x': tensor(2, 6, 32, dtype=dtype),
         'residual': tensor(2, 6, 32, dtype=torch.float32),
         **parameters(32, dtype),
         'matrix': tensor(48, 32, dtype=dtype),
         'shift': tensor(48, dtype=dtype),
+        'g': tensor(2, 6, 32, dtype=dtype) if 'gated' in kind else None,
     }
+    gated_linear = fused_norm_gate.rms_norm_swish_gate_linear if is_rms_norm else fused_norm_gate.layer_norm_swish_gate_linear
 
-    def reference(x, residual, weight, bias, matrix, shift):
-        y = norm(x + residual, weight, bias, 1e-5, is_rms_norm, num_groups)
-        return F.linear(y, matrix, shift), x + residual
+    def reference(x, residual, weight, bias, matrix, shift, g):
+        y = norm(x + residual, weight, bias, 1e-5 if g is None else 1e-6, is_rms_norm, num_groups)
+        return F.linear(y if g is None else y * F.silu(g), matrix, shift), x + residual
 
-    def function(x, residual, weight, bias, matrix, shift):
-        return layernorm.group_norm_linear(
-            x, weight, bias, matrix, shift, residual=residual, prenorm=True, is_rms_norm=is_rms_norm, num_groups=num_groups,
-        )
+    def function(x, residual, weight, bias, matrix, shift, g):
+        options = {'residual': residual, 'prenorm': True}
+        if g is not None:
+            return gated_linear(x, g, weight, bias, matrix, shift, **options)
+        options |= {'is_rms_norm': is_rms_norm, 'num_groups': num_groups}
+        return layernorm.group_norm_linear(x, weight, bias, matrix, shift, **options)
 
     compare(function, reference, inputs, dtype)
 
@@ -123,23 +127,6 @@ def test_gated_norm(is_rms_norm, activation, affine, dtype):
         return built(x, g, residual, prenorm=True)
 
     compare(function, reference, inputs, dtype)
-
-
-@pytest.mark.parametrize('is_rms_norm', [False, True])
-def test_gated_norm_linear_recomputes_its_input(is_rms_norm):
-    names = ('x', 'g', 'residual')
-    inputs = {name: tensor(2, 5, 16) for name in names}
-    inputs |= {**parameters(16, torch.float32), 'matrix': tensor(24, 16), 'shift': tensor(24)}
-
-    def reference(x, g, residual, weight, bias, matrix, shift):
-        y = norm(x + residual, weight, bias, 1e-6, is_rms_norm) * F.silu(g)
-        return F.linear(y, matrix, shift), x + residual
-
-    def function(x, g, residual, weight, bias, matrix, shift):
-        form = fused_norm_gate.rms_norm_swish_gate_linear if is_rms_norm else fused_norm_gate.layer_norm_swish_gate_linear
-        return form(x, g, weight, bias, matrix, shift, residual=residual, prenorm=True)
-
-    compare(function, reference, inputs, torch.float32)
 
 
 def test_unknown_gate_is_refused():

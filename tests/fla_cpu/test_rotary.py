@@ -20,42 +20,32 @@ def tables(length, width, dtype):
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
+def compare_rotation(x, width, positions, interleaved, **options):
+    cos, sin = tables(16, width, x.dtype)
+    compare(
+        lambda x: (rotary_embedding(x, cos, sin, interleaved=interleaved, **options),),
+        lambda x: (rotate(x, cos.double(), sin.double(), positions, interleaved),), {'x': x}, x.dtype,
+    )
+
+
 @pytest.mark.parametrize('interleaved', [False, True])
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('width', [4, 3])
 @pytest.mark.parametrize('offset', [0, 3, -2, 'each'])
 def test_batch(interleaved, dtype, width, offset):
-    x, (cos, sin) = strided(2, 7, 3, 8, dtype=dtype), tables(16, width, dtype)
     offsets = torch.tensor([-2, 4]) if offset == 'each' else offset
     positions = torch.arange(7) + (offsets[:, None] if offset == 'each' else torch.tensor([[offset]]))
-
-    def reference(x):
-        return (rotate(x, cos.double(), sin.double(), positions, interleaved),)
-
-    def function(x):
-        return (rotary_embedding(x, cos, sin, interleaved=interleaved, seqlen_offsets=offsets),)
-
-    compare(function, reference, {'x': x}, dtype)
+    compare_rotation(strided(2, 7, 3, 8, dtype=dtype), width, positions, interleaved, seqlen_offsets=offsets)
 
 
 @pytest.mark.parametrize('interleaved', [False, True])
-@pytest.mark.parametrize('offset', [0, 'each'])
+@pytest.mark.parametrize('each', [[0, 0, 0, 0], [2, 0, 5, -1]], ids=['0', 'each'])
 @pytest.mark.parametrize('bounds_dtype', [torch.int32, torch.int64])
-def test_packed(interleaved, offset, bounds_dtype):
-    lengths = [3, 0, 1, 5]
+def test_packed(interleaved, each, bounds_dtype):
     bounds = torch.tensor([0, 3, 3, 4, 9], dtype=bounds_dtype)
-    offsets = torch.tensor([2, 0, 5, -1]) if offset == 'each' else 0
-    each = offsets.tolist() if offset == 'each' else [0] * 4
-    positions = torch.cat([torch.arange(length) + start for length, start in zip(lengths, each, strict=True)])[None]
-    x, (cos, sin) = strided(1, 9, 2, 6), tables(12, 3, torch.float32)
-
-    def reference(x):
-        return (rotate(x, cos.double(), sin.double(), positions, interleaved),)
-
-    def function(x):
-        return (rotary_embedding(x, cos, sin, interleaved=interleaved, seqlen_offsets=offsets, cu_seqlens=bounds),)
-
-    compare(function, reference, {'x': x}, torch.float32)
+    positions = torch.cat([torch.arange(length) + start for length, start in zip([3, 0, 1, 5], each, strict=True)])[None]
+    offsets = torch.tensor(each) if any(each) else 0
+    compare_rotation(strided(1, 9, 2, 6), 3, positions, interleaved, seqlen_offsets=offsets, cu_seqlens=bounds)
 
 
 @pytest.mark.parametrize('interleaved', [False, True])
@@ -69,14 +59,10 @@ def test_inplace_keeps_tokens_before_the_first_position(interleaved):
     assert_close('output', x, want, 1e-6)
 
 
-@pytest.mark.parametrize('offsets', [3, torch.tensor([0, 3])])
-def test_a_position_without_an_angle_is_refused(offsets):
-    cos, sin = tables(6, 2, torch.float32)
-    with pytest.raises(ValueError, match='position 6'):
+@pytest.mark.parametrize(('width', 'offsets', 'message'), [
+    (2, 3, 'position 6'), (2, torch.tensor([0, 3]), 'position 6'), (3, 0, 'at most 2'),
+])
+def test_angles_that_do_not_fit_are_refused(width, offsets, message):
+    cos, sin = tables(6, width, torch.float32)
+    with pytest.raises(ValueError, match=message):
         rotary_embedding(torch.ones(2, 4, 1, 4), cos, sin, seqlen_offsets=offsets)
-
-
-def test_more_angles_than_pairs_are_refused():
-    cos, sin = tables(6, 3, torch.float32)
-    with pytest.raises(ValueError, match='at most 2'):
-        rotary_embedding(torch.ones(2, 4, 1, 4), cos, sin)

@@ -11,7 +11,7 @@ import openai
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.process import ROOT
+from tests.forks import ROOT
 
 PROMPTS = ['The state', 'forgets a little of everything it holds', 'x']
 MESSAGES = [{'role': 'user', 'content': 'What is kept?'}]

@@ -1,6 +1,5 @@
 """Small models of fla's families with Longhorn in place of their mixers."""
 
-
 import hashlib
 
 import pytest

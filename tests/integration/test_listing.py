@@ -8,7 +8,7 @@ from fla.ops.utils import prepare_position_ids
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig
-from tests.integration.process import ROOT
+from tests.forks import ROOT
 
 CONFIGS = ROOT / 'configs' / 'flame'
 

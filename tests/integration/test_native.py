@@ -6,18 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests import forks
-from tests.integration.process import SCRIPTS
 
 
 def compare(device, **env: str) -> dict:
     """What :mod:`tests.integration.scripts.native` finds, which must be the same with the plugin and without."""
+    def run(*plugin: str) -> dict:
+        return json.loads(forks.output(forks.SCRIPTS / 'native.py', device, *plugin, env=env, fla=False).splitlines()[-1])
+
     with ThreadPoolExecutor() as pool:
-        both = [
-            pool.submit(forks.run, SCRIPTS / 'native.py', device, *plugin, env=env, fla=False) for plugin in ((), ('plugin',))
-        ]
-    runs = [x.result() for x in both]
-    assert not any(run.returncode for run in runs), runs[0].stderr + runs[1].stderr
-    without, with_plugin = (json.loads(run.stdout.strip().split('\n')[-1]) for run in runs)
+        both = pool.submit(run), pool.submit(run, 'plugin')
+    without, with_plugin = (x.result() for x in both)
     assert {name: x for name, x in with_plugin.items() if x != without[name]} == {}
     return without
 

@@ -41,13 +41,6 @@ for cls in (AutoConfig, AutoModelForCausalLM):
 '''
 
 
-def python(code: str, folder, *arguments: object) -> list[str]:
-    """In a process that has imported neither the package nor fla."""
-    done = forks.run('-c', code, *arguments, cwd=folder, fla=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def save(name, folder, device):
     model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device).eval()
     model.save_pretrained(folder / 'checkpoint')
@@ -59,7 +52,8 @@ def save(name, folder, device):
 @pytest.mark.parametrize('name', ['longhorn', 'gla'])
 def test_without_the_plugin(name, tmp_path, device):
     model = save(name, tmp_path, device)
-    assert python(LOAD, tmp_path, device) == [type(model).__name__, 'True', type(model.model).__name__]
+    printed = forks.output('-c', LOAD, device, cwd=tmp_path, fla=False)
+    assert printed.split() == [type(model).__name__, 'True', type(model.model).__name__]
     assert {x.name for x in (tmp_path / 'again').iterdir()} == {x.name for x in (tmp_path / 'checkpoint').iterdir()}
     for file in ('config.json', 'longhorn.py'):
         assert (tmp_path / 'again' / file).read_text() == (tmp_path / 'checkpoint' / file).read_text()
@@ -69,7 +63,7 @@ def test_without_the_plugin(name, tmp_path, device):
 @pytest.mark.parametrize('name', CONFIGS)
 def test_where_a_package_is_missing(name, module, tmp_path, device):
     save(name, tmp_path, device)
-    assert python(MISSING.format(module=module), tmp_path) == ['True', 'True']
+    assert forks.output('-c', MISSING.format(module=module), cwd=tmp_path, fla=False).split() == ['True', 'True']
 
 
 @pytest.mark.parametrize('model_type', ['longhorn', *FAMILIES])

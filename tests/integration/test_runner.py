@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fla_longhorn
+from tests import forks
 
 PACKAGE = Path(fla_longhorn.__file__).parent
 
@@ -56,13 +57,11 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr."""
-    done = subprocess.run(
+def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, *args], capture_output=True, text=True, cwd=folder,
         env={**os.environ, 'PYTHONPATH': str(folder / 'site'), 'PYTHONDONTWRITEBYTECODE': '1', **env},
     )
-    return done.returncode, done.stdout, done.stderr
 
 
 SCRIPTS = (
@@ -72,34 +71,33 @@ SCRIPTS = (
 MODULES = ('-m program a --b -m c', '-m elsewhere.program 7', '-m packaged interrupt')
 
 
-@pytest.mark.parametrize(('command', 'safe'), [
-    *itertools.product(SCRIPTS, ('', '1')), *((command, '') for command in MODULES),
-])
+@pytest.mark.parametrize(('command', 'safe'), [*itertools.product(SCRIPTS, ('', '1')), *((x, '') for x in MODULES)])
 def test_the_same_as_python(folder, command, safe):
     """Status, output and the error, but for the runner's frames above it and a script's absolute path."""
-    script = command.split()[0]
-    results = [run(folder, *runner, *command.split(), PYTHONSAFEPATH=safe) for runner in (('-m', 'fla_longhorn'), ())]
-    (status, out, err), (wanted_status, wanted_out, wanted_err) = results
-    assert (status, out) == (wanted_status, wanted_out.replace(f'[{script!r}', f'[{str(folder / script)!r}'))
-    assert err.splitlines()[-1:] == wanted_err.splitlines()[-1:]
+    words = command.split()
+    ours, wanted = (run(folder, *runner, *words, PYTHONSAFEPATH=safe) for runner in (('-m', 'fla_longhorn'), ()))
+    assert ours.returncode == wanted.returncode
+    assert ours.stdout == wanted.stdout.replace(f'[{words[0]!r}', f'[{str(folder / words[0])!r}')
+    assert ours.stderr.splitlines()[-1:] == wanted.stderr.splitlines()[-1:]
 
 
 def test_host(folder):
     """Imported before the program."""
-    status, out, _ = run(folder, '-m', 'fla_longhorn', '--with', 'host', 'program.py', '7')
-    assert status == 7 and out.startswith('host\n__main__')
+    done = run(folder, '-m', 'fla_longhorn', '--with', 'host', 'program.py', '7')
+    assert done.returncode == 7 and done.stdout.startswith('host\n__main__')
 
 
 def test_command_line(folder):
-    status, out, err = run(folder, '-m', 'fla_longhorn', '--help')
-    assert status == 0 and out.startswith('usage: python -m fla_longhorn [--with HOST] SCRIPT') and err == ''
+    done = run(folder, '-m', 'fla_longhorn', '--help')
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.startswith('usage: python -m fla_longhorn [--with HOST] SCRIPT')
     for args, message in {
         (): 'a script or -m MODULE is missing', ('-m',): '-m needs the name of a module', ('-x',): 'unknown option -x',
         ('missing.py',): "can't open file", ('--with',): '--with takes the name of a module',
         ('--with', 'x', 'program.py'): '--with takes the name of a module',
     }.items():
-        status, out, err = run(folder, '-m', 'fla_longhorn', *args)
-        assert status == 2 and out == '' and f'error: {message}' in err and 'usage:' in err
+        done = run(folder, '-m', 'fla_longhorn', *args)
+        assert (done.returncode, done.stdout) == (2, '') and f'error: {message}' in done.stderr and 'usage:' in done.stderr
 
 
 SPAWNING = '''
@@ -126,8 +124,5 @@ if __name__ == '__main__':
 def test_the_plugin_is_there(tmp_path):
     """In the program, which names it nowhere, and in the processes that the program spawns."""
     (tmp_path / 'program.py').write_text(SPAWNING)
-    done = subprocess.run(
-        [sys.executable, '-m', 'fla_longhorn', 'program.py'], cwd=tmp_path, capture_output=True, text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[True, '__mp_main__', 'longhorn'], [False, '__mp_main__', 'longhorn']]
+    printed = forks.output('-m', 'fla_longhorn', 'program.py', cwd=tmp_path, fla=False)
+    assert json.loads(printed) == [[True, '__mp_main__', 'longhorn'], [False, '__mp_main__', 'longhorn']]

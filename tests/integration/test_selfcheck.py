@@ -1,9 +1,7 @@
 """The check that users run on their own device: right kernels pass, and wrong ones of several kinds are found."""
 
-import builtins
 import importlib
 import json
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from fla_longhorn import selfcheck
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.selfcheck import cases
+from tests import forks
 
 QUICK = ('--quick', '--dtype', 'float32')
 
@@ -24,12 +23,7 @@ def packed_alone(monkeypatch):
 @pytest.mark.slow
 def test_command(tmp_path, device):
     """As a user runs it: a table, a file and status 0; all ops, both updates and every dtype are in it."""
-    done = subprocess.run(
-        [sys.executable, '-m', 'fla_longhorn.selfcheck', '--device', str(device), '--json', 'check.json'],
-        cwd=tmp_path, capture_output=True, text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ' 0 wrong' in done.stdout
+    assert ' 0 wrong' in forks.output('-m', 'fla_longhorn.selfcheck', '--device', device, '--json', 'check.json', cwd=tmp_path)
     report = json.loads((tmp_path / 'check.json').read_text())
     assert report['ok'] and report['device'] == str(device)
     kinds = {(row['op'], row['update'], row['dtype']) for row in report['results']}
@@ -43,81 +37,50 @@ def test_command(tmp_path, device):
         assert any(name in row['errors'] for row in report['results'])
 
 
-def wrong_row(fwd, bwd):
-    """One token's outputs are another's."""
-    def wrapped(*args, **options):
-        o, *states = fwd(*args, **options)
-        o = o.clone()
-        o[:, -1] = o[:, 0]
-        return o, *states
-    return wrapped, bwd
-
-
-def unwritten_state(fwd, bwd):
-    """The final state keeps what the memory held."""
-    def wrapped(*args, **options):
-        o, final_state, states = fwd(*args, **options)
-        return o, torch.empty_like(final_state), states
-    return wrapped, bwd
-
-
-def wrong_gradient(index):
+def scaled(index):
     """The gradient of the input `index` is off in the third digit."""
-    def wrap(fwd, bwd):
-        def wrapped(*args, **options):
-            gradients = list(bwd(*args, **options))
-            gradients[index] = gradients[index] * 1.001
-            return tuple(gradients)
-        return fwd, wrapped
-    return wrap
+    return lambda *gradients: tuple(x * 1.001 if i == index else x for i, x in enumerate(gradients))
 
 
-def noisy_gradient(fwd, bwd):
-    """dk changes in the last bits from run to run, as sums by atomic additions do."""
-    def wrapped(*args, **options):
-        dq, dk, *rest = bwd(*args, **options)
-        return dq, dk * (1 + 1e-6 * torch.rand((), device=dk.device)), *rest
-    return fwd, wrapped
+def fail(*gradients):
+    raise RuntimeError('out of shared memory')
 
 
-def failing(fwd, bwd):
-    def wrapped(*args, **options):
-        raise RuntimeError('out of shared memory')
-    return fwd, wrapped
-
-
+# the pass, what is wrong with its results, and what must be said
 WRONG = {
-    'row': (wrong_row, 'o is off by'),
-    'final state': (unwritten_state, 'final_state differs between two runs'),
-    'dq': (wrong_gradient(0), 'dq is off by 1.0e-03, more than 1e-04'),
-    'dbeta': (wrong_gradient(3), 'dbeta is off by 1.0e-03'),
-    'dz': (wrong_gradient(6), 'dz is off by 1.0e-03'),
-    'noise': (noisy_gradient, 'dk differs between two runs'),
-    'error': (failing, 'RuntimeError: out of shared memory'),
+    # one token's outputs are another's
+    'row': ('fwd', lambda o, *states: (torch.cat([o[:, :-1], o[:, :1]], 1), *states), 'o is off by'),
+    # it keeps what the memory held
+    'final state': (
+        'fwd', lambda o, final_state, states: (o, torch.empty_like(final_state), states),
+        'final_state differs between two runs',
+    ),
+    'dq': ('bwd', scaled(0), 'dq is off by 1.0e-03, more than 1e-04'),
+    'dbeta': ('bwd', scaled(3), 'dbeta is off by 1.0e-03'),
+    'dz': ('bwd', scaled(6), 'dz is off by 1.0e-03'),
+    # the last bits change from run to run, as sums by atomic additions do
+    'noise': (
+        'bwd', lambda dq, dk, *others: (dq, dk * (1 + 1e-6 * torch.rand((), device=dk.device)), *others),
+        'dk differs between two runs',
+    ),
+    'error': ('bwd', fail, 'RuntimeError: out of shared memory'),
 }
 
 
 @pytest.mark.parametrize('kind', list(WRONG))
 def test_a_wrong_kernel_is_found(kind, packed_alone, monkeypatch, capsys, device):
-    backend = select_backend(device)
-    wrap, message = WRONG[kind]
-    fwd, bwd = wrap(backend.longhorn_fwd, backend.longhorn_bwd)
-    monkeypatch.setattr(backend, 'longhorn_fwd', fwd)
-    monkeypatch.setattr(backend, 'longhorn_bwd', bwd)
+    which, change, message = WRONG[kind]
+    backend, name = select_backend(device), f'longhorn_{which}'
+    function = getattr(backend, name)
+    monkeypatch.setattr(backend, name, lambda *args, **options: change(*function(*args, **options)))
     assert selfcheck.main(['--device', str(device), *QUICK]) == 1
     out = capsys.readouterr().out
     assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed"' in out
 
 
 def test_without_rich(packed_alone, monkeypatch, capsys, device):
-    find = builtins.__import__
-
-    def without_rich(name, *args, **kwargs):
-        if name.split('.')[0] == 'rich':
-            raise ModuleNotFoundError(name, name=name)
-        return find(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, '__import__', without_rich)
+    for name in ('rich', 'rich.console', 'rich.table'):
+        monkeypatch.setitem(sys.modules, name, None)
     assert selfcheck.main(['--device', str(device), *QUICK, '--verbose']) == 0
     out = capsys.readouterr().out
     assert 'op                        update    dtype    cases  outputs' in out

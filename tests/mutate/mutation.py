@@ -15,63 +15,35 @@ TORCH = {'FLA_LONGHORN_BACKEND': 'torch', 'FLA_CPU_LOOPS': '0'}
 
 @dataclass(frozen=True)
 class Mutation:
-    """One wrong edit.
+    """One wrong edit."""
 
-    Args:
-        name (str):
-            Its name within its room.
-        file (str):
-            The file, in `fla_longhorn/` where it is not `fla_cpu/...`.
-        old (str):
-            Text of the file that is replaced.
-        new (str):
-            What stands in its place.
-        breaks (str):
-            What it breaks, as a sentence.
-        tests (str):
-            Node ids of the tests that must fail, without parameters, separated by spaces.
-        where (str, Optional):
-            Words, separated by spaces, that the ids of the cases hold. Default: none, which takes all cases.
-        count (int, Optional):
-            How often `old` stands in the file; each is replaced. Default: 1.
-        env (Mapping, Optional):
-            Environment of the tests.
-        collects (bool, Optional):
-            Whether pytest can still import the tests. Where it can't, that is what kills the mutation. Default: `True`.
-    """
-
+    # within its room
     name: str
+    # in `fla_longhorn/` where it is not `fla_cpu/...`
     file: str
+    # text that the file holds once, and what replaces it
     old: str
     new: str
+    # as a sentence
     breaks: str
+    # node ids of the tests that must fail, without parameters, separated by spaces
     tests: str
+    # words that the names of their cases hold, as pytest's `-k` takes them; none takes all
     where: str = ''
-    count: int = 1
+    # environment of the tests
     env: Mapping[str, str] = field(default_factory=dict)
-    collects: bool = True
 
     @property
     def path(self) -> str:
         return self.file if self.file.startswith('fla_cpu/') else f'fla_longhorn/{self.file}'
 
     def apply(self, text: str) -> str:
-        """The file's text with the mutation in it.
-
-        Raises:
-            ValueError: `old` does not stand in it `count` times, or nothing changes.
-        """
-        found = text.count(self.old)
-        if found != self.count:
-            raise ValueError(f'{self.path} must hold {self.old!r} {self.count} times, got {found}')
-        if self.new == self.old:
-            raise ValueError(f'new must differ from old, got {self.new!r} twice')
+        """The file's text with the mutation in it."""
+        if text.count(self.old) != 1:
+            raise ValueError(f'{self.path} must hold {self.old!r} once, got {text.count(self.old)} times')
         return text.replace(self.old, self.new)
 
-    def select(self, collected: list[str]) -> list[str]:
-        """Its cases among collected node ids; empty where one of its tests has none."""
-        cases = [
-            [x for x in collected if x.partition('[')[0] == test and all(word in x[len(test):] for word in self.where.split())]
-            for test in self.tests.split()
-        ]
-        return [x for some in cases for x in some] if all(cases) else []
+    @property
+    def selection(self) -> tuple[str, ...]:
+        """The cases, as pytest's arguments."""
+        return *self.tests.split(), '-k', ' and '.join(self.where.split())

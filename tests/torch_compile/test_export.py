@@ -12,6 +12,16 @@ from tests.torch_compile.test_model import build
 BATCH, LENGTH = torch.export.Dim('batch', min=1, max=64), torch.export.Dim('length', min=2, max=1 << 16)
 
 
+def check(module: nn.Module, arguments, shapes, sizes: list[tuple], exported=lambda program: program, **options) -> None:
+    """A program of the first sizes gives what the module gives, at all sizes."""
+    program = exported(torch.export.export(module, arguments(*sizes[0]), dynamic_shapes=shapes, **options)).module()
+    for size in sizes:
+        inputs = arguments(*size)
+        with torch.no_grad():
+            got, expected = (y if isinstance(y, tuple) else (y,) for y in (program(*inputs), module(*inputs)))
+        assert_equal(dict(enumerate(got)), dict(enumerate(expected)))
+
+
 class Logits(nn.Module):
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -29,14 +39,12 @@ def test_model(padded, strict, tmp_path, device):
         ids = torch.randint(53, (B, T), device=device)
         return (ids, (torch.rand(B, T, device=device) < 0.7).long()) if padded else (ids,)
 
-    example = arguments(3, 11)
-    shapes = ({0: BATCH, 1: LENGTH},) * len(example)
-    torch.export.save(torch.export.export(module, example, dynamic_shapes=shapes, strict=strict), tmp_path / 'model.pt2')
-    program = torch.export.load(tmp_path / 'model.pt2').module()
-    with torch.no_grad():
-        for B, T in ((3, 11), (1, 2), (2, 64), (1, 65), (4, 150), (7, 3), (20, 2), (5, 5)):
-            inputs = arguments(B, T)
-            assert_equal({'logits': program(*inputs)}, {'logits': module(*inputs)})
+    def saved(program):
+        torch.export.save(program, tmp_path / 'model.pt2')
+        return torch.export.load(tmp_path / 'model.pt2')
+
+    sizes = [(3, 11), (1, 2), (2, 64), (1, 65), (4, 150), (7, 3), (20, 2), (5, 5)]
+    check(module, arguments, ({0: BATCH, 1: LENGTH},) * (1 + padded), sizes, saved, strict=strict)
 
 
 class Call(nn.Module):
@@ -59,12 +67,9 @@ def operator_inputs(B: int, T: int, device) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn], ids=lambda op: op.__name__)
 def test_operator(op, device):
     """No size is tied to another one: batches below and above the number of heads and the length."""
-    module = Call(op, output_final_state=True)
+    sizes = [(5, 4), (4, 5), (1, 2), (2, 2), (64, 3), (2, 70)]
     shapes = (({0: BATCH, 1: LENGTH},) * 4,)
-    program = torch.export.export(module, operator_inputs(5, 4, device), dynamic_shapes=shapes).module()
-    for B, T in ((5, 4), (4, 5), (1, 2), (2, 2), (64, 3), (2, 70)):
-        inputs = operator_inputs(B, T, device)
-        assert_equal(dict(enumerate(program(*inputs))), dict(enumerate(module(*inputs))))
+    check(Call(op, output_final_state=True), lambda B, T: operator_inputs(B, T, device), shapes, sizes)
 
 
 def update(pool, q, k, v, beta, state_indices):
@@ -78,12 +83,8 @@ def test_pool(T, device):
     def arguments(N, P):
         return torch.randn(P, 3, 4, 6, device=device), *operator_inputs(N, T, device), torch.randperm(P, device=device)[:N]
 
-    rows, sizes = {0: torch.export.Dim('N', min=1, max=64)}, {0: torch.export.Dim('P', min=1, max=64)}
-    shapes = ((sizes, rows, rows, rows, rows, rows),)
-    program = torch.export.export(Call(update), arguments(3, 8), dynamic_shapes=shapes).module()
-    for N, P in ((3, 8), (5, 5), (1, 2), (20, 64)):
-        inputs = arguments(N, P)
-        assert_equal(dict(enumerate(program(*inputs))), dict(enumerate(update(*inputs))))
+    rows, pool = {0: torch.export.Dim('N', min=1, max=64)}, {0: torch.export.Dim('P', min=1, max=64)}
+    check(Call(update), arguments, ((pool, rows, rows, rows, rows, rows),), [(3, 8), (5, 5), (1, 2), (20, 64)])
 
 
 class Mixed(nn.Module):
@@ -104,7 +105,4 @@ def test_packed_layer(device):
         return h, torch.tensor([0, *lengths], device=device).cumsum(0)
 
     shapes = ({1: LENGTH}, {0: torch.export.Dim('bounds', min=3, max=1000)})
-    program = torch.export.export(module, arguments(3, 5, 1), dynamic_shapes=shapes).module()
-    for lengths in ((3, 5, 1), (4, 80), (2, 0, 1, 7, 60)):
-        inputs = arguments(*lengths)
-        assert_equal({'o': program(*inputs)}, {'o': module(*inputs)})
+    check(module, arguments, shapes, [(3, 5, 1), (4, 80), (2, 0, 1, 7, 60)])

@@ -42,49 +42,41 @@ def results(call, model: LonghornForCausalLM, **inputs) -> dict[str, torch.Tenso
     return {'loss': output.loss.detach(), **logits} | gradients(output.loss, model.named_parameters())
 
 
+def check(model: LonghornForCausalLM, inputs: dict, backend: str = 'aot_eager', tolerance: float = 2e-6) -> None:
+    expected = results(model, model, **inputs)
+    function, counter = compiled(model, backend)
+    assert_equal(results(function, model, **inputs), expected, tolerance)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.parametrize('name', list(VARIANTS))
 def test_training(name, device):
-    model, inputs = build(device, **VARIANTS[name]), batch(device)
-    function, counter = compiled(model)
-    assert_equal(results(function, model, **inputs), results(model, model, **inputs))
-    assert counter.frame_count == 1
+    check(build(device, **VARIANTS[name]), batch(device))
 
 
 @cheap_kernels
 def test_inductor(device):
-    model, inputs = build(device), batch(device)
-    function, counter = compiled(model, 'inductor')
-    assert_equal(results(function, model, **inputs), results(model, model, **inputs), 5e-6)
-    assert counter.frame_count == 1
+    check(build(device), batch(device), 'inductor', 5e-6)
 
 
 @pytest.mark.parametrize('options', [{}, LINEAR], ids=['', 'linear loss'])
 def test_reductions(options, device):
     """The number of items given, and no label to learn from."""
     model, inputs = build(device, **options), batch(device)
+    check(model, inputs | {'num_items_in_batch': torch.tensor(5, device=device)})
     function, _ = compiled(model)
-    items = torch.tensor(5, device=device)
-    got, expected = (results(call, model, **inputs, num_items_in_batch=items) for call in (function, model))
-    assert_equal(got, expected)
     inputs['labels'].fill_(-100)
-    got, expected = function(**inputs).loss, model(**inputs).loss
-    torch.testing.assert_close(got, expected, equal_nan=True)
+    torch.testing.assert_close(function(**inputs).loss, model(**inputs).loss, equal_nan=True)
 
 
 def test_criterion_of_the_user(device):
-    model, inputs = build(device, use_l2warp=True), batch(device)
+    model = build(device, use_l2warp=True)
     model.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    function, counter = compiled(model)
-    assert_equal(results(function, model, **inputs), results(model, model, **inputs))
-    assert counter.frame_count == 1
+    check(model, batch(device))
 
 
 def test_packed_and_long(device):
-    model, inputs = build(device), batch(device, 1, 80)
-    inputs['cu_seqlens'] = torch.tensor([0, 3, 70, 80], device=device)
-    function, counter = compiled(model)
-    assert_equal(results(function, model, **inputs), results(model, model, **inputs))
-    assert counter.frame_count == 1
+    check(build(device), batch(device, 1, 80) | {'cu_seqlens': torch.tensor([0, 3, 70, 80], device=device)})
 
 
 def test_gradient_checkpointing(device):
@@ -98,10 +90,8 @@ def test_gradient_checkpointing(device):
 
 def test_bfloat16(device):
     model, inputs = build(device, hidden_ratio=2).bfloat16(), batch(device)
-    function, _ = compiled(model)
-    got, expected = (results(call, model, **inputs) for call in (function, model))
-    assert got['loss'].dtype == torch.float32
-    assert_equal(got, expected, 3e-2)
+    assert model(**inputs).loss.dtype == torch.float32
+    check(model, inputs, tolerance=3e-2)
 
 
 def test_inference_outputs(device):

@@ -61,21 +61,6 @@ def test_convolution(width, given, lengths, device):
     against_fla(ours, theirs, inputs, output_final_state=True, cu_seqlens=cu_seqlens)
 
 
-@pytest.mark.parametrize('traced', [False, True], ids=['eager', 'traced'])
-def test_a_step_of_padding(traced, device):
-    """One token a row, of which the second is padding: only the first row's state moves on, in place."""
-    function = modules.ShortConvolution(6, 4, bias=True, activation='silu').to(device)
-    if traced:
-        function, _ = compiled(function)
-    state = torch.randn(2, 6, 4, device=device)
-    before = state.clone()
-    with torch.no_grad():
-        function(x=torch.randn(2, 1, 6, device=device), cache=state, output_final_state=True,
-                 lengths=torch.tensor([1, 0], device=device))
-    assert torch.equal(state[1], before[1])
-    assert torch.equal(state[0, :, :-1], before[0, :, 1:])
-
-
 def test_padding(device):
     mask = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], device=device)
     x = torch.arange(1., 21., device=device).view(4, 5, 1)
@@ -85,10 +70,3 @@ def test_padding(device):
     assert padding.lengths.tolist() == [3, 0, 5, 1]
     assert torch.equal(padding.leave(padding.enter(x)), x * mask[..., None])
     assert torch.equal(padding.silence(torch.ones_like(x))[..., 0], (torch.tensor(expected, device=device) > 0).float())
-
-
-def test_padding_keeps_what_is_not_finite_out(device):
-    padding = Padded(torch.tensor([[0, 1, 1]], device=device))
-    x = torch.tensor([float('nan'), 1, 2], device=device).view(1, 3, 1)
-    assert padding.enter(x).flatten().tolist() == [1, 2, 0]
-    assert padding.leave(x).flatten().tolist()[0] == 0

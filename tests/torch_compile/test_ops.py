@@ -13,28 +13,7 @@ from tests.torch_compile.graphs import assert_equal, compiled
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn]
 EVERYTHING = Case(B=2, T=37, H=2, K=5, V=6, sigmoid=True, D=True, z=True, initial_state=True, scale=0.5)
-CASES = [
-    Case(T=35, K=4, V=7),
-    EVERYTHING,
-    Case(H=1, K=4, V=5, scalar_beta=True, D=True, initial_state=True, state_v_first=True).packed(5, 0, 1, 40),
-]
-
-
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
-@pytest.mark.parametrize('case', CASES, ids=str)
-@pytest.mark.parametrize('op', OPS, ids=lambda op: op.__name__)
-def test_equals_eager(op, case, exact, device):
-    inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    expected = run(op, inputs, options)
-    function, counter = compiled(op)
-    assert_equal(run(function, inputs, options), expected)
-    assert counter.frame_count == 1
-
-
+SCALAR = Case(H=1, K=4, V=5, scalar_beta=True, D=True, initial_state=True, state_v_first=True).packed(5, 0, 1, 40)
 LENGTHS = [Case(T=T, B=2, H=1, K=3, V=4, z=True) for T in (9, 20, 64, 65, 130, 31)]
 PACKINGS = [
     Case(H=1, K=3, V=4, initial_state=True).packed(*lengths)
@@ -42,14 +21,16 @@ PACKINGS = [
 ]
 
 
-@pytest.mark.parametrize('cases', [LENGTHS, PACKINGS], ids=['lengths', 'packed'])
-def test_sizes_share_a_graph(cases, exact, device):
+@pytest.mark.parametrize('cases', [[Case(T=35, K=4, V=7)], [EVERYTHING], [SCALAR], LENGTHS, PACKINGS],
+                         ids=['plain', 'everything', 'scalar', 'lengths', 'packed'])
+@pytest.mark.parametrize('op', OPS, ids=lambda op: op.__name__)
+def test_equals_eager(op, cases, exact, device):
     """The second case makes the graph dynamic, and any other then fits it."""
-    function, counter = compiled(chunk_longhorn)
+    function, counter = compiled(op)
     for case in cases:
         inputs, options = make_inputs(case, device), make_options(case, device, exact)
-        assert_equal(run(function, inputs, options), run(chunk_longhorn, inputs, options))
-    assert counter.frame_count == 2
+        assert_equal(run(function, inputs, options), run(op, inputs, options))
+    assert counter.frame_count == min(len(cases), 2)
 
 
 def test_strided_values(exact, device):
@@ -64,7 +45,7 @@ def test_strided_values(exact, device):
     assert_equal({'o': function(**inputs, **options)}, {'o': flat(**inputs, **options)})
 
 
-@pytest.mark.parametrize('case', [EVERYTHING, replace(CASES[2], B=1, T=80, lengths=(40, 40))], ids=str)
+@pytest.mark.parametrize('case', [EVERYTHING, replace(SCALAR, B=1, T=80, lengths=(40, 40))], ids=str)
 def test_opcheck(case, exact, device):
     """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes; of a pool: `test_pool.py`.
 

@@ -14,11 +14,6 @@ P, GUARD = 7, 4
 SIZE = 2 * 5 * 6
 
 
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
-
-
 def choices(device) -> dict:
     return {
         'state_indices': torch.tensor([5, -1, 0], device=device),

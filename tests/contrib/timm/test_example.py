@@ -1,4 +1,4 @@
-"""`python -m examples.vision` at a small size: from the digits to a reloaded checkpoint's answers."""
+"""`python -m examples.vision` at a small size, from the digits to a reloaded checkpoint's answers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Vision Longhorn as a model of timm."""
+"""Vision Longhorn as a model of timm, and docs/vision.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 from fla_longhorn.contrib.timm.variants import resize_positions
 from tests.contrib.timm.models import SMALL_IMAGES, TINY, images, small
+from tests.test_docs import execute_page
 
 
 def test_class_token_in_the_middle(device):
@@ -181,3 +182,7 @@ def test_gradient_checkpointing(device):
         model(images(device)).square().sum().backward()
         found.append([x.grad for x in model.parameters()])
     torch.testing.assert_close(*found)
+
+
+def test_page(tmp_path, device):
+    execute_page('vision.md', tmp_path, device)

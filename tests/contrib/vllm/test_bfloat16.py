@@ -4,12 +4,9 @@ import copy
 
 import pytest
 import torch
+from vllm import SamplingParams
 
-pytest.importorskip('vllm', reason='make test-serving has vLLM')
-
-from vllm import SamplingParams  # noqa: E402
-
-from tests.contrib.vllm.checkpoints import log_probabilities, prompts  # noqa: E402
+from tests.contrib.vllm.checkpoints import log_probabilities, prompts
 
 
 @pytest.mark.parametrize('name', ['heads', 'exact', 'hybrid'])

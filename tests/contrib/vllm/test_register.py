@@ -2,16 +2,12 @@
 
 import json
 import pkgutil
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from tests import forks
 
-ROOT = Path(__file__).parents[3]
 GROUP = 'vllm.general_plugins'
 IMPORTS = '''
 import sys, fla_longhorn_vllm
@@ -36,7 +32,7 @@ print(json.dumps(loaded))
 
 def test_inert():
     """What the entry point names can be imported without vLLM, and so can the package, which does not ask for it."""
-    entry_points = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['entry-points'][GROUP]
+    entry_points = tomllib.loads((forks.ROOT / 'pyproject.toml').read_text())['project']['entry-points'][GROUP]
     assert entry_points == {'longhorn': 'fla_longhorn_vllm:register'}
     done = forks.run('-c', IMPORTS, fla=False)
     assert done.stdout.split('\n')[:2] == ['set()', '[]'], done.stdout + done.stderr
@@ -54,9 +50,7 @@ def test_other_versions_of_vllm_start(tmp_path):
 
 def python(code: str, *arguments: object) -> list:
     pytest.importorskip('vllm', reason='make test-serving has vLLM')
-    done = subprocess.run([sys.executable, '-c', code, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.split('\n')[-2])
+    return json.loads(forks.output('-c', code, *arguments, fla=False).split('\n')[-2])
 
 
 def test_configs(tmp_path):

@@ -1,15 +1,11 @@
 """vLLM's OpenAI server with Longhorn in it."""
 
-import pytest
-
-pytest.importorskip('vllm', reason='make test-serving has vLLM')
-
-from tests.integration.process import SCRIPTS, run  # noqa: E402
-from tests.integration.server import Answers, check_answers, serve  # noqa: E402
+from tests import forks
+from tests.integration.server import Answers, check_answers, serve
 
 
 def test_the_answers_are_those_of_generate(tmp_path):
-    run('-m', 'fla_longhorn', SCRIPTS / 'make_chat.py', tmp_path, 'longhorn', cwd=tmp_path)
+    forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_chat.py', tmp_path, 'longhorn', cwd=tmp_path)
     # the server's engine is a process of its own
     env = {'VLLM_ENABLE_V1_MULTIPROCESSING': '1'}
     command = ('-m', 'vllm.entrypoints.openai.api_server', '--model', tmp_path, '--served-model-name', 'longhorn')

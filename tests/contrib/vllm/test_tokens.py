@@ -1,19 +1,20 @@
 """vLLM gives the tokens of `generate` in float32, however it schedules the requests."""
 
 import pytest
+from fla.models import GLAConfig
+from transformers import AutoModelForCausalLM
 
-pytest.importorskip('vllm', reason='make test-serving has vLLM')
-
-from fla.models import GLAConfig  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-
-from fla_longhorn import LonghornConfig, LonghornForCausalLM  # noqa: E402
-from tests.contrib.vllm.checkpoints import SIZES, VARIANTS  # noqa: E402
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from tests.contrib.vllm.checkpoints import SIZES, VARIANTS
 
 
-@pytest.mark.parametrize('name', VARIANTS)
-def test_batch(serve, name):
-    assert serve(name)[0] == [True, True]
+# with tensor parallelism, whole heads for each of two processes, or one head in two parts beside an attention layer
+@pytest.mark.parametrize(('name', 'options'), [
+    *((name, {}) for name in VARIANTS), ('heads', {'enforce_eager': False}),
+    ('heads', {'tensor_parallel_size': 2}), ('hybrid', {'tensor_parallel_size': 2}),
+], ids=str)
+def test_batch(serve, name, options):
+    assert serve(name, **options)[0] == [True, True]
 
 
 @pytest.mark.parametrize('name', ['paper', 'exact-heads', 'hybrid'])
@@ -55,16 +56,6 @@ def test_speculative_decoding_is_refused(engine, variant, name):
     options = {'method': 'ngram', 'num_speculative_tokens': 3, 'prompt_lookup_max': 3}
     with pytest.raises(ValueError, match="speculative_config must be None .* got method 'ngram'"):
         engine(variant(name).folder, speculative_config=options)
-
-
-def test_compiled(serve):
-    assert serve('heads', enforce_eager=False)[0] == [True, True]
-
-
-@pytest.mark.parametrize('name', ['heads', 'hybrid'])
-def test_tensor_parallel(serve, name):
-    """Whole heads for each of two processes, or one head in two parts beside an attention layer."""
-    assert serve(name, tensor_parallel_size=2)[0] == [True, True]
 
 
 def test_refused(engine, tmp_path):

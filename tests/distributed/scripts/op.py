@@ -8,8 +8,10 @@ The reference is the naive op on one rank in float64, on the very numbers that t
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -91,28 +93,22 @@ def run(job: Job, exact: bool, group: dist.ProcessGroup) -> dict[str, torch.Tens
     return {'o': o.detach(), **{f'd{name}': x.grad for name, x in inputs.items()}}
 
 
-class Traffic:
-    """What the op sends and receives: the number of calls of each kind, and the bytes of one."""
+@contextmanager
+def traffic() -> Iterator[dict[str, list[int]]]:
+    """What the op sends and receives meanwhile: the bytes of each call, by its name."""
+    counts: dict[str, list[int]] = {}
 
-    def __init__(self):
-        self.counts = {}
-        self.functions = {name: getattr(dist, name) for name in ('all_gather', 'isend', 'recv')}
-
-    def __enter__(self) -> dict[str, list[int]]:
-        for name, function in self.functions.items():
-            setattr(dist, name, self.counted(name, function))
-        return self.counts
-
-    def counted(self, name: str, function: Callable) -> Callable:
+    def counted(name: str, function: Callable) -> Callable:
         def call(*args, **kwargs):
             x = args[1] if name == 'all_gather' else args[0]
-            self.counts.setdefault(name, []).append(x.nbytes)
+            counts.setdefault(name, []).append(x.nbytes)
             return function(*args, **kwargs)
         return call
 
-    def __exit__(self, *_):
-        for name, function in self.functions.items():
-            setattr(dist, name, function)
+    with ExitStack() as stack:
+        for name in ('all_gather', 'isend', 'recv'):
+            stack.enter_context(patch.object(dist, name, counted(name, getattr(dist, name))))
+        yield counts
 
 
 def options(case: Case, exact: bool) -> dict:
@@ -143,7 +139,7 @@ def main(path: str):
     make_jobs = triton_jobs if os.environ.get('TRITON_INTERPRET') == '1' else jobs
 
     # all collectives first, then each rank computes the references of some cases
-    results, repeats, traffic = {}, {}, {}
+    results, repeats, sent = {}, {}, {}
     for group, members in groups:
         for i, (name, job) in enumerate(make_jobs(len(members)).items()):
             for exact in job.updates:
@@ -151,10 +147,10 @@ def main(path: str):
                 if rank not in members or (len(members) < size and pairs[i % len(pairs)][1] != members):
                     continue
                 owner = members[i % len(members)]
-                with Traffic() as counts:
+                with traffic() as counts:
                     got = run(job, exact, group)
                 key = f'{len(members)} ranks, {"exact" if exact else "diagonal"}, {name}'
-                traffic[key] = counts
+                sent[key] = counts
                 if name == 'boundaries inside':
                     again = run(job, exact, group)
                     repeats[key] = all(torch.equal(got[x], again[x]) for x in got)
@@ -164,13 +160,13 @@ def main(path: str):
                     results[key] = (job.case, exact, parts)
     found = {key: errors(*result) for key, result in results.items()}
     everything = [None] * size if rank == 0 else None
-    dist.gather_object((found, repeats, traffic), everything)
+    dist.gather_object((found, repeats, sent), everything)
     if rank == 0:
         with open(path, 'w') as file:
             json.dump({
                 'errors': {key: value for found, *_ in everything for key, value in found.items()},
                 'repeats': {key: value for _, repeats, _ in everything for key, value in repeats.items()},
-                'traffic': [traffic for *_, traffic in everything],
+                'traffic': [sent for *_, sent in everything],
             }, file)
 
 

@@ -1,31 +1,23 @@
 """A byte-level language model, trained for a moment on real text, with its tokenizer and a task for lm_eval.
 
-Arguments: a folder and a device.
+Arguments: a folder and a device. Prints what lm_eval must find, as JSON.
 """
 
+import ast
 import json
 import math
 import random
 import sys
+import textwrap
 from pathlib import Path
 
 import torch
-from stdlib_bytes import chunks, read_bytes
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from byte_tokenizer import byte_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 folder, device = Path(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
-# byte b is the token of the character that GPT-2's byte alphabet has for it; token 256 ends a text
-alphabet = pre_tokenizers.ByteLevel.alphabet()
-printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-others = [b for b in range(256) if b not in printable]
-characters = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
-assert set(characters.values()) == set(alphabet)
-tokenizer = Tokenizer(models.BPE(vocab={**{characters[b]: b for b in range(256)}, '<end>': 256}, merges=[]))
-tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-tokenizer.decoder = decoders.ByteLevel()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token='<end>', pad_token='<end>', model_max_length=512)
+tokenizer = byte_tokenizer('<end>', eos_token='<end>', pad_token='<end>', model_max_length=512)
 tokenizer.save_pretrained(folder / 'checkpoint')
 assert tokenizer('a b\n')['input_ids'] == list(b'a b\n')
 
@@ -35,7 +27,9 @@ config = AutoConfig.for_model(
 )
 model = AutoModelForCausalLM.from_config(config).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-ids = torch.stack([row['input_ids'] for row in chunks(length=128, number=320)]).view(20, 16, 128).to(device)
+# text that every machine has: modules of Python's standard library
+text = ''.join(Path(module.__file__).read_text(encoding='utf-8') for module in (ast, textwrap)).encode()
+ids = torch.tensor(list(text[:20 * 16 * 128])).view(20, 16, 128).to(device)
 for batch in [*ids, *ids]:
     model(batch, labels=batch).loss.backward()
     optimizer.step()
@@ -43,7 +37,7 @@ for batch in [*ids, *ids]:
 model.eval().save_pretrained(folder / 'checkpoint')
 
 # text after that, which the model has not seen
-unseen = bytes(read_bytes()[128 * 320:].tolist()).decode()
+unseen = text[20 * 16 * 128:].decode()
 documents = [unseen[i:i + 150] for i in range(0, 1800, 150)]
 shuffled = random.Random(0)
 rows = []
@@ -53,19 +47,16 @@ for i, document in enumerate(documents):
     rows.append({'start': document[:100], 'ends': [wrong, right] if answer else [right, wrong], 'answer': answer})
 (folder / 'rows.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
 (folder / 'texts.jsonl').write_text(''.join(json.dumps({'text': document}) + '\n' for document in documents))
-bits = []
-with torch.no_grad():
-    for document in documents:
-        row = torch.tensor([256, *document.encode()], device=device)
-        logits = model(row[None, :-1]).logits[0].log_softmax(-1)
-        bits.append(-logits.gather(1, row[1:, None]).sum() / math.log(2) / len(document.encode()))
-choices = []
-with torch.no_grad():
-    for row in rows:
-        start, scores = list(row['start'].encode()), []
-        for end in row['ends']:
-            tokens = torch.tensor([*start, *end.encode()], device=device)
-            logits = model(tokens[None, :-1]).logits[0].log_softmax(-1)
-            scores.append(logits.gather(1, tokens[1:, None])[len(start) - 1:].sum().item())
-        choices.append(int(scores[1] > scores[0]) == row['answer'])
-print(json.dumps({'bits_per_byte': torch.stack(bits).mean().item(), 'acc': sum(choices) / len(choices)}))
+
+
+@torch.no_grad()
+def log_probability(start: list[int], end: str) -> float:
+    tokens = torch.tensor([*start, *end.encode()], device=device)
+    logits = model(tokens[None, :-1]).logits[0].log_softmax(-1)
+    return logits.gather(1, tokens[1:, None])[len(start) - 1:].sum().item()
+
+
+bits = [-log_probability([256], x) / math.log(2) / len(x.encode()) for x in documents]
+scores = [[log_probability(list(row['start'].encode()), end) for end in row['ends']] for row in rows]
+hits = [int(score[1] > score[0]) == row['answer'] for score, row in zip(scores, rows, strict=True)]
+print(json.dumps({'bits_per_byte': sum(bits) / len(bits), 'acc': sum(hits) / len(hits)}))

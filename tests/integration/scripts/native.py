@@ -22,15 +22,8 @@ if os.environ.get('TRITON_INTERPRET') == '1':
 if 'plugin' in sys.argv:
     import fla_longhorn  # noqa: F401
 
+import fla.models  # noqa: F401  registers
 from fla.layers import Attention
-from fla.models import (
-    DeltaNetConfig,
-    DeltaNetForCausalLM,
-    GLAConfig,
-    GLAForCausalLM,
-    TransformerConfig,
-    TransformerForCausalLM,
-)
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 DEVICE = torch.device(sys.argv[1])
@@ -42,58 +35,44 @@ def digest(x: torch.Tensor) -> str:
     return hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def gla(**options):
+def build(family: str, **options):
     torch.manual_seed(0)
-    return GLAForCausalLM(GLAConfig(**SIZES, **options)).to(DEVICE)
-
-
-def delta_net():
-    torch.manual_seed(0)
-    return DeltaNetForCausalLM(DeltaNetConfig(**SIZES)).to(DEVICE)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | options)).to(DEVICE)
 
 
 def initial(family: str) -> dict:
     """Keys and initial weights, of a family that is not run."""
-    torch.manual_seed(0)
     # RWKV7 divides by the number of layers but one
-    options = SIZES | {'num_hidden_layers': 2} | ({} if family == 'hgrn' else {'head_dim': 16})
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **options))
+    model = build(family, num_hidden_layers=2, **({} if family == 'hgrn' else {'head_dim': 16}))
     return {name: digest(x) for name, x in model.state_dict().items()}
 
 
-def train(build) -> list:
-    model = build()
+def train(family: str, **options) -> list:
+    model = build(family, **options)
     loss = model(IDS, labels=IDS).loss
     loss.backward()
     return [digest(loss), {name: digest(p.grad) for name, p in model.named_parameters()}]
 
 
-def generate(build) -> list:
-    return build().eval().generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0).tolist()
-
-
-def decayed() -> list:
-    names = Trainer.get_decay_parameter_names(None, gla())
-    return sorted(names)
+def generate(family: str) -> list:
+    return build(family).eval().generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0).tolist()
 
 
 def smoothed() -> str:
     """The Trainer's own loss of label smoothing."""
     options = TrainingArguments('unused', label_smoothing_factor=0.2, report_to='none', use_cpu=DEVICE.type == 'cpu')
-    trainer = Trainer(gla(), options, train_dataset=[])
+    trainer = Trainer(build('gla'), options, train_dataset=[])
     return digest(trainer.compute_loss(trainer.model, {'input_ids': IDS, 'labels': IDS}))
 
 
 IDS = torch.randint(0, 32, (2, 12), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 CASES = {
-    'training GLA': lambda: train(gla),
-    'training DeltaNet': lambda: train(delta_net),
-    'generation GLA': lambda: generate(gla),
-    'generation DeltaNet': lambda: generate(delta_net),
+    **{f'training {x}': partial(train, x) for x in ('gla', 'delta_net')},
+    **{f'generation {x}': partial(generate, x) for x in ('gla', 'delta_net')},
     'attention': lambda: [list(x.shape) for x in Attention(hidden_size=32, num_heads=2).parameters()],
-    'hybrid': lambda: train(lambda: gla(attn={'layers': [0], 'num_heads': 2})),
-    'Transformer': lambda: train(lambda: TransformerForCausalLM(TransformerConfig(**SIZES)).to(DEVICE)),
-    'weight decay': decayed,
+    'hybrid': partial(train, 'gla', attn={'layers': [0], 'num_heads': 2}),
+    'Transformer': partial(train, 'transformer'),
+    'weight decay': lambda: sorted(Trainer.get_decay_parameter_names(None, build('gla'))),
     'label smoothing': smoothed,
     **{f'initial {x}': partial(initial, x) for x in ('gated_deltanet', 'linear_attn', 'hgrn', 'rwkv7')},
 }

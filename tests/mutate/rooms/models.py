@@ -5,53 +5,17 @@ from tests.mutate.mutation import TORCH, Mutation
 MODEL = 'tests/models/test_longhorn.py::'
 OFFICIAL = 'tests/models/test_official.py::test_official_checkpoint'
 CACHE = 'tests/models/test_cache.py::'
-BRANCHES = MODEL + 'TestInitialisation::test_residual_branches'
 LOSS = 'tests/models/test_causal_lm.py::'
 ADAPTERS = 'tests/integration/test_adapters.py::'
 MODELLING = 'models/longhorn/modeling_longhorn.py'
 CAUSAL = 'models/causal_lm.py'
 BARE = 'modules/bare.py'
-REWIND = 'modules/rewind.py'
 BACK = 'tests/models/test_rewind.py::'
-ATTENTION = 'modules/attention.py'
-GENERATION = 'tests/models/test_generation.py::'
 
 MUTATIONS = [
     Mutation(
-        'mlp-branches-uncounted', MODELLING, 'self.config.num_hidden_layers * (2 if has_mlp else 1)',
-        'self.config.num_hidden_layers', 'residual branches are rescaled as if there were no MLPs', BRANCHES, 'hidden_ratio',
-    ),
-    Mutation(
-        'mlp-branches-unscaled', MODELLING, 'return [mixer, self.mlp.down_proj] if self.has_mlp else [mixer]',
-        'return [mixer]',
-        'MLPs end in projections that are not rescaled', BRANCHES, 'hidden_ratio',
-    ),
-    Mutation(
         'skip-uninitialised', MODELLING, 'nn.init.ones_(module.D)', 'pass', 'D is not initialised on a model from meta',
         MODEL + 'TestInitialisation::test_weights', 'meta',
-    ),
-    Mutation(
-        'biases-uninitialised', MODELLING, 'nn.init.zeros_(module.bias)', 'pass',
-        'step sizes of a fresh model do not start at one half', MODEL + 'TestInitialisation::test_weights', 'fresh',
-    ),
-    Mutation(
-        'residual-forgotten', MODELLING, 'hidden_states = residual + hidden_states', 'pass',
-        'blocks have no residual connection',
-        OFFICIAL, '[]', env=TORCH,
-    ),
-    Mutation(
-        'mlp-unnormalised', MODELLING, 'self.mlp(self.mlp_norm(hidden_states), **kwargs)', 'self.mlp(hidden_states, **kwargs)',
-        'the MLP reads the residual stream without its norm', MODEL + 'test_block_with_an_mlp', env=TORCH,
-    ),
-    Mutation(
-        'option-forgotten', MODELLING, 'for name in MIXER_OPTIONS}', "for name in MIXER_OPTIONS if name != 'k_norm'}",
-        "a config's k_norm does not reach the layer",
-        MODEL + 'test_options_reach_the_layer',
-    ),
-    Mutation(
-        'head-always-tied', 'models/longhorn/configuration_longhorn.py', "'tie_word_embeddings': tie_word_embeddings",
-        "'tie_word_embeddings': True",
-        'a config cannot untie the head from the embeddings', MODEL + 'test_save_and_load_is_exact', 'False', env=TORCH,
     ),
     Mutation(
         'labels-shifted-twice', MODELLING, 'logits_to_keep, shift_labels=shift_labels,', 'logits_to_keep,',
@@ -63,40 +27,8 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-no_grad-]', env=TORCH,
     ),
     Mutation(
-        'look-ahead-shares-states', 'modules/cache.py', 'layer.state = copy(layer.state)', 'pass',
-        'a copied cache shares what its layers hold', CACHE + 'test_a_look_ahead_in_a_cache_of_flas', env=TORCH,
-    ),
-    Mutation(
-        'shorter-cache', 'modules/cache.py', 'if len(cache) != len(layers):', 'if len(cache) > len(layers):',
-        'the last layers start from nothing beside a filled cache', CACHE + 'test_cache_of_another_number_of_layers',
-        env=TORCH,
-    ),
-    Mutation(
-        'attention-mask-of-the-call', 'modules/varlen.py', 'length = T + seen if', 'length = T if',
-        'a mask that covers the cache is refused',
-        'tests/layers/test_attention_mask.py::test_mask_of_attention_layers_covers_the_cache',
-        env=TORCH,
-    ),
-    Mutation(
         'official-bias', 'models/longhorn/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
         "the authors' checkpoints do not load", OFFICIAL,
-    ),
-    Mutation(
-        'labels-unshifted', CAUSAL, 'F.pad(labels[..., 1:], (0, 1), value=ignore_index)', 'labels',
-        "a model learns to repeat its input", LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
-    ),
-    Mutation(
-        'logits-overwritten', CAUSAL, 'inplace_backward=False', 'inplace_backward=True',
-        'logits are their gradient after backward', LOSS + 'test_logits_stay', '[longhorn]', env=TORCH,
-    ),
-    Mutation(
-        'own-ignored-label', CAUSAL, "getattr(criterion, 'ignore_index', IGNORE_INDEX)", 'IGNORE_INDEX',
-        'a criterion of the user trains on the label -100', LOSS + 'test_a_criterion_of_the_users_own', env=TORCH,
-    ),
-    Mutation(
-        'head-not-called', CAUSAL, 'is_bare(head, hidden_states.device)', 'True',
-        'an adapter of the head does nothing with the fused linear loss', ADAPTERS + 'test_every_adapter_counts',
-        'linear-loss', env=TORCH,
     ),
     Mutation(
         'loss-not-divided', CAUSAL, 'loss = loss / num_items_in_batch', 'pass', 'gradient accumulation is not normalised',
@@ -107,84 +39,8 @@ MUTATIONS = [
         ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
     Mutation(
-        'offloading-ignored', BARE, "'forward' in module.__dict__", 'False', 'offloaded weights are read where they are not',
-        ADAPTERS + 'test_offloaded ' + ADAPTERS + 'test_changed', 'mlp', env=TORCH,
-    ),
-    Mutation(
-        'hooks-ignored', BARE,
-        'module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks', 'False',
-        "hooks of the MLP's last projection do not run", ADAPTERS + 'test_changed', 'mlp-hook', env=TORCH,
-    ),
-    Mutation(
-        'crop-forgets-nothing', 'modules/rows.py', 'return x[:, :n], None', 'return x, None',
-        'a cropped cache remembers what was removed',
-        BACK + 'test_cropped', 'paper-one', env=TORCH,
-    ),
-    Mutation(
         'crop-counts-padding', 'modules/rows.py', 'F.pad(kept.sum(1)', 'F.pad(self.kept.sum(1)',
         'rows with padding are cropped by the tokens of the first ones', BACK + 'test_cropped_rows_with_padding', 'left-paper',
         env=TORCH,
-    ),
-    Mutation(
-        'crop-to-no-tokens', 'modules/rows.py', 'if not kept.any():', 'if False:',
-        'a crop into padding of all rows fails in a reshape', BACK + 'test_cropped_to_padding_of_all_rows', 'paper-0',
-        env=TORCH,
-    ),
-    Mutation(
-        'recorded-states-overwritten', 'layers/longhorn.py',
-        'None if y is None else y.clone() for y in (recurrent_state, conv_state))',
-        'y for y in (recurrent_state, conv_state))',
-        'decoding overwrites the states to go back to', BACK + 'test_cropped', 'paper-by', env=TORCH,
-    ),
-    Mutation(
-        'crop-keeps-keys', REWIND, 'tuple(x[:, :n] for x in', 'tuple(x for x in', 'attention still sees what was removed',
-        BACK + 'test_cropped', 'hybrid-one', env=TORCH,
-    ),
-    Mutation(
-        'crop-by-pieces', REWIND, 'updates = [] if length <= read else', 'updates = [] if True else',
-        'a piece is removed as a whole', BACK + 'test_cropped', 'paper-one', env=TORCH,
-    ),
-    Mutation(
-        'nothing-is-everything', REWIND, 'if max_length == 0 and self.record_past:', 'if False:',
-        'guesses that were all right empty the cache', BACK + 'test_assisted_generation', 'itself-paper', env=TORCH,
-    ),
-    Mutation(
-        'snapshot-shares-states', REWIND, 'layer.state, layer.pieces = layer._map_state(torch.clone), []',
-        'layer.pieces = []', 'decoding changes a snapshot', BACK + 'test_snapshot', '[paper]', env=TORCH,
-    ),
-    Mutation(
-        'copies-share-records', REWIND, 'pieces=list(self.pieces))', 'pieces=self.pieces)',
-        'a crop that is refused forgets what was recorded', BACK + 'test_not_recorded', env=TORCH,
-    ),
-    Mutation(
-        'records-of-other-rows', REWIND, 'super()._transform_states(function)\n        for layer in self.layers:'
-        '\n            layer.pieces.clear()', 'super()._transform_states(function)',
-        "a beam goes back to another beam's states", BACK + 'test_not_recorded', env=TORCH,
-    ),
-    Mutation(
-        'assistant-forgets', 'models/generation.py', "getattr(generation_config, 'is_assistant', False)", 'False',
-        'a model of Longhorn cannot assist', BACK + 'test_assisted_generation', 'itself-paper', env=TORCH,
-    ),
-    Mutation(
-        'rows-by-column', ATTENTION, '._seen_tokens = int(before[i].sum())', '._seen_tokens = before.shape[1]',
-        'positions behind a padded prompt count the padding', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]',
-        env=TORCH,
-    ),
-    Mutation(
-        'rows-see-padding', ATTENTION, 'x[i:i + 1, known[i]]', 'x[i:i + 1]', 'attention sees the padding of earlier pieces',
-        GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]', env=TORCH,
-    ),
-    Mutation(
-        'rows-not-kept', ATTENTION, 'new[j][i, stored] = state[0, state.shape[1] - len(stored):]', 'pass',
-        'a padded piece leaves no keys', GENERATION + 'test_padded_prompts_in_pieces', '[hybrid]', env=TORCH,
-    ),
-    Mutation(
-        'window-misses-tokens', ATTENTION, 'if (known < kept.sum(1).clamp_max(self.window_size - 1)).any():', 'if False:',
-        'a window looks past padding at tokens that were dropped', GENERATION + 'test_padding_anywhere', 'True-window',
-        env=TORCH,
-    ),
-    Mutation(
-        'gaps-beside-a-cache', ATTENTION, 'if seen or has_gaps(kept, at_the_end=cache is not None) or', 'if seen or',
-        'tokens before padding on the right lose their keys', GENERATION + 'test_padding_anywhere', 'True-hybrid', env=TORCH,
     ),
 ]
