@@ -9,6 +9,7 @@ DECAY = 'tests/layers/test_weight_decay.py::test_layer'
 BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
+SPLIT = 'tests/layers/test_split_linear.py::'
 
 MUTATIONS = [
     Mutation(
