@@ -31,6 +31,7 @@ from fla.models import (
     TransformerConfig,
     TransformerForCausalLM,
 )
+from fla.utils import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 DEVICE = torch.device(sys.argv[1])
@@ -72,6 +73,36 @@ def generate(build) -> list:
     return build().eval().generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0).tolist()
 
 
+def pack(build) -> list:
+    """As fla's tests of its models do it: rows and the same rows packed have the same hidden states; and gradients."""
+    model = build()
+    rows = model(IDS, output_hidden_states=True).hidden_states[-1]
+    boundaries = torch.arange(0, IDS.numel() + 1, IDS.shape[1], dtype=torch.int32, device=DEVICE)
+    packed = model(IDS.view(1, -1), output_hidden_states=True, cu_seqlens=boundaries).hidden_states[-1]
+    assert_close('hidden states', rows.view_as(packed), packed, 1e-3)
+    packed.backward(packed.detach().roll(1, 1))
+    gradients = {name: digest(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    return [digest(rows), digest(packed), gradients]
+
+
+@torch.no_grad()
+def pad(build) -> list:
+    """As fla's tests of generation do it: a padded prompt and a token at a time have the logits of each row alone."""
+    model, starts = build().eval(), (1, 3)
+    mask = torch.arange(IDS.shape[1], device=DEVICE) >= torch.tensor(starts, device=DEVICE)[:, None]
+    output = model(IDS[:, :9], attention_mask=mask[:, :9], use_cache=True)
+    logits = [output.logits]
+    for i in range(9, IDS.shape[1]):
+        output = model(
+            IDS[:, i:i + 1], attention_mask=mask[:, :i + 1], past_key_values=output.past_key_values, use_cache=True,
+        )
+        logits.append(output.logits)
+    together = torch.cat(logits, 1)[mask]
+    alone = torch.cat([model(row[None, start:], use_cache=False).logits[0] for row, start in zip(IDS, starts, strict=True)])
+    assert_close('logits', alone, together, 2e-3)
+    return [digest(alone), digest(together)]
+
+
 def decayed() -> list:
     names = Trainer.get_decay_parameter_names(None, gla())
     return sorted(names)
@@ -90,6 +121,10 @@ CASES = {
     'training DeltaNet': lambda: train(delta_net),
     'generation GLA': lambda: generate(gla),
     'generation DeltaNet': lambda: generate(delta_net),
+    'packed GLA': lambda: pack(gla),
+    'packed DeltaNet': lambda: pack(delta_net),
+    'padded GLA': lambda: pad(gla),
+    'padded DeltaNet': lambda: pad(delta_net),
     'attention': lambda: [list(x.shape) for x in Attention(hidden_size=32, num_heads=2).parameters()],
     'hybrid': lambda: train(lambda: gla(attn={'layers': [0], 'num_heads': 2})),
     'Transformer': lambda: train(lambda: TransformerForCausalLM(TransformerConfig(**SIZES)).to(DEVICE)),
