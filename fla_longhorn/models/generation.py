@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 from fla.models.generation_utils import FLAGenerationMixin
@@ -20,6 +21,8 @@ def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs
     return result
 
 
+# with the signature of fla's, in which `generate` looks for `inputs_embeds`
+@wraps(FLAGenerationMixin.prepare_inputs_for_generation)
 def prepare_inputs_for_generation(
     self: Any, *args: Any, next_sequence_length: int | None = None, is_first_iteration: bool = False, **kwargs: Any,
 ) -> dict[str, Any]:

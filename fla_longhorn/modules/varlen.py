@@ -49,7 +49,15 @@ def resolve_call(
     """The mask and the keywords for the layers of a model that is called on `tokens` `[B, T, ...]`: as `rows`, read once.
 
     Attention needs the mask of what the cache has seen too; without padding there is no mask.
+
+    Raises:
+        ValueError: there is no token; for the rest see :func:`resolve_rows`.
     """
+    if tokens.dim() < 2 or not (torch.compiler.is_compiling() or tokens.numel()):
+        raise ValueError(
+            'input_ids must have the shape [B, T], or inputs_embeds [B, T, D], with at least one row and one token, '
+            f'got {list(tokens.shape)}'
+        )
     (B, T), seen = tokens.shape[:2], seen_tokens(cache)
     length = T + seen if has_attention else None
     rows, kwargs = resolve_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)

@@ -8,6 +8,7 @@ from transformers import DataCollatorWithFlattening
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
+from tests.integration.swapped import make_model
 from tests.models.test_cache import build
 
 LENGTHS = [5, 1, 66, 3]
@@ -195,6 +196,17 @@ def test_unknown_keyword(name, device):
     for call, x in ((model, ids), (model.model, ids), (layer, h), (layer, h[:, :1])):
         with pytest.raises(TypeError, match=f"forward got an unexpected keyword argument '{name}'; those it takes are cu_"):
             call(x, **{name: torch.tensor([0, 5])})
+
+
+@pytest.mark.parametrize('family', ['longhorn', 'gla'])
+def test_no_tokens(family, device):
+    model = build(device) if family == 'longhorn' else make_model(family, device)
+    ids = torch.ones(2, 5, dtype=torch.long, device=device)
+    embeds = model.get_input_embeddings()(ids)
+    for call in ({'input_ids': ids[:, :0]}, {'input_ids': ids[:0]}, {'input_ids': ids[0]}, {'inputs_embeds': embeds[:, :0]}):
+        for module in (model, model.model):
+            with pytest.raises(ValueError, match=r'input_ids must have the shape \[B, T\], .* one row and one token, got'):
+                module(**call)
 
 
 def test_keywords_without_effect(device):

@@ -97,6 +97,16 @@ def test_a_prompt_in_chunks(name, device):
 
 
 @models
+def test_embedded_prompts(name, device):
+    model, (ids, mask) = make(name, device), prompts(device)
+    options = {'max_new_tokens': 6, 'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
+    for more in ({}, {'num_beams': 2}):
+        want = model.generate(ids, attention_mask=mask, **more, **options)[:, 12:]
+        embeds = model.get_input_embeddings()(ids)
+        assert torch.equal(model.generate(inputs_embeds=embeds, attention_mask=mask, **more, **options), want)
+
+
+@models
 def test_turns(name, device):
     """A second prompt behind the first one's answer, from the cache as from the start, with a mask of ones too."""
     model, (ids, mask) = make(name, device), prompts(device)
