@@ -38,24 +38,30 @@ test test-all: setup
 	$(RUN) -m pytest tests $(CHOSEN) -n 2 --dist loadgroup -q --durations 40
 	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops $(CHOSEN) -n 2 --dist loadgroup -q --durations 20
 
-# on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda; `-quick` is CI's part, those rooms
-# that ask for a device most
+# on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda, fla's kernels by fla_cpu (PRETEND_FAST=2)
+# but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
 ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
-QUICK := $(addprefix tests/,layers ops/test_errors.py ops/triton/test_scalar_beta.py integration/test_packing.py \
+OWN := tests/layers/test_longhorn.py tests/ops/triton/test_scalar_beta.py
+QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_intermediate_states.py ops/test_state_update.py \
+	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
 	models/test_boundaries.py models/test_capture.py $(addprefix models/test_rewind.py::test_cropped_,rows_with_padding to_padding_of_all_rows))
+COUNTED := --cov --cov-append --cov-report=
 test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
 test-device: setup
 	$(RUN) -m offgpu.pretend.build
 	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2
 	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
-	PRETEND_FAST=1 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup
+	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup
 
 test-device-quick: export PRETEND_TEST_SECONDS := 120
 test-device-quick: setup
 	$(RUN) -m offgpu.pretend.build
-	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2 -m 'not slow'
-	PRETEND_FAST=1 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow'
+	rm -f .coverage*
+	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2 -m 'not slow' $(COUNTED)
+	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(COUNTED)
+	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup -m 'not slow' -k 'not 64 and not 128'
+	$(RUN) -m tests.pretend.device_lines .coverage
 
 test-vision: export OMP_NUM_THREADS := 1
 test-vision: $(VISION)/.ready

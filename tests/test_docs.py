@@ -35,7 +35,7 @@ print('ran', __name__, os.environ.get('RANK', 0))
 def blocks(path: Path, language: str) -> list[str]:
     """The code in a language, in order."""
     found = re.findall(r'^```(\w*)\n(.*?)^```', path.read_text(), re.M | re.S)
-    assert {name for name, _ in found} <= {'python', 'bash', 'sh', 'json'}
+    assert {name for name, _ in found} <= {'python', 'bash', 'sh', 'json', 'math', 'bibtex'}
     return [code for name, code in found if name == language]
 
 
