@@ -54,7 +54,7 @@ test-device: setup
 	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup
 
-test-device-quick: export PRETEND_TEST_SECONDS := 120
+test-device-quick: export PRETEND_TEST_SECONDS := 300
 test-device-quick: setup
 	$(RUN) -m offgpu.pretend.build
 	rm -f .coverage*

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from triton.language import core
@@ -58,5 +58,6 @@ for _name in ('add', 'radd', 'mul', 'rmul', 'sub', 'rsub', 'floordiv', 'mod'):
     setattr(LoopCounter, f'__{_name}__', keep_counter(f'__{_name}__'))
 
 
-def count(*args: int) -> Iterator[LoopCounter]:
-    return map(LoopCounter, builtins.range(*args))
+def count(*args: int) -> Sequence[LoopCounter]:
+    # the module's own code on the host finds this `range` too
+    return tuple(map(LoopCounter, builtins.range(*args)))

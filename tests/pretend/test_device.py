@@ -62,7 +62,8 @@ def test_backward_runs_on_the_device_thread():
             return dy
 
     for device in ('cpu', 'cuda'):
-        Note.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
+        with torch.autograd.set_multithreading_enabled(True):
+            Note.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
     assert threads[0] is threading.main_thread() is not threads[1]
 
 
