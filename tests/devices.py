@@ -10,6 +10,7 @@ ON_THE_CPU = {
     'tests/distributed/test_op.py::test_exact_passes_the_state_on': 'ranks on the CPU',
     'tests/distributed/test_op.py::test_repeats_are_bit_equal': 'ranks on the CPU',
     'tests/distributed/test_op.py::test_triton_equals_one_rank': "ranks in Triton's interpreter",
+    'tests/distributed/test_parallel.py': 'ranks share no GPU, and gloo sends what is on the CPU',
     'tests/distributed/test_scale.py': 'ranks share no GPU, and gloo sends what is on the CPU',
     'tests/experiments': 'the experiments themselves take a device',
     'tests/fla_cpu': "implementations of fla's modules for the CPU",

@@ -21,8 +21,8 @@ NAMES = {
     ),
     'fla.layers': (),
     'fla.layers.attn': (
-        'Attention', 'Attention.forward', 'Attention.kv_dim', 'Attention.layer_idx', 'Attention.window_size',
-        'flash_attn_func',
+        'Attention', 'Attention.forward', 'Attention.k_proj', 'Attention.kv_dim', 'Attention.layer_idx',
+        'Attention.num_kv_heads', 'Attention.window_size', 'flash_attn_func',
     ),
     'fla.layers.bitattn': (),
     'fla.layers.mla': (),
@@ -106,6 +106,7 @@ NAMES = {
     'transformers.cache_utils': ('Cache',),
     'transformers.configuration_utils': ('PreTrainedConfig', 'PreTrainedConfig.model_type'),
     'transformers.generation': ('GenerationMixin', 'GenerationMixin._prepare_cache_for_generation'),
+    'transformers.integrations.tensor_parallel': ('ALL_PARALLEL_STYLES',),
     'transformers.modeling_layers': ('GradientCheckpointingLayer',),
     'transformers.modeling_outputs': ('BaseModelOutputWithPast', 'CausalLMOutputWithPast'),
     'transformers.models.auto.configuration_auto': ('CONFIG_MAPPING', 'CONFIG_MAPPING._extra_content'),
