@@ -35,8 +35,8 @@ class TieWeights(ParallelStyle):
 def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
     """A plan for `torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)`.
 
-    All parameters become DTensors on the mesh, so that optimizers and the clipping of gradients can put them together. Those of
-    norms are replicated.
+    All parameters become DTensors on the mesh, those of norms replicated, so that optimizers and the clipping of gradients can
+    put them together.
 
     Raises:
         TypeError: the model is not one of Longhorn's own.

@@ -221,8 +221,8 @@ def by_transformers(world: DeviceMesh, folder: Path) -> dict[str, Any]:
     mask = torch.ones_like(prompt)
     mask[1, :5] = 0
     settings = dict(attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
-    for name, more in {'greedy': {}, 'prompt lookup': {'prompt_lookup_num_tokens': 3, 'attention_mask': mask[:1]}}.items():
-        tokens = prompt[:1] if name == 'prompt lookup' else prompt
+    assisted = {'prompt_lookup_num_tokens': 3, 'attention_mask': mask[1:]}
+    for name, tokens, more in ('greedy', prompt, {}), ('prompt lookup', prompt[1:], assisted):
         found[f'generated, {name}'] = [m.generate(tokens, **settings | more).tolist() for m in (model, reference)]
     cache = model(prompt, use_cache=True).past_key_values
     found['cached'] = [list(cache[i][x].shape) for i, x in ((0, 'recurrent_state'), (0, 'conv_state'))]
