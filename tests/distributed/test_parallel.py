@@ -93,7 +93,7 @@ def test_cache_of_a_rank(found):
     assert found['transformers']['cached'] == [[2, 1, 6, 16], [2, 16, 4]]
 
 
-@pytest.mark.parametrize('name', ['pipeline', 'pipeline, tensor'])
+@pytest.mark.parametrize('name', ['by hand', 'by hand, tensor', 'traced'])
 def test_pipeline(found, name):
     def loss_of(model: LonghornForCausalLM, batch: torch.Tensor) -> torch.Tensor:
         # equal lengths, so that the mean of two microbatches is that of the batch

@@ -21,7 +21,7 @@ from fla.ops.cp import build_cp_context
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, SplitPoint, pipeline
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from transformers import AutoModelForCausalLM
@@ -70,9 +70,9 @@ def make_model(layers: int = 2, **options: Any) -> LonghornForCausalLM:
 
 
 def make_batches() -> torch.Tensor:
-    """A batch of four rows for each step."""
+    """A batch of four rows for each step, which count modulo 50 from a start and in a step of their own."""
     generator = torch.Generator().manual_seed(1)
-    starts, strides = (torch.randint(1, 50, (STEPS, 4, 1), generator=generator) for _ in range(2))
+    starts, strides = (torch.randint(1, most, (STEPS, 4, 1), generator=generator) for most in (50, 4))
     return (starts + strides * torch.arange(40)) % 50
 
 
@@ -249,18 +249,32 @@ def next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def pipeline(mesh: DeviceMesh) -> dict[str, list[float]]:
-    """Two stages, the second of which knows the losses; also with the channels of each stage split."""
+class Logits(nn.Module):
+    def __init__(self, model: LonghornForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, use_cache=False).logits
+
+
+def two_stages(mesh: DeviceMesh) -> dict[str, list[float]]:
+    """Losses of a pipeline, whose second stage knows them: written by hand, its channels split too, and cut out of a trace."""
     pp, found = mesh['dp'], {}
-    index, last = pp.get_local_rank(), pp.get_local_rank() == 1
-    for name in 'pipeline', 'pipeline, tensor':
+    index, last, device = pp.get_local_rank(), pp.get_local_rank() == 1, torch.device('cpu')
+    for name in 'by hand', 'by hand, tensor', 'traced':
         model = make_model(3, tie_word_embeddings=False, num_heads=2)
-        if 'tensor' in name:
-            split_channels(model, mesh['tp'])
-        module = Stage(model, not last, last, slice(1, 3) if last else slice(1))
-        stage = PipelineStage(module, index, 2, torch.device('cpu'), group=pp.get_group())
+        if name == 'traced':
+            cut = {'model.model.layers.1': SplitPoint.BEGINNING}
+            traced = pipeline(Logits(model), (make_batches()[0, :2],), split_spec=cut)
+            stage = traced.build_stage(index, device, pp.get_group())
+        else:
+            if 'tensor' in name:
+                split_channels(model, mesh['tp'])
+            module = Stage(model, not last, last, slice(1, 3) if last else slice(1))
+            stage = PipelineStage(module, index, 2, device, group=pp.get_group())
         schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=next_token_loss)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(stage.submod.parameters(), lr=1e-2)
         curve = []
         for batch in make_batches():
             optimizer.zero_grad()
@@ -284,7 +298,7 @@ def main(folder: str, *names: str) -> None:
         'options': lambda: options(mesh['tp'], mesh['dp'].get_local_rank(), world),
         'curves': lambda: curves(mesh, world, path),
         'transformers': lambda: by_transformers(world, path),
-        'pipeline': lambda: pipeline(mesh),
+        'pipeline': lambda: two_stages(mesh),
     }
     for name, job in jobs.items():
         if names and name not in names:
