@@ -40,21 +40,22 @@ test test-all: setup
 
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda; `-quick` is CI's part, those rooms
 # that ask for a device most
-ON_DEVICE := PRETEND_FAST=1 PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
+ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/triton/test_scalar_beta.py integration/test_packing.py \
 	models/test_boundaries.py models/test_capture.py $(addprefix models/test_rewind.py::test_cropped_,rows_with_padding to_padding_of_all_rows))
 test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
 test-device: setup
 	$(RUN) -m offgpu.pretend.build
-	$(ON_DEVICE) tests/pretend -n 2
-	$(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
+	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2
+	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
+	PRETEND_FAST=1 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup
 
 test-device-quick: export PRETEND_TEST_SECONDS := 120
 test-device-quick: setup
 	$(RUN) -m offgpu.pretend.build
-	$(ON_DEVICE) tests/pretend -n 2 -m 'not slow'
-	$(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow'
+	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2 -m 'not slow'
+	PRETEND_FAST=1 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow'
 
 test-vision: export OMP_NUM_THREADS := 1
 test-vision: $(VISION)/.ready

@@ -68,15 +68,33 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def mamba_kept(state_size: int = 16, expand: int = 2) -> float:
+def mamba(state_size: int = 16, expand: int = 2, conv_size: int = 4) -> dict[str, float]:
     """Mamba's, by what `MambaInnerFn` of mamba_ssm (`ops/selective_scan_interface.py`) saves at its checkpoint_lvl 1.
 
     No kernel of it runs here. Of a channel: x and z, the scan's output before the gate, and its states at each 2,048 tokens,
     of float32 with their decays. Of a token: the layer's input, the rank of delta, and B and C, the latter also as copies.
+    The cache is what `Mamba.allocate_inference_cache` makes.
     """
     channels, rank = expand * WIDTH, WIDTH // 16
     of_channels = 2 * 2 + 2 + 2 * state_size * 4 / 2048
-    return (of_channels * channels + 2 * (rank + 4 * state_size) + 2 * WIDTH) / WIDTH
+    kept = (of_channels * channels + 2 * (rank + 4 * state_size) + 2 * WIDTH) / WIDTH
+    return {'kept': round(kept, 2), 'cache': 2 * channels * (state_size + conv_size)}
+
+
+def mamba2(state_size: int = 128, head_dim: int = 64, expand: int = 2, conv_size: int = 4) -> dict[str, float]:
+    """Mamba-2's, by what `MambaSplitConv1dScanCombinedFn` of mamba_ssm (`ops/triton/ssd_combined.py`) saves.
+
+    Of a token: the layer's input, all of `in_proj`'s output (z, x, B, C, and a step size a head), the scan's output before the
+    norm, and the norm's factor in float32. The convolution, the chunks' states and the normed output are made again. The
+    cache is what `Mamba2.allocate_inference_cache` makes.
+    """
+    channels = expand * WIDTH
+    projected = 2 * channels + 2 * state_size + channels // head_dim
+    kept = (2 * (WIDTH + projected + channels) + 4) / WIDTH
+    return {'kept': round(kept, 2), 'cache': 2 * (channels * state_size + (channels + 2 * state_size) * conv_size)}
+
+
+BY_SOURCE = {'Mamba, by its source': mamba, 'Mamba-2, by its source': mamba2}
 
 
 aten = torch.ops.aten
@@ -108,13 +126,19 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.launches = launches
         self.now = self.peak = self.moved = 0
+        # tensors that our operator's kernels moved: one that is launched for slices, one after the other, moves each once
+        self.places: set[tuple] | None = None
         self.known = {x.untyped_storage()._cdata for x in known}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.drop_launches()
         if function in self.KERNELS:
+            self.places = set()
             with self:
-                return self.KERNELS[function](*args)
+                results = self.KERNELS[function](*args)
+                self.drop_launches()
+            self.places = None
+            return results
         out = function(*args, **(kwargs or {}))
         results = tensors(out)
         for x in results:
@@ -125,8 +149,14 @@ class Memory(TorchDispatchMode):
         return out
 
     def drop_launches(self) -> None:
-        # of an autotuned kernel's, one runs
-        self.moved += sum(launch.moved_bytes() for launch in self.launches if not launch.choice)
+        for launch in self.launches:
+            # of an autotuned kernel's, one runs
+            if not launch.choice:
+                tensors = [a for a in launch.arguments if a.tensor is not None]
+                places = {(launch.kernel, a.storage, a.offset): a.nbytes for a in tensors}
+                self.moved += sum(n for place, n in places.items() if place not in (self.places or ()))
+                if self.places is not None:
+                    self.places.update(places)
         self.launches.clear()
 
     def note(self, storage: torch.UntypedStorage) -> None:
@@ -196,9 +226,10 @@ def main(args: list[str] | None = None) -> None:
         rows.append(row)
         counted = ' | '.join(f'{row[x]:.1f}' for x in ('kept', 'peak', 'moved'))
         print(f'| {name} | {counted} | {row["cache"] / 1024:.0f} |', flush=True)
-    kept = round(mamba_kept(), 2)
-    rows.append({'layer': 'Mamba, by its source', 'kept': kept, 'peak': None, 'moved': None, 'cache': None})
-    print(f'| Mamba, by its source | {kept:.1f} | | | |')
+    for name, count in BY_SOURCE.items():
+        row = {'layer': name, 'peak': None, 'moved': None, **count()}
+        rows.append(row)
+        print(f'| {name} | {row["kept"]:.1f} | | | {row["cache"] / 1024:.0f} |')
     print('\n| K | scratch of the diagonal backward | of the exact |\n| --- | --- | --- |')
     scratches = [{'K': K, 'diagonal': scratch(False, K), 'exact': scratch(True, K)} for K in STATE_SIZES]
     for x in scratches:

@@ -96,10 +96,10 @@ def reduce_cost(launch: Launch, compiled: Compiled, K: int) -> float | None:
     hot = hottest(compiled)
     if hot is None:
         return None
-    # wide loads of a thread for one channel block: two tiles of 512 entries or more, and the sums
+    # wide loads of a thread for four channel blocks: two tiles of 512 entries or more for each, and the sums
     threads = 32 * launch.num_warps
-    loads = 2 * math.ceil(max(512, 2 * launch.constants['KP']) / threads / 4) + 1
-    unrolled = max(hot.mix['LDG'] // loads, 1)
+    loads = 2 * math.ceil(max(512, 2 * launch.constants['KP']) / threads) + math.ceil(4 * launch.constants['BT'] / threads)
+    unrolled = 4 * max(round(hot.mix['LDG'] / loads), 1)
     return hot.instructions * threads * launch.constants['NV'] / unrolled / (launch.constants['BT'] * K * V)
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.report.memory import memory
+from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import models
 from benchmarks.report.predicted import predicted
 from benchmarks.report.summary import replaced, summary
@@ -79,6 +79,7 @@ SECTIONS: tuple[Section, ...] = (
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), models, 'cpu_decode'),
     (('memory',), memory, 'memory'),
+    (('recompute',), recomputation, None),
     (('kernels',), kernels, None),
     (('predicted',), predicted, None),
 )

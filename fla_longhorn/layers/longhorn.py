@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 
 
+def linear_of_rows(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """`linear` of `x` `[B, T, D]`, which is strided."""
+    # of two dimensions the product adds the bias; of three, strided ones take a kernel of their own
+    y = F.linear(x.flatten(0, 1), linear.weight, linear.bias)
+    return y.view(x.shape[0], x.shape[1], -1)
+
+
 class Longhorn(NoWeightDecay):
     r"""Longhorn token mixer (arXiv 2407.14207, section 3.3 and Algorithm 1).
 
@@ -261,10 +268,10 @@ class Longhorn(NoWeightDecay):
             x_in, state = x, conv_state
             x, conv_state = self.conv1d(x=x, cache=state, output_final_state=use_cache, **options)
             cu_seqlens = None if rows is None else rows.cu_seqlens
-            recompute.add(self.conv1d, x, lambda x, state: self.conv1d(x=x, cache=state, **options)[0], x_in, state)
+            recompute.add(self.conv1d, x, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x_in, state)
         b, k, q = self.split(self.x_proj(x))
         beta = self.project_beta(b)
-        recompute.add(self.beta_proj, beta, self.project_beta, b)
+        recompute.add(self.beta_proj, beta, linear_of_rows, b)
         if rows is not None:
             k = rows.silence(k)
         q, k = self.by_heads(q), self.by_heads(k)
@@ -283,9 +290,7 @@ class Longhorn(NoWeightDecay):
         """`beta_proj` of `x` `[B, T, beta_rank]`, which is strided."""
         if torch.compiler.is_compiling() or not is_bare(self.beta_proj, x.device):
             return self.beta_proj(x)
-        # of two dimensions the product adds the bias; of three, strided ones take a kernel of their own
-        y = F.linear(x.flatten(0, 1), self.beta_proj.weight, self.beta_proj.bias)
-        return y.view(x.shape[0], x.shape[1], -1)
+        return linear_of_rows(self.beta_proj, x)
 
     def by_heads(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, H, D / H]`."""

@@ -6,6 +6,7 @@ in front of it and their outputs dropped: any convolution serves, on any device,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,7 +61,7 @@ def convolve_part(
     cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
     if group is None or width == 1:
         y = convolution(x=x, cu_seqlens=cu_seqlens)[0]
-        recompute.add(convolution, y, lambda x: convolution(x=x, cu_seqlens=cu_seqlens)[0], x)
+        recompute.add(convolution, y, lambda conv, x: conv.forward(x=x, cu_seqlens=cu_seqlens)[0], x)
         return y
     if cp_context.pre_num_conv_tokens is None:
         raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
@@ -69,9 +70,9 @@ def convolve_part(
     before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
     bounds = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
 
-    def convolve(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def convolve(convolution: Callable, before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return convolution(x=torch.cat([before, x[0]])[None], cu_seqlens=bounds)[0]
 
-    y = convolve(before, x)
-    recompute.add(convolution, y, convolve, before, x)
+    y = convolve(convolution, before, x)
+    recompute.add(convolution, y, lambda conv, *inputs: convolve(conv.forward, *inputs), before, x)
     return y[:, count:]

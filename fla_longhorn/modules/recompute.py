@@ -3,6 +3,9 @@
 PyTorch's hooks on saved tensors see what each function keeps for its backward. A tensor in the memory of a value that can be
 computed again is replaced by its place in that value; all others are kept, by the hooks around these where there are some:
 those of activation checkpointing, of offloading or of a profiler.
+
+Between forward and backward a module may be given other weights, hooks or adapters: a value is computed by the module as it
+was, and raises where the weights themselves have changed in place.
 """
 
 from __future__ import annotations
@@ -54,21 +57,32 @@ class Value:
     """A value that is recomputed when the first of its places is unpacked, and dropped after the last one."""
 
     def __init__(
-        self, function: Callable[..., Tensor], inputs: list[Kept | None], autocast: Callable, dtype: torch.dtype,
+        self, function: Callable[..., Tensor], module: nn.Module, inputs: list[Kept | None], x: Tensor,
     ) -> None:
-        self.function, self.inputs, self.autocast, self.dtype = function, inputs, autocast, dtype
+        self.function, self.module, self.inputs = function, as_now(module), inputs
+        self.weights = [Kept(y, None) for y in self.module.parameters()]
+        self.autocast, self.dtype, self.version = autocast_as_now(x.device.type), x.dtype, x._version
         self.x: Tensor | None = None
         self.places = self.asked = 0
 
     def get(self) -> Tensor:
         if self.x is None:
+            for weight in self.weights:
+                weight.get()
             inputs = [None if kept is None else kept.get() for kept in self.inputs]
             with torch.no_grad(), self.autocast():
-                self.x = self.function(*inputs)
+                self.x = self.function(self.module, *inputs)
         x, self.asked = self.x, self.asked + 1
         if self.asked == self.places:
             self.x, self.asked = None, 0
         return x
+
+
+def as_now(module: nn.Module) -> nn.Module:
+    """A module with the weights that `module` has now; call its `forward`, for the hooks are those of `module`."""
+    copied = object.__new__(type(module))
+    vars(copied).update(vars(module), _parameters=module._parameters.copy())
+    return copied
 
 
 class Place(NamedTuple):
@@ -89,6 +103,8 @@ class Recompute:
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.values: dict[int, Value] = {}
+        # while tensors are packed, no other tensor is given a value's memory
+        self.storages: list[torch.UntypedStorage] = []
         # PyTorch calls the innermost hooks only
         self.hooks = _autograd._top_saved_tensors_default_hooks(True) if enabled else None
 
@@ -98,23 +114,26 @@ class Recompute:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.storages.clear()
         if self.enabled:
             _autograd._pop_saved_tensors_default_hooks()
 
     def add(self, module: nn.Module, x: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> None:
-        """`x` is `function(*inputs)`, by a call of `module`, which must be bare to give the same in backward."""
+        """`x` is what a call of `module` gave, which must be bare: `function(module, *inputs)`, by the module's `forward`."""
         if not (self.enabled and is_bare(module, x.device) and x.is_contiguous()):
             return
         storage = x.untyped_storage()
         if storage.nbytes() != x.nbytes:
             return
         kept = [None if y is None else Kept(y.detach(), self.hooks) for y in inputs]
-        self.values[storage._cdata] = Value(function, kept, autocast_as_now(x.device.type), x.dtype)
+        self.values[storage._cdata] = Value(function, module, kept, x)
+        self.storages.append(storage)
 
     def pack(self, x: Tensor) -> Kept | Place:
         # not the address of the memory, which is 0 on `meta`
         value = self.values.get(x.untyped_storage()._cdata)
-        if value is None or value.dtype != x.dtype:
+        # an earlier version is not what was changed in place since
+        if value is None or value.dtype != x.dtype or value.version != x._version:
             return Kept(x, self.hooks)
         value.places += 1
         return Place(value, x.shape, x.stride(), x.storage_offset())

@@ -15,15 +15,21 @@ class Hook(importlib.abc.MetaPathFinder):
 
     def __init__(self, name: str, after: Callable[[ModuleType], None], before: Callable[[], None] | None) -> None:
         self.name, self.after, self.before = name, after, before
+        self.searching = False
 
     def find_spec(self, name, path=None, target=None):
-        if name != self.name:
+        # another hook of the same module asks this one
+        if name != self.name or self.searching:
             return None
-        # some only ask whether a module is there
-        spec = next((
-            found for finder in sys.meta_path if finder is not self and hasattr(finder, 'find_spec')
-            if (found := finder.find_spec(name, path, target)) is not None
-        ), None)
+        self.searching = True
+        try:
+            # some only ask whether a module is there
+            spec = next((
+                found for finder in sys.meta_path if finder is not self and hasattr(finder, 'find_spec')
+                if (found := finder.find_spec(name, path, target)) is not None
+            ), None)
+        finally:
+            self.searching = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

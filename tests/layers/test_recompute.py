@@ -6,13 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn as nn
 from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import ShortConvolution
-from fla_longhorn.modules.recompute import Recompute
+from fla_longhorn.modules.recompute import Place, Recompute
 from fla_longhorn.modules.rewind import RewindableCache
 from tests.models.test_longhorn import small
 
@@ -140,7 +141,7 @@ def test_a_changed_input_is_refused(device):
     x = torch.randn(1, 9, 4, device=device)
     with Recompute(True) as recompute:
         y = conv(x)[0]
-        recompute.add(conv, y, lambda x: conv(x)[0], x)
+        recompute.add(conv, y, lambda conv, x: conv.forward(x)[0], x)
         weight = torch.ones_like(y, requires_grad=True)
         loss = (weight * y).sum()
     assert torch.equal(torch.autograd.grad(loss, weight, retain_graph=True)[0], y)
@@ -148,3 +149,85 @@ def test_a_changed_input_is_refused(device):
     x.add_(1)
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         loss.backward()
+
+
+def hook_later(layer: Longhorn) -> None:
+    layer.conv1d.register_forward_hook(lambda module, args, output: (2 * output[0], output[1]))
+    layer.beta_proj.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def replace_weights(layer: Longhorn) -> None:
+    for module in (layer.conv1d, layer.beta_proj):
+        module.weight = nn.Parameter(2 * module.weight)
+
+
+def parametrize(layer: Longhorn) -> None:
+    for module in (layer.conv1d, layer.beta_proj):
+        nn.utils.parametrizations.weight_norm(module)
+        module.parametrizations.weight.original0.data.mul_(2)
+
+
+LATER = {'hooks': hook_later, 'weights': replace_weights, 'parametrisations': parametrize}
+
+
+@pytest.mark.parametrize('later', list(LATER))
+def test_what_changes_before_backward(later, device):
+    """Modules are called as they were in forward."""
+    h, got = torch.randn(2, 70, 24, device=device), []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        layer = Longhorn(hidden_size=24, state_size=4, recompute=recompute).to(device)
+        parameters, x = list(layer.parameters()), h.clone().requires_grad_()
+        o = layer(x)[0]
+        LATER[later](layer)
+        o.square().sum().backward()
+        got.append([*(p.grad for p in parameters), x.grad])
+    assert all(map(torch.equal, *got))
+
+
+def test_weights_of_a_functional_call(device):
+    """Which the modules have in forward alone: meta-learning differentiates so."""
+    h, got = torch.randn(2, 70, 24, device=device), []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        layer = Longhorn(hidden_size=24, state_size=4, recompute=recompute).to(device)
+        weights = {name: (1.5 * p).detach().requires_grad_() for name, p in layer.named_parameters()}
+        torch.func.functional_call(layer, weights, (h,))[0].square().sum().backward()
+        got.append([p.grad for p in weights.values()])
+    assert all(map(torch.equal, *got))
+
+
+def test_a_weight_changed_in_place_is_refused(device):
+    """Also one that autograd does not keep, as where it is frozen."""
+    layer = Longhorn(hidden_size=24).to(device).requires_grad_(False)
+    layer.x_proj.requires_grad_()
+    o = layer(torch.randn(2, 70, 24, device=device))[0]
+    with torch.no_grad():
+        layer.conv1d.weight.mul_(2)
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        o.sum().backward()
+
+
+def test_a_value_changed_in_place_is_kept(device):
+    linear, x = nn.Linear(4, 4).to(device), torch.randn(9, 4, device=device)
+    with Recompute(True) as recompute:
+        y = linear(x)
+        recompute.add(linear, y, nn.Linear.forward, x)
+        with torch.no_grad():
+            y.mul_(2)
+        weight = torch.ones_like(y, requires_grad=True)
+        loss = (weight * y).sum()
+    assert torch.equal(torch.autograd.grad(loss, weight)[0], y)
+
+
+def test_the_memory_of_a_value_is_not_given_to_another(device):
+    """By its place in memory a tensor is known as part of a value; one made later has another place."""
+    conv = ShortConvolution(4, 4, bias=False, activation='silu').to(device)
+    x = torch.randn(1, 9, 4, device=device)
+    with Recompute(True) as recompute:
+        y = conv(x)[0]
+        recompute.add(conv, y, lambda conv, x: conv.forward(x)[0], x)
+        y = y.detach()
+        del y
+        others = [torch.zeros(1, 9, 4, device=device) for _ in range(100)]
+        assert not any(isinstance(recompute.pack(other), Place) for other in others)

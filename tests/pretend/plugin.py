@@ -1,13 +1,16 @@
 """The suite on the pretend device: `pytest -p offgpu.pretend.plugin -p tests.pretend.plugin --device cuda`.
 
-With PRETEND_FAST=1 Longhorn's own kernels run by Numba on the device's memory, ten times as fast as interpreted ones; fla's
-stay interpreted. Programs that a test starts do the same: PRETEND_IMPORT names this module.
+With PRETEND_FAST=1 Longhorn's own kernels run by Numba on the device's memory, ten times as fast as interpreted ones; with
+PRETEND_FAST=2 fla's norms, convolution, activations and losses run by `fla_cpu` too. Programs that a test starts do the same:
+PRETEND_IMPORT names this module.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,44 +33,98 @@ LEFT_OUT = {
         'tests/torch_compile/test_pool.py::test_a_view_is_written_through[exact-inductor]',
     ), 'Inductor compiles kernels, in whose place the interpreter stands'),
 }
-FAST = os.environ.get('PRETEND_FAST') == '1'
+FAST = int(os.environ.get('PRETEND_FAST', '0'))
 
 
 def use_numba(backend) -> None:
+    """Longhorn's own kernels by Numba."""
+    def by_numba(name: str, *args, **kwargs):
+        from fla_longhorn.ops import numba
+        return getattr(numba, name)(*args, **kwargs)
+
     for name in ('longhorn_fwd', 'longhorn_bwd'):
-        setattr(backend, name, functools.wraps(getattr(backend, name))(run_numba(name)))
+        original = getattr(backend, name)
+        setattr(backend, name, functools.wraps(original)(run_on_host(functools.partial(by_numba, name), name)))
     # which arranges saved states as the operator returns them
     backend.view_states = lambda states, args: states
 
 
-def run_numba(name: str):
-    """`longhorn_fwd` or `longhorn_bwd` of the Triton backend, by the one for the CPU; a launch as Triton's."""
+def use_fla_cpu(_) -> None:
+    """fla's norms, convolution, activations and losses by `fla_cpu`, through fla's registry: its kernels are as slow."""
+    from fla import backends
+
+    from fla_cpu import MODULES
+    from fla_cpu.backend import IMPLEMENTATIONS
+
+    for name in MODULES:
+        importlib.import_module(f'fla_cpu.{name}')
+
+    class PretendBackend(backends.BaseBackend):
+        backend_type = 'pretend'
+
+    for entry_point, implementation, _ in IMPLEMENTATIONS:
+        # the others are differentiable, and made of these
+        if not entry_point.__name__.endswith('_linear'):
+            backends.register(entry_point, backend=PretendBackend, verifier=is_on_device)(
+                run_on_host(implementation, entry_point.__name__))
+
+
+def is_on_device(*args, **kwargs) -> tuple[bool, str | None]:
+    tensors = [x for x in (*args, *kwargs.values()) if hasattr(x, 'is_cuda')]
+    return bool(tensors) and tensors[0].is_cuda, 'the first tensor is not on the device'
+
+
+def run_on_host(function: Callable, name: str) -> Callable:
+    """`function`, written for the CPU, on the device's memory; a launch as Triton's."""
     def run(*args, **kwargs):
         import torch
 
-        from fla_longhorn.ops import numba
         from offgpu.pretend import launches
 
-        def host(x):
-            if isinstance(x, torch.Tensor):
-                if not x.is_cuda:
-                    raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
-                return torch.ops.pretend.host(x)
-            return x._replace(**{key: host(value) for key, value in x._asdict().items()}) if hasattr(x, '_asdict') else x
-
+        given: dict[int, tuple] = {}
         on_host = functools.partial(
-            torch.no_grad()(getattr(numba, name)), *map(host, args), **{key: host(value) for key, value in kwargs.items()})
+            torch.no_grad()(function), *(to_host(x, name, given) for x in args),
+            **{key: to_host(x, name, given) for key, x in kwargs.items()})
         results = on_host()
 
         def again() -> None:
-            for result, new in zip(results, on_host(), strict=True):
-                result.copy_(new)
+            for result, new in zip(as_tuple(results), as_tuple(on_host()), strict=True):
+                if isinstance(result, torch.Tensor) and result is not new:
+                    result.copy_(new)
 
         launches.note(name, None, again)
         with torch.no_grad():
-            return tuple(map(torch.ops.pretend.device, results))
+            # what is updated in place comes back as itself
+            returned = tuple(
+                given[id(x)][1] if id(x) in given else torch.ops.pretend.device(x) if isinstance(x, torch.Tensor) else x
+                for x in as_tuple(results))
+        return returned if isinstance(results, tuple) else returned[0]
 
     return run
+
+
+def to_host(x, name: str, given: dict[int, tuple]):
+    """The same memory as a tensor of the CPU, noted in `given` beside `x`."""
+    if hasattr(x, '_asdict'):
+        return x._replace(**{key: to_host(value, name, given) for key, value in x._asdict().items()})
+    if not hasattr(x, 'is_cuda'):
+        return x
+    if not x.is_cuda:
+        raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
+    import torch
+
+    on_host = torch.ops.pretend.host(x)
+    given[id(on_host)] = on_host, x
+    return on_host
+
+
+def as_tuple(x) -> tuple:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def run_backward_here(torch) -> None:
+    """In the thread of forward: coverage does not see those that Python did not start."""
+    torch.autograd.set_multithreading_enabled(False)
 
 
 def measure_small(timing) -> None:
@@ -82,6 +139,13 @@ def why_not(test: str) -> str | None:
         if test == name or test.startswith((f'{name}/', f'{name}::', f'{name}[')):
             return why
     return None
+
+
+def pytest_sessionstart() -> None:
+    if os.environ.get('COVERAGE_PROCESS_CONFIG'):
+        import torch
+
+        run_backward_here(torch)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -106,5 +170,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 os.environ['PRETEND_IMPORT'] = 'tests.pretend.plugin'
 pretend.after_import('benchmarks.measure.timing', measure_small)
-if FAST:
+if FAST > 0:
     pretend.after_import('fla_longhorn.ops.triton', use_numba)
+if FAST > 1:
+    # where Longhorn is not imported too
+    pretend.after_import('fla', use_fla_cpu)
+if os.environ.get('COVERAGE_PROCESS_CONFIG'):
+    pretend.after_import('torch', run_backward_here)

@@ -23,6 +23,8 @@ class Call:
     target: str = 'sm_90'
     # tokens to a segment at least, and the exact update cut in time; None leaves the project's own rules
     segment: int | None = None
+    # backward goes through its segments in slices, however short they are
+    sliced: bool = False
     # 'view': inputs are channels out of wider tensors; 'shifted': not aligned to 16 bytes; 'mixed': k float16, v float32
     layout: str = 'dense'
     seed: int = 0
@@ -32,6 +34,7 @@ class Call:
     def __str__(self) -> str:
         parts = [self.name, self.target, self.op, 'exact' if self.exact else 'diagonal', str(self.case)]
         parts += [f'segment{self.segment}'] if self.segment else []
+        parts += ['sliced'] if self.sliced else []
         parts += [self.layout] if self.layout != 'dense' else []
         parts += [f'seed{self.seed}'] if self.seed else []
         return ' '.join(parts)
@@ -57,6 +60,8 @@ def diagonal() -> list[Call]:
         Call('gated', Case(B=1, T=70, H=1, K=32, V=96, dtype=BF16, z=True, sigmoid=True)),
         Call('widest', Case(B=1, T=7, H=1, K=128, V=64, dtype=BF16, state_v_first=True, **ALL)),
         Call('segments', Case(B=1, T=300, H=1, K=16, V=64, dtype=BF16, **ALL), segment=128),
+        Call('slices', Case(B=2, T=140, H=1, V=64, dtype=BF16), sliced=True),
+        Call('slices', replace(few, T=100), segment=64, sliced=True),
         Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), layout='view'),
         Call('shifted', Case(B=1, T=9, H=1, K=16, V=64, dtype=BF16), layout='shifted'),
     ]

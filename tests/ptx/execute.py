@@ -33,6 +33,8 @@ def as_on_a_gpu(call: Call):
     }
     if call.segment:
         replaced |= {'MIN_SEGMENT_LENGTH': call.segment, 'LEAST_INTERVALS': 1}
+    if call.sliced:
+        replaced |= {'MIN_SLICED_LENGTH': 1}
     with ExitStack() as stack:
         for name, value in replaced.items():
             for module in importing(name):

@@ -12,10 +12,10 @@ from numba.core.dispatcher import Dispatcher
 from torch.multiprocessing import start_processes
 
 
-def fork(main: Callable, size: int, *args) -> None:
-    """Run `main(*args)` on `size` ranks with gloo; the first error of any rank is raised here."""
+def fork(main: Callable, size: int, *args, start_method: str = 'fork') -> None:
+    """Run `main(*args)` on `size` ranks with gloo; the first error of any rank is raised here. A GPU asks for `spawn`."""
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(_rank, (main, size, Path(folder) / 'store', args), nprocs=size, start_method='fork')
+        start_processes(_rank, (main, size, Path(folder) / 'store', args), nprocs=size, start_method=start_method)
 
 
 def _rank(rank: int, main: Callable, size: int, store: Path, args: tuple) -> None:

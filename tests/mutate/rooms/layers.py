@@ -157,6 +157,24 @@ MUTATIONS = [
         'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-autocast',
     ),
     Mutation(
+        'weights-of-backward', 'modules/recompute.py', 'function, as_now(module), inputs', 'function, module, inputs',
+        'backward computes again with weights that a module has been given since',
+        RECOMPUTE + 'test_weights_of_a_functional_call',
+    ),
+    Mutation(
+        'weights-unchecked', 'modules/recompute.py', '                weight.get()', '                pass',
+        'backward computes again with weights that have changed', RECOMPUTE + 'test_a_weight_changed_in_place_is_refused',
+    ),
+    Mutation(
+        'changed-value-computed-again', 'modules/recompute.py', ' or value.version != x._version', '',
+        'backward takes a value for what it was before a change', RECOMPUTE + 'test_a_value_changed_in_place_is_kept',
+    ),
+    Mutation(
+        'memory-given-away', 'modules/recompute.py', 'self.storages.append(storage)', 'pass',
+        "a tensor in a value's former memory is taken for it",
+        RECOMPUTE + 'test_the_memory_of_a_value_is_not_given_to_another',
+    ),
+    Mutation(
         'halves-exchanged', 'modules/split_linear.py', 'first, second = weight.chunk(2)', 'second, first = weight.chunk(2)',
         "each half's gradient goes through the other's weights", SPLIT + 'test_gradients', 'nothing-float64',
     ),

@@ -24,6 +24,11 @@ MUTATIONS = [
         env=INTERPRET,
     ),
     Mutation(
+        'slices-forward-in-backward', 'ops/triton/diagonal/backward.py', 'for i in reversed(range(slices)):',
+        'for i in range(slices):', 'the first half of a segment does not see the gradient from the second',
+        'tests/ops/triton/test_segments.py::test_slices_of_segments', env=INTERPRET,
+    ),
+    Mutation(
         'segments-forward-in-backward', 'ops/triton/diagonal/__init__.py', 'T=T, L=L, reverse=True)',
         'T=T, L=L, reverse=False)',
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,

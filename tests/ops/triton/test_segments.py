@@ -6,7 +6,7 @@ import torch
 from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.diagonal import segments
+from fla_longhorn.ops.triton.diagonal import configs, segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, check, make_inputs, make_options, relative_error, run
@@ -38,6 +38,18 @@ if INTERPRETING or torch.cuda.is_available():
         segment_length({1: 5 * INTERVAL, 2: 2 * INTERVAL, 3: INTERVAL}[count])
         check(chunk_longhorn, case, triton_device)
 
+    @pytest.mark.usefixtures('poison')
+    @pytest.mark.parametrize('length', [2, 6])
+    @pytest.mark.parametrize('case', [
+        Case(B=2, T=5 * INTERVAL + 9, H=2, K=4, V=9, D=True, initial_state=True),
+        Case(B=1, T=4 * INTERVAL, H=1, K=3, V=5, scalar_beta=True, z=True, initial_state=True, state_v_first=True),
+    ], ids=str)
+    def test_slices_of_segments(segment_length, monkeypatch, length, case, triton_device):
+        """Backward takes a segment in two launches, with one buffer for the sums over channels."""
+        monkeypatch.setattr(configs, 'MIN_SLICED_LENGTH', INTERVAL)
+        segment_length(length * INTERVAL)
+        check(chunk_longhorn, case, triton_device)
+
     @pytest.mark.parametrize('rows', ['everything', 'block 0 is null'])
     def test_segments_of_rows_of_a_pool(segment_length, rows, triton_device):
         segment_length(INTERVAL)
@@ -65,6 +77,13 @@ if INTERPRETING or torch.cuda.is_available():
         decay, state = segments.summarize_segments(rows, args, L=segments.one_segment(9, 4))
         _, expected = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
         assert relative_error(decay * inputs['initial_state'] + state, expected) <= 1e-6
+
+
+@pytest.mark.parametrize(('length', 'K', 'is_varlen', 'expected'), [
+    (2048, 16, False, 1024), (2048, 128, False, 512), (1023, 16, False, 1023), (1030, 128, False, 512), (4000, 16, True, 4000),
+])
+def test_length_of_slices(length, K, is_varlen, expected):
+    assert configs.slice_length(length, K, is_varlen) == expected
 
 
 class TestRule:

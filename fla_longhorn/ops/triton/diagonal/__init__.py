@@ -51,17 +51,29 @@ def diagonal_bwd(
     args, strides = strided_inputs(args, ('v', 'z'))
     q, T = args.q, args.q.shape[1]
     do, strides['S_DO'] = with_token_stride(do)
-    dht = None if dht is None else dht.float().contiguous()
-    dh0 = None if args.initial_state is None else q.new_empty(args.state_shape, dtype=torch.float32)
 
     # a program of the backward takes two segments, one after the other; of their summaries twice as many warps run at a time
     L = segment_length(args, parallel, for_blocks().BV, rounds=2)
     rows = prepare_rows(q, args.k, args.scale, squares=L <= T)
     if L <= T:
         decay, local = segments.summarize_segments(rows, args, do, L=L)
-        dht = segments.combine_segments(decay, local, dht, args.cu_seqlens, N=args.num_sequences, T=T, L=L, reverse=True)
-    dq, dk, dv, dbeta, dD, dz = longhorn_bwd_segments(rows, args, strides, do, dht, dh0, states, L=L)
+        dht = None if dht is None else dht.float().contiguous()
+        dh = segments.combine_segments(decay, local, dht, args.cu_seqlens, N=args.num_sequences, T=T, L=L, reverse=True)
+    elif dht is None:
+        dh = q.new_zeros(args.state_shape, dtype=torch.float32)
+    else:
+        dh = dht.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    dq, dk, dv, dbeta, dD, dz = longhorn_bwd_segments(rows, args, strides, do, dh, states, L=L)
+    dh0 = None if args.initial_state is None else first_segments(dh, args, L)
     return tuple(q.new_empty(0) if x is None else x for x in (dq, dk, dv, dbeta, dh0, dD, dz))
+
+
+def first_segments(x: Tensor, args: Arguments, L: int) -> Tensor:
+    """Of `x`, which has a slot for each segment of L tokens, those of the sequences' first segments."""
+    if args.cu_seqlens is None:
+        return x[::len(x) // args.num_sequences].contiguous()
+    bos = args.cu_seqlens[:-1]
+    return x[bos // L + torch.arange(len(bos), dtype=bos.dtype, device=bos.device)]
 
 
 def segment_length(args: Arguments, parallel: bool, channels: int, rounds: int = 1) -> int:

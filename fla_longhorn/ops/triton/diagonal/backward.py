@@ -30,19 +30,17 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
     to_ring,
 )
 from fla_longhorn.ops.triton.diagonal.common import locate_segment, state_offsets
-from fla_longhorn.ops.triton.diagonal.configs import PROGRAMS_PER_MULTIPROCESSOR, for_blocks, scratch_offset
+from fla_longhorn.ops.triton.diagonal.configs import PROGRAMS_PER_MULTIPROCESSOR, for_blocks, scratch_offset, slice_length
 from fla_longhorn.ops.triton.slots import first_slot
 
 
 @triton.heuristics({
     'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'USE_FINAL_STATE_GRADIENT': lambda args: args['dht'] is not None,
-    'STORE_INITIAL_STATE_GRADIENT': lambda args: args['dh0'] is not None,
     'HAS_D': lambda args: args['D'] is not None,
     'HAS_Z': lambda args: args['z'] is not None,
     'MASKED': lambda args: args['V'] % args['BV'] != 0,
 })
-@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS'])
+@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS', 'T0', 'TS', 'TP'])
 def longhorn_bwd_kernel(
     rows,
     v,
@@ -50,13 +48,12 @@ def longhorn_bwd_kernel(
     D,
     z,
     do,
-    dht,
     states,
+    dh,
     dv,
     dbeta,
     dD,
     dz,
-    dh0,
     part,
     scratch,
     cu_seqlens,
@@ -65,6 +62,9 @@ def longhorn_bwd_kernel(
     N,
     L,
     NS,
+    T0,
+    TS,
+    TP,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -82,18 +82,15 @@ def longhorn_bwd_kernel(
     SCALAR_BETA: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr,
-    USE_FINAL_STATE_GRADIENT: tl.constexpr,
-    STORE_INITIAL_STATE_GRADIENT: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """All gradients but those summed over channels, whose sums over BV channels go to `part`.
+    """All gradients of TS tokens from the T0-th of each segment on, but those summed over channels: `part` takes sums over BV.
 
     A program loops over (segment, head, channel block) with one scratch buffer. For each saved state, from the
     last, and each block of BK entries of K, it computes the states after it again, keeps every fourth, and walks back along
-    them.
-    `dht` holds the gradient of the state at the end of each segment slot.
+    them. `dh` holds the gradient of the state behind these tokens in each segment slot, and then of the one before them.
     """
     PR: tl.constexpr = 2 * KP + 4
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -104,7 +101,6 @@ def longhorn_bwd_kernel(
     o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
     # the parts of a program's scratch
     p_ring = scratch + tl.program_id(0).to(tl.int64) * scratch_offset('end', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
-    p_G = p_ring + scratch_offset('dh', INTERVAL, NK, BK, BV, SCALAR_BETA, R) + o_i * BV + o_x
     p_sums = p_ring + scratch_offset('sums', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
     p_rest = p_ring + scratch_offset('rows', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
     o_ring = ring_offsets(BK, BV)
@@ -121,7 +117,8 @@ def longhorn_bwd_kernel(
         i_w = tl.program_id(0) + i * tl.num_programs(0)
         i_v, i_h, i_s = i_w % NV, (i_w // NV) % H, i_w // (NV * H)
         i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
-        n_t = (end - beg).to(tl.int32)
+        # the last token of these, counted from the segment's first
+        n_t = tl.minimum((end - beg).to(tl.int32), T0 + TS)
         n_t = tl.where(used, n_t, 0)
         o_v = i_v * BV + o_x
         m_v = o_v < V
@@ -129,17 +126,9 @@ def longhorn_bwd_kernel(
         b_dD = tl.zeros([1, BV], dtype=tl.float32)
         i_c = (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) + (beg - bos) // INTERVAL) * H + i_h
 
-        for i_k in range(0, NK):
-            o_k = i_k * BK + o_i
-            if USE_FINAL_STATE_GRADIENT:
-                p_dht = dht + (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-                b_G = tl.load(p_dht, mask=(o_k < tl.where(used, K, 0)) & m_v, other=0.)
-            else:
-                b_G = tl.zeros([BK, BV], dtype=tl.float32)
-            tl.store(p_G + i_k * BK * BV, b_G)
-
-        for j in range(0, tl.cdiv(n_t, INTERVAL)):
-            i_t = (tl.cdiv(n_t, INTERVAL) - 1 - j) * INTERVAL
+        p_dh = dh + (i_s.to(tl.int64) * H + i_h) * K * V
+        for j in range(0, tl.cdiv(n_t - T0, INTERVAL)):
+            i_t = T0 + (tl.cdiv(n_t - T0, INTERVAL) - 1 - j) * INTERVAL
             n_c = tl.minimum(n_t - i_t, INTERVAL)
             t = beg + i_t
             p_r = rows + (i_h.to(tl.int64) * TT + t) * R
@@ -151,7 +140,8 @@ def longhorn_bwd_kernel(
             p_dv = dv + i_o + o_x
             p_dbeta = dbeta + i_o + o_x
             p_dz = dz + i_o + o_x if HAS_Z else p_dv
-            p_token = part + ((i_v * H + i_h).to(tl.int64) * TT + t) * PR
+            i_p = t if IS_VARLEN else i_s.to(tl.int64) * TS + (i_t - T0)
+            p_token = part + ((i_v * H + i_h).to(tl.int64) * TP + i_p) * PR
             n_b = tl.cdiv(n_c, 4)
             p_last = p_r + (n_b - 1) * 4 * R
             if n_c % 4 != 0:
@@ -183,7 +173,8 @@ def longhorn_bwd_kernel(
                     vs, betas, b_keys, ns = next_vs, next_betas, next_keys, next_ns
                 tl.debug_barrier()
 
-                b_G = tl.load(p_G + i_k * BK * BV)
+                p_G = p_dh + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+                b_G = tl.load(p_G, mask=(o_k < K) & m_v, other=0.)
                 j = n_b - 1
                 n_u = n_c - 4 * j
                 x_r, x_ring, x_sums = p_last, p_ring + j * BK * BV, p_sums + j * 4
@@ -215,7 +206,7 @@ def longhorn_bwd_kernel(
                     x_r, x_sums = p_r + (n_b - 2 - j) * 4 * R, x_sums - 4
                     x_part -= 4 * PR
                     x_dv, x_dbeta, x_dz = x_dv - 4 * H * V, x_dbeta - 4 * S_B, x_dz - 4 * H * V
-                tl.store(p_G + i_k * BK * BV, b_G)
+                tl.store(p_G, b_G, mask=(o_k < K) & m_v)
             tl.debug_barrier()
             for j in range(0, tl.cdiv(n_c, BT)):
                 o_t = j * BT + tl.arange(0, BT)
@@ -228,18 +219,11 @@ def longhorn_bwd_kernel(
                     tl.store(p_t + 1, tl.sum(tl.load(p_w + INTERVAL * BV, mask=m_c, other=0.), 0), mask=o_t < n_c)
             tl.debug_barrier()
 
-        tl.debug_barrier()
-        if STORE_INITIAL_STATE_GRADIENT:
-            if used & (beg == bos):
-                for i_k in range(0, NK):
-                    o_k = i_k * BK + o_i
-                    p_dh0 = dh0 + (i_n.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-                    tl.store(p_dh0, tl.load(p_G + i_k * BK * BV), mask=(o_k < K) & m_v)
         if HAS_D:
             tl.store(dD + (i_s.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=m_v)
 
 
-@triton.jit(do_not_specialize=['TT'])
+@triton.jit(do_not_specialize=['T', 'TT', 'L', 'T0', 'TS', 'TP'])
 def longhorn_reduce_kernel(
     part,
     rows,
@@ -247,7 +231,12 @@ def longhorn_reduce_kernel(
     dk,
     dbeta,
     scale,
+    T,
     TT,
+    L,
+    T0,
+    TS,
+    TP,
     NV: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
@@ -255,24 +244,34 @@ def longhorn_reduce_kernel(
     KP: tl.constexpr,
     BT: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
 ):
     """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
     PR: tl.constexpr = 2 * KP + 4
-    i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
-    o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
-    m_t = o_t < TT
+    i_t, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
+    o_p, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
+    o_t, m_t = o_p, o_p < TP
+    if not IS_VARLEN:
+        # place in the segment, and in the row, which has n_s of them
+        n_s, i_s, i_x = tl.cdiv(T, L), o_p // TS, T0 + o_p % TS
+        i_x, m_t = i_s % n_s * L + i_x, m_t & (i_x < L)
+        o_t, m_t = i_s // n_s * T + i_x, m_t & (i_x < T)
+    o_p, o_t = o_p.to(tl.int64), o_t.to(tl.int64)
     m = m_t[:, None] & (o_k < K)[None, :]
     b_dq, b_dk = tl.zeros([BT, KP], dtype=tl.float32), tl.zeros([BT, KP], dtype=tl.float32)
     b_w, b_db = tl.zeros([BT], dtype=tl.float32), tl.zeros([BT], dtype=tl.float32)
-    for i_v in range(0, NV):
-        p_t = part + ((i_v * H + i_h) * TT + o_t) * PR
-        p_row = p_t[:, None] + o_k[None, :]
-        # [BT, KP]
-        b_dq += tl.load(p_row, mask=m, other=0.)
-        b_dk += tl.load(p_row + KP, mask=m, other=0.)
-        b_w += tl.load(p_t + 2 * KP, mask=m_t, other=0.)
+    o_v = tl.arange(0, 4)
+    for i_v in range(0, NV, 4):
+        # four blocks of channels at a time, whose loads wait together: [4, BT]
+        m_p = (i_v + o_v < NV)[:, None] & m_t[None, :]
+        p_t = part + (((i_v + o_v) * H + i_h)[:, None] * TP + o_p[None, :]) * PR
+        # [4, BT, KP]
+        p_row, m_row = p_t[:, :, None] + o_k[None, None, :], m_p[:, :, None] & (o_k < K)[None, None, :]
+        b_dq += tl.sum(tl.load(p_row, mask=m_row, other=0.), 0)
+        b_dk += tl.sum(tl.load(p_row + KP, mask=m_row, other=0.), 0)
+        b_w += tl.sum(tl.load(p_t + 2 * KP, mask=m_p, other=0.), 0)
         if SCALAR_BETA:
-            b_db += tl.load(p_t + 2 * KP + 1, mask=m_t, other=0.)
+            b_db += tl.sum(tl.load(p_t + 2 * KP + 1, mask=m_p, other=0.), 0)
     b_k = tl.load(rows + ((i_h * TT + o_t) * R)[:, None] + o_k[None, :], mask=m, other=0.)
     p_d = ((o_t * H + i_h) * K)[:, None] + o_k[None, :]
     tl.store(dq + p_d, (b_dq * scale).to(dq.dtype.element_ty), mask=m)
@@ -282,16 +281,20 @@ def longhorn_reduce_kernel(
 
 
 def longhorn_bwd_segments(
-    rows: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dht: torch.Tensor | None,
-    dh0: torch.Tensor | None, states: torch.Tensor, *, L: int,
+    rows: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dh: torch.Tensor, states: torch.Tensor, *,
+    L: int,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Run every segment of L tokens back from the gradient in `dht`; returns (dq, dk, dv, dbeta, dD, dz), fills `dh0`."""
+    """Run every segment of L tokens back from the state's gradient in `dh`, which becomes that at the segment's start.
+
+    Returns (dq, dk, dv, dbeta, dD, dz). Slices of the segments go one after the other, with one buffer for the partial sums.
+    """
     q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
     B, T, H, K, V = args.sizes
-    N, interval, scalar_beta = args.num_sequences, checkpoint_interval(K), beta.dim() == 3
+    N, interval = args.num_sequences, checkpoint_interval(K)
+    scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
     KP, config = padded_state_size(K), for_blocks()
     BK, BV = config.BK, config.BV
-    NS, NV, NK = num_checkpoints(B, T, N, L, args.cu_seqlens is not None), triton.cdiv(V, BV), triton.cdiv(K, BK)
+    NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(q.device))
     R = rows.shape[-1]
     # each program loops over the work with one scratch, so there are no more than run at once
@@ -302,17 +305,21 @@ def longhorn_bwd_segments(
 
     dq, dk, dv, dbeta, dz = fresh(q), fresh(k), fresh(v), fresh(beta), fresh(z)
     f32: dict[str, Any] = dict(dtype=torch.float32, device=v.device)
-    part = torch.empty(NV, H, B * T, 2 * KP + 4, **f32)
-    dD = None if D is None else torch.empty(NS, H, V, **f32)
-    longhorn_bwd_kernel[(programs,)](
-        rows, v, beta, D, z, do, dht, states, dv, dbeta, dD, dz, dh0, part, torch.empty(floats, **f32), args.cu_seqlens,
-        T, B * T, N, L, NS, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval, **config.of('ROWS'),
-        PRECISE=max(q.itemsize, k.itemsize) > 2, OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
-        STATE_V_FIRST=args.state_v_first, **FUSED,
-    )
+    TS = slice_length(min(L, T), K, is_varlen)
+    TP = B * T if is_varlen else NS * TS
+    slices = triton.cdiv(min(L, T), TS)
+    part, scratch = torch.empty(NV, H, TP, 2 * KP + 4, **f32), torch.empty(floats, **f32)
+    dD = None if D is None else torch.empty(slices, NS, H, V, **f32)
     BT = max(512 // KP, 2)
-    longhorn_reduce_kernel[(triton.cdiv(B * T, BT) * H,)](
-        part, rows, dq, dk, dbeta, args.scale, B * T, NV=NV, H=H, K=K, R=R, KP=KP, BT=BT, SCALAR_BETA=scalar_beta,
-        num_warps=2, **FUSED,
-    )
-    return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz
+    for i in reversed(range(slices)):
+        longhorn_bwd_kernel[(programs,)](
+            rows, v, beta, D, z, do, states, dh, dv, dbeta, None if dD is None else dD[i], dz, part, scratch, args.cu_seqlens,
+            T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval, **config.of('ROWS'),
+            PRECISE=max(q.itemsize, k.itemsize) > 2, OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
+            STATE_V_FIRST=args.state_v_first, **FUSED,
+        )
+        longhorn_reduce_kernel[(triton.cdiv(TP, BT) * H,)](
+            part, rows, dq, dk, dbeta, args.scale, T, B * T, L, i * TS, TS, TP, NV=NV, H=H, K=K, R=R, KP=KP, BT=BT,
+            SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, num_warps=2, **FUSED,
+        )
+    return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 
 # a program each of 32 channels that a multiprocessor should hold: two for each of its four schedulers
 PROGRAMS_PER_MULTIPROCESSOR = 8
 # tokens below which a second pass costs more than it hides
 MIN_SEGMENT_LENGTH = 256
+# tokens of a segment from which on backward goes through it in slices
+MIN_SLICED_LENGTH = 1024
 # launch option, which only Triton for NVIDIA takes: as few as let a multiprocessor hold the 16 programs that it is given
 FEW_REGISTERS = {} if torch.version.hip or torch.version.xpu else dict(maxnreg=128)
 
@@ -58,16 +61,26 @@ def for_step(K: int, V: int) -> DiagonalConfig:
     return DiagonalConfig(BK, max(min(triton.next_power_of_2(V), 1024 // BK), 16))
 
 
+def slice_length(length: int, K: int, is_varlen: bool) -> int:
+    """Tokens of a segment of `length` that one launch of backward takes: the partial sums of dq and dk are of so many.
+
+    Packed sequences are taken whole: of unequal ones, a slice would leave programs without work.
+    """
+    if is_varlen or length < MIN_SLICED_LENGTH:
+        return length
+    interval = checkpoint_interval(K)
+    return triton.cdiv(length, interval * (2 if K <= 32 else 4)) * interval
+
+
 @triton.constexpr_function
 def scratch_offset(part, INTERVAL, NK, BK, BV, SCALAR_BETA, R):
     """Where a part of a program's scratch begins, in floats; `end` is the scratch's size.
 
-    `ring`: every fourth state of a chunk; `dh`: the state's gradient; `sums`: by token and channel what is summed later, and
-    what the blocks of K add up; `rows`: four zero rows of keys and queries.
+    `ring`: every fourth state of a chunk; `sums`: by token and channel what is summed later, and what the blocks of K add up;
+    `rows`: four zero rows of keys and queries.
     """
     sizes = {
         'ring': INTERVAL // 4 * BK * BV,
-        'dh': NK * BK * BV,
         'sums': ((2 if SCALAR_BETA else 1) + (3 if NK > 1 else 0)) * INTERVAL * BV,
         'rows': 4 * R,
         'end': 0,

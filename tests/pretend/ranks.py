@@ -1,0 +1,65 @@
+"""Context parallelism on the device, on two ranks: writes the errors of each case to the file it is given.
+
+    python -m tests.pretend.ranks FILE
+
+What ranks send is as NCCL takes it, dense and on the device; gloo carries it in the device's memory, which is the host's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fla.ops.cp import build_cp_context
+
+from tests.distributed.scripts import op
+from tests.distributed.scripts.launch import fork
+
+CASES = ('whole, all options', 'boundaries inside', 'empty sequences', 'scalar beta')
+
+
+def on_device(x: torch.Tensor) -> torch.Tensor:
+    if not (x.is_cuda and x.is_contiguous()):
+        raise ValueError(f'ranks send dense tensors of the device, got one on {x.device} with strides {x.stride()}')
+    return torch.ops.pretend.host(x)
+
+
+def send_on_device() -> None:
+    all_gather, isend, recv = dist.all_gather, dist.isend, dist.recv
+    dist.all_gather = lambda out, x, **options: all_gather(list(map(on_device, out)), on_device(x), **options)
+    dist.isend = lambda x, **options: isend(on_device(x), **options)
+    dist.recv = lambda out, **options: recv(on_device(out), **options)
+
+
+def run(job: op.Job, exact: bool) -> dict[str, torch.Tensor]:
+    """This rank's outputs and gradients, on the CPU."""
+    case, rank = job.case, dist.get_rank()
+    t = case.T // dist.get_world_size()
+    mine = slice(rank * t, rank * t + t)
+    context = build_cp_context(torch.tensor([0, *case.lengths]).cumsum(0).cuda(), dist.group.WORLD)
+    inputs = {
+        name: (x if name == 'D' else x[:, mine]).detach().cuda().requires_grad_() for name, x in op.make_inputs(case).items()
+    }
+    o, _ = job.op(**inputs, **op.options(case, exact), cp_context=context)
+    o.backward(op.output_gradient(case)[:, mine].cuda())
+    return {'o': o.detach().cpu(), **{f'd{name}': x.grad.cpu() for name, x in inputs.items()}}
+
+
+def main(path: str) -> None:
+    send_on_device()
+    found, jobs = {}, op.jobs(2)
+    for name in CASES:
+        for exact in (False, True):
+            parts = [None] * 2
+            dist.all_gather_object(parts, run(jobs[name], exact))
+            found[f'{name}, {"exact" if exact else "diagonal"}'] = op.errors(jobs[name].case, exact, parts)
+    if dist.get_rank() == 0:
+        Path(path).write_text(json.dumps(found))
+
+
+if __name__ == '__main__':
+    # importing fla initialises CUDA
+    fork(main, 2, sys.argv[1], start_method='spawn')
