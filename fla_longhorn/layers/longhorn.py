@@ -229,7 +229,7 @@ class Longhorn(NoWeightDecay):
         with Recompute(self.recompute and q_len > 1 and can_recompute()) as recompute:
             inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, rows, cp_context, recompute, part)
             inputs.update(
-                D=self.D.view(self.num_heads, -1) if part is None else self.D.to_local().view(part.num_heads, -1),
+                D=self.D.view(self.num_heads, -1) if part is None else part.own(self.D).view(part.num_heads, -1),
                 z=self.by_heads(z, part),
                 cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu') if rows is None else rows.cu_seqlens_cpu,
             )

@@ -29,6 +29,10 @@ class Part(NamedTuple):
     def num_heads(self) -> int:
         return self.heads.stop - self.heads.start
 
+    def own(self, parameter: Any) -> torch.Tensor:
+        """This rank's part of a parameter, as a plain tensor."""
+        return parameter.to_local()
+
     def exchange(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The rank's channels of both halves, from its columns `[B, T, 2 d / n]` of the halves side by side.
 
@@ -39,8 +43,8 @@ class Part(NamedTuple):
         to = [2 * rank % n, (2 * rank + 1) % n]
         if to[0] > to[1]:
             blocks = blocks.flip(0)
-        sizes = [[int(i in ranks) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to)]
-        return all_to_all_single_autograd(blocks.contiguous(), *sizes, self.mesh.get_group()).unbind(0)
+        received, sent = ([int(i in ranks) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to))
+        return all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)
 
     def of_heads(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's heads of `x` `[B, T, H, ...]`, which all ranks have, each of them with a part of its gradient."""

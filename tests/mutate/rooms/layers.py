@@ -197,7 +197,7 @@ MUTATIONS = [
     ),
     Mutation(
         'columns-not-exchanged', 'modules/tensor_parallel.py',
-        'all_to_all_single_autograd(blocks.contiguous(), *sizes, self.mesh.get_group()).unbind(0)',
+        'all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)',
         'blocks.contiguous().unbind(0)', "values and gates are the columns that a rank's part of in_proj has",
         PARALLEL + 'test_options', '[paper]',
     ),
