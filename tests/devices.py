@@ -6,7 +6,7 @@ ON_THE_CPU = {
     **dict.fromkeys((f'tests/distributed/{name}' for name in (
         'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_op.py::test_repeats_are_bit_equal',
         'test_op.py::test_triton_equals_one_rank', 'test_op.py::test_diagonal_gathers_once_each_way',
-        'test_op.py::test_exact_passes_the_state_on', 'test_scale.py',
+        'test_op.py::test_exact_passes_the_state_on', 'test_parallel.py', 'test_scale.py',
     )), 'ranks share no GPU, and gloo sends what is on the CPU'),
     'tests/experiments': 'the experiments themselves take a device',
     'tests/fla_cpu': "implementations of fla's modules for the CPU",

@@ -23,6 +23,7 @@ from fla_longhorn.modules.recompute import Recompute, can_recompute
 from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.split_linear import split_linear
+from fla_longhorn.modules.tensor_parallel import Part, find_part
 from fla_longhorn.modules.varlen import check_keywords, resolve_rows
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
@@ -211,7 +212,8 @@ class Longhorn(NoWeightDecay):
                 kwargs, batch_size, q_len, hidden_states.device, attention_mask, filled=state is not None,
             )
         N = batch_size if rows is None else rows.count(batch_size)
-        recurrent_state, conv_state = read_states(self, state, N)
+        part = find_part(self)
+        recurrent_state, conv_state = read_states(self, state, N, part)
         if cp_context is not None:
             if attention_mask is not None or use_cache or recurrent_state is not None:
                 raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
@@ -219,7 +221,8 @@ class Longhorn(NoWeightDecay):
         if rows is not None:
             hidden_states = rows.enter(hidden_states)
 
-        x, z = split_linear(get_child(self, 'in_proj'), hidden_states)
+        in_proj = get_child(self, 'in_proj')
+        x, z = split_linear(in_proj, hidden_states) if part is None else part.exchange(in_proj(hidden_states))
         replay = None
         if use_cache and is_recording(self, past_key_values):
             # of one token all is kept or nothing
@@ -229,9 +232,11 @@ class Longhorn(NoWeightDecay):
             recurrent_state, conv_state = (None if y is None else y.clone() for y in (recurrent_state, conv_state))
         # a token alone would change the convolution's state
         with Recompute() if self.recompute and q_len > 1 and can_recompute() else NOTHING as recompute:
-            inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, rows, cp_context, recompute)
+            inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, rows, cp_context, recompute, part)
+            D = get_parameter(self, 'D')
             inputs.update(
-                D=get_parameter(self, 'D').view(self.num_heads, -1), z=self.by_heads(z),
+                D=D.view(self.num_heads, -1) if part is None else part.own(D).view(part.num_heads, -1),
+                z=self.by_heads(z, part),
                 cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu') if rows is None else rows.cu_seqlens_cpu,
             )
             op = self.op_for(q_len)
@@ -257,6 +262,7 @@ class Longhorn(NoWeightDecay):
         rows: Rows | None = None,
         cp_context: FLACPContext | None = None,
         recompute: Recompute | None = None,
+        part: Part | None = None,
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
         """From the convolution's input `x` `[B, T, d]` to the op's arguments, and the convolution's state."""
         if cp_context is not None:
@@ -275,10 +281,15 @@ class Longhorn(NoWeightDecay):
             recompute.add(self.beta_proj, beta, linear_of_rows, b)
         if rows is not None:
             k = rows.silence(k)
+        q, k = self.by_heads(q), self.by_heads(k)
+        if part is not None:
+            q, k = part.of_heads(q), part.of_heads(k)
+            beta = part.of_heads(beta) if self.scalar_beta else beta
+        if self.v_proj is not None:
+            x = self.v_proj(x if part is None else part.gather(x))
         inputs = dict(
-            q=self.by_heads(q), k=get_child(self, 'k_norm')(self.by_heads(k)),
-            v=self.by_heads(x if self.v_proj is None else self.v_proj(x)),
-            beta=beta if self.scalar_beta else self.by_heads(beta),
+            q=q, k=get_child(self, 'k_norm')(k), v=self.by_heads(x, part),
+            beta=beta if self.scalar_beta else self.by_heads(beta, part),
             exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
         )
         return inputs, conv_state
@@ -290,9 +301,9 @@ class Longhorn(NoWeightDecay):
             return beta_proj(x)
         return linear_of_rows(beta_proj, x)
 
-    def by_heads(self, x: torch.Tensor) -> torch.Tensor:
+    def by_heads(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, H, D / H]`."""
-        return x.view(x.shape[0], x.shape[1], self.num_heads, -1)
+        return x.view(x.shape[0], x.shape[1], self.num_heads if part is None else part.num_heads, -1)
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads at once."""
@@ -305,7 +316,7 @@ class Longhorn(NoWeightDecay):
         """The states after the first n columns of a piece, from those before it and the convolution's input `x`."""
         recurrent_state, conv_state = (None if y is None else y.clone() for y in states)
         x, rows = Rows().first(n, x) if rows is None else rows.first(n, x)
-        inputs, conv_state = self.mix_inputs(x, conv_state, True, rows)
+        inputs, conv_state = self.mix_inputs(x, conv_state, True, rows, part=find_part(self))
         _, recurrent_state = self.op_for(n)(**inputs, output_final_state=True, initial_state=recurrent_state)
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 

@@ -8,6 +8,7 @@ from fla_longhorn.models.longhorn import (
     LonghornModel,
     convert_official_state_dict,
 )
+from fla_longhorn.models.tensor_parallel import tensor_parallel_plan
 
 __all__ = [
     'LonghornConfig',
@@ -16,4 +17,5 @@ __all__ = [
     'LonghornForTokenClassification',
     'LonghornModel',
     'convert_official_state_dict',
+    'tensor_parallel_plan',
 ]

@@ -15,6 +15,7 @@ from fla.models.configuration_utils import get_attention_spec
 
 from fla_cpu import flash_attention
 from fla_cpu.plain import under_transform
+from fla_longhorn.modules.tensor_parallel import local_kv_dim
 
 
 def load_again(name: str) -> ModuleType:
@@ -63,6 +64,7 @@ class RowwiseAttention(Attention):
                 f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
                 'jvp) can not differentiate: call the model outside of them'
             )
+        kv_dim = local_kv_dim(self)
         T, cache, rows = hidden_states.shape[1], past_key_values, kwargs.pop('rows', None)
         if attention_mask is not None and kwargs.get('cu_seqlens') is None and not torch.compiler.is_compiling():
             if T == 1:
@@ -72,7 +74,7 @@ class RowwiseAttention(Attention):
             if seen or has_gaps(kept, at_the_end=cache is not None) or not kept.any():
                 if cache is not None:
                     self._check_window(kept[:, :-T] if seen else kept)
-                return self._by_rows(hidden_states, kept, seen, cache, **kwargs), None, cache
+                return self._by_rows(hidden_states, kept, seen, cache, kv_dim, **kwargs), None, cache
         return _Attention.forward(self, hidden_states, attention_mask, cache, output_attentions, use_cache, **kwargs)
 
     def _read_token(self, hidden_states: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
@@ -109,11 +111,13 @@ class RowwiseAttention(Attention):
                 f'window_size = {self.window_size} columns before a call, which layer {self.layer_idx} keeps, got some'
             )
 
-    def _by_rows(self, hidden_states: torch.Tensor, kept: torch.Tensor, seen: int, cache: Any, **kwargs: Any) -> torch.Tensor:
+    def _by_rows(
+        self, hidden_states: torch.Tensor, kept: torch.Tensor, seen: int, cache: Any, kv_dim: int, **kwargs: Any,
+    ) -> torch.Tensor:
         B, T, _ = hidden_states.shape
         window = {'window_size': self.window_size}
         output = torch.zeros_like(hidden_states)
-        new = [hidden_states.new_zeros(B, T, self.kv_dim) for _ in range(2)]
+        new = [hidden_states.new_zeros(B, T, kv_dim) for _ in range(2)]
         past = cache[self.layer_idx]['attn_state'] if seen else new
         before, own = kept[:, :kept.shape[1] - T], kept[:, -T:]
         # a window keeps the last columns only

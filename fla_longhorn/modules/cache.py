@@ -18,9 +18,14 @@ from fla_longhorn.ops.inputs import LOW_PRECISIONS
 if TYPE_CHECKING:
     from fla.models.utils import Cache
 
+    from fla_longhorn.modules.tensor_parallel import Part
 
-def read_states(layer: Any, state: dict[str, Any] | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def read_states(
+    layer: Any, state: dict[str, Any] | None, N: int, part: Part | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """`(recurrent_state, conv_state)` of N sequences in what a cache holds for a layer, `(None, None)` for nothing.
+
+    They are of the channels of `part`, where the layer's are split over ranks.
 
     Raises:
         ValueError: the cache holds something else for this layer, as the cache of another model does.
@@ -28,9 +33,10 @@ def read_states(layer: Any, state: dict[str, Any] | None, N: int) -> tuple[torch
     """
     if state is None:
         return None, None
+    H, D = (layer.num_heads, layer.intermediate_size) if part is None else (part.num_heads, part.num_channels)
     wanted = {
-        'recurrent_state': (N, layer.num_heads, layer.state_size, layer.head_v_dim),
-        'conv_state': (N, layer.intermediate_size, layer.conv_size),
+        'recurrent_state': (N, H, layer.state_size, D // H),
+        'conv_state': (N, D, layer.conv_size),
     }
     for name, shape in wanted.items():
         x = state.get(name)

@@ -17,7 +17,7 @@ PAGE = (forks.ROOT / 'docs/scale.md').read_text()
 def losses(tmp_path_factory) -> dict[str, list[float]]:
     folder = tmp_path_factory.mktemp('scale')
     (folder / 'scale.py').write_text('\n\n'.join(re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)))
-    (command,) = re.findall(r'^```sh\n(.*?)\n```', PAGE, re.M | re.S)
+    command = re.findall(r'^```sh\n(.*?)\n```', PAGE, re.M | re.S)[0]
     program, *arguments = command.split()
     assert program == 'torchrun'
     printed = forks.output('-m', 'torch.distributed.run', *arguments, cwd=folder)
@@ -36,13 +36,13 @@ def packed(model, batch):
     return F.cross_entropy(logits[0, :-1], labels[0, 1:])
 
 
-def one_process(loss_of, exact: bool = False) -> list[float]:
+def one_process(loss_of, **options) -> list[float]:
     """The page's training, without the page's code."""
     torch.manual_seed(1)
     batches = (torch.randint(64, (8, 4, 1)) + torch.randint(1, 4, (8, 4, 1)) * torch.arange(96)) % 64
     torch.manual_seed(0)
     model = LonghornForCausalLM(LonghornConfig(
-        hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=8, exact=exact,
+        hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=8, **options,
     )).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
@@ -56,14 +56,20 @@ def one_process(loss_of, exact: bool = False) -> list[float]:
 
 
 @pytest.mark.parametrize('name, loss_of, exact', [
-    ('DDP', rows, False), ('FSDP2', rows, False),
+    ('DDP', rows, False), ('FSDP2', rows, False), ('tensor', rows, False),
     ('diagonal, DDP', packed, False), ('diagonal, FSDP2', packed, False),
     ('exact, DDP', packed, True), ('exact, FSDP2', packed, True),
 ])
 def test_equals_one_process(losses, name, loss_of, exact):
-    expected = one_process(loss_of, exact)
+    expected = one_process(loss_of, exact=exact)
     assert losses[name] == pytest.approx(expected, rel=1e-5)
     assert losses[name][-1] < 0.8 * losses[name][0]
+
+
+def test_pipeline_equals_one_process(losses):
+    expected = one_process(rows, tie_word_embeddings=False)
+    assert losses['pipeline'] == pytest.approx(expected, rel=1e-5)
+    assert expected[-1] < 0.8 * expected[0]
 
 
 def test_own_initialisation_trains(losses):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fla.models.configuration_utils import parse_attention_config, validate_loss_config
+from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.options import check_integer, check_number, check_options
 
 # those of the layer that the config has by the same name
 MIXER_OPTIONS = tuple(name for name in inspect.signature(Longhorn).parameters if name not in ('mode', 'layer_idx'))
+# transformers' kinds of layers
+LINEAR, FULL, SLIDING = 'linear_attention', 'full_attention', 'sliding_attention'
 
 
 class LonghornConfig(PreTrainedConfig):
@@ -29,6 +32,11 @@ class LonghornConfig(PreTrainedConfig):
         attn (dict or list of dict, Optional):
             Layers of fla's attention instead of Longhorn: `{'layers': [3], 'num_heads': 12}`, also with `num_kv_heads`,
             `qkv_bias`, `window_size` and `rope_theta`. Default: `None`, the paper's model.
+        layer_types (list of str, Optional):
+            The kind of each layer as transformers' hybrid models say it: `'linear_attention'` is Longhorn,
+            `'full_attention'` fla's attention, `'sliding_attention'` the same with a `window_size`. They say the layers of an
+            `attn` without `layers`, and else must agree with it. They are not in `config.json`, where `attn` says the same.
+            Default: `None`, by `attn`.
         hidden_ratio, intermediate_size, hidden_act (Optional):
             fla's gated MLP after each mixer. `hidden_ratio=None`, the default and the paper's model, has none.
         norm_eps (float, Optional):
@@ -41,6 +49,8 @@ class LonghornConfig(PreTrainedConfig):
 
     model_type = 'longhorn'
     keys_to_ignore_at_inference = ['past_key_values']
+    # transformers' default with fla's name of the embeddings
+    base_model_fsdp_plan = {'embeddings': 'free_full_weight', 'layers.*': 'free_full_weight', 'norm': 'keep_full_weight'}
 
     def __init__(
         self,
@@ -78,6 +88,7 @@ class LonghornConfig(PreTrainedConfig):
         fuse_linear_cross_entropy: bool = False,
         use_l2warp: bool = False,
         vocab_size: int = 50304,
+        layer_types: list[str] | None = None,
         **kwargs,
     ):
         options = {name: x for name, x in locals().items() if name in MIXER_OPTIONS}
@@ -91,11 +102,17 @@ class LonghornConfig(PreTrainedConfig):
         if intermediate_size is not None:
             check_integer('intermediate_size', intermediate_size)
         self.attn_mode = attn_mode
+        self.num_hidden_layers = num_hidden_layers
+        if not isinstance(layer_types, (list, tuple, type(None))):
+            raise TypeError(f'layer_types must be a list of str, got {layer_types!r}')
+        if layer_types is not None and isinstance(attn, dict) and 'layers' not in attn:
+            attn = {**attn, 'layers': [i for i, kind in enumerate(layer_types) if kind != LINEAR]}
         self.attn = parse_attention_config(attn, num_hidden_layers=num_hidden_layers)
+        if layer_types is not None and list(layer_types) != self.layer_types:
+            raise ValueError(f'layer_types must be those that attn = {attn} gives, {self.layer_types}, got {layer_types}')
         self.hidden_ratio = hidden_ratio
         self.intermediate_size = intermediate_size
         self.hidden_act = hidden_act
-        self.num_hidden_layers = num_hidden_layers
         self.max_position_embeddings = max_position_embeddings
         self.use_cache = use_cache
         self.initializer_range = initializer_range
@@ -113,3 +130,43 @@ class LonghornConfig(PreTrainedConfig):
             'tie_word_embeddings': tie_word_embeddings,
         }
         super().__init__(**shared, **kwargs)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
+        """`None` in versions of transformers whose styles of tensor parallelism make no DTensors."""
+        return tensor_parallel_styles(self) if 'local_params' in ALL_PARALLEL_STYLES else None
+
+    @property
+    def layer_types(self) -> list[str]:
+        """transformers' names of the layers' kinds, by `attn`."""
+        specs = (get_attention_spec(self.attn, layer_idx=i) for i in range(self.num_hidden_layers))
+        return [LINEAR if spec is None else FULL if spec.get('window_size') is None else SLIDING for spec in specs]
+
+
+def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
+    """transformers' styles of tensor parallelism by module and parameter, exactly those that the base model has."""
+    kinds = set(config.layer_types)
+    styles = {'embeddings': 'embedding_rowwise'}
+    if LINEAR in kinds:
+        styles.update({
+            'layers.*.attn.in_proj': 'colwise',
+            # split along its first dimension, for which a convolution has no style of its own
+            'layers.*.attn.conv1d.weight': 'embedding_rowwise',
+            'layers.*.attn.conv1d': 'local_params',
+            'layers.*.attn.x_proj': 'rowwise',
+            'layers.*.attn.D': 'colwise',
+            'layers.*.attn.out_proj': 'rowwise',
+        })
+        if not config.scalar_beta:
+            styles['layers.*.attn.beta_proj'] = 'colwise'
+        if config.conv_bias:
+            styles['layers.*.attn.conv1d.bias'] = 'embedding_rowwise'
+        if config.value_proj:
+            styles['layers.*.attn.v_proj'] = 'colwise'
+    if kinds - {LINEAR}:
+        styles.update({f'layers.*.attn.{name}_proj': 'colwise' for name in 'qkv'})
+        styles['layers.*.attn.o_proj'] = 'rowwise'
+    if config.hidden_ratio is not None or config.intermediate_size is not None:
+        styles.update({f'layers.*.mlp.{name}_proj': 'colwise' for name in ('gate', 'up')})
+        styles['layers.*.mlp.down_proj'] = 'rowwise'
+    return styles

@@ -105,6 +105,18 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ['LonghornBlock']
 
+    @classmethod
+    def prepare_distribute_model(cls, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """transformers' method of this name, whose pipeline takes blocks that return a tensor."""
+        own = isinstance(distributed_config, dict)
+        pp_size = distributed_config.get('pp_size') if own else getattr(distributed_config, 'pp_size', None)
+        if (pp_size or 1) > 1:
+            raise ValueError(
+                f"pp_size must be 1 for Longhorn's models, whose blocks return more than the hidden states, got {pp_size}: "
+                'build stages for torch.distributed.pipelining'
+            )
+        return super().prepare_distribute_model(distributed_config, *args, **kwargs)
+
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone."""
         return no_weight_decay(self)
@@ -187,6 +199,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     """:class:`LonghornModel` with a language modelling head."""
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
+    _tp_plan = {'lm_head': 'colwise_gather_output'}
     # its states can be rolled back
     _is_stateful = False
     _compute_logits_and_loss = compute_logits_and_loss

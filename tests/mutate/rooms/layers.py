@@ -9,6 +9,7 @@ DECAY = 'tests/layers/test_weight_decay.py::test_layer'
 BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
+PARALLEL = 'tests/distributed/test_parallel.py::'
 SPLIT = 'tests/layers/test_split_linear.py::'
 
 MUTATIONS = [
@@ -75,5 +76,19 @@ MUTATIONS = [
     Mutation(
         'weights-of-any-class', 'modules/split_linear.py', 'type(y) not in ORDINARY', 'False',
         'quantised weights are multiplied as they are stored', SPLIT + 'test_left_alone',
+    ),
+    Mutation(
+        'part-of-the-gradient', 'modules/tensor_parallel.py', 'if x.requires_grad:', 'if False:',
+        "the gradients of queries and keys are those of a rank's channels", PARALLEL + 'test_options', '[paper]',
+    ),
+    Mutation(
+        'columns-not-exchanged', 'modules/tensor_parallel.py',
+        'all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)',
+        'blocks.contiguous().unbind(0)', "values and gates are the columns that a rank's part of in_proj has",
+        PARALLEL + 'test_options', '[paper]',
+    ),
+    Mutation(
+        'heads-of-the-first-rank', 'modules/tensor_parallel.py', 'first = rank * heads // n', 'first = 0',
+        'each rank takes the queries and keys of the first heads', PARALLEL + 'test_options', '[heads]',
     ),
 ]

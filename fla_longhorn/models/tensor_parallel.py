@@ -1,0 +1,58 @@
+"""A model's plan of tensor parallelism by PyTorch's styles, from the one that its config has by transformers' names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig, tensor_parallel_styles
+from fla_longhorn.modules.tensor_parallel import LocalParameters, ShardParameters
+
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    'colwise': ColwiseParallel,
+    'colwise_gather_output': lambda: ColwiseParallel(output_layouts=Replicate()),
+    'rowwise': RowwiseParallel,
+    'embedding_rowwise': lambda: RowwiseParallel(input_layouts=Replicate()),
+    'local_params': lambda: LocalParameters(Shard(0)),
+}
+
+
+class TieWeights(ParallelStyle):
+    """The styles make parameters of their own of a weight that two modules share."""
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        module.tie_weights()
+        return module
+
+
+def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
+    """A plan for `torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)`.
+
+    All parameters become DTensors on the mesh, those of norms replicated, so that optimizers and the clipping of gradients can
+    put them together.
+
+    Raises:
+        TypeError: the model is not one of Longhorn's own.
+    """
+    if not isinstance(getattr(model, 'config', None), LonghornConfig):
+        raise TypeError(f"model must be one of Longhorn's models, with a LonghornConfig, got {type(model).__name__}")
+    prefix = '' if model.base_model is model else f'{model.base_model_prefix}.'
+    styles = {f'{prefix}{name}': style for name, style in tensor_parallel_styles(model.config).items()}
+    styles.update(type(model)._tp_plan or {})
+    plan: dict[str, ParallelStyle] = {}
+    for name, module in model.named_modules():
+        style = styles.get(re.sub(r'\.\d+\.', '.*.', name))
+        if style is not None:
+            plan[name] = STYLES[style]()
+        elif isinstance(module, Longhorn):
+            plan[name] = ShardParameters(Shard(0))
+        elif module._parameters:
+            plan[name] = LocalParameters(Replicate())
+    return {**plan, '': TieWeights()}

@@ -1,0 +1,128 @@
+"""Channels split over the ranks of a device mesh: what a layer does beside the styles that split its parameters.
+
+A channel's state is its own, so a rank runs the convolution and the operator on its channels. The queries and keys belong to
+all channels of a head: `x_proj` sums them over the ranks, and their gradients are sums over the ranks too. The parameters are
+DTensors, by the styles of PyTorch or transformers; a layer is split where its `D` is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn as nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+
+class Part(NamedTuple):
+    """A rank's channels: whole heads, or a part of one."""
+
+    mesh: DeviceMesh
+    # that the rank has channels of
+    heads: slice
+    num_channels: int
+
+    @property
+    def num_heads(self) -> int:
+        return self.heads.stop - self.heads.start
+
+    def own(self, parameter: Any) -> torch.Tensor:
+        """This rank's part of a parameter, as a plain tensor."""
+        return parameter.to_local()
+
+    def exchange(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The rank's channels of both halves, from its columns `[B, T, 2 d / n]` of the halves side by side.
+
+        The halves are 2n blocks of columns. Rank r has the blocks 2r and 2r + 1, and needs the blocks r and n + r.
+        """
+        n, rank = self.mesh.size(), self.mesh.get_local_rank()
+        blocks = y.unflatten(-1, (2, -1)).movedim(-2, 0)
+        to = [2 * rank % n, (2 * rank + 1) % n]
+        if to[0] > to[1]:
+            blocks = blocks.flip(0)
+        received, sent = ([int(i in ranks) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to))
+        return all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)
+
+    def of_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's heads of `x` `[B, T, H, ...]`, which all ranks have, each of them with a part of its gradient."""
+        if x.requires_grad:
+            x = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+        return x[:, :, self.heads]
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """All channels, from this rank's `x` `[B, T, d / n]`."""
+        return DTensor.from_local(x, self.mesh, [Shard(-1)], run_check=False).full_tensor()
+
+
+def find_part(layer: Any) -> Part | None:
+    """This rank's channels of a layer of Longhorn, `None` where they are not split.
+
+    Raises:
+        ValueError: the mesh does not fit the layer.
+    """
+    D = layer._parameters.get('D')
+    if not isinstance(D, DTensor):
+        return None
+    mesh, heads, channels = D.device_mesh, layer.num_heads, layer.intermediate_size
+    if mesh.ndim != 1 or D.placements != (Shard(0),):
+        raise ValueError(f'D must be split along one dimension of a mesh, got placements {D.placements} on {mesh}')
+    n, rank = mesh.size(), mesh.get_local_rank()
+    if channels % n or (heads % n and n % heads):
+        raise ValueError(
+            f'the tensor-parallel mesh must have a size that divides the {channels} channels, and divides num_heads = {heads} '
+            f'or is a multiple of it, got {n}'
+        )
+    first = rank * heads // n
+    return Part(mesh, slice(first, first + max(1, heads // n)), channels // n)
+
+
+def local_kv_dim(attention: Any) -> int:
+    """Width of the keys that this rank has of an attention layer of fla.
+
+    Raises:
+        ValueError: a head would be on several ranks.
+    """
+    weight = getattr(attention.k_proj, 'weight', None)
+    n = weight.device_mesh.size() if isinstance(weight, DTensor) else 1
+    if attention.num_kv_heads % n:
+        raise ValueError(
+            f'the tensor-parallel mesh must have a size that divides num_kv_heads = {attention.num_kv_heads} of layer '
+            f'{attention.layer_idx}, got {n}'
+        )
+    return attention.kv_dim // n
+
+
+class ShardParameters(ParallelStyle):
+    """A module's own parameters as DTensors of one placement."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self.placement = placement
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, x in list(module.named_parameters(recurse=False)):
+            x_parts = distribute_tensor(x, device_mesh, [self.placement], src_data_rank=self.src_data_rank)
+            module.register_parameter(name, nn.Parameter(x_parts, requires_grad=x.requires_grad))
+        return module
+
+
+class LocalParameters(ShardParameters):
+    """The same, and a forward that sees this rank's parts as plain tensors."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        whole: list[dict[str, Any]] = []
+
+        def enter(module: nn.Module, args: tuple) -> None:
+            whole.append({name: x for name, x in module._parameters.items() if isinstance(x, DTensor)})
+            module._parameters.update({name: x.to_local() for name, x in whole[-1].items()})
+
+        def leave(module: nn.Module, args: tuple, output: Any) -> None:
+            module._parameters.update(whole.pop())
+
+        super()._apply(module, device_mesh)
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave, always_call=True)
+        return module
