@@ -1,0 +1,52 @@
+"""Timings that others published, from `points.csv`, and which of them set constants of the model."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_name('points.csv')
+# operators that no constant was set by, so that their errors are those of kernels the model has not seen
+LEFT_OUT = ('chunk_gla', 'chunk_delta_rule')
+# the model's name of each GPU; an H800 is an H100 with slower links to others
+GPUS = {
+    'H100 80GB HBM3': 'H100', 'H800': 'H100', 'H200': 'H200', 'A100-SXM4-80GB': 'A100 80GB',
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    source: str
+    gpu: str
+    version: str
+    kernel: str
+    shape: str
+    dtype: str
+    direction: str
+    ms: float
+
+    @property
+    def machine(self) -> str:
+        return GPUS[self.gpu]
+
+    @property
+    def fitted(self) -> bool:
+        return self.kernel not in LEFT_OUT
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of a shape such as `B2_T16384_H16_D128`, `M4096_N_128` or `EB8 headdim64`."""
+        return {name: int(number) for name, number in re.findall(r'(BLOCK_M|[A-Za-z]+)_?(\d+)', self.shape)}
+
+    @property
+    def name(self) -> str:
+        return ' '.join([self.source.split(':')[0], self.gpu, self.kernel, self.shape, self.direction])
+
+
+def read() -> list[Point]:
+    with FILE.open(newline='') as file:
+        return [Point(*(row[name] for name in (
+            'source', 'gpu', 'version', 'kernel', 'shape', 'dtype', 'pass',
+        )), float(row['ms'])) for row in csv.DictReader(file)]
