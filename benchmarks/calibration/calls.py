@@ -38,27 +38,33 @@ def forward_backward(op: Callable, tensors: dict[str, Tensor], accumulated: bool
 
 def operator(point: Point) -> tuple[Pass, int]:
     """fla's operators: as many heads as the shape says, no states, scale D^-0.5."""
-    module, name = {
-        'chunk_linear_attn': 'linear_attn', 'chunk_simple_gla': 'simple_gla', 'chunk_gla': 'gla',
-        'chunk_delta_rule': 'delta_rule', 'chunk_hgrn': 'hgrn', 'fused_recurrent_hgrn': 'hgrn',
-    }[point.kernel], point.kernel
+    module = {'chunk_linear_attn': 'linear_attn', 'chunk_simple_gla': 'simple_gla', 'chunk_gla': 'gla'}.get(
+        point.kernel, 'delta_rule',
+    )
     B, T, H, D = (point.sizes[x] for x in 'BTHD')
     grad = point.direction == 'fwd+bwd'
 
     def prepare(T: int) -> Callable[[], object]:
-        op = getattr(importlib.import_module(f'fla.ops.{module}'), name)
-        if module == 'hgrn':
-            # 402edec6 had heads where rows are now; its benchmark lets gradients accumulate
-            tensors = {x: empty(B * H, T, D, grad=grad) for x in 'xg'}
-        else:
-            tensors = {x: empty(B, T, H, D, grad=grad) for x in 'qkv'}
-            tensors |= {
-                'chunk_linear_attn': dict, 'chunk_simple_gla': lambda: dict(g=empty(B, T, H, grad=grad)),
-                'chunk_gla': lambda: dict(g=empty(B, T, H, D, grad=grad)),
-                'chunk_delta_rule': lambda: dict(beta=empty(B, T, H, grad=grad)),
-            }[name]()
-        others = dict(normalize=False) if name == 'chunk_linear_attn' else {}
-        return partial(forward_backward, op, tensors, module == 'hgrn', others) if grad else partial(op, **tensors, **others)
+        op = getattr(importlib.import_module(f'fla.ops.{module}'), point.kernel)
+        tensors = {x: empty(B, T, H, D, grad=grad) for x in 'qkv'}
+        if module == 'delta_rule':
+            tensors['beta'] = empty(B, T, H, grad=grad)
+        elif module != 'linear_attn':
+            tensors['g'] = empty(B, T, H, *([D] if module == 'gla' else []), grad=grad)
+        others = dict(normalize=False) if module == 'linear_attn' else {}
+        return partial(forward_backward, op, tensors, False, others) if grad else partial(op, **tensors, **others)
+    return prepare, T
+
+
+def hgrn(point: Point) -> tuple[Pass, int]:
+    """The benchmark of 402edec6, whose heads lie where rows do now; its gradients accumulate."""
+    B, T, H, D = (point.sizes[x] for x in 'BTHD')
+    grad = point.direction == 'fwd+bwd'
+
+    def prepare(T: int) -> Callable[[], object]:
+        op = getattr(importlib.import_module('fla.ops.hgrn'), point.kernel)
+        tensors = {x: empty(B * H, T, D, grad=grad) for x in 'xg'}
+        return partial(forward_backward, op, tensors, True, {}) if grad else partial(op, **tensors)
     return prepare, T
 
 
@@ -80,42 +86,55 @@ def rms_norm(point: Point) -> tuple[Pass, int]:
 
 
 def cross_entropy(point: Point) -> tuple[Pass, int]:
-    """Logits in float32: what Liger's benchmark draws."""
+    """The kernel alone, with Liger's launch parameters, for its wrapper reads the labels; logits in float32, gradients too."""
     def prepare(M: int) -> Callable[[], object]:
-        op = importlib.import_module('liger_kernel.ops.cross_entropy')
-        logits = empty(M, point.sizes['V'], dtype=torch.float32, grad=True)
-        return partial(op.LigerCrossEntropyFunction.apply, logits, empty(M, dtype=torch.int64))
+        op, V = importlib.import_module('liger_kernel.ops.cross_entropy'), point.sizes['V']
+        logits, labels, loss = empty(M, V, dtype=torch.float32), empty(M, dtype=torch.int64), empty(M, dtype=torch.float32)
+        return partial(
+            op.liger_cross_entropy_kernel[(M,)], X_ptr=logits, X_stride=V, Y_ptr=labels, Y_stride=1, weight_ptr=None,
+            loss_ptr=loss, z_loss_ptr=None, loss_stride=1, token_accuracy_ptr=None, token_accuracy_stride=0, n_cols=V,
+            n_non_ignore=M, sum_non_ignore_weight=M, ignore_index=-100, weight_sum=0.0, lse_square_scale=0.0,
+            label_smoothing=0.0, reduction='mean', softcap=None, RETURN_Z_LOSS=False, RETURN_TOKEN_ACCURACY=False,
+            BLOCK_SIZE=min(op.MAX_FUSED_SIZE, 1 << (V - 1).bit_length()), HAS_WEIGHT=False, HAS_SOFTCAPPING=False,
+            HAS_GRADIENTS=True, num_warps=32,
+        )
     return prepare, point.sizes['B'] * point.sizes['T']
 
 
 def state_update(point: Point) -> tuple[Pass, int]:
-    """The kernel alone, with the launch parameters that the source states; heads are 8 groups of 8 or fewer."""
+    """The kernel alone, with the launch parameters that the source states, and as many heads as its benchmark has at most.
+
+    Twice: the second finds its tensors in L2, as in the source's CUDA graph.
+    """
     sizes = point.sizes
-    heads = min(sizes['EB'], 64)
 
     def prepare(EB: int) -> Callable[[], object]:
         module = importlib.import_module('vllm.model_executor.layers.mamba.ops.mamba_ssm')
-        batch, dim, N, groups = max(EB // heads, 1), sizes['headdim'], sizes['dstate'], sizes['ngroups']
-        state, x = empty(batch, heads, dim, N, dtype=torch.float16), empty(batch, heads, dim)
-        vector = torch.empty(heads, dtype=torch.float32, device='meta')
-        A, dt_bias, D = vector[:, None, None].expand(heads, dim, N), vector[:, None].expand(heads, dim), vector[:, None].expand(heads, dim)
-        dt, B = empty(batch, heads)[..., None].expand(batch, heads, dim), empty(batch, groups, N)
-
-        def run() -> None:
-            module._selective_scan_update_kernel[(dim // sizes['BLOCK_M'], batch, heads)](
-                state, None, x, dt, dt_bias, A, B, torch.empty_like(B), D, None, torch.empty_like(x), None, None, -1, None, None,
-                batch, heads, dim, N, heads // groups, *state.stride(), *x.stride(), *dt.stride(), *dt_bias.stride(), *A.stride(),
-                *B.stride(), *B.stride(), *D.stride(), 0, 0, 0, *x.stride(), 0, 0, 0, 0, True, True, sizes['BLOCK_M'],
-                USE_RS_ROUNDING=False, PHILOX_ROUNDS=0, num_warps=sizes['warps'],
-            )
-        return run
+        heads, dim, N, groups = min(EB, 128), sizes['headdim'], sizes['dstate'], sizes['ngroups']
+        batch = EB // heads
+        state, A = empty(batch, heads, dim, N, dtype=torch.float16), empty(heads, dim, N, dtype=torch.float32)
+        x, dt, out = (empty(batch, heads, dim) for _ in range(3))
+        B, C, D, bias = empty(batch, groups, N), empty(batch, groups, N), empty(heads, dim), empty(heads, dim)
+        strides = [n for a in (state, x, dt, bias, A, B, C, D) for n in a.stride()] + [0] * 3 + [*out.stride()] + [0] * 4
+        call = partial(
+            module._selective_scan_update_kernel[(dim // sizes['BLOCK_M'], batch, heads)], state, None, x, dt, bias, A, B, C, D,
+            None, out, None, None, -1, None, None, batch, heads, dim, N, heads // groups, *strides, True, False,
+            sizes['BLOCK_M'], USE_RS_ROUNDING=False, PHILOX_ROUNDS=0, num_warps=sizes['warps'],
+        )
+        return lambda: (call(), call())
     return prepare, sizes['EB']
 
 
 CALLS = {
+    'chunk_hgrn': hgrn, 'fused_recurrent_hgrn': hgrn,
     'layer_norm': layer_norm, 'rms_norm': rms_norm, 'cross_entropy': cross_entropy,
     '_selective_scan_update_kernel (SSU)': state_update,
 }
+
+
+def times_alone(point: Point) -> bool:
+    """Whether the last kernel alone was timed, in a CUDA graph: `state_update`."""
+    return point.direction == 'decode'
 
 
 def call_of(point: Point) -> tuple[Pass, int]:

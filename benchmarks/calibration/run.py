@@ -11,21 +11,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import os
 import time
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.calibration.calls import call_of, package_of
+from benchmarks.calibration.calls import call_of, package_of, times_alone
+from benchmarks.calibration.errors import summary
 from benchmarks.calibration.points import Point, read
 from benchmarks.calibration.tuning import Tuning
 from benchmarks.calibration.walks import Walks
-from offgpu.launches import make_driver
+from benchmarks.measure.machine import describe_machine
 from offgpu.absent_device import announced
+from offgpu.launches import make_driver
 from offgpu.predict.capture import capture
-from offgpu.predict.machine import MACHINES, Machine
+from offgpu.predict.machine import MACHINES, Machine, changed
 from offgpu.predict.times import Prediction, predict_pass
 
 KEPT = Path(__file__).parents[2] / 'build' / 'calibration'
+# what timing one call adds, from an event before it to the first kernel and from the last one to an event: Liger's smallest
+# calls take 7.3 us, of which a kernel and its launch are 3
+EVENTS_SECONDS = 4e-6
 
 
 def predict_point(point: Point, machine: Machine, tuning: Tuning, walks: Walks) -> list[Prediction]:
@@ -37,3 +44,76 @@ def predict_point(point: Point, machine: Machine, tuning: Tuning, walks: Walks) 
         if tuning.learn(parts):
             tuning.save()
             return parts
+
+
+def kernel_row(p: Prediction) -> dict:
+    return {
+        'kernel': p.kernel, 'ms': round(p.seconds * 1e3, 5), 'issue_ms': round(p.issue_bound * 1e3, 5),
+        'dram_ms': round(p.dram_seconds * 1e3, 5), 'configuration': p.configuration, 'registers': p.registers,
+        'causes': [[name, round(x, 2)] for name, x in sorted(p.share.items(), key=lambda item: -item[1])[:3]], 'notes': p.notes,
+    }
+
+
+def measure(point: Point, machine: Machine, tuning: Tuning, walks: Walks) -> dict:
+    """A row of the table: of a point what was published, what is predicted and what with."""
+    parts = predict_point(point, machine, tuning, walks)
+    if times_alone(point):
+        parts = parts[-1:]
+    seconds = sum(p.seconds for p in parts) + (0.0 if times_alone(point) else EVENTS_SECONDS)
+    return asdict(point) | {
+        'machine': machine.name, 'made_with': package_of(point), 'group': point.group,
+        'predicted_ms': round(seconds * 1e3, 5), 'ratio': round(seconds * 1e3 / point.ms, 3),
+        'kernels': [kernel_row(p) for p in parts],
+    }
+
+
+def describe(row: dict) -> str:
+    return (
+        f'{row["gpu"]:16}{row["kernel"]:24}{row["direction"]:8}{row["shape"]:24} measured {row["ms"]:9.4f}  predicted '
+        f'{row["predicted_ms"]:9.4f}  {row["ratio"]:.2f}' + ('' if row['group'] == 'fitted' else f'  {row["group"]}')
+    )
+
+
+def constants() -> dict:
+    """Of all GPUs that points are of: a table of other constants is stale."""
+    return {name: asdict(make()) for name, make in MACHINES.items() if make().timed}
+
+
+def write(path: str, report: dict) -> None:
+    with open(path + '.part', 'w') as file:
+        json.dump(report, file, indent=1)
+        file.write('\n')
+    os.replace(path + '.part', path)
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks calibrate', description='Published timings beside predicted ones.',
+    )
+    parser.add_argument('--only', nargs='+', metavar='KERNEL', help='points of these kernels')
+    parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
+    parser.add_argument('--kept', type=Path, default=KEPT, metavar='DIR', help='where walks and tuned configurations are kept')
+    parser.add_argument('--json', metavar='FILE', help='write the table here')
+    parser.add_argument('--plot', metavar='FILE.png', help='draw the table here')
+    options = parser.parse_args(args)
+    options.kept.mkdir(parents=True, exist_ok=True)
+    tuning, walks = Tuning(options.kept / 'tuning.json'), Walks(options.kept)
+    report = {'machine': describe_machine(), 'constants': constants(), 'rows': [], 'not_predicted': []}
+    for point in read():
+        if options.only and point.kernel not in options.only:
+            continue
+        if package_of(point) is None:
+            report['not_predicted'].append(asdict(point))
+            continue
+        machine = changed(MACHINES[point.machine](), options.set)
+        with announced(make_driver(f'sm_{machine.capability}', 'launch')):
+            report['rows'].append(measure(point, machine, tuning, walks))
+        print(describe(report['rows'][-1]), flush=True)
+    report['errors'] = summary(report['rows'])
+    print(*(f'{name}: {x}' for name, x in report['errors'].items()), sep='\n')
+    if options.json:
+        write(options.json, report)
+    if options.plot:
+        from benchmarks.report.calibration import draw
+        draw(report, options.plot)
+    return 0

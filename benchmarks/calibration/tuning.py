@@ -10,12 +10,12 @@ from triton.runtime.autotuner import Config
 
 from offgpu.predict.times import Prediction
 
-# configurations that are tried first, from the first to the last one
-FIRST = 4
+# configurations that are tried first, from the first to the last one; with the best of another key of the kernel, so many
+FIRST, FIRST_WITH_BEST = 4, 2
 # kernels that take less of a pass are left at the best of these
-SMALL = 0.05
-# of a known key, those that are tried for each call: constants may have changed which is the best
-BEST = 2
+SMALL = 0.1
+# of a known key, those that are tried for each call
+BEST = 1
 
 
 def entries(config: Config) -> dict[str, int]:
@@ -49,7 +49,12 @@ class Tuning:
         self.configs[tuned_for] = configs
         tried = self.seconds.get(tuned_for)
         if tried is None:
-            return configs[::max((len(configs) - 1) // (FIRST - 1), 1)][:FIRST]
+            related = [x for key, x in self.seconds.items() if key.split()[:2] == tuned_for.split()[:2]]
+            best = {min(x, key=x.__getitem__) for x in related}
+            known = [c for c in configs if str(c) in best]
+            count = FIRST_WITH_BEST if known else FIRST
+            spread = configs[::max((len(configs) - 1) // (count - 1), 1)][:count]
+            return known + [c for c in spread if c not in known]
         ranked = sorted((c for c in configs if str(c) in tried), key=lambda c: tried[str(c)])
         if tuned_for in self.settled:
             return ranked[:BEST]

@@ -9,7 +9,8 @@ compiler knows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 KIB, MIB = 1024, 1024**2
 
@@ -78,6 +79,8 @@ class Machine:
     # lines of 128 bytes that L1 keeps beside shared memory
     l1_lines: int = 1400
     block_launch: int = 60
+    # seconds from the end of a kernel to the first instruction of the next one
+    launch_seconds: float = 3e-6
 
     registers: int = 65536
     shared_bytes: int = 227 * KIB
@@ -118,4 +121,19 @@ def b200() -> Machine:
     )
 
 
-MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'B200': b200}
+def a100_80gb() -> Machine:
+    """The same processor with HBM2e at 2.039 TB/s [WP]."""
+    return replace(a100(), name='A100 80GB', dram_bandwidth=1.7e12)
+
+
+MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'A100 80GB': a100_80gb, 'B200': b200}
+
+
+def changed(machine: Machine, changes: Iterable[str]) -> Machine:
+    """With other constants, each as FIELD=VALUE."""
+    for change in changes:
+        name, _, value = change.partition('=')
+        if not isinstance(before := getattr(machine, name, None), (int, float)):
+            raise ValueError(f'set takes a number of offgpu.predict.machine.Machine as FIELD=VALUE, got {change}')
+        machine = replace(machine, **{name: type(before)(float(value))})
+    return machine

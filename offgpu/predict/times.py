@@ -19,8 +19,6 @@ from offgpu.predict.sources import Source, sources_of
 
 # blocks of a fixed length that are simulated, in units of what an SM holds
 BLOCKS_IN_TURN = 2
-# what a launch takes at least, from the end of the kernel before it
-LAUNCH_SECONDS = 3e-6
 
 
 @dataclass
@@ -114,7 +112,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     if launch.binary is None:
         seconds = launch.nbytes / machine.dram_bandwidth
         return Prediction(
-            launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0},
+            launch.kernel, seconds + machine.launch_seconds, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0},
             storages={a.storage for a in launch.arguments},
         )
     total, occ = launch.blocks, occupancy(launch, machine)
@@ -143,7 +141,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     # were the device's schedulers all busy
     issue = issued * total / (4 * machine.multiprocessors) / machine.clock
     return Prediction(
-        launch.kernel, seconds + LAUNCH_SECONDS, issue, dram / machine.dram_bandwidth, dram, share, launch.code().registers,
+        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram, share, launch.code().registers,
         launch.code().spills, resident, occ, total, launch.num_warps, issued * total, sorted(set(runs.notes)), source.storages,
         launch.configuration, launch.tuned_for,
     )

@@ -1,0 +1,52 @@
+"""The picture of published timings against predicted ones, and the sections of the results page that rest on them."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from benchmarks.report.plots import BLUE, FONT, GREYS, ORANGE, tidy
+from benchmarks.report.tables import table
+
+MARKERS = 'osD^v<>PX*'
+# the band around equality that is drawn
+BAND = 0.15
+
+
+def draw(report: dict, path: str, own: tuple[float, float] | None = None) -> None:
+    """Predicted against measured milliseconds; `own`: the times that Longhorn's passes are predicted to take."""
+    rows = report['rows']
+    figure = Figure(figsize=(7.5, 7), dpi=140, layout='constrained')
+    axis = figure.subplots()
+    low, high = (f(x for row in rows for x in (row['ms'], row['predicted_ms'])) for f in (min, max))
+    ends = [low / 1.5, high * 1.5]
+    axis.plot(ends, ends, color=GREYS[0], linewidth=0.8)
+    axis.fill_between(ends, [x * (1 - BAND) for x in ends], [x * (1 + BAND) for x in ends], color=GREYS[-1], alpha=0.3, linewidth=0)
+    if own:
+        axis.axhspan(*own, color=BLUE, alpha=0.08, linewidth=0)
+        axis.text(ends[0] * 1.1, own[1], " Longhorn's passes on the results page", va='bottom', fontsize=FONT, color=BLUE)
+    kernels = list(dict.fromkeys(row['kernel'] for row in rows))
+    for marker, kernel in zip(MARKERS, kernels, strict=False):
+        some = [row for row in rows if row['kernel'] == kernel]
+        fitted = some[0]['group'] == 'fitted'
+        axis.plot(
+            [row['ms'] for row in some], [row['predicted_ms'] for row in some], linestyle='', marker=marker, markersize=4.5,
+            color=GREYS[0] if fitted else ORANGE, markerfacecolor='none' if fitted else ORANGE,
+            label=kernel if fitted else f'{kernel} ({some[0]["group"]})',
+        )
+    axis.set(xscale='log', yscale='log', xlim=ends, ylim=ends, xlabel='measured, ms', ylabel='predicted, ms')
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_formatter(StrMethodFormatter('{x:g}'))
+    tidy(axis)
+    axis.legend(fontsize=FONT, frameon=False, loc='lower right')
+    axis.set_title(f'Published timings of {len(rows)} calls; the band is {BAND:.0%} on both sides')
+    figure.savefig(path)
+
+
+def error_table(report: dict) -> str:
+    """By operator: how far predictions are from what was measured."""
+    lines = [
+        [name, e['points'], f'{e["geometric_mean"]:.2f}', f'{e["median"]:.0%}', f'{e["nine_of_ten"]:.0%}', f'{e["largest"]:.0%}']
+        for name, e in report['errors'].items()
+    ]
+    return table(['points', 'number', 'predicted / measured', 'median error', 'nine of ten within', 'largest'], lines)
