@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean, median
 
-
 GROUPS = ('fitted', 'left out', 'other code')
 
 

@@ -17,6 +17,17 @@ OTHER_CODE = {
     ('fused_recurrent_hgrn', 'fwd+bwd'):
         'a token took two loads one after the other, 906 ns; Triton 3.9 makes one wait of them',
 }
+# the constants of a machine (an H100's, or that of the GPU named) that points set: the value, by (kernel, pass), and how
+SET_BY: dict[str, tuple[float, tuple[tuple[str, str], ...], str]] = {
+    'dram': (730, (('fused_recurrent_hgrn', 'fwd'),),
+             '460 ns a token at every length: one load from DRAM, and 78 cycles of arithmetic; a GH200 has 690 cycles idle'),
+    'dram_bandwidth': (2.8e12, (
+        ('layer_norm', 'fwd'), ('_selective_scan_update_kernel (SSU)', 'decode'), ('chunk_linear_attn', 'fwd'),
+    ), 'rows of 16 KB and more stream at 3.0 TB/s, tiles and updates in place at 2.5 to 2.8'),
+    'launch_seconds': (1.5e-6, (('_selective_scan_update_kernel (SSU)', 'decode'),), '2.16 us for a kernel of 0.7'),
+    'clock': (1.755e9, (('_selective_scan_update_kernel (SSU)', 'decode'),), 'issue bounds it at 256 to 1024 heads'),
+    'A100 80GB.dram_bandwidth': (1.67e12, (('layer_norm', 'fwd'),), 'rows of 64 KB'),
+}
 # the model's name of each GPU; an H800 is an H100 with slower links to others
 GPUS = {
     'H100 80GB HBM3': 'H100', 'H800': 'H100', 'H200': 'H200', 'A100-SXM4-80GB': 'A100 80GB',

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 

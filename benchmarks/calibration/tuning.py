@@ -43,7 +43,8 @@ class Tuning:
         self.seconds: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
         self.settled = set(self.seconds)
         self.configs: dict[str, list[Config]] = {}
-        self.small: set[str] = set()
+        # the best of other keys of the kernel: where it is the best here too, the minimum stays
+        self.related: dict[str, set[str]] = {}
 
     def choose(self, tuned_for: str, configs: list[Config]) -> list[Config]:
         self.configs[tuned_for] = configs
@@ -51,7 +52,7 @@ class Tuning:
         if tried is None:
             related = [x for key, x in self.seconds.items() if key.split()[:2] == tuned_for.split()[:2]]
             best = {min(x, key=x.__getitem__) for x in related}
-            known = [c for c in configs if str(c) in best]
+            self.related[tuned_for], known = best, [c for c in configs if str(c) in best]
             count = FIRST_WITH_BEST if known else FIRST
             spread = configs[::max((len(configs) - 1) // (count - 1), 1)][:count]
             return known + [c for c in spread if c not in known]
@@ -78,7 +79,8 @@ class Tuning:
             chosen = self.choose(p.tuned_for, self.configs[p.tuned_for]) if known else []
             known |= {str(c): float('inf') for c in chosen if str(c) not in p.tried}
             known |= p.tried
-            if p.seconds < SMALL * total or not self.untried(p.tuned_for):
+            stays = min(known, key=known.__getitem__) in self.related.get(p.tuned_for, ())
+            if stays or p.seconds < SMALL * total or not self.untried(p.tuned_for):
                 self.settled.add(p.tuned_for)
             else:
                 done = False

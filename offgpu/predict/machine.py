@@ -4,7 +4,7 @@ Sources: [PG] CUDA C++ programming guide, arithmetic throughput by compute capab
 and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100);
 [A22] Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file,
 memory pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's
-compiler knows.
+compiler knows; [T] published timings of kernels that were predicted beside them (`python -m benchmarks calibrate`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ class Machine:
     # False where latencies and rates are not published: then only bounds are given, from peak figures
     timed: bool = True
     multiprocessors: int = 132
-    # at which kernels like these run: boost, unless power limits it
+    # at which kernels like these run [T: state updates of 256 to 1024 heads, which issue bounds]; boost is 1.98
     clock: float = 1.755e9
-    # bytes a second that kernels achieve of the 3.35e12 [WP]
-    dram_bandwidth: float = 3.0e12
+    # bytes a second that kernels achieve of the 3.35e12 [WP]; [T: layer norms stream at 3.0, tiles of linear attention move 2.8,
+    # updates of a state in place 2.5 to 2.8]
+    dram_bandwidth: float = 2.8e12
     l2_size: int = 50 * MIB
     # bytes a clock from L2 into an SM: 64 is the port; all SMs together get about 5.5 to 7 TB/s [CC] -> 24 to 30
     l2_bytes_per_clock: float = 28.0
 
-    # latency of loads, issue to release of the scoreboard [L24: 40.7, 263, 479 idle; CC: DRAM about 330 ns]
+    # latency of loads, issue to release of the scoreboard [L24: 40.7, 263]; DRAM [T: a recurrence that waits for one load a token
+    # takes 460 ns, 44 of them arithmetic; 690 cycles idle on a GH200 by github.com/markdewing/AI_kernels]
     l1_hit: int = 38
     l2_hit: int = 265
-    dram: int = 560
+    dram: int = 730
     shared_load: int = 29
     ldsm: int = 33
     shuffle: int = 24
@@ -79,8 +81,8 @@ class Machine:
     # lines of 128 bytes that L1 keeps beside shared memory
     l1_lines: int = 1400
     block_launch: int = 60
-    # seconds from the end of a kernel to the first instruction of the next one
-    launch_seconds: float = 3e-6
+    # seconds from the end of a kernel to the first instruction of the next one [T: the smallest state updates, 2.16 us for 0.7]
+    launch_seconds: float = 1.5e-6
 
     registers: int = 65536
     shared_bytes: int = 227 * KIB
@@ -122,8 +124,8 @@ def b200() -> Machine:
 
 
 def a100_80gb() -> Machine:
-    """The same processor with HBM2e at 2.039 TB/s [WP]."""
-    return replace(a100(), name='A100 80GB', dram_bandwidth=1.7e12)
+    """The same processor with HBM2e at 2.039 TB/s [WP], of which rows of 64 KB get 82% [T: layer norms]."""
+    return replace(a100(), name='A100 80GB', dram_bandwidth=1.67e12)
 
 
 MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'A100 80GB': a100_80gb, 'B200': b200}
