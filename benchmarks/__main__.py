@@ -4,7 +4,7 @@ COMMANDS = {
     'ops': 'benchmarks.ops.run', 'model': 'benchmarks.models.run', 'serving': 'benchmarks.models.serving',
     'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'traffic': 'benchmarks.kernels.traffic',
     'decoding': 'benchmarks.kernels.decoding', 'waits': 'benchmarks.waits', 'memory': 'benchmarks.memory',
-    'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.calibration.run', 'all': 'benchmarks.all',
+    'predict': 'benchmarks.predict.command', 'calibrate': 'benchmarks.calibration.run', 'all': 'benchmarks.all',
     'report': 'benchmarks.report.page', 'pictures': 'benchmarks.report.pictures',
 }
 

@@ -27,7 +27,8 @@ from offgpu.predict.capture import capture
 from offgpu.predict.machine import MACHINES, Machine, changed
 from offgpu.predict.times import Prediction, predict_pass
 
-KEPT = Path(__file__).parents[2] / 'build' / 'calibration'
+ROOT = Path(__file__).parents[2]
+KEPT, RESULTS = ROOT / 'build' / 'calibration', ROOT / 'benchmarks' / 'results'
 # what timing one call adds, from an event before it to the first kernel and from the last one to an event: Liger's smallest
 # calls take 7.3 us, of which a kernel and its launch are 3
 EVENTS_SECONDS = 4e-6
@@ -77,6 +78,13 @@ def constants() -> dict:
     return {name: asdict(make()) for name, make in MACHINES.items() if make().timed}
 
 
+def own_times() -> list[float]:
+    """The shortest and the longest of the times that the results page gives for Longhorn's passes on an H100."""
+    rows = json.loads((RESULTS / 'predicted.json').read_text())['rows']
+    times = [row['ms'] for row in rows if row['gpu'] == 'H100' and row['pass'].startswith(('diagonal', 'exact'))]
+    return [min(times), max(times)]
+
+
 def write(path: str, report: dict) -> None:
     with open(path + '.part', 'w') as file:
         json.dump(report, file, indent=1)
@@ -96,7 +104,9 @@ def main(args: list[str] | None = None) -> int:
     options = parser.parse_args(args)
     options.kept.mkdir(parents=True, exist_ok=True)
     tuning, walks = Tuning(options.kept / 'tuning.json'), Walks(options.kept)
-    report = {'machine': describe_machine(), 'constants': constants(), 'rows': [], 'not_predicted': []}
+    report = {
+        'machine': describe_machine(), 'constants': constants(), 'own_ms': own_times(), 'rows': [], 'not_predicted': [],
+    }
     for point in read():
         if options.only and point.kernel not in options.only:
             continue

@@ -13,18 +13,17 @@ MARKERS = 'osD^v<>PX*'
 BAND = 0.15
 
 
-def draw(report: dict, path: str, own: tuple[float, float] | None = None) -> None:
-    """Predicted against measured milliseconds; `own`: the times that Longhorn's passes are predicted to take."""
-    rows = report['rows']
+def draw(report: dict, path: str) -> None:
+    """Predicted against measured milliseconds, with the range of the times that Longhorn's passes are predicted to take."""
+    rows, own = report['rows'], report['own_ms']
     figure = Figure(figsize=(7.5, 7), dpi=140, layout='constrained')
     axis = figure.subplots()
     low, high = (f(x for row in rows for x in (row['ms'], row['predicted_ms'])) for f in (min, max))
     ends = [low / 1.5, high * 1.5]
     axis.plot(ends, ends, color=GREYS[0], linewidth=0.8)
     axis.fill_between(ends, [x * (1 - BAND) for x in ends], [x * (1 + BAND) for x in ends], color=GREYS[-1], alpha=0.3, linewidth=0)
-    if own:
-        axis.axhspan(*own, color=BLUE, alpha=0.08, linewidth=0)
-        axis.text(ends[0] * 1.1, own[1], " Longhorn's passes on the results page", va='bottom', fontsize=FONT, color=BLUE)
+    axis.axhspan(*own, color=BLUE, alpha=0.08, linewidth=0)
+    axis.text(ends[0] * 1.1, own[1] / 1.1, "Longhorn's passes on the results page", va='top', fontsize=FONT, color=BLUE)
     kernels = list(dict.fromkeys(row['kernel'] for row in rows))
     for marker, kernel in zip(MARKERS, kernels, strict=False):
         some = [row for row in rows if row['kernel'] == kernel]
@@ -43,10 +42,24 @@ def draw(report: dict, path: str, own: tuple[float, float] | None = None) -> Non
     figure.savefig(path)
 
 
-def error_table(report: dict) -> str:
-    """By operator: how far predictions are from what was measured."""
+INTRODUCTION = """## How far predicted times are off
+
+`python -m benchmarks calibrate`. {points} timings that others published ([sources](../benchmarks/calibration/README.md)) beside
+what is predicted for the same calls. Constants of the model were set by the points called fitted alone. "Other code" compiles
+to something else today than what was timed. {missing} points are not predicted: their packages were not installed or their
+shapes are not known. Made with {versions}; commit {commit}."""
+
+
+def calibrated(report: dict) -> str:
+    """Errors of each group of points and of each operator."""
     lines = [
         [name, e['points'], f'{e["geometric_mean"]:.2f}', f'{e["median"]:.0%}', f'{e["nine_of_ten"]:.0%}', f'{e["largest"]:.0%}']
         for name, e in report['errors'].items()
     ]
-    return table(['points', 'number', 'predicted / measured', 'median error', 'nine of ten within', 'largest'], lines)
+    machine = report['machine']
+    versions = sorted({row['made_with'] for row in report['rows']}) + [f'triton {machine["versions"]["triton"]}']
+    text = INTRODUCTION.format(
+        points=len(report['rows']), missing=len(report['not_predicted']), versions=', '.join(versions), commit=machine['commit'],
+    )
+    columns = ['points', 'number', 'predicted / measured', 'median error', 'nine of ten within', 'largest']
+    return text + '\n\n' + table(columns, lines)
