@@ -1,6 +1,6 @@
 """Published timings beside what the model predicts for the same calls: how far predicted times can be trusted.
 
-    python -m benchmarks calibrate [--only chunk_gla ...] [--set dram=700 ...] [--json FILE] [--plot FILE.png]
+    python -m benchmarks calibrate [--only chunk_gla ...] [--known] [--set dram=700 ...] [--json FILE] [--plot FILE.png]
 
 The points and their sources are in `benchmarks/calibration`. Packages that are not installed leave their points out; fla's
 kernels are those of the version at hand. What is slow is kept in `build/calibration`, so a run that was ended goes on, and
@@ -15,11 +15,11 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.calibration.calls import call_of, package_of, times_alone
+from benchmarks.calibration.calls import PACKAGES, call_of, package_of, times_alone
 from benchmarks.calibration.errors import summary
 from benchmarks.calibration.points import Point, read
 from benchmarks.calibration.tuning import Tuning
-from benchmarks.calibration.walks import Walks
+from benchmarks.calibration.walks import NotKeptError, Walks
 from benchmarks.measure.machine import describe_machine
 from offgpu.absent_device import announced
 from offgpu.launches import make_driver
@@ -99,11 +99,12 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--only', nargs='+', metavar='KERNEL', help='points of these kernels')
     parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
     parser.add_argument('--kept', type=Path, default=KEPT, metavar='DIR', help='where walks and tuned configurations are kept')
+    parser.add_argument('--known', action='store_true', help='points whose walks and configurations are kept, and no others')
     parser.add_argument('--json', metavar='FILE', help='write the table here')
     parser.add_argument('--plot', metavar='FILE.png', help='draw the table here')
     options = parser.parse_args(args)
     options.kept.mkdir(parents=True, exist_ok=True)
-    tuning, walks = Tuning(options.kept / 'tuning.json'), Walks(options.kept)
+    tuning, walks = Tuning(options.kept / 'tuning.json', options.known), Walks(options.kept, options.known)
     report = {
         'machine': describe_machine(), 'constants': constants(), 'own_ms': own_times(), 'rows': [], 'not_predicted': [],
     }
@@ -111,11 +112,15 @@ def main(args: list[str] | None = None) -> int:
         if options.only and point.kernel not in options.only:
             continue
         if package_of(point) is None:
-            report['not_predicted'].append(asdict(point))
+            report['not_predicted'].append(asdict(point) | {'why': f'{PACKAGES.get(point.kernel) or "its shape"} is not there'})
             continue
         machine = changed(MACHINES[point.machine](), options.set)
         with announced(make_driver(f'sm_{machine.capability}', 'launch')):
-            report['rows'].append(measure(point, machine, tuning, walks))
+            try:
+                report['rows'].append(measure(point, machine, tuning, walks))
+            except NotKeptError as error:
+                report['not_predicted'].append(asdict(point) | {'why': str(error)})
+                continue
         print(describe(report['rows'][-1]), flush=True)
     report['errors'] = summary(report['rows'])
     print(*(f'{name}: {x}' for name, x in report['errors'].items()), sep='\n')

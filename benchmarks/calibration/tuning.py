@@ -8,6 +8,7 @@ from pathlib import Path
 
 from triton.runtime.autotuner import Config
 
+from benchmarks.calibration.walks import NotKeptError
 from offgpu.predict.times import Prediction
 
 # configurations that are tried first, from the first to the last one; with the best of another key of the kernel, so many
@@ -38,8 +39,8 @@ def neighbours(best: Config, configs: list[Config]) -> list[Config]:
 class Tuning:
     """`choose` for :func:`offgpu.launches.rehearsal`; `seconds` of the configurations that were tried, by key."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, alone: bool = False) -> None:
+        self.path, self.alone = path, alone
         self.seconds: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
         self.settled = set(self.seconds)
         self.configs: dict[str, list[Config]] = {}
@@ -49,6 +50,8 @@ class Tuning:
     def choose(self, tuned_for: str, configs: list[Config]) -> list[Config]:
         self.configs[tuned_for] = configs
         tried = self.seconds.get(tuned_for)
+        if tried is None and self.alone:
+            raise NotKeptError(f'no configuration of {tuned_for}')
         if tried is None:
             related = [x for key, x in self.seconds.items() if key.split()[:2] == tuned_for.split()[:2]]
             best = {min(x, key=x.__getitem__) for x in related}

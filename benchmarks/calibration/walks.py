@@ -29,10 +29,15 @@ def key(launch: Launch) -> str:
     return hashlib.sha256(launch.binary + repr(about).encode()).hexdigest()[:32]
 
 
-class Walks:
-    """`predict` with the walks of a folder; those of changed code are not found."""
+class NotKeptError(Exception):
+    """A walk or a tuned configuration that is not kept, where only what is kept is wanted."""
 
-    def __init__(self, folder: Path) -> None:
+
+class Walks:
+    """`predict` with the walks of a folder, or with these alone; those of changed code are not found."""
+
+    def __init__(self, folder: Path, alone: bool = False) -> None:
+        self.alone = alone
         code = hashlib.sha256(b''.join(path.read_bytes() for path in CODE)).hexdigest()[:8]
         self.folder = folder / f'walks-{code}'
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +48,8 @@ class Walks:
         path, walks = self.folder / key(launch), Runs(launch)
         if path.exists():
             launch.program, walks.bases, walks.known, walks.notes = pickle.loads(zlib.decompress(path.read_bytes()))
+        elif self.alone:
+            raise NotKeptError(f'no walk of {launch.kernel}')
         before = len(walks.known)
         prediction = predict(launch, machine, seen, walks)
         if len(walks.known) > before:

@@ -46,8 +46,7 @@ INTRODUCTION = """## How far predicted times are off
 
 `python -m benchmarks calibrate`. {points} timings that others published ([sources](../benchmarks/calibration/README.md)) beside
 what is predicted for the same calls. Constants of the model were set by the points called fitted alone. "Other code" compiles
-to something else today than what was timed. {missing} points are not predicted: their packages were not installed or their
-shapes are not known. Made with {versions}; commit {commit}."""
+to something else today than what was timed. {missing} points are not predicted; the file says why. Made with {versions}; commit {commit}."""
 
 
 def calibrated(report: dict) -> str:
