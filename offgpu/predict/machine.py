@@ -26,9 +26,10 @@ class Machine:
     multiprocessors: int = 132
     # at which kernels like these run [T: state updates of 256 to 1024 heads, which issue bounds]; boost is 1.98
     clock: float = 1.755e9
-    # bytes a second that kernels achieve of the 3.35e12 [WP]; [T: layer norms stream at 3.0, tiles of linear attention move 2.8,
-    # updates of a state in place 2.5 to 2.8]
+    # bytes a second that kernels achieve of the 3.35e12 [WP] [T: tiles of linear attention 2.8, updates of a state 2.5 to 2.8],
+    # and that long rows stream at [T: layer norms 3.0]
     dram_bandwidth: float = 2.8e12
+    dram_stream: float = 3.0e12
     l2_size: int = 50 * MIB
     # bytes a clock from L2 into an SM: 64 is the port; all SMs together get about 5.5 to 7 TB/s [CC] -> 24 to 30
     l2_bytes_per_clock: float = 28.0
@@ -96,7 +97,7 @@ def h100() -> Machine:
 
 def h200() -> Machine:
     """The same processor; 4.3 TB/s were measured for a copy. 1.98 GHz is the boost clock, held unless power limits it."""
-    return Machine(name='H200', clock=1.98e9, dram_bandwidth=4.3e12)
+    return Machine(name='H200', clock=1.98e9, dram_bandwidth=4.3e12, dram_stream=4.3e12)
 
 
 def a100() -> Machine:
@@ -106,8 +107,8 @@ def a100() -> Machine:
     L1 37.9, shared 29.0, L2 261.5, DRAM 466.3 idle].
     """
     return Machine(
-        name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, l2_size=40 * MIB, l1_hit=38,
-        l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100, tensor_rate=1024,
+        name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, dram_stream=1.4e12,
+        l2_size=40 * MIB, l1_hit=38, l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100, tensor_rate=1024,
     )
 
 
@@ -119,13 +120,14 @@ def b200() -> Machine:
     (`FADD2`, `FMUL2`, `FFMA2`) and that of `mma.sync`; the other fields are an H100's, and nothing reads them.
     """
     return Machine(
-        name='B200', capability=100, timed=False, multiprocessors=148, clock=1.98e9, dram_bandwidth=8.0e12, tensor_rate=4096,
+        name='B200', capability=100, timed=False, multiprocessors=148, clock=1.98e9, dram_bandwidth=8.0e12, dram_stream=8.0e12,
+        tensor_rate=4096,
     )
 
 
 def a100_80gb() -> Machine:
     """The same processor with HBM2e at 2.039 TB/s [WP], of which rows of 64 KB get 82% [T: layer norms]."""
-    return replace(a100(), name='A100 80GB', dram_bandwidth=1.67e12)
+    return replace(a100(), name='A100 80GB', dram_bandwidth=1.67e12, dram_stream=1.67e12)
 
 
 MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'A100 80GB': a100_80gb, 'B200': b200}
