@@ -233,13 +233,13 @@ def launch_candidates(active: Driver, choose: Choose):
 
 
 @contextmanager
-def rehearsal(target: str, depth: str, choose: Choose = spread(1)):
+def rehearsal(target: str, depth: str, choose: Choose | None = None):
     """Have Triton launch on a `Driver`, whose launches are given; autotuned kernels with some of their configurations."""
     before, active = driver._active, make_driver(target, depth)
     active.launches.clear()
     driver.set_active(active)
     try:
-        with mock.patch.object(triton.compiler, 'compile', compile_for_driver), launch_candidates(active, choose):
+        with mock.patch.object(triton.compiler, 'compile', compile_for_driver), launch_candidates(active, choose or spread(1)):
             yield active.launches
     finally:
         driver._active = before

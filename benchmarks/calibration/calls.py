@@ -117,8 +117,8 @@ def state_update(point: Point) -> tuple[Pass, int]:
         B, C, D, bias = empty(batch, groups, N), empty(batch, groups, N), empty(heads, dim), empty(heads, dim)
         strides = [n for a in (state, x, dt, bias, A, B, C, D) for n in a.stride()] + [0] * 3 + [*out.stride()] + [0] * 4
         call = partial(
-            module._selective_scan_update_kernel[(dim // sizes['BLOCK_M'], batch, heads)], state, None, x, dt, bias, A, B, C, D,
-            None, out, None, None, -1, None, None, batch, heads, dim, N, heads // groups, *strides, True, False,
+            module._selective_scan_update_kernel[(dim // sizes['BLOCK_M'], batch, heads)], state, None, x, dt, bias, A, B, C,
+            D, None, out, None, None, -1, None, None, batch, heads, dim, N, heads // groups, *strides, True, False,
             sizes['BLOCK_M'], USE_RS_ROUNDING=False, PHILOX_ROUNDS=0, num_warps=sizes['warps'],
         )
         return lambda: (call(), call())

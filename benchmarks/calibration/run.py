@@ -49,7 +49,8 @@ def kernel_row(p: Prediction) -> dict:
     return {
         'kernel': p.kernel, 'ms': round(p.seconds * 1e3, 5), 'issue_ms': round(p.issue_bound * 1e3, 5),
         'dram_ms': round(p.dram_seconds * 1e3, 5), 'configuration': p.configuration, 'registers': p.registers,
-        'causes': [[name, round(x, 2)] for name, x in sorted(p.share.items(), key=lambda item: -item[1])[:3]], 'notes': p.notes,
+        'causes': [[name, round(x, 2)] for name, x in sorted(p.share.items(), key=lambda item: -item[1])[:3]],
+        'notes': p.notes,
     }
 
 
@@ -112,7 +113,8 @@ def main(args: list[str] | None = None) -> int:
         if options.only and point.kernel not in options.only:
             continue
         if package_of(point) is None:
-            report['not_predicted'].append(asdict(point) | {'why': f'{PACKAGES.get(point.kernel) or "its shape"} is not there'})
+            why = f'{PACKAGES.get(point.kernel) or "its shape"} is not there'
+            report['not_predicted'].append(asdict(point) | {'why': why})
             continue
         machine = changed(MACHINES[point.machine](), options.set)
         with announced(make_driver(f'sm_{machine.capability}', 'launch')):

@@ -1,4 +1,4 @@
-"""What is slow in a prediction, kept on disk: how a kernel's warps walk through it does not depend on the model's constants."""
+"""What is slow in a prediction, kept on disk: a kernel's walks do not depend on the model's constants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def key(launch: Launch) -> str:
     """Of a kernel's binary and all that decides which way its warps go."""
     other = launch.other or launch
     about = (
-        launch.grid, launch.num_warps, launch.shared, sorted(launch.scalars.items()), other.grid, sorted(other.scalars.items()),
+        launch.grid, launch.num_warps, launch.shared, sorted(launch.scalars.items()), other.grid,
+        sorted(other.scalars.items()),
         [(a.name, a.kind) for a in launch.arguments],
     )
     assert launch.binary is not None, launch.kernel

@@ -21,7 +21,8 @@ def draw(report: dict, path: str) -> None:
     low, high = (f(x for row in rows for x in (row['ms'], row['predicted_ms'])) for f in (min, max))
     ends = [low / 1.5, high * 1.5]
     axis.plot(ends, ends, color=GREYS[0], linewidth=0.8)
-    axis.fill_between(ends, [x * (1 - BAND) for x in ends], [x * (1 + BAND) for x in ends], color=GREYS[-1], alpha=0.3, linewidth=0)
+    band = [[x * part for x in ends] for part in (1 - BAND, 1 + BAND)]
+    axis.fill_between(ends, *band, color=GREYS[-1], alpha=0.3, linewidth=0)
     axis.axhspan(*own, color=BLUE, alpha=0.08, linewidth=0)
     axis.text(ends[0] * 1.1, own[1] / 1.1, "Longhorn's passes on the results page", va='top', fontsize=FONT, color=BLUE)
     kernels = list(dict.fromkeys(row['kernel'] for row in rows))
@@ -44,21 +45,23 @@ def draw(report: dict, path: str) -> None:
 
 INTRODUCTION = """## How far predicted times are off
 
-`python -m benchmarks calibrate`. {points} timings that others published ([sources](../benchmarks/calibration/README.md)) beside
-what is predicted for the same calls. Constants of the model were set by the points called fitted alone. "Other code" compiles
-to something else today than what was timed. {missing} points are not predicted; the file says why. Made with {versions}; commit {commit}."""
+`python -m benchmarks calibrate`. {points} timings that others published ([sources](../benchmarks/calibration/README.md))
+beside what is predicted for the same calls. Constants of the model were set by the points called fitted alone. "Other code" compiles
+to something else today than what was timed. {missing} points are not predicted; the file says why.
+Made with {versions}; commit {commit}."""
 
 
 def calibrated(report: dict) -> str:
     """Errors of each group of points and of each operator."""
     lines = [
-        [name, e['points'], f'{e["geometric_mean"]:.2f}', f'{e["median"]:.0%}', f'{e["nine_of_ten"]:.0%}', f'{e["largest"]:.0%}']
+        [name, e['points'], f'{e["geometric_mean"]:.2f}', *(f'{e[part]:.0%}' for part in ('median', 'nine_of_ten', 'largest'))]
         for name, e in report['errors'].items()
     ]
     machine = report['machine']
     versions = sorted({row['made_with'] for row in report['rows']}) + [f'triton {machine["versions"]["triton"]}']
     text = INTRODUCTION.format(
-        points=len(report['rows']), missing=len(report['not_predicted']), versions=', '.join(versions), commit=machine['commit'],
+        points=len(report['rows']), missing=len(report['not_predicted']), versions=', '.join(versions),
+        commit=machine['commit'],
     )
     columns = ['points', 'number', 'predicted / measured', 'median error', 'nine of ten within', 'largest']
     return text + '\n\n' + table(columns, lines)

@@ -26,16 +26,16 @@ class Machine:
     multiprocessors: int = 132
     # at which kernels like these run [T: state updates of 256 to 1024 heads, which issue bounds]; boost is 1.98
     clock: float = 1.755e9
-    # bytes a second that kernels achieve of the 3.35e12 [WP] [T: tiles of linear attention 2.8, updates of a state 2.5 to 2.8],
-    # and that long rows stream at [T: layer norms 3.0]
+    # bytes a second that kernels achieve of the 3.35e12 [WP] [T: tiles of linear attention 2.8, updates of a state 2.5 to
+    # 2.8], and that long rows stream at [T: layer norms 3.0]
     dram_bandwidth: float = 2.8e12
     dram_stream: float = 3.0e12
     l2_size: int = 50 * MIB
     # bytes a clock from L2 into an SM: 64 is the port; all SMs together get about 5.5 to 7 TB/s [CC] -> 24 to 30
     l2_bytes_per_clock: float = 28.0
 
-    # latency of loads, issue to release of the scoreboard [L24: 40.7, 263]; DRAM [T: a recurrence that waits for one load a token
-    # takes 460 ns, 44 of them arithmetic; 690 cycles idle on a GH200 by github.com/markdewing/AI_kernels]
+    # latency of loads, issue to release of the scoreboard [L24: 40.7, 263]; DRAM [T: a recurrence that waits for one load a
+    # token takes 460 ns, 44 of them arithmetic; 690 cycles idle on a GH200 by github.com/markdewing/AI_kernels]
     l1_hit: int = 38
     l2_hit: int = 265
     dram: int = 730
@@ -82,7 +82,8 @@ class Machine:
     # lines of 128 bytes that L1 keeps beside shared memory
     l1_lines: int = 1400
     block_launch: int = 60
-    # seconds from the end of a kernel to the first instruction of the next one [T: the smallest state updates, 2.16 us for 0.7]
+    # seconds from the end of a kernel to the first instruction of the next one [T: the smallest state updates,
+    # 2.16 us for 0.7]
     launch_seconds: float = 1.5e-6
 
     registers: int = 65536
@@ -108,7 +109,8 @@ def a100() -> Machine:
     """
     return Machine(
         name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, dram_stream=1.4e12,
-        l2_size=40 * MIB, l1_hit=38, l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100, tensor_rate=1024,
+        l2_size=40 * MIB, l1_hit=38, l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100,
+        tensor_rate=1024,
     )
 
 

@@ -30,7 +30,8 @@ with announced(make_driver('sm_90', 'launch')):
             call, T = call_of(p)
             out[f'{p.kernel} {p.shape} {p.direction}'] = [
                 {'kernel': x.kernel, 'constants': {n: v for n, v in x.constants.items() if isinstance(v, int)},
-                 'bytes': {a.name: a.nbytes for a in x.arguments if a.nbytes}, 'scalars': x.scalars, 'configuration': x.configuration}
+                 'bytes': {a.name: a.nbytes for a in x.arguments if a.nbytes}, 'scalars': x.scalars,
+                 'configuration': x.configuration}
                 for x in take(call, T, 'sm_90', 'launch', spread(1))
             ]
     import fla.ops.common.chunk_h
