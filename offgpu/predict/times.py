@@ -142,7 +142,8 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     issue = issued * total / (4 * machine.multiprocessors) / machine.clock
     return Prediction(
         launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram, share,
-        launch.code().registers, launch.code().spills, resident, occ, total, launch.num_warps, issued * total, sorted(set(runs.notes)), source.storages,
+        launch.code().registers, launch.code().spills, resident, occ, total, launch.num_warps, issued * total,
+        sorted(set(runs.notes)), source.storages,
         launch.configuration, launch.tuned_for,
     )
 
