@@ -24,7 +24,7 @@ def draw(report: dict, path: str) -> None:
     band = [[x * part for x in ends] for part in (1 - BAND, 1 + BAND)]
     axis.fill_between(ends, *band, color=GREYS[-1], alpha=0.3, linewidth=0)
     axis.axhspan(*own, color=BLUE, alpha=0.08, linewidth=0)
-    axis.text(ends[0] * 1.1, own[1] / 1.1, "Longhorn's passes on the results page", va='top', fontsize=FONT, color=BLUE)
+    axis.text(ends[0] * 1.1, own[0] * 1.1, "Longhorn's passes on the results page", va='bottom', fontsize=FONT, color=BLUE)
     kernels = list(dict.fromkeys(row['kernel'] for row in rows))
     for marker, kernel in zip(MARKERS, kernels, strict=False):
         some = [row for row in rows if row['kernel'] == kernel]
@@ -32,7 +32,7 @@ def draw(report: dict, path: str) -> None:
         axis.plot(
             [row['ms'] for row in some], [row['predicted_ms'] for row in some], linestyle='', marker=marker, markersize=4.5,
             color=GREYS[0] if fitted else ORANGE, markerfacecolor='none' if fitted else ORANGE,
-            label=kernel if fitted else f'{kernel} ({some[0]["group"]})',
+            label=kernel.lstrip('_') if fitted else f'{kernel} ({some[0]["group"]})',
         )
     axis.set(xscale='log', yscale='log', xlim=ends, ylim=ends, xlabel='measured, ms', ylabel='predicted, ms')
     for ticks in (axis.xaxis, axis.yaxis):
