@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.runtime.driver import driver
 
 TARGETS = {
     'sm_80': GPUTarget('cuda', 80, 32),
@@ -18,6 +21,7 @@ TARGETS = {
 # of a block and of an A100, H100, B200 and MI300X
 SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448, 'gfx942': 65536}
 MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132, 'sm_100': 148, 'gfx942': 304}
+NAMES = {'sm_80': 'NVIDIA A100-SXM4-80GB', 'sm_90': 'NVIDIA H100 80GB HBM3', 'sm_100': 'NVIDIA B200'}
 
 
 class AbsentDevice(DriverBase):
@@ -59,3 +63,28 @@ class AbsentDevice(DriverBase):
     @staticmethod
     def is_active() -> bool:
         return True
+
+
+@contextmanager
+def announced(active: AbsentDevice):
+    """Have Triton and torch.cuda answer for the device: libraries ask both which configurations a kernel may have.
+
+    Some ask when they are imported, so import them inside.
+    """
+    capability = divmod(int(active.target[3:]), 10)
+    answers = {
+        'get_device_name': NAMES[active.target], 'get_device_capability': capability, 'device_count': 1, 'current_device': 0,
+        'get_device_properties': SimpleNamespace(
+            name=NAMES[active.target], major=capability[0], minor=capability[1],
+            multi_processor_count=MULTIPROCESSORS[active.target], shared_memory_per_block_optin=SHARED_MEMORY[active.target],
+        ),
+    }
+    before = driver._active
+    driver.set_active(active)
+    try:
+        with ExitStack() as stack:
+            for name, answer in answers.items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer, **__: answer))
+            yield
+    finally:
+        driver._active = before

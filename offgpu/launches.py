@@ -11,6 +11,7 @@ Only in a process without TRITON_INTERPRET.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,8 +23,9 @@ import triton
 from triton._C.libtriton import ir
 from triton.compiler import compile as triton_compile
 from triton.compiler import make_backend
-from triton.runtime.autotuner import Autotuner
+from triton.runtime.autotuner import Autotuner, Config
 from triton.runtime.driver import driver
+from triton.runtime.errors import OutOfResources
 
 from offgpu.absent_device import TARGETS, AbsentDevice
 from offgpu.compiled import Compiled, count_amdgcn, count_sass
@@ -66,8 +68,11 @@ class Launch:
     num_warps: int = 0
     shared: int = 0
     nbytes: int = 0
-    # the number of this launch among autotuned ones of the same call, of which one counts
+    # the number of this launch among autotuned ones of the same call, of which one counts; its configuration, and for what
+    # an autotuner keeps its choice
     choice: int | None = None
+    configuration: str = ''
+    tuned_for: str = ''
     other: Launch | None = None
     program: Program | None = None
 
@@ -109,6 +114,7 @@ class Driver(AbsentDevice):
     """Triton's driver of a device that compiles for `target` and, in place of running, keeps and checks what it is given."""
 
     choice: int | None = None
+    configuration = tuned_for = ''
 
     def __init__(self, target: str, depth: str) -> None:
         device = len(DEPTHS) * list(TARGETS).index(target) + DEPTHS.index(depth)
@@ -124,6 +130,7 @@ class Driver(AbsentDevice):
 
     def record(self, source, metadata, grid: list[int], binary: bytes | None, arguments: tuple) -> Launch:
         launch = Launch(source.fn.__name__, grid, target=self.target, fused=metadata.enable_fp_fusion, choice=self.choice)
+        launch.configuration, launch.tuned_for = self.configuration, self.tuned_for
         for (name, kind), x in zip(source.signature.items(), arguments, strict=True):
             if kind == 'constexpr':
                 launch.constants[name] = x
@@ -190,28 +197,49 @@ def compile_for_driver(source, target, options, **others):
     return SimpleNamespace(run=launcher, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
 
 
-def launch_candidates(active: Driver, count: int):
-    """In place of an autotuner's choice, which takes a GPU: launch the first of its configurations, up to the last one."""
+# of an autotuned kernel's name and key and of its configurations, those to launch
+Choose = Callable[[str, list[Config]], list[Config]]
+
+
+def spread(count: int) -> Choose:
+    """So many of the configurations, from the first to the last."""
+    def choose(tuned_for: str, configs: list[Config]) -> list[Config]:
+        return configs[::max((len(configs) - 1) // max(count - 1, 1), 1)][:count]
+    return choose
+
+
+def launch_candidates(active: Driver, choose: Choose):
+    """In place of an autotuner's choice, which takes a GPU: launch those of its configurations that are chosen."""
     def run(self, *args, **kwargs):
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        configs = self.prune_configs(kwargs)
-        step = max((len(configs) - 1) // max(count - 1, 1), 1)
-        for active.choice, config in enumerate(configs[::step][:count]):
-            result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        active.choice = None
+        given = {**self.nargs, **kwargs}
+        dtypes = sorted({str(x.dtype) for x in given.values() if isinstance(x, torch.Tensor)})
+        key = [f'{name}={given[name]}' for name in self.keys if name in given]
+        active.tuned_for = ' '.join([self.base_fn.__name__, active.target, *key, *dtypes])
+        result, active.choice = None, 0
+        for config in choose(active.tuned_for, self.prune_configs(kwargs)):
+            active.configuration = str(config)
+            try:
+                result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+            except OutOfResources:
+                continue
+            active.choice += 1
+        if not active.choice:
+            raise RuntimeError(f'no configuration of {self.base_fn.__name__} fits {active.target}')
+        active.choice, active.configuration, active.tuned_for = None, '', ''
         return result
 
     return mock.patch.object(Autotuner, 'run', run)
 
 
 @contextmanager
-def rehearsal(target: str, depth: str, candidates: int = 1):
-    """Have Triton launch on a `Driver`, whose launches are given; autotuned kernels with so many of their configurations."""
+def rehearsal(target: str, depth: str, choose: Choose | None = None):
+    """Have Triton launch on a `Driver`, whose launches are given; autotuned kernels with some of their configurations."""
     before, active = driver._active, make_driver(target, depth)
     active.launches.clear()
     driver.set_active(active)
     try:
-        with mock.patch.object(triton.compiler, 'compile', compile_for_driver), launch_candidates(active, candidates):
+        with mock.patch.object(triton.compiler, 'compile', compile_for_driver), launch_candidates(active, choose or spread(1)):
             yield active.launches
     finally:
         driver._active = before

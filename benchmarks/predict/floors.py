@@ -73,7 +73,7 @@ def floor_of(name: str, s: Shape, machine: Machine, plain: bool = False) -> Floo
     size = needed_bytes(s, direction, plain)
     work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
     return Floor(
-        size, instructions, tensor, work * size / machine.dram_bandwidth,
+        size, instructions, tensor, work * size / machine.dram_stream,
         work * max(instructions / LANES, tensor / machine.tensor_rate) / clocks,
     )
 
@@ -83,5 +83,5 @@ def scan_bound(s: Shape, machine: Machine) -> dict:
     work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
     issue = max((SCAN_ENTRY * s.K + SCAN_ELEMENTWISE) / LANES, SCAN_ENTRY_SPECIAL * s.K / SPECIAL_LANES)
     size = HALF * (SCAN_TENSORS + 2 * s.K / s.V)
-    seconds = {'dram_ms': work * size / machine.dram_bandwidth, 'issue_ms': work * issue / clocks}
+    seconds = {'dram_ms': work * size / machine.dram_stream, 'issue_ms': work * issue / clocks}
     return {'K': s.K} | {name: round(1e3 * x, 4) for name, x in seconds.items()}

@@ -22,7 +22,7 @@ from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, Shape
 from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
 from offgpu.predict.capture import capture
-from offgpu.predict.machine import MACHINES, Machine
+from offgpu.predict.machine import MACHINES, Machine, changed
 from offgpu.predict.times import Prediction, predict_pass
 
 # of the paper's 1.3B layer (B=8) and others: many sequences, and one long one
@@ -125,13 +125,7 @@ def new_report() -> dict:
 def machine_of(name: str, changes: list[str]) -> Machine:
     if name not in MACHINES:
         raise ValueError(f"gpu must be one of {sorted(MACHINES)}, got {name}: no others' constants are known to us")
-    machine = MACHINES[name]()
-    for change in changes:
-        field, _, value = change.partition('=')
-        if not isinstance(getattr(machine, field, None), (int, float)):
-            raise ValueError(f'set takes a number of offgpu.predict.machine.Machine as FIELD=VALUE, got {change}')
-        setattr(machine, field, type(getattr(machine, field))(float(value)))
-    return machine
+    return changed(MACHINES[name](), changes)
 
 
 def main(args: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.report.calibration import calibrated
 from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import models
 from benchmarks.report.predicted import predicted
@@ -82,6 +83,7 @@ SECTIONS: tuple[Section, ...] = (
     (('recompute',), recomputation, None),
     (('kernels',), kernels, None),
     (('predicted',), predicted, None),
+    (('calibration',), calibrated, 'calibration'),
 )
 
 

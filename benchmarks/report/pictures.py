@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.ops import run as ops
-from benchmarks.report import memory, plots
+from benchmarks.report import calibration, memory, plots
 from benchmarks.report.page import RESULTS
 
 # what draws the files whose name ends so
 DRAW: dict[str, Callable] = {
     'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models, 'memory': memory.draw,
+    'calibration': calibration.draw,
 }
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offgpu.launches import Launch, rehearsal
+from offgpu.launches import Choose, Launch, rehearsal, spread
 
 # of a number of tokens: makes what the pass takes, and returns the pass
 Pass = Callable[[int], Callable[[], object]]
-# of autotuned kernels, whose choice only a GPU can make: as many configurations are compiled, and the best counts
-CANDIDATES = 2
+# of autotuned kernels, whose choice only a GPU can make: two configurations are compiled, and the best counts
+CANDIDATES = spread(2)
 
 
 class Copies(TorchDispatchMode):
@@ -41,16 +41,16 @@ class Copies(TorchDispatchMode):
         return out
 
 
-def take(call: Pass, T: int, target: str, depth: str) -> list[Launch]:
+def take(call: Pass, T: int, target: str, depth: str, choose: Choose = CANDIDATES) -> list[Launch]:
     """The launches of the pass that `call(T)` returns; those that make what it takes are not compiled, and not kept."""
-    with rehearsal(target, 'launch', CANDIDATES):
+    with rehearsal(target, 'launch', spread(1)):
         run = call(T)
-    with rehearsal(target, depth, CANDIDATES) as launches, Copies(launches):
+    with rehearsal(target, depth, choose) as launches, Copies(launches):
         run()
         return list(launches)
 
 
-def capture(call: Pass, T: int, target: str, depth: str = 'code') -> list[Launch]:
+def capture(call: Pass, T: int, target: str, depth: str = 'code', choose: Choose = CANDIDATES) -> list[Launch]:
     """The launches of a pass over T tokens, each with that over `2 * T` or `T // 2` tokens.
 
     The second where twice the tokens take other kernels, as wrappers cut sequences in time from some length on.
@@ -58,10 +58,13 @@ def capture(call: Pass, T: int, target: str, depth: str = 'code') -> list[Launch
     Raises:
         RuntimeError: neither launches the same kernels, so that nothing can be said of how they grow.
     """
-    launches = take(call, T, target, depth)
+    launches = take(call, T, target, depth, choose)
     names = [x.kernel for x in launches]
+    # what does not fit was found out by compiling
+    fitting = {(x.kernel, x.configuration) for x in launches}
     for length in (2 * T, T // 2):
-        others = take(call, length, target, 'launch') if length else []
+        others = take(call, length, target, 'launch', choose) if length else []
+        others = [x for x in others if (x.kernel, x.configuration) in fitting]
         if [x.kernel for x in others] == names:
             for x, y in zip(launches, others, strict=True):
                 x.other = y

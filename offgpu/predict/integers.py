@@ -82,7 +82,11 @@ def imad(w: Warp, x: Instruction, active: np.ndarray) -> None:
 def lea(w: Warp, x: Instruction, active: np.ndarray) -> None:
     result, predicates, s = results(x)
     if 'HI' not in x.parts:
-        total = (w.unsigned(s[0]) << U64(int(s[2], 16)) & U64(M32)) + w.unsigned(s[1])
+        negative = s[0].startswith('-')
+        total = w.unsigned(s[0].lstrip('-')) << U64(int(s[2], 16)) & U64(M32)
+        # what is subtracted enters the adder as its complement and a carry, so that no borrow carries
+        total = (total ^ U64(M32)) + U64(1) if negative else total
+        total = total + w.unsigned(s[1])
     else:
         if 'SX32' in x.parts:
             shift, rest = int(s[2], 16), s[3:]

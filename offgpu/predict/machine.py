@@ -4,12 +4,13 @@ Sources: [PG] CUDA C++ programming guide, arithmetic throughput by compute capab
 and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100);
 [A22] Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file,
 memory pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's
-compiler knows.
+compiler knows; [T] published timings of kernels that were predicted beside them (`python -m benchmarks calibrate`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 KIB, MIB = 1024, 1024**2
 
@@ -23,18 +24,21 @@ class Machine:
     # False where latencies and rates are not published: then only bounds are given, from peak figures
     timed: bool = True
     multiprocessors: int = 132
-    # at which kernels like these run: boost, unless power limits it
+    # at which kernels like these run [T: state updates of 256 to 1024 heads, which issue bounds]; boost is 1.98
     clock: float = 1.755e9
-    # bytes a second that kernels achieve of the 3.35e12 [WP]
-    dram_bandwidth: float = 3.0e12
+    # bytes a second that kernels achieve of the 3.35e12 [WP] [T: tiles of linear attention 2.8, updates of a state 2.5 to
+    # 2.8], and that long rows stream at [T: layer norms 3.0]
+    dram_bandwidth: float = 2.8e12
+    dram_stream: float = 3.0e12
     l2_size: int = 50 * MIB
     # bytes a clock from L2 into an SM: 64 is the port; all SMs together get about 5.5 to 7 TB/s [CC] -> 24 to 30
     l2_bytes_per_clock: float = 28.0
 
-    # latency of loads, issue to release of the scoreboard [L24: 40.7, 263, 479 idle; CC: DRAM about 330 ns]
+    # latency of loads, issue to release of the scoreboard [L24: 40.7, 263]; DRAM [T: a recurrence that waits for one load a
+    # token takes 460 ns, 44 of them arithmetic; 690 cycles idle on a GH200 by github.com/markdewing/AI_kernels]
     l1_hit: int = 38
     l2_hit: int = 265
-    dram: int = 560
+    dram: int = 730
     shared_load: int = 29
     ldsm: int = 33
     shuffle: int = 24
@@ -78,6 +82,9 @@ class Machine:
     # lines of 128 bytes that L1 keeps beside shared memory
     l1_lines: int = 1400
     block_launch: int = 60
+    # seconds from the end of a kernel to the first instruction of the next one [T: the smallest state updates,
+    # 2.16 us for 0.7]
+    launch_seconds: float = 1.5e-6
 
     registers: int = 65536
     shared_bytes: int = 227 * KIB
@@ -91,7 +98,7 @@ def h100() -> Machine:
 
 def h200() -> Machine:
     """The same processor; 4.3 TB/s were measured for a copy. 1.98 GHz is the boost clock, held unless power limits it."""
-    return Machine(name='H200', clock=1.98e9, dram_bandwidth=4.3e12)
+    return Machine(name='H200', clock=1.98e9, dram_bandwidth=4.3e12, dram_stream=4.3e12)
 
 
 def a100() -> Machine:
@@ -101,8 +108,9 @@ def a100() -> Machine:
     L1 37.9, shared 29.0, L2 261.5, DRAM 466.3 idle].
     """
     return Machine(
-        name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, l2_size=40 * MIB, l1_hit=38,
-        l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100, tensor_rate=1024,
+        name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, dram_stream=1.4e12,
+        l2_size=40 * MIB, l1_hit=38, l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100,
+        tensor_rate=1024,
     )
 
 
@@ -114,8 +122,24 @@ def b200() -> Machine:
     (`FADD2`, `FMUL2`, `FFMA2`) and that of `mma.sync`; the other fields are an H100's, and nothing reads them.
     """
     return Machine(
-        name='B200', capability=100, timed=False, multiprocessors=148, clock=1.98e9, dram_bandwidth=8.0e12, tensor_rate=4096,
+        name='B200', capability=100, timed=False, multiprocessors=148, clock=1.98e9, dram_bandwidth=8.0e12, dram_stream=8.0e12,
+        tensor_rate=4096,
     )
 
 
-MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'B200': b200}
+def a100_80gb() -> Machine:
+    """The same processor with HBM2e at 2.039 TB/s [WP], of which rows of 64 KB get 82% [T: layer norms]."""
+    return replace(a100(), name='A100 80GB', dram_bandwidth=1.67e12, dram_stream=1.67e12)
+
+
+MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'A100 80GB': a100_80gb, 'B200': b200}
+
+
+def changed(machine: Machine, changes: Iterable[str]) -> Machine:
+    """With other constants, each as FIELD=VALUE."""
+    for change in changes:
+        name, _, value = change.partition('=')
+        if not isinstance(before := getattr(machine, name, None), (int, float)):
+            raise ValueError(f'set takes a number of offgpu.predict.machine.Machine as FIELD=VALUE, got {change}')
+        machine = replace(machine, **{name: type(before)(float(value))})
+    return machine

@@ -11,8 +11,8 @@ from offgpu.predict.machine import Machine
 
 if TYPE_CHECKING:
     from offgpu.launches import Launch
+    from offgpu.predict.runs import Runs
     from offgpu.predict.simulate import Path
-    from offgpu.predict.times import Runs
 
 # blocks that read a sector from which on it is taken as being in L2: one of them has brought it
 READERS = 4

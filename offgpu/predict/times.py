@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from offgpu.launches import Launch
 from offgpu.predict.machine import Machine
-from offgpu.predict.simulate import Path, Result, simulate
+from offgpu.predict.runs import Runs, parts_of, walked_tokens
+from offgpu.predict.simulate import Result, simulate
 from offgpu.predict.sources import Source, sources_of
-from offgpu.predict.warp import Layout, Trace, Warp
 
-# the shortest walk that is simulated, in tokens; twice as long until that adds this many instructions of a warp
-SHORTEST, ADDED_STEPS = 64, 2000
 # blocks of a fixed length that are simulated, in units of what an SM holds
 BLOCKS_IN_TURN = 2
-# instructions within which the warps of other blocks show where their tensors lie
-MOST_COMPARED = 60_000
-# accesses, as a part of all, that may be taken to lie where the first warp's do
-SELDOM = 0.01
-# what a launch takes at least, from the end of the kernel before it
-LAUNCH_SECONDS = 3e-6
 
 
 @dataclass
@@ -50,6 +43,10 @@ class Prediction:
     instructions: float = 0.0
     notes: list[str] = field(default_factory=list)
     storages: set[int] = field(default_factory=set)
+    # of an autotuned kernel: the configuration, for what it was chosen, and the seconds of all that were tried
+    configuration: str = ''
+    tuned_for: str = ''
+    tried: dict[str, float] = field(default_factory=dict)
 
     @property
     def floor(self) -> float:
@@ -64,92 +61,6 @@ def occupancy(launch: Launch, machine: Machine) -> int:
         machine.registers // registers, machine.max_warps // launch.num_warps, machine.max_blocks,
         machine.shared_bytes // shared if launch.shared else machine.max_blocks,
     ), 1)
-
-
-def shortened(launch: Launch, part: float) -> list[tuple[str, str, object]]:
-    """The arguments for a part of the length: the scalars that grow with the tokens in proportion."""
-    others = launch.other.scalars
-    return [
-        (a.name, a.kind, math.ceil(a.value * part) if part < 1 and others.get(a.name, a.value) != a.value else a.value)
-        for a in launch.arguments
-    ]
-
-
-def walked_tokens(launch: Launch) -> int | None:
-    """The tokens that a block walks over, or None where blocks have a fixed length."""
-    if launch.other is None or launch.other.grid != launch.grid:
-        return None
-    growing = {n: x for n, x in launch.scalars.items() if launch.other.scalars[n] != x}
-    lengths = [x for n, x in growing.items() if n in ('T', 'L')] or list(growing.values())
-    return min(lengths, default=None)
-
-
-def first_touches(trace: Trace) -> dict[str, tuple[int, int]]:
-    """The step at which each tensor is touched first, and the sector; but for those touched last and hardly ever."""
-    first: dict[str, tuple[int, int]] = {}
-    counts: Counter = Counter()
-    for i, a in enumerate(trace.accesses):
-        if a is not None and a.pattern is not None:
-            first.setdefault(a.tensor, (i, a.first))
-            counts[a.tensor] += 1
-    spare = SELDOM * counts.total()
-    for tensor in sorted(first, key=first.__getitem__, reverse=True):
-        spare -= counts[tensor]
-        if spare < 0:
-            break
-        del first[tensor]
-    return first
-
-
-class Runs:
-    """The paths of one launch's warps, for any part of its length."""
-
-    def __init__(self, launch: Launch, notes: list[str]) -> None:
-        self.launch, self.notes, self.bases = launch, notes, {}
-
-    def warp(self, part: float, block: int, w: int) -> Warp:
-        gx, gy, gz = self.launch.grid
-        layout = Layout(shortened(self.launch, part), self.launch.capability)
-        place = (block % gx, block // gx % gy, block // (gx * gy))
-        return Warp(self.launch.code(), layout, place, (gx, gy, gz), w, self.launch.num_warps)
-
-    def base(self, part: float) -> Trace:
-        """The first warp of the first block, interpreted to its end."""
-        if part not in self.bases:
-            trace = self.bases[part] = self.warp(part, 0, 0).run()
-            if not trace.complete:
-                self.notes.append('path cut short')
-            if trace.unknown:
-                self.notes.append(f'not interpreted: {trace.unknown}')
-            if trace.mixed_branches:
-                self.notes.append('branches taken by part of a warp')
-        return self.bases[part]
-
-    def paths(self, part: float, blocks: list[int]) -> list[list[Path]]:
-        """The warps of `blocks`; all take the first one's path, and tell where each tensor is touched first.
-
-        That says how far their addresses lie from the first one's.
-        """
-        base = self.base(part)
-        first = first_touches(base)
-        limit = min(max((i for i, _ in first.values()), default=0) + 1, MOST_COMPARED)
-        out, differ = [], 0
-        for block in blocks:
-            members = []
-            for w in range(self.launch.num_warps):
-                shift = {}
-                if (block, w) != (0, 0):
-                    short = self.warp(part, block, w).run(limit)
-                    differ += short.steps != base.steps[:limit]
-                    for tensor, (i, sector) in first.items():
-                        a = short.accesses[i] if i < len(short.accesses) else None
-                        if a is not None and a.pattern is not None:
-                            shift[tensor] = a.first - sector
-                members.append(Path(base, shift))
-            out.append(members)
-        if differ:
-            self.notes.append(f'{differ} of {len(blocks) * self.launch.num_warps} warps begin on another path')
-        return out
 
 
 def chosen_blocks(launch: Launch, machine: Machine, count: int) -> list[int]:
@@ -184,16 +95,6 @@ def walk(runs: Runs, machine: Machine, parts: tuple[float, float], n: int, sourc
     )
 
 
-def parts_of(runs: Runs, tokens: int) -> tuple[float, float] | None:
-    """Two lengths to simulate, as parts of the whole; None where that is short itself."""
-    n = SHORTEST
-    while 4 * n <= tokens:
-        if len(runs.base(2 * n / tokens).steps) - len(runs.base(n / tokens).steps) >= ADDED_STEPS:
-            return n / tokens, 2 * n / tokens
-        n *= 2
-    return None
-
-
 def instructions_of(launch: Launch, notes: list[str]) -> float:
     """Instructions that the warps of a launch issue. All take the first one's path; what was odd about it goes to `notes`."""
     runs, tokens = Runs(launch, notes), walked_tokens(launch)
@@ -206,19 +107,18 @@ def instructions_of(launch: Launch, notes: list[str]) -> float:
     return steps * launch.num_warps * launch.blocks
 
 
-def predict(launch: Launch, machine: Machine, seen: set[int]) -> Prediction:
+def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None = None) -> Prediction:
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
     if launch.binary is None:
         seconds = launch.nbytes / machine.dram_bandwidth
         return Prediction(
-            launch.kernel, seconds + LAUNCH_SECONDS, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0},
+            launch.kernel, seconds + machine.launch_seconds, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0},
             storages={a.storage for a in launch.arguments},
         )
-    notes: list[str] = []
     total, occ = launch.blocks, occupancy(launch, machine)
     per_sm = math.ceil(total / machine.multiprocessors)
     resident = min(occ, per_sm)
-    runs, tokens = Runs(launch, notes), walked_tokens(launch)
+    runs, tokens = runs or Runs(launch), walked_tokens(launch)
     parts = None if tokens is None else parts_of(runs, tokens)
     source = sources_of(launch, runs, parts, machine, seen)
     if parts is None:
@@ -241,12 +141,16 @@ def predict(launch: Launch, machine: Machine, seen: set[int]) -> Prediction:
     # were the device's schedulers all busy
     issue = issued * total / (4 * machine.multiprocessors) / machine.clock
     return Prediction(
-        launch.kernel, seconds + LAUNCH_SECONDS, issue, dram / machine.dram_bandwidth, dram, share, launch.code().registers,
-        launch.code().spills, resident, occ, total, launch.num_warps, issued * total, sorted(set(notes)), source.storages,
+        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram, share,
+        launch.code().registers, launch.code().spills, resident, occ, total, launch.num_warps, issued * total,
+        sorted(set(runs.notes)), source.storages,
+        launch.configuration, launch.tuned_for,
     )
 
 
-def predict_pass(launches: list[Launch], machine: Machine) -> list[Prediction]:
+def predict_pass(
+    launches: list[Launch], machine: Machine, predict: Callable[[Launch, Machine, set[int]], Prediction] = predict,
+) -> list[Prediction]:
     """All launches of a pass in order; of the candidates of an autotuned kernel the fastest counts."""
     seen: set[int] = set()
     out: list[Prediction] = []
@@ -258,7 +162,8 @@ def predict_pass(launches: list[Launch], machine: Machine) -> list[Prediction]:
             choices.append(p)
             if following is not None and following > launch.choice:
                 continue
-            p, choices = min(choices, key=lambda p: p.seconds), []
+            p = min(choices, key=lambda p: p.seconds)
+            p.tried, choices = {x.configuration: x.seconds for x in choices}, []
         out.append(p)
         seen.update(p.storages - {0})
     return out

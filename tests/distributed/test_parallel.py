@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.xdist_group('tensor parallel'), pytest.mark.slow]
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp('parallel')
-    run('-m', 'tests.distributed.scripts.parallel', path)
+    forks.output('-m', 'tests.distributed.scripts.parallel', path)
     return path
 
 

@@ -9,10 +9,12 @@ import torch
 
 from offgpu.predict import simulate
 from offgpu.predict.capture import Copies
+from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
 from offgpu.predict.needed import IGNORED, needed
 from offgpu.predict.times import occupancy
-from offgpu.predict.warp import ACCESS, BRANCH, HANDLE, TENSOR_SPACE, bank_passes, needed_of
+from offgpu.predict.warp import ACCESS, BRANCH, EVERYTHING, HANDLE, TENSOR_SPACE, Layout, Warp, bank_passes, needed_of
+from offgpu.sass import Instruction
 from tests.offgpu.loops import assemble, chains, cycles_each, issue, products, trace
 
 FFMA, EX2 = 'fma.rn.f32 {x}, {x}, {a}, {b};', 'ex2.approx.ftz.f32 {x}, {x};'
@@ -104,6 +106,15 @@ def test_where_arguments_and_sizes_lie(capability):
     few, many = ([a for a in trace(program, n, 4, capability, (7, 5, 1)).accesses if a] for n in (3, 20))
     assert len(few) == 3 * 5 and len(many) == 9 * 5
     assert {(a.tensor, a.store, a.count, a.first - (1 << TENSOR_SPACE - 5)) for a in few} == {('p', True, 4, 4 * 128 // 32)}
+
+
+@pytest.mark.parametrize(('a', 'b'), [(0, 4096), (1, 4096), (32, 4096), (33, 4096), (0, 0)])
+def test_a_shifted_register_is_subtracted(a, b):
+    """LEA of a negated register: its carry is that no borrow is needed, which the upper half of the difference takes."""
+    warp = Warp(assemble('', '', ''), Layout([]), (0, 0, 0), (1, 1, 1), 0, 1)
+    warp.r[1], warp.r[2] = a, b
+    HANDLERS['LEA'](warp, Instruction(0, 0, '', 'LEA', ['R3', 'P0', '-R1', 'R2', '0x7']), EVERYTHING)
+    assert (warp.r[3] == (b - (a << 7)) % 2**32).all() and (warp.p[0] == (b >= a << 7)).all()
 
 
 @pytest.mark.parametrize('capability', [90, 100])

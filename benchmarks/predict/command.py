@@ -1,0 +1,15 @@
+"""Predicted times of the kernels on a GPU that is not there, and what their cycles go to: uncalibrated.
+
+fla offers the configurations of the GPU that it finds when it is imported, so it is imported in here.
+"""
+
+from __future__ import annotations
+
+from offgpu.absent_device import announced
+from offgpu.launches import make_driver
+
+
+def main(args: list[str] | None = None) -> int:
+    with announced(make_driver('sm_90', 'launch')):
+        from benchmarks.predict import run
+        return run.main(args)
