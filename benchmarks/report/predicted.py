@@ -15,7 +15,7 @@ INTRODUCTION = """## Times predicted without a GPU
 makes, reads the machine code and simulates one multiprocessor. Milliseconds on an {gpu} for {shape},
 one head, bfloat16; Longhorn as the layer calls it, with gate, skip and logits of beta, fla's operators without. "of the
 floor" is a multiple of what any implementation needs for its bytes or for the best known algorithm's instructions.
-Commit {commit}: made with the constants from before the comparison below, and fla's operators with the tiles of a smaller GPU."""
+Commit {commit}: made with the constants from before the comparison below, fla's operators with tiles for a smaller GPU."""
 
 
 def predicted(report: dict) -> str:
