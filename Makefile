@@ -42,8 +42,9 @@ test test-all: setup
 # but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
 ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
 OWN := tests/layers/test_longhorn.py tests/ops/triton/test_scalar_beta.py
-QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_intermediate_states.py ops/test_state_update.py \
+QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
+	ops/test_pool.py ops/test_pool_errors.py models/test_transforms.py models/test_causal_lm.py \
 	models/test_boundaries.py models/test_capture.py $(addprefix models/test_rewind.py::test_cropped_,rows_with_padding to_padding_of_all_rows))
 COUNTED := --cov --cov-append --cov-report=
 test-device test-device-quick: export OMP_NUM_THREADS := 1

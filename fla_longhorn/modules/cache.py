@@ -52,7 +52,7 @@ def read_states(
             )
     recurrent_state, conv_state = state['recurrent_state'], state['conv_state']
     # made under `torch.inference_mode`, neither autograd nor an update in place can use them; a trace can't ask
-    if not (torch.is_inference_mode_enabled() or torch.compiler.is_compiling()):
+    if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()):
         if recurrent_state.is_inference() or conv_state.is_inference():
             return recurrent_state.clone(), conv_state.clone()
     return recurrent_state, conv_state

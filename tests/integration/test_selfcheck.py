@@ -81,13 +81,15 @@ def test_a_wrong_kernel_is_found(kind, packed_alone, monkeypatch, capsys, device
 def test_without_rich(packed_alone, monkeypatch, capsys, device):
     for name in ('rich', 'rich.console', 'rich.table'):
         monkeypatch.setitem(sys.modules, name, None)
-    assert selfcheck.main(['--device', str(device), *QUICK, '--verbose']) == 0
+    # on the GPU where there is one, with every dtype that it has
+    assert selfcheck.main(['--quick', '--verbose']) == 0
     out = capsys.readouterr().out
-    assert 'op                        update    dtype    cases  outputs' in out
+    assert out.splitlines()[0].startswith('device') and 'outputs' in out
     assert 'chunk_longhorn diagonal float32 packed: ok' in out
 
 
-def test_the_backend_can_be_named(packed_alone, monkeypatch, capsys, device):
+def test_the_backend_can_be_named(monkeypatch, capsys, device):
+    monkeypatch.setattr(cases, 'CASES', tuple(case for case in cases.CASES if case.name in ('packed', 'K = 1')))
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
     ran = []
     backend = importlib.import_module('fla_longhorn.ops.torch')

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
-from fla_longhorn import LonghornForCausalLM
+from fla_longhorn import Longhorn, LonghornForCausalLM
 from tests.models.test_cache import build
 from tests.ops.cases import relative_error
 
@@ -30,6 +30,16 @@ def batch(device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def make(name: str, device) -> LonghornForCausalLM:
     return build(device, num_hidden_layers=2, initializer_range=0.5, **VARIANTS[name])
+
+
+def test_packed_rows_in_a_transform(device):
+    """The boundaries are an argument, under transformers' name; nothing reads them."""
+    layer = Longhorn(hidden_size=16, state_size=4, layer_idx=0).to(device)
+    h, bounds = torch.randn(1, 12, 16, device=device, requires_grad=True), torch.tensor([0, 5, 12], device=device)
+    pieces = torch.cat([layer(h[:, :5])[0], layer(h[:, 5:])[0]], 1).square().sum()
+    names = dict.fromkeys(('cu_seq_lens_q', 'cu_seq_lens_k'), bounds)
+    got = grad(lambda x: layer(x, **names)[0].square().sum())(h.detach())
+    assert relative_error(got, torch.autograd.grad(pieces, h)[0]) <= TOLERANCE
 
 
 def loss_of(model, parameters, ids, labels, mask):

@@ -117,6 +117,15 @@ def test_host_copy_that_contradicts(op, name):
 
 
 @pytest.mark.parametrize('op', OPS[:2])
+def test_a_host_copy_is_compared_on_request(op, monkeypatch, device):
+    monkeypatch.setenv('FLA_LONGHORN_CHECK_VALUES', '1')
+    call = {name: x[:1].to(device) for name, x in arguments().items()} | {'cu_seqlens': torch.tensor([0, 1, T], device=device)}
+    op(**call, cu_seqlens_cpu=torch.tensor([0, 1, T]))
+    with pytest.raises(ValueError, match=r'cu_seqlens_cpu must be the host copy of cu_seqlens \(\[0, 1'):
+        op(**call, cu_seqlens_cpu=torch.tensor([0, 2, T]))
+
+
+@pytest.mark.parametrize('op', OPS[:2])
 @pytest.mark.parametrize('name', ['q', 'v', 'initial_state'])
 def test_float64_is_for_the_naive_op(op, name, device):
     call = on(device, arguments(initial_state=torch.zeros(B, H, K, V)))

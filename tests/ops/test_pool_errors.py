@@ -13,11 +13,12 @@ from fla_longhorn.ops import longhorn_state_update
 N, P, H, K, V = 4, 9, 2, 5, 6
 
 
-def arguments(**changes) -> dict[str, Any]:
+def arguments(device='cpu', **changes) -> dict[str, Any]:
     q, k = torch.randn(2, N, 1, H, K)
     v, beta = torch.randn(N, 1, H, V), torch.rand(N, 1, H, V)
     good = dict(state=torch.randn(P, H, K, V), q=q, k=k, v=v, beta=beta, state_indices=torch.tensor([7, 2, 0, 8]))
-    return good | {name: change(good) if isinstance(change, Callable) else change for name, change in changes.items()}
+    call = good | {name: change(good) if isinstance(change, Callable) else change for name, change in changes.items()}
+    return {name: x.to(device) if isinstance(x, torch.Tensor) and not x.is_meta else x for name, x in call.items()}
 
 
 BAD = {
@@ -53,6 +54,8 @@ BAD = {
         dict(has_initial_state=torch.ones(N, dtype=torch.long)), TypeError, 'has_initial_state must be a tensor of bool',
     ),
     'no null index': (dict(pad_slot_id=None), TypeError, 'pad_slot_id must be an integer, got NoneType'),
+}
+BAD_ROWS = {
     'outside': (dict(state_indices=torch.tensor([7, 2, 0, 9])), ValueError, 'state_indices must be below .* 9, got 9'),
     'final outside': (
         dict(final_state_indices=torch.tensor([7, -1, 9, 9])), ValueError, 'final_state_indices must be below .* 9, got 9',
@@ -70,14 +73,23 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize('name', list(BAD))
-def test_bad_call(name):
-    changes, error, message = BAD[name]
-    call = arguments(**changes)
+def check(call: dict[str, Any], error: type[Exception], message: str) -> None:
     before = call['state'].clone()
     with pytest.raises(error, match=message):
         longhorn_state_update(**call)
     assert call['state'].is_meta or torch.equal(call['state'], before)
+
+
+@pytest.mark.parametrize('name', list(BAD))
+def test_bad_call(name, device):
+    changes, error, message = BAD[name]
+    check(arguments(device, **changes), error, message)
+
+
+@pytest.mark.parametrize('name', list(BAD_ROWS))
+def test_bad_rows(name):
+    changes, error, message = BAD_ROWS[name]
+    check(arguments(**changes), error, message)
 
 
 def test_compiled_programs_check_rows_when_they_run():
