@@ -70,10 +70,7 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
 
 
 def default_device() -> torch.device:
-    accelerator = getattr(torch, 'accelerator', None)
-    if accelerator is not None and accelerator.is_available():
-        return accelerator.current_accelerator()
-    return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device('cpu')
 
 
 def supported_dtypes(device: torch.device) -> list[str]:

@@ -17,8 +17,14 @@ def arguments(device='cpu', **changes) -> dict[str, Any]:
     q, k = torch.randn(2, N, 1, H, K)
     v, beta = torch.randn(N, 1, H, V), torch.rand(N, 1, H, V)
     good = dict(state=torch.randn(P, H, K, V), q=q, k=k, v=v, beta=beta, state_indices=torch.tensor([7, 2, 0, 8]))
-    call = good | {name: change(good) if isinstance(change, Callable) else change for name, change in changes.items()}
-    return {name: x.to(device) if isinstance(x, torch.Tensor) and not x.is_meta else x for name, x in call.items()}
+    good = {name: x.to(device) for name, x in good.items()}
+
+    def changed(change):
+        if isinstance(change, Callable):
+            return change(good)
+        return change.to(device) if isinstance(change, torch.Tensor) else change
+
+    return good | {name: changed(change) for name, change in changes.items()}
 
 
 BAD = {
