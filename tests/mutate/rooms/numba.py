@@ -17,11 +17,6 @@ MUTATIONS = [
         'tests/ops/numba/test_threads.py::test_a_failure_is_raised_after_all_have_ended',
     ),
     Mutation(
-        'fork-guard', 'fla_cpu/numba/threads.py', ' or pid != os.getpid()', '',
-        'a forked child waits for threads that it does not have',
-        'tests/ops/numba/test_threads.py::test_a_forked_child_has_threads_of_its_own',
-    ),
-    Mutation(
         'skipped-residual', 'ops/numba/forward.py',
         'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)',
         'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_v)',

@@ -59,8 +59,8 @@ def child(connection, shared):
     connection.send((shared, {name: x.tolist() for name, x in got.items()}))
 
 
-def test_a_forked_child_has_threads_of_its_own(shared, threads):
-    """A parent's don't survive a fork: a child that waited for them would wait for ever."""
+def test_a_forked_child_computes_the_same(shared, threads):
+    """A parent's threads don't survive a fork: a child that waited for them would wait for ever."""
     run(chunk_longhorn, make_inputs(CASE), make_options(CASE))
     threads(2)
     shared.clear()
