@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 from offgpu.launches import Launch
+from offgpu.predict.needed import needed_at
 from offgpu.predict.simulate import Path
 from offgpu.predict.warp import Layout, Trace, Warp
 
@@ -85,21 +86,23 @@ class Runs:
         """
         if (known := self.known.get((part, *blocks))) is not None:
             return known
-        base = self.base(part)
+        base, program = self.base(part), self.launch.code()
         first = first_touches(base)
         limit = min(max((i for i, _ in first.values()), default=0) + 1, MOST_COMPARED)
+        steps, wanted = base.steps[:limit + 1], {i for i, _ in first.values() if i < limit}
+        positions = needed_at(program, steps[:limit], wanted)
         out, differ = [], 0
         for block in blocks:
             members = []
             for w in range(self.launch.num_warps):
                 shift = {}
                 if (block, w) != (0, 0):
-                    short = self.warp(part, block, w).run(limit)
-                    differ += short.steps != base.steps[:limit]
-                    for tensor, (i, sector) in first.items():
-                        a = short.accesses[i] if i < len(short.accesses) else None
-                        if a is not None and a.pattern is not None:
-                            shift[tensor] = a.first - sector
+                    sectors = self.warp(part, block, w).sectors(steps, positions, wanted)
+                    if sectors is None:
+                        differ += 1
+                        short = self.warp(part, block, w).run(limit).accesses
+                        sectors = {i: a.first for i, a in enumerate(short) if a is not None and a.pattern is not None}
+                    shift = {tensor: sectors[i] - sector for tensor, (i, sector) in first.items() if i in sectors}
                 members.append(Path(base, shift))
             out.append(members)
         if differ:

@@ -24,12 +24,13 @@ L2_PART = 0.5
 class Source:
     """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated.
 
-    `storages` are those that the kernel touches, of all that it is given.
+    `storages` are those that the kernel touches, of all that it is given; `needed_bytes` their sizes, but for those in L2.
     """
 
     levels: dict[str, str] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     shared_bytes: float = 0.0
+    needed_bytes: float = 0.0
     storages: set[int] = field(default_factory=set)
 
 
@@ -79,6 +80,7 @@ def sources_of(
         source.storages.add(argument.storage)
         readers = 32 * sectors[name] * launch.blocks / size
         kept = argument.storage in seen and size <= room
+        source.needed_bytes += 0 if kept else size
         if kept or readers >= READERS or name in again and size <= room:
             source.levels[name] = 'l2'
             source.shared_bytes += 0 if kept else size

@@ -276,6 +276,24 @@ class Warp:
             i += 1
         return trace
 
+    def sectors(self, steps: list[int], positions: list[int], wanted: set[int]) -> dict[int, int] | None:
+        """The first sectors at the positions `wanted` of a path; None where the warp leaves it at one of `positions`."""
+        code, kinds, out = self.program.code, needed_of(self.program), {}
+        for position in positions:
+            x = code[steps[position]]
+            kind = kinds[steps[position]]
+            active = self.predicate(x.guard) if x.guard else EVERYTHING
+            if kind == BRANCH:
+                if self.follow(x, active, Trace()) != steps[position + 1]:
+                    return None
+            elif kind == ACCESS:
+                if position in wanted and active.any():
+                    out[position] = int(self.addresses(address_of(x))[active][0]) >> 5
+                self.move(x, active)
+            elif (handler := HANDLERS.get(x.base)) is not None:
+                handler(self, x, active)
+        return out
+
     def follow(self, x: Instruction, active: np.ndarray, trace: Trace) -> int | None:
         """The instruction after a branch; None at the end. A branch that some lanes take is counted and not taken."""
         condition = active

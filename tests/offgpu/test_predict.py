@@ -11,7 +11,7 @@ from offgpu.predict import simulate
 from offgpu.predict.capture import Copies
 from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
-from offgpu.predict.needed import IGNORED, needed
+from offgpu.predict.needed import IGNORED, needed, needed_at
 from offgpu.predict.times import occupancy
 from offgpu.predict.warp import ACCESS, BRANCH, EVERYTHING, HANDLE, TENSOR_SPACE, Layout, Warp, bank_passes, needed_of
 from offgpu.sass import Instruction
@@ -94,6 +94,26 @@ def test_only_what_addresses_and_branches_need_is_interpreted():
     every = trace(program, 5)
     assert few.steps == every.steps
     assert [a and (a.tensor, a.first) for a in few.accesses] == [a and (a.tensor, a.first) for a in every.accesses]
+
+
+def test_other_warps_are_followed_along_a_path():
+    """Where they touch memory is what interpreting all of them says; block 2 goes round the loop once less."""
+    init = 'mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; mad.lo.u32 %r4, %r3, 1000, %r2; mul.wide.u32 %d1, %r4, 4;'
+    init += 'add.u64 %d1, %d0, %d1; shr.u32 %r5, %r3, 1; mad.lo.u32 %r0, %r5, -1, %r0; mov.u32 %r6, s;'
+    body = 'mad.lo.u32 %r6, %r2, 4, %r6; st.volatile.shared.u32 [%r6], %r1;' * 8
+    program = assemble(init, body + 'st.volatile.global.u32 [%d1], %r1; add.u64 %d1, %d1, 4096;', '')
+
+    def warp(block: int, w: int) -> Warp:
+        return Warp(program, Layout([('p', '*fp32', None), ('n', 'i32', 5)], hidden=0), (block, 0, 0), (4, 1, 1), w, 4)
+
+    path = warp(0, 0).run()
+    wanted = {i for i, a in enumerate(path.accesses) if a and a.space == 'global'}
+    positions = needed_at(program, path.steps[:max(wanted) + 1], wanted)
+    assert len(wanted) == 5 and len(positions) < len(path.steps) / 2
+    for block, w in ((0, 3), (1, 0), (1, 2)):
+        every = warp(block, w).run().accesses
+        assert warp(block, w).sectors(path.steps, positions, wanted) == {i: every[i].first for i in wanted}
+    assert warp(2, 0).sectors(path.steps, positions, wanted) is None
 
 
 @pytest.mark.parametrize('capability', [90, 100])
