@@ -36,21 +36,22 @@ def walked_tokens(launch: Launch) -> int | None:
     return min(lengths, default=None)
 
 
-def first_touches(trace: Trace) -> dict[str, tuple[int, int]]:
-    """The step at which each tensor is touched first, and the sector; but for those touched last and hardly ever."""
-    first: dict[str, tuple[int, int]] = {}
+def first_touches(trace: Trace) -> dict[int, int]:
+    """Of each instruction that touches a tensor, the step at which it first does; but for tensors touched last and hardly ever."""
+    first: dict[int, int] = {}
     counts: Counter = Counter()
     for i, a in enumerate(trace.accesses):
         if a is not None and a.pattern is not None:
-            first.setdefault(a.tensor, (i, a.first))
+            first.setdefault(trace.steps[i], i)
             counts[a.tensor] += 1
     spare = SELDOM * counts.total()
-    for tensor in sorted(first, key=first.__getitem__, reverse=True):
+    begin = {trace.accesses[i].tensor: i for i in reversed(first.values())}
+    for tensor in sorted(begin, key=begin.__getitem__, reverse=True):
         spare -= counts[tensor]
         if spare < 0:
             break
-        del first[tensor]
-    return first
+        del begin[tensor]
+    return {instruction: i for instruction, i in first.items() if trace.accesses[i].tensor in begin}
 
 
 class Runs:
@@ -80,29 +81,28 @@ class Runs:
         return self.bases[part]
 
     def paths(self, part: float, blocks: list[int]) -> list[list[Path]]:
-        """The warps of `blocks`; all take the first one's path, and tell where each tensor is touched first.
+        """The warps of `blocks`; all take the first one's path, and tell where each instruction first touches memory.
 
         That says how far their addresses lie from the first one's.
         """
         if (known := self.known.get((part, *blocks))) is not None:
             return known
         base, program = self.base(part), self.launch.code()
-        first = first_touches(base)
-        limit = min(max((i for i, _ in first.values()), default=0) + 1, MOST_COMPARED)
-        steps, wanted = base.steps[:limit + 1], {i for i, _ in first.values() if i < limit}
-        positions = needed_at(program, steps[:limit], wanted)
+        first = {instruction: i for instruction, i in first_touches(base).items() if i < MOST_COMPARED}
+        limit, wanted = max(first.values(), default=-1) + 1, set(first.values())
+        positions = needed_at(program, base.steps[:limit], wanted)
         out, differ = [], 0
         for block in blocks:
             members = []
             for w in range(self.launch.num_warps):
-                shift = {}
+                shift: dict[int, int] = {}
                 if (block, w) != (0, 0):
-                    sectors = self.warp(part, block, w).sectors(steps, positions, wanted)
-                    if sectors is None:
-                        differ += 1
-                        short = self.warp(part, block, w).run(limit).accesses
-                        sectors = {i: a.first for i, a in enumerate(short) if a is not None and a.pattern is not None}
-                    shift = {tensor: sectors[i] - sector for tensor, (i, sector) in first.items() if i in sectors}
+                    sectors, left = self.warp(part, block, w).sectors(base.steps, positions, wanted)
+                    differ += left
+                    shift = {x: sectors[i] - base.accesses[i].first for x, i in first.items() if i in sectors}
+                    # where no lane of it is active, or where it does not come: as elsewhere in the tensor
+                    near = {base.accesses[first[x]].tensor: shift[x] for x in reversed(shift)}
+                    shift |= {x: near.get(base.accesses[i].tensor, 0) for x, i in first.items() if i not in sectors}
                 members.append(Path(base, shift))
             out.append(members)
         if differ:

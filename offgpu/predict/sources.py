@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from offgpu.predict.machine import Machine
+from offgpu.predict.simulate import L2_PART
 
 if TYPE_CHECKING:
     from offgpu.launches import Launch
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 # blocks that read a sector from which on it is taken as being in L2: one of them has brought it
 READERS = 4
-# part of L2 that one pass's tensors may count on while others stream through
-L2_PART = 0.5
 
 
 @dataclass
@@ -37,18 +37,18 @@ class Source:
 def touched(block: list[Path]) -> dict[str, tuple[int, int]]:
     """(different sectors, all sectors) that a block touches of each tensor."""
     base = block[0].trace
-    of_tensor: dict[str, list[np.ndarray]] = {}
-    for a in base.accesses:
+    of_instruction: dict[tuple[str, int], list[np.ndarray]] = {}
+    for x, a in zip(base.steps, base.accesses, strict=True):
         if a is not None and a.pattern is not None:
-            of_tensor.setdefault(a.tensor, []).append(a.pattern + a.first)
-    out = {}
-    for tensor, parts in of_tensor.items():
+            of_instruction.setdefault((a.tensor, x), []).append(a.pattern + a.first)
+    sectors: dict[str, list[np.ndarray]] = {}
+    every: Counter = Counter()
+    for (tensor, x), parts in of_instruction.items():
         own = np.concatenate(parts)
+        every[tensor] += len(own) * len(block)
         different = np.unique(own)
-        shifts = {p.shift.get(tensor, 0) for p in block}
-        every = np.unique(np.concatenate([different + shift for shift in shifts]))
-        out[tensor] = (len(every), len(own) * len(block))
-    return out
+        sectors.setdefault(tensor, []).extend(different + shift for shift in {p.shift.get(x, 0) for p in block})
+    return {tensor: (len(np.unique(np.concatenate(parts))), every[tensor]) for tensor, parts in sectors.items()}
 
 
 def sources_of(

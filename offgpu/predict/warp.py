@@ -276,8 +276,8 @@ class Warp:
             i += 1
         return trace
 
-    def sectors(self, steps: list[int], positions: list[int], wanted: set[int]) -> dict[int, int] | None:
-        """The first sectors at the positions `wanted` of a path; None where the warp leaves it at one of `positions`."""
+    def sectors(self, steps: list[int], positions: list[int], wanted: set[int]) -> tuple[dict[int, int], bool]:
+        """The first sectors at the positions `wanted` of a path, as far as the warp keeps to it; and whether it leaves it."""
         code, kinds, out = self.program.code, needed_of(self.program), {}
         for position in positions:
             x = code[steps[position]]
@@ -285,14 +285,14 @@ class Warp:
             active = self.predicate(x.guard) if x.guard else EVERYTHING
             if kind == BRANCH:
                 if self.follow(x, active, Trace()) != steps[position + 1]:
-                    return None
+                    return out, True
             elif kind == ACCESS:
                 if position in wanted and active.any():
                     out[position] = int(self.addresses(address_of(x))[active][0]) >> 5
                 self.move(x, active)
             elif (handler := HANDLERS.get(x.base)) is not None:
                 handler(self, x, active)
-        return out
+        return out, False
 
     def follow(self, x: Instruction, active: np.ndarray, trace: Trace) -> int | None:
         """The instruction after a branch; None at the end. A branch that some lanes take is counted and not taken."""

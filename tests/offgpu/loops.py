@@ -53,8 +53,11 @@ def trace(program: Program, n: int, warps: int = 1, capability: int = 90, grid: 
     return path
 
 
-def issue(program: Program, n: int, warps: int = 1, level: str = 'l2') -> Result:
-    return simulate(program, h100(), [[WarpPath(trace(program, n, warps))] * warps], {'*': level}, 1)
+def issue(program: Program, n: int, warps: int = 1, level: str = 'l2', apart: int = 0) -> Result:
+    """On as many warps, of which each touches memory `apart` sectors after the one before."""
+    path = trace(program, n, warps)
+    block = [WarpPath(path, dict.fromkeys(path.steps, apart * w)) for w in range(warps)]
+    return simulate(program, h100(), [block], {'*': level}, 1)
 
 
 def cycles_each(program: Program, count: int, warps: int) -> float:

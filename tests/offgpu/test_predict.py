@@ -12,6 +12,8 @@ from offgpu.predict.capture import Copies
 from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
 from offgpu.predict.needed import IGNORED, needed, needed_at
+from offgpu.predict.runs import Runs, first_touches
+from offgpu.predict.sources import touched
 from offgpu.predict.times import occupancy
 from offgpu.predict.warp import ACCESS, BRANCH, EVERYTHING, HANDLE, TENSOR_SPACE, Layout, Warp, bank_passes, needed_of
 from offgpu.sass import Instruction
@@ -83,6 +85,26 @@ def test_a_token_that_waits_for_its_loads_is_named():
     assert result.share()['wait LDG p DRAM'] > 0.2
 
 
+def copy_loop(store: str):
+    """A warp reads four times 512 bytes and sums them; `store` writes as much elsewhere."""
+    init = 'mov.u32 %r2, %tid.x; mul.wide.u32 %d1, %r2, 16; add.u64 %d1, %d0, %d1; add.u64 %d2, %d1, 268435456;'
+    init += 'cvt.rn.f32.s32 %f4, %r2; mov.f32 %f5, 0f00000000;'
+    registers = [[f'%f{8 + 4 * i + j}' for j in range(4)] for i in range(4)]
+    body = ''.join(f'ld.volatile.global.v4.f32 {{{",".join(r)}}}, [%d1+{512 * i}];' for i, r in enumerate(registers))
+    body += ''.join(store.format(512 * i) for i in range(4)) + ''.join(f'add.f32 %f5, %f5, {x};' for r in registers for x in r)
+    return assemble(init, body + 'add.u64 %d1, %d1, 2048; add.u64 %d2, %d2, 2048;', 'st.global.f32 [%d0], %f5;')
+
+
+def test_what_is_written_waits_in_l2():
+    """DRAM reads at its rate, whatever a kernel writes beside it; the bytes that are written count with the kernel's."""
+    read = issue(copy_loop(''), 50, warps=8, level='dram', apart=1 << 17)
+    both = issue(copy_loop('st.volatile.global.v4.f32 [%d2+{}], {{%f4,%f4,%f4,%f4}};'), 50, warps=8, level='dram', apart=1 << 17)
+    rate = h100().dram_bandwidth / h100().multiprocessors / h100().clock
+    assert read.bytes['DRAM read p'] / rate <= read.cycles <= both.cycles < 1.1 * read.cycles
+    assert both.bytes['DRAM read p'] == read.bytes['DRAM read p'] == 8 * 50 * 4 * 512
+    assert both.bytes['DRAM write p'] - read.bytes['DRAM write p'] == 8 * 50 * 4 * 512
+
+
 def test_only_what_addresses_and_branches_need_is_interpreted():
     """With every instruction interpreted, the path and the addresses are the same."""
     program = token_loop(ahead=True)
@@ -112,8 +134,30 @@ def test_other_warps_are_followed_along_a_path():
     assert len(wanted) == 5 and len(positions) < len(path.steps) / 2
     for block, w in ((0, 3), (1, 0), (1, 2)):
         every = warp(block, w).run().accesses
-        assert warp(block, w).sectors(path.steps, positions, wanted) == {i: every[i].first for i in wanted}
-    assert warp(2, 0).sectors(path.steps, positions, wanted) is None
+        assert warp(block, w).sectors(path.steps, positions, wanted) == ({i: every[i].first for i in wanted}, False)
+    sectors, left = warp(2, 0).sectors(path.steps, positions, wanted)
+    assert left and sectors == {i: a.first for i, a in enumerate(warp(2, 0).run().accesses) if i in wanted and a}
+
+
+def test_each_instruction_has_its_own_place():
+    """All read a number, then each warp 128 bytes of its block's 4096: neither says where the other lies."""
+    init = 'ld.volatile.global.f32 %f0, [%d0]; mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; mad.lo.u32 %r4, %r3, 1024, %r2;'
+    init += 'mul.wide.u32 %d1, %r4, 4; add.u64 %d1, %d0, %d1;'
+    program = assemble(init, 'ld.volatile.global.f32 %f1, [%d1]; add.f32 %f0, %f0, %f1;', 'st.global.f32 [%d1], %f0;')
+    launch = SimpleNamespace(
+        grid=[3, 1, 1], num_warps=4, capability=90, code=lambda: program, other=SimpleNamespace(scalars={}),
+        arguments=[SimpleNamespace(name='p', kind='*fp32', value=None), SimpleNamespace(name='n', kind='i32', value=2)],
+    )
+    runs = Runs(launch)
+    blocks = runs.paths(1.0, [0, 2])
+    assert runs.notes == []
+    for block, i in zip(blocks, (0, 2), strict=True):
+        for w, path in enumerate(block):
+            own = [a and a.first for a in runs.warp(1.0, i, w).run().accesses]
+            shifts = {x: path.shift.get(x, 0) for x in first_touches(path.trace)}
+            assert set(shifts.values()) == {0, 128 * i + 4 * w}
+            assert all(own[n] == path.trace.accesses[n].first + shifts[x] for x, n in first_touches(path.trace).items())
+        assert touched(block)['p'][0] == (17 if i else 16)
 
 
 @pytest.mark.parametrize('capability', [90, 100])
