@@ -1,4 +1,4 @@
-"""Predicted times of the kernels on a GPU that is not there, and what their cycles go to: uncalibrated.
+"""Predicted times of the kernels on a GPU that is not there, what their cycles go to, and how far off they may be.
 
 fla offers the configurations of the GPU that it finds when it is imported, so it is imported in here.
 """

@@ -37,7 +37,7 @@ def walked_tokens(launch: Launch) -> int | None:
 
 
 def first_touches(trace: Trace) -> dict[int, int]:
-    """Of each instruction that touches a tensor, the step at which it first does; but for tensors touched last and hardly ever."""
+    """The step at which each instruction first touches a tensor; but for tensors that are touched last and hardly ever."""
     first: dict[int, int] = {}
     counts: Counter = Counter()
     for i, a in enumerate(trace.accesses):

@@ -98,7 +98,8 @@ def copy_loop(store: str):
 def test_what_is_written_waits_in_l2():
     """DRAM reads at its rate, whatever a kernel writes beside it; the bytes that are written count with the kernel's."""
     read = issue(copy_loop(''), 50, warps=8, level='dram', apart=1 << 17)
-    both = issue(copy_loop('st.volatile.global.v4.f32 [%d2+{}], {{%f4,%f4,%f4,%f4}};'), 50, warps=8, level='dram', apart=1 << 17)
+    store = 'st.volatile.global.v4.f32 [%d2+{}], {{%f4,%f4,%f4,%f4}};'
+    both = issue(copy_loop(store), 50, warps=8, level='dram', apart=1 << 17)
     rate = h100().dram_bandwidth / h100().multiprocessors / h100().clock
     assert read.bytes['DRAM read p'] / rate <= read.cycles <= both.cycles < 1.1 * read.cycles
     assert both.bytes['DRAM read p'] == read.bytes['DRAM read p'] == 8 * 50 * 4 * 512
