@@ -79,19 +79,18 @@ static double *find(Sm *s, int64_t sector, int allocate, int *found) {
 }
 
 #define TOUCHED (1 << 22)
-/* whether a sector is in L2: not if the SM has filled its part of L2 since it last touched it */
-static int touch(Sm *s, int64_t sector) {
-    uint64_t i = (uint64_t)sector * 0x9E3779B97F4A7C15ull >> 42;
-    int kept = 0;
+/* whether a sector is in L2, or waits there to be written: not if the SM has filled its part of L2 since it last touched it */
+static int touch(Sm *s, int64_t sector, int written) {
+    int64_t key = sector << 1 | written;
+    uint64_t i = (uint64_t)key * 0x9E3779B97F4A7C15ull >> 42;
     for (int n = 0; n < 64; n++, i = (i + 1) & (TOUCHED - 1)) {
-        if (s->touched[i] && s->touched[i] != sector + 1) continue;
-        kept = s->touched[i] && s->brought - s->when[i] <= s->m->l2_room;
-        s->touched[i] = sector + 1;
-        if (!kept) s->brought += 32;
+        if (s->touched[i] && s->touched[i] != key + 1) continue;
+        int kept = s->touched[i] && s->brought - s->when[i] <= s->m->l2_room;
+        s->touched[i] = key + 1;
+        if (!kept && !written) s->brought += 32;
         s->when[i] = s->brought;
         return kept;
     }
-    s->brought += 32;
     return 0;
 }
 
@@ -112,7 +111,7 @@ static double load(Sm *s, const Access *a, const int64_t *delta, double t, int *
             s->bytes[4 * a->tensor] += 32;
             arrival = max(start + m->l2_hit, s->l2_free + m->l2_hit - 32 / m->l2_per_clock);
             from = L2;
-            if (level == DRAM && !touch(s, sectors[i] + base)) {
+            if (level == DRAM && !touch(s, sectors[i] + base, 0)) {
                 double size = 32 * s->shares[a->tensor];
                 s->dram_free = max(s->dram_free, start) + size / m->dram_per_clock;
                 s->bytes[4 * a->tensor + 1] += size;
@@ -141,7 +140,8 @@ static double store(Sm *s, const Access *a, const int64_t *delta, double t) {
             int found;
             double *slot = find(s, sectors[i] + base, 0, &found);
             if (slot) *slot = -1;
-            touch(s, sectors[i] + base);
+            touch(s, sectors[i] + base, 0);
+            if (touch(s, sectors[i] + base, 1)) size -= 32;
         }
         if (s->levels[a->tensor] == DRAM) {
             /* L2 keeps what is written until DRAM has nothing to read: it counts with all bytes of a kernel, and delays no load */

@@ -9,11 +9,14 @@ from offgpu.launches import Launch
 from offgpu.predict.needed import needed_at
 from offgpu.predict.simulate import Path
 from offgpu.predict.warp import Layout, Trace, Warp
+from offgpu.sass import Program
 
 # the shortest walk that is simulated, in tokens; twice as long until that adds this many instructions of a warp
 SHORTEST, ADDED_STEPS = 64, 2000
 # instructions within which the warps of other blocks show where their tensors lie
 MOST_COMPARED = 60_000
+# ways through a kernel that its blocks may take
+MOST_PATHS = 8
 # accesses, as a part of all, that may be taken to lie where the first warp's do
 SELDOM = 0.01
 
@@ -54,6 +57,27 @@ def first_touches(trace: Trace) -> dict[int, int]:
     return {instruction: i for instruction, i in first.items() if trace.accesses[i].tensor in begin}
 
 
+class Lead:
+    """A path that warps are followed along: the positions that say where they touch memory, and whether they keep to it."""
+
+    def __init__(self, program: Program, trace: Trace) -> None:
+        self.trace = trace
+        self.first = {instruction: i for instruction, i in first_touches(trace).items() if i < MOST_COMPARED}
+        self.wanted = set(self.first.values())
+        self.positions = needed_at(program, trace.steps[:max(self.wanted, default=-1) + 1], self.wanted)
+        self.whole = needed_at(program, trace.steps[:MOST_COMPARED], self.wanted)
+
+    def shift(self, sectors: dict[int, int] | None) -> dict[int, int]:
+        """How far each instruction's sectors lie from the path's."""
+        if sectors is None:
+            return {}
+        accesses = self.trace.accesses
+        shift = {x: sectors[i] - accesses[i].first for x, i in self.first.items() if i in sectors}
+        # where no lane is active, or where the warp does not come: as elsewhere in the tensor
+        near = {accesses[self.first[x]].tensor: shift[x] for x in reversed(shift)}
+        return shift | {x: near.get(accesses[i].tensor, 0) for x, i in self.first.items() if i not in sectors}
+
+
 class Runs:
     """The paths of one launch's warps, for any part of its length."""
 
@@ -61,6 +85,7 @@ class Runs:
         self.launch, self.notes = launch, [] if notes is None else notes
         self.bases: dict[float, Trace] = {}
         self.known: dict[tuple, list[list[Path]]] = {}
+        self.led: dict[float, list[Lead]] = {}
 
     def warp(self, part: float, block: int, w: int) -> Warp:
         gx, gy, gz = self.launch.grid
@@ -80,30 +105,42 @@ class Runs:
                 self.notes.append('branches taken by part of a warp')
         return self.bases[part]
 
-    def paths(self, part: float, blocks: list[int]) -> list[list[Path]]:
-        """The warps of `blocks`; all take the first one's path, and tell where each instruction first touches memory.
+    def leads(self, part: float) -> list[Lead]:
+        if part not in self.led:
+            self.led[part] = [Lead(self.launch.code(), self.base(part))]
+        return self.led[part]
 
-        That says how far their addresses lie from the first one's.
+    def follow(self, part: float, block: int) -> tuple[Lead, dict[int, int] | None]:
+        """The path of a block's first warp, and where it touches memory first; None: where the path's own does.
+
+        Blocks may end early or have more to do, by their place alone: the first to go another way is interpreted as a whole.
+        """
+        leads = self.leads(part)
+        for lead in leads:
+            sectors, left = self.warp(part, block, 0).sectors(lead.trace.steps, lead.whole, lead.wanted)
+            if not left:
+                return lead, sectors
+        if len(leads) == MOST_PATHS:
+            self.notes.append(f'blocks of more than {MOST_PATHS} paths')
+            return leads[0], None
+        leads.append(Lead(self.launch.code(), self.warp(part, block, 0).run()))
+        return leads[-1], None
+
+    def paths(self, part: float, blocks: list[int]) -> list[list[Path]]:
+        """The warps of `blocks`; those of a block take its first one's path.
+
+        Where each instruction first touches memory says how far a warp's addresses lie from those of the path.
         """
         if (known := self.known.get((part, *blocks))) is not None:
             return known
-        base, program = self.base(part), self.launch.code()
-        first = {instruction: i for instruction, i in first_touches(base).items() if i < MOST_COMPARED}
-        limit, wanted = max(first.values(), default=-1) + 1, set(first.values())
-        positions = needed_at(program, base.steps[:limit], wanted)
         out, differ = [], 0
         for block in blocks:
-            members = []
-            for w in range(self.launch.num_warps):
-                shift: dict[int, int] = {}
-                if (block, w) != (0, 0):
-                    sectors, left = self.warp(part, block, w).sectors(base.steps, positions, wanted)
-                    differ += left
-                    shift = {x: sectors[i] - base.accesses[i].first for x, i in first.items() if i in sectors}
-                    # where no lane of it is active, or where it does not come: as elsewhere in the tensor
-                    near = {base.accesses[first[x]].tensor: shift[x] for x in reversed(shift)}
-                    shift |= {x: near.get(base.accesses[i].tensor, 0) for x, i in first.items() if i not in sectors}
-                members.append(Path(base, shift))
+            lead, sectors = self.follow(part, block)
+            members = [Path(lead.trace, lead.shift(sectors))]
+            for w in range(1, self.launch.num_warps):
+                sectors, left = self.warp(part, block, w).sectors(lead.trace.steps, lead.positions, lead.wanted)
+                differ += left
+                members.append(Path(lead.trace, lead.shift(sectors)))
             out.append(members)
         if differ:
             self.notes.append(f'{differ} of {len(blocks) * self.launch.num_warps} warps begin on another path')

@@ -51,8 +51,19 @@ def touched(block: list[Path]) -> dict[str, tuple[int, int]]:
     return {tensor: (len(np.unique(np.concatenate(parts))), every[tensor]) for tensor, parts in sectors.items()}
 
 
+def touched_by_some(blocks: list[list[Path]]) -> dict[str, float]:
+    """Sectors of each tensor that one of `blocks` touches on average; those of one path touch as many."""
+    of_path: dict[int, dict[str, tuple[int, int]]] = {}
+    sums: Counter = Counter()
+    for block in blocks:
+        if (trace := id(block[0].trace)) not in of_path:
+            of_path[trace] = touched(block)
+        sums.update({tensor: n for tensor, (n, _) in of_path[trace].items()})
+    return {tensor: n / len(blocks) for tensor, n in sums.items()}
+
+
 def sources_of(
-    launch: Launch, runs: Runs, parts: tuple[float, float] | None, machine: Machine, seen: set[int],
+    launch: Launch, runs: Runs, parts: tuple[float, float] | None, machine: Machine, seen: set[int], blocks: list[int],
 ) -> Source:
     """A tensor that several blocks read comes from L2, as does a small one that an earlier kernel of the pass has touched.
 
@@ -63,7 +74,7 @@ def sources_of(
     again: set[str] = set()
     seldom: set[str] = set()
     if parts is None:
-        sectors = {t: n for t, (n, _) in touched(runs.paths(1.0, [0])[0]).items()}
+        sectors = touched_by_some(runs.paths(1.0, blocks))
     else:
         a, b = (touched(runs.paths(part, [0])[0]) for part in parts)
         times = (1 - parts[0]) / (parts[1] - parts[0])

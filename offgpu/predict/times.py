@@ -122,10 +122,11 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     resident = min(occ, per_sm)
     runs, tokens = runs or Runs(launch), walked_tokens(launch)
     parts = None if tokens is None else parts_of(runs, tokens)
-    source = sources_of(launch, runs, parts, machine, seen)
+    count = min(per_sm, max(BLOCKS_IN_TURN * occ, 4))
+    blocks = chosen_blocks(launch, machine, count)
+    source = sources_of(launch, runs, parts, machine, seen, blocks)
     if parts is None:
-        count = min(per_sm, max(BLOCKS_IN_TURN * occ, 4))
-        paths = runs.paths(1.0, chosen_blocks(launch, machine, count))
+        paths = runs.paths(1.0, blocks)
         r = simulate(launch.code(), machine, paths, source.levels, resident, source.shares)
         # blocks follow each other without a gap: by their number, the last wave's end counted once
         cycles = r.cycles * (total / machine.multiprocessors / count if per_sm > count else 1.0)

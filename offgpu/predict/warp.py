@@ -284,7 +284,7 @@ class Warp:
             kind = kinds[steps[position]]
             active = self.predicate(x.guard) if x.guard else EVERYTHING
             if kind == BRANCH:
-                if self.follow(x, active, Trace()) != steps[position + 1]:
+                if self.follow(x, active, Trace()) != (steps[position + 1] if position + 1 < len(steps) else None):
                     return out, True
             elif kind == ACCESS:
                 if position in wanted and active.any():

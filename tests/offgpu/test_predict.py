@@ -13,7 +13,7 @@ from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
 from offgpu.predict.needed import IGNORED, needed, needed_at
 from offgpu.predict.runs import Runs, first_touches
-from offgpu.predict.sources import touched
+from offgpu.predict.sources import touched, touched_by_some
 from offgpu.predict.times import occupancy
 from offgpu.predict.warp import ACCESS, BRANCH, EVERYTHING, HANDLE, TENSOR_SPACE, Layout, Warp, bank_passes, needed_of
 from offgpu.sass import Instruction
@@ -106,6 +106,16 @@ def test_what_is_written_waits_in_l2():
     assert both.bytes['DRAM write p'] - read.bytes['DRAM write p'] == 8 * 50 * 4 * 512
 
 
+@pytest.mark.parametrize(('lines', 'passes'), [(256, 1), (512, 2)])
+def test_what_is_read_again_is_in_l2_while_it_has_room(lines, passes):
+    """A warp reads so many times 512 bytes, and then the same again: an SM's part of half of 50 MB is 198 KB."""
+    init = f'mov.u32 %r2, %tid.x; mul.wide.u32 %d1, %r2, 16; add.u64 %d1, %d0, %d1; mov.u32 %r3, {lines - 1};'
+    body = 'and.b32 %r4, %r1, %r3; mul.wide.u32 %d2, %r4, 512; add.u64 %d2, %d1, %d2;'
+    body += 'ld.volatile.global.v4.f32 {%f0,%f1,%f2,%f3}, [%d2]; add.f32 %f4, %f0, %f1;'
+    result = issue(assemble(init, body, 'st.global.f32 [%d0], %f4;'), 2 * lines, level='dram')
+    assert result.bytes['DRAM read p'] == passes * lines * 512
+
+
 def test_only_what_addresses_and_branches_need_is_interpreted():
     """With every instruction interpreted, the path and the addresses are the same."""
     program = token_loop(ahead=True)
@@ -159,6 +169,22 @@ def test_each_instruction_has_its_own_place():
             assert set(shifts.values()) == {0, 128 * i + 4 * w}
             assert all(own[n] == path.trace.accesses[n].first + shifts[x] for x, n in first_touches(path.trace).items())
         assert touched(block)['p'][0] == (17 if i else 16)
+
+
+def test_blocks_that_have_other_work_take_their_own_path():
+    """Even blocks end at once, odd ones read: what is touched is their average, and one path serves all of a kind."""
+    init = 'mov.u32 %r2, %ctaid.x; and.b32 %r3, %r2, 1; mul.lo.u32 %r0, %r0, %r3; setp.eq.s32 %q, %r0, 0; @%q ret;'
+    init += 'mul.wide.u32 %d1, %r2, 4096; add.u64 %d1, %d0, %d1;'
+    program = assemble(init, 'ld.volatile.global.f32 %f0, [%d1]; add.u64 %d1, %d1, 32;', 'st.global.f32 [%d1], %f0;')
+    launch = SimpleNamespace(
+        grid=[8, 1, 1], num_warps=2, capability=90, code=lambda: program, other=SimpleNamespace(scalars={}),
+        arguments=[SimpleNamespace(name='p', kind='*fp32', value=None), SimpleNamespace(name='n', kind='i32', value=3)],
+    )
+    blocks = Runs(launch).paths(1.0, [0, 1, 2, 3, 5])
+    assert len({id(path.trace) for block in blocks for path in block}) == 2
+    assert [touched(block).get('p', (0, 0))[0] for block in blocks] == [0, 4, 0, 4, 4]
+    assert touched_by_some(blocks) == {'p': 12 / 5}
+    assert [set(block[0].shift.values()) for block in (blocks[1], blocks[4])] == [set(), {4 * 128}]
 
 
 @pytest.mark.parametrize('capability', [90, 100])
