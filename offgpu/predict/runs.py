@@ -73,7 +73,7 @@ class Lead:
             return {}
         accesses = self.trace.accesses
         shift = {x: sectors[i] - accesses[i].first for x, i in self.first.items() if i in sectors}
-        # where no lane is active, or where the warp does not come: as elsewhere in the tensor
+        # where no lane is active: as elsewhere in the tensor
         near = {accesses[self.first[x]].tensor: shift[x] for x in reversed(shift)}
         return shift | {x: near.get(accesses[i].tensor, 0) for x, i in self.first.items() if i not in sectors}
 
