@@ -50,7 +50,8 @@ def kernel_row(p: Prediction) -> dict:
     return {
         'kernel': p.kernel, 'ms': round(p.seconds * 1e3, 4), 'issue_ms': round(p.issue_bound * 1e3, 4),
         'dram_ms': round(p.dram_seconds * 1e3, 4), 'registers': p.registers, 'spills': p.spills, 'blocks': p.blocks,
-        'resident': p.resident, 'warps': p.num_warps, 'configuration': p.configuration, 'causes': causes([p]), 'notes': p.notes,
+        'resident': p.resident, 'warps': p.num_warps, 'configuration': p.configuration, 'causes': causes([p]),
+        'notes': p.notes,
     }
 
 
