@@ -14,7 +14,7 @@ from offgpu.predict.machine import h100
 from offgpu.predict.needed import IGNORED, needed, needed_at
 from offgpu.predict.runs import Runs, first_touches
 from offgpu.predict.sources import touched, touched_by_some
-from offgpu.predict.times import occupancy
+from offgpu.predict.times import Prediction, occupancy, predict_pass
 from offgpu.predict.warp import ACCESS, BRANCH, EVERYTHING, HANDLE, TENSOR_SPACE, Layout, Warp, bank_passes, needed_of
 from offgpu.sass import Instruction
 from tests.offgpu.loops import assemble, chains, cycles_each, issue, products, trace
@@ -231,6 +231,15 @@ def test_bytes_of_what_pytorch_moves():
     assert [(launch.kernel, launch.nbytes) for launch in launches] == [
         ('torch.zeros_like', 400), ('torch.fill_', 400), ('torch.copy_', 600), ('torch.add_', 800), ('torch._to_copy', 600),
     ]
+
+
+def test_of_equal_times_the_one_whose_sms_wait_less():
+    """An autotuned kernel's configurations that DRAM bounds alike differ where another length leaves bandwidth over."""
+    made = [Prediction('k', seconds, 0, 0, 0, sm_seconds=sm, configuration=name)
+            for name, seconds, sm in (('a', 2.0, 1.9), ('b', 2.0, 1.0), ('c', 2.1, 0.5))]
+    launches = [SimpleNamespace(choice=i, prediction=p) for i, p in enumerate(made)]
+    (best,) = predict_pass(launches, h100(), lambda launch, *_: launch.prediction)
+    assert best.configuration == 'b' and sorted(best.tried, key=best.tried.get) == ['b', 'a', 'c']
 
 
 @pytest.mark.parametrize(('registers', 'shared', 'warps', 'blocks'), [
