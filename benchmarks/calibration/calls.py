@@ -14,13 +14,17 @@ from benchmarks.calibration.points import Point
 from benchmarks.operators import operator
 from offgpu.predict.capture import Pass
 
-# which package has the kernels of a point; mamba's backward kernel is of a shape that its thread does not state
+# which package has the kernels of a point
 PACKAGES = {
     'chunk_linear_attn': 'flash-linear-attention', 'chunk_simple_gla': 'flash-linear-attention',
     'chunk_gla': 'flash-linear-attention', 'chunk_delta_rule': 'flash-linear-attention',
     'chunk_hgrn': 'flash-linear-attention', 'fused_recurrent_hgrn': 'flash-linear-attention',
     'layer_norm': 'liger-kernel', 'rms_norm': 'liger-kernel', 'cross_entropy': 'liger-kernel',
     '_selective_scan_update_kernel (SSU)': 'vllm',
+}
+WITHOUT_CALL = {
+    'relu_squared': 'liger-kernel has it from 0.8 on, whose other kernels are called in other ways',
+    'mamba3_siso_bwd_kernel_dqkv': 'its thread does not state its shape',
 }
 # seconds of a call in which the host keeps the GPU waiting, by its smallest timing: Liger 0.2.1 reads back how many labels
 # count (0.53 ms for 4096 columns, 0.37 of them the kernel's); autograd (0.12 ms for rows of 1024, 0.02 of them the kernel's)

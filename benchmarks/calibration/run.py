@@ -16,7 +16,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.calibration.calls import HOST_SECONDS, PACKAGES, call_of, package_of, times_alone
+from benchmarks.calibration.calls import HOST_SECONDS, PACKAGES, WITHOUT_CALL, call_of, package_of, times_alone
 from benchmarks.calibration.errors import summary, with_error_bars
 from benchmarks.calibration.points import Point, read
 from benchmarks.calibration.tuning import Tuning, predict_tuned
@@ -103,7 +103,7 @@ def main(args: list[str] | None = None) -> int:
         if options.only and point.kernel not in options.only:
             continue
         if package_of(point) is None:
-            why = f'{PACKAGES.get(point.kernel) or "its shape"} is not there'
+            why = f'{PACKAGES[point.kernel]} is not there' if point.kernel in PACKAGES else WITHOUT_CALL[point.kernel]
             report['not_predicted'].append(asdict(point) | {'why': why})
             continue
         machine = changed(MACHINES[point.machine](), options.set)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from triton.runtime.autotuner import Config
 
+from benchmarks.calibration.calls import PACKAGES, WITHOUT_CALL
 from benchmarks.calibration.errors import KINDS, error_bars, errors, summary, with_error_bars
 from benchmarks.calibration.points import OTHER_CODE, SET_BY, read
 from benchmarks.calibration.run import constants
@@ -128,6 +129,7 @@ def test_every_kernel_has_a_kind():
     assert len(of_kinds) == len(set(of_kinds))
     # of the first no timing is of today's code, of the second the shape is not known
     assert {p.kernel for p in read()} - set(of_kinds) == {'chunk_hgrn', 'mamba3_siso_bwd_kernel_dqkv'}
+    assert {p.kernel for p in read()} == PACKAGES.keys() | WITHOUT_CALL.keys()
 
 
 def test_predicted_times_carry_the_error_bars_of_the_table():
