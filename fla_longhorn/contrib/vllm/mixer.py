@@ -106,9 +106,9 @@ class LonghornMixer(nn.Module, MambaBase):
         self.in_proj = MergedColumnParallelLinear(
             hidden_size, [size] * 2, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.in_proj',
         )
-        self.conv1d = nn.Module()
+        self.conv1d: Any = nn.Module()
         self.conv1d.weight = sharded(size // tp_size, 1, config.conv_size)
-        self.conv1d.bias = sharded(size // tp_size) if config.conv_bias else None
+        self.conv1d.register_parameter('bias', sharded(size // tp_size) if config.conv_bias else None)
         self.x_proj = RowParallelLinear(
             size, sum(self.x_sizes), bias=False, quant_config=quant, prefix=f'{prefix}.x_proj',
         )
