@@ -3,7 +3,8 @@
 fla looks up alternative implementations of its low-level functions in a registry (`fla.backends`). The other modules of this
 package implement them in PyTorch for CPU tensors, and :func:`fla_cpu.register` registers them. fla's own autograd functions,
 modules and losses then run without a GPU; calls with tensors on other devices are not affected. `FLA_CPU=0` switches these
-registrations off, `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry. `FLA_CPU_LOOPS=0` uses PyTorch instead of compiled loops.
+registrations off, `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry. `FLA_CPU_LOOPS=0` uses PyTorch instead of compiled
+loops.
 """
 
 from __future__ import annotations

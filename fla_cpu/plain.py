@@ -35,9 +35,9 @@ def is_recorded() -> bool:
 def is_plain(*tensors: object) -> bool:
     """Whether the call is plain: nothing intercepts it, and each of `tensors` is `None` or has memory to read from.
 
-    Not plain are: enabled gradients, needed or not; forward-mode differentiation, `torch.func`; `torch.compile`, `torch.export`,
-    `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake tensors'; tensor subclasses, meta
-    tensors and negated views.
+    Not plain are: enabled gradients, needed or not; forward-mode differentiation, `torch.func`; `torch.compile`,
+    `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake tensors'; tensor
+    subclasses, meta tensors and negated views.
     """
     return has_memory(*tensors) and not torch._C._len_torch_function_stack()
 
