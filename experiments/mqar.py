@@ -2,14 +2,13 @@
 
     python -m experiments mqar experiments/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
 
-A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
+A setting is a JSON file with fixed `options` (of the task, the model and the run, see `examples/mqar`) and a `grid`, whose
 combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology`, task and training are
-those of :mod:`experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
-interruption. `results.png` is drawn from the same file (again with `--plot_only`).
+those of :mod:`experiments.zoology`. `results.json` keeps finished runs: after an interruption, the same command continues.
+`results.png` is drawn from it (again with `--plot_only`).
 
-The rule of all tables: where the grid has several learning rates, one is chosen for all seeds, by the mean recall on
-validation sequences at the end of training. The result is that rate's recall on test sequences, which decide nothing, with the
-spread over the seeds.
+If the grid has several learning rates, one is selected for all seeds, by the mean recall on validation sequences at the end of
+training. The result is the recall at that rate on test sequences, with the spread over the seeds.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class NoMLP(nn.Module):
 
 @torch.no_grad()
 def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
-    """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
+    """A cell's model; its `residual_scale` multiplies the initial weights of the blocks' last projections."""
     if cell['mixer'] in MIXERS:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
@@ -155,9 +154,9 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
 
 
 def best_runs(runs: list[dict]) -> list[dict]:
-    """All seeds of the learning rate with the best mean recall on validation sequences, for each combination of the others.
+    """All seeds of the learning rate with the best mean validation recall, for each combination of the other options.
 
-    A rate that has fewer seeds than another is not chosen: its grid is unfinished.
+    A rate with fewer seeds than another is not selected: its grid is unfinished.
     """
     groups: dict[str, dict[float | None, list[dict]]] = {}
     for run in runs:
@@ -183,7 +182,7 @@ def summarize(runs: list[dict], names: list[str]) -> list[dict]:
 
 
 def draw(report: dict, path: Path | str) -> None:
-    """One panel for each value of the setting's `panels`; every run as a dot where there are too few x for a line."""
+    """One panel per value of the setting's `panels`; runs as dots if there are too few x for a line."""
     x_name = report['setting']['plot']['x']
     if x_name != 'step' and len({run['cell'][x_name] for run in report['runs']}) < 3:
         draw_runs(report, path)
@@ -192,7 +191,7 @@ def draw(report: dict, path: Path | str) -> None:
 
 
 def draw_lines(report: dict, path: Path | str) -> None:
-    """A line for each mixer, of the learning rate that the rule chooses, with the seeds as a band around their mean."""
+    """One line per mixer at the selected learning rate, with the seeds as a band around their mean."""
     plot = report['setting']['plot']
     x_name, panel_name, runs = plot['x'], plot['panels'], best_runs(report['runs'])
     panels = sorted({run['cell'][panel_name] for run in runs})
@@ -235,7 +234,7 @@ def draw_lines(report: dict, path: Path | str) -> None:
 
 
 def draw_runs(report: dict, path: Path | str) -> None:
-    """Every run's recall as a dot, hollow for the higher learning rate, with the mean of the chosen rate as a bar."""
+    """Every run's recall as a dot, hollow for the higher learning rate, with the mean at the selected rate as a bar."""
     plot, runs = report['setting']['plot'], report['runs']
     panels = sorted({(run['cell'][plot['x']], run['cell'][plot['panels']]) for run in runs})
     columns = len({panel for _, panel in panels})

@@ -11,7 +11,7 @@ from benchmarks.report.pictures import main_of
 from experiments import depth, extrapolation, language_modeling, mqar, objectives
 from experiments.report import RESULTS
 
-# what draws the files whose name ends so
+# the function that draws files by the end of their name
 DRAW: dict[str, Callable] = {
     'mqar_exact': mqar.draw, 'mqar_small': mqar.draw, 'mqar_depth': depth.draw, 'mqar_zoology_small': mqar.draw,
     'lm_small': language_modeling.draw, 'extrapolation': extrapolation.draw, 'objectives': objectives.draw,

@@ -2,7 +2,7 @@
 
     python -m experiments report [--check]
 
-`--check` writes nothing, and fails where the page differs from what the files hold.
+`--check` writes nothing, and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ paper ran, and with which command it can be run here, is in [paper.md](paper.md)
 
 
 def guessing(num_pairs: int) -> float:
-    """Recall of one that knows a sequence's values, 1 to `num_pairs` of them, but not their keys (`examples/mqar/data.py`)."""
+    """Recall of guessing among a sequence's values, 1 to `num_pairs` of them, without keys (`examples/mqar/data.py`)."""
     right = sum(1 / left for n in range(1, num_pairs + 1) for left in range(1, n + 1))
     return right / (num_pairs * (num_pairs + 1) / 2)
 
@@ -35,7 +35,7 @@ def shares(values: list[float]) -> str:
 
 
 def recall(report: dict) -> str:
-    """Every learning rate beside the one that the rule chooses."""
+    """All learning rates, and the selected one."""
     setting, runs = report['setting'], report['runs']
     names = [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]
     rates = sorted({run['cell']['learning_rate'] for run in runs})
@@ -103,7 +103,7 @@ def extrapolation(report: dict) -> str:
             + table(['model', *(f'up to {ends[i]}' for i in shown)], rows))
 
 
-# what is changed, from which mixer to which
+# the change, and its mixers before and after
 CHANGES = (
     ('one step size per head, not per channel', 'diagonal', 'scalar beta'),
     ('exact, not diagonal', 'diagonal', 'exact'),
@@ -138,7 +138,7 @@ and its losses are the highest."""
 
 
 def differences(recalls: dict, losses: dict, long: dict) -> dict[str, dict[str, list[float]]]:
-    """What each change does to each figure, seed by seed: recall in points, loss in nats."""
+    """The effect of each change on each figure, seed by seed: recall in points, loss in nats."""
     figures = {}
     for run in best_runs(recalls['runs']):
         cell = run['cell']
@@ -175,7 +175,7 @@ def ablations(*reports: dict) -> str:
 
 
 def two_layers(report: dict) -> str:
-    """What was changed, what each run recalls, and how near a plain PyTorch model's losses are."""
+    """Each run's change and recall, and the distance from the losses of a model in plain PyTorch."""
     rows = []
     for run in report['runs']:
         cell, at = run['cell'], dict(map(tuple, run['history']))
@@ -202,7 +202,7 @@ PyTorch model (`python -m experiments plain`) with the same weights and data has
 
 
 def smallest_column(report: dict) -> str:
-    """Each run by zoology's rules: how long it trained, and what it recalls."""
+    """Each run by zoology's rules: training time and recall."""
     rows = [
         [run['cell']['mixer'], run['cell']['hidden_size'], run['cell']['learning_rate'], run['history'][-1][0],
          ', '.join(f'{recall:.1%}' for _, recall in run['history']),

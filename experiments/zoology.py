@@ -1,12 +1,12 @@
 """Multi-query associative recall by the rules of zoology's Figure 2 (arXiv 2312.04927), which the paper's Fig. 4 follows.
 
-They differ from those of `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
+Differences from `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
 `num_pairs` pairs; the token after a query is blank, so that no answer is ever shown; AdamW decays every parameter; the rate
-falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have a dropout and are tied to
-the head, and training stops once the recall passes `stop_recall`. zoology reports the recall on the sequences that stop the
-training and choose the learning rate. Here those are validation sequences, and the result is the recall on as many others.
+falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have dropout and are tied to the
+head; training stops once the recall passes `stop_recall`. zoology reports the recall on the sequences that stop the training
+and select the learning rate. Here those are validation sequences, and the result is the recall on as many others.
 
-Logits are computed where there is a query, not elsewhere: the same loss and gradients with a fraction of the work.
+Logits are computed at the queries only: the same loss and gradients with a fraction of the work.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RecallTrainer(Trainer):
 
 @torch.no_grad()
 def recall(model: PreTrainedModel, data: Sequences, batch_size: int) -> float:
-    """The share of queries that `model` answers right; it is in training mode afterwards."""
+    """The share of queries that `model` answers right; leaves it in training mode."""
     model.eval()
     right = []
     for batch in DataLoader(data, batch_size=batch_size):
@@ -122,7 +122,7 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
         output_dir=str(output), num_train_epochs=cell['epochs'], per_device_train_batch_size=cell['batch_size'],
         per_device_eval_batch_size=cell['batch_size'], learning_rate=cell['learning_rate'], weight_decay=cell['weight_decay'],
         max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch',
-        # plain modules share weights, which Trainer cannot save
+        # plain modules have tied weights, which Trainer cannot save
         save_strategy='epoch' if isinstance(model, PreTrainedModel) else 'no', save_total_limit=1,
         logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none',
         use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
@@ -139,9 +139,9 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
 
 
 def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
-    """Train `build_model(cell, task)` by these rules, from the last epoch's end where such a run was interrupted.
+    """Train `build_model(cell, task)` by these rules; an interrupted run continues after its last epoch.
 
-    The baselines in plain PyTorch begin again.
+    The baselines in plain PyTorch start again.
     """
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
