@@ -71,8 +71,8 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments extrapolation', description=__doc__.splitlines()[0])
     parser.add_argument('results', type=Path, help='results.json of `experiments language_modeling`')
     parser.add_argument('--factor', type=int, default=16, help='longest text, as a multiple of the training length')
-    parser.add_argument('--tokens_dir', type=Path, default=Path('outputs/tokens'), help='where files of tokens are kept')
-    parser.add_argument('--blocks', type=int, default=32, help='most texts to read')
+    parser.add_argument('--tokens_dir', type=Path, default=Path('outputs/tokens'), help='folder of the files of tokens')
+    parser.add_argument('--blocks', type=int, default=32, help='largest number of texts to read')
     options = parser.parse_args(args)
     trained = json.loads(options.results.read_text())
     setting, output = trained['setting'], options.results.parent

@@ -119,8 +119,8 @@ def draw(report: dict, path: Path | str) -> None:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments language_modeling', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with text, models and training')
-    parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
-    parser.add_argument('--tokens_dir', type=Path, help='where files of tokens are kept (default: outputs/tokens)')
+    parser.add_argument('--output_dir', type=Path, help='folder for the results (default: outputs/<name of the setting>)')
+    parser.add_argument('--tokens_dir', type=Path, help='folder of the files of tokens (default: outputs/tokens)')
     parser.add_argument('--models', nargs='+', metavar='NAME', help='only these of the setting (default: all)')
     options = parser.parse_args(args)
     setting = json.loads(options.setting.read_text())

@@ -278,8 +278,8 @@ def mixers_of(runs: list[dict]) -> list[str]:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments mqar', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with the options and the grid')
-    parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
-    parser.add_argument('--plot_only', action='store_true', help='draw what results.json holds')
+    parser.add_argument('--output_dir', type=Path, help='folder for the results (default: outputs/<name of the setting>)')
+    parser.add_argument('--plot_only', action='store_true', help='only draw results.json')
     options = parser.parse_args(args)
     setting = json.loads(options.setting.read_text())
     output = options.output_dir or Path('outputs') / options.setting.stem

@@ -96,7 +96,7 @@ def draw(report: dict, path: Path | str) -> None:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments perplexity', description=__doc__.splitlines()[0])
     parser.add_argument('results', type=Path, help='results.json of `experiments language_modeling`')
-    parser.add_argument('--limit', type=int, help='most documents of a set (default: all)')
+    parser.add_argument('--limit', type=int, help='largest number of documents of a set (default: all)')
     parser.add_argument('--batch_size', type=int, default=16, help='texts at a time')
     options = parser.parse_args(args)
     trained = json.loads(options.results.read_text())

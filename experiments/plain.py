@@ -159,8 +159,8 @@ class StopAfter(TrainerCallback):
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments plain', description=__doc__.splitlines()[0])
-    parser.add_argument('setting', type=Path, help='setting of `experiments mqar`, the first cell of whose grid is trained')
-    parser.add_argument('--steps', type=int, default=200, help='of its first steps')
+    parser.add_argument('setting', type=Path, help='setting of `experiments mqar`; trains the first cell of its grid')
+    parser.add_argument('--steps', type=int, default=200, help='number of its first steps')
     parser.add_argument('--output_dir', type=Path, default=Path('outputs/plain'))
     options = parser.parse_args(args)
     cell = grid_cells(json.loads(options.setting.read_text()))[0]

@@ -17,8 +17,8 @@ from experiments.mqar import best_runs
 RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.md'
 HEADER = """# The paper's experiments, at a small size
 
-`python -m experiments report` writes this page from the files in [`experiments/results`](../experiments/results). What the
-paper ran, and with which command it can be run here, is in [paper.md](paper.md).
+`python -m experiments report` writes this page from the files in [`experiments/results`](../experiments/results).
+[paper.md](paper.md) lists the paper's experiments and the commands that run them.
 """
 
 
@@ -62,7 +62,7 @@ def recall(report: dict) -> str:
         f'## {setting["title"]}\n\n{measured_on(report["machine"])} {options}. Guessing among the values that a sequence has '
         f'not yet shown as answers recalls {guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
         f'{RULE}\n\n'
-        + table([*names, *(f'rate {rate}' for rate in rates), 'chosen', 'recall at the chosen rate', 'seeds'], rows)
+        + table([*names, *(f'rate {rate}' for rate in rates), 'selected', 'recall at the selected rate', 'seeds'], rows)
     )
 
 
@@ -79,7 +79,7 @@ def language_modeling(report: dict) -> str:
                      f'{math.exp(mean):.3f}', len(runs)])
     return (f'## {report["setting"]["title"]}\n\n{measured_on(report["machine"])} '
             f'{report["setting"]["training"]["max_steps"]} steps.\n\n'
-            + table(['model', 'parameters', 'held-out loss (nats a token)', 'perplexity', 'seeds'], rows))
+            + table(['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds'], rows))
 
 
 def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
@@ -121,19 +121,19 @@ guessing within 350 steps. With 1,500 steps planned they learn the task. Why tha
 Other seeds, the present start with more steps and the convolution were not tried. Two layers learn
 zoology's version of the task in a few epochs (below), with embeddings that start at 0.02: a vocabulary of
 8,192, 4 pairs, a rate of 0.01, batches of 512 and weight decay differ there."""
-RULE = """Recall on test sequences: mean over the seeds (lowest to highest). One learning rate is chosen for all seeds, by the
-mean recall on validation sequences at the end of training; the test sequences decide nothing. The columns of rates are the
-whole search. These runs are older than the rule, which chose from the recalls that were kept with them."""
+RULE = """Recall on test sequences: mean over the seeds (lowest to highest). One learning rate is selected for all seeds, by
+the mean recall on validation sequences at the end of training. All rates that were tried have a column.
+These runs are older than this rule; it was applied to the recalls that they kept."""
 RATES = """At width 32 the order of diagonal and exact depends on the learning rate. With 32 tokens, exact is ahead at
 0.0046 and diagonal at 0.01; with 64 tokens, it is the other way round. Attention's 100% hides one failed run at each
 length, both at 0.01: 36% with 32 tokens and 14% with 64."""
-ABLATIONS = """Each recall is that of the learning rate chosen for its update, so the differences include that choice: at one
-rate, exact and diagonal change places (see the recall table above). At width 64 all of them recall nearly everything,
+ABLATIONS = """Each recall is at the learning rate selected for its update, so the differences include that selection: at one
+rate, exact and diagonal swap places (see the recall table above). At width 64 all updates recall nearly everything,
 and at the training length no change moves the mean loss by 0.01 nats. At width 32, exact is ahead of diagonal in every
 seed in the shorter sequences, and in two of three in the longer; 16 times past the training length, in every seed.
 Normalised keys lose in every seed with the diagonal update at width 32, with the exact one there in the longer
 sequences, and with both past the training length. One step size per head is ahead on average in recall at width 32; its
-losses are higher on average, though not in every seed. Attention, in two layers, recalls everything at the chosen rate,
+losses are higher on average, though not in every seed. Attention, in two layers, recalls everything at the selected rate,
 and its losses are the highest."""
 
 
@@ -168,8 +168,8 @@ def ablations(*reports: dict) -> str:
             mean, low, high = (form.format(y) for y in (sum(x) / len(x), min(x), max(x)))
             cells.append(f'{mean} ({low} to {high})' if len(x) > 1 else mean)
         rows.append([change, *cells])
-    return ('## Ablations\n\nWhat one change does to the results above: the difference, seed by seed, as a mean (lowest to '
-            'highest). Recall is in percentage points, and more is better. Loss is in nats per token, and less is better. The '
+    return ('## Ablations\n\nThe effect of one change on the results above: the difference, seed by seed, as a mean (lowest '
+            'to highest). Recall is in percentage points, higher is better. Loss is in nats per token, lower is better. The '
             f'last column is the loss of the {reports[-1]["block_size"]} tokens before that position.\n\n'
             + table(['change', *next(iter(changes.values()))], rows) + '\n\n' + ABLATIONS)
 

@@ -168,14 +168,14 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='python -m benchmarks model', description=__doc__.splitlines()[0])
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--size', choices=list(SIZES), help='default: 120m on a GPU, else small')
-    parser.add_argument('--models', nargs='+', help='only models whose name holds one of these')
+    parser.add_argument('--models', nargs='+', help='only models with one of these in their name')
     parser.add_argument('--skip_training', action='store_true', help='generation only')
     parser.add_argument('--dtypes', nargs='+', choices=('float32', 'float16', 'bfloat16'), help='of the weights in generation '
                         '(default: bfloat16 on a GPU, else float32)')
-    parser.add_argument('--compile', action='store_true', help='decode with torch.compile too')
-    parser.add_argument('--int8', action='store_true', help='decode with int8 weights too, by torchao')
+    parser.add_argument('--compile', action='store_true', help='also decode with torch.compile')
+    parser.add_argument('--int8', action='store_true', help='also decode with int8 weights, by torchao')
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 2 on a GPU, else 0.2)')
-    parser.add_argument('--prompt_seconds', type=float, default=20, help='leave out prompts that take longer (default: 20)')
+    parser.add_argument('--prompt_seconds', type=float, default=20, help='skip prompts that take longer (default: 20)')
     for name in ('hidden_size', 'blocks', 'batch_size', 'seq_len', 'new_tokens'):
         parser.add_argument(f'--{name}', type=int)
     parser.add_argument('--batches', type=int, nargs='+', help='sequences that generate together')

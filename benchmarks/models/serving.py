@@ -77,7 +77,7 @@ def measure(systems: dict[str, Callable], ids: torch.Tensor, repeats: int) -> di
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks serving', description=__doc__.partition('\n')[0])
-    parser.add_argument('--json', type=Path, help='where the results go')
+    parser.add_argument('--json', type=Path, help='file for the results')
     parser.add_argument('--requests', type=int, nargs='+', default=[1, 8, 32], help='at a time')
     parser.add_argument('--repeats', type=int, default=3)
     options = parser.parse_args(arguments)

@@ -136,7 +136,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--gpu', help=', '.join(MACHINES))
     parser.add_argument('--plain', action='store_true', help='without z, D and logits of beta')
     parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
-    parser.add_argument('--json', metavar='FILE', help='file for the rows; it keeps those that it holds of this commit')
+    parser.add_argument('--json', metavar='FILE', help='file for the rows; its rows of this commit are kept')
     options = parser.parse_args(args)
     report = new_report()
     if options.json and os.path.exists(options.json):

@@ -20,7 +20,7 @@ FONT = 8
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--json', metavar='FILE', help='write the figures here')
     parser.add_argument('--plot', metavar='FILE.png', help='draw the figures here')
-    parser.add_argument('--compare', metavar='OLD.json', help='hold the times against those of an earlier report')
+    parser.add_argument('--compare', metavar='OLD.json', help='compare with the times of an earlier report')
 
 
 def own(name: str) -> bool:
