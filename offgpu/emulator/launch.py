@@ -87,7 +87,7 @@ def emulated(
     machine_code, started = compiler.make_cubin, [0.0]
 
     def compiling(self):
-        """Triton asks for the backend's hash where it begins."""
+        """The backend's hash, which Triton reads when it starts to compile."""
         started[0] = cpu_seconds()
         return f'emulated-{self.target.arch}{"-assembled" * assemble}'
 
@@ -98,7 +98,7 @@ def emulated(
             compiled(metadata['name'], cpu_seconds() - started[0])
         return ptx.encode()
 
-    # one that has not been asked for yet is not made
+    # do not create a driver that was not used before
     before = vars(driver).get('_active', vars(driver).get('active'))
     driver.set_active(Driver(target, handler))
     try:
