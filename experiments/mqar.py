@@ -3,9 +3,9 @@
     python -m experiments mqar experiments/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
 
 A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
-combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology`, task and training are
-those of :mod:`experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
-interruption. `results.png` is drawn from the same file (again with `--plot_only`).
+combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology` or `synthetic`, task and
+training are those of :mod:`experiments.zoology` or :mod:`experiments.synthetic`. Finished runs are kept in `results.json`: the
+same command goes on after an interruption. `results.png` is drawn from the same file (again with `--plot_only`).
 
 The rule of all tables: where the grid has several learning rates, one is chosen for all seeds, by the mean recall on
 validation sequences at the end of training. The result is that rate's recall on test sequences, which decide nothing, with the
@@ -36,10 +36,12 @@ from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
-from experiments import zoology
+from experiments import chunkwise, synthetic, zoology
 from experiments.baselines import MIXERS, Baseline
 from fla_longhorn import LonghornConfig
 
+# steps twice as long, so that a token may change the sign of what is in memory
+DOUBLED = 'negative eigenvalues'
 LONGHORN = {
     'diagonal': {},
     'exact': {'exact': True},
@@ -51,12 +53,14 @@ LONGHORN = {
     'exact, tied q and k': {'exact': True, 'tie_qk': True},
     'diagonal, value projection': {'value_proj': True},
     'exact, value projection': {'exact': True, 'value_proj': True},
+    **{f'{name}, {DOUBLED}': {'exact': name == 'exact'} for name in ('diagonal', 'exact')},
 }
 # fla's models, with what makes one the size of a Longhorn of the same width
 OTHERS = {
     'GLA': ('gla', lambda cell: {'num_heads': 1, 'use_short_conv': True}),
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'DeltaNet, negative eigenvalues': ('delta_net', lambda cell: {'num_heads': 1, 'allow_neg_eigval': True}),
     'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
     'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
     'Mamba3': ('mamba3', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
@@ -68,8 +72,9 @@ OTHERS = {
         'precond_gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']},
     ),
 }
-# all but this one have Triton kernels only
-ON_A_CPU = ('Mamba',)
+RULES = {'zoology': zoology.run_cell, 'synthetic': synthetic.run_cell}
+# these have no implementation in PyTorch here or in fla that trains in reasonable time
+ON_A_GPU = ('Mamba3', 'MesaNet', 'RWKV-7', 'preconditioned KDA', 'preconditioned Gated DeltaNet')
 # of the model, where a setting has them
 MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
 # options in the pictures
@@ -105,8 +110,12 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
     """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
     if cell['mixer'] in MIXERS:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
+    if not torch.cuda.is_available():
+        chunkwise.install()
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
     for block in model.model.layers if hasattr(model, 'model') else ():
+        if cell['mixer'] in LONGHORN and DOUBLED in cell['mixer']:
+            block.attn.op_for = lambda q_len: chunkwise.longhorn_with_doubled_steps
         if 'residual_scale' in cell:
             block.attn.out_proj.weight.mul_(cell['residual_scale'])
         # fla's blocks have one always
@@ -116,7 +125,7 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
 
 
 def needs_gpu(cell: dict) -> bool:
-    return cell['mixer'] in OTHERS and cell['mixer'] not in ON_A_CPU
+    return cell['mixer'] in ON_A_GPU
 
 
 def chosen(cell: dict, dataclass: type) -> dict:
@@ -300,8 +309,8 @@ def main(args: list[str] | None = None) -> None:
             print(f'[{i + 1}/{len(cells)}] {described}: not run, its kernels need a GPU', flush=True)
             continue
         print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
-        by_zoology = setting.get('rules') == 'zoology'
-        run = zoology.run_cell(cell, output, build_model) if by_zoology else run_cell(cell, output)
+        rules = RULES.get(setting.get('rules'))
+        run = run_cell(cell, output) if rules is None else rules(cell, output, build_model)
         print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
         report = {'setting': setting, 'machine': describe_machine(), 'runs': [*report['runs'], run]}
         temporary = results.with_suffix('.tmp')
