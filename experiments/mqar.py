@@ -110,8 +110,6 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
     """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
     if cell['mixer'] in MIXERS:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
-    if not torch.cuda.is_available():
-        chunkwise.install()
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
     for block in model.model.layers if hasattr(model, 'model') else ():
         if cell['mixer'] in LONGHORN and DOUBLED in cell['mixer']:
@@ -297,6 +295,8 @@ def main(args: list[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
+    if not torch.cuda.is_available():
+        chunkwise.install()
     results = output / 'results.json'
     report = json.loads(results.read_text()) if results.exists() else {'runs': []}
     cells = grid_cells(setting)

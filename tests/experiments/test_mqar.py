@@ -38,8 +38,9 @@ def test_loss_at_the_queries(mixer, tmp_path):
     """Value and gradients are those of logits at every position."""
     cell = CELL | {'mixer': mixer, 'embed_dropout': 0.}
     model = mqar.build_model(cell, TASK)
-    trainer = zoology.build_trainer(model, cell, TASK, tmp_path)
-    batch = torch.utils.data.default_collate([trainer.train_dataset[i] for i in range(8)])
+    data = zoology.Sequences(TASK, 8, seed=0)
+    trainer = zoology.build_trainer(model, cell, data, data, tmp_path)
+    batch = torch.utils.data.default_collate([data[i] for i in range(8)])
     trainer.compute_loss(model, batch).backward()
     gradients = {name: x.grad.clone() for name, x in model.named_parameters()}
     model.zero_grad()
