@@ -28,7 +28,7 @@ import transformers
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Trainer, set_seed
 
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, shown, style, tidy
@@ -149,6 +149,8 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
     set_seed(run.seed)
     model = build_model(cell, task)
     trainer = build_trainer(model, task, run)
+    if 'embedding_rate' in cell:
+        set_embedding_rate(trainer, cell['embedding_rate'])
     train(trainer, run)
     history = [(x['step'], x['eval_recall']) for x in trainer.state.log_history if 'eval_recall' in x]
     return {
@@ -159,6 +161,15 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
         'recall': measure_recall(model.eval(), HeldOut(task, run.test_size, (run.seed, 1)), run.batch_size),
         'seconds': time.perf_counter() - started,
     }
+
+
+def set_embedding_rate(trainer: Trainer, factor: float) -> None:
+    """Have the embeddings learn with `factor` times the rate of the other parameters."""
+    weight = trainer.model.get_input_embeddings().weight
+    optimizer = trainer.create_optimizer()
+    group = next(group for group in optimizer.param_groups if any(x is weight for x in group['params']))
+    group['params'] = [x for x in group['params'] if x is not weight]
+    optimizer.add_param_group({**group, 'params': [weight], 'lr': factor * trainer.args.learning_rate})
 
 
 def best_runs(runs: list[dict]) -> list[dict]:
