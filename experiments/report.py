@@ -222,10 +222,65 @@ def smallest_column(report: dict) -> str:
     )
 
 
+def synthetic(report: dict) -> str:
+    """Accuracy of each mixer on each task, by length where longer sequences were read."""
+    runs = report['runs']
+    tasks = list(dict.fromkeys(describe_task(run['cell']) for run in runs))
+    lengths = list(dict.fromkeys(n for run in runs for n in run.get('by_length', ())))
+    rows = []
+    for mixer in dict.fromkeys(run['cell']['mixer'] for run in runs):
+        of = {describe_task(run['cell']): run for run in runs if run['cell']['mixer'] == mixer}
+        shown = [
+            'not run' if task not in of else ' / '.join(f'{of[task]["by_length"][n]:.0%}' for n in lengths) if lengths
+            else f'{of[task]["recall"]:.1%}'
+            for task in tasks
+        ]
+        rows.append([mixer, f'{next(iter(of.values()))["parameters"]:,}', *shown])
+    options = ', '.join(f'{name} {value}' for name, value in report['setting']['options'].items())
+    columns = f' The columns hold the accuracy of the tokens up to {" / ".join(lengths)}.' if lengths else ''
+    return (
+        f'## {report["setting"]["title"]}\n\n'
+        f'`python -m experiments mqar experiments/settings/{report["setting"]["name"]}.json`. {measured_on(report["machine"])} '
+        f'{options}; {report["setting"]["note"]}{columns} '
+        f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours.\n\n'
+        + table(['mixer', 'parameters', *tasks], rows) + '\n\n' + predictions(report['setting'])
+    )
+
+
+def describe_task(cell: dict) -> str:
+    if cell['task'] == 'products':
+        return cell['task_options']['group']
+    return ('noisy ' if 'noise' in cell['task_options'] else '') + cell['task']
+
+
+def predictions(setting: dict) -> str:
+    """What was written before the runs, and what came of it."""
+    return table(['predicted before the runs', 'found'], list(zip(setting['predictions'], setting['found'], strict=True)))
+
+
+def why_larger(report: dict) -> str:
+    """Controls of the rate of the embeddings."""
+    rows = []
+    for run in report['runs']:
+        at = dict(map(tuple, run['history']))
+        left = next((step for step, recall in run['history'] if recall > LEFT), 'not left')
+        rows.append([run['cell']['change'], left, *(f'{at[step]:.0%}' if step in at else '' for step in (200, 400, 600)),
+                     f'{run["recall"]:.1%}'])
+    columns = ['change', f'step with more than {LEFT:.0%}', 'after 200', 'after 400', 'after 600', 'test recall']
+    return (
+        f'## {report["setting"]["title"]}\n\n`python -m experiments mqar experiments/settings/mqar_depth_why.json`, otherwise '
+        f'as above. {measured_on(report["machine"])} {report["setting"]["note"]}\n\n'
+        + table(columns, rows) + '\n\n' + predictions(report['setting'])
+    )
+
+
 SECTIONS: tuple[Section, ...] = (
     (('mqar_exact',), recall, 'mqar_exact'),
     (('mqar_small',), recall_by_width, 'mqar_small'),
     (('mqar_depth',), two_layers, 'mqar_depth'),
+    (('mqar_depth_why',), why_larger, None),
+    (('state_tracking',), synthetic, 'state_tracking'),
+    (('mad_small',), synthetic, None),
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('extrapolation',), extrapolation, 'extrapolation'),

@@ -24,11 +24,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from numpy.random import Generator
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import set_seed
 
+from benchmarks.report.plots import label_ends, style, tidy
 from examples.mqar.data import IGNORE
 from experiments import zoology
 
@@ -215,3 +218,28 @@ def run_cell(cell: dict, output_dir: Path, build_model: Callable) -> dict:
         lengths = [T << i for i in range(1 + round(math.log2(longest / T)))]
         result['by_length'] = {str(n): float(np.mean(by_token[0 if n == T else n // 2:n])) for n in lengths}
     return result
+
+
+def draw(report: dict, path: Path | str) -> None:
+    """A panel for each group: accuracy by length, a line for each mixer."""
+    runs = report['runs']
+    groups = list(dict.fromkeys(run['cell']['task_options']['group'] for run in runs))
+    mixers = list(dict.fromkeys(run['cell']['mixer'] for run in runs))
+    figure = Figure(figsize=(4.6 * len(groups), 3.6), dpi=140, layout='constrained')
+    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for group, axis in zip(groups, axes, strict=True):
+        for run in runs:
+            if run['cell']['task_options']['group'] == group:
+                name = run['cell']['mixer']
+                options = style(name, mixers) | ({'linestyle': ':'} if 'negative' in name else {})
+                axis.plot([int(n) for n in run['by_length']], list(run['by_length'].values()), **options)
+        axis.axhline(1 / len(cayley_table(group)), color='#cccccc', linewidth=0.8)
+        axis.set(title=group, xlabel='tokens up to', ylim=(0, 1.03))
+        axis.set_xscale('log', base=2)
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+        tidy(axis)
+    axes[0].set_ylabel('accuracy')
+    figure.suptitle(report['setting']['title'], fontsize=11)
+    for axis in axes:
+        label_ends(axis)
+    figure.savefig(path)
