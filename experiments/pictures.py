@@ -14,7 +14,8 @@ from experiments.report import RESULTS
 # what draws the files whose name ends so
 DRAW: dict[str, Callable] = {
     'mqar_exact': mqar.draw, 'mqar_small': mqar.draw, 'mqar_zoology_small': mqar.draw, 'mqar_depth': depth.draw,
-    'state_tracking': synthetic.draw, 'lm_small': language_modeling.draw, 'extrapolation': extrapolation.draw, 'objectives': objectives.draw,
+    'state_tracking': synthetic.draw, 'lm_small': language_modeling.draw, 'extrapolation': extrapolation.draw,
+    'objectives': objectives.draw,
 }
 
 

@@ -240,8 +240,8 @@ def synthetic(report: dict) -> str:
     columns = f' The columns hold the accuracy of the tokens up to {" / ".join(lengths)}.' if lengths else ''
     return (
         f'## {report["setting"]["title"]}\n\n'
-        f'`python -m experiments mqar experiments/settings/{report["setting"]["name"]}.json`. {measured_on(report["machine"])} '
-        f'{options}; {report["setting"]["note"]}{columns} '
+        f'`python -m experiments mqar experiments/settings/{report["setting"]["name"]}.json`. '
+        f'{measured_on(report["machine"])} {options}; {report["setting"]["note"]}{columns} '
         f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours.\n\n'
         + table(['mixer', 'parameters', *tasks], rows) + '\n\n' + predictions(report['setting'])
     )
