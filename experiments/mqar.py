@@ -107,7 +107,10 @@ class NoMLP(nn.Module):
 
 @torch.no_grad()
 def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
-    """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
+    """A cell's model.
+
+    Its `residual_scale` multiplies what the blocks' last projections start with, its `branch_factor` what they give, always.
+    """
     if cell['mixer'] in MIXERS:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
@@ -116,6 +119,8 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
             block.attn.op_for = lambda q_len: chunkwise.longhorn_with_doubled_steps
         if 'residual_scale' in cell:
             block.attn.out_proj.weight.mul_(cell['residual_scale'])
+        if 'branch_factor' in cell:
+            block.attn.out_proj.register_forward_hook(lambda module, args, out: cell['branch_factor'] * out)
         # fla's blocks have one always
         if cell['mixer'] in OTHERS and not cell['mlp_ratio'] and hasattr(block, 'mlp'):
             block.mlp = NoMLP()
