@@ -305,7 +305,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
     parser.add_argument('--plot_only', action='store_true', help='draw what results.json holds')
     options = parser.parse_args(args)
-    setting = json.loads(options.setting.read_text())
+    setting = {'name': options.setting.stem} | json.loads(options.setting.read_text())
     output = options.output_dir or Path('outputs') / options.setting.stem
     output.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
