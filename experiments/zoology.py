@@ -16,6 +16,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +68,10 @@ def answers(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> tuple[tor
 class RecallTrainer(Trainer):
     """Loss at the queries; decay of every parameter; a rate that falls epoch by epoch; recall at the end of each."""
 
+    answers = staticmethod(answers)
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return F.cross_entropy(*answers(model, inputs))
+        return F.cross_entropy(*self.answers(model, inputs))
 
     def get_decay_parameter_names(self, model) -> list[str]:
         return [name for name, _ in model.named_parameters()]
@@ -86,7 +89,7 @@ class RecallTrainer(Trainer):
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        metrics = {'eval_recall': recall(self.model, self.eval_dataset, self.args.eval_batch_size)}
+        metrics = {'eval_recall': recall(self.model, self.eval_dataset, self.args.eval_batch_size, self.answers)}
         now = time.perf_counter()
         self.log(metrics | {'eval_seconds': now - self.since})
         self.since = now
@@ -95,12 +98,12 @@ class RecallTrainer(Trainer):
 
 
 @torch.no_grad()
-def recall(model: PreTrainedModel, data: Sequences, batch_size: int) -> float:
+def recall(model: torch.nn.Module, data: Dataset, batch_size: int, answers: Callable = answers) -> float:
     """The share of queries that `model` answers right; leaves it in training mode."""
     model.eval()
-    right = []
+    right, device = [], next(model.parameters()).device
     for batch in DataLoader(data, batch_size=batch_size):
-        logits, values = answers(model, {name: x.to(model.device) for name, x in batch.items()})
+        logits, values = answers(model, {name: x.to(device) for name, x in batch.items()})
         right.append(logits.argmax(-1) == values)
     model.train()
     return torch.cat(right).float().mean().item()
@@ -117,7 +120,10 @@ class StopAbove(TrainerCallback):
             control.should_training_stop = True
 
 
-def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) -> RecallTrainer:
+def build_trainer(
+    model: torch.nn.Module, cell: dict, data: Dataset, held_out: Dataset, output: Path,
+    trainer_class: type[RecallTrainer] = RecallTrainer,
+) -> RecallTrainer:
     arguments = TrainingArguments(
         output_dir=str(output), num_train_epochs=cell['epochs'], per_device_train_batch_size=cell['batch_size'],
         per_device_eval_batch_size=cell['batch_size'], learning_rate=cell['learning_rate'], weight_decay=cell['weight_decay'],
@@ -125,13 +131,13 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
         # plain modules have tied weights, which Trainer cannot save
         save_strategy='epoch' if isinstance(model, PreTrainedModel) else 'no', save_total_limit=1,
         logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none',
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(), remove_unused_columns=False,
     )
     dropout = torch.nn.Dropout(cell['embed_dropout'])
-    model.get_input_embeddings().register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
-    trainer = RecallTrainer(
-        model=model, args=arguments, train_dataset=Sequences(task, cell['train_size'], 3 * cell['seed']),
-        eval_dataset=Sequences(task, cell['test_size'], 3 * cell['seed'] + 1),
+    embeddings = next(module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    embeddings.register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
+    trainer = trainer_class(
+        model=model, args=arguments, train_dataset=data, eval_dataset=held_out,
         callbacks=[Progress, StopAbove(cell['stop_recall'])],
     )
     trainer.remove_callback(PrinterCallback)
@@ -147,11 +153,13 @@ def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
     set_seed(cell['seed'])
     model = build_model(cell, task)
     folder = output_dir / f'run-{hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:12]}'
-    trainer = build_trainer(model, cell, task, folder)
+    data, held_out, test = (Sequences(task, size, 3 * cell['seed'] + i) for i, size in enumerate(
+        (cell['train_size'], cell['test_size'], cell['test_size']),
+    ))
+    trainer = build_trainer(model, cell, data, held_out, folder)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)
     log = trainer.state.log_history
     epochs = [x for x in log if 'eval_recall' in x]
-    test = Sequences(task, cell['test_size'], 3 * cell['seed'] + 2)
     result = {
         'cell': cell, 'parameters': model.num_parameters(), 'history': [(x['step'], x['eval_recall']) for x in epochs],
         'loss': [x['loss'] for x in log if 'loss' in x][-1], 'recall': recall(model, test, cell['batch_size']),
