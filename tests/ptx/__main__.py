@@ -1,7 +1,6 @@
 """Run calls of the operators as PTX and print a line for each.
 
     python -m tests.ptx [--groups diagonal exact ...] [--match text] [--tokens 1 16 70] [--target sm_80] [--order last]
-    python -m tests.ptx --selftest           # the emulator on small kernels with known results
 
 Not under TRITON_INTERPRET.
 """
@@ -27,11 +26,8 @@ def main() -> int:
     parser.add_argument('--order', choices=ORDERS, default='together', help='in which warps run')
     parser.add_argument('--no-races', action='store_true', help='without racecheck')
     parser.add_argument('--assemble', action='store_true', help='have ptxas make machine code too')
-    parser.add_argument('--selftest', action='store_true', help='the emulator on small kernels with known results')
     options = parser.parse_args()
     warnings.simplefilter('ignore')
-    if options.selftest:
-        return selftest(options.target or 'sm_90', options.order)
     calls = [call for group in options.groups for call in GROUPS[group]()]
     if options.tokens:
         calls = [x.with_tokens(T) for x in calls if x.case.lengths is None and x.op != 'step' for T in options.tokens]
@@ -42,19 +38,6 @@ def main() -> int:
             row = run_call(call, options.order, races=not options.no_races, assemble=options.assemble)
             print(summary(row), flush=True)
             bad += not row['ok']
-    return int(bad > 0)
-
-
-def selftest(target: str, order: str) -> int:
-    from tests.offgpu.known import KERNELS, check
-    bad = 0
-    for kernel in KERNELS:
-        try:
-            wrong = check(kernel, target, order)
-        except Exception as error:
-            wrong = f'{type(error).__name__}: {error}'[:300]
-        print('FAIL' if wrong else 'ok  ', kernel, wrong, flush=True)
-        bad += bool(wrong)
     return int(bad > 0)
 
 
