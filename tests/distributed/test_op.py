@@ -34,7 +34,7 @@ def triton(tmp_path_factory) -> dict:
 
 
 def check(found: dict, jobs: dict, size: int, exact: bool, name: str) -> None:
-    errors = found['errors'][f'{size} ranks, {"exact" if exact else "diagonal"}, {name}']
+    errors = found['errors'][script.key(size, exact, name)]
     case = jobs[name].case
     assert set(errors) == {'o', 'dq', 'dk', 'dv', 'dbeta'} | {f'd{x}' for x in ('D', 'z') if getattr(case, x)}
     outputs, gradients = TOLERANCE[case.dtype]
@@ -67,7 +67,7 @@ def test_diagonal_gathers_once_each_way(cpu):
     for name, job in script.jobs(4).items():
         size = 2 * job.case.H * job.case.K * job.case.V * 4
         for counts in cpu['traffic']:
-            assert counts[f'4 ranks, diagonal, {name}'] == {'all_gather': [size, size]}
+            assert counts[script.key(4, False, name)] == {'all_gather': [size, size]}
 
 
 def test_exact_passes_the_state_on(cpu):

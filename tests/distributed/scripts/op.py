@@ -76,21 +76,22 @@ def triton_jobs(size: int) -> dict[str, Job]:
     return cases
 
 
-def run(job: Job, exact: bool, group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
-    """This rank's outputs and gradients."""
-    os.environ['FLA_LONGHORN_BACKEND'] = job.backend
+def run(job: Job, exact: bool, group: dist.ProcessGroup, device: str = 'cpu') -> dict[str, torch.Tensor]:
+    """This rank's outputs and gradients, on the CPU."""
+    os.environ['FLA_LONGHORN_BACKEND'] = job.backend if device == 'cpu' else 'triton'
     if job.segment_length is not None:
         segments.choose_segment_length = lambda *_: job.segment_length
     case, rank, size = job.case, dist.get_rank(group), dist.get_world_size(group)
     t = case.T // size
     mine = slice(rank * t, rank * t + t)
-    context = build_cp_context(torch.tensor([0, *case.lengths]).cumsum(0), group)
+    context = build_cp_context(torch.tensor([0, *case.lengths]).cumsum(0).to(device), group)
     inputs = {
-        name: (x if name == 'D' else x[:, mine]).detach().clone().requires_grad_() for name, x in make_inputs(case).items()
+        name: (x if name == 'D' else x[:, mine]).detach().to(device, copy=True).requires_grad_()
+        for name, x in make_inputs(case).items()
     }
     o, _ = job.op(**inputs, **options(case, exact), cp_context=context)
-    o.backward(output_gradient(case)[:, mine])
-    return {'o': o.detach(), **{f'd{name}': x.grad for name, x in inputs.items()}}
+    o.backward(output_gradient(case)[:, mine].to(device))
+    return {'o': o.detach().cpu(), **{f'd{name}': x.grad.cpu() for name, x in inputs.items()}}
 
 
 @contextmanager
@@ -117,6 +118,10 @@ def options(case: Case, exact: bool) -> dict:
 
 def output_gradient(case: Case) -> torch.Tensor:
     return torch.randn(1, case.T, case.H, case.V, generator=torch.Generator().manual_seed(1)).to(case.dtype)
+
+
+def key(size: int, exact: bool, name: str) -> str:
+    return f'{size} ranks, {"exact" if exact else "diagonal"}, {name}'
 
 
 def errors(case: Case, exact: bool, parts: list[dict[str, torch.Tensor]]) -> dict[str, float]:
@@ -149,23 +154,23 @@ def main(path: str):
                 owner = members[i % len(members)]
                 with traffic() as counts:
                     got = run(job, exact, group)
-                key = f'{len(members)} ranks, {"exact" if exact else "diagonal"}, {name}'
-                sent[key] = counts
+                at = key(len(members), exact, name)
+                sent[at] = counts
                 if name == 'boundaries inside':
                     again = run(job, exact, group)
-                    repeats[key] = all(torch.equal(got[x], again[x]) for x in got)
+                    repeats[at] = all(torch.equal(got[x], again[x]) for x in got)
                 parts = [None] * len(members) if rank == owner else None
                 dist.gather_object(got, parts, dst=owner, group=group)
                 if rank == owner:
-                    results[key] = (job.case, exact, parts)
-    found = {key: errors(*result) for key, result in results.items()}
+                    results[at] = (job.case, exact, parts)
+    found = {at: errors(*result) for at, result in results.items()}
     everything = [None] * size if rank == 0 else None
     dist.gather_object((found, repeats, sent), everything)
     if rank == 0:
         with open(path, 'w') as file:
             json.dump({
-                'errors': {key: value for found, *_ in everything for key, value in found.items()},
-                'repeats': {key: value for _, repeats, _ in everything for key, value in repeats.items()},
+                'errors': {at: value for found, *_ in everything for at, value in found.items()},
+                'repeats': {at: value for _, repeats, _ in everything for at, value in repeats.items()},
                 'traffic': [sent for *_, sent in everything],
             }, file)
 

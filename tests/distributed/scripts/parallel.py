@@ -128,7 +128,8 @@ def train(
     optimizer: torch.optim.Optimizer,
     loss_of: Callable,
     batches: Iterable[torch.Tensor],
-    ranks: DeviceMesh | None,
+    ranks: DeviceMesh | None = None,
+    max_norm: float = 1.0,
 ) -> list[float]:
     """Losses of each step, with the norm of all gradients clipped; `ranks` each have a part of the loss, averaged."""
     losses = []
@@ -136,7 +137,7 @@ def train(
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         loss = loss.detach().clone()
         if ranks is not None:
@@ -150,16 +151,11 @@ def rows(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch, labels=batch).loss
 
 
-def packed_labels(ids: torch.Tensor) -> torch.Tensor:
-    labels = F.pad(ids[:, 1:], (0, 1), value=-100)
-    labels[:, torch.tensor(BOUNDARIES[1:]) - 1] = -100
-    return labels
-
-
-def packed(model: nn.Module, batch: torch.Tensor, cp: DeviceMesh | None = None) -> torch.Tensor:
+def packed(model: nn.Module, batch: torch.Tensor, cp: DeviceMesh | None = None, bounds: tuple = BOUNDARIES) -> torch.Tensor:
     """The mean over all tokens of a rank's sum, times the number of ranks."""
-    ids = batch.view(1, -1)
-    labels, boundaries = packed_labels(ids), torch.tensor(BOUNDARIES)
+    ids, boundaries = batch.view(1, -1), torch.tensor(bounds)
+    labels = F.pad(ids[:, 1:], (0, 1), value=-100)
+    labels[:, boundaries[1:] - 1] = -100
     n, rank = (1, 0) if cp is None else (cp.size(), cp.get_local_rank())
     kwargs = {'cu_seqlens': boundaries} if cp is None else {'cp_context': build_cp_context(boundaries, cp.get_group())}
     logits = model(ids.chunk(n, 1)[rank], use_cache=False, **kwargs).logits
@@ -183,13 +179,10 @@ def curves(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> dict[str, list[
 
     model = split_channels(make_model(intermediate_size=64), world)
     optimizer = make_optimizer(model)
-    found['tensor'] = train(model, optimizer, rows, batches, None)
-    model = split_channels(make_model(intermediate_size=64), world)
-    optimizer = make_optimizer(model)
     state = dict(zip(('model', 'optimizer'), get_state_dict(model, optimizer), strict=True))
     dcp.load(state, checkpoint_id=folder / 'dcp')
     set_state_dict(model, optimizer, model_state_dict=state['model'], optim_state_dict=state['optimizer'])
-    found['tensor, from the checkpoint'] = train(model, optimizer, rows, batches[half:], None)
+    found['tensor, from the checkpoint'] = train(model, optimizer, rows, batches[half:])
 
     for exact in False, True:
         model = shard(split_channels(make_model(exact=exact, num_heads=2), tp), dp)
@@ -259,18 +252,17 @@ class Logits(nn.Module):
 
 
 def two_stages(mesh: DeviceMesh) -> dict[str, list[float]]:
-    """Losses of a pipeline, whose second stage knows them: written by hand, its channels split too, and cut out of a trace."""
+    """Losses of a pipeline, whose second stage knows them: written by hand, its channels split, and cut out of a trace."""
     pp, found = mesh['dp'], {}
     index, last, device = pp.get_local_rank(), pp.get_local_rank() == 1, torch.device('cpu')
-    for name in 'by hand', 'by hand, tensor', 'traced':
+    for name in 'by hand, tensor', 'traced':
         model = make_model(3, tie_word_embeddings=False, num_heads=2)
         if name == 'traced':
             cut = {'model.model.layers.1': SplitPoint.BEGINNING}
             traced = pipeline(Logits(model), (make_batches()[0, :2],), split_spec=cut)
             stage = traced.build_stage(index, device, pp.get_group())
         else:
-            if 'tensor' in name:
-                split_channels(model, mesh['tp'])
+            split_channels(model, mesh['tp'])
             module = Stage(model, not last, last, slice(1, 3) if last else slice(1))
             stage = PipelineStage(module, index, 2, device, group=pp.get_group())
         schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=next_token_loss)
