@@ -1,8 +1,5 @@
 """Context parallelism of the ops: two and four ranks against one, and the calls that it refuses."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,72 +7,12 @@ from fla.ops.cp import FLACPContext, build_cp_context
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from tests import forks
-from tests.distributed.scripts import op as script
-from tests.ops.cases import TOLERANCE
-
-# what a file starts once stays in one worker
-pytestmark = pytest.mark.xdist_group('context parallel op')
 
 
-def results(path: Path, **options) -> dict:
-    forks.output('-m', 'tests.distributed.scripts.op', 4, path, **options)
-    return json.loads(path.read_text())
-
-
-@pytest.fixture(scope='module')
-def cpu(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'cpu.json')
-
-
-@pytest.fixture(scope='module')
-def triton(tmp_path_factory) -> dict:
+@pytest.mark.parametrize('triton', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['numba', 'triton'])
+def test_equals_one_rank(triton):
     # Triton and fla ask when they are imported
-    return results(tmp_path_factory.mktemp('op') / 'triton.json', fla=False, env={'TRITON_INTERPRET': '1'})
-
-
-def check(found: dict, jobs: dict, size: int, exact: bool, name: str) -> None:
-    errors = found['errors'][script.key(size, exact, name)]
-    case = jobs[name].case
-    assert set(errors) == {'o', 'dq', 'dk', 'dv', 'dbeta'} | {f'd{x}' for x in ('D', 'z') if getattr(case, x)}
-    outputs, gradients = TOLERANCE[case.dtype]
-    off = {x: error for x, error in errors.items() if not error <= (outputs if x == 'o' else gradients)}
-    assert not off, off
-
-
-def combinations(make_jobs) -> list[tuple[int, str, bool]]:
-    return [(size, name, exact) for size in (2, 4) for name, job in make_jobs(size).items() for exact in job.updates]
-
-
-@pytest.mark.parametrize('size, name, exact', combinations(script.jobs))
-def test_equals_one_rank(cpu, size, name, exact):
-    check(cpu, script.jobs(size), size, exact, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('size, name, exact', combinations(script.triton_jobs))
-def test_triton_equals_one_rank(triton, size, name, exact):
-    check(triton, script.triton_jobs(size), size, exact, name)
-
-
-def test_repeats_are_bit_equal(cpu):
-    assert len(cpu['repeats']) == 4
-    assert all(cpu['repeats'].values()), cpu['repeats']
-
-
-def test_diagonal_gathers_once_each_way(cpu):
-    """`docs/scale.md`: two arrays of the size of a state, whatever the number of ranks and wherever the boundaries."""
-    for name, job in script.jobs(4).items():
-        size = 2 * job.case.H * job.case.K * job.case.V * 4
-        for counts in cpu['traffic']:
-            assert counts[script.key(4, False, name)] == {'all_gather': [size, size]}
-
-
-def test_exact_passes_the_state_on(cpu):
-    """One state to the next rank and its gradient to the previous one, where a sequence goes on there."""
-    size = 4 * 2 * 5 * 7
-    whole = [traffic['4 ranks, exact, whole'] for traffic in cpu['traffic']]
-    assert whole == [{'isend': [size] * n, 'recv': [size] * n} for n in (1, 2, 2, 1)]
-    assert [traffic['4 ranks, exact, boundaries on the edges'] for traffic in cpu['traffic']] == [{}] * 4
+    forks.output('-m', 'tests.distributed.scripts.op', fla=not triton, env={'TRITON_INTERPRET': str(int(triton))})
 
 
 def arguments(device) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from offgpu import pretend
-from tests.devices import is_within
+from tests.devices import ON_THE_CPU, why_not
 
 ROOT = Path(__file__).parents[2]
 # what does not run here, by path or by name, and why; what a GPU does not run either is named elsewhere
@@ -134,9 +134,9 @@ def measure_small(timing) -> None:
     timing.device_rates = lambda device: rates(type(device)('cpu'))
 
 
-def why_not(test: str) -> str | None:
-    """Why this test, file or folder is left out."""
-    return next((why for name, why in LEFT_OUT.items() if is_within(test, name) or test.startswith(f'{name}[')), None)
+def pytest_configure() -> None:
+    # skipped on a device as those that no GPU runs are
+    ON_THE_CPU.update(LEFT_OUT)
 
 
 def pytest_sessionstart() -> None:
@@ -155,15 +155,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Not imported either: modules that compile kernels can't be."""
     if config.getoption('--device') != 'cpu' and collection_path.is_relative_to(ROOT):
-        return why_not(collection_path.relative_to(ROOT).as_posix()) is not None or None
+        return why_not(collection_path.relative_to(ROOT).as_posix(), LEFT_OUT) is not None or None
     return None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption('--device') != 'cpu':
-        for item in items:
-            if why := why_not(item.nodeid):
-                item.add_marker(pytest.mark.skip(reason=f'on the pretend device: {why}'))
 
 
 os.environ['PRETEND_IMPORT'] = 'tests.pretend.plugin'
