@@ -1,11 +1,13 @@
-"""Tensor and pipeline parallelism on four ranks, beside FSDP2 and context parallelism: writes what it finds to a folder.
+"""Tensor and pipeline parallelism on four ranks, beside FSDP2 and context parallelism, against one process.
 
-    python -m tests.distributed.scripts.parallel FOLDER [JOB ...]
+    python -m tests.distributed.scripts.parallel options|curves|transformers|pipeline FOLDER
+
+What differs is an error. Checkpoints stay in the folder.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -54,6 +56,8 @@ ON_FOUR = {'heads in parts': {'num_heads': 2, 'scalar_beta': True}, 'one head in
 HYBRID = {
     'num_heads': 4, 'intermediate_size': 64, 'attn': {'layers': [1], 'num_heads': 4}, 'value_proj': True, 'use_bias': True,
 }
+# how `from_pretrained` splits
+SPLITS = {'tensor': {'tp_plan': 'auto'}, 'FSDP2, tensor': {'distributed_config': DistributedConfig(tp_size=2, fsdp_size=2)}}
 # boundaries of packed sequences, of all ranks of context parallelism together
 BOUNDARIES = (0, 30, 96, 160)
 STEPS = 20
@@ -85,31 +89,29 @@ def split_channels(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-def differences(model: LonghornForCausalLM, reference: LonghornForCausalLM, length: int) -> dict[str, float]:
-    """Of the loss and of each gradient, after a backward pass of both."""
+def compare(name: str, model: LonghornForCausalLM, reference: LonghornForCausalLM, length: int) -> None:
+    """The loss and each gradient, after a backward pass of both."""
     ids = make_batches()[0, :2].repeat(1, 2)[:, :length]
     losses = [m(ids, labels=ids).loss for m in (model, reference)]
     for loss in losses:
         loss.backward()
     grads = {name: full(x.grad) for name, x in model.named_parameters()}
     wanted = {name: x.grad for name, x in reference.named_parameters()}
-    assert grads.keys() == wanted.keys()
-    errors = {name: relative_error(grads[name], wanted[name]) for name in wanted}
-    return {'loss': relative_error(*(loss.detach() for loss in losses)), **errors}
+    assert grads.keys() == wanted.keys(), name
+    assert relative_error(*(loss.detach() for loss in losses)) <= 1e-6, name
+    assert max(relative_error(grads[x], wanted[x]) for x in wanted) <= 1e-4, name
 
 
-def options(tp: DeviceMesh, dp_rank: int, world: DeviceMesh) -> dict[str, dict[str, float]]:
-    found = {}
+def options(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
     # each pair of ranks takes every other one
     for i, (name, options) in enumerate(OPTIONS.items()):
-        if i % 2 == dp_rank:
-            model = split_channels(make_model(**options), tp)
+        if i % 2 == mesh['dp'].get_local_rank():
+            model = split_channels(make_model(**options), mesh['tp'])
             assert all(isinstance(x, DTensor) for x in model.parameters())
             # both operators
-            found[name] = differences(model, make_model(**options), 70 if i % 4 < 2 else 40)
+            compare(name, model, make_model(**options), 70 if i % 4 < 2 else 40)
     for name, options in ON_FOUR.items():
-        found[f'{name}, four ranks'] = differences(split_channels(make_model(**options), world), make_model(**options), 40)
-    return found
+        compare(name, split_channels(make_model(**options), world), make_model(**options), 40)
 
 
 def shard(model: LonghornForCausalLM, mesh: DeviceMesh) -> LonghornForCausalLM:
@@ -163,35 +165,50 @@ def packed(model: nn.Module, batch: torch.Tensor, cp: DeviceMesh | None = None, 
     return loss * n / (labels != -100).sum()
 
 
-def curves(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> dict[str, list[float]]:
+def load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, **options: Any) -> None:
+    state = dict(zip(('model', 'optimizer'), get_state_dict(model, optimizer), strict=True))
+    dcp.load(state, checkpoint_id=folder / 'dcp', **options)
+    set_state_dict(model, optimizer, model_state_dict=state['model'], optim_state_dict=state['optimizer'])
+
+
+def curve(loss_of: Callable, max_norm: float = 1.0, layers: int = 2, **options: Any) -> list[float]:
+    """The losses of one process."""
+    model = make_model(layers, **options)
+    return train(model, make_optimizer(model), loss_of, make_batches(), max_norm=max_norm)
+
+
+def assert_same(losses: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=0.)
+
+
+def curves(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
     """Losses of training, by how it is split; the second half again after a checkpoint of another split."""
-    batches, found, half = make_batches(), {}, STEPS // 2
+    batches, half = make_batches(), STEPS // 2
     dp, tp = mesh['dp'], mesh['tp']
 
     def rows_of_rank(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return rows(model, batch.chunk(dp.size())[dp.get_local_rank()])
 
+    expected = curve(rows, intermediate_size=64)
+    assert expected[-1] < 0.8 * expected[0]
     model = shard(split_channels(make_model(intermediate_size=64), tp), dp)
     optimizer = make_optimizer(model)
-    found['FSDP2, tensor'] = train(model, optimizer, rows_of_rank, batches[:half], dp)
+    losses = train(model, optimizer, rows_of_rank, batches[:half], dp)
     dcp.save(dict(zip(('model', 'optimizer'), get_state_dict(model, optimizer), strict=True)), checkpoint_id=folder / 'dcp')
-    found['FSDP2, tensor'] += train(model, optimizer, rows_of_rank, batches[half:], dp)
+    assert_same(losses + train(model, optimizer, rows_of_rank, batches[half:], dp), expected)
 
     model = split_channels(make_model(intermediate_size=64), world)
     optimizer = make_optimizer(model)
-    state = dict(zip(('model', 'optimizer'), get_state_dict(model, optimizer), strict=True))
-    dcp.load(state, checkpoint_id=folder / 'dcp')
-    set_state_dict(model, optimizer, model_state_dict=state['model'], optim_state_dict=state['optimizer'])
-    found['tensor, from the checkpoint'] = train(model, optimizer, rows, batches[half:])
+    load_checkpoint(model, optimizer, folder)
+    assert_same(train(model, optimizer, rows, batches[half:]), expected[half:])
 
     for exact in False, True:
         model = shard(split_channels(make_model(exact=exact, num_heads=2), tp), dp)
         losses = train(model, make_optimizer(model), lambda model, batch: packed(model, batch, dp), batches, dp)
-        found[f'context, FSDP2, tensor, {"exact" if exact else "diagonal"}'] = losses
-    return found
+        assert_same(losses, curve(packed, exact=exact, num_heads=2))
 
 
-def by_transformers(world: DeviceMesh, folder: Path) -> dict[str, Any]:
+def by_transformers(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
     """`from_pretrained` that splits, training, generation, `save_pretrained`."""
     rank = dist.get_rank()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(dist.get_world_size()))
@@ -199,13 +216,13 @@ def by_transformers(world: DeviceMesh, folder: Path) -> dict[str, Any]:
     if rank == 0:
         reference.save_pretrained(folder / 'whole')
     dist.barrier()
-    found: dict[str, Any] = {}
-    calls = {'tensor': {'tp_plan': 'auto'}, 'FSDP2, tensor': {'distributed_config': DistributedConfig(tp_size=2, fsdp_size=2)}}
-    for name, kwargs in calls.items():
+    for name, kwargs in SPLITS.items():
         model = AutoModelForCausalLM.from_pretrained(folder / 'whole', **kwargs).train()
-        found[f'split, {name}'] = [x for x, p in model.named_parameters() if isinstance(p, DTensor)]
+        split = {x for x, p in model.named_parameters() if isinstance(p, DTensor)}
+        # transformers leaves norms as they are
+        assert split == {x for x, _ in reference.named_parameters() if 'FSDP2' in name or 'norm' not in x}, name
         reference.zero_grad()
-        found[name] = differences(model, reference, 70)
+        compare(name, model, reference, 70)
         model.save_pretrained(folder / name)
     model = AutoModelForCausalLM.from_pretrained(folder / 'whole', tp_plan='auto').eval()
     reference.eval()
@@ -215,11 +232,11 @@ def by_transformers(world: DeviceMesh, folder: Path) -> dict[str, Any]:
     mask[1, :5] = 0
     settings = dict(attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
     assisted = {'prompt_lookup_num_tokens': 3, 'attention_mask': mask[1:]}
-    for name, tokens, more in ('greedy', prompt, {}), ('prompt lookup', prompt[1:], assisted):
-        found[f'generated, {name}'] = [m.generate(tokens, **settings | more).tolist() for m in (model, reference)]
+    for tokens, more in (prompt, {}), (prompt[1:], assisted):
+        assert torch.equal(*(m.generate(tokens, **settings | more) for m in (model, reference))), more
     cache = model(prompt, use_cache=True).past_key_values
-    found['cached'] = [list(cache[i][x].shape) for i, x in ((0, 'recurrent_state'), (0, 'conv_state'))]
-    return found
+    # a head of four, of 16 channels
+    assert cache[0]['recurrent_state'].shape == (2, 1, 6, 16) and cache[0]['conv_state'].shape == (2, 16, 4)
 
 
 class Stage(nn.Module):
@@ -251,55 +268,46 @@ class Logits(nn.Module):
         return self.model(ids, use_cache=False).logits
 
 
-def two_stages(mesh: DeviceMesh) -> dict[str, list[float]]:
-    """Losses of a pipeline, whose second stage knows them: written by hand, its channels split, and cut out of a trace."""
-    pp, found = mesh['dp'], {}
+def two_stages(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
+    """A pipeline written by hand, its channels split, and one cut out of a trace."""
+    pp, settings = mesh['dp'], {'tie_word_embeddings': False, 'num_heads': 2}
     index, last, device = pp.get_local_rank(), pp.get_local_rank() == 1, torch.device('cpu')
-    for name in 'by hand, tensor', 'traced':
-        model = make_model(3, tie_word_embeddings=False, num_heads=2)
-        if name == 'traced':
+    for traced in False, True:
+        model = make_model(3, **settings)
+        if traced:
             cut = {'model.model.layers.1': SplitPoint.BEGINNING}
-            traced = pipeline(Logits(model), (make_batches()[0, :2],), split_spec=cut)
-            stage = traced.build_stage(index, device, pp.get_group())
+            stages = pipeline(Logits(model), (make_batches()[0, :2],), split_spec=cut)
+            stage = stages.build_stage(index, device, pp.get_group())
         else:
             split_channels(model, mesh['tp'])
             module = Stage(model, not last, last, slice(1, 3) if last else slice(1))
             stage = PipelineStage(module, index, 2, device, group=pp.get_group())
         schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=next_token_loss)
-        optimizer = torch.optim.AdamW(stage.submod.parameters(), lr=1e-2)
-        curve = []
+        optimizer = make_optimizer(stage.submod)
+        found = []
         for batch in make_batches():
             optimizer.zero_grad()
             losses: list[torch.Tensor] = []
             if last:
                 schedule.step(target=batch, losses=losses)
-                curve.append(torch.stack(losses).mean().item())
+                found.append(torch.stack(losses).mean().item())
             else:
                 schedule.step(batch)
             optimizer.step()
         if last:
-            found[name] = curve
-    return found
+            # of equal lengths: the mean of two microbatches is that of the batch
+            assert_same(found, curve(
+                lambda model, batch: next_token_loss(Logits(model)(batch), batch), math.inf, 3, **settings,
+            ))
 
 
-def main(folder: str, *names: str) -> None:
-    path = Path(folder)
+JOBS = {'options': options, 'curves': curves, 'transformers': by_transformers, 'pipeline': two_stages}
+
+
+def main(name: str, folder: str) -> None:
     mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))
     world = init_device_mesh('cpu', (4,), mesh_dim_names=('tp',))
-    jobs = {
-        'options': lambda: options(mesh['tp'], mesh['dp'].get_local_rank(), world),
-        'curves': lambda: curves(mesh, world, path),
-        'transformers': lambda: by_transformers(world, path),
-        'pipeline': lambda: two_stages(mesh),
-    }
-    for name, job in jobs.items():
-        if names and name not in names:
-            continue
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, job())
-        if dist.get_rank() == 0:
-            merged = {key: value for one in found for key, value in one.items()}
-            (path / f'{name}.json').write_text(json.dumps(merged))
+    JOBS[name](mesh, world, Path(folder))
 
 
 if __name__ == '__main__':
