@@ -9,10 +9,102 @@ import numpy as np
 import pytest
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from offgpu.emulator import Emulator, Launch, formats
-from tests.offgpu import kernels
+
+
+@triton.jit
+def add_kernel(x, y, o, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(o + i, tl.load(x + i, mask=i < n) + tl.load(y + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def softmax_kernel(x, o, n, B: tl.constexpr):
+    i = tl.program_id(0)
+    j = tl.arange(0, B)
+    a = tl.load(x + i * n + j, mask=j < n, other=-float('inf')).to(tl.float32)
+    e = tl.exp(a - tl.max(a, 0))
+    tl.store(o + i * n + j, (e / tl.sum(e, 0)).to(o.dtype.element_ty), mask=j < n)
+
+
+@triton.jit
+def matmul_kernel(a, b, o, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, B: tl.constexpr, DOT: tl.constexpr):
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, B)
+    c = tl.zeros([M, N], dtype=tl.float32)
+    for s in range(0, K, B):
+        x, y = tl.load(a + i[:, None] * K + s + k[None, :]), tl.load(b + (s + k)[:, None] * N + j[None, :])
+        c = tl.dot(x, y, acc=c, input_precision=DOT)
+    tl.store(o + i[:, None] * N + j[None, :], c)
+
+
+@triton.jit
+def operands_kernel(
+    a, b, o, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TA: tl.constexpr, TB: tl.constexpr, REGISTERS: tl.constexpr,
+):
+    """A product of operands in either order; with REGISTERS the first one is not in shared memory."""
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.trans(tl.load(a + k[:, None] * M + i[None, :])) if TA else tl.load(a + i[:, None] * K + k[None, :])
+    y = tl.trans(tl.load(b + j[:, None] * K + k[None, :])) if TB else tl.load(b + k[:, None] * N + j[None, :])
+    if REGISTERS:
+        x = (x.to(tl.float32) * 2).to(x.dtype)
+    tl.store(o + i[:, None] * N + j[None, :], tl.dot(x, y))
+
+
+@triton.jit
+def transpose_kernel(x, o, M: tl.constexpr, N: tl.constexpr):
+    i, j = tl.arange(0, M), tl.arange(0, N)
+    y = tl.trans(tl.load(x + i[:, None] * N + j[None, :]))
+    tl.store(o + j[:, None] * M + i[None, :], y)
+
+
+@triton.jit
+def column_sum_kernel(x, o, n, N: tl.constexpr, B: tl.constexpr):
+    i, j = tl.arange(0, B), tl.arange(0, N)
+    s = tl.zeros([N], dtype=tl.float32)
+    for k in range(0, n, B):
+        s += tl.sum(tl.load(x + (k + i)[:, None] * N + j[None, :], mask=(k + i < n)[:, None], other=0.), 0)
+    tl.store(o + j, s)
+
+
+@triton.jit
+def racy_kernel(x, o, N: tl.constexpr):
+    """Through global memory without a barrier: other threads read what one wrote."""
+    j = tl.arange(0, N)
+    tl.store(o + j, tl.load(x + j) * 2)
+    tl.store(x + j, tl.load(o + N - 1 - j))
+
+
+@triton.jit
+def stray_kernel(x, o, N: tl.constexpr):
+    j = tl.arange(0, N)
+    tl.store(o + j, tl.load(x + j + 1))
+
+
+@triton.jit
+def unmasked_kernel(x, o, n, N: tl.constexpr):
+    """Stores beyond the n elements that o has of a larger storage."""
+    j = tl.arange(0, N)
+    tl.store(o + j, tl.load(x + j, mask=j < n, other=0.))
+
+
+@triton.jit
+def clash_kernel(x, o, N: tl.constexpr):
+    """Every block writes the same elements."""
+    j = tl.arange(0, N)
+    tl.store(o + j, tl.load(x + tl.program_id(0) * N + j))
+
+
+@triton.jit
+def chained_kernel(a, b, c, o, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """(a b)^T c: the result of a product, transposed, as the first operand of the next."""
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.dot(tl.load(a + i[:, None] * K + k[None, :]), tl.load(b + k[:, None] * M + i[None, :]))
+    y = tl.load(c + i[:, None] * N + j[None, :])
+    tl.store(o + i[:, None] * N + j[None, :], tl.dot(tl.trans(x.to(y.dtype)), y))
+
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -23,13 +115,13 @@ def randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:
 
 def add(n: int, warps: int) -> tuple[Tensor, Tensor]:
     x, y, o = randn(n), randn(n + 1)[1:].contiguous(), torch.empty(n)
-    kernels.add_kernel[(triton.cdiv(n, 256),)](x, y, o, n, B=256, num_warps=warps)
+    add_kernel[(triton.cdiv(n, 256),)](x, y, o, n, B=256, num_warps=warps)
     return o, x + y
 
 
 def softmax(n: int, dtype: torch.dtype, warps: int) -> tuple[Tensor, Tensor]:
     x, o = randn(3, n, dtype=dtype), torch.empty(3, n, dtype=dtype)
-    kernels.softmax_kernel[(3,)](x, o, n, B=triton.next_power_of_2(n), num_warps=warps)
+    softmax_kernel[(3,)](x, o, n, B=triton.next_power_of_2(n), num_warps=warps)
     return o, x.double().softmax(1)
 
 
@@ -40,7 +132,7 @@ def cut(x: Tensor) -> Tensor:
 
 def matmul(M: int, N: int, K: int, dtype: torch.dtype, precision: str, warps: int) -> tuple[Tensor, Tensor]:
     a, b, o = randn(M, K, dtype=dtype), randn(K, N, dtype=dtype), torch.empty(M, N)
-    kernels.matmul_kernel[(1,)](a, b, o, M=M, N=N, K=K, B=32, DOT=precision, num_warps=warps)
+    matmul_kernel[(1,)](a, b, o, M=M, N=N, K=K, B=32, DOT=precision, num_warps=warps)
     return o, cut(a) @ cut(b) if precision == 'tf32' else a.double() @ b.double()
 
 
@@ -50,26 +142,26 @@ def operands(
     ta, tb = transposed
     a, b = randn(*((K, M) if ta else (M, K)), dtype=dtype), randn(*((N, K) if tb else (K, N)), dtype=dtype)
     o = torch.empty(M, N)
-    kernels.operands_kernel[(1,)](a, b, o, M=M, N=N, K=K, TA=ta, TB=tb, REGISTERS=registers, num_warps=warps)
+    operands_kernel[(1,)](a, b, o, M=M, N=N, K=K, TA=ta, TB=tb, REGISTERS=registers, num_warps=warps)
     a, b = a.T if ta else a, b.T if tb else b
     return o, cut(a) @ cut(b) * (2 if registers else 1)
 
 
 def chained(M: int, N: int, K: int, dtype: torch.dtype, warps: int) -> tuple[Tensor, Tensor]:
     a, b, c, o = randn(M, K, dtype=dtype), randn(K, M, dtype=dtype), randn(M, N, dtype=dtype), torch.empty(M, N)
-    kernels.chained_kernel[(1,)](a, b, c, o, M=M, N=N, K=K, num_warps=warps)
+    chained_kernel[(1,)](a, b, c, o, M=M, N=N, K=K, num_warps=warps)
     return o, (cut(a) @ cut(b)).to(dtype).double().T @ c.double()
 
 
 def transpose(M: int, N: int, dtype: torch.dtype, warps: int) -> tuple[Tensor, Tensor]:
     x, o = randn(M, N, dtype=dtype), torch.empty(N, M, dtype=dtype)
-    kernels.transpose_kernel[(1,)](x, o, M=M, N=N, num_warps=warps)
+    transpose_kernel[(1,)](x, o, M=M, N=N, num_warps=warps)
     return o, x.T
 
 
 def column_sum(n: int, warps: int) -> tuple[Tensor, Tensor]:
     x, o = randn(n, 32), torch.empty(32)
-    kernels.column_sum_kernel[(1,)](x, o, n, N=32, B=64, num_warps=warps)
+    column_sum_kernel[(1,)](x, o, n, N=32, B=64, num_warps=warps)
     return o, x.double().sum(0)
 
 
@@ -114,12 +206,12 @@ def test_small_kernels(make, arguments):
 
 
 def race(warps: int) -> None:
-    kernels.racy_kernel[(1,)](randn(256), torch.empty(256), N=256, num_warps=warps)
+    racy_kernel[(1,)](randn(256), torch.empty(256), N=256, num_warps=warps)
 
 
 def unwritten() -> None:
     x = torch.empty(128)
-    kernels.add_kernel[(1,)](x, x, torch.empty(128), 128, B=256, num_warps=1)
+    add_kernel[(1,)](x, x, torch.empty(128), 128, B=256, num_warps=1)
 
 
 # a launch, and the kind of what must be found, and nothing else
@@ -127,14 +219,14 @@ WRONG: dict[str, tuple[Callable[[], None], str]] = {
     'a race between warps': (lambda: race(4), 'race between warps: read after write'),
     'a race in a warp': (lambda: race(1), 'intra-warp: read after write without a sync'),
     'a race between blocks': (
-        lambda: kernels.clash_kernel[(2,)](randn(256), torch.empty(128), N=128, num_warps=1),
+        lambda: clash_kernel[(2,)](randn(256), torch.empty(128), N=128, num_warps=1),
         'race between blocks: two writes',
     ),
     'a load out of bounds': (
-        lambda: kernels.stray_kernel[(1,)](randn(128), torch.empty(128), N=128, num_warps=1), 'out of bounds',
+        lambda: stray_kernel[(1,)](randn(128), torch.empty(128), N=128, num_warps=1), 'out of bounds',
     ),
     'a store without its mask': (
-        lambda: kernels.unmasked_kernel[(1,)](randn(100), torch.empty(128)[:100], 100, N=128, num_warps=1),
+        lambda: unmasked_kernel[(1,)](randn(100), torch.empty(128)[:100], 100, N=128, num_warps=1),
         'inside the storage, outside of the tensor',
     ),
     'a load of what nobody wrote': (unwritten, 'uninitialised read'),
