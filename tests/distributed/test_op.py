@@ -22,7 +22,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
 from offgpu.interpreter import make_faster
 from tests import forks
-from tests.distributed.scripts.launch import fork
+from tests.distributed.launch import fork
 from tests.ops.cases import Case, assert_close, make_inputs
 
 ALL = dict(D=True, z=True, sigmoid=True, scale=0.3)

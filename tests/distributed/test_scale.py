@@ -9,7 +9,7 @@ import torch
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from tests import forks
-from tests.distributed.scripts import parallel
+from tests.distributed import test_parallel as parallel
 
 pytestmark = [pytest.mark.xdist_group('scale'), pytest.mark.slow]
 PAGE = (forks.ROOT / 'docs/scale.md').read_text()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests import forks
 from tests.distributed import test_op as op
-from tests.distributed.scripts.launch import fork
+from tests.distributed.launch import fork
 
 CASES = ('whole, all options', 'boundaries inside', 'empty sequences', 'scalar beta')
 
