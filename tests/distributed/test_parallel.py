@@ -84,10 +84,6 @@ def make_batches() -> torch.Tensor:
     return (starts + strides * torch.arange(40)) % 50
 
 
-def full(x: torch.Tensor) -> torch.Tensor:
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
 def split_channels(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallelize_module(model, mesh, tensor_parallel_plan(model))
     return model
@@ -99,7 +95,7 @@ def compare(name: str, model: LonghornForCausalLM, reference: LonghornForCausalL
     losses = [m(ids, labels=ids).loss for m in (model, reference)]
     for loss in losses:
         loss.backward()
-    grads = {name: full(x.grad) for name, x in model.named_parameters()}
+    grads = {x: p.grad.full_tensor() if isinstance(p, DTensor) else p.grad for x, p in model.named_parameters()}
     wanted = {name: x.grad for name, x in reference.named_parameters()}
     assert grads.keys() == wanted.keys(), name
     assert relative_error(*(loss.detach() for loss in losses)) <= 1e-6, name
