@@ -79,48 +79,36 @@ def run_on_host(function: Callable, name: str) -> Callable:
     """`function`, written for the CPU, on the device's memory; a launch as Triton's."""
     def run(*args, **kwargs):
         import torch
+        from torch.utils._pytree import tree_leaves, tree_map_only
 
         from offgpu.pretend import launches
 
         given: dict[int, tuple] = {}
-        on_host = functools.partial(
-            torch.no_grad()(function), *(to_host(x, name, given) for x in args),
-            **{key: to_host(x, name, given) for key, x in kwargs.items()})
+
+        def to_host(x: torch.Tensor) -> torch.Tensor:
+            """The same memory as a tensor of the CPU."""
+            if not x.is_cuda:
+                raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
+            host = torch.ops.pretend.host(x)
+            given[id(host)] = host, x
+            return host
+
+        args, kwargs = tree_map_only(torch.Tensor, to_host, (args, kwargs))
+        on_host = functools.partial(torch.no_grad()(function), *args, **kwargs)
         results = on_host()
 
         def again() -> None:
-            for result, new in zip(as_tuple(results), as_tuple(on_host()), strict=True):
+            for result, new in zip(tree_leaves(results), tree_leaves(on_host()), strict=True):
                 if isinstance(result, torch.Tensor) and result is not new:
                     result.copy_(new)
 
         launches.note(name, None, again)
         with torch.no_grad():
             # what is updated in place comes back as itself
-            returned = tuple(
-                given[id(x)][1] if id(x) in given else torch.ops.pretend.device(x) if isinstance(x, torch.Tensor) else x
-                for x in as_tuple(results))
-        return returned if isinstance(results, tuple) else returned[0]
+            return tree_map_only(
+                torch.Tensor, lambda x: given[id(x)][1] if id(x) in given else torch.ops.pretend.device(x), results)
 
     return run
-
-
-def to_host(x, name: str, given: dict[int, tuple]):
-    """The same memory as a tensor of the CPU, noted in `given` beside `x`."""
-    if hasattr(x, '_asdict'):
-        return x._replace(**{key: to_host(value, name, given) for key, value in x._asdict().items()})
-    if not hasattr(x, 'is_cuda'):
-        return x
-    if not x.is_cuda:
-        raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
-    import torch
-
-    on_host = torch.ops.pretend.host(x)
-    given[id(on_host)] = on_host, x
-    return on_host
-
-
-def as_tuple(x) -> tuple:
-    return x if isinstance(x, tuple) else (x,)
 
 
 def run_backward_here(torch) -> None:
