@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption('--device') != 'cpu':
         for item in items:
             if why := why_not(item.nodeid):
-                item.add_marker(pytest.mark.skip(reason=f'on the CPU alone: {why}'))
+                item.add_marker(pytest.mark.skip(reason=f'not on this device: {why}'))
 
 
 @pytest.fixture
