@@ -11,8 +11,9 @@ from tests.devices import why_not
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 if INTERPRETING:
     make_faster()
-    # what compiles kernels, which the interpreter cannot, and the compiled loops, which it leaves as they are
+    # what compiles kernels, which the interpreter cannot, and the compiled loops and the naive op, which it leaves as they are
     collect_ignore_glob = [f'{room}/test_*.py' for room in ('kernels', 'offgpu', 'ops/numba', 'ptx')]
+    collect_ignore_glob += ['ops/test_naive.py', 'ops/test_transforms.py']
 
 
 def pytest_addoption(parser):

@@ -1,4 +1,4 @@
-"""Run calls of the operators as PTX and print a line for each.
+"""Run calls of the operators as PTX and print a line for each: an hour when Triton's cache is empty.
 
     python -m tests.ptx [--groups diagonal exact ...] [--match text] [--tokens 1 16 70] [--target sm_80] [--order last]
 
