@@ -46,6 +46,7 @@ def test_save_and_load_is_exact(options, tmp_path, device):
     again = AutoModelForCausalLM.from_pretrained(tmp_path).to(device)
     assert type(again) is LonghornForCausalLM
     assert again.config.to_diff_dict() == model.config.to_diff_dict()
+    assert all(layer.attn.D._no_weight_decay for layer in again.model.layers)
     assert (again.lm_head.weight is again.model.embeddings.weight) == options.get('tie_word_embeddings', True)
     assert torch.equal(again(ids).logits, expected)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
@@ -56,10 +57,11 @@ def test_save_and_load_is_exact(options, tmp_path, device):
     assert (half(ids).logits - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.parametrize('folder', [CONFIGS, CONFIGS / 'flame'], ids=['', 'flame'])
 @pytest.mark.parametrize('name', list(SIZES))
-def test_presets(name):
+def test_presets(name, folder):
     """The paper's sizes with tied embeddings; its Table 1 prints 128.6M and 369.8M, the authors' code has 369.97M."""
-    path = CONFIGS / f'longhorn_{name}.json'
+    path = folder / f'longhorn_{name}.json'
     config = AutoConfig.from_pretrained(path)
     assert set(json.loads(path.read_text())) - {'architectures', 'model_type'} <= set(config.to_dict())
     with torch.device('meta'):

@@ -7,8 +7,8 @@ import torch
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.modules.rewind import RewindableCache
-from tests.integration.test_attn_mode import make_model, spread
-from tests.models.test_cache import VARIANTS, build, contents, equal
+from tests.integration.swapped import make_model, spread
+from tests.models.test_cache import VARIANTS, build, contents, equal, make
 
 # what their other parts keep of a piece, one can't read a part of
 WHOLE = {
@@ -16,10 +16,6 @@ WHOLE = {
 }
 some = pytest.mark.parametrize('name', [*VARIANTS, 'gla', 'linear_attn', 'deltaformer'])
 variants = pytest.mark.parametrize('name', list(VARIANTS))
-
-
-def make(name: str, device):
-    return build(device, **VARIANTS[name]) if name in VARIANTS else spread(make_model(name, device)).eval()
 
 
 def close(a, b) -> bool:
@@ -194,7 +190,7 @@ def assistance(model, name: str, by: str, device) -> dict:
         return {'prompt_lookup_num_tokens': 4}
     assistant = copy.deepcopy(model)
     if by == 'another':
-        assistant = build(device, num_hidden_layers=1) if name in VARIANTS else spread(make_model('gla', device)).eval()
+        assistant = build(device, num_hidden_layers=1) if name in VARIANTS else make('gla', device)
     for option, value in {'': 5, '_schedule': 'constant'}.items():
         setattr(assistant.generation_config, f'num_assistant_tokens{option}', value)
     assistant.generation_config.assistant_confidence_threshold = 0

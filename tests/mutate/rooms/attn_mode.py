@@ -16,7 +16,7 @@ MUTATIONS = [
     ),
     Mutation(
         'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',
-        "linear_attn's own forward drops boundaries", 'tests/integration/test_swapped_calls.py::test_documents_one_by_one',
+        "linear_attn's own forward drops boundaries", 'tests/models/test_boundaries.py::test_documents_one_by_one',
         'linear_attn', env=TORCH,
     ),
     Mutation(
