@@ -143,8 +143,8 @@ class TestConfigThatChanges:
         assert mixers(model)[0].intermediate_size == 64
         model.save_pretrained(tmp_path)
         config.expand_v = 2
-        for config in (config, AutoConfig.from_pretrained(tmp_path, expand_v=2)):
-            model = AutoModelForCausalLM.from_config(config)
+        for changed in (config, AutoConfig.from_pretrained(tmp_path, expand_v=2)):
+            model = AutoModelForCausalLM.from_config(changed)
             assert mixers(model)[0].intermediate_size == 128 and mixers(model)[0].state_size == 8
             assert model.config.longhorn_expand == 2
         config = model.config

@@ -23,13 +23,18 @@ LAYERS = {
 }
 
 
-@pytest.fixture(params=list(LAYERS))
-def layer(request, device):
-    layer = Longhorn(hidden_size=24, layer_idx=0, **LAYERS[request.param])
+def build(device, **options) -> Longhorn:
+    """With parameters that training may give it: none is zero or one."""
+    layer = Longhorn(**{'hidden_size': 24, 'state_size': 4, 'layer_idx': 0, **options})
     with torch.no_grad():
         for x in layer.parameters():
             x.add_(torch.randn_like(x) * 0.2)
     return layer.to(device)
+
+
+@pytest.fixture(params=list(LAYERS))
+def layer(request, device):
+    return build(device, **LAYERS[request.param])
 
 
 def written_out(layer: Longhorn, p: dict[str, torch.Tensor], h: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,10 @@ def packed(device, **options) -> tuple[list[torch.Tensor], dict]:
 @pytest.mark.parametrize('name', [*VARIANTS, *SWAPPED])
 @torch.no_grad()
 def test_documents_one_by_one(name, device):
-    """By every name that transformers' collator has for boundaries; TRL's are all of them together."""
+    """By every name that transformers' collator has for boundaries; TRL's are all of them together.
+
+    Losses and gradients are those of the documents in `tests/integration/test_packing.py`.
+    """
     model = copy.deepcopy(make(name, device))
     for options in NAMES.values():
         rows, batch = packed(device, **options)
@@ -45,21 +48,7 @@ def test_documents_one_by_one(name, device):
     bounds = F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0))
     assert near(model(batch['input_ids'], cu_seqlens=bounds, use_cache=False).logits, apart, name)
     assert near(model.lm_head(model.model(**batch, use_cache=False)[0]), apart, name)
-
-
-@pytest.mark.parametrize('name', list(VARIANTS))
-def test_gradients(name, device):
-    model, (rows, batch) = make(name, device).train(), packed(device)
-    loss = sum(
-        F.cross_entropy(model(row).logits[0, :-1], row[0, 1:], reduction='sum') / 71 for row in rows if row.shape[1] > 1
-    )
-    parameters = dict(model.named_parameters())
-    want = torch.autograd.grad(loss, list(parameters.values()))
-    got = torch.autograd.grad(model(**batch, num_items_in_batch=71).loss, list(parameters.values()))
-    errors = {x: ((a - b).norm() / b.norm()).item() for x, a, b in zip(parameters, got, want, strict=True)}
-    assert max(errors.values()) <= 1e-4, errors
-    del batch['position_ids']
-    assert (model(**batch, num_items_in_batch=71).loss - loss).abs() > 1e-3 * loss
+    assert not near(model(batch['input_ids'], use_cache=False).logits, apart, name)
 
 
 @pytest.mark.parametrize('names', list(NAMES))

@@ -1,6 +1,7 @@
 """The models and fla's cache: a look ahead with `use_cache=False`, and caches that are not theirs."""
 
 import copy
+from functools import partial
 from itertools import product
 
 import pytest
@@ -17,7 +18,8 @@ VARIANTS = {
     'paper': {},
     'exact, mlp': {'exact': True, 'hidden_ratio': 2},
     'hybrid': {'attn': {'layers': [1], 'num_heads': 2}},
-    'window': {'attn': {'layers': [0, 2], 'num_heads': 4, 'window_size': 6}},
+    'window': {'attn': [{'layers': [0], 'num_heads': 4, 'window_size': 6},
+                        {'layers': [2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}]},
 }
 
 HYBRID = {'layers': [1], 'num_heads': 2, 'window_size': 6}
@@ -50,14 +52,7 @@ def contents(cache) -> list:
     return copy.deepcopy([(cache.get_seq_length(i), cache[i]) for i in range(len(cache))])
 
 
-def equal(a, b, tensors=torch.equal) -> bool:
-    if isinstance(a, torch.Tensor):
-        return tensors(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(x, b[name], tensors) for name, x in a.items())
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(equal(x, y, tensors) for x, y in zip(a, b, strict=True))
-    return a == b
+equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def states_of(cache) -> list[torch.Tensor]:
@@ -85,7 +80,8 @@ def test_a_look_ahead_changes_nothing(name, T, mode, base, device):
             assert model(ids[:, 9:], whole, **options, return_dict=False)[1] is cache
         assert first.past_key_values is cache
         assert torch.equal(first[0], again[0])
-        assert equal(contents(cache), before) and all(x is y for x, y in zip(states_of(cache), states, strict=True))
+        equal(contents(cache), before)
+        assert all(x is y for x, y in zip(states_of(cache), states, strict=True))
         with torch.no_grad():
             then = model(ids[:, 9:], whole, past_key_values=cache, use_cache=True)[0]
             assert near(then, model(ids, whole)[0][:, 9:], name)
@@ -103,7 +99,7 @@ def test_a_look_ahead_in_a_cache_of_flas(device):
     assert type(cache.layers[0]) is FLALayer
     before = contents(cache)
     model(ids[:, 8:], past_key_values=cache, use_cache=False)
-    assert equal(contents(cache), before)
+    equal(contents(cache), before)
 
 
 @torch.no_grad()
@@ -114,7 +110,7 @@ def test_a_look_ahead_in_training(device):
     cache = model(ids[:, :8], use_cache=True).past_key_values
     before = contents(cache)
     model(ids[:, 8:], past_key_values=cache)
-    assert equal(contents(cache), before)
+    equal(contents(cache), before)
 
 
 @pytest.mark.parametrize('name', ['paper', 'window'])
@@ -129,7 +125,8 @@ def test_a_look_ahead_in_a_legacy_cache(name, device):
     before = copy.deepcopy(legacy.states)
     for _ in range(2):
         assert torch.equal(model(ids[:, 8:], past_key_values=legacy, use_cache=False).logits, expected)
-    assert equal(legacy.states, before) and legacy.get_seq_length() == 8
+    equal(legacy.states, before)
+    assert legacy.get_seq_length() == 8
 
 
 @pytest.mark.parametrize('detached', [False, True], ids=['', 'detached'])

@@ -21,16 +21,16 @@ def small(**options) -> LonghornConfig:
     })
 
 
+LINEAR = {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}
 VARIANTS = {
     'paper': {},
-    'mlp': {'hidden_ratio': 2},
+    'exact': {'exact': True, 'num_heads': 2, 'k_norm': 'l2', 'hidden_ratio': 2},
     'plain modules': {'fuse_norm': False, 'fuse_swiglu': False, 'fuse_cross_entropy': False, 'hidden_ratio': 4},
-    'fused loss': {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True},
+    'powlu': {'hidden_ratio': 2, 'hidden_act': 'powlu', 'tie_qk': True, 'value_proj': True, 'num_heads': 2},
+    'plain powlu': {'intermediate_size': 40, 'hidden_act': 'powlu', 'fuse_swiglu': False, 'conv_bias': False},
+    'linear loss': LINEAR,
+    'linear loss, l2warp': {**LINEAR, 'use_l2warp': True, 'tie_word_embeddings': False},
     'untied': {'tie_word_embeddings': False, 'scalar_beta': True, 'num_heads': 2, 'use_bias': True},
-    'exact': {'exact': True, 'num_heads': 2},
-    'k_norm': {'k_norm': 'l2', 'num_heads': 2},
-    'tie_qk, value_proj': {'tie_qk': True, 'value_proj': True},
-    'hybrid': {'attn': {'layers': [1], 'num_heads': 2}, 'hidden_ratio': 2},
     'l2warp': {'use_l2warp': True, 'attn_mode': 'fused_recurrent'},
 }
 
@@ -140,37 +140,6 @@ class TestInitialisation:
         assert mixer.D.eq(1).all() and not mixer.beta_proj.bias.any()
 
 
-@pytest.mark.parametrize('options, beams', [
-    ({}, 1), ({}, 4), ({'exact': True, 'num_heads': 2}, 1), ({'k_norm': 'l2', 'num_heads': 2}, 1),
-    ({'tie_qk': True, 'value_proj': True, 'num_heads': 2}, 1),
-    ({'attn': {'layers': [0, 2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}}, 1),
-    ({'attn': [{'layers': [1], 'num_heads': 2}, {'layers': [2], 'num_heads': 4, 'window_size': 4}], 'exact': True}, 1),
-], ids=str)
-def test_variants_from_a_checkpoint(options, beams, tmp_path, device):
-    """Saved and loaded: cached generation in a padded batch, packed sequences, the last logits alone."""
-    LonghornForCausalLM(small(tie_word_embeddings=False, initializer_range=1.0, **options)).save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path).to(device).eval()
-    for name, value in options.items():
-        assert name == 'attn' or getattr(model.config, name) == value
-    # the same on every device, padded on the left, and the rows alone
-    ids, lengths = torch.randint(3, 53, (3, 8)), torch.tensor([3, 8, 6])
-    mask = (torch.arange(8) >= 8 - lengths[:, None]).long().to(device)
-    ids = ids.to(device) * mask
-    rows = [row[None, keep != 0] for row, keep in zip(ids, mask, strict=True)]
-    arguments = {'max_new_tokens': 12, 'num_beams': beams, 'do_sample': False, 'eos_token_id': None}
-    cached = model.generate(ids, attention_mask=mask, **arguments)
-    assert torch.equal(cached, model.generate(ids, attention_mask=mask, use_cache=False, **arguments))
-    for row, alone in enumerate(rows):
-        assert torch.equal(model.generate(alone, **arguments)[0, alone.shape[1]:], cached[row, 8:])
-    assert len(set(cached[:, 8:].flatten().tolist())) > 10
-
-    cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).to(device)
-    together = model(torch.cat(rows, 1), cu_seqlens=cu_seqlens, use_cache=False).logits
-    apart = torch.cat([model(x).logits for x in rows], 1)
-    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(model(rows[-1], logits_to_keep=1).logits, apart[:, -1:])
-
-
 def test_options_reach_the_layer():
     options = {
         'state_size': 5, 'expand': 1.5, 'num_heads': 3, 'conv_size': 3, 'conv_bias': False, 'beta_rank': 7, 'use_bias': True,
@@ -205,6 +174,7 @@ def test_hidden_states_and_tuples(device):
     assert torch.equal(model(ids, return_dict=False)[0], output.logits)
     embeds = model.get_input_embeddings()(ids)
     assert torch.equal(model(inputs_embeds=embeds).logits, output.logits)
+    torch.testing.assert_close(model(ids, logits_to_keep=1).logits, output.logits[:, -1:])
 
 
 def test_resize_token_embeddings(device):
