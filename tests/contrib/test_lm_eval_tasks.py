@@ -89,7 +89,7 @@ def evaluated(tmp_path_factory, device):
     tasks = forks.output('-m', 'fla_longhorn.contrib.lm_eval', cwd=folder).strip()
     forks.output(
         '-m', 'fla_longhorn', '-m', 'lm_eval', 'run', '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32',
-        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', *(forks.SCRIPTS / 'tasks').glob('*.yaml'),
+        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', forks.SCRIPTS / 'tasks' / '*.yaml',
         '--include_path', tasks, '--device', device,
         '--metadata', json.dumps({'recall_data': str(folder / 'recall')}), '--batch_size', 4, '--output_path', 'out',
         '--log_samples', cwd=folder,

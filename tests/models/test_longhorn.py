@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM, LonghornModel
 from fla_longhorn.layers import Longhorn
+from tests.integration.swapped import make_model
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 SIZES = {'120M': 128_563_968, '350M': 369_968_128, '1.3B': 1_331_595_264}
@@ -126,18 +127,21 @@ class TestInitialisation:
             for projection in [*ends, block.mlp.down_proj] if branches == 2 else ends:
                 assert_uniform(projection.weight, (projection.in_features * len(model.model.layers) * branches) ** -0.5)
 
-    def test_missing_weights_are_initialised_and_the_others_kept(self, tmp_path):
-        model = LonghornForCausalLM(small(hidden_size=64))
+    @pytest.mark.parametrize('name', ['longhorn', 'gla', 'rwkv6'])
+    def test_missing_weights_are_initialised_and_the_others_kept(self, name, tmp_path):
+        model = LonghornForCausalLM(small(hidden_size=64)) if name == 'longhorn' else make_model(name, 'cpu')
         with torch.no_grad():
             for x in model.parameters():
                 x.add_(3.0)
-        kept = {name: x for name, x in model.state_dict().items() if 'layers.1.' not in name and name != 'lm_head.weight'}
+        missing = ('layers.0.attn.D', 'layers.1.', 'lm_head.weight')
+        kept = {name: x for name, x in model.state_dict().items() if not any(x in name for x in missing)}
         model.save_pretrained(tmp_path, state_dict=kept)
-        again = LonghornForCausalLM.from_pretrained(tmp_path)
+        again = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert all(torch.equal(again.state_dict()[name], x) for name, x in kept.items())
-        mixer = again.model.layers[1].attn
-        assert_uniform(mixer.out_proj.weight, (mixer.out_proj.in_features * 3) ** -0.5)
-        assert mixer.D.eq(1).all() and not mixer.beta_proj.bias.any()
+        first, mixer = (layer.attn for layer in again.model.layers[:2])
+        assert first.D.eq(1).all() and mixer.D.eq(1).all() and not mixer.beta_proj.bias.any()
+        if name == 'longhorn':
+            assert_uniform(mixer.out_proj.weight, (mixer.out_proj.in_features * 3) ** -0.5)
 
 
 def test_options_reach_the_layer():
