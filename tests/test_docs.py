@@ -45,9 +45,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def execute(text: str, folder: Path) -> str:
-    done = subprocess.run(
-        ['bash', '-euc', text], cwd=folder, env=environment(folder), capture_output=True, text=True,
-    )
+    done = subprocess.run(['bash', '-euc', text], cwd=folder, env=environment(folder), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -187,9 +187,9 @@ def assistance(model, name: str, by: str, device) -> dict:
     assistant = copy.deepcopy(model)
     if by == 'another':
         assistant = build(device, num_hidden_layers=1) if name in VARIANTS else make('gla', device)
-    for option, value in {'': 5, '_schedule': 'constant'}.items():
-        setattr(assistant.generation_config, f'num_assistant_tokens{option}', value)
-    assistant.generation_config.assistant_confidence_threshold = 0
+    assistant.generation_config.update(
+        num_assistant_tokens=5, num_assistant_tokens_schedule='constant', assistant_confidence_threshold=0,
+    )
     return {'assistant_model': assistant}
 
 
