@@ -45,8 +45,7 @@ STEPS = (
     Step(
         'tests', 560,
         '-m pytest -q -p no:cacheprovider -n {workers} --dist worksteal --device {device} tests/ops tests/layers tests/models '
-        'tests/torch_compile tests/integration/test_packing.py tests/integration/test_attn_mode.py '
-        'tests/integration/test_swapped_calls.py',
+        'tests/torch_compile tests/integration/test_packing.py tests/integration/test_attn_mode.py',
         '--ignore tests/models --ignore tests/torch_compile --ignore tests/layers --ignore tests/integration -k test_opcheck',
     ),
     Step(

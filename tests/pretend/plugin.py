@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = {
     'tests/kernels': 'compiles kernels, in whose place the interpreter stands',
     'tests/contrib/test_lm_eval_tasks.py': 'a trained model in interpreted kernels takes an hour',
-    'tests/contrib/test_lm_eval.py': 'so does this one',
     'tests/offgpu': 'other stand-ins for a GPU',
     'tests/pretend': 'of the device itself, run without --device',
     'tests/ops/test_longhorn.py::test_too_large_keys': 'Numba stands in for the kernels, and gives NaN',

@@ -16,7 +16,7 @@ MUTATIONS = [
     Mutation(
         'look-ahead-writes-the-state', 'layers/longhorn.py', 'q_len == 1 and use_cache and can_update_in_place(',
         'q_len == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
-        LOOK_AHEAD, '[paper-1-no_grad-]', env=TORCH,
+        LOOK_AHEAD, '[paper-1-no_grad-False]', env=TORCH,
     ),
     Mutation(
         'decay-mark-of-a-copy', 'layers/weight_decay.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
