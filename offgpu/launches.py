@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from unittest import mock
 
@@ -35,6 +35,9 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
 DEPTHS = ('launch', 'types', 'code')
 RANGES = {'i32': (-2**31, 2**31), 'i64': (-2**63, 2**63), 'u64': (0, 2**64)}
+
+
+program_of = lru_cache(64)(read_cubin)
 
 
 @dataclass
@@ -81,7 +84,7 @@ class Launch:
 
     def code(self) -> Program:
         if self.program is None:
-            self.program = read_cubin(self.binary)
+            self.program = program_of(self.binary)
         return self.program
 
     def compiled(self) -> Compiled:

@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from statistics import geometric_mean, median
 
 GROUPS = ('fitted', 'left out', 'other code')
+# kernels that are like each other, by the operators of the points: matrix products of chunks, rows that stream through once,
+# and a state that is carried from token to token in registers
+KINDS = {
+    'chunks': ('chunk_linear_attn', 'chunk_simple_gla', 'chunk_gla', 'chunk_delta_rule'),
+    'streams': ('layer_norm', 'rms_norm', 'cross_entropy', 'relu_squared'),
+    'recurrences': ('fused_recurrent_hgrn', '_selective_scan_update_kernel (SSU)'),
+}
+# the part of a kind's points that its error bar covers
+COVERED = 0.9
 
 
 def error(row: dict) -> float:
@@ -33,3 +42,26 @@ def summary(rows: list[dict]) -> dict[str, dict]:
     for row in rows:
         groups.setdefault(f'{row["kernel"]} {row["direction"]} {row["machine"]}', []).append(row)
     return {name: errors(some) for name, some in groups.items() if some}
+
+
+def error_bars(rows: list[dict]) -> dict[str, dict]:
+    """Of each kind of kernels: how far predictions of most of its points are off, but for points of other code."""
+    out = {}
+    for kind, kernels in KINDS.items():
+        some = [row for row in rows if row['kernel'] in kernels and row['group'] != 'other code']
+        if some:
+            out[kind] = {'points': len(some), 'within': round(quantile([error(row) for row in some], COVERED), 3)}
+    return out
+
+
+def like(name: str) -> str:
+    """The kind of a predicted pass: the diagonal form is a recurrence, the exact form and fla's operators are chunks."""
+    return 'recurrences' if name.startswith('diagonal') else 'chunks'
+
+
+def with_error_bars(report: dict, rows: list[dict]) -> dict:
+    """A report of predicted times with an error bar in each row that has a time, by the `rows` of a calibration table."""
+    bars = error_bars(rows)
+    return report | {'rows': [
+        row | {'like': like(row['pass']), **bars[like(row['pass'])]} if 'ms' in row else row for row in report['rows']
+    ]}

@@ -4,7 +4,8 @@
 
 The points and their sources are in `benchmarks/calibration`. Packages that are not installed leave their points out; fla's
 kernels are those of the version at hand. What is slow is kept in `build/calibration`, so a run that was ended goes on, and
-other constants take a minute. Needs gcc, no GPU, and a process without TRITON_INTERPRET.
+other constants take a minute. `predicted.json` beside FILE gets its error bars. Needs gcc, no GPU, and a process without
+TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.calibration.calls import PACKAGES, call_of, package_of, times_alone
-from benchmarks.calibration.errors import summary
+from benchmarks.calibration.calls import HOST_SECONDS, PACKAGES, call_of, package_of, times_alone
+from benchmarks.calibration.errors import summary, with_error_bars
 from benchmarks.calibration.points import Point, read
 from benchmarks.calibration.tuning import Tuning
-from benchmarks.calibration.walks import NotKeptError, Walks
+from benchmarks.calibration.walks import KEPT, NotKeptError, Walks
 from benchmarks.measure.machine import describe_machine
 from offgpu.absent_device import announced
 from offgpu.launches import make_driver
@@ -27,11 +28,11 @@ from offgpu.predict.capture import capture
 from offgpu.predict.machine import MACHINES, Machine, changed
 from offgpu.predict.times import Prediction, predict_pass
 
-ROOT = Path(__file__).parents[2]
-KEPT, RESULTS = ROOT / 'build' / 'calibration', ROOT / 'benchmarks' / 'results'
+RESULTS = Path(__file__).parents[1] / 'results'
 # what timing one call adds, from an event before it to the first kernel and from the last one to an event: Liger's smallest
-# calls take 7.3 us, of which a kernel and its launch are 3
-EVENTS_SECONDS = 4e-6
+# calls on an H100 (relu_squared of 4096 x 128) take 7.3 us, of which a kernel and its launch are 3; on an A100 (rms_norm of
+# 2048 x 1024) 13.6, of which 7 are
+EVENTS_SECONDS = {'H100': 4e-6, 'A100 80GB': 7e-6}
 
 
 def predict_point(point: Point, machine: Machine, tuning: Tuning, walks: Walks) -> list[Prediction]:
@@ -59,7 +60,8 @@ def measure(point: Point, machine: Machine, tuning: Tuning, walks: Walks) -> dic
     parts = predict_point(point, machine, tuning, walks)
     if times_alone(point):
         parts = parts[-1:]
-    seconds = sum(p.seconds for p in parts) + (0.0 if times_alone(point) else EVENTS_SECONDS)
+    host = HOST_SECONDS.get((point.kernel, point.direction), 0.0)
+    seconds = sum(p.seconds for p in parts) + (0.0 if times_alone(point) else EVENTS_SECONDS[machine.name] + host)
     return asdict(point) | {
         'machine': machine.name, 'made_with': package_of(point), 'group': point.group,
         'predicted_ms': round(seconds * 1e3, 5), 'ratio': round(seconds * 1e3 / point.ms, 3),
@@ -128,6 +130,9 @@ def main(args: list[str] | None = None) -> int:
     print(*(f'{name}: {x}' for name, x in report['errors'].items()), sep='\n')
     if options.json:
         write(options.json, report)
+        predicted = Path(options.json).with_name('predicted.json')
+        if predicted.exists():
+            write(str(predicted), with_error_bars(json.loads(predicted.read_text()), report['rows']))
     if options.plot:
         from benchmarks.report.calibration import draw
         draw(report, options.plot)

@@ -13,8 +13,9 @@ from offgpu.predict.times import Prediction
 
 # configurations that are tried first, from the first to the last one; with the best of another key of the kernel, so many
 FIRST, FIRST_WITH_BEST = 4, 2
-# kernels that take less of a pass are left at the best of these
-SMALL = 0.1
+# kernels that take less of a pass are left at the best of these, and those that take at most so much of what moving their
+# tensors takes
+SMALL, NEAR = 0.1, 1.1
 # of a known key, those that are tried for each call
 BEST = 1
 
@@ -82,7 +83,7 @@ class Tuning:
             chosen = self.choose(p.tuned_for, self.configs[p.tuned_for]) if known else []
             known |= {str(c): float('inf') for c in chosen if str(c) not in p.tried}
             known |= p.tried
-            stays = min(known, key=known.__getitem__) in self.related.get(p.tuned_for, ())
+            stays = min(known, key=known.__getitem__) in self.related.get(p.tuned_for, ()) or p.seconds <= NEAR * p.least
             if stays or p.seconds < SMALL * total or not self.untried(p.tuned_for):
                 self.settled.add(p.tuned_for)
             else:

@@ -14,6 +14,7 @@ from offgpu.predict.machine import Machine
 from offgpu.predict.runs import Runs
 from offgpu.predict.times import Prediction, predict
 
+KEPT = Path(__file__).parents[2] / 'build' / 'calibration'
 # whoever changes them walks again
 CODE = [Path(module.__file__) for module in (integers, needed, runs, warp) if module.__file__]
 

@@ -1,4 +1,4 @@
-"""Predicted times of the kernels on a GPU, without one, and what their cycles go to: uncalibrated.
+"""Predicted times of the kernels on a GPU, without one, what their cycles go to, and how far off they may be.
 
 fla chooses configurations by the GPU that it finds at import, so it is imported in here.
 """

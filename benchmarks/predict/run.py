@@ -1,9 +1,10 @@
-"""Predicted times of the kernels on a GPU, without one, and what their cycles go to: uncalibrated.
+"""Predicted times of the kernels on a GPU, without one, what their cycles go to, and how far off they may be.
 
     python -m benchmarks predict [--pass diagonal_fwd ...] [--K 16 ...] [--shape 8,2048,4096 ...] [--gpu H100] [--json FILE]
 
 The launches are those of the wrappers, compiled for the GPU; `offgpu/predict` times them. The constants of its model are in
-its `machine.py`; `--set dram=700` changes one. Too little is published to simulate a B200: `--gpu B200` gives bounds.
+its `machine.py`; `--set dram=700` changes one. A row's error bar is that of published timings of kernels like it
+(`python -m benchmarks calibrate`). Too little is published to simulate a B200: `--gpu B200` gives bounds.
 
 Needs gcc, no GPU, and a process without TRITON_INTERPRET.
 """
@@ -15,7 +16,10 @@ import json
 import os
 import time
 from dataclasses import asdict
+from pathlib import Path
 
+from benchmarks.calibration.errors import with_error_bars
+from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, Shape
@@ -27,6 +31,8 @@ from offgpu.predict.times import Prediction, predict_pass
 # of the paper's 1.3B layer (B=8) and others: many sequences, and one long one
 SHAPES = ((8, 2048, 4096), (64, 2048, 1536), (1, 131072, 4096))
 STATE_SIZES = (16, 64, 128)
+# what the error bars are by
+CALIBRATION = Path(__file__).parents[1] / 'results' / 'calibration.json'
 # where other GPUs and other operators are predicted too
 MAIN_SHAPE = SHAPES[0]
 
@@ -48,13 +54,13 @@ def kernel_row(p: Prediction) -> dict:
     }
 
 
-def measure(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
+def measure(name: str, s: Shape, machine: Machine, walks: Walks, plain: bool = False) -> dict:
     """One row: a pass's predicted time, its floors and what its kernels' cycles went to."""
     started = time.perf_counter()
     call = {**PASSES, **PEERS}[name](s, plain)
     launches = capture(call, s.T, f'sm_{machine.capability}')
     captured = time.perf_counter()
-    parts = predict_pass(launches, machine)
+    parts = predict_pass(launches, machine, walks.predict)
     work = s.B * s.T * s.V
     row = {
         'gpu': machine.name, **asdict(s), 'pass': name, 'ms': round(sum(p.seconds for p in parts) * 1e3, 4),
@@ -144,13 +150,14 @@ def main(args: list[str] | None = None) -> int:
             old = json.load(file)
         if old['machine']['commit'] == report['machine']['commit']:
             report['rows'] = old['rows']
+    calibration, walks = json.loads(CALIBRATION.read_text())['rows'], Walks(KEPT)
     done = {(r['gpu'], r['pass'], r['B'], r['T'], r['V'], r['K']) for r in report['rows']}
     for gpu, name, s in plan(options):
         if (gpu, name, s.B, s.T, s.V, s.K) in done:
             continue
         machine = machine_of(gpu, options.set)
         if machine.timed:
-            row = measure(name, s, machine, options.plain)
+            row = measure(name, s, machine, walks, options.plain)
             print(describe(row), flush=True)
         elif name in PASSES:
             row = bounds(name, s, machine, options.plain)
@@ -159,5 +166,5 @@ def main(args: list[str] | None = None) -> int:
             raise ValueError(f'pass must be one of {sorted(PASSES)} for {gpu}, whose latencies are not known, got {name}')
         report['rows'].append(row)
         if options.json:
-            write(options.json, report)
+            write(options.json, with_error_bars(report, calibration))
     return 0

@@ -11,11 +11,18 @@ PASSES = {
 PEERS = ('chunk_gla', 'chunk_delta_rule', 'chunk_kda')
 INTRODUCTION = """## Times predicted without a GPU
 
-**Predicted, uncalibrated: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call
-makes, reads the machine code and simulates one multiprocessor. Milliseconds on an {gpu} for {shape},
-one head, bfloat16; Longhorn as the layer calls it, with gate, skip and logits of beta, fla's operators without. "of the
-floor" is a multiple of what any implementation needs for its bytes or for the best known algorithm's instructions.
-Commit {commit}: made with the constants from before the comparison below, fla's operators with tiles for a smaller GPU."""
+**Predicted: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call makes, reads the
+machine code and simulates one multiprocessor. Milliseconds on an {gpu} for {shape}, one head, bfloat16; Longhorn as
+the layer calls it, with gate, skip and logits of beta, fla's operators without. "of the floor" is a multiple of what any
+implementation needs for its bytes or for the best known algorithm's instructions. Commit {commit}.
+
+± says within what nine of ten published timings of kernels like it are predicted ([below](#how-far-predicted-times-are-off)):
+{bars}."""
+KINDS = {'chunks': 'of matrix products of chunks', 'recurrences': 'of recurrences, which the diagonal form is'}
+
+
+def time_of(row: dict | None) -> str:
+    return f'{row["ms"]:.2f} ± {row["within"]:.0%}' if row else ''
 
 
 def predicted(report: dict) -> str:
@@ -26,10 +33,9 @@ def predicted(report: dict) -> str:
     for K in dict.fromkeys(K for _, K in rows):
         for name in (name for name in PASSES if (name, K) in rows):
             row, peers = rows[name, K], [rows.get((f'{peer}_{name.split("_")[1]}', K)) for peer in PEERS]
-            lines.append([PASSES[name], K, f'{row["ms"]:.2f}', f'{row["ratio"]:.1f}',
-                          *(f'{peer["ms"]:.2f}' if peer else '' for peer in peers)])
+            lines.append([PASSES[name], K, time_of(row), f'{row["ratio"]:.1f}', *map(time_of, peers)])
     gpu, *sizes = first.values()
     shape = '`' + ' '.join(f'{name}={x}' for name, x in zip('BTV', sizes, strict=True)) + '`'
-    return INTRODUCTION.format(gpu=gpu, shape=shape, commit=report['machine']['commit']) + '\n\n' + table(
-        ['pass', 'K', 'ms', 'of the floor', *(f'`{peer}`' for peer in PEERS)], lines,
-    )
+    bars = {row['like']: f'{row["points"]} timings {KINDS[row["like"]]}' for row in rows.values()}
+    text = INTRODUCTION.format(gpu=gpu, shape=shape, commit=report['machine']['commit'], bars=', '.join(bars.values()))
+    return text + '\n\n' + table(['pass', 'K', 'ms', 'of the floor', *(f'`{peer}`' for peer in PEERS)], lines)

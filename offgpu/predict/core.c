@@ -17,13 +17,13 @@ typedef struct {
     int32_t slot[6], reg[6], keep[6];
 } Static;
 
-/* sectors are `first` and the numbers of a pattern, all moved by the warp's delta for the tensor */
-typedef struct { int32_t space, store, passes, tensor, count, unused; int64_t pattern, first; } Access;
+/* sectors are `first` and the numbers of a pattern, all moved by the warp's delta for the instruction */
+typedef struct { int32_t space, store, passes, tensor, count, shift; int64_t pattern, first; } Access;
 
 typedef struct {
     double dram_per_clock, l2_per_clock, bank_window, fetch_gap;
     double l1_hit, l2_hit, dram, shared_load, ldsm, store_read, barrier, branch, branch_far, mio_queue, mio_occupancy, block_launch;
-    double l1_lines;
+    double l1_lines, l2_room;
 } Machine;
 
 typedef struct {
@@ -49,8 +49,9 @@ typedef struct {
     Set *sets;
     int nsets;
     uint64_t stamp;
-    /* sectors that this SM has touched: in L2 from then on */
+    /* sectors that this SM has touched, and how many bytes it had brought into L2 by then */
     int64_t *touched;
+    double *when, brought;
     double l1_free, l2_free, l2_write_free, dram_free;
     double *bytes;
 } Sm;
@@ -78,11 +79,17 @@ static double *find(Sm *s, int64_t sector, int allocate, int *found) {
 }
 
 #define TOUCHED (1 << 22)
-static int touch(Sm *s, int64_t sector) {
-    uint64_t i = (uint64_t)sector * 0x9E3779B97F4A7C15ull >> 42;
+/* whether a sector is in L2, or waits there to be written: not if the SM has filled its part of L2 since it last touched it */
+static int touch(Sm *s, int64_t sector, int written) {
+    int64_t key = sector << 1 | written;
+    uint64_t i = (uint64_t)key * 0x9E3779B97F4A7C15ull >> 42;
     for (int n = 0; n < 64; n++, i = (i + 1) & (TOUCHED - 1)) {
-        if (s->touched[i] == sector + 1) return 1;
-        if (!s->touched[i]) { s->touched[i] = sector + 1; return 0; }
+        if (s->touched[i] && s->touched[i] != key + 1) continue;
+        int kept = s->touched[i] && s->brought - s->when[i] <= s->m->l2_room;
+        s->touched[i] = key + 1;
+        if (!kept && !written) s->brought += 32;
+        s->when[i] = s->brought;
+        return kept;
     }
     return 0;
 }
@@ -93,7 +100,7 @@ static double load(Sm *s, const Access *a, const int64_t *delta, double t, int *
     s->l1_free = start + a->passes;
     if (a->space == SHARED) { *reason = R_LDS; return start + m->shared_load + a->passes - 1; }
     if (a->space == LOCAL) { *reason = R_LOCAL; return start + m->l1_hit + a->passes; }
-    const int64_t *sectors = s->patterns + a->pattern, base = a->first + delta[a->tensor];
+    const int64_t *sectors = s->patterns + a->pattern, base = a->first + delta[a->shift];
     double done = start + m->l1_hit + a->passes - 1;
     int source = L1, level = s->levels[a->tensor];
     for (int i = 0; i < a->count; i++) {
@@ -104,7 +111,7 @@ static double load(Sm *s, const Access *a, const int64_t *delta, double t, int *
             s->bytes[4 * a->tensor] += 32;
             arrival = max(start + m->l2_hit, s->l2_free + m->l2_hit - 32 / m->l2_per_clock);
             from = L2;
-            if (level == DRAM && !touch(s, sectors[i] + base)) {
+            if (level == DRAM && !touch(s, sectors[i] + base, 0)) {
                 double size = 32 * s->shares[a->tensor];
                 s->dram_free = max(s->dram_free, start) + size / m->dram_per_clock;
                 s->bytes[4 * a->tensor + 1] += size;
@@ -126,19 +133,19 @@ static double store(Sm *s, const Access *a, const int64_t *delta, double t) {
     double start = max(t, s->l1_free);
     s->l1_free = start + a->passes;
     if (a->space == GLOBAL) {
-        const int64_t *sectors = s->patterns + a->pattern, base = a->first + delta[a->tensor];
+        const int64_t *sectors = s->patterns + a->pattern, base = a->first + delta[a->shift];
         double size = 32.0 * a->count;
         s->l2_write_free = max(s->l2_write_free, start) + size / 64;
         for (int i = 0; i < a->count; i++) {
             int found;
             double *slot = find(s, sectors[i] + base, 0, &found);
             if (slot) *slot = -1;
-            touch(s, sectors[i] + base);
+            touch(s, sectors[i] + base, 0);
+            if (touch(s, sectors[i] + base, 1)) size -= 32;
         }
         if (s->levels[a->tensor] == DRAM) {
-            size *= s->shares[a->tensor];
-            s->dram_free = max(s->dram_free, start) + size / s->m->dram_per_clock;
-            s->bytes[4 * a->tensor + 3] += size;
+            /* L2 keeps what is written until DRAM has nothing to read: it counts with all bytes of a kernel, and delays no load */
+            s->bytes[4 * a->tensor + 3] += size * s->shares[a->tensor];
         } else s->bytes[4 * a->tensor + 2] += size;
     }
     return start;
@@ -184,7 +191,7 @@ static double earliest(const Sm *s, const Sub *sub, const Warp *w, int id, int *
 }
 
 /* blocks: warps of block i are warp_first[i] to warp_first[i + 1]; returns cycles */
-double simulate(const Static *statics, const Access *accesses, const int64_t *patterns, const int32_t *levels, const double *shares, int tensors,
+double simulate(const Static *statics, const Access *accesses, const int64_t *patterns, const int32_t *levels, const double *shares, int shifts,
                 const Machine *machine, int blocks, const int32_t *warp_first, const int32_t *const *steps, const int32_t *lengths,
                 const int64_t *deltas, int resident, double *idle, double *bytes, int64_t *issued) {
     int warps = warp_first[blocks];
@@ -193,6 +200,7 @@ double simulate(const Static *statics, const Access *accesses, const int64_t *pa
     s.sets = calloc(s.nsets, sizeof(Set));
     s.bytes = bytes;
     s.touched = calloc(TOUCHED, sizeof(int64_t));
+    s.when = calloc(TOUCHED, sizeof(double));
     Warp *w = calloc(warps, sizeof(Warp));
     int *alive = calloc(blocks, sizeof(int)), *arrived = calloc(blocks, sizeof(int));
     Sub subs[4];
@@ -212,7 +220,7 @@ double simulate(const Static *statics, const Access *accesses, const int64_t *pa
                 Warp *x = &w[first + k];
                 x->steps = steps[first + k];
                 x->length = lengths[first + k];
-                x->delta = deltas + (int64_t)(first + k) * tensors;
+                x->delta = deltas + (int64_t)(first + k) * shifts;
                 x->block = launched; x->age = launched; x->sub = home; x->ready = now + 4 * n; x->why = R_START;
                 if (!counts[home]) subs[home].clock = max(subs[home].clock, x->ready);
                 counts[home]++;
@@ -345,6 +353,6 @@ double simulate(const Static *statics, const Access *accesses, const int64_t *pa
         if (launched > blocks) break;
     }
     for (int i = 0; i < 4; i++) if (finish + 1 > subs[i].clock) idle[R_IDLE] += finish + 1 - subs[i].clock;
-    free(s.sets); free(s.touched); free(w); free(alive); free(arrived);
+    free(s.sets); free(s.touched); free(s.when); free(w); free(alive); free(arrived);
     return finish + 1;
 }

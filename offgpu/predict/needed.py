@@ -7,6 +7,7 @@ a live register. Plain data flow from the end of the code backwards, with sets a
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from offgpu.sass import Instruction, Program
 
@@ -93,16 +94,21 @@ def uses(x: Instruction, results: int) -> int:
     return bits | register_bits(','.join(x.args[results:]), bool(x.parts & WIDE) or 'HI' in x.parts)
 
 
-def needed(program: Program) -> list[bool]:
-    """For each instruction whether it must be interpreted; memory accesses and branches always are."""
-    code = program.code
-    returns = [x.index + 1 for x in code if x.base == 'CALL']
-    results = [written(x) for x in code]
-    writes, reads, seeds, kills, after = [], [], [], [], []
-    for x, (bits, count) in zip(code, results, strict=True):
-        writes.append(bits)
-        # R2P writes only some of them
-        kills.append(bits if not x.guard and x.base != 'R2P' else 0)
+class Flow(NamedTuple):
+    """Of each instruction, as bits of registers: what it writes, writes whatever its guard, reads, needs to be itself."""
+
+    writes: list[int]
+    kills: list[int]
+    reads: list[int]
+    seeds: list[int]
+
+
+def flow(program: Program) -> Flow:
+    """Memory accesses and branches read nothing for their results, for loads give zeros."""
+    out = Flow([], [], [], [])
+    for x in program.code:
+        bits, count = written(x)
+        reads = seed = 0
         if x.base in MEMORY:
             seed = register_bits(x.guard) | register_bits(inside(address_of(x)), 'desc' in address_of(x))
             if x.base == 'LDGSTS':
@@ -110,14 +116,22 @@ def needed(program: Program) -> list[bool]:
             if x.base == 'STL':
                 # what is spilled may be an address
                 seed |= register_bits(x.args[1]) * 0xf
-            reads.append(0)
-            seeds.append(seed)
         elif x.base in BRANCHES:
-            reads.append(0)
-            seeds.append(register_bits(x.guard) | register_bits(','.join(x.args), x.base == 'RET'))
+            seed = register_bits(x.guard) | register_bits(','.join(x.args), x.base == 'RET')
         else:
-            reads.append(0 if x.base in IGNORED else uses(x, count))
-            seeds.append(0)
+            reads = 0 if x.base in IGNORED else uses(x, count)
+        # R2P writes only some of them
+        for row, value in zip(out, (bits, bits if not x.guard and x.base != 'R2P' else 0, reads, seed), strict=True):
+            row.append(value)
+    return out
+
+
+def needed(program: Program) -> list[bool]:
+    """For each instruction whether it must be interpreted; memory accesses and branches always are."""
+    code, (writes, kills, reads, seeds) = program.code, flow(program)
+    returns = [x.index + 1 for x in code if x.base == 'CALL']
+    after = []
+    for x in code:
         next_ones = [] if x.base == 'EXIT' and not x.guard else [x.index + 1] if x.index + 1 < len(code) else []
         if x.target is not None:
             next_ones.append(x.target)
@@ -141,3 +155,22 @@ def needed(program: Program) -> list[bool]:
                 live[i] = before
                 changed = True
     return [bool(out[i] & writes[i]) for i in range(len(code))]
+
+
+def needed_at(program: Program, steps: list[int], wanted: set[int]) -> list[int]:
+    """Positions in a path that decide its branches and the addresses at the positions `wanted`, which are among them."""
+    writes, kills, reads, seeds = flow(program)
+    live, out = 0, []
+    for position in range(len(steps) - 1, -1, -1):
+        i = steps[position]
+        base = program.code[i].base
+        hit = live & writes[i]
+        if hit:
+            live = live & ~kills[i] | reads[i]
+        # what waits in the stack is not told apart
+        if position in wanted or base in BRANCHES or base == 'STL' or hit and base == 'LDL':
+            live |= seeds[i]
+        elif not hit:
+            continue
+        out.append(position)
+    return out[::-1]

@@ -6,13 +6,17 @@ import math
 from collections import Counter
 
 from offgpu.launches import Launch
+from offgpu.predict.needed import needed_at
 from offgpu.predict.simulate import Path
 from offgpu.predict.warp import Layout, Trace, Warp
+from offgpu.sass import Program
 
 # the shortest walk that is simulated, in tokens; twice as long until that adds this many instructions of a warp
 SHORTEST, ADDED_STEPS = 64, 2000
 # instructions within which the warps of other blocks show where their tensors lie
 MOST_COMPARED = 60_000
+# ways through a kernel that its blocks may take
+MOST_PATHS = 8
 # accesses, as a part of all, that may be taken to lie where the first warp's do
 SELDOM = 0.01
 
@@ -35,21 +39,43 @@ def walked_tokens(launch: Launch) -> int | None:
     return min(lengths, default=None)
 
 
-def first_touches(trace: Trace) -> dict[str, tuple[int, int]]:
-    """The step at which each tensor is touched first, and the sector; but for those touched last and hardly ever."""
-    first: dict[str, tuple[int, int]] = {}
+def first_touches(trace: Trace) -> dict[int, int]:
+    """The step at which each instruction first touches a tensor; but for tensors that are touched last and hardly ever."""
+    first: dict[int, int] = {}
     counts: Counter = Counter()
     for i, a in enumerate(trace.accesses):
         if a is not None and a.pattern is not None:
-            first.setdefault(a.tensor, (i, a.first))
+            first.setdefault(trace.steps[i], i)
             counts[a.tensor] += 1
     spare = SELDOM * counts.total()
-    for tensor in sorted(first, key=first.__getitem__, reverse=True):
+    begin = {trace.accesses[i].tensor: i for i in reversed(first.values())}
+    for tensor in sorted(begin, key=begin.__getitem__, reverse=True):
         spare -= counts[tensor]
         if spare < 0:
             break
-        del first[tensor]
-    return first
+        del begin[tensor]
+    return {instruction: i for instruction, i in first.items() if trace.accesses[i].tensor in begin}
+
+
+class Lead:
+    """A path that warps are followed along: the positions that say where they touch memory, and whether they keep to it."""
+
+    def __init__(self, program: Program, trace: Trace) -> None:
+        self.trace = trace
+        self.first = {instruction: i for instruction, i in first_touches(trace).items() if i < MOST_COMPARED}
+        self.wanted = set(self.first.values())
+        self.positions = needed_at(program, trace.steps[:max(self.wanted, default=-1) + 1], self.wanted)
+        self.whole = needed_at(program, trace.steps[:MOST_COMPARED], self.wanted)
+
+    def shift(self, sectors: dict[int, int] | None) -> dict[int, int]:
+        """How far each instruction's sectors lie from the path's."""
+        if sectors is None:
+            return {}
+        accesses = self.trace.accesses
+        shift = {x: sectors[i] - accesses[i].first for x, i in self.first.items() if i in sectors}
+        # where no lane is active: as elsewhere in the tensor
+        near = {accesses[self.first[x]].tensor: shift[x] for x in reversed(shift)}
+        return shift | {x: near.get(accesses[i].tensor, 0) for x, i in self.first.items() if i not in sectors}
 
 
 class Runs:
@@ -59,6 +85,7 @@ class Runs:
         self.launch, self.notes = launch, [] if notes is None else notes
         self.bases: dict[float, Trace] = {}
         self.known: dict[tuple, list[list[Path]]] = {}
+        self.led: dict[float, list[Lead]] = {}
 
     def warp(self, part: float, block: int, w: int) -> Warp:
         gx, gy, gz = self.launch.grid
@@ -78,29 +105,42 @@ class Runs:
                 self.notes.append('branches taken by part of a warp')
         return self.bases[part]
 
-    def paths(self, part: float, blocks: list[int]) -> list[list[Path]]:
-        """The warps of `blocks`; all take the first one's path, and tell where each tensor is touched first.
+    def leads(self, part: float) -> list[Lead]:
+        if part not in self.led:
+            self.led[part] = [Lead(self.launch.code(), self.base(part))]
+        return self.led[part]
 
-        That says how far their addresses lie from the first one's.
+    def follow(self, part: float, block: int) -> tuple[Lead, dict[int, int] | None]:
+        """The path of a block's first warp, and where it touches memory first; None: where the path's own does.
+
+        Blocks may end early or have more to do, by their place alone: the first to go another way is interpreted as a whole.
+        """
+        leads = self.leads(part)
+        for lead in leads:
+            sectors, left = self.warp(part, block, 0).sectors(lead.trace.steps, lead.whole, lead.wanted)
+            if not left:
+                return lead, sectors
+        if len(leads) == MOST_PATHS:
+            self.notes.append(f'blocks of more than {MOST_PATHS} paths')
+            return leads[0], None
+        leads.append(Lead(self.launch.code(), self.warp(part, block, 0).run()))
+        return leads[-1], None
+
+    def paths(self, part: float, blocks: list[int]) -> list[list[Path]]:
+        """The warps of `blocks`; those of a block take its first one's path.
+
+        Where each instruction first touches memory says how far a warp's addresses lie from those of the path.
         """
         if (known := self.known.get((part, *blocks))) is not None:
             return known
-        base = self.base(part)
-        first = first_touches(base)
-        limit = min(max((i for i, _ in first.values()), default=0) + 1, MOST_COMPARED)
         out, differ = [], 0
         for block in blocks:
-            members = []
-            for w in range(self.launch.num_warps):
-                shift = {}
-                if (block, w) != (0, 0):
-                    short = self.warp(part, block, w).run(limit)
-                    differ += short.steps != base.steps[:limit]
-                    for tensor, (i, sector) in first.items():
-                        a = short.accesses[i] if i < len(short.accesses) else None
-                        if a is not None and a.pattern is not None:
-                            shift[tensor] = a.first - sector
-                members.append(Path(base, shift))
+            lead, sectors = self.follow(part, block)
+            members = [Path(lead.trace, lead.shift(sectors))]
+            for w in range(1, self.launch.num_warps):
+                sectors, left = self.warp(part, block, w).sectors(lead.trace.steps, lead.positions, lead.wanted)
+                differ += left
+                members.append(Path(lead.trace, lead.shift(sectors)))
             out.append(members)
         if differ:
             self.notes.append(f'{differ} of {len(blocks) * self.launch.num_warps} warps begin on another path')

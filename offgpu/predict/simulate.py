@@ -25,10 +25,10 @@ from offgpu.sass import Program
 
 @dataclass
 class Path:
-    """A warp: a trace, and by how many sectors its tensors lie elsewhere than the trace's."""
+    """A warp: a trace, and by how many sectors what its instructions touch lies elsewhere than the trace's."""
 
     trace: Trace
-    shift: dict[str, int] = field(default_factory=dict)
+    shift: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -52,12 +52,12 @@ class CStatic(ctypes.Structure):
     )] + [(n, ctypes.c_int32 * 6) for n in ('slot', 'reg', 'keep')]
 
 
-ACCESS = np.dtype([(n, np.int32) for n in ('space', 'store', 'passes', 'tensor', 'count', 'unused')] + [
+ACCESS = np.dtype([(n, np.int32) for n in ('space', 'store', 'passes', 'tensor', 'count', 'shift')] + [
     (n, np.int64) for n in ('pattern', 'first')
 ])
 MACHINE_FIELDS = (
     'dram_per_clock', 'l2_per_clock', 'bank_window', 'fetch_gap', 'l1_hit', 'l2_hit', 'dram', 'shared_load', 'ldsm',
-    'store_read', 'barrier', 'branch', 'branch_far', 'mio_queue', 'mio_occupancy', 'block_launch', 'l1_lines',
+    'store_read', 'barrier', 'branch', 'branch_far', 'mio_queue', 'mio_occupancy', 'block_launch', 'l1_lines', 'l2_room',
 )
 
 
@@ -73,6 +73,8 @@ REASONS = (
 )
 SPACES = {'global': 0, 'shared': 1, 'local': 2}
 LEVELS = {'l2': 1, 'dram': 3}
+# part of L2 that what is touched again may count on while others stream through: each half serves its own SMs
+L2_PART = 0.5
 
 
 @cache
@@ -113,6 +115,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.tensors: dict[str, int] = {}
+        self.instructions: dict[int, int] = {}
         self.rows: list[tuple] = []
         self.patterns: list[np.ndarray] = []
         self.starts: dict[int, int] = {}
@@ -133,7 +136,8 @@ class Memory:
                     self.patterns.append(a.pattern)
                     self.size += len(a.pattern)
             tensor = self.tensors.setdefault(a.tensor, len(self.tensors))
-            self.rows.append((SPACES[a.space], a.store, a.passes, tensor, a.count, 0, start, a.first))
+            shift = self.instructions.setdefault(trace.steps[i], len(self.instructions))
+            self.rows.append((SPACES[a.space], a.store, a.passes, tensor, a.count, shift, start, a.first))
         return steps
 
 
@@ -161,17 +165,18 @@ def simulate(
     c_levels = np.array([LEVELS[levels.get(t, levels.get('*', 'dram'))] for t in tensors], np.int32)
     c_shares = np.array([(shares or {}).get(t, 1.0) for t in tensors], np.float64)
     warps = np.cumsum([0, *(len(block) for block in blocks)]).astype(np.int32)
-    deltas = np.array([[p.shift.get(t, 0) for t in tensors] for p in paths], np.int64)
+    deltas = np.array([[p.shift.get(x, 0) for x in memory.instructions or [0]] for p in paths], np.int64)
     lengths = np.array([len(p.trace.steps) for p in paths], np.int32)
     steps = (ctypes.c_void_p * len(paths))(*(arrays[id(p.trace)].ctypes.data for p in paths))
     values = {f: float(getattr(machine, f, 0)) for f in MACHINE_FIELDS} | dict(
         dram_per_clock=machine.dram_bandwidth / machine.multiprocessors / machine.clock,
-        l2_per_clock=machine.l2_bytes_per_clock, mio_occupancy=machine.occupancy['mio'],
+        l2_per_clock=machine.l2_bytes_per_clock, l2_room=machine.l2_size * L2_PART / machine.multiprocessors,
+        mio_occupancy=machine.occupancy['mio'],
     )
     count = len(tensors)
     idle, moved, issued = np.zeros(len(REASONS) + 5 * count), np.zeros(4 * count), ctypes.c_int64()
     cycles = library().simulate(
-        statics, pointer(accesses), pointer(patterns), pointer(c_levels), pointer(c_shares), ctypes.c_int(count),
+        statics, pointer(accesses), pointer(patterns), pointer(c_levels), pointer(c_shares), ctypes.c_int(deltas.shape[1]),
         ctypes.byref(CMachine(**values)), ctypes.c_int(len(blocks)), pointer(warps), steps, pointer(lengths), pointer(deltas),
         ctypes.c_int(resident), pointer(idle), pointer(moved), ctypes.byref(issued),
     )

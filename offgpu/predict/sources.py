@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from offgpu.predict.machine import Machine
+from offgpu.predict.simulate import L2_PART
 
 if TYPE_CHECKING:
     from offgpu.launches import Launch
@@ -16,42 +18,52 @@ if TYPE_CHECKING:
 
 # blocks that read a sector from which on it is taken as being in L2: one of them has brought it
 READERS = 4
-# part of L2 that one pass's tensors may count on while others stream through
-L2_PART = 0.5
 
 
 @dataclass
 class Source:
     """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated.
 
-    `storages` are those that the kernel touches, of all that it is given.
+    `storages` are those that the kernel touches, of all that it is given; `needed_bytes` their sizes, but for those in L2.
     """
 
     levels: dict[str, str] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     shared_bytes: float = 0.0
+    needed_bytes: float = 0.0
     storages: set[int] = field(default_factory=set)
 
 
 def touched(block: list[Path]) -> dict[str, tuple[int, int]]:
     """(different sectors, all sectors) that a block touches of each tensor."""
     base = block[0].trace
-    of_tensor: dict[str, list[np.ndarray]] = {}
-    for a in base.accesses:
+    of_instruction: dict[tuple[str, int], list[np.ndarray]] = {}
+    for x, a in zip(base.steps, base.accesses, strict=True):
         if a is not None and a.pattern is not None:
-            of_tensor.setdefault(a.tensor, []).append(a.pattern + a.first)
-    out = {}
-    for tensor, parts in of_tensor.items():
+            of_instruction.setdefault((a.tensor, x), []).append(a.pattern + a.first)
+    sectors: dict[str, list[np.ndarray]] = {}
+    every: Counter = Counter()
+    for (tensor, x), parts in of_instruction.items():
         own = np.concatenate(parts)
+        every[tensor] += len(own) * len(block)
         different = np.unique(own)
-        shifts = {p.shift.get(tensor, 0) for p in block}
-        every = np.unique(np.concatenate([different + shift for shift in shifts]))
-        out[tensor] = (len(every), len(own) * len(block))
-    return out
+        sectors.setdefault(tensor, []).extend(different + shift for shift in {p.shift.get(x, 0) for p in block})
+    return {tensor: (len(np.unique(np.concatenate(parts))), every[tensor]) for tensor, parts in sectors.items()}
+
+
+def touched_by_some(blocks: list[list[Path]]) -> dict[str, float]:
+    """Sectors of each tensor that one of `blocks` touches on average; those of one path touch as many."""
+    of_path: dict[int, dict[str, tuple[int, int]]] = {}
+    sums: Counter = Counter()
+    for block in blocks:
+        if (trace := id(block[0].trace)) not in of_path:
+            of_path[trace] = touched(block)
+        sums.update({tensor: n for tensor, (n, _) in of_path[trace].items()})
+    return {tensor: n / len(blocks) for tensor, n in sums.items()}
 
 
 def sources_of(
-    launch: Launch, runs: Runs, parts: tuple[float, float] | None, machine: Machine, seen: set[int],
+    launch: Launch, runs: Runs, parts: tuple[float, float] | None, machine: Machine, seen: set[int], blocks: list[int],
 ) -> Source:
     """A tensor that several blocks read comes from L2, as does a small one that an earlier kernel of the pass has touched.
 
@@ -62,7 +74,7 @@ def sources_of(
     again: set[str] = set()
     seldom: set[str] = set()
     if parts is None:
-        sectors = {t: n for t, (n, _) in touched(runs.paths(1.0, [0])[0]).items()}
+        sectors = touched_by_some(runs.paths(1.0, blocks))
     else:
         a, b = (touched(runs.paths(part, [0])[0]) for part in parts)
         times = (1 - parts[0]) / (parts[1] - parts[0])
@@ -79,6 +91,7 @@ def sources_of(
         source.storages.add(argument.storage)
         readers = 32 * sectors[name] * launch.blocks / size
         kept = argument.storage in seen and size <= room
+        source.needed_bytes += 0 if kept else size
         if kept or readers >= READERS or name in again and size <= room:
             source.levels[name] = 'l2'
             source.shared_bytes += 0 if kept else size

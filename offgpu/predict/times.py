@@ -25,6 +25,7 @@ BLOCKS_IN_TURN = 2
 class Prediction:
     """Times in seconds; `share` of scheduler cycles by what they went to; `issue_bound`: were there no waiting.
 
+    `least` is what moving its tensors once takes, which no configuration can be below.
     `storages` are those that it touches: a kernel is given some that only another launch of it reads.
     """
 
@@ -33,6 +34,7 @@ class Prediction:
     issue_bound: float
     dram_seconds: float
     dram_bytes: float
+    least: float = 0.0
     share: dict[str, float] = field(default_factory=dict)
     registers: int = 0
     spills: int = 0
@@ -112,7 +114,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     if launch.binary is None:
         seconds = launch.nbytes / machine.dram_bandwidth
         return Prediction(
-            launch.kernel, seconds + machine.launch_seconds, 0.0, seconds, launch.nbytes, {'copies by PyTorch': 1.0},
+            launch.kernel, seconds + machine.launch_seconds, 0.0, seconds, launch.nbytes, share={'copies by PyTorch': 1.0},
             storages={a.storage for a in launch.arguments},
         )
     total, occ = launch.blocks, occupancy(launch, machine)
@@ -120,10 +122,11 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     resident = min(occ, per_sm)
     runs, tokens = runs or Runs(launch), walked_tokens(launch)
     parts = None if tokens is None else parts_of(runs, tokens)
-    source = sources_of(launch, runs, parts, machine, seen)
+    count = min(per_sm, max(BLOCKS_IN_TURN * occ, 4))
+    blocks = chosen_blocks(launch, machine, count)
+    source = sources_of(launch, runs, parts, machine, seen, blocks)
     if parts is None:
-        count = min(per_sm, max(BLOCKS_IN_TURN * occ, 4))
-        paths = runs.paths(1.0, chosen_blocks(launch, machine, count))
+        paths = runs.paths(1.0, blocks)
         r = simulate(launch.code(), machine, paths, source.levels, resident, source.shares)
         # blocks follow each other without a gap: by their number, the last wave's end counted once
         cycles = r.cycles * (total / machine.multiprocessors / count if per_sm > count else 1.0)
@@ -141,7 +144,8 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     # were the device's schedulers all busy
     issue = issued * total / (4 * machine.multiprocessors) / machine.clock
     return Prediction(
-        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram, share,
+        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram,
+        source.needed_bytes / machine.dram_stream + machine.launch_seconds, share,
         launch.code().registers, launch.code().spills, resident, occ, total, launch.num_warps, issued * total,
         sorted(set(runs.notes)), source.storages,
         launch.configuration, launch.tuned_for,

@@ -276,6 +276,23 @@ class Warp:
             i += 1
         return trace
 
+    def sectors(self, steps: list[int], positions: list[int], wanted: set[int]) -> tuple[dict[int, int], bool]:
+        """The first sectors at the positions `wanted` of a path, were the warp to keep to it; and whether it leaves it."""
+        code, kinds, out, left = self.program.code, needed_of(self.program), {}, False
+        for position in positions:
+            x = code[steps[position]]
+            kind = kinds[steps[position]]
+            active = self.predicate(x.guard) if x.guard else EVERYTHING
+            if kind == BRANCH:
+                left |= self.follow(x, active, Trace()) != (steps[position + 1] if position + 1 < len(steps) else None)
+            elif kind == ACCESS:
+                if position in wanted and active.any():
+                    out[position] = int(self.addresses(address_of(x))[active][0]) >> 5
+                self.move(x, active)
+            elif (handler := HANDLERS.get(x.base)) is not None:
+                handler(self, x, active)
+        return out, left
+
     def follow(self, x: Instruction, active: np.ndarray, trace: Trace) -> int | None:
         """The instruction after a branch; None at the end. A branch that some lanes take is counted and not taken."""
         condition = active

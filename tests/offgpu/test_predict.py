@@ -13,7 +13,9 @@ from offgpu.predict import simulate
 from offgpu.predict.capture import Copies
 from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
-from offgpu.predict.needed import IGNORED, needed
+from offgpu.predict.needed import IGNORED, needed, needed_at
+from offgpu.predict.runs import Runs, first_touches
+from offgpu.predict.sources import touched, touched_by_some
 from offgpu.predict.times import occupancy
 from offgpu.predict.warp import ACCESS, BRANCH, EVERYTHING, HANDLE, TENSOR_SPACE, Layout, Trace, Warp, bank_passes, needed_of
 from offgpu.sass import Instruction, Program, read_cubin, tool
@@ -57,8 +59,11 @@ def trace(program: Program, n: int, warps: int = 1, capability: int = 90, grid: 
     return run
 
 
-def issue(program: Program, n: int, warps: int = 1, level: str = 'l2') -> simulate.Result:
-    return simulate.simulate(program, h100(), [[simulate.Path(trace(program, n, warps))] * warps], {'*': level}, 1)
+def issue(program: Program, n: int, warps: int = 1, level: str = 'l2', apart: int = 0) -> simulate.Result:
+    """On as many warps, of which each touches memory `apart` sectors after the one before."""
+    path = trace(program, n, warps)
+    block = [simulate.Path(path, dict.fromkeys(path.steps, apart * w)) for w in range(warps)]
+    return simulate.simulate(program, h100(), [block], {'*': level}, 1)
 
 
 def cycles_each(program: Program, count: int, warps: int) -> float:
@@ -150,6 +155,37 @@ def test_a_token_that_waits_for_its_loads_is_named():
     assert result.share()['wait LDG p DRAM'] > 0.2
 
 
+def copy_loop(store: str):
+    """A warp reads four times 512 bytes and sums them; `store` writes as much elsewhere."""
+    init = 'mov.u32 %r2, %tid.x; mul.wide.u32 %d1, %r2, 16; add.u64 %d1, %d0, %d1; add.u64 %d2, %d1, 268435456;'
+    init += 'cvt.rn.f32.s32 %f4, %r2; mov.f32 %f5, 0f00000000;'
+    registers = [[f'%f{8 + 4 * i + j}' for j in range(4)] for i in range(4)]
+    body = ''.join(f'ld.volatile.global.v4.f32 {{{",".join(r)}}}, [%d1+{512 * i}];' for i, r in enumerate(registers))
+    body += ''.join(store.format(512 * i) for i in range(4)) + ''.join(f'add.f32 %f5, %f5, {x};' for r in registers for x in r)
+    return assemble(init, body + 'add.u64 %d1, %d1, 2048; add.u64 %d2, %d2, 2048;', 'st.global.f32 [%d0], %f5;')
+
+
+def test_what_is_written_waits_in_l2():
+    """DRAM reads at its rate, whatever a kernel writes beside it; the bytes that are written count with the kernel's."""
+    read = issue(copy_loop(''), 50, warps=8, level='dram', apart=1 << 17)
+    store = 'st.volatile.global.v4.f32 [%d2+{}], {{%f4,%f4,%f4,%f4}};'
+    both = issue(copy_loop(store), 50, warps=8, level='dram', apart=1 << 17)
+    rate = h100().dram_bandwidth / h100().multiprocessors / h100().clock
+    assert read.bytes['DRAM read p'] / rate <= read.cycles <= both.cycles < 1.1 * read.cycles
+    assert both.bytes['DRAM read p'] == read.bytes['DRAM read p'] == 8 * 50 * 4 * 512
+    assert both.bytes['DRAM write p'] - read.bytes['DRAM write p'] == 8 * 50 * 4 * 512
+
+
+@pytest.mark.parametrize(('lines', 'passes'), [(256, 1), (512, 2)])
+def test_what_is_read_again_is_in_l2_while_it_has_room(lines, passes):
+    """A warp reads so many times 512 bytes, and then the same again: an SM's part of half of 50 MB is 198 KB."""
+    init = f'mov.u32 %r2, %tid.x; mul.wide.u32 %d1, %r2, 16; add.u64 %d1, %d0, %d1; mov.u32 %r3, {lines - 1};'
+    body = 'and.b32 %r4, %r1, %r3; mul.wide.u32 %d2, %r4, 512; add.u64 %d2, %d1, %d2;'
+    body += 'ld.volatile.global.v4.f32 {%f0,%f1,%f2,%f3}, [%d2]; add.f32 %f4, %f0, %f1;'
+    result = issue(assemble(init, body, 'st.global.f32 [%d0], %f4;'), 2 * lines, level='dram')
+    assert result.bytes['DRAM read p'] == passes * lines * 512
+
+
 def test_only_what_addresses_and_branches_need_is_interpreted():
     """With every instruction interpreted, the path and the addresses are the same."""
     program = token_loop(ahead=True)
@@ -161,6 +197,65 @@ def test_only_what_addresses_and_branches_need_is_interpreted():
     every = trace(program, 5)
     assert few.steps == every.steps
     assert [a and (a.tensor, a.first) for a in few.accesses] == [a and (a.tensor, a.first) for a in every.accesses]
+
+
+def test_other_warps_are_followed_along_a_path():
+    """Where they touch memory is what interpreting all of them says; block 2 goes round the loop once less."""
+    init = 'mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; mad.lo.u32 %r4, %r3, 1000, %r2; mul.wide.u32 %d1, %r4, 4;'
+    init += 'add.u64 %d1, %d0, %d1; shr.u32 %r5, %r3, 1; mad.lo.u32 %r0, %r5, -1, %r0; mov.u32 %r6, s;'
+    body = 'mad.lo.u32 %r6, %r2, 4, %r6; st.volatile.shared.u32 [%r6], %r1;' * 8
+    program = assemble(init, body + 'st.volatile.global.u32 [%d1], %r1; add.u64 %d1, %d1, 4096;', '')
+
+    def warp(block: int, w: int) -> Warp:
+        return Warp(program, Layout([('p', '*fp32', None), ('n', 'i32', 5)], hidden=0), (block, 0, 0), (4, 1, 1), w, 4)
+
+    path = warp(0, 0).run()
+    wanted = {i for i, a in enumerate(path.accesses) if a and a.space == 'global'}
+    positions = needed_at(program, path.steps[:max(wanted) + 1], wanted)
+    assert len(wanted) == 5 and len(positions) < len(path.steps) / 2
+    for block, w in ((0, 3), (1, 0), (1, 2)):
+        every = warp(block, w).run().accesses
+        assert warp(block, w).sectors(path.steps, positions, wanted) == ({i: every[i].first for i in wanted}, False)
+    sectors, left = warp(2, 0).sectors(path.steps, positions, wanted)
+    own = {i: a.first for i, a in enumerate(warp(2, 0).run().accesses) if i in wanted and a}
+    assert left and own.items() < sectors.items() and set(sectors) == wanted
+
+
+def test_each_instruction_has_its_own_place():
+    """All read a number, then each warp 128 bytes of its block's 4096: neither says where the other lies."""
+    init = 'ld.volatile.global.f32 %f0, [%d0]; mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; mad.lo.u32 %r4, %r3, 1024, %r2;'
+    init += 'mul.wide.u32 %d1, %r4, 4; add.u64 %d1, %d0, %d1;'
+    program = assemble(init, 'ld.volatile.global.f32 %f1, [%d1]; add.f32 %f0, %f0, %f1;', 'st.global.f32 [%d1], %f0;')
+    launch = SimpleNamespace(
+        grid=[3, 1, 1], num_warps=4, capability=90, code=lambda: program, other=SimpleNamespace(scalars={}),
+        arguments=[SimpleNamespace(name='p', kind='*fp32', value=None), SimpleNamespace(name='n', kind='i32', value=2)],
+    )
+    runs = Runs(launch)
+    blocks = runs.paths(1.0, [0, 2])
+    assert runs.notes == []
+    for block, i in zip(blocks, (0, 2), strict=True):
+        for w, path in enumerate(block):
+            own = [a and a.first for a in runs.warp(1.0, i, w).run().accesses]
+            shifts = {x: path.shift.get(x, 0) for x in first_touches(path.trace)}
+            assert set(shifts.values()) == {0, 128 * i + 4 * w}
+            assert all(own[n] == path.trace.accesses[n].first + shifts[x] for x, n in first_touches(path.trace).items())
+        assert touched(block)['p'][0] == (17 if i else 16)
+
+
+def test_blocks_that_have_other_work_take_their_own_path():
+    """Even blocks end at once, odd ones read: what is touched is their average, and one path serves all of a kind."""
+    init = 'mov.u32 %r2, %ctaid.x; and.b32 %r3, %r2, 1; mul.lo.u32 %r0, %r0, %r3; setp.eq.s32 %q, %r0, 0; @%q ret;'
+    init += 'mul.wide.u32 %d1, %r2, 4096; add.u64 %d1, %d0, %d1;'
+    program = assemble(init, 'ld.volatile.global.f32 %f0, [%d1]; add.u64 %d1, %d1, 32;', 'st.global.f32 [%d1], %f0;')
+    launch = SimpleNamespace(
+        grid=[8, 1, 1], num_warps=2, capability=90, code=lambda: program, other=SimpleNamespace(scalars={}),
+        arguments=[SimpleNamespace(name='p', kind='*fp32', value=None), SimpleNamespace(name='n', kind='i32', value=3)],
+    )
+    blocks = Runs(launch).paths(1.0, [0, 1, 2, 3, 5])
+    assert len({id(path.trace) for block in blocks for path in block}) == 2
+    assert [touched(block).get('p', (0, 0))[0] for block in blocks] == [0, 4, 0, 4, 4]
+    assert touched_by_some(blocks) == {'p': 12 / 5}
+    assert [set(block[0].shift.values()) for block in (blocks[1], blocks[4])] == [set(), {4 * 128}]
 
 
 @pytest.mark.parametrize('capability', [90, 100])
