@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.calibration.points import Point
+from benchmarks.operators import operator
 from offgpu.predict.capture import Pass
 
 # which package has the kernels of a point; mamba's backward kernel is of a shape that its thread does not state
@@ -39,7 +40,7 @@ def forward_backward(op: Callable, tensors: dict[str, Tensor], accumulated: bool
             torch.empty_like(x).add_(x)
 
 
-def operator(point: Point) -> tuple[Pass, int]:
+def chunks(point: Point) -> tuple[Pass, int]:
     """fla's operators: as many heads as the shape says, no states, scale D^-0.5."""
     module = {'chunk_linear_attn': 'linear_attn', 'chunk_simple_gla': 'simple_gla', 'chunk_gla': 'gla'}.get(
         point.kernel, 'delta_rule',
@@ -48,7 +49,7 @@ def operator(point: Point) -> tuple[Pass, int]:
     grad = point.direction == 'fwd+bwd'
 
     def prepare(T: int) -> Callable[[], object]:
-        op = getattr(importlib.import_module(f'fla.ops.{module}'), point.kernel)
+        op = operator(module, point.kernel)
         tensors = {x: empty(B, T, H, D, grad=grad) for x in 'qkv'}
         if module == 'delta_rule':
             tensors['beta'] = empty(B, T, H, grad=grad)
@@ -65,7 +66,7 @@ def hgrn(point: Point) -> tuple[Pass, int]:
     grad = point.direction == 'fwd+bwd'
 
     def prepare(T: int) -> Callable[[], object]:
-        op = getattr(importlib.import_module('fla.ops.hgrn'), point.kernel)
+        op = operator('hgrn', point.kernel)
         tensors = {x: empty(B * H, T, D, grad=grad) for x in 'xg'}
         return partial(forward_backward, op, tensors, True, {}) if grad else partial(op, **tensors)
     return prepare, T
@@ -153,7 +154,7 @@ def times_alone(point: Point) -> bool:
 
 def call_of(point: Point) -> tuple[Pass, int]:
     """The pass, and the number of its tokens."""
-    return CALLS.get(point.kernel, operator)(point)
+    return CALLS.get(point.kernel, chunks)(point)
 
 
 def package_of(point: Point) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from benchmarks.operators import operator
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
 from offgpu.predict.capture import Pass
@@ -73,7 +73,7 @@ def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Pass
     """The forward or backward of an operator of fla with as many tokens, channels and state entries, and one head."""
     def make(s: Shape, plain: bool) -> Pass:
         def prepare(T: int) -> Callable[[], object]:
-            op = getattr(importlib.import_module(f'fla.ops.{module}'), name)
+            op = operator(module, name)
             q, k, v = (empty(s.B, T, 1, n).requires_grad_(backward) for n in (s.K, s.K, s.V))
             beta = empty(s.B, T, 1).requires_grad_(backward)
             g = empty(s.B, T, 1, s.K, dtype=torch.float32).requires_grad_(backward)

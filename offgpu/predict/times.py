@@ -19,6 +19,8 @@ from offgpu.predict.sources import Source, sources_of
 
 # blocks of a fixed length that are simulated, in units of what an SM holds
 BLOCKS_IN_TURN = 2
+# blocks all over the grid that show whether all take one path, and how many are simulated where they do not
+PROBES, BLOCKS_OF_MANY_PATHS = 16, 64
 
 
 @dataclass
@@ -68,6 +70,11 @@ def occupancy(launch: Launch, machine: Machine) -> int:
 def chosen_blocks(launch: Launch, machine: Machine, count: int) -> list[int]:
     """The blocks that one SM gets."""
     return [i * machine.multiprocessors % launch.blocks for i in range(count)]
+
+
+def spread_blocks(launch: Launch, count: int) -> list[int]:
+    """Blocks all over the grid, in no step that its sizes share."""
+    return [int(launch.blocks * (i * 0.6180339887 % 1)) for i in range(count)]
 
 
 @dataclass
@@ -124,12 +131,15 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     parts = None if tokens is None else parts_of(runs, tokens)
     count = min(per_sm, max(BLOCKS_IN_TURN * occ, 4))
     blocks = chosen_blocks(launch, machine, count)
+    if parts is None and len({id(runs.follow(1.0, block)[0]) for block in spread_blocks(launch, PROBES)}) > 1:
+        count = min(BLOCKS_OF_MANY_PATHS, total)
+        blocks = spread_blocks(launch, count)
     source = sources_of(launch, runs, parts, machine, seen, blocks)
     if parts is None:
         paths = runs.paths(1.0, blocks)
         r = simulate(launch.code(), machine, paths, source.levels, resident, source.shares)
         # blocks follow each other without a gap: by their number, the last wave's end counted once
-        cycles = r.cycles * (total / machine.multiprocessors / count if per_sm > count else 1.0)
+        cycles = r.cycles * (total / machine.multiprocessors if per_sm > count else per_sm) / count
         issued, share, moved = r.issued / count, r.share(), {k: v / count * total for k, v in r.bytes.items()}
     else:
         waves, rest = divmod(total, machine.multiprocessors * resident)

@@ -62,9 +62,12 @@ def test_calls_are_those_that_were_timed(launched):
 
 
 def test_kernels_get_what_the_gpu_lets_them_have(launched):
-    """fla reads the GPU's shared memory when it is imported: tiles of 64 where there is an H100's."""
+    """fla reads the GPU's shared memory when it is imported, and of a tensor's device: tiles of 64 and 128 on an H100."""
     calls, tiles = launched
     assert tiles == [32, 64]
+    dv = {p.shape[-4:]: x['constants'] for p in read() if p.direction == 'fwd+bwd' and p.kernel == 'chunk_linear_attn'
+          for x in calls[f'{p.kernel} {p.shape} {p.direction}'] if x['kernel'] == 'chunk_bwd_kernel_dv'}
+    assert {D: (x['BK'], x['BV']) for D, x in dv.items()} == {'D128': (128, 128), 'D256': (128, 128)}
     (o,) = (x for x in calls['chunk_simple_gla B1_T8192_H96_D128 fwd'] if x['kernel'] == 'chunk_fwd_kernel_o')
     assert o['configuration'].startswith('BK: 128, BV: 128, num_warps: 8')
 
