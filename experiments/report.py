@@ -246,7 +246,7 @@ def synthetic(report: dict) -> str:
         f'## {report["setting"]["title"]}\n\n'
         f'`python -m experiments mqar experiments/settings/{report["setting"]["name"]}.json`. '
         f'{measured_on(report["machine"])} {options}; {report["setting"]["note"]}{columns} '
-        f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours.\n\n'
+        f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours, beside other work.\n\n'
         + table(['mixer', 'parameters', *tasks], rows) + '\n\n' + predictions(report['setting'])
     )
 
@@ -283,6 +283,7 @@ SECTIONS: tuple[Section, ...] = (
     (('mqar_small',), recall_by_width, 'mqar_small'),
     (('mqar_depth',), two_layers, 'mqar_depth'),
     (('mqar_depth_why',), why_larger, None),
+    (('state_tracking',), synthetic, 'state_tracking'),
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('extrapolation',), extrapolation, 'extrapolation'),
