@@ -225,7 +225,7 @@ def draw(report: dict, path: Path | str) -> None:
     runs = report['runs']
     groups = list(dict.fromkeys(run['cell']['task_options']['group'] for run in runs))
     mixers = list(dict.fromkeys(run['cell']['mixer'] for run in runs))
-    figure = Figure(figsize=(4.6 * len(groups), 3.6), dpi=140, layout='constrained')
+    figure = Figure(figsize=(3.4 + 4.6 * len(groups), 3.8), dpi=140, layout='constrained')
     axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for group, axis in zip(groups, axes, strict=True):
         for run in runs:
@@ -233,9 +233,9 @@ def draw(report: dict, path: Path | str) -> None:
                 name = run['cell']['mixer']
                 options = style(name, mixers) | ({'linestyle': ':'} if 'negative' in name else {})
                 axis.plot([int(n) for n in run['by_length']], list(run['by_length'].values()), **options)
-        axis.axhline(1 / len(cayley_table(group)), color='#cccccc', linewidth=0.8)
-        axis.set(title=group, xlabel='tokens up to', ylim=(0, 1.03))
+        axis.set(title=f'{group}, guessing {1 / len(cayley_table(group)):.0%}', xlabel='tokens up to', ylim=(0, 1.03))
         axis.set_xscale('log', base=2)
+        axis.set_xticks([int(n) for n in runs[0]['by_length']], list(runs[0]['by_length']))
         axis.yaxis.set_major_formatter(PercentFormatter(1))
         tidy(axis)
     axes[0].set_ylabel('accuracy')
