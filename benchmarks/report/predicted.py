@@ -14,7 +14,8 @@ INTRODUCTION = """## Times predicted without a GPU
 **Predicted: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call makes, reads the
 machine code and simulates one multiprocessor. Milliseconds on an {gpu} for {shape}, one head, bfloat16; Longhorn as
 the layer calls it, with gate, skip and logits of beta, fla's operators without. "of the floor" is a multiple of what any
-implementation needs for its bytes or for the best known algorithm's instructions. Commit {commit}.
+implementation needs for its bytes or for the best known algorithm's instructions. Commit {commit}: from before the model's
+last changes, and fla's operators with tiles for a smaller GPU.
 
 ± says within what nine of ten published timings of kernels like it are predicted ([below](#how-far-predicted-times-are-off)):
 {bars}."""
