@@ -19,31 +19,19 @@ from pathlib import Path
 from benchmarks.calibration.calls import HOST_SECONDS, PACKAGES, call_of, package_of, times_alone
 from benchmarks.calibration.errors import summary, with_error_bars
 from benchmarks.calibration.points import Point, read
-from benchmarks.calibration.tuning import Tuning
+from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, NotKeptError, Walks
 from benchmarks.measure.machine import describe_machine
 from offgpu.absent_device import announced
 from offgpu.launches import make_driver
-from offgpu.predict.capture import capture
 from offgpu.predict.machine import MACHINES, Machine, changed
-from offgpu.predict.times import Prediction, predict_pass
+from offgpu.predict.times import Prediction
 
 RESULTS = Path(__file__).parents[1] / 'results'
 # what timing one call adds, from an event before it to the first kernel and from the last one to an event: Liger's smallest
 # calls on an H100 (relu_squared of 4096 x 128) take 7.3 us, of which a kernel and its launch are 3; on an A100 (rms_norm of
 # 2048 x 1024) 13.6, of which 7 are
 EVENTS_SECONDS = {'H100': 4e-6, 'A100 80GB': 7e-6}
-
-
-def predict_point(point: Point, machine: Machine, tuning: Tuning, walks: Walks) -> list[Prediction]:
-    """The kernels of a point's call, each with the configuration that is predicted to be the fastest."""
-    call, T = call_of(point)
-    while True:
-        launches = capture(call, T, f'sm_{machine.capability}', choose=tuning.choose)
-        parts = predict_pass(launches, machine, walks.predict)
-        if tuning.learn(parts):
-            tuning.save()
-            return parts
 
 
 def kernel_row(p: Prediction) -> dict:
@@ -57,7 +45,7 @@ def kernel_row(p: Prediction) -> dict:
 
 def measure(point: Point, machine: Machine, tuning: Tuning, walks: Walks) -> dict:
     """A row of the table: of a point what was published, what is predicted and what with."""
-    parts = predict_point(point, machine, tuning, walks)
+    parts = predict_tuned(*call_of(point), machine, tuning, walks)
     if times_alone(point):
         parts = parts[-1:]
     host = HOST_SECONDS.get((point.kernel, point.direction), 0.0)

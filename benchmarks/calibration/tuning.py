@@ -8,8 +8,10 @@ from pathlib import Path
 
 from triton.runtime.autotuner import Config
 
-from benchmarks.calibration.walks import NotKeptError
-from offgpu.predict.times import Prediction
+from benchmarks.calibration.walks import NotKeptError, Walks
+from offgpu.predict.capture import Pass, capture
+from offgpu.predict.machine import Machine
+from offgpu.predict.times import Prediction, predict_pass
 
 # configurations that are tried first, from the first to the last one; with the best of another key of the kernel, so many
 FIRST, FIRST_WITH_BEST = 4, 2
@@ -94,3 +96,13 @@ class Tuning:
         part = self.path.with_suffix(f'.{os.getpid()}')
         part.write_text(json.dumps({k: x for k, x in self.seconds.items() if k in self.settled}, indent=1))
         part.replace(self.path)
+
+
+def predict_tuned(call: Pass, T: int, machine: Machine, tuning: Tuning, walks: Walks) -> list[Prediction]:
+    """The kernels of a call, each with the configuration that is predicted to be the fastest."""
+    while True:
+        launches = capture(call, T, f'sm_{machine.capability}', choose=tuning.choose)
+        parts = predict_pass(launches, machine, walks.predict)
+        if tuning.learn(parts):
+            tuning.save()
+            return parts

@@ -19,14 +19,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.calibration.errors import with_error_bars
+from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, Shape
 from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
-from offgpu.predict.capture import capture
 from offgpu.predict.machine import MACHINES, Machine, changed
-from offgpu.predict.times import Prediction, predict_pass
+from offgpu.predict.times import Prediction
 
 # of the paper's 1.3B layer (B=8) and others: many sequences, and one long one
 SHAPES = ((8, 2048, 4096), (64, 2048, 1536), (1, 131072, 4096))
@@ -50,24 +50,27 @@ def kernel_row(p: Prediction) -> dict:
     return {
         'kernel': p.kernel, 'ms': round(p.seconds * 1e3, 4), 'issue_ms': round(p.issue_bound * 1e3, 4),
         'dram_ms': round(p.dram_seconds * 1e3, 4), 'registers': p.registers, 'spills': p.spills, 'blocks': p.blocks,
-        'resident': p.resident, 'warps': p.num_warps, 'causes': causes([p]), 'notes': p.notes,
+        'resident': p.resident, 'warps': p.num_warps, 'configuration': p.configuration, 'causes': causes([p]), 'notes': p.notes,
     }
 
 
+<<<<<<< HEAD
 def measure(name: str, s: Shape, machine: Machine, walks: Walks, plain: bool = False) -> dict:
     """One row: a pass's predicted time, its floors and what its kernels' cycles went to."""
+=======
+def measure(name: str, s: Shape, machine: Machine, tuning: Tuning, walks: Walks, plain: bool = False) -> dict:
+    """One row of the table: a pass's predicted time, its floors and what its kernels' cycles went to."""
+>>>>>>> calib
     started = time.perf_counter()
     call = {**PASSES, **PEERS}[name](s, plain)
-    launches = capture(call, s.T, f'sm_{machine.capability}')
-    captured = time.perf_counter()
-    parts = predict_pass(launches, machine, walks.predict)
+    parts = predict_tuned(call, s.T, machine, tuning, walks)
     work = s.B * s.T * s.V
     row = {
         'gpu': machine.name, **asdict(s), 'pass': name, 'ms': round(sum(p.seconds for p in parts) * 1e3, 4),
         'bytes': round(sum(p.dram_bytes for p in parts) / work, 2),
         'instructions': round(32 * sum(p.instructions for p in parts) / work, 1),
         'causes': causes(parts), 'kernels': [kernel_row(p) for p in parts],
-        'capture_s': round(captured - started, 1), 'predict_s': round(time.perf_counter() - captured, 1),
+        'seconds': round(time.perf_counter() - started, 1),
     }
     if name in PASSES:
         floor = floor_of(name, s, machine, plain)
@@ -84,7 +87,7 @@ def describe(row: dict) -> str:
     if 'ratio' in row:
         title += f', floors: DRAM {row["dram_floor_ms"]:.3f}, issue {row["issue_floor_ms"]:.3f}, ratio {row["ratio"]}'
     title += f'; bytes {row["bytes"]} of {row.get("bytes_needed", "?")}, instructions {row["instructions"]}'
-    lines = [title + f'  ({row["capture_s"]} + {row["predict_s"]} s)']
+    lines = [title + f'  ({row["seconds"]} s)']
     for k in row['kernels']:
         what = ', '.join(f'{name} {share:.0%}' for name, share in k['causes'])
         lines.append(
@@ -150,14 +153,15 @@ def main(args: list[str] | None = None) -> int:
             old = json.load(file)
         if old['machine']['commit'] == report['machine']['commit']:
             report['rows'] = old['rows']
-    calibration, walks = json.loads(CALIBRATION.read_text())['rows'], Walks(KEPT)
+    calibration = json.loads(CALIBRATION.read_text())['rows']
+    walks, tuning = Walks(KEPT), Tuning(KEPT / 'tuning.json')
     done = {(r['gpu'], r['pass'], r['B'], r['T'], r['V'], r['K']) for r in report['rows']}
     for gpu, name, s in plan(options):
         if (gpu, name, s.B, s.T, s.V, s.K) in done:
             continue
         machine = machine_of(gpu, options.set)
         if machine.timed:
-            row = measure(name, s, machine, walks, options.plain)
+            row = measure(name, s, machine, tuning, walks, options.plain)
             print(describe(row), flush=True)
         elif name in PASSES:
             row = bounds(name, s, machine, options.plain)

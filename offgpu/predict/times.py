@@ -47,10 +47,17 @@ class Prediction:
     instructions: float = 0.0
     notes: list[str] = field(default_factory=list)
     storages: set[int] = field(default_factory=set)
-    # of an autotuned kernel: the configuration, for what it was chosen, and the seconds of all that were tried
+    # what an SM's warps take, whatever the bytes of all SMs
+    sm_seconds: float = 0.0
+    # of an autotuned kernel: the configuration, for what it was chosen, and the ranks of all that were tried
     configuration: str = ''
     tuned_for: str = ''
     tried: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> float:
+        """The time; of those that DRAM bounds alike, the one whose SMs wait less comes first."""
+        return self.seconds + 1e-3 * self.sm_seconds
 
     @property
     def floor(self) -> float:
@@ -157,8 +164,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
         launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram,
         source.needed_bytes / machine.dram_stream + machine.launch_seconds, share,
         launch.code().registers, launch.code().spills, resident, occ, total, launch.num_warps, issued * total,
-        sorted(set(runs.notes)), source.storages,
-        launch.configuration, launch.tuned_for,
+        sorted(set(runs.notes)), source.storages, cycles / machine.clock, launch.configuration, launch.tuned_for,
     )
 
 
@@ -176,8 +182,8 @@ def predict_pass(
             choices.append(p)
             if following is not None and following > launch.choice:
                 continue
-            p = min(choices, key=lambda p: p.seconds)
-            p.tried, choices = {x.configuration: x.seconds for x in choices}, []
+            p = min(choices, key=lambda p: p.rank)
+            p.tried, choices = {x.configuration: x.rank for x in choices}, []
         out.append(p)
         seen.update(p.storages - {0})
     return out
