@@ -50,17 +50,13 @@ def kernel_row(p: Prediction) -> dict:
     return {
         'kernel': p.kernel, 'ms': round(p.seconds * 1e3, 4), 'issue_ms': round(p.issue_bound * 1e3, 4),
         'dram_ms': round(p.dram_seconds * 1e3, 4), 'registers': p.registers, 'spills': p.spills, 'blocks': p.blocks,
-        'resident': p.resident, 'warps': p.num_warps, 'configuration': p.configuration, 'causes': causes([p]), 'notes': p.notes,
+        'resident': p.resident, 'warps': p.num_warps, 'configuration': p.configuration, 'causes': causes([p]),
+        'notes': p.notes,
     }
 
 
-<<<<<<< HEAD
-def measure(name: str, s: Shape, machine: Machine, walks: Walks, plain: bool = False) -> dict:
-    """One row: a pass's predicted time, its floors and what its kernels' cycles went to."""
-=======
 def measure(name: str, s: Shape, machine: Machine, tuning: Tuning, walks: Walks, plain: bool = False) -> dict:
-    """One row of the table: a pass's predicted time, its floors and what its kernels' cycles went to."""
->>>>>>> calib
+    """One row: a pass's predicted time, its floors and what its kernels' cycles went to."""
     started = time.perf_counter()
     call = {**PASSES, **PEERS}[name](s, plain)
     parts = predict_tuned(call, s.T, machine, tuning, walks)
