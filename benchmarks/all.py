@@ -1,11 +1,11 @@
-"""What a GPU is asked when there is little time on it: tests, the self check, the benchmarks, one after the other.
+"""All that should run on a new GPU, the most important first: tests, the self check, the benchmarks.
 
     python -m benchmarks all --output_dir DIR [--device cuda] [--steps tests ops ...] [--limit SECONDS] [--tiny]
 
-Each step is a command of its own with a time limit, after which it is interrupted: the benchmarks then write what they have.
-A step that fails or runs out of time doesn't stop those after it. Logs, JSON and PNG go to the folder, results by the
-device's name as in `benchmarks/results`; the summary in the end (and `summary.json`) says what passed. The exit status is 1
-where a step failed. `--tiny` takes seconds on a CPU, to rehearse.
+Each step is a separate command with a time limit, after which it is interrupted; the benchmarks then write what they have. The
+next step runs even if one fails or times out. Logs, JSON and PNG go to the folder, named after the device as in
+`benchmarks/results`; `summary.json` says what passed. The exit status is 1 if a step failed. `--tiny` takes seconds on a CPU,
+for a trial run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from benchmarks.measure.machine import device_name
 
 ROOT = Path(__file__).parents[1]
-# of an interrupted command to write its results
+# for an interrupted command to write its results
 GRACE = 30
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command, as arguments of Python in which names in braces are filled in, and its time limit in seconds."""
+    """A command (arguments of Python, names in braces are filled in) and its time limit in seconds."""
 
     name: str
     limit: int
@@ -45,8 +45,7 @@ STEPS = (
     Step(
         'tests', 560,
         '-m pytest -q -p no:cacheprovider -n {workers} --dist worksteal --device {device} tests/ops tests/layers tests/models '
-        'tests/torch_compile tests/integration/test_packing.py tests/integration/test_attn_mode.py '
-        'tests/integration/test_swapped_calls.py',
+        'tests/torch_compile tests/integration/test_packing.py tests/integration/test_attn_mode.py',
         '--ignore tests/models --ignore tests/torch_compile --ignore tests/layers --ignore tests/integration -k test_opcheck',
     ),
     Step(
@@ -99,13 +98,13 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--output_dir', type=Path, required=True)
     parser.add_argument('--device', default='cuda', choices=('cpu', 'cuda'))
     parser.add_argument('--steps', nargs='+', choices=[step.name for step in STEPS], help='only these')
-    parser.add_argument('--limit', type=float, help='seconds for each step in place of its own limit')
+    parser.add_argument('--limit', type=float, help='time limit of each step in seconds')
     parser.add_argument('--workers', type=int, default=max(1, (os.cpu_count() or 1) - 2), help='processes of the tests')
-    parser.add_argument('--tiny', action='store_true', help='next to nothing of each step')
+    parser.add_argument('--tiny', action='store_true', help='run very little of each step')
     options = parser.parse_args(args)
     output = options.output_dir.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    # what is started in the background ignores interrupts, and so would the commands
+    # a process started in the background ignores interrupts, and so would its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
     values = {
         'device': options.device, 'device_name': device_name(options.device), 'out': output, 'workers': options.workers,

@@ -21,7 +21,7 @@ def run(package: str, commands: dict[str, str]) -> int:
 
 
 def docstring(module: str) -> str:
-    """Of a module that is not imported for it."""
+    """A module's docstring, without importing it."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None, module
     return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding='utf-8'))) or ''

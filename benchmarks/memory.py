@@ -1,13 +1,12 @@
-"""Bytes that a layer's training step keeps and takes at most, and those of its cache: counted, so the same on any device.
+"""Memory of a layer's training step and of its cache: counted, so the same on any device.
 
     python -m benchmarks memory [--json FILE]
 
-The layers of a 1.3B model run on meta tensors as on a GPU: Triton's launches are taken and not run, the tensors that live are
-counted. Bytes are of a token and of a unit of the model's width, in bfloat16. `kept` is what backward needs, the layer's input
-among it. `peak` is the most that a step takes with the layer's output and gradients; parameters and theirs are left out.
-`moved` is what its operations read and write, each tensor of an operation once, weights too: no less moves, and where a kernel
-reads a tensor twice from memory, more. `scratch` is what the operator's own backward takes at most, beside its arguments and
-results.
+The layers of a 1.3B model run on meta tensors as on a GPU: Triton's launches are captured, live tensors are counted. Bytes are
+per token and unit of the model's width, in bfloat16. `kept` is what backward needs, including the layer's input. `peak` is the
+most that a step takes, with the layer's output and gradients but without parameters and theirs. `moved` is the least that its
+operations read and write, weights included: an operation counts each of its tensors once. `scratch` is the most that the
+operator's own backward takes beside its arguments and results.
 """
 
 from __future__ import annotations
@@ -69,11 +68,11 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def mamba(state_size: int = 16, expand: int = 2, conv_size: int = 4) -> dict[str, float]:
-    """Mamba's, by what `MambaInnerFn` of mamba_ssm (`ops/selective_scan_interface.py`) saves at its checkpoint_lvl 1.
+    """Mamba: what `MambaInnerFn` of mamba_ssm (`ops/selective_scan_interface.py`) saves at its checkpoint_lvl 1.
 
-    No kernel of it runs here. Of a channel: x and z, the scan's output before the gate, and its states at each 2,048 tokens,
-    of float32 with their decays. Of a token: the layer's input, the rank of delta, and B and C, the latter also as copies.
-    The cache is what `Mamba.allocate_inference_cache` makes.
+    By its source; nothing of it runs here. Per channel: x and z, the scan's output before the gate, and its states every 2,048
+    tokens, in float32 with their decays. Per token: the layer's input, the rank of delta, and B and C, the latter also as
+    copies. The cache is what `Mamba.allocate_inference_cache` makes.
     """
     channels, rank = expand * WIDTH, WIDTH // 16
     of_channels = 2 * 2 + 2 + 2 * state_size * 4 / 2048
@@ -82,10 +81,10 @@ def mamba(state_size: int = 16, expand: int = 2, conv_size: int = 4) -> dict[str
 
 
 def mamba2(state_size: int = 128, head_dim: int = 64, expand: int = 2, conv_size: int = 4) -> dict[str, float]:
-    """Mamba-2's, by what `MambaSplitConv1dScanCombinedFn` of mamba_ssm (`ops/triton/ssd_combined.py`) saves.
+    """Mamba-2: what `MambaSplitConv1dScanCombinedFn` of mamba_ssm (`ops/triton/ssd_combined.py`) saves.
 
-    Of a token: the layer's input, all of `in_proj`'s output (z, x, B, C, and a step size a head), the scan's output before the
-    norm, and the norm's factor in float32. The convolution, the chunks' states and the normed output are made again. The
+    Per token: the layer's input, all of `in_proj`'s output (z, x, B, C, and one step size per head), the scan's output before
+    the norm, and the norm's factor in float32. The convolution, the chunks' states and the normed output are recomputed. The
     cache is what `Mamba2.allocate_inference_cache` makes.
     """
     channels = expand * WIDTH
@@ -107,14 +106,14 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 class Memory(TorchDispatchMode):
-    """Counts the bytes of tensors made since, as long as they live, and those that operations read and write.
+    """Counts the bytes of live tensors made since, and those that operations read and write.
 
     Args:
-        launches: Those of a rehearsal, which hold their tensors and are dropped.
+        launches: The launches of a rehearsal; dropped, because they hold their tensors.
         known: Tensors that are not counted.
     """
 
-    # on meta tensors an operator gives its outputs alone
+    # the kernels, which an operator does not launch on meta tensors
     KERNELS: dict[Any, Callable] = {
         torch.ops.fla_longhorn.longhorn_fwd.default:
             lambda *x: longhorn_fwd(Arguments(*x[:-2]), save_states=x[-2], parallel=x[-1]),
@@ -126,7 +125,7 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.launches = launches
         self.now = self.peak = self.moved = 0
-        # tensors that our operator's kernels moved: one that is launched for slices, one after the other, moves each once
+        # tensors that our operator's kernels moved: a kernel launched for several slices moves each once
         self.places: set[tuple] | None = None
         self.known = {x.untyped_storage()._cdata for x in known}
 
@@ -150,7 +149,7 @@ class Memory(TorchDispatchMode):
 
     def drop_launches(self) -> None:
         for launch in self.launches:
-            # of an autotuned kernel's, one runs
+            # of an autotuned kernel's launches, count one
             if not launch.choice:
                 tensors = [a for a in launch.arguments if a.tensor is not None]
                 places = {(launch.kernel, a.storage, a.offset): a.nbytes for a in tensors}
@@ -196,7 +195,7 @@ def training(make: Callable[[], nn.Module]) -> dict[str, float]:
 
 
 def scratch(exact: bool, K: int) -> float:
-    """Bytes of a token and of a channel of the mixer, as the layer calls the operator."""
+    """Scratch bytes of backward per token and channel of the mixer, as the layer calls the operator."""
     with rehearsal('sm_90', 'launch') as launches:
         backward = longhorn_backward(Shape(B, T, 2 * WIDTH, K), exact)(T)
         with Memory(launches) as memory:
@@ -206,7 +205,7 @@ def scratch(exact: bool, K: int) -> float:
 
 
 def cache_bytes(make: Callable[[], nn.Module], tokens: int) -> int:
-    """Of a sequence, in bfloat16 but for what a layer keeps in float32."""
+    """Bytes per sequence, in bfloat16 except for what a layer keeps in float32."""
     with rehearsal('sm_90', 'launch'), torch.device('meta'), torch.no_grad():
         cache = Cache()
         make().bfloat16()(empty(1, tokens, WIDTH), past_key_values=cache, use_cache=True)
@@ -221,7 +220,7 @@ def main(args: list[str] | None = None) -> None:
     print('| layer | kept | peak | moved | cache of a sequence, KiB |\n| --- | --- | --- | --- | --- |')
     for name, make in LAYERS.items():
         row: dict[str, Any] = {'layer': name, **training(make)}
-        # keys and values of bfloat16, of each token
+        # keys and values of each token in bfloat16
         row['cache'] = 2 * 2 * WIDTH * T if make is SoftmaxAttention else cache_bytes(make, T)
         rows.append(row)
         counted = ' | '.join(f'{row[x]:.1f}' for x in ('kept', 'peak', 'moved'))

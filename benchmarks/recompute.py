@@ -1,10 +1,10 @@
-"""What it costs a layer's training step to compute the convolution's output and the step sizes again in backward.
+"""The cost of recomputing the convolution's output and the step sizes in a layer's backward.
 
     python -m benchmarks recompute [--json FILE]
 
-On a GPU, predicted: the operators' times are those of `results/predicted.json`; of all else, recomputation included, what its
-bytes or its products take at least. On this machine, measured: steps of a layer with and without in turn, by the process's own
-time, which others on the machine hardly change.
+Predicted for a GPU: the operators' times are those of `results/predicted.json`; everything else, recomputation included, takes
+the least time for its bytes or products. Measured on this machine: steps with and without recomputation in turn, by process
+time, which other load hardly changes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ STATE_SIZE, HALF = 16, 2
 
 
 def product_ms(tokens: int, inputs: int, outputs: int, machine: Machine) -> float:
-    """At least, of a product of `[tokens, inputs]` and `[inputs, outputs]` in 16 bits."""
+    """The least time of a product of `[tokens, inputs]` and `[inputs, outputs]` in 16 bits."""
     fma = tokens * inputs * outputs / (machine.multiprocessors * machine.tensor_rate * machine.clock)
     moved = HALF * (tokens * inputs + inputs * outputs + tokens * outputs) / machine.dram_bandwidth
     return 1e3 * max(fma, moved)
 
 
 def predicted_cost(model: str, exact: bool, rows: list[dict], machine: Machine) -> dict[str, Any]:
-    """Milliseconds of the operators, of the rest of a step with the norm before the layer, and of what recomputation adds."""
+    """Milliseconds of the operators, of the rest of a step (with the norm before the layer), and of recomputation."""
     width, B, T = MODELS[model]
     d, rank, tokens = 2 * width, width // 16, B * T
     update = 'exact' if exact else 'diagonal'
@@ -48,7 +48,7 @@ def predicted_cost(model: str, exact: bool, rows: list[dict], machine: Machine) 
     def moved_ms(tensors: float, channels: int) -> float:
         return 1e3 * HALF * tensors * tokens * channels / machine.dram_bandwidth
 
-    # forward reads x and writes y, backward reads x and dy and writes dx; of the norm before the layer also the residual
+    # forward reads x and writes y, backward reads x and dy and writes dx; the norm before the layer also the residual
     convolution = moved_ms(2, d)
     around = moved_ms(3, d) + moved_ms(8, width)
     sizes = ((width, 2 * d), (d, rank + 2 * STATE_SIZE), (rank, d), (d, width))
@@ -63,7 +63,7 @@ def predicted_cost(model: str, exact: bool, rows: list[dict], machine: Machine) 
 
 
 def measured_cost(width: int, exact: bool, dtype: torch.dtype, tokens: int, pairs: int) -> dict[str, Any]:
-    """Of a step with recomputation over one without, side by side: the median of the pairs' ratios, and quartiles."""
+    """Time of a step with recomputation over one without, in pairs: the median of the ratios, and quartiles."""
     torch.manual_seed(0)
     layers = [Longhorn(hidden_size=width, exact=exact, recompute=x).to(dtype) for x in (False, True)]
     layers[1].load_state_dict(layers[0].state_dict())
@@ -102,7 +102,7 @@ def main(args: list[str] | None = None) -> None:
     measured = []
     for dtype in (torch.bfloat16, torch.float32):
         for exact in (False, True):
-            # the short steps scatter more
+            # the short steps vary more
             pairs = options.pairs * (5 if dtype == torch.float32 else 1)
             x = measured_cost(MODELS['120M'][0], exact, dtype, options.tokens, pairs)
             measured.append(x)

@@ -1,10 +1,10 @@
-"""Waits for a GPU, launches and allocations of a decoded token and of a training step, counted on the pretend device.
+"""Host-device synchronisations, launches and allocations of a decoded token and a training step, on the pretend device.
 
     python -m offgpu.pretend.build
     python -m benchmarks waits [--json FILE]
 
-Models of four layers, Longhorn beside fla's GLA and DeltaNet, eager. A launch is a kernel of Triton or an operator of PyTorch
-that runs on the device. What a row waits for in fla's own code is in the file, by its place.
+Eager models of four layers: Longhorn, fla's GLA and DeltaNet. A launch is a Triton kernel or a PyTorch operator that runs on
+the device. The JSON names where each wait occurs, also those in fla's own code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def padded(B: int, columns: int) -> torch.Tensor:
 
 
 def count(run: Callable[[], Any]) -> dict[str, Any]:
-    """Of the second call: what fla's caches and the first call make is there."""
+    """Counts of the second call, after fla's caches are filled."""
     run()
     with pretend.counted() as counts:
         run()

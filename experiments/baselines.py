@@ -1,11 +1,11 @@
-"""Baselines of zoology's Figure 2 (arXiv 2312.04927) in plain PyTorch, with its sizes and initialisation.
+"""Baselines of zoology's Figure 2 (arXiv 2312.04927) in PyTorch, with its sizes and initialisation.
 
-Based (arXiv 2402.18668), Hyena (2302.10866), BaseConv (2312.04927) and the fourth RWKV (2305.13048). A model has tied
-embeddings, no positions and no MLP. With LN for a layer norm, a block does to its input h
+Based (arXiv 2402.18668), Hyena (2302.10866), BaseConv (2312.04927) and RWKV-4 (2305.13048). Models have tied embeddings, no
+positions and no MLP. With LN for a layer norm, a block computes from its input h
 
     h = h + mixer(LN(h)),    h = h + LN(h)
 
-where the second step is zoology's block with an identity in place of the MLP.
+where the second step is zoology's block with an identity instead of the MLP.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def long_convolution(x: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
 
 
 def waves(length: int) -> torch.Tensor:
-    """What an implicit filter knows of a position, `[length, 3]`: its share of the length, and a slow cosine and sine."""
+    """Features of each position for an implicit filter, `[length, 3]`: its share of the length, a slow cosine and sine."""
     angle = 1e-4 * 2 * math.pi * torch.arange(length) / length
     return torch.stack([torch.linspace(0, 1, length), angle.cos(), -angle.sin()], dim=-1)
 
 
 class CausalConvolution(nn.Conv1d):
-    """A depthwise one, on `[B, T, D]`."""
+    """A causal depthwise convolution on `[B, T, D]`."""
 
     def __init__(self, width: int, size: int = 3) -> None:
         super().__init__(width, width, size, groups=width, padding=size - 1)
@@ -42,7 +42,7 @@ class CausalConvolution(nn.Conv1d):
 
 
 class ImplicitConvolution(nn.Module):
-    """A convolution as long as the sequence, whose taps an MLP computes from their position, and its input."""
+    """A convolution as long as the sequence, with taps that an MLP computes from their position, plus its input."""
 
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ImplicitConvolution(nn.Module):
 
 
 class BaseConv(nn.Module):
-    """A convolution times a projection, and the input: short ones and long ones by turns, or `short` alone."""
+    """A convolution times a projection, plus the input: short and long convolutions alternate, or `short` only."""
 
     def __init__(self, width: int, length: int, layer: int, short: bool = False) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Sine(nn.Module):
 
 
 class Hyena(nn.Module):
-    """Two gates around a long convolution, whose taps are an MLP of sines under an exponential window."""
+    """Two gates around a long convolution, with taps from an MLP of sines under an exponential window."""
 
     def __init__(self, width: int, length: int, layer: int, order: int = 64) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Hyena(nn.Module):
         )
         self.D = nn.Parameter(torch.randn(width))
         self.positions = nn.Parameter(waves(length))
-        # falls to 1% after 1.5 lengths in the slowest channel, after 0.3 in the fastest
+        # decays to 1% after 1.5 lengths in the slowest channel, after 0.3 in the fastest
         rates = -math.log(1e-2) * torch.linspace(1 / 1.5, 1 / 0.3, width)
         self.register_buffer('window', torch.exp(-torch.linspace(0, 1, length)[:, None] * rates))
 
@@ -121,16 +121,16 @@ class TaylorAttention(nn.Module):
 
 
 def based(width: int, length: int, layer: int) -> nn.Module:
-    """Short BaseConv and Taylor attention by turns."""
+    """Short BaseConv and Taylor attention, alternating."""
     return TaylorAttention(width) if layer % 2 else BaseConv(width, length, layer, short=True)
 
 
 class RWKV4(nn.Module):
-    """Time mixing of the fourth RWKV: a mean of all values, weighted by `exp(k)` and a decay of each channel."""
+    """Time mixing of RWKV-4: a mean of all values, weighted by `exp(k)` and a decay per channel."""
 
     def __init__(self, width: int, length: int, layer: int, layers: int = 12) -> None:
         super().__init__()
-        # the authors' start, for a model of 12 layers as zoology has it
+        # the authors' initialisation, for a model of 12 layers as in zoology
         depth, rest = layer / (layers - 1), 1 - layer / layers
         channel = torch.arange(width) / width
         self.decay = nn.Parameter(-5 + 8 * (torch.arange(width) / (width - 1)) ** (0.7 + 1.3 * depth))
@@ -189,12 +189,12 @@ class Backbone(nn.Module):
 
 
 class Baseline(nn.Module):
-    """What the training of :mod:`experiments.zoology` asks of a model.
+    """A language model for the training of :mod:`experiments.zoology`.
 
     Args:
         mixer (str): One of `MIXERS`.
         hidden_size, num_hidden_layers, vocab_size (int): Size of the model.
-        seq_len (int): The longest sequence, which implicit filters need to know.
+        seq_len (int): The longest sequence, for implicit filters.
     """
 
     def __init__(self, mixer: str, hidden_size: int, num_hidden_layers: int, vocab_size: int, seq_len: int) -> None:
@@ -212,7 +212,7 @@ class Baseline(nn.Module):
         self.head.weight = self.base_model.embeddings.weight
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-        """Token ids `[B, T]` to logits `[B, T, vocabulary]`; labels are for the loss at the queries, elsewhere."""
+        """Token ids `[B, T]` to logits `[B, T, vocabulary]`; ignores labels, the loss at the queries is computed elsewhere."""
         return self.head(self.base_model(input_ids)[0])
 
     @property

@@ -1,4 +1,4 @@
-"""The picture of what two layers need (`experiments/settings/mqar_depth.json`): recall in training, a line for each change."""
+"""The picture of what two layers need (`experiments/settings/mqar_depth.json`): recall in training, one line per change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLOURS = (BLUE, GREYS[0], ORANGE, GREEN, GREYS[1], GREYS[2])
 
 
 def draw(report: dict, path: Path | str) -> None:
-    """Left, every run's recall on validation sequences; right, the losses of our model and of the plain one."""
+    """Left, every run's recall on validation sequences; right, the losses of our model and of the one in plain PyTorch."""
     figure = Figure(figsize=(11.5, 4), dpi=140, layout='constrained')
     recall, loss = figure.subplots(1, 2, width_ratios=[1.25, 1])
     for i, run in enumerate(report['runs']):

@@ -2,8 +2,8 @@
 
     python -m experiments extrapolation outputs/lm_small/results.json [--factor 16]
 
-Reads the checkpoints of `python -m experiments language_modeling`, beside whose `results.json` it writes `extrapolation.json`
-and `extrapolation.png`. A held-out text of `factor` times the training length is read in one go, from an empty state.
+Reads the checkpoints of `python -m experiments language_modeling` and writes `extrapolation.json` and `extrapolation.png`
+beside its `results.json`. A held-out text of `factor` times the training length is read in one pass, from an empty state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def loss_by_position(model, blocks, count: int) -> torch.Tensor:
 
 
 def by_span(losses: torch.Tensor, span: int) -> list[dict]:
-    """Loss and perplexity of each span of as many positions as a training sequence has."""
+    """Loss and perplexity of each span of positions, as long as a training sequence."""
     spans = [losses[i:i + span] for i in range(0, len(losses), span)]
     return [{'end': i * span + len(x) + 1, 'loss': x.mean().item(), 'perplexity': math.exp(x.mean())}
             for i, x in enumerate(spans)]
@@ -71,8 +71,8 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments extrapolation', description=__doc__.splitlines()[0])
     parser.add_argument('results', type=Path, help='results.json of `experiments language_modeling`')
     parser.add_argument('--factor', type=int, default=16, help='longest text, as a multiple of the training length')
-    parser.add_argument('--tokens_dir', type=Path, default=Path('outputs/tokens'), help='where files of tokens are kept')
-    parser.add_argument('--blocks', type=int, default=32, help='most texts to read')
+    parser.add_argument('--tokens_dir', type=Path, default=Path('outputs/tokens'), help='folder of the files of tokens')
+    parser.add_argument('--blocks', type=int, default=32, help='largest number of texts to read')
     options = parser.parse_args(args)
     trained = json.loads(options.results.read_text())
     setting, output = trained['setting'], options.results.parent

@@ -3,15 +3,15 @@
     python -m experiments language_modeling experiments/settings/lm_small.json [--output_dir outputs/lm_small]
     torchrun --nproc-per-node 8 -m experiments language_modeling experiments/settings/lm_350M.json --models 'Longhorn, exact'
 
-A setting is a JSON file: `text` (:class:`experiments.text.TextArguments`), `block_size`, `models` (by name, the
-keywords of `AutoConfig.for_model`, over those of `model` that all share), `training` (transformers' `TrainingArguments`) and,
-optionally, `seeds`, `eval_blocks` (how many held-out blocks an evaluation reads: the first of them, the same each time) and
-`sequences_per_step` (of all processes; gradients are accumulated over as many batches as that takes).
+A setting is a JSON file: `text` (:class:`experiments.text.TextArguments`), `block_size`, `models` (by name, the keywords of
+`AutoConfig.for_model`, which override those in `model`), `training` (transformers' `TrainingArguments`) and, optionally,
+`seeds`, `eval_blocks` (number of held-out blocks per evaluation, always the first ones) and `sequences_per_step` (over all
+processes, by gradient accumulation).
 
-The text becomes a file of tokens once (:mod:`experiments.tokens`). Each model is trained in turn, its checkpoint
-kept in the output folder; a finished one is not trained again, and an interrupted one goes on from its last checkpoint where
-`training` saves any. `results.json` holds held-out loss and perplexity over training, and `results.png` draws them, seeds as a
-band around their mean.
+The text is converted to a file of tokens once (:mod:`experiments.tokens`). The models are trained in turn, with checkpoints in
+the output folder. A finished model is not trained again; an interrupted one continues from its last checkpoint, if `training`
+saves any. `results.json` holds held-out loss and perplexity over training; `results.png` shows them, with a band over the
+seeds.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def checkpoint_folder(output: Path, name: str, seed: int) -> Path:
 
 
 class MatrixDecayTrainer(Trainer):
-    """Weight decay as in the authors' code, on tensors of two dimensions or more; the Trainer's own goes by names."""
+    """Weight decay as in the authors' code, on tensors of two dimensions or more; the Trainer selects by name."""
 
     def get_decay_parameter_names(self, model) -> list[str]:
         return [name for name, x in model.named_parameters() if x.dim() >= 2]
 
 
 def accumulated_batches(sequences: int, arguments: TrainingArguments) -> int:
-    """Batches whose gradients make up one step of so many sequences."""
+    """The number of batches to accumulate for one step of `sequences_per_step` sequences."""
     at_once = arguments.train_batch_size * arguments.world_size
     if sequences % at_once:
         raise ValueError(
@@ -119,8 +119,8 @@ def draw(report: dict, path: Path | str) -> None:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments language_modeling', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with text, models and training')
-    parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
-    parser.add_argument('--tokens_dir', type=Path, help='where files of tokens are kept (default: outputs/tokens)')
+    parser.add_argument('--output_dir', type=Path, help='folder for the results (default: outputs/<name of the setting>)')
+    parser.add_argument('--tokens_dir', type=Path, help='folder of the files of tokens (default: outputs/tokens)')
     parser.add_argument('--models', nargs='+', metavar='NAME', help='only these of the setting (default: all)')
     options = parser.parse_args(args)
     setting = json.loads(options.setting.read_text())

@@ -2,14 +2,13 @@
 
     python -m experiments mqar experiments/settings/mqar_exact.json [--output_dir outputs/mqar_exact]
 
-A setting is a JSON file with fixed `options` (the task's, the model's and the run's of `examples/mqar`) and a `grid`, whose
-combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology`, task and training are
-those of :mod:`experiments.zoology`. Finished runs are kept in `results.json`: the same command goes on after an
-interruption. `results.png` is drawn from the same file (again with `--plot_only`).
+A setting is a JSON file with fixed `options` (of the task, the model and the run, see `examples/mqar`) and a `grid`, whose
+combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology` or `synthetic`, task and
+training are those of :mod:`experiments.zoology` or :mod:`experiments.synthetic`. `results.json` keeps finished runs: after an
+interruption, the same command continues. `results.png` is drawn from it (again with `--plot_only`).
 
-The rule of all tables: where the grid has several learning rates, one is chosen for all seeds, by the mean recall on
-validation sequences at the end of training. The result is that rate's recall on test sequences, which decide nothing, with the
-spread over the seeds.
+If the grid has several learning rates, one is selected for all seeds, by the mean recall on validation sequences at the end of
+training. The result is the recall at that rate on test sequences, with the spread over the seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import transformers
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Trainer, set_seed
 
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, shown, style, tidy
@@ -36,10 +35,12 @@ from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
-from experiments import zoology
+from experiments import chunkwise, synthetic, zoology
 from experiments.baselines import MIXERS, Baseline
 from fla_longhorn import LonghornConfig
 
+# steps twice as long, so that a token may change the sign of what is in memory
+DOUBLED = 'negative eigenvalues'
 LONGHORN = {
     'diagonal': {},
     'exact': {'exact': True},
@@ -51,12 +52,14 @@ LONGHORN = {
     'exact, tied q and k': {'exact': True, 'tie_qk': True},
     'diagonal, value projection': {'value_proj': True},
     'exact, value projection': {'exact': True, 'value_proj': True},
+    **{f'{name}, {DOUBLED}': {'exact': name == 'exact'} for name in ('diagonal', 'exact')},
 }
 # fla's models, with what makes one the size of a Longhorn of the same width
 OTHERS = {
     'GLA': ('gla', lambda cell: {'num_heads': 1, 'use_short_conv': True}),
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'DeltaNet, negative eigenvalues': ('delta_net', lambda cell: {'num_heads': 1, 'allow_neg_eigval': True}),
     'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
     'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
     'Mamba3': ('mamba3', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
@@ -68,8 +71,9 @@ OTHERS = {
         'precond_gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']},
     ),
 }
-# all but this one have Triton kernels only
-ON_A_CPU = ('Mamba',)
+RULES = {'zoology': zoology.run_cell, 'synthetic': synthetic.run_cell}
+# these have no implementation in PyTorch here or in fla that trains in reasonable time
+ON_A_GPU = ('Mamba3', 'MesaNet', 'RWKV-7', 'preconditioned KDA', 'preconditioned Gated DeltaNet')
 # of the model, where a setting has them
 MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
 # options in the pictures
@@ -102,13 +106,20 @@ class NoMLP(nn.Module):
 
 @torch.no_grad()
 def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
-    """A cell's model; its `residual_scale` multiplies what the blocks' last projections start with."""
+    """A cell's model.
+
+    Its `residual_scale` multiplies the initial weights of the blocks' last projections, its `branch_factor` their outputs.
+    """
     if cell['mixer'] in MIXERS:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
     for block in model.model.layers if hasattr(model, 'model') else ():
+        if cell['mixer'] in LONGHORN and DOUBLED in cell['mixer']:
+            block.attn.op_for = lambda q_len: chunkwise.longhorn_with_doubled_steps
         if 'residual_scale' in cell:
             block.attn.out_proj.weight.mul_(cell['residual_scale'])
+        if 'branch_factor' in cell:
+            block.attn.out_proj.register_forward_hook(lambda module, args, out: cell['branch_factor'] * out)
         # fla's blocks have one always
         if cell['mixer'] in OTHERS and not cell['mlp_ratio'] and hasattr(block, 'mlp'):
             block.mlp = NoMLP()
@@ -116,7 +127,7 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
 
 
 def needs_gpu(cell: dict) -> bool:
-    return cell['mixer'] in OTHERS and cell['mixer'] not in ON_A_CPU
+    return cell['mixer'] in ON_A_GPU
 
 
 def chosen(cell: dict, dataclass: type) -> dict:
@@ -142,6 +153,8 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
     set_seed(run.seed)
     model = build_model(cell, task)
     trainer = build_trainer(model, task, run)
+    if 'embedding_rate' in cell:
+        set_embedding_rate(trainer, cell['embedding_rate'])
     train(trainer, run)
     history = [(x['step'], x['eval_recall']) for x in trainer.state.log_history if 'eval_recall' in x]
     return {
@@ -154,10 +167,19 @@ def run_cell(cell: dict, output_dir: Path) -> dict:
     }
 
 
-def best_runs(runs: list[dict]) -> list[dict]:
-    """All seeds of the learning rate with the best mean recall on validation sequences, for each combination of the others.
+def set_embedding_rate(trainer: Trainer, factor: float) -> None:
+    """Have the embeddings learn with `factor` times the rate of the other parameters."""
+    weight = trainer.model.get_input_embeddings().weight
+    optimizer = trainer.create_optimizer()
+    group = next(group for group in optimizer.param_groups if any(x is weight for x in group['params']))
+    group['params'] = [x for x in group['params'] if x is not weight]
+    optimizer.add_param_group({**group, 'params': [weight], 'lr': factor * trainer.args.learning_rate})
 
-    A rate that has fewer seeds than another is not chosen: its grid is unfinished.
+
+def best_runs(runs: list[dict]) -> list[dict]:
+    """All seeds of the learning rate with the best mean validation recall, for each combination of the other options.
+
+    A rate with fewer seeds than another is not selected: its grid is unfinished.
     """
     groups: dict[str, dict[float | None, list[dict]]] = {}
     for run in runs:
@@ -183,7 +205,7 @@ def summarize(runs: list[dict], names: list[str]) -> list[dict]:
 
 
 def draw(report: dict, path: Path | str) -> None:
-    """One panel for each value of the setting's `panels`; every run as a dot where there are too few x for a line."""
+    """One panel per value of the setting's `panels`; runs as dots if there are too few x for a line."""
     x_name = report['setting']['plot']['x']
     if x_name != 'step' and len({run['cell'][x_name] for run in report['runs']}) < 3:
         draw_runs(report, path)
@@ -192,7 +214,7 @@ def draw(report: dict, path: Path | str) -> None:
 
 
 def draw_lines(report: dict, path: Path | str) -> None:
-    """A line for each mixer, of the learning rate that the rule chooses, with the seeds as a band around their mean."""
+    """One line per mixer at the selected learning rate, with the seeds as a band around their mean."""
     plot = report['setting']['plot']
     x_name, panel_name, runs = plot['x'], plot['panels'], best_runs(report['runs'])
     panels = sorted({run['cell'][panel_name] for run in runs})
@@ -235,7 +257,7 @@ def draw_lines(report: dict, path: Path | str) -> None:
 
 
 def draw_runs(report: dict, path: Path | str) -> None:
-    """Every run's recall as a dot, hollow for the higher learning rate, with the mean of the chosen rate as a bar."""
+    """Every run's recall as a dot, hollow for the higher learning rate, with the mean at the selected rate as a bar."""
     plot, runs = report['setting']['plot'], report['runs']
     panels = sorted({(run['cell'][plot['x']], run['cell'][plot['panels']]) for run in runs})
     columns = len({panel for _, panel in panels})
@@ -279,15 +301,17 @@ def mixers_of(runs: list[dict]) -> list[str]:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments mqar', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with the options and the grid')
-    parser.add_argument('--output_dir', type=Path, help='where results go (default: outputs/<name of the setting>)')
-    parser.add_argument('--plot_only', action='store_true', help='draw what results.json holds')
+    parser.add_argument('--output_dir', type=Path, help='folder for the results (default: outputs/<name of the setting>)')
+    parser.add_argument('--plot_only', action='store_true', help='only draw results.json')
     options = parser.parse_args(args)
-    setting = json.loads(options.setting.read_text())
+    setting = {'name': options.setting.stem} | json.loads(options.setting.read_text())
     output = options.output_dir or Path('outputs') / options.setting.stem
     output.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
+    if not torch.cuda.is_available():
+        chunkwise.install()
     results = output / 'results.json'
     report = json.loads(results.read_text()) if results.exists() else {'runs': []}
     cells = grid_cells(setting)
@@ -300,8 +324,8 @@ def main(args: list[str] | None = None) -> None:
             print(f'[{i + 1}/{len(cells)}] {described}: not run, its kernels need a GPU', flush=True)
             continue
         print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
-        by_zoology = setting.get('rules') == 'zoology'
-        run = zoology.run_cell(cell, output, build_model) if by_zoology else run_cell(cell, output)
+        rules = RULES.get(setting.get('rules'))
+        run = run_cell(cell, output) if rules is None else rules(cell, output, build_model)
         print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
         report = {'setting': setting, 'machine': describe_machine(), 'runs': [*report['runs'], run]}
         temporary = results.with_suffix('.tmp')

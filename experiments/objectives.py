@@ -1,9 +1,9 @@
-"""The updates of the paper's Table 4 (arXiv 2407.14207) against the numerical minimisers of the objectives they are to solve.
+"""Compares the updates of the paper's Table 4 (arXiv 2407.14207) with the numerical minimisers of their objectives.
 
     python -m experiments objectives [--json FILE] [--plot FILE.png]
 
-Prints the tables of `docs/objectives.md`. A distance is `|S - S*| / |S*|`, S* the minimiser, found from the objective alone in
-float64; the table's lines are those of `experiments/table4.py`.
+Prints the tables of `docs/objectives.md`. A distance is `|S - S*| / |S*|` with the minimiser S*, computed from the objective
+alone in float64; the table's rows are in `experiments/table4.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from experiments.table4 import TABLE, VARIANTS, Row, Token, longhorn, minimiser,
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 SEED = 2407
-# entries of a key, and beta |k|^2, which decides how much of a channel's error a step corrects
+# entries of a key, and beta |k|^2, which sets how much of a channel's error a step corrects
 SIZES, STRENGTHS = (1, 2, 4, 8, 16, 32, 64, 128), (0.1, 1.0, 10.0, 100.0)
 NO_NUMBER = 'no number: the sum is missing'
 REPEATS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -56,15 +56,15 @@ def distance(S: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def missed(objective: Callable, S: torch.Tensor, best: torch.Tensor, P: torch.Tensor, token: Token) -> float:
-    """Share of the decrease from P to the minimiser that S leaves: 0 solves the problem, 1 is no better than P."""
+    """Share of the decrease from P to the minimiser that S misses: 0 solves the problem, 1 is no better than P."""
     values = [objective(x, P, token).item() for x in (S, best, P)]
     return (values[0] - values[1]) / (values[2] - values[1])
 
 
 def follow(row: Row, tokens: list[Token], P: torch.Tensor) -> dict:
-    """The deviations of a row along a sequence, each step from the state that the op left.
+    """The deviations of a row along a sequence, each step from the op's previous state.
 
-    `printed` holds those from the objective as printed: None where that is not a number.
+    `printed` holds those from the objective as printed: None if that is not a number.
     """
     updates, ops, gaps, printed = [], [], [], []
     for token in tokens:
@@ -166,7 +166,7 @@ def measure_agreement(K: int = 16, V: int = 8, T: int = 64) -> list[dict]:
 
 
 def measure_repeats(K: int, beta: float = 0.5, strength: float = 1.0) -> list[dict]:
-    """One pair, written again and again from a zero state: what is recalled, as a multiple of the input.
+    """One pair, written repeatedly from a zero state: the recall as a multiple of the input.
 
     All entries of the key are the same; `beta |k|^2 = strength`.
     """
@@ -188,12 +188,12 @@ def measure(sizes: tuple[int, ...] = SIZES, strengths: tuple[float, ...] = STREN
 
 
 def number(x: float) -> str:
-    """Two digits; what rounding leaves of a float64 zero is called that."""
+    """Two digits; rounding errors of float64 zeros are printed as a bound."""
     return '< 1e-14' if abs(x) < 1e-14 else f'{x:.1e}' if abs(x) < 1e-3 else f'{x:.2g}' if abs(x) < 100 else f'{x:.0f}'
 
 
 def ranged(figures: dict) -> str:
-    """Median (lower to upper quartile); the quartiles only where they matter."""
+    """Median (lower to upper quartile), or the largest value if that is rounding."""
     if figures['largest'] < 1e-5:
         return number(figures['largest'])
     return f'{number(figures["median"])} ({number(figures["low"])} to {number(figures["high"])})'
@@ -235,7 +235,7 @@ def tables(report: dict) -> dict[str, str]:
 
 
 def summary(rows: list[dict], cell: dict) -> str:
-    """Which updates minimise the objectives as printed, what is wrong with the others, and how far the diagonal one is off."""
+    """Which updates minimise the objectives as printed, the errors of the others, and the error of the diagonal one."""
     found = {row['model']: row for row in rows}
     right = [
         name.removeprefix('Longhorn, ') for name, row in found.items()
@@ -264,7 +264,7 @@ def summary(rows: list[dict], cell: dict) -> str:
 
 
 def draw(report: dict, path: str) -> None:
-    """How far, in which direction, and what it comes to, against K."""
+    """Distance, old recall removed and recall of a repeated pair, against K."""
     figure = Figure(figsize=(13, 4), dpi=140, layout='constrained')
     far, erased, repeated = figure.subplots(1, 3)
     strengths = list(dict.fromkeys(row['beta_k2'] for row in report['diagonal']))[:MOST]
@@ -301,7 +301,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument('--plot', metavar='FILE.png', help='draw the figures here')
     options = parser.parse_args(args)
     report = measure()
-    # the tables come from what the file holds
+    # the tables are made from the file's figures
     report = json.loads(json.dumps(report))
     for name, text in tables(report).items():
         print(f'{name}\n\n{text}\n')

@@ -2,11 +2,11 @@
 
     python -m experiments perplexity outputs/lm_1.3B/results.json [--limit 1000]
 
-Reads the checkpoints that `python -m experiments language_modeling` left in training (`save_steps`) and at its end. The sets
-are PIQA, HellaSwag, WinoGrande, ARC-easy, ARC-challenge, OpenBookQA, SIQA and BoolQ, from lm_eval's tasks. The paper does not
-say which text it takes the perplexity of. Here it is the question with the right answer, as the task words them: a set's
-perplexity is the exponential of its mean loss per token, and the average is that of eight perplexities. `perplexity.json` and
-`perplexity.png` go beside `results.json`.
+Reads the checkpoints that `python -m experiments language_modeling` saved during training (`save_steps`) and at its end. The
+sets are PIQA, HellaSwag, WinoGrande, ARC-easy, ARC-challenge, OpenBookQA, SIQA and BoolQ, from lm_eval's tasks. The paper does
+not say which text is scored. Here it is the question with the right answer, as the task words them: a set's perplexity is the
+exponential of its mean loss per token, averaged over the eight sets. `perplexity.json` and `perplexity.png` go beside
+`results.json`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def eight_sets(limit: int | None = None) -> dict[str, list[str]]:
 
 @torch.inference_mode()
 def perplexity(model, texts: list[torch.Tensor], batch_size: int) -> float:
-    """Of token ids `[T]` each, from their second token on. Shorter ones of a batch end in tokens that do not count."""
+    """Losses of texts of token ids `[T]`, from their second token on. Padding in a batch does not count."""
     loss, count = 0., 0
     texts = sorted(texts, key=len)
     for i in range(0, len(texts), batch_size):
@@ -72,7 +72,7 @@ def perplexity(model, texts: list[torch.Tensor], batch_size: int) -> float:
 
 
 def checkpoints(folder: Path, last: int) -> list[tuple[int, Path]]:
-    """Steps and folders of what a run left: its checkpoints in training, and the model at its end, after `last` steps."""
+    """Steps and folders of a run's checkpoints, and of the final model after `last` steps."""
     found = [(int(path.name.removeprefix('checkpoint-')), path) for path in (folder / 'trainer').glob('checkpoint-*')]
     return sorted([x for x in found if x[0] != last] + [(last, folder / 'checkpoint')])
 
@@ -96,14 +96,14 @@ def draw(report: dict, path: Path | str) -> None:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments perplexity', description=__doc__.splitlines()[0])
     parser.add_argument('results', type=Path, help='results.json of `experiments language_modeling`')
-    parser.add_argument('--limit', type=int, help='most documents of a set (default: all)')
+    parser.add_argument('--limit', type=int, help='largest number of documents of a set (default: all)')
     parser.add_argument('--batch_size', type=int, default=16, help='texts at a time')
     options = parser.parse_args(args)
     trained = json.loads(options.results.read_text())
     setting, output = trained['setting'], options.results.parent
     transformers.logging.set_verbosity_error()
     encode = encoder(TextArguments(**setting['text']))
-    # without the end of a text, which these are not
+    # without an end-of-text token: these are not whole texts
     sets = {
         label: [torch.from_numpy(ids[:-1].astype('int64')) for ids in encode(texts)]
         for label, texts in eight_sets(options.limit).items()

@@ -1,9 +1,9 @@
-"""Longhorn in ordinary PyTorch: one loop over time, no kernels, nothing of fla and no Trainer.
+"""Longhorn in plain PyTorch: one loop over time, without kernels, fla or the Trainer.
 
     python -m experiments plain experiments/settings/mqar_depth.json [--steps 200]
 
-It loads the weights of :class:`fla_longhorn.LonghornForCausalLM` by their names and trains them on the same batches. A curve
-that differs from ours by more than rounding shows a mistake, in one of the two.
+It loads the weights of :class:`fla_longhorn.LonghornForCausalLM` by name and trains on the same batches. If the losses differ
+by more than rounding, one of the two is wrong.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def train_plain(
     model: PlainLonghorn, batches: Iterable[dict[str, torch.Tensor]], steps: int, learning_rate: float, warmup_steps: int,
     stop: int,
 ) -> list[float]:
-    """The losses of the first `stop` steps: AdamW without decay, a warm-up, a cosine to zero over `steps`, gradients to 1."""
+    """The losses of the first `stop` steps: AdamW without decay, a warm-up, a cosine to zero over `steps`, clipping at 1."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.)
     losses = []
     for step, batch in zip(range(stop), batches, strict=False):
@@ -147,7 +147,7 @@ def curves(
 
 
 class StopAfter(TrainerCallback):
-    """Stop early, with a rate that falls as if all steps were to come."""
+    """Stop early, with the learning rate schedule of all steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -159,8 +159,8 @@ class StopAfter(TrainerCallback):
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments plain', description=__doc__.splitlines()[0])
-    parser.add_argument('setting', type=Path, help='setting of `experiments mqar`, the first cell of whose grid is trained')
-    parser.add_argument('--steps', type=int, default=200, help='of its first steps')
+    parser.add_argument('setting', type=Path, help='setting of `experiments mqar`; trains the first cell of its grid')
+    parser.add_argument('--steps', type=int, default=200, help='number of its first steps')
     parser.add_argument('--output_dir', type=Path, default=Path('outputs/plain'))
     options = parser.parse_args(args)
     cell = grid_cells(json.loads(options.setting.read_text()))[0]

@@ -1,7 +1,7 @@
-"""The paper's Table 4 (arXiv 2407.14207): objectives, updates, and the code that the field runs for them, one step each.
+"""The paper's Table 4 (arXiv 2407.14207): objectives, updates, and the field's code for them, one step each.
 
-A line of the table is a `Row`. `printed` is the objective as the paper prints it, `objective` the one that the update
-minimises. They differ where the print has a mistake, and for Longhorn, whose printed update approximates. `update` is the
+A `Row` is a line of the table. `printed` is the objective as the paper prints it, `objective` the one that the update
+minimises. They differ where the paper has a misprint, and for Longhorn, whose printed update approximates. `update` is the
 formula in float64; `op` runs fla's naive ops and transformers' RG-LRU, which compute in float32, and this package's.
 """
 
@@ -23,7 +23,7 @@ from fla_longhorn.ops import naive_recurrent_longhorn
 
 @dataclass(frozen=True)
 class Token:
-    """What a step gets, float64: a key and an input in the paper's letters, and each model's gates, in (0, 1)."""
+    """The inputs of a step, float64: a key and an input in the paper's letters, and each model's gates, in (0, 1)."""
     k: torch.Tensor      # [K]
     x: torch.Tensor      # [V]
     beta: torch.Tensor   # [V]  Longhorn's step sizes
@@ -71,7 +71,7 @@ def longhorn(S, P, t):
 
 
 def longhorn_entries(S, P, t):
-    """What the diagonal update minimises: each entry is to recall the input by itself."""
+    """The objective of the diagonal update: each entry recalls the input by itself."""
     erased = torch.outer(t.k.square(), t.eps)
     return square(S - P, 1 - erased) + square(t.k[:, None] * S - t.x, t.eps)
 
@@ -98,9 +98,9 @@ def longhorn_minus(S, P, t):
 
 
 def minimiser(objective: Callable, P: torch.Tensor, token: Token) -> torch.Tensor:
-    """Where a quadratic objective is smallest, of P's shape, by one Newton step with autograd's gradient and Hessian.
+    """The minimiser of a quadratic objective, of P's shape, by one Newton step with autograd's gradient and Hessian.
 
-    Knows nothing of the updates. Raises `torch.linalg.LinAlgError` where the Hessian is not positive definite.
+    Does not use the updates. Raises `torch.linalg.LinAlgError` if the Hessian is not positive definite.
     """
     def loss(s: torch.Tensor) -> torch.Tensor:
         return objective(s.view_as(P), P, token)
@@ -137,7 +137,7 @@ def op_griffin(P, t):
 
 
 def op_rglru(P, t):
-    """RecurrentGemma's layer, with gates that don't look at its input and come out as `t.a` and `t.i`."""
+    """RecurrentGemma's layer, with gates that ignore its input and equal `t.a` and `t.i`."""
     layer = RecurrentGemmaRglru(RecurrentGemmaConfig(lru_width=t.x.numel(), num_attention_heads=1)).double()
     with torch.no_grad():
         for parameter in layer.parameters():

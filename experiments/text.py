@@ -1,4 +1,4 @@
-"""Where text comes from: files or a `datasets` name, its held-out part, and how it becomes tokens."""
+"""Text sources: files or a `datasets` name, the held-out part, and tokenisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 @dataclass(frozen=True)
 class TextArguments:
-    """Where the text comes from; a wrong option raises a `ValueError` that names it."""
+    """The source of the text; a wrong option raises `ValueError`, which names it."""
 
     files: list[str] = field(default_factory=list, metadata={'help': 'Files or patterns; `stdlib` is the Python library.'})
     dataset: str | None = field(default=None, metadata={'help': 'Name of a dataset for `datasets.load_dataset`.'})
@@ -46,7 +46,7 @@ class TextArguments:
 
 
 def paths(arguments: TextArguments) -> list[Path]:
-    """The files that the patterns name."""
+    """The files that match the patterns."""
     some: list[str] = []
     for pattern in arguments.files:
         found = sorted(glob(str(Path(sysconfig.get_paths()['stdlib']) / '*.py') if pattern == 'stdlib' else pattern))
@@ -79,7 +79,7 @@ def vocabulary_size(arguments: TextArguments) -> int:
 
 
 def encoder(arguments: TextArguments) -> Callable[[list[str]], list[np.ndarray]]:
-    """Texts to tokens, each text with an end: the byte 0, or the tokenizer's end of a text."""
+    """Texts to tokens, each with an end-of-text token: the byte 0, or the tokenizer's."""
     if arguments.tokenizer == 'bytes':
         return lambda texts: [np.frombuffer(text.encode() + b'\0', dtype=np.uint8) for text in texts]
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)

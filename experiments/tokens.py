@@ -1,7 +1,7 @@
-"""Text as a file of tokens, made once and mapped into memory: 2 bytes a token, however long the text is.
+"""Text as a file of tokens, 2 bytes each, written once and mapped into memory.
 
-A folder has `training.bin`, `held_out.bin` and, for each, a JSON file of how far it is: documents read, tokens written, and
-the SHA-256 of the tokens once it is finished. Making it shows a progress bar. After an interruption it goes on from the last
+A folder has `training.bin`, `held_out.bin` and a JSON file of the progress of each: documents read, tokens written, and the
+SHA-256 of the tokens once it is finished. Writing shows a progress bar and, after an interruption, continues from the last
 whole batch of documents.
 """
 
@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from experiments.text import TextArguments, documents, encoder, paths, vocabulary_size
 
-# read, turned into tokens and written together
+# documents read, tokenised and written together
 DOCUMENTS_A_BATCH = 1000
 
 
@@ -36,7 +36,7 @@ def token_blocks(arguments: TextArguments, block_size: int, held_out: bool, fold
 
 
 def token_file(arguments: TextArguments, held_out: bool, folder: Path) -> Path:
-    """The finished file of this text's tokens, made if it isn't there; its SHA-256 is checked once a process."""
+    """The finished file of this text's tokens, written if missing; its SHA-256 is checked once per process."""
     path = folder / identity(arguments) / ('held_out.bin' if held_out else 'training.bin')
     if not progress_of(path)['sha256']:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def token_file(arguments: TextArguments, held_out: bool, folder: Path) -> Path:
 
 
 def identity(arguments: TextArguments) -> str:
-    """A name for what the tokens are made from; another text, or changed files, get another folder."""
+    """A name for the source of the tokens; another text, or changed files, get another folder."""
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths(arguments)]
     return hashlib.sha256(json.dumps([asdict(arguments), files]).encode()).hexdigest()[:16]
 
@@ -60,7 +60,7 @@ def progress_of(path: Path) -> dict:
 
 
 def write_progress(path: Path, progress: dict) -> None:
-    """All or nothing, so that an interruption leaves the file before."""
+    """Write atomically, so that an interruption leaves the previous file."""
     file = path.with_suffix('.part')
     file.write_text(json.dumps(progress) + '\n')
     os.replace(file, path.with_suffix('.json'))
@@ -100,7 +100,7 @@ def write_tokens(arguments: TextArguments, held_out: bool, path: Path) -> None:
 
 @cache
 def check_tokens(path: Path, modified: int) -> None:
-    """Raise a `ValueError` unless the file holds what was written; `modified` has a changed file checked again."""
+    """Raise `ValueError` if the file is not as written; `modified` makes a changed file be checked again."""
     with open(path, 'rb') as file:
         found = hashlib.file_digest(file, 'sha256').hexdigest()
     if found != progress_of(path)['sha256']:
@@ -108,7 +108,7 @@ def check_tokens(path: Path, modified: int) -> None:
 
 
 class TokenBlocks(Dataset):
-    """`input_ids` and `labels`, int64 `[block_size]`, of each block of a file; what is left at its end is not used."""
+    """`input_ids` and `labels`, int64 `[block_size]`, of each block of a file; a remainder at its end is not used."""
 
     def __init__(self, path: Path, block_size: int) -> None:
         self.path, self.block_size = path, block_size

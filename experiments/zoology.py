@@ -1,12 +1,12 @@
 """Multi-query associative recall by the rules of zoology's Figure 2 (arXiv 2312.04927), which the paper's Fig. 4 follows.
 
-They differ from those of `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
+Differences from `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
 `num_pairs` pairs; the token after a query is blank, so that no answer is ever shown; AdamW decays every parameter; the rate
-falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have a dropout and are tied to
-the head, and training stops once the recall passes `stop_recall`. zoology reports the recall on the sequences that stop the
-training and choose the learning rate. Here those are validation sequences, and the result is the recall on as many others.
+falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have dropout and are tied to the
+head; training stops once the recall passes `stop_recall`. zoology reports the recall on the sequences that stop the training
+and select the learning rate. Here those are validation sequences, and the result is the recall on as many others.
 
-Logits are computed where there is a query, not elsewhere: the same loss and gradients with a fraction of the work.
+Logits are computed at the queries only: the same loss and gradients with a fraction of the work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +68,10 @@ def answers(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> tuple[tor
 class RecallTrainer(Trainer):
     """Loss at the queries; decay of every parameter; a rate that falls epoch by epoch; recall at the end of each."""
 
+    answers = staticmethod(answers)
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return F.cross_entropy(*answers(model, inputs))
+        return F.cross_entropy(*self.answers(model, inputs))
 
     def get_decay_parameter_names(self, model) -> list[str]:
         return [name for name, _ in model.named_parameters()]
@@ -86,7 +89,7 @@ class RecallTrainer(Trainer):
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        metrics = {'eval_recall': recall(self.model, self.eval_dataset, self.args.eval_batch_size)}
+        metrics = {'eval_recall': recall(self.model, self.eval_dataset, self.args.eval_batch_size, self.answers)}
         now = time.perf_counter()
         self.log(metrics | {'eval_seconds': now - self.since})
         self.since = now
@@ -95,12 +98,12 @@ class RecallTrainer(Trainer):
 
 
 @torch.no_grad()
-def recall(model: PreTrainedModel, data: Sequences, batch_size: int) -> float:
-    """The share of queries that `model` answers right; it is in training mode afterwards."""
+def recall(model: torch.nn.Module, data: Dataset, batch_size: int, answers: Callable = answers) -> float:
+    """The share of queries that `model` answers right; leaves it in training mode."""
     model.eval()
-    right = []
+    right, device = [], next(model.parameters()).device
     for batch in DataLoader(data, batch_size=batch_size):
-        logits, values = answers(model, {name: x.to(model.device) for name, x in batch.items()})
+        logits, values = answers(model, {name: x.to(device) for name, x in batch.items()})
         right.append(logits.argmax(-1) == values)
     model.train()
     return torch.cat(right).float().mean().item()
@@ -117,21 +120,24 @@ class StopAbove(TrainerCallback):
             control.should_training_stop = True
 
 
-def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) -> RecallTrainer:
+def build_trainer(
+    model: torch.nn.Module, cell: dict, data: Dataset, held_out: Dataset, output: Path,
+    trainer_class: type[RecallTrainer] = RecallTrainer,
+) -> RecallTrainer:
     arguments = TrainingArguments(
         output_dir=str(output), num_train_epochs=cell['epochs'], per_device_train_batch_size=cell['batch_size'],
         per_device_eval_batch_size=cell['batch_size'], learning_rate=cell['learning_rate'], weight_decay=cell['weight_decay'],
         max_grad_norm=0., seed=cell['seed'], eval_strategy='epoch',
-        # plain modules share weights, which Trainer cannot save
+        # plain modules have tied weights, which Trainer cannot save
         save_strategy='epoch' if isinstance(model, PreTrainedModel) else 'no', save_total_limit=1,
         logging_steps=min(10, -(-cell['train_size'] // cell['batch_size'])), disable_tqdm=True, report_to='none',
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(), remove_unused_columns=False,
     )
     dropout = torch.nn.Dropout(cell['embed_dropout'])
-    model.get_input_embeddings().register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
-    trainer = RecallTrainer(
-        model=model, args=arguments, train_dataset=Sequences(task, cell['train_size'], 3 * cell['seed']),
-        eval_dataset=Sequences(task, cell['test_size'], 3 * cell['seed'] + 1),
+    embeddings = next(module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    embeddings.register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
+    trainer = trainer_class(
+        model=model, args=arguments, train_dataset=data, eval_dataset=held_out,
         callbacks=[Progress, StopAbove(cell['stop_recall'])],
     )
     trainer.remove_callback(PrinterCallback)
@@ -139,19 +145,21 @@ def build_trainer(model: PreTrainedModel, cell: dict, task: MQAR, output: Path) 
 
 
 def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
-    """Train `build_model(cell, task)` by these rules, from the last epoch's end where such a run was interrupted.
+    """Train `build_model(cell, task)` by these rules; an interrupted run continues after its last epoch.
 
-    The baselines in plain PyTorch begin again.
+    The baselines in plain PyTorch start again.
     """
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
     model = build_model(cell, task)
     folder = output_dir / f'run-{hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:12]}'
-    trainer = build_trainer(model, cell, task, folder)
+    data, held_out, test = (Sequences(task, size, 3 * cell['seed'] + i) for i, size in enumerate(
+        (cell['train_size'], cell['test_size'], cell['test_size']),
+    ))
+    trainer = build_trainer(model, cell, data, held_out, folder)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)
     log = trainer.state.log_history
     epochs = [x for x in log if 'eval_recall' in x]
-    test = Sequences(task, cell['test_size'], 3 * cell['seed'] + 2)
     result = {
         'cell': cell, 'parameters': model.num_parameters(), 'history': [(x['step'], x['eval_recall']) for x in epochs],
         'loss': [x['loss'] for x in log if 'loss' in x][-1], 'recall': recall(model, test, cell['batch_size']),

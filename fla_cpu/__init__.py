@@ -1,7 +1,7 @@
 """fla's own modules on the CPU, in PyTorch and in loops compiled by Numba.
 
     import fla_cpu
-    changes = fla_cpu.register()    # `changes.revert()` leaves fla as it was
+    changes = fla_cpu.register()    # `changes.revert()` undoes it
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from fla_cpu.changes import Changes
 
 __all__ = ['Changes', 'register']
 
-# each declares what it implements
+# each registers its implementations
 MODULES = ('activations', 'convolution', 'loss_modules', 'losses', 'norms', 'rotary', 'rwkv')
 
 
 def register(changes: Changes | None = None) -> Changes:
-    """Let fla's norms, convolution, losses, activations, rotary embedding and token shift serve tensors on the CPU.
+    """Make fla's norms, convolution, losses, activations, rotary embedding and token shift work on CPU tensors.
 
     Args:
         changes (Changes, Optional):
-            Where the changes are noted. Default: a new one.
+            Records the changes. Default: a new one.
 
     Returns:
         Changes: what was changed, for `revert()`.
@@ -34,7 +34,7 @@ def register(changes: Changes | None = None) -> Changes:
     changes = Changes() if changes is None else changes
     for name in MODULES:
         importlib.import_module(f'fla_cpu.{name}')
-    # empty where the registry is switched off
+    # empty if the registry is switched off
     registries = backends._function_registries
     for entry_point, implementation, verifier in IMPLEMENTATIONS:
         registry = registries.get(unwrap(entry_point))

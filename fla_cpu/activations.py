@@ -18,7 +18,7 @@ from fla_cpu.backend import implements, widen
 
 
 def _store(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`result` as fla's kernels would write it: contiguous, in the dtype of the argument it belongs to."""
+    """`result`, contiguous and in the dtype of `like`, as fla's kernels write it."""
     return result.to(like.dtype).contiguous()
 
 
@@ -102,7 +102,7 @@ def _powglu_gate(x: torch.Tensor, power: float) -> tuple[torch.Tensor, torch.Ten
     """`sigmoid(x) * x^p` with `p = power / (sqrt(x) + 1)` where x > 0 and p = 1 elsewhere, and its derivative."""
     sigmoid = torch.sigmoid(x)
     positive = x > 0
-    # the logarithm must not see the other values
+    # keep the other values out of the logarithm
     base = torch.where(positive, x, 1.0)
     root, log = base.sqrt(), base.log()
     exponent = power / (root + 1)
@@ -114,7 +114,7 @@ def _powglu_gate(x: torch.Tensor, power: float) -> tuple[torch.Tensor, torch.Ten
 
 @implements(ops.powglu_fwd)
 def powglu_fwd(x: torch.Tensor, y: torch.Tensor, power: float = 3.0, output_contiguous: bool = False) -> torch.Tensor:
-    """`gate(x) * y`, the gate being that of `_powglu_gate`."""
+    """`gate(x) * y` with the gate of `_powglu_gate`."""
     _check_shapes(x, y)
     gate, _ = _powglu_gate(widen(x), power)
     return _store(gate.mul_(y), x)

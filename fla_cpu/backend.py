@@ -1,10 +1,10 @@
-"""The CPU as one more backend of fla.
+"""The CPU as a backend of fla.
 
-fla looks up alternative implementations of its low-level functions in a registry (`fla.backends`). The modules beside this
-one declare plain PyTorch for CPU tensors, which :func:`fla_cpu.register` registers: fla's own autograd functions, modules and
-losses then run without a GPU, and a call with a tensor elsewhere is not affected. `FLA_CPU=0` switches these registrations
-off and `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry, both leaving fla as it comes. `FLA_CPU_LOOPS=0` leaves to PyTorch
-what loops compiled by Numba serve.
+fla looks up alternative implementations of its low-level functions in a registry (`fla.backends`). The other modules of this
+package implement them in PyTorch for CPU tensors, and :func:`fla_cpu.register` registers them. fla's own autograd functions,
+modules and losses then run without a GPU; calls with tensors on other devices are not affected. `FLA_CPU=0` switches these
+registrations off, `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry. `FLA_CPU_LOOPS=0` uses PyTorch instead of compiled
+loops.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fla.backends import BaseBackend
 
 
 class CPUBackend(BaseBackend):
-    """PyTorch on the CPU. It is asked first because no other backend serves a CPU tensor."""
+    """PyTorch on the CPU. It has the highest priority because no other backend supports CPU tensors."""
 
     backend_type = 'cpu'
     env_var = 'FLA_CPU'
@@ -52,7 +52,7 @@ def implements(entry_point: Callable, verifier: Callable = verify_cpu) -> Callab
 
 
 def replaces(owner: ModuleType | type, name: str) -> Callable[[Callable], Callable]:
-    """Decorate what stands in for a function of fla that its registry does not know."""
+    """Decorate the replacement of a function of fla that is not in its registry."""
     def declare(replacement: Callable) -> Callable:
         REPLACEMENTS.append((owner, name, replacement))
         return replacement
@@ -61,20 +61,20 @@ def replaces(owner: ModuleType | type, name: str) -> Callable[[Callable], Callab
 
 
 def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
-    """An argument that fla lets a caller leave out, and always hands over."""
+    """An argument that is optional in fla's signature, but that fla always passes."""
     if x is None:
         raise ValueError(f'{name} must be a tensor, got None')
     return x
 
 
-# those of `fla_cpu.numba.memory.BITS`
+# as in `fla_cpu.numba.memory.BITS`
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
-    """:mod:`fla_cpu.loops` where these are dense float32 or bfloat16 on the CPU and Numba is installed.
+    """:mod:`fla_cpu.loops` if Numba is installed and the tensors are dense float32 or bfloat16 on the CPU, else None.
 
-    Who asks knows that they have memory (:func:`fla_cpu.plain.has_memory`).
+    The caller has checked that they have memory (:func:`fla_cpu.plain.has_memory`).
     """
     for x in tensors:
         if x is not None and (x.dtype not in LOOP_DTYPES or not x.is_cpu or not x.is_contiguous()):
@@ -88,10 +88,10 @@ def import_loops() -> ModuleType | None:
 
 
 def widen_for_loops(x: torch.Tensor) -> torch.Tensor:
-    """`x` as the loops can take it, and else as `widen` returns it."""
+    """`x` itself if the loops support its dtype, else `widen(x)`."""
     return x if x.dtype in LOOP_DTYPES else widen(x)
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """`x` in the dtype to compute in: float32, as fla's kernels do, but float64 stays so that gradients can be checked."""
+    """`x` in the compute dtype: float32, as in fla's kernels; float64 stays float64 for gradient checks."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,4 +1,4 @@
-"""What was changed in modules, classes and mappings of others, to be reverted exactly."""
+"""Changes in other packages' modules, classes and mappings, which can be reverted exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = object()
 
 @dataclass
 class Change:
-    """One value that was set: where, what reads it now, and what reverts it."""
+    """One value that was set: where, how to read it, and how to revert it."""
 
     place: str
     value: Any
@@ -23,7 +23,7 @@ class Change:
 
 
 class Changes:
-    """Changes in the order in which they were made."""
+    """Changes in the order they were made."""
 
     def __init__(self) -> None:
         self.made: list[Change] = []
@@ -32,7 +32,7 @@ class Changes:
         return bool(self.made)
 
     def set_attribute(self, owner: ModuleType | type, name: str, value: Any, imported_by: tuple[str, ...] = ()) -> None:
-        """`owner.name = value`; modules that import it by name from then on get what was there before back as well."""
+        """`owner.name = value`. `imported_by` are modules that may import the value by name later; reverting includes them."""
         before = vars(owner).get(name, MISSING)
 
         def undo() -> None:
@@ -48,7 +48,7 @@ class Changes:
         self.made.append(Change(f'{owner.__name__}.{name}', value, lambda: vars(owner).get(name, MISSING), undo))
 
     def append(self, place: str, names: list[str], name: str) -> None:
-        """Put a name at the end of a list, such as `__all__`, that does not have it."""
+        """Append a name to a list such as `__all__`, if it is missing."""
         if name not in names:
             names.append(name)
             self.made.append(Change(
@@ -57,7 +57,7 @@ class Changes:
 
     @contextmanager
     def of_mapping(self, place: str, mapping: MutableMapping) -> Iterator[None]:
-        """Note what the body of `with` sets in a mapping."""
+        """Record what the body of `with` sets in a mapping."""
         before = dict(mapping)
         yield
         for key, value in mapping.items():
@@ -78,13 +78,13 @@ class Changes:
         """Restore everything, the last change first.
 
         Raises:
-            RuntimeError: something was replaced by others since; nothing is restored then.
+            RuntimeError: other code replaced something since; nothing is restored.
         """
         self.revert_all([self])
 
     @staticmethod
     def revert_all(several: Iterable[Changes]) -> None:
-        """The same of several, in this order."""
+        """Revert several, in this order."""
         several = list(several)
         replaced = [change.place for changes in several for change in changes.made if change.read() is not change.value]
         if replaced:

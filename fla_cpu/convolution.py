@@ -6,11 +6,10 @@ all that fla's `causal_conv1d` and `ShortConvolution` call.
 A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1, so position -j before a sequence
 is column W - j. An output looks back at W - 1 inputs; column 0 is therefore kept but never convolved.
 
-Sequences without a past, of float32 or 16-bit tensors and kernels of four taps, go through one compiled loop each way
-(`fla_cpu.loops`). What follows serves the others. There, the convolution of a whole stream is W shifted
-multiply-adds, W passes over memory. They ignore where a packed sequence starts and what came before it, which only the first
-W - 1 outputs of each sequence notice: those are computed again on small windows (`_Window`), whatever the number of
-sequences.
+Sequences without an initial state, of float32 or 16-bit tensors and kernels of four taps, run in one compiled loop per pass
+(`fla_cpu.loops`). This file computes the others: the convolution of the whole stream is W shifted multiply-adds. They ignore
+sequence boundaries and initial states, which only affects the first W - 1 outputs of each sequence: those are recomputed on
+small windows (`_Window`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _convolve_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) 
     taps = weight.t().contiguous()
     dtaps = torch.zeros_like(taps)
     dx = dy * taps[-1]
-    # a block of time at a time keeps the products in cache; fresh memory for whole ones costs more than the arithmetic
+    # blocks of time keep the products in cache; allocating whole ones costs more than the arithmetic
     size = max(1, BLOCK_ELEMENTS // max(1, B * D))
     for start in range(0, T, size):
         stop = min(start + size, T)
@@ -59,14 +58,14 @@ def _convolve_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) 
 class _Window:
     """Rows `first .. first + size` of every sequence, as one gather and its adjoint.
 
-    Positions count from the start of a sequence: negative ones are in its initial state, those past its end are zeros.
+    Positions count from the start of a sequence: negative ones are in its initial state, those after its end are zeros.
 
     Args:
         x (torch.Tensor): the stream `[B, T, D]`.
-        cu_seqlens (torch.Tensor, Optional): bounds `[N + 1]` of packed sequences, with B = 1. `None`: every row is one.
+        cu_seqlens (torch.Tensor, Optional): bounds `[N + 1]` of packed sequences, with B = 1. `None`: each row is a sequence.
         width (int): W, the number of columns of a state.
         size (int): the number of rows to take.
-        from_end (bool): whether the window ends where the sequence ends; if not, it holds W - 1 rows of history first.
+        from_end (bool): whether the window ends at the end of the sequence; if not, it starts with W - 1 rows of history.
     """
 
     def __init__(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None, width: int, size: int, from_end: bool):
@@ -124,7 +123,7 @@ def _loops(
     x: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None,
     dy: torch.Tensor | None = None,
 ) -> ModuleType | None:
-    """The compiled loops, where they can convolve sequences without a past, or the gradient `dy` of their outputs."""
+    """The compiled loops, if they support this convolution or its backward for `dy`, else None."""
     loops = load_loops(taps, bias) if has_memory(x, taps, bias, dy) else None
     return loops if loops is not None and loops.convolves(x, taps, cu_seqlens) else None
 
@@ -214,7 +213,7 @@ def causal_conv1d_bwd(
     if heads is None:
         dx, dtaps = _convolve_backward(dz, wide, taps)
     else:
-        # the stream must not carry these outputs' gradients over the start of their sequence: they go through the windows
+        # gradients of these outputs must not cross the start of their sequence in the stream: the windows compute them
         drows = wide.new_zeros(heads.shape)
         drows[heads.tokens] = dz[heads.stream]
         dz[heads.stream] = 0
@@ -256,7 +255,7 @@ def causal_conv1d_update(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Take in one token a sequence, `x` `[N, D]`, `[N, 1, D]` or `[1, N, D]`, and update `cache` `[N, D, W]` in place."""
+    """Convolve one token per sequence, `x` `[N, D]`, `[N, 1, D]` or `[1, N, D]`, and update `cache` `[N, D, W]` in place."""
     weight = require('weight', weight)
     D, W = weight.shape
     token = widen_for_loops(x.reshape(-1, D))

@@ -1,8 +1,8 @@
 """`flash_attn`'s two functions by PyTorch's `scaled_dot_product_attention`, for machines without that package.
 
-fla's `Attention` refuses to be built where `flash_attn` cannot be imported. These functions can stand in the modules of fla
-that find none; there is no module named `flash_attn`, for which other packages look. They run on any device and in any
-floating-point dtype, and keep it.
+fla's `Attention` raises `ImportError` if `flash_attn` cannot be imported. fla's modules can use these functions instead. No
+module named `flash_attn` is created, because other packages look for one. The functions run on any device and in any
+floating-point dtype, and keep the dtype.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fla_cpu.last_read import LastRead
 
-# the layers of a model share their boundaries
+# shared by the layers of a model
 _last_queries, _last_keys = LastRead(), LastRead()
 # the modules of fla that import the two functions and need nothing else of the package
 MODULES = (
@@ -43,8 +43,8 @@ def flash_attn_func(
 ) -> torch.Tensor:
     r"""Softmax attention, `softmax(softmax_scale * q k^T) v` over the keys that a query sees.
 
-    The last query stands at the last key. A query at position `i` sees the keys from `i - window_size[0]` to
-    `i + window_size[1]`, -1 meaning no bound, and with `causal` none after `i`; one that sees no key gets zeros.
+    The last query is at the position of the last key. A query at position `i` sees the keys from `i - window_size[0]` to
+    `i + window_size[1]`, -1 meaning no bound, and with `causal` none after `i`; a query that sees no key gets zeros.
 
     Args:
         q (torch.Tensor):
@@ -62,7 +62,7 @@ def flash_attn_func(
         window_size (tuple[int, int], Optional):
             Keys seen before and after a query. Default: `(-1, -1)`, all.
         deterministic (bool, Optional):
-            Accepted, since there is but one algorithm. Default: `False`.
+            Accepted and ignored: there is only one algorithm. Default: `False`.
 
     Returns:
         torch.Tensor:
@@ -126,7 +126,7 @@ def flash_attn_varlen_func(
         cu_seqlens_q, cu_seqlens_k (torch.Tensor):
             Their boundaries `[N + 1]` among the queries and among the keys.
         max_seqlen_q, max_seqlen_k (int, Optional):
-            Accepted and not needed.
+            Accepted and ignored.
 
     Returns:
         torch.Tensor:

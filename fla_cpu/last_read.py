@@ -1,4 +1,4 @@
-"""The values of the device tensor that was read last: reading waits for the device, and a model's layers share tensors."""
+"""Caches the values of the last device tensor that was read: reading waits for the device, and layers share tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 class LastRead:
-    """Remembers the values of one tensor, as long as that lives and is not changed.
+    """The values of one tensor, as long as it lives and is not changed.
 
-    The tensor is compared by identity: two weak references to live tensors compare as the tensors do, elementwise.
+    Compares tensors by identity: weak references to live tensors would compare them elementwise.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """RMS norm and the convolution as one loop each, compiled by Numba.
 
-A decoding step computes little, and each function of PyTorch takes microseconds, however few elements it is called for. In
-training the convolution is bound by memory: a loop passes over it once, PyTorch's functions once for each tap.
-:func:`fla_cpu.backend.load_loops` says which calls come here. The loops take the addresses of dense tensors of
-float32 or bfloat16 (0 for an absent one), which cost less to hand over than NumPy's arrays, and compute in float32.
+In decoding, the overhead of each PyTorch call exceeds its computation. In training the convolution is limited by memory
+bandwidth: a loop passes over memory once, PyTorch once per tap. :func:`fla_cpu.backend.load_loops` selects the calls that come
+here. The loops take addresses of dense float32 or bfloat16 tensors (0 for an absent one), which are cheaper to pass than NumPy
+arrays, and compute in float32.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from fla_cpu.numba.memory import (
 )
 from fla_cpu.numba.simd import W, helper, inlined, sigmoid, sum_lanes
 
-# taps of the convolution's kernels; channels that a worker takes at a time; tokens whose gradients are added in float32 before
-# they go to float64; tokens between asking for a row to write and writing it
+# taps of the convolution; channels per worker and step; tokens whose gradients are summed in float32 before float64; tokens by
+# which a row is prefetched before it is written
 TAPS, BD, STRIP, FEW = 4, 128, 64, 4
 
 
 @compiled
 def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps, x_bits, weight_bits, y_bits):
-    """One worker's rows of `y = x * rstd * weight`, `x` `[T, D]`; `rstd = 1 / sqrt(mean(x^2) + eps)` if asked for."""
+    """One worker's rows of `y = x * rstd * weight`, `x` `[T, D]`; writes `rstd = 1 / sqrt(mean(x^2) + eps)` if given."""
     x, y, rstd = array_at(x, T * D, x_bits), array_at(y, T * D, y_bits), array_at(rstd, T if rstd != 0 else 0)
     weight = array_at(weight, D if weight != 0 else 0, weight_bits)
     for t in range(i_w, T, n_w):
@@ -63,7 +63,7 @@ def normalise(i_w, n_w, x, weight, y, rstd, T, D, eps, x_bits, weight_bits, y_bi
 
 @compiled
 def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight_bits):
-    """Take one token into `cache` `[N, D, width]`, the newest input in the last column, and convolve: `y` `[N, D]`."""
+    """Append one token to `cache` `[N, D, width]`, the newest input in the last column, and convolve: `y` `[N, D]`."""
     x, y, cache = array_at(x, N * D, bits), array_at(y, N * D, bits), array_at(cache, N * D * width, cache_bits)
     weight, bias = array_at(weight, D * width, weight_bits), array_at(bias, D if bias != 0 else 0, weight_bits)
     # kernels of four taps: the columns of as many channels as a vector has lanes
@@ -102,7 +102,7 @@ def rows_before(x, p, stride, exist):
 
 @helper
 def rows_ahead(x, stride, t0, d, first, stop, eos):
-    """The address from which rows of the next vector are asked for: the channels beside those at `d`, or the next strip."""
+    """The address to prefetch the next vector's rows from: the channels after those at `d`, or the next strip."""
     if d + W < stop:
         return address_of(x, t0 * stride + d + W)
     return address_of(x, min(t0 + STRIP, eos - 1) * stride + first)
@@ -140,13 +140,13 @@ def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish, x_bit
 
 @compiled
 def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx, dtaps, dbias, D, swish, x_bits, dy_bits):
-    """Gradients of `x` `[T, D]`, `taps` `[4, D]` and `bias` `[D]`; with `swish` its argument is computed again."""
+    """Gradients of `x` `[T, D]`, `taps` `[4, D]` and `bias` `[D]`; with `swish` its argument is recomputed."""
     x, dx = array_at(x, (bounds[-1] - 1) * stride + D, x_bits), array_at(dx, bounds[-1] * D, x_bits)
     dy = array_at(dy, (bounds[-1] - 1) * dy_stride + D, dy_bits)
     taps, dtaps = array_at(taps, TAPS * D), array_at(dtaps, TAPS * D)
     bias, dbias = array_at(bias, D if bias != 0 else 0), array_at(dbias, D)
     b_one, zero = splat(np.float32(1)), splat(np.float32(0))
-    # what the tokens of a strip add to the gradients of the three rows before the next one, newest first
+    # contributions of a strip's tokens to the gradients of the three rows before the next strip, newest first
     carried = np.empty(3 * BD, np.float32)
     # of the taps, newest first, then of the bias
     sums, totals = np.empty((TAPS + 1) * W, np.float32), np.empty((TAPS + 1) * BD, np.float64)
@@ -227,7 +227,7 @@ def rms_norm(
 def convolve_token(
     x: torch.Tensor, cache: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, swish: bool,
 ) -> torch.Tensor:
-    """The outputs, `[N, D]` or `[N, 1, D]` like `x`, of one token a sequence; `cache` `[N, D, W]` is updated in place.
+    """The outputs, `[N, D]` or `[N, 1, D]` like `x`, of one token per sequence; updates `cache` `[N, D, W]` in place.
 
     `weight` `[D, W]` or `[D, 1, W]` and `bias` `[D]` are dense.
     """
@@ -255,7 +255,7 @@ def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None, swish: bool,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The outputs `[B, T, D]`, in `dtype` or that of `x`, of sequences without a past, `x` `[B, T, D]`, `weight` `[D, 4]`."""
+    """The outputs `[B, T, D]`, in `dtype` or that of `x`, for `x` `[B, T, D]`, `weight` `[D, 4]` and no initial state."""
     B, T, D = x.shape
     rows, taps, y = rows_of(x), taps_of(x, weight, bias), x.new_empty(B, T, D, dtype=dtype)
     launch(
@@ -274,7 +274,7 @@ def convolve_gradients(
     cu_seqlens: torch.Tensor | None,
     swish: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `x`, `weight` and a bias for that of `convolve`'s output, `dy` `[B, T, D]`."""
+    """The gradients of `x`, `weight` and a bias, given the gradient `dy` `[B, T, D]` of `convolve`'s output."""
     B, T, D = x.shape
     if dy.shape != x.shape:
         raise ValueError(f"the output's gradient must have shape {list(x.shape)}, that of x, got {list(dy.shape)}")
@@ -298,7 +298,7 @@ def taps_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
-    """Whether the loops serve these sizes: kernels of four taps, whole vectors of channels, every row in a sequence."""
+    """Whether the loops support these sizes: four taps, whole vectors of channels, every row in a sequence."""
     if x.numel() == 0 or x.shape[-1] % W > 0 or weight.shape[-1] != TAPS:
         return False
     if cu_seqlens is None:
@@ -308,7 +308,7 @@ def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | 
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """`x` `[B, T, D]` as `[B * T, D]`, whose rows are dense and do not overlap; a copy only where they are not so."""
+    """`x` `[B, T, D]` as `[B * T, D]` with dense rows that do not overlap; copied only if they are not."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 

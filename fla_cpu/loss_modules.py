@@ -1,4 +1,4 @@
-"""`FusedCrossEntropyLoss` on the CPU, whose `forward` refuses the device before it asks fla's registry."""
+"""`FusedCrossEntropyLoss` on the CPU: its `forward` raises an error for CPU tensors before it looks into fla's registry."""
 
 from __future__ import annotations
 

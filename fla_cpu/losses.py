@@ -1,10 +1,10 @@
 """Cross entropy and KL divergence on the CPU.
 
 Registered: `cross_entropy_fwd`, `cross_entropy_bwd` (behind `cross_entropy_loss`, and behind
-`fused_linear_cross_entropy_fwd`, which is PyTorch but for these two), `fused_linear_cross_entropy_bwd`, `logsumexp_fwd`,
-`fused_kl_div_fwd` and `fused_kl_div_bwd`. A vocabulary split over a process group stays with fla.
+`fused_linear_cross_entropy_fwd`, which is PyTorch except for these two), `fused_linear_cross_entropy_bwd`, `logsumexp_fwd`,
+`fused_kl_div_fwd` and `fused_kl_div_bwd`. A vocabulary split over a process group is left to fla.
 
-Logits are taken a block of rows at a time, so that a block stays in the cache and only it exists in float32.
+Logits are processed in blocks of rows that fit into the cache; only one block exists in float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fla.modules.fused_linear_cross_entropy import ops as linear_cross_entropy
 
 from fla_cpu.backend import implements, verify_cpu, widen
 
-# logits at a time: 2 MiB of float32 where they are only read, 64 MiB where every block costs a pass over the weights
+# logits per block: 2 MiB of float32 where they are only read, 64 MiB where each block costs a pass over the weights
 BLOCK_ELEMENTS = 1 << 19
 MATMUL_BLOCK_ELEMENTS = 1 << 24
 
@@ -112,7 +112,7 @@ def cross_entropy_bwd(
 
 
 def _scaled(grad: torch.Tensor | None, do: torch.Tensor) -> torch.Tensor | None:
-    """The gradient saved by a forward times that of the loss. It stays as saved, so a second backward is right too."""
+    """The saved gradient times that of the loss. Not in place, so that a second backward is right too."""
     return grad if grad is None or do == 1 else grad * do
 
 

@@ -105,7 +105,7 @@ def _normalise_backward(
         dy, x, (D,), center.view(T, 1), rstd.view(T, 1), weight, bias, mask,
     )
     if mean is None:
-        # with a mean of zero this is the RMS gradient but for the gradient of a mean, which is given back
+        # it also propagates through the mean; RMSNorm has none, so that term is added back
         mean_dy = dy.mean(-1) if weight is None else torch.mv(dy, weight).div_(D)
         dx.add_(mean_dy.mul_(rstd)[:, None])
     return dx, dweight, dbias

@@ -1,7 +1,7 @@
-"""Whether a call is plain: eager, without derivatives, on ordinary tensors. The one place that decides it.
+"""Decides whether a call is plain: eager, without derivatives, on ordinary tensors.
 
-A plain call needs no operator, only the kernels behind it: nothing records it, differentiates it, or replaces its tensors.
-Operators, modules and the layer ask here before they take the short way, which computes the same.
+A plain call can bypass the dispatcher and run the kernels directly, with the same results: nothing records it, differentiates
+it, or replaces its tensors. Operators, modules and the layer use this.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch.autograd import forward_ad
 ORDINARY = (Tensor, torch.nn.Parameter)
 
 
-# whether a transform of `torch.func` is at work
+# whether a transform of `torch.func` is active
 under_transform = torch._C._are_functorch_transforms_active
 
 
 def is_transformed() -> bool:
-    """The same, or forward mode: fla's functions serve neither, nor a compiler.
+    """Whether a transform of `torch.func` or forward mode is active: fla's functions support neither, nor compilers.
 
-    `torch.compiler.is_compiling()` is asked beside it, not in here: behind a graph break, a function of its own is compiled.
+    Callers check `torch.compiler.is_compiling()` themselves: after a graph break, this function would be compiled alone.
     """
     return under_transform() or forward_ad._current_level >= 0
 
@@ -33,22 +33,22 @@ def is_recorded() -> bool:
 
 
 def is_plain(*tensors: object) -> bool:
-    """Whether nothing watches the call, and each of `tensors` is `None` or has memory of its own to read from.
+    """Whether the call is plain: nothing intercepts it, and each of `tensors` is `None` or has memory to read from.
 
-    Not plain are: gradients that are switched on, whether or not one is asked for; forward-mode differentiation, `torch.func`;
-    `torch.compile`, `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake
-    tensors'; subclasses of tensors, meta tensors and views that negate.
+    Not plain are: enabled gradients, needed or not; forward-mode differentiation, `torch.func`; `torch.compile`,
+    `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake tensors'; tensor
+    subclasses, meta tensors and negated views.
     """
     return has_memory(*tensors) and not torch._C._len_torch_function_stack()
 
 
 def has_memory(*tensors: object) -> bool:
-    """The same where a mode of `__torch_function__` may watch: a kernel can stand in for PyTorch's functions on `tensors`."""
+    """Whether a kernel can replace PyTorch's functions on `tensors`; unlike above, `__torch_function__` modes are allowed."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or under_transform() or forward_ad._current_level >= 0:
         return False
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return False
-    # a generator takes longer
+    # a generator is slower
     for x in tensors:  # noqa: SIM110
         if x is not None and (type(x) not in ORDINARY or x.is_meta or x.is_neg()):  # type: ignore[attr-defined]
             return False

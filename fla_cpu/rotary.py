@@ -50,7 +50,7 @@ def rotary_embedding_fwdbwd(
         )
     position = _positions(x, seqlen_offsets, cu_seqlens)
     if position.numel() and position.max() >= length:
-        raise ValueError(f'cos and sin hold {length} positions, but position {position.max().item()} is asked for')
+        raise ValueError(f'cos and sin hold {length} positions, but position {position.max().item()} is used')
     known = position >= 0
     b_cos, b_sin = (widen(table)[position.clamp_min(0)][:, :, None] for table in (cos, sin))
     if conjugate:

@@ -1,7 +1,7 @@
 """RWKV's token shift and squared ReLU on the CPU.
 
-fla's registry knows neither: the first is kernel launchers, replaced for CPU tensors, and the second is compiled by
-`torch.compile`, which on the CPU wants a C++ compiler.
+Neither is in fla's registry: the first is kernel launchers, which are replaced for CPU tensors; the second is compiled by
+`torch.compile`, which needs a C++ compiler on a CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _on_cpu(x: torch.Tensor) -> bool:
 
 
 def _bounds(rows: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """First row and last row `[N]` of each sequence of `[B, T, D]` seen as `[B * T, D]`; a sequence is not empty."""
+    """First and last row `[N]` of each sequence of `[B, T, D]` as `[B * T, D]`; sequences are not empty."""
     B, T, _ = rows.shape
     if cu_seqlens is None:
         cu_seqlens = torch.arange(0, (B + 1) * T, T, dtype=torch.int64, device=rows.device)

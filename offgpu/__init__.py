@@ -1,1 +1,1 @@
-"""What stands in for a GPU: knows Triton and torch, not Longhorn."""
+"""Tools to check and time Triton kernels without a GPU: know Triton and torch, not Longhorn."""

@@ -1,4 +1,4 @@
-"""A Triton driver of a GPU that is not there: all that Triton asks for before it would run a kernel."""
+"""A Triton driver for an absent GPU: all that Triton needs before it would run a kernel."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TARGETS = {
     'sm_100': GPUTarget('cuda', 100, 32),
     'gfx942': GPUTarget('hip', 'gfx942', 64),
 }
-# of a block and of an A100, H100, B200 and MI300X
+# limits of a block, and properties of an A100, H100, B200 and MI300X
 SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448, 'gfx942': 65536}
 MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132, 'sm_100': 148, 'gfx942': 304}
 NAMES = {'sm_80': 'NVIDIA A100-SXM4-80GB', 'sm_90': 'NVIDIA H100 80GB HBM3', 'sm_100': 'NVIDIA B200'}
 
 
 class AbsentDevice(DriverBase):
-    """What compiles for `target` and takes launches of tensors on `tensors`; a subclass says what a launch does.
+    """Compiles for `target` and receives launches with tensors on `tensors`; subclasses define what a launch does.
 
-    `load_binary` makes of machine code what a launch is given as its function. Triton caches kernels by the number `device`.
+    `load_binary` turns machine code into the function of a launch. Triton caches kernels by the number `device`.
     """
 
     def __init__(self, target: str, load_binary: Callable, *, tensors: str, device: int) -> None:
@@ -67,9 +67,9 @@ class AbsentDevice(DriverBase):
 
 @contextmanager
 def announced(active: AbsentDevice):
-    """Have Triton and torch.cuda answer for the device: libraries ask both which configurations a kernel may have.
+    """Make Triton and torch.cuda report the device: libraries choose their kernels' configurations by it.
 
-    Some ask when they are imported, so import them inside.
+    Some do so at import, so import them inside.
     """
     capability = divmod(int(active.target[3:]), 10)
     answers = {

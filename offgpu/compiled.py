@@ -1,4 +1,4 @@
-"""What one target's machine code of a kernel holds: registers, spills, and what its loops issue."""
+"""Registers, spills and the loops' instructions of a kernel's machine code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offgpu.sass import Program
 
 @dataclass
 class Loop:
-    """A loop of the compiled code: its instructions by name, inner loops not included, and how deep it is nested."""
+    """A loop of the compiled code: its instructions by name, without inner loops, and its nesting depth."""
 
     mix: collections.Counter
     depth: int
@@ -24,7 +24,7 @@ class Loop:
 
 @dataclass
 class Compiled:
-    """What one target's code of a kernel holds; None where the target's tools don't tell."""
+    """Figures of a kernel's code for one target; None if the target's tools do not report one."""
 
     registers: int | None
     spills: int | None

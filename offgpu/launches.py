@@ -1,12 +1,11 @@
-"""Rehearsal of launches: Triton kernels launched on a GPU that is not there.
+"""Rehearsal: launches of Triton kernels, checked without a GPU.
 
-Tensors are meta tensors, which have a shape and no data, and Triton's driver is replaced by one that takes every launch and
-checks what a GPU would refuse: it compiles the kernel for what the arguments are (dtypes, alignment, None, flags that the
-heuristics compute), and holds grid, shared memory, threads and integers against the target's limits. How deep it goes is a
-matter of time: `launch` compiles nothing, `types` lets Triton's frontend go through the kernel, `code` makes the target's
-machine code.
+Tensors are meta tensors. A replacement of Triton's driver captures every launch, compiles the kernel for its arguments
+(dtypes, alignment, None, flags from heuristics) and checks grid, shared memory, threads and integers against the target's
+limits. The depth is a choice: `launch` compiles nothing, `types` runs Triton's frontend, `code` makes the target's machine
+code.
 
-Only in a process without TRITON_INTERPRET.
+Needs a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from offgpu.absent_device import TARGETS, AbsentDevice
 from offgpu.compiled import Compiled, count_amdgcn, count_sass
 from offgpu.sass import Program, read_cubin
 
-# the same on all of them
+# the same on all targets
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
 DEPTHS = ('launch', 'types', 'code')
@@ -43,7 +42,7 @@ program_of = lru_cache(64)(read_cubin)
 
 @dataclass
 class Argument:
-    """An argument in the order of the kernel's: its Triton type, and its value or, of a tensor, what memory it is."""
+    """An argument, in the kernel's order: its Triton type, and its value or, for a tensor, its memory."""
 
     name: str
     kind: str
@@ -51,13 +50,13 @@ class Argument:
     nbytes: int = 0
     storage: int = 0
     offset: int = 0
-    # keeps the storage's address from being given to another tensor
+    # keeps the storage alive, so that its address is not reused
     tensor: torch.Tensor | None = field(default=None, repr=False)
 
 
 @dataclass
 class Launch:
-    """A kernel's launch; a PyTorch operation has no arguments. `other` is the same launch for another number of tokens."""
+    """A launch of a kernel or, without arguments, a PyTorch operation. `other` is the same launch for other tokens."""
 
     kernel: str
     grid: list[int] = field(default_factory=lambda: [1, 1, 1])
@@ -65,14 +64,14 @@ class Launch:
     constants: dict[str, object] = field(default_factory=dict)
     fused: bool = True
     target: str = 'sm_90'
-    # machine code, and the assembly of AMD's, which no tool of Triton's can read back; None where nothing was compiled
+    # machine code, and for AMD the assembly, because Triton has no disassembler for it; None if nothing was compiled
     binary: bytes | None = None
     assembly: str = ''
     num_warps: int = 0
     shared: int = 0
     nbytes: int = 0
-    # the number of this launch among autotuned ones of the same call, of which one counts; its configuration, and for what
-    # an autotuner keeps its choice
+    # the number of this launch among the autotuned ones of a call, of which one counts; its configuration, and the
+    # autotuner's key
     choice: int | None = None
     configuration: str = ''
     tuned_for: str = ''
@@ -100,7 +99,7 @@ class Launch:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     def moved_bytes(self) -> int:
-        """Of the tensors among the arguments, each counted once."""
+        """Bytes of the tensor arguments, each counted once."""
         return sum({(a.storage, a.offset): a.nbytes for a in self.arguments if a.tensor is not None}.values())
 
     def described(self) -> dict:
@@ -114,7 +113,7 @@ class Launch:
 
 
 class Driver(AbsentDevice):
-    """Triton's driver of a device that compiles for `target` and, in place of running, keeps and checks what it is given."""
+    """A Triton driver that compiles for `target` and, instead of running launches, records and checks them."""
 
     choice: int | None = None
     configuration = tuned_for = ''
@@ -150,7 +149,7 @@ class Driver(AbsentDevice):
 
 @cache
 def make_driver(target: str, depth: str) -> Driver:
-    """One for all calls, for Triton keeps what it made with a driver."""
+    """One driver for all calls, because Triton caches what it compiled with a driver."""
     return Driver(target, depth)
 
 
@@ -166,7 +165,7 @@ def check_grid(grid: tuple[int, ...]) -> None:
 
 
 def check_arguments(source, arguments: tuple) -> None:
-    """Refuse what Triton's launcher would: no tensor for a pointer, no number for a number, or one out of its range."""
+    """Raise where Triton's launcher would: a pointer that is not a tensor, a wrong type, or an integer out of range."""
     for (name, kind), x in zip(source.signature.items(), arguments, strict=True):
         if kind.startswith('*') and not hasattr(x, 'data_ptr'):
             raise TypeError(f'{name} is a pointer ({kind}), got {type(x).__name__}')
@@ -186,7 +185,7 @@ def check_types(source, target, options: dict) -> None:
 
 
 def compile_for_driver(source, target, options, **others):
-    """Compile as deep as the active driver wants. A kernel keeps the function that it compiled with first, so there is one."""
+    """Compile to the active driver's depth. A kernel keeps the function that it compiled with first, so there is one."""
     active = driver._active
     if not isinstance(active, Driver):
         return triton_compile(source, target=target, options=options, **others)
@@ -200,19 +199,19 @@ def compile_for_driver(source, target, options, **others):
     return SimpleNamespace(run=launcher, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
 
 
-# of an autotuned kernel's name and key and of its configurations, those to launch
+# from an autotuned kernel's name, key and configurations to those to launch
 Choose = Callable[[str, list[Config]], list[Config]]
 
 
 def spread(count: int) -> Choose:
-    """So many of the configurations, from the first to the last."""
+    """Select `count` of the configurations, from the first to the last."""
     def choose(tuned_for: str, configs: list[Config]) -> list[Config]:
         return configs[::max((len(configs) - 1) // max(count - 1, 1), 1)][:count]
     return choose
 
 
 def launch_candidates(active: Driver, choose: Choose):
-    """In place of an autotuner's choice, which takes a GPU: launch those of its configurations that are chosen."""
+    """Launch the selected configurations, instead of an autotuner's choice, which needs a GPU."""
     def run(self, *args, **kwargs):
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         given = {**self.nargs, **kwargs}
@@ -237,7 +236,7 @@ def launch_candidates(active: Driver, choose: Choose):
 
 @contextmanager
 def rehearsal(target: str, depth: str, choose: Choose | None = None):
-    """Have Triton launch on a `Driver`, whose launches are given; autotuned kernels with some of their configurations."""
+    """Make Triton launch on a `Driver` and yield its launches; autotuned kernels run with some of their configurations."""
     before, active = driver._active, make_driver(target, depth)
     active.launches.clear()
     driver.set_active(active)

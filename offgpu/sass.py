@@ -1,6 +1,6 @@
 """Read a cubin: every SASS instruction with its operands and its scheduling control bits.
 
-An instruction of Volta and later is 128 bits. Bits 105 to 125 steer the issue logic: stall count 105-108, yield 109, write
+An instruction of Volta and later has 128 bits. Bits 105 to 125 control issue: stall count 105-108, yield 109, write
 barrier 110-112, read barrier 113-115 (7: none), wait mask 116-121, register reuse 122-125. (Layout: maxas, turingas and
 CuAssembler; it reproduces the `.reuse` marks that nvdisasm prints, which the tests verify.)
 """
@@ -43,7 +43,7 @@ class Instruction:
 
     @property
     def width(self) -> int:
-        """Bytes of a lane that a load or a store moves."""
+        """Bytes per lane that a load or a store moves."""
         return next((n for suffix, n in WIDTHS if suffix in self.parts), 4)
 
     def control(self, word: int) -> None:
@@ -75,7 +75,7 @@ SECOND = re.compile(r'^\s*/\* (0x[0-9a-f]{16}) \*/')
 
 
 def tool(name: str) -> str:
-    """The path of one of the tools of CUDA that come with Triton."""
+    """The path of one of the CUDA tools that come with Triton."""
     return os.path.join(os.path.dirname(triton.__file__), 'backends', 'nvidia', 'bin', name)
 
 

@@ -1,12 +1,12 @@
 """What runs on the CPU alone, by name and with the reason: `--device` leaves it out. All else takes the fixture `device`."""
 
+from collections.abc import Mapping
+
 # a folder, a file or a test, as pytest prints it
 ON_THE_CPU = {
     'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
     **dict.fromkeys((f'tests/distributed/{name}' for name in (
-        'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_op.py::test_repeats_are_bit_equal',
-        'test_op.py::test_triton_equals_one_rank', 'test_op.py::test_diagonal_gathers_once_each_way',
-        'test_op.py::test_exact_passes_the_state_on', 'test_parallel.py', 'test_scale.py',
+        'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_parallel.py', 'test_scale.py',
     )), 'ranks share no GPU, and gloo sends what is on the CPU'),
     'tests/experiments': 'the experiments themselves take a device',
     'tests/fla_cpu': "implementations of fla's modules for the CPU",
@@ -25,6 +25,7 @@ ON_THE_CPU = {
     'tests/pretend': 'of the pretend device itself, in programs of their own',
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
+    'tests/contrib/test_kernels.py': 'the variant for the CPU',
     'tests/contrib/vllm': 'served by vLLM on the CPU',
     'tests/test_devices.py': 'reads source files',
     'tests/test_layout.py': 'reads source files',
@@ -35,11 +36,11 @@ ON_THE_CPU = {
 
 
 def is_within(test: str, name: str) -> bool:
-    return test == name or test.startswith((f'{name}/', f'{name}::'))
+    return test == name or test.startswith((f'{name}/', f'{name}::', f'{name}['))
 
 
-def why_not(test: str) -> str | None:
-    """Why this test, or this file, does not run on a device."""
+def why_not(test: str, left_out: Mapping[str, str] = ON_THE_CPU) -> str | None:
+    """Why this test, file or folder does not run on a device."""
     # xdist appends `@group` to the names of tests that one worker runs
-    test = test.partition('[')[0].partition('@')[0]
-    return next((why for name, why in ON_THE_CPU.items() if is_within(test, name)), None)
+    test = test.partition('@')[0]
+    return next((why for name, why in left_out.items() if is_within(test, name)), None)

@@ -40,10 +40,10 @@ CONTEXT = get_context('forkserver')
 LIMIT = 600
 
 
-def output(*arguments: object, status: int = 0, **options) -> str:
+def output(*arguments: object, **options) -> str:
     """What `python *arguments` prints; :func:`run` says which options there are."""
     done = run(*arguments, **options)
-    assert done.returncode == status, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

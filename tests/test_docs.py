@@ -14,7 +14,7 @@ import torch
 
 from tests import forks
 
-ROOT = Path(__file__).parents[1]
+ROOT = forks.ROOT
 DOCS = ROOT / 'docs'
 PAGES = sorted(path.name for path in DOCS.glob('*.md'))
 # run by a test of their own, scale.md by tests/distributed and vision.md by tests/contrib/timm
@@ -40,14 +40,12 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {
-        **os.environ, 'PATH': os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']]),
-        'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT),
-    }
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
+    return {**os.environ, **forks.ENVIRONMENT, 'PATH': path, 'HF_HOME': str(folder / 'hf')}
 
 
-def execute(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True)
+def execute(text: str, folder: Path) -> str:
+    done = subprocess.run(['bash', '-euc', text], cwd=folder, env=environment(folder), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -59,7 +57,7 @@ def execute_page(page: str, folder: Path, device: torch.device) -> str:
     code += '\n'.join(blocks(DOCS / page, 'python'))
     if code:
         forks.output('-c', code, cwd=folder, env=environment(folder))
-    return ''.join(execute(['bash', '-euc', text], folder) for text in blocks(DOCS / page, 'bash'))
+    return ''.join(execute(text, folder) for text in blocks(DOCS / page, 'bash'))
 
 
 @pytest.mark.parametrize('text', TEXTS)
@@ -74,12 +72,9 @@ def test_links(text):
             assert heading in [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles], heading
 
 
-# by Inductor, whole models
-COMPILES = ('compile.md',)
-
-
 @pytest.mark.parametrize('page', [
-    pytest.param(page, marks=[pytest.mark.slow] if page in COMPILES else []) for page in PAGES if page not in ELSEWHERE
+    # Inductor compiles whole models
+    pytest.param(page, marks=[pytest.mark.slow] if page == 'compile.md' else []) for page in PAGES if page not in ELSEWHERE
 ])
 def test_python_blocks(page, tmp_path, device):
     execute_page(page, tmp_path, device)

@@ -20,9 +20,7 @@ from fla_longhorn import requirements
 from fla_longhorn.requirements import REQUIREMENTS, check_requirements
 from tests import forks
 
-ROOT = Path(__file__).parents[1]
-
-
+ROOT = forks.ROOT
 # importing takes seconds, so one process checks several things
 ORDERS = {
     'plugin first': 'import fla_longhorn; from fla_longhorn import *; import fla; fla_longhorn.register()',
@@ -55,6 +53,8 @@ def test_registration(order):
     """All names are there whatever is imported first; no kernel ran or compiled, no GPU was touched."""
     forks.output('-c', WATCH + ORDERS[order] + NOTHING_STARTED + '''
 import fla, fla.ops, fla.layers, fla.models, fla_longhorn
+from fla_longhorn import naive_recurrent_longhorn
+from fla_longhorn.models import LonghornModel, convert_official_state_dict
 from importlib import import_module
 OPS = ['chunk_longhorn', 'fused_recurrent_longhorn']
 MODELS = ['LonghornConfig', 'LonghornForCausalLM', 'LonghornModel']
@@ -90,7 +90,7 @@ def test_requirements(found, bounds, kind, message, monkeypatch):
 
 def test_triton_is_named_when_it_is_missing():
     """In a process where the distribution can't be found, importing says what to install, in one error."""
-    done = subprocess.run([sys.executable, '-c', '''
+    done = forks.run('-c', '''
 import importlib.metadata as metadata
 find = metadata.version
 def version(name):
@@ -99,7 +99,7 @@ def version(name):
     return find(name)
 metadata.version = version
 import fla_longhorn
-'''], capture_output=True, text=True, cwd=ROOT)
+''', fla=False)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
         "ImportError: fla-longhorn needs triton>=3.6, which is not installed: "

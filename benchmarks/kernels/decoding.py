@@ -2,10 +2,9 @@
 
     python -m benchmarks decoding [--layers 24] [--json FILE]
 
-The model is built on `meta`, where PyTorch's operators compute shapes, and runs eagerly: Triton's launches are taken, and of
-PyTorch's own operators each that is neither a view nor an allocation counts as one kernel. A
-product may take two of them where cuBLAS splits its sum; `torch.compile` fuses the norms with the additions before them.
-Only in a process without TRITON_INTERPRET.
+The model runs eagerly on `meta`. Triton's launches are captured, and each of PyTorch's operators that is neither a view nor an
+allocation counts as one kernel. (A matrix product may take two if cuBLAS splits its sum; `torch.compile` fuses the norms with
+the additions before them.) Needs a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def count_launches(layers: int = LAYERS, **options) -> Counter:
         model = LonghornForCausalLM(config).bfloat16().eval()
         ids = torch.zeros(BATCH_SIZE, PROMPT, dtype=torch.long)
     counts: Counter = Counter()
-    # on meta the dispatcher would take the operator's fake
+    # on meta the dispatcher would call the operator's fake implementation
     kernels = mock.patch.object(operator, 'longhorn_update', operator.longhorn_update._init_fn)
     with torch.no_grad(), rehearsal('sm_90', 'launch') as launches, kernels:
         cache = model(ids, use_cache=True).past_key_values

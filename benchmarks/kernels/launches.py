@@ -1,10 +1,11 @@
-"""Rehearsal of launches: the Triton backend called as the operators call it, on a GPU that is not there.
+"""Checks launches without a GPU: calls the Triton backend as the operators do, on meta tensors.
 
     python -m benchmarks launches [--target sm_90] [--depth code] [--calls options] [--workers 2]
 
-`offgpu/launches.py` says what is checked, and how deep. One line of JSON for each call of the op; a failed one has an `error`.
+`offgpu/launches.py` says what is checked at which depth. Prints one line of JSON per call of the op; a failed one has an
+`error`.
 
-Only in a process without TRITON_INTERPRET.
+Needs a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from offgpu.launches import DEPTHS, rehearsal
 
 @contextmanager
 def launching(target: str, depth: str):
-    """A rehearsal in which the package sees the PyTorch of the target, which says whether it is AMD's."""
+    """A rehearsal in which PyTorch reports the target's vendor."""
     with ExitStack() as stack:
         if TARGETS[target].backend == 'hip':
             stack.enter_context(mock.patch.object(torch.version, 'hip', target))
@@ -43,7 +44,7 @@ def launching(target: str, depth: str):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the op; `mode` says what becomes of it, `layout` how v, z, q and k lie in memory."""
+    """A call of the op; `mode` says which pass or operator, `layout` the strides of v, z, q and k."""
 
     mode: str = 'train'
     exact: bool = False
@@ -72,7 +73,7 @@ class Call:
 
 
 def empty(*shape: int, dtype: torch.dtype, layout: str = 'dense') -> torch.Tensor:
-    """A tensor without data: dense, channels out of a wider projection (`view`), or not aligned to 16 bytes (`shifted`)."""
+    """A meta tensor: dense, a slice of a wider projection's channels (`view`), or not aligned to 16 bytes (`shifted`)."""
     if layout == 'view':
         return torch.empty(*shape[:-1], 2 * shape[-1], dtype=dtype, device='meta')[..., shape[-1]:]
     if layout == 'shifted':
@@ -100,7 +101,7 @@ def rehearse(call: Call) -> None:
     update, parallel = call.mode == 'update', call.mode in ('train', 'infer', 'pool')
     pool = None
     if pooled:
-        # pages of another size than a state's
+        # pages larger than a state
         page = empty(N + 3, state[0].numel() + 64, dtype=torch.float32)
         first, last = (empty(N, dtype=getattr(torch, call.index)) for _ in range(2))
         pool = Pool(page[:, 64:].unflatten(1, state.shape[1:]), first, last, empty(N, dtype=torch.bool))
@@ -116,7 +117,7 @@ def rehearse(call: Call) -> None:
         args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool,
     )
     if train:
-        # what a sum hands back is one number, expanded
+        # the gradient of a sum is one number, expanded
         do = torch.empty((), dtype=o.dtype, device='meta').expand(o.shape) if call.layout == 'view' else torch.empty_like(o)
         longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, states, args, parallel=parallel)
 
@@ -137,7 +138,7 @@ FACTORS = {
 
 
 def pairwise(factors: dict[str, tuple], seed: int = 0) -> list[dict]:
-    """Rows in which every two values of two factors meet, by a greedy choice among random rows; the first cover most."""
+    """Rows that cover all pairs of values of two factors, chosen greedily among random rows; the first cover most."""
     names, generator = list(factors), random.Random(seed)
     left = {
         (a, x, b, y) for a, b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]
@@ -162,7 +163,7 @@ def option_calls() -> list[Call]:
     for row in pairwise(FACTORS):
         (B, T), packed = row.pop('shape'), row.pop('packed')
         if row['mode'] == 'summary':
-            # of one sequence, of the diagonal update
+            # one sequence, diagonal update
             B, packed, row['exact'] = 1, None, False
         if packed:
             B, row = 1, row | {'N': 3, 'index': packed}
@@ -171,7 +172,7 @@ def option_calls() -> list[Call]:
 
 
 def size_calls(exact: bool) -> list[Call]:
-    """Shapes at which a grid or a number may overflow."""
+    """Shapes at which a grid or an integer may overflow."""
     everything = dict(exact=exact, D=True, z=True, initial_state=True, final_state=True)
     calls = [
         Call(**everything, **shape) for shape in (
@@ -195,7 +196,7 @@ def size_calls(exact: bool) -> list[Call]:
 
 
 def few_calls() -> list[Call]:
-    """Every kernel once, as the layer calls the op or with much else."""
+    """Every kernel once: as the layer calls the op, and with many options."""
     layer = dict(T=8192, V=1536, layout='view', sigmoid=True, D=True, z=True)
     other = dict(K=17, V=33, H=3, N=3, dtype='mixed', layout='shifted', scalar_beta=True, initial_state=True)
     step = dict(mode='update', B=3, T=1, state_v_first=True, sigmoid=True, D=True, z=True)

@@ -1,13 +1,13 @@
-"""What each kernel compiles to, on every target: registers, spills, shared memory, instructions per state update.
+"""Registers, spills, shared memory and instructions per state update of each compiled kernel, for every target.
 
     python -m benchmarks kernels [--json FILE] [--target sm_90 ...] [--K 16 ...]
 
-The kernels are those that the operators launch, compiled for what they are given. A state update is one of K * V entries for
-one token. `instructions_per_state_update` counts, per lane, the instructions of a kernel's loops divided by the state updates
-that a lane does in them, each loop weighted by how often it runs; the rows of one pass add up to its cost. The exact update's
-cost hardly grows with K; for it, `instructions_per_token_channel` counts those for a token and channel with all its K
-entries. `issue_bound_ms` is the time that a GPU of the target takes to issue them for the paper's 1.3B layer (B=8, T=2048,
-V=4096), were there nothing to wait for.
+The kernels are those that the operators launch, compiled for their arguments. A state update is one of K * V entries for one
+token. `instructions_per_state_update` counts, per lane, the instructions of a kernel's loops divided by the lane's state
+updates, each loop weighted by how often it runs; the rows of a pass add up to its cost. The exact update's cost hardly grows
+with K: for it, `instructions_per_token_channel` counts the instructions per token and channel, for all K entries.
+`issue_bound_ms` is the time to issue them on a GPU of the target, without any stall, for the paper's 1.3B layer (B=8, T=2048,
+V=4096).
 
 Needs no GPU, and a process without TRITON_INTERPRET.
 """
@@ -32,12 +32,12 @@ from offgpu.launches import Launch
 
 # the paper's 1.3B layer, and the tokens of its batch
 V, TOKENS = 4096, 8 * 2048
-# lane-instructions a second at the boost clock of an A100, H100 and B200 (SXM): multiprocessors * 128 lanes * clock
+# lane-instructions per second at the boost clock of an A100, H100 and B200 (SXM): multiprocessors * 128 lanes * clock
 ISSUE_RATES = {'sm_80': 108 * 128 * 1.41e9, 'sm_90': 132 * 128 * 1.755e9, 'sm_100': 148 * 128 * 1.85e9}
 STATE_SIZES = (16, 32, 64, 128)
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
-# rows and tokens: whole sequences that fill a device, and one that is split into segments. Odd numbers, so that no kernel is
-# compiled for a length that 16 divides
+# rows and tokens: whole sequences that fill a device, and one that is split into segments. Odd lengths, so that no kernel is
+# specialised for a multiple of 16
 FULL, LONG = (65, 2047), (1, 131071)
 
 
@@ -53,7 +53,7 @@ class Row:
 
 
 def hottest(compiled: Compiled) -> Loop | None:
-    """The deepest loop, and of those the longest."""
+    """The longest of the innermost loops."""
     return max(compiled.loops, key=lambda loop: (loop.depth, loop.instructions), default=None)
 
 
@@ -64,7 +64,7 @@ def hot_loops(compiled: Compiled) -> list[Loop]:
 
 
 def prepare_cost(launch: Launch, compiled: Compiled, K: int) -> float | None:
-    """A kernel without a loop: all its instructions, for the tokens of a program."""
+    """A kernel without a loop: all its instructions, per token of a program."""
     if 'FADD' not in compiled.mix:
         return None
     instructions = sum(compiled.mix.values()) - compiled.mix['NOP']
@@ -82,7 +82,7 @@ def forward_cost(launch: Launch, compiled: Compiled, K: int) -> float | None:
 
 
 def backward_cost(launch: Launch, compiled: Compiled, K: int) -> float | None:
-    """Replay (all blocks of four tokens of a chunk but one) and the way back; around them what runs once for a chunk."""
+    """Replay (all blocks of four tokens of a chunk but one) and the backward loop, and what runs once per chunk."""
     if not compiled.loops:
         return None
     C, blocks = checkpoint_interval(K), checkpoint_interval(K) // 4
@@ -116,7 +116,7 @@ def gram_cost(launch: Launch, compiled: Compiled, K: int) -> float | None:
 
 
 def exact_cost(launch: Launch, compiled: Compiled, K: int) -> float | None:
-    """What a lane issues in an iteration, for the (token, channel) pairs and the part of the keys that are its own."""
+    """Instructions of a lane in an iteration, for its (token, channel) pairs and its part of the keys."""
     hot, constants = hot_loops(compiled), launch.constants
     if not hot:
         return None
@@ -138,7 +138,7 @@ ROWS = (
     Row('replay', 'exact', 'backward', 'chunk_longhorn_exact_bwd_kernel_replay', exact_cost),
     Row('backward', 'exact', 'backward', 'chunk_longhorn_exact_bwd_kernel', exact_cost),
     Row('products', 'exact', 'backward', 'chunk_longhorn_exact_bwd_kernel_qk', exact_cost),
-    # run before the others only where a sequence is split, so their cost is not part of a pass on a filled device
+    # run only if a sequence is split, so they do not count in a pass that fills the device
     Row('segment', 'diagonal', 'forward segments', 'longhorn_segment_kernel', segment_cost),
     Row('segment', 'diagonal', 'backward segments', 'longhorn_segment_kernel', segment_cost),
     # without gradients: whole sequences, and token by token
@@ -148,7 +148,7 @@ ROWS = (
 
 
 def launches(update: str, direction: str, target: str, K: int, dtype: str = 'bf16') -> dict[str, Launch]:
-    """Those of a pass without gate, skip and sigmoid, by the names of their kernels, compiled."""
+    """The compiled launches of a pass without gate, skip and sigmoid, by kernel name."""
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=DTYPES[dtype], device='meta')
 
@@ -201,7 +201,7 @@ def count(row: Row, launch: Launch, K: int, dtype: str) -> Result:
         loop_shuffles=sum(loop.mix['SHFL'] for loop in hot_loops(compiled)) if nvidia else None,
         barriers=compiled.count('BAR') if nvidia else compiled.count('s_barrier'),
         instructions_per_state_update=None if cost is None else round(cost, 3),
-        # what counts where products over K are the tensor cores'
+        # the measure where tensor cores compute the products over K
         instructions_per_token_channel=None if cost is None or row.update != 'exact' else round(cost * K, 1),
         issue_bound_ms=None if cost is None else round(1e3 * cost * TOKENS * V * K / ISSUE_RATES[target], 4),
     )

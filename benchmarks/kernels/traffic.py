@@ -1,10 +1,10 @@
-"""Bytes that a training step's kernels move at least, counted without a GPU: Longhorn beside fla's GLA and delta rule.
+"""The least bytes that a training step's kernels move, counted without a GPU: Longhorn, fla's GLA and delta rule.
 
     python -m benchmarks traffic [--json FILE]
 
-Every Triton launch is taken as on an H100, not run, and each tensor among its arguments counts once: what is read several
-times, or partly, is not seen. Divided by tokens and channels, with one head of 16-bit inputs. PyTorch's own kernels (`eps * v`
-before fla's, the gate after it) are not among the launches.
+Captures every Triton launch for an H100 and counts each of its tensor arguments once, whether the kernel reads it several
+times or only in part. Divided by tokens and channels; one head, 16-bit inputs. PyTorch's own kernels (`eps * v` before fla's,
+the gate after it) are not counted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fla_longhorn.ops.arguments import Arguments
 from offgpu.launches import rehearsal
 
 STATE_SIZES = (16, 32, 64, 128)
-# rows that fill a device once: no sequence is split, and each program has its own scratch memory
+# rows that fill a device once: no sequence is split, each program has its own scratch memory
 B, T, V = 32, 512, 1024
 
 
 def longhorn(exact: bool, scalar: bool) -> Callable:
-    """Forward and backward of our own kernels; the arguments are q, k, v and beta."""
+    """Forward and backward of our own kernels for q, k, v and beta."""
     def passes(q, k, v, steps, step, decays) -> Iterator[None]:
         args = Arguments(*(x.detach() for x in (q, k, v, step if scalar else steps)), exact=exact)
         o, _, states = longhorn_triton.longhorn_fwd(args, save_states=True, parallel=True)
@@ -58,7 +58,7 @@ OPERATORS = {
 
 
 def measure(name: str, K: int) -> dict:
-    """Bytes a (token, channel) and launches, forward and backward."""
+    """Bytes per (token, channel) and number of launches, forward and backward."""
     def draw(*shape):
         return torch.empty(B, T, 1, *shape, dtype=torch.bfloat16, device='meta').requires_grad_()
 

@@ -63,7 +63,7 @@ def installed(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The checked out commit, with a `+` where files differ from it; None outside of a checkout."""
+    """The checked-out commit, with a `+` if files differ from it; None outside a checkout."""
     root = Path(__file__).parents[2]
 
     def git(*args: str) -> str:

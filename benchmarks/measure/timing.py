@@ -1,4 +1,4 @@
-"""Time and memory of a call on a CPU or a GPU, what the device can do at best, and one report held against another."""
+"""Time and memory of a call on a CPU or a GPU, peak rates of the device, and comparison of two reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 
 def measure_times(run: Callable, device: torch.device, seconds: float = 0.3) -> list[float]:
-    """Milliseconds of each repeat of what has run before.
+    """Milliseconds of each repeat of a call that has run before.
 
     On a GPU after a warm-up, between two events, with the L2 cache flushed before each repeat; on a CPU by the clock.
     """
@@ -29,9 +29,9 @@ def measure_times(run: Callable, device: torch.device, seconds: float = 0.3) -> 
 
 
 def clock_times(run: Callable, device: torch.device, seconds: float = 0.3) -> list[float]:
-    """Milliseconds of each repeat by the clock, host included, of what has run before.
+    """Milliseconds by the clock, host included, of each repeat of a call that has run before.
 
-    Three repeats or more, fewer only where they take longer than two seconds together.
+    Three repeats or more, fewer only if they take longer than two seconds together.
     """
     return take_turns({'': run}, device, seconds)['']
 
@@ -39,9 +39,9 @@ def clock_times(run: Callable, device: torch.device, seconds: float = 0.3) -> li
 def take_turns(
     runs: dict[str, Callable], device: torch.device, seconds: float = 0.3, errors: dict[str, str] | None = None,
 ) -> dict[str, list[float]]:
-    """`clock_times` of several that repeat in turn, so that what else the machine does meets all of them.
+    """`clock_times` of several calls in turn, so that other load on the machine affects all of them.
 
-    What raises takes no more turns, and `errors` takes up the reason; without `errors` it is raised.
+    A call that raises gets no more turns and its reason goes to `errors`; without `errors` it is raised.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     budget = 1e3 * seconds
@@ -63,7 +63,7 @@ def take_turns(
 
 @contextmanager
 def noted(errors: dict[str, str], name: str) -> Iterator[None]:
-    """What is raised inside ends the block and is described in `errors`: another package's code may fail in any way."""
+    """Catch any exception in the block and describe it in `errors`: other packages' code may fail in any way."""
     try:
         yield
     except Exception as error:
@@ -77,10 +77,9 @@ def summarize(times: list[float]) -> dict:
 
 
 def peak_bytes(run: Callable, device: torch.device) -> int | None:
-    """Memory that a call takes at its peak, beyond what was in use before it, its result included.
+    """Peak memory of a call beyond what was in use before, including its result.
 
-    On a GPU what PyTorch's allocator handed out; on a CPU the process's resident pages, or None where Linux's
-    `/proc/self/clear_refs` is missing.
+    On a GPU by PyTorch's allocator; on a CPU by the process's resident pages, or None without Linux's `/proc/self/clear_refs`.
     """
     if device.type == 'cuda':
         torch.cuda.synchronize(device)
@@ -90,7 +89,7 @@ def peak_bytes(run: Callable, device: torch.device) -> int | None:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     try:
-        # memory that the C library keeps for later would hide what the call takes
+        # free memory kept by the C library would hide what the call takes
         ctypes.CDLL(None).malloc_trim(0)
         Path('/proc/self/clear_refs').write_text('5')
         before = resident_bytes('VmRSS')
@@ -105,7 +104,7 @@ def resident_bytes(name: str) -> int:
 
 
 def saved_bytes(run: Callable) -> int:
-    """Bytes of all storages that `run`'s graph keeps for its backward, inputs included, each counted once."""
+    """Bytes of all storages that `run`'s graph saves for backward, inputs included, each counted once."""
     storages = {}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -120,7 +119,7 @@ def saved_bytes(run: Callable) -> int:
 
 
 def device_rates(device: torch.device) -> dict:
-    """Bytes a second of a large copy (read and written), multiply-adds a second of a float32 matrix product, at their best."""
+    """Peak rates: bytes per second of a large copy (read + written), multiply-adds per second of a float32 matrix product."""
     large = device.type == 'cuda'
     source = torch.ones(2**28 if large else 2**24, device=device)
     target = torch.empty_like(source)
@@ -157,9 +156,9 @@ def write_report(report: dict, path: str) -> None:
 
 
 def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[str]:
-    """Lines that hold the times of `report` against those of `other`; `timed` gives a report's times by their names.
+    """Lines that compare the times of `report` with those of `other`; `timed` gives a report's times by name.
 
-    It is called faster or slower where the quartiles of the two don't overlap.
+    A time is called faster or slower if the quartiles do not overlap.
     """
     lines = []
     for name in ('device', 'threads', 'commit', 'versions'):

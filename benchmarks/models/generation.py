@@ -1,4 +1,4 @@
-"""Greedy decoding of several models, a few tokens of each in turn, so that what else a machine does meets them alike."""
+"""Greedy decoding of several models, a few tokens of each in turn, so that other load on the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class System:
         self.tokens, self.ms = 0, 0.0
 
     def expected_seconds(self, tokens: int) -> float:
-        """Of reading so many tokens, judged by the last prompt."""
+        """Estimated seconds to read so many tokens, from the last prompt."""
         return 1e-3 * self.ms * tokens / self.tokens if self.tokens else 0.0
 
 
 def stream(system: System, ids: torch.Tensor, new_tokens: int) -> Iterator[tuple[torch.Tensor, object]]:
-    """The tokens `[B]` that `generate` would give greedily, one after another, each with the cache so far.
+    """The greedy tokens `[B]` of `generate`, one after another, each with the cache so far.
 
-    `generate` prepares everything; the loop is its own, less what it asks at every token: shall it stop.
+    The set-up and the loop are those of `generate`, without its check at every token whether to stop.
     """
     @torch.no_grad()
     def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **state):
@@ -61,9 +61,9 @@ def stream(system: System, ids: torch.Tensor, new_tokens: int) -> Iterator[tuple
 def measure_generation(
     systems: list[System], size: Size, batch: int, prompt: int, device: torch.device, seconds: float, errors: dict[str, str],
 ) -> dict[str, dict]:
-    """Of each system: times of the prompt with its first token and of each later token, bytes of cache and weights.
+    """For each system: times of the prompt with its first token and of each later token, bytes of cache and weights.
 
-    `errors` takes up why a system has none.
+    If a system has none, the reason is put into `errors`.
     """
     by_name = {system.name: system for system in systems}
     ids = random_tokens(size, batch, prompt, device)
@@ -71,7 +71,7 @@ def measure_generation(
     warm_up, caches = {}, {}
 
     def read_prompt(name: str) -> None:
-        # the one before lets go of its cache
+        # frees the previous cache
         streams.pop(name, None)
         streams[name] = stream(by_name[name], ids, WARM + size.new_tokens)
         next(streams[name])
@@ -111,7 +111,7 @@ def measure_generation(
 def decode_in_turns(
     streams: dict[str, Iterator], tokens: int, device: torch.device, errors: dict[str, str],
 ) -> dict[str, list[float]]:
-    """Milliseconds of each of so many tokens of each stream, which take turns."""
+    """Milliseconds of each token of each stream; the streams take turns."""
     times: dict[str, list[float]] = {name: [] for name in streams}
     for turn in range(TURNS):
         for name, tokens_of in streams.items():
@@ -126,7 +126,7 @@ def decode_in_turns(
 
 
 def tensor_bytes(value: object, seen: set[int] | None = None) -> int:
-    """Bytes of all tensors in a cache or among weights, whatever holds them."""
+    """Bytes of all tensors in a cache or among weights, in any container."""
     seen = set() if seen is None else seen
     if value is None or isinstance(value, (str, int, float, type)) or id(value) in seen:
         return 0

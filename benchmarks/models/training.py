@@ -45,7 +45,7 @@ class Training:
 def measure_training(
     models: dict[str, PreTrainedModel], size: Size, device: torch.device, seconds: float, errors: dict[str, str],
 ) -> dict[str, dict]:
-    """Figures by name; `errors` takes up why a model has none."""
+    """Figures by name; if a model has none, the reason is put into `errors`."""
     trained = {}
     for name, model in models.items():
         with timing.noted(errors, name):

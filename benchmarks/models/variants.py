@@ -1,4 +1,4 @@
-"""Ways to decode with a model: as it is, with linear layers of int8 weights, with its step of one token compiled."""
+"""Ways to decode with a model: unchanged, with int8 weights in linear layers, with a compiled step of one token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Variant:
-    """What is done to a model; `suffix` follows its name in a report."""
+    """A change to a model; `suffix` follows its name in a report."""
 
     suffix: str = ''
     int8: bool = False
@@ -21,7 +21,7 @@ class Variant:
 
 
 def variants(compiled: bool, int8: bool) -> list[Variant]:
-    """All that the two options ask for, the model as it is first."""
+    """The variants of the two options, the unchanged model first."""
     chosen = [Variant()]
     if int8:
         chosen.append(Variant(', int8', int8=True))
@@ -46,13 +46,13 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def compiled_step(model: PreTrainedModel) -> Callable:
-    """The model's call for one token, compiled when it is first made; on a GPU into CUDA graphs."""
+    """The model's call for one token, compiled at the first call; on a GPU into CUDA graphs."""
     return torch.compile(model.forward, mode='reduce-overhead' if model.device.type == 'cuda' else None)
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Nothing compiled before is kept, and a step that is compiled too often fails: it would run uncompiled unseen."""
+    """Drop what was compiled before, and fail if a step is recompiled too often: it would silently run uncompiled."""
     torch.compiler.reset()
     with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
         yield

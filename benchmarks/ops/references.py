@@ -1,4 +1,4 @@
-"""Every operator's recurrence, token by token: what its numbers are checked against, in float64."""
+"""Every operator's recurrence, token by token in float64: the reference for its results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def delta_rule_head_first(q, k, v, beta):
 
 
 def gated_delta_rule(q, k, v, g, beta):
-    """With a decay for each head (Gated DeltaNet) or for each of its keys' entries (KDA)."""
+    """With one decay per head (Gated DeltaNet) or per entry of its keys (KDA)."""
     g = g[..., None] if g.dim() == 4 else g[..., None, None]
     return recurrence(q, k, v, decay=lambda t: g[:, t].exp(), beta=beta[..., None], delta=True)
 

@@ -52,11 +52,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Operator:
-    """How to call an operator, what its result must be and what it has to do at least.
+    """How to call an operator, its reference result and its least work.
 
-    `fma` are the multiply-adds for a state entry and token, forward and backward (with the states computed anew). On a GPU
-    they count for the floor only where `matrix` is off: matrix products are the tensor cores', whose rate isn't the
-    multiply-adds'.
+    `fma` are the multiply-adds per state entry and token, forward and backward (including recomputed states). On a GPU they
+    count for the floor only if `matrix` is off: tensor cores compute matrix products at another rate.
     """
 
     name: str
@@ -70,9 +69,9 @@ class Operator:
     output: str = 'BTHV'
     options: dict = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    # longest sequences in the sets, for what would take minutes
+    # longest sequences for slow operators, which would take minutes
     max_tokens: int | None = None
-    # the operator's own heads for as large a state
+    # the operator's own heads with an equally large state
     equal_state: Callable[[Shape], Shape] = lambda shape: shape
 
     def load(self) -> Callable:
@@ -93,7 +92,7 @@ def negative(x: torch.Tensor) -> torch.Tensor:
 
 
 def square_heads(shape: Shape) -> Shape:
-    """K = V as large as it goes, 128 at most."""
+    """The largest possible K = V, at most 128."""
     K = next(K for K in (128, 64, 32, 16, 8, 4, 2, 1) if shape.state % K**2 == 0)
     return replace(shape, H=shape.state // K**2, K=K, V=K)
 
@@ -120,7 +119,7 @@ RATES = Input('CK', negative, torch.float32)
 
 
 def longhorn(name: str, backend: str, device: str, exact: bool, scalar: bool, variables: dict[str, str], **fields) -> Operator:
-    # diagonal: k eps, v - k S, S and o; a step size a head makes 1 - eps k^2 the channels' common decay
+    # diagonal: k eps, v - k S, S and o; with one step size per head, the channels share the decay 1 - eps k^2
     fma = (3, 8) if exact else (2, 5) if scalar else (4, 12)
     return Operator(
         name=name + ' exact' * exact + ' scalar' * scalar, backend=backend, device=device,
@@ -139,7 +138,7 @@ def longhorn_rows() -> list[Operator]:
     ):
         variables = {'FLA_LONGHORN_BACKEND': backend, 'FLA_LONGHORN_SCALAR_BETA': 'own'}
         rows += [longhorn(name, backend, device, *variant, variables) for variant in variants]
-    # fla's own kernels serve a step size a head
+    # fla's own kernels take one step size per head
     rows += [
         longhorn(ops[0], "fla's kernels", 'cuda', exact, True, {'FLA_LONGHORN_SCALAR_BETA': 'fla'}) for exact in (False, True)
     ]
@@ -218,7 +217,7 @@ OPERATORS = (
     ),
 )
 
-# the paper's models (1.3B and 120M), as large a state for every operator, larger keys, longer sequences
+# the paper's models (1.3B and 120M), an equally large state for every operator, larger keys, longer sequences
 SHAPE_SETS = {
     'cuda': {
         'paper': [Shape(8, 2048, 1, 16, 4096), Shape(8, 2048, 1, 16, 1536)],

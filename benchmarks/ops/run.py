@@ -1,20 +1,20 @@
-"""Longhorn's operators beside fla's and Mamba's in one run: time, memory and distance from what the device can do.
+"""Compares Longhorn's operators with fla's and Mamba's in one run: time, memory and distance from the device's limits.
 
     python -m benchmarks ops [--device cuda] [--json FILE] [--plot FILE.png] [--compare OLD.json]
     python -m benchmarks ops --operators longhorn --shape B=2 T=1024 H=1 K=16 V=1536
 
-Of each operator (`registry.py`) at each shape: forward, and forward with backward, in milliseconds (median and quartiles),
-peak memory, bytes kept for the backward, and the time as a multiple of its floor, the larger of
+For each operator (`registry.py`) and shape: forward, and forward with backward, in milliseconds (median and quartiles), peak
+memory, bytes saved for backward, and the time as a multiple of its floor, the larger of
 
-- bytes: inputs and outputs once (backward: inputs again, the output's gradient, the inputs' gradients), by a copy's rate;
-- instructions: the update's multiply-adds, by the rate of a float32 matrix product.
+- bytes: inputs and outputs once (backward: inputs again, the output's gradient, the inputs' gradients), at a copy's rate;
+- instructions: the update's multiply-adds, at the rate of a float32 matrix product.
 
-Both rates are measured first. What fits a CPU's caches moves faster than the copy, so that small shapes can undercut it.
+Both rates are measured first. Data in a CPU's caches move faster than the copy, so small shapes can undercut the floor.
 
-An interrupt ends the measuring and reports what there is; the JSON is written after every shape.
+An interrupt reports the results so far; the JSON is written after every shape.
 
-An operator is timed only where it is right: its outputs, finite ones, are within the bounds of a float64 recurrence
-(`--verify_outputs` tokens of them), and so are all gradients where the first `--verify_gradients` tokens are the sequence.
+An operator is timed only if it is right: its outputs are finite and within the bounds of a float64 recurrence (the first
+`--verify_outputs` tokens), and so are all gradients, computed for the first `--verify_gradients` tokens alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from benchmarks.report import plots
 BOUNDS = {torch.float32: (1e-4, 1e-3), torch.float16: (1e-2, 3e-2), torch.bfloat16: (1e-2, 3e-2)}
 PASSES = ('forward', 'forward_backward')
 BASELINE = 'chunk_longhorn'
-# of `--workers`: sequences no longer than that, and no longer than so many seconds, for the rest compiles where it is measured
+# limits of `--workers`: tokens of a sequence, and seconds; the rest is compiled when it is measured
 MAX_COMPILED_TOKENS = 8192
 COMPILE_SECONDS = 300
 
@@ -74,7 +74,7 @@ class Problem:
         }
 
     def errors(self, gradient_tokens: int, output_tokens: int) -> dict[str, float]:
-        """Relative errors: over the first tokens alone, outputs `o` and gradients; of the whole call, its first outputs."""
+        """Relative errors of outputs `o` and gradients for the first tokens alone, and of the whole call's first outputs."""
         tokens = min(gradient_tokens, self.shape.T)
         inputs = self.first_tokens(tokens)
         doubles = doubled(inputs)
@@ -94,7 +94,7 @@ class Problem:
         return errors
 
     def floor(self, rates: dict) -> dict[str, float]:
-        """Milliseconds that no implementation can undercut, for each pass."""
+        """The least milliseconds of any implementation, for each pass."""
         read = sum(x.nbytes for x in self.inputs.values())
         written = self.shape.B * self.shape.T * self.shape.C * self.dtype.itemsize
         moved = {'forward': read + written, 'forward_backward': 3 * read + 2 * written}
@@ -110,7 +110,7 @@ def doubled(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
-    """`|a - ref| / |ref|`, infinite where shapes differ or a value is not finite."""
+    """`|a - ref| / |ref|`; infinite if shapes differ or a value is not finite."""
     if a.shape != ref.shape or not a.isfinite().all():
         return float('inf')
     return ((a.double() - ref).norm() / ref.norm().clamp_min(1e-30)).item()
@@ -123,7 +123,7 @@ def wrong(errors: dict[str, float], dtype: torch.dtype) -> str | None:
 
 
 def own_shape(operator: Operator, name: str, asked: Shape) -> Shape:
-    """What an operator is given at a shape of the set `name`."""
+    """An operator's inputs at a shape of the set `name`."""
     shape = operator.equal_state(asked) if name == 'equal_state' else asked
     return shape if any('K' in x.dims for x in operator.inputs.values()) else replace(shape, K=1)
 
@@ -132,7 +132,7 @@ def measure(
     operator: Operator, name: str, asked: Shape, device: torch.device, dtype: torch.dtype, rates: dict,
     verified: tuple[int, int], seconds: float,
 ) -> dict:
-    """One row: identity, status, and unless the operator is wrong or fails, its figures."""
+    """One row: identity, status and, if the operator is right, its figures."""
     shape = own_shape(operator, name, asked)
     row = {'operator': operator.name, 'backend': operator.backend, 'set': name, 'shape': str(asked), **asdict(shape)}
     row['state'] = shape.state
@@ -155,11 +155,11 @@ def measure(
             floor = problem.floor(rates)
             for key, run in runs.items():
                 if device.type == 'cuda':
-                    run()  # choosing launch parameters takes memory too
+                    run()  # autotuning takes memory too
                 peak = timing.peak_bytes(run, device)
                 figures = timing.summarize(timing.measure_times(run, device, seconds))
                 row[key] = figures | {'peak_bytes': peak, 'floor_ms': floor[key], 'of_floor': figures['ms'] / floor[key]}
-        except Exception as error:  # another package's operator may refuse a shape in any way
+        except Exception as error:  # another package's operator may raise any error for a shape
             return row | {'status': 'failed', 'reason': timing.describe_error(error)}
         finally:
             if device.type == 'cuda':
@@ -168,7 +168,7 @@ def measure(
 
 
 def measure_shape(report: dict, operators: list[Operator], name: str, shape: Shape, *arguments) -> None:
-    """Add a row to the report for each operator at a shape of the set `name`; `arguments` are those of `measure`."""
+    """Add one row per operator at a shape of the set `name`; `arguments` are those of `measure`."""
     print(f'\n{name}: {shape}', flush=True)
     print_header()
     group = []
@@ -181,12 +181,12 @@ def measure_shape(report: dict, operators: list[Operator], name: str, shape: Sha
 
 
 def compile_ahead(operators: list[Operator], sets: dict, device: torch.device, dtype: torch.dtype, workers: int) -> None:
-    """Call every operator at every shape once, several at a time, so that Triton's cache holds the kernels to be measured."""
+    """Call every operator at every shape once, several at a time, to fill Triton's cache."""
     jobs = {}
     for name, shapes in sets.items():
         for shape in shapes:
             for operator in operators:
-                # the code depends on T by how it is cut, not by its size
+                # the code depends on how T is split, not on its size
                 own = own_shape(operator, name, replace(shape, T=min(shape.T, MAX_COMPILED_TOKENS)))
                 jobs[operator.name, operator.backend, own] = OPERATORS.index(operator), own, device, dtype
     pool = ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
@@ -211,7 +211,7 @@ def call_once(index: int, shape: Shape, device: torch.device, dtype: torch.dtype
 
 
 def missing(operator: Operator, device: torch.device) -> str | None:
-    """Why an operator can't run here, if so."""
+    """The reason why an operator cannot run here, or None."""
     if operator.device != device.type:
         return f'runs on {operator.device} only'
     if operator.backend == 'numba' and importlib.util.find_spec('numba') is None:
@@ -224,7 +224,7 @@ def missing(operator: Operator, device: torch.device) -> str | None:
 
 
 def add_relative(row: dict, rows: list[dict]) -> None:
-    """Times as multiples of those of chunk_longhorn (diagonal, one step size a channel), the first of its shape's rows."""
+    """Times as multiples of those of chunk_longhorn (diagonal, one step size per channel), the first of its shape's rows."""
     base = next((x for x in rows if x['status'] == 'ok' and x['operator'] == BASELINE), None)
     if row['status'] == 'ok' and base:
         for name in PASSES:
@@ -259,7 +259,7 @@ def times_by_name(report: dict) -> dict[str, dict]:
 
 
 def shown_operators(rows: list[dict]) -> dict[str, str]:
-    """The lines of the picture, as backends by operator: both updates of `chunk_longhorn` and the fastest others."""
+    """The lines of the picture, backends by operator: both updates of `chunk_longhorn` and the fastest others."""
     costs, backends = {}, {}
     for row in sorted(rows, key=lambda row: row['forward_backward']['ms']):
         name = row['operator']
@@ -284,7 +284,7 @@ def draw(report: dict, path: str) -> None:
                     group.setdefault(row['operator'], []).append((row[axis], row[name]))
             # a single point is no line
             lines[name, axis] = {label: points for label, points in group.items() if len(points) > 1}
-    # one step size a head has a table of its own in docs/results.md
+    # rows with one step size per head are in the JSON
     bars = {
         f'{row["operator"]} ({row["backend"]})': row['forward_backward']['of_longhorn'] for row in at_first
         if 'of_longhorn' in row['forward_backward'] and 'scalar' not in row['operator']
@@ -301,12 +301,12 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--dtype', choices=('float32', 'float16', 'bfloat16'), help='default: bfloat16 on a GPU, else float32')
     parser.add_argument('--sets', nargs='+', choices=list(SHAPE_SETS['cuda']), help='shape sets (default: all)')
-    parser.add_argument('--shape', nargs=5, metavar=('B=', 'T=', 'H=', 'K=', 'V='), help='one shape in place of the sets')
-    parser.add_argument('--operators', nargs='+', help='only operators whose name holds one of these')
+    parser.add_argument('--shape', nargs=5, metavar=('B=', 'T=', 'H=', 'K=', 'V='), help='one shape instead of the sets')
+    parser.add_argument('--operators', nargs='+', help='only operators with one of these in their name')
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 0.3 on a GPU, else 0.02)')
     parser.add_argument('--verify_gradients', type=int, help='tokens of that check (default: 256 on a GPU, else 64)')
     parser.add_argument('--verify_outputs', type=int, help='tokens of that check (default: 16384 on a GPU, else 2048)')
-    parser.add_argument('--workers', type=int, help='processes that compile all kernels first (default: none do)')
+    parser.add_argument('--workers', type=int, help='processes that compile all kernels first (default: none)')
     plots.add_report_arguments(parser)
     return parser.parse_args(args)
 

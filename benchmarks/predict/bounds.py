@@ -1,4 +1,4 @@
-"""What bounds a pass from below on a GPU whose latencies are not known: the instructions that its kernels issue."""
+"""Lower bounds of a pass on a GPU with unknown latencies: the time to issue its kernels' instructions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offgpu.predict.times import instructions_of, occupancy
 
 
 def bounds(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
-    """A row for a pass: the floors of any implementation, and for ours the time that issuing its instructions takes."""
+    """A row for a pass: the floors of any implementation and, for ours, the time to issue its instructions."""
     started = time.perf_counter()
     kernels = []
     for launch in capture(PASSES[name](s, plain), s.T, f'sm_{machine.capability}'):

@@ -32,9 +32,9 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def layer_arguments(s: Shape, T: int, exact: bool, plain: bool) -> Arguments:
-    """What the layer gives the operator in bfloat16: q and k are parts of one projection, z is half of another.
+    """The operator's inputs as the layer passes them, in bfloat16: q and k are slices of one projection, z is half of another.
 
-    `plain` leaves out z, D and the logits of beta.
+    `plain` omits z, D and the logits of beta.
     """
     rank = s.V // 32
     _, k, q = empty(s.B, T, rank + 2 * s.K).split([rank, s.K, s.K], -1)
@@ -50,7 +50,7 @@ def longhorn_forward(s: Shape, exact: bool, plain: bool = False) -> Pass:
 
 
 def longhorn_backward(s: Shape, exact: bool, plain: bool = False) -> Pass:
-    """The backward alone: the states are those that a forward saves."""
+    """The backward alone, with states as a forward saves them."""
     from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
     def prepare(T: int) -> Callable[[], object]:
@@ -70,7 +70,7 @@ PASSES: dict[str, Callable[[Shape, bool], Pass]] = {
 
 
 def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Pass]:
-    """The forward or the backward of an operator of fla on as many tokens, channels and entries of a state, with one head."""
+    """The forward or backward of an operator of fla with as many tokens, channels and state entries, and one head."""
     def make(s: Shape, plain: bool) -> Pass:
         def prepare(T: int) -> Callable[[], object]:
             op = operator(module, name)

@@ -1,6 +1,6 @@
-"""Predicted times of the kernels on a GPU that is not there, what their cycles go to, and how far off they may be.
+"""Predicted times of the kernels on a GPU, without one, what their cycles go to, and how far off they may be.
 
-fla offers the configurations of the GPU that it finds when it is imported, so it is imported in here.
+fla chooses configurations by the GPU that it finds at import, so it is imported in here.
 """
 
 from __future__ import annotations

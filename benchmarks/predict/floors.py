@@ -1,4 +1,4 @@
-"""What an implementation of a pass must do at least: move its bytes, and issue the best known algorithm's instructions.
+"""The least work of any implementation of a pass: its bytes, and the best known algorithm's instructions.
 
 Bytes, of one (token, channel), 16-bit inputs: each input and output once, and the saved states once, which are K entries in
 float32 for each `checkpoint_interval(K)` tokens.
@@ -40,7 +40,7 @@ SCAN_TENSORS = 5
 
 @dataclass(frozen=True)
 class Floor:
-    """Bytes and FMA of one (token, channel), and the seconds that they take at least."""
+    """Bytes and FMA per (token, channel), and the least seconds that they take."""
 
     bytes: float
     instructions: float
@@ -54,14 +54,14 @@ class Floor:
 
 
 def needed_bytes(s: Shape, direction: str, plain: bool = False) -> float:
-    """Of a (token, channel): forward v, beta, o (and z); backward v, beta, do, dv, dbeta (and z, dz); q, k and the states."""
+    """Bytes per (token, channel): forward v, beta, o (and z); backward v, beta, do, dv, dbeta (and z, dz); q, k and states."""
     channel = {'fwd': 3, 'bwd': 5}[direction] + (0 if plain else {'fwd': 1, 'bwd': 2}[direction])
     keys = {'fwd': 2, 'bwd': 4}[direction] * s.K / s.V
     return HALF * (channel + keys) + 4 * s.K / checkpoint_interval(s.K)
 
 
 def floor_of(name: str, s: Shape, machine: Machine, plain: bool = False) -> Floor:
-    """Of a pass of :data:`benchmarks.predict.calls.PASSES`."""
+    """The floors of a pass of :data:`benchmarks.predict.calls.PASSES`."""
     update, direction = name.split('_')
     if update == 'diagonal':
         instructions, tensor = (4 * s.K, 0) if direction == 'fwd' else (11 * s.K, 2 * s.K)
@@ -79,7 +79,7 @@ def floor_of(name: str, s: Shape, machine: Machine, plain: bool = False) -> Floo
 
 
 def scan_bound(s: Shape, machine: Machine) -> dict:
-    """The time below which Mamba-1's forward scan with N = K cannot be, from the arithmetic of its source: no simulation."""
+    """A lower bound of Mamba-1's forward scan with N = K, from the arithmetic of its source, without simulation."""
     work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
     issue = max((SCAN_ENTRY * s.K + SCAN_ELEMENTWISE) / LANES, SCAN_ENTRY_SPECIAL * s.K / SPECIAL_LANES)
     size = HALF * (SCAN_TENSORS + 2 * s.K / s.V)

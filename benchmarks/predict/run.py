@@ -1,10 +1,10 @@
-"""Predicted times of the kernels on a GPU that is not there, what their cycles go to, and how far off they may be.
+"""Predicted times of the kernels on a GPU, without one, what their cycles go to, and how far off they may be.
 
     python -m benchmarks predict [--pass diagonal_fwd ...] [--K 16 ...] [--shape 8,2048,4096 ...] [--gpu H100] [--json FILE]
 
-The launches are those that the wrappers make, compiled for the GPU; `offgpu/predict` times them. The constants of its model
-are in its `machine.py`; `--set dram=700` changes one. A row's error bar is that of published timings of kernels like it
-(`python -m benchmarks calibrate`). Of a B200 too little is published to simulate it: `--gpu B200` gives bounds.
+The launches are those of the wrappers, compiled for the GPU; `offgpu/predict` times them. The constants of its model are in
+its `machine.py`; `--set dram=700` changes one. A row's error bar is that of published timings of kernels like it
+(`python -m benchmarks calibrate`). Too little is published to simulate a B200: `--gpu B200` gives bounds.
 
 Needs gcc, no GPU, and a process without TRITON_INTERPRET.
 """
@@ -38,7 +38,7 @@ MAIN_SHAPE = SHAPES[0]
 
 
 def causes(parts: list[Prediction], most: int = 3) -> list[tuple[str, float]]:
-    """What the pass's time went to, the largest first: of all kernels by their times."""
+    """The causes of the pass's time, the largest first, over all kernels weighted by time."""
     total, sums = sum(p.seconds for p in parts), {}
     for p in parts:
         for name, share in p.share.items():
@@ -56,7 +56,7 @@ def kernel_row(p: Prediction) -> dict:
 
 
 def measure(name: str, s: Shape, machine: Machine, tuning: Tuning, walks: Walks, plain: bool = False) -> dict:
-    """One row of the table: a pass's predicted time, its floors and what its kernels' cycles went to."""
+    """One row: a pass's predicted time, its floors and what its kernels' cycles went to."""
     started = time.perf_counter()
     call = {**PASSES, **PEERS}[name](s, plain)
     parts = predict_tuned(call, s.T, machine, tuning, walks)
@@ -96,7 +96,7 @@ def describe(row: dict) -> str:
 
 
 def plan(options: argparse.Namespace) -> list[tuple[str, str, Shape]]:
-    """(GPU, pass, shape) of each row: all, or those that the options name."""
+    """(GPU, pass, shape) of each row: all, or those selected by the options."""
     names, sizes, shapes = options.passes or [*PASSES], options.K or STATE_SIZES, options.shape or SHAPES
     rows = [(options.gpu or 'H100', n, Shape(*shape, K)) for shape in shapes for K in sizes for n in names]
     if not (options.passes or options.K or options.shape or options.gpu):
@@ -141,7 +141,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--gpu', help=', '.join(MACHINES))
     parser.add_argument('--plain', action='store_true', help='without z, D and logits of beta')
     parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
-    parser.add_argument('--json', metavar='FILE', help='file for the rows; it keeps those that it holds of this commit')
+    parser.add_argument('--json', metavar='FILE', help='file for the rows; its rows of this commit are kept')
     options = parser.parse_args(args)
     report = new_report()
     if options.json and os.path.exists(options.json):

@@ -1,12 +1,14 @@
-"""The results page's sections of models: how fast they train, and what a token costs them."""
+"""The results page's sections on models: training speed, time per generated token, size of the cache."""
 
 from __future__ import annotations
+
+from textwrap import fill
 
 from benchmarks.report.tables import measured_on, place, table
 
 
 def models(report: dict) -> str:
-    """A row a model: training, and a token after the shortest and the longest prompt, in the first dtype and batch."""
+    """One row per model: training, and a token after the shortest and the longest prompt, in the first dtype and batch."""
     ran = [row for row in report['rows'] if row['status'] == 'ok']
     trained = any('training' in row for row in ran)
     measured = [(x['dtype'], x['batch']) for row in ran for x in row.get('generation', ())]
@@ -25,3 +27,18 @@ def models(report: dict) -> str:
         f'## {"Models" if trained else "Generation"} on {place(report)}\n\n`python -m benchmarks model`, size '
         f'{report["name"]}. {measured_on(report["machine"])}'[:-1] + f'{where}.\n\n' + table(columns, rows)
     )
+
+
+def generation(report: dict) -> str:
+    """Time per token and cache after the longest prompt, in the first dtype and batch, of the models that read it."""
+    ran = [row for row in report['rows'] if row['status'] == 'ok' and row.get('generation')]
+    longest, first = report['size']['prompts'][-1], ran[0]['generation'][0]
+    figures = [
+        f'{row["model"]} {x["token"]["ms"]:.0f} ms and {x["state_bytes"] / 1e6:,.1f} MB' for row in ran
+        for x in row['generation'] if (x['dtype'], x['batch'], x['prompt']) == (first['dtype'], first['batch'], longest)
+    ]
+    text = (
+        f'At size {report["name"]}, a generated token after {longest:,} and the cache take: {"; ".join(figures)} '
+        f'({first["dtype"]}, batch {first["batch"]}). {measured_on(report["machine"])}'
+    )
+    return fill(text, 127)

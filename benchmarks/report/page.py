@@ -2,7 +2,7 @@
 
     python -m benchmarks report [--check]
 
-`--check` writes nothing, and fails where a page differs from what the files hold.
+`--check` writes nothing, and fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from pathlib import Path
 
 from benchmarks.report.calibration import calibrated
 from benchmarks.report.memory import memory, recomputation
-from benchmarks.report.models import models
+from benchmarks.report.models import generation, models
 from benchmarks.report.predicted import predicted
 from benchmarks.report.summary import replaced, summary
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
-# those that the README quotes
+# quoted in the README
 FIGURES = {
     'cpu_ops': RESULTS / 'cpu_ops.json', 'cpu_model': RESULTS / 'cpu_model.json', 'memory': RESULTS / 'memory.json',
     'extrapolation': ROOT / 'experiments' / 'results' / 'extrapolation.json',
 }
 HEADER = """# Results
 
-`python -m benchmarks report` draws this page from the files in [`benchmarks/results`](../benchmarks/results), which hold much
-more: all shapes, dtypes and batches, quartiles, and what was left out and why. What is not in them has not been measured.
+`python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). They hold much
+more: all shapes, dtypes and batches, quartiles, instruction counts, and what was left out and why. What is not in them was not
+measured.
 """
 NO_GPU = '**No kernel has been timed on a GPU yet.**\n'
 # channels of the paper's 120M layer
@@ -38,7 +39,7 @@ WIDTH = 1536
 
 
 def operators(report: dict) -> str:
-    """One shape, one step size per channel; the other sets are in the picture and the file."""
+    """One shape, one step size per channel; the other shapes are in the picture and the file."""
     rows = [row for row in report['rows'] if (row['set'], row['V'], row['status']) == ('paper', WIDTH, 'ok')]
     lines = [
         [f'`{row["operator"]}`', row['backend'], milliseconds(row['forward']), milliseconds(row['forward_backward']),
@@ -54,34 +55,15 @@ def operators(report: dict) -> str:
     )
 
 
-def kernels(rows: list[dict], target: str = 'sm_90') -> str:
-    """Cost of the passes on one target."""
-    sizes, lines = list(dict.fromkeys(row['K'] for row in rows)), []
-    for update in ('diagonal', 'exact'):
-        for direction in ('forward', 'backward'):
-            some = [x for x in rows if (x['target'], x['update'], x['pass']) == (target, update, direction)]
-            cells = []
-            for K in sizes:
-                spills = sum(x['spills'] for x in some if x['K'] == K)
-                cost = K * sum(x['instructions_per_state_update'] for x in some if x['K'] == K)
-                cells.append(f'{cost:,.0f}' + (f' ({spills} spills)' if spills else ''))
-            lines.append([update, direction, *cells])
-    return (
-        '## Compiled kernels\n\n`python -m benchmarks kernels`. Instructions per token and channel, of all kernels of a pass, '
-        'compiled for an H100 in bfloat16 without gate (`z`), skip (`D`) and sigmoid. These are counts, not times.\n\n'
-        + table(['update', 'pass', *(f'K = {K}' for K in sizes)], lines)
-    )
 
-
-# names of files, what turns them into text, and a picture
+# names of files, the function that makes their text, and a picture
 Section = tuple[tuple[str, ...], Callable[..., str], str | None]
 SECTIONS: tuple[Section, ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
-    (('cpu_decode',), models, 'cpu_decode'),
-    (('memory',), memory, 'memory'),
+    (('cpu_decode',), generation, None),
+    (('memory',), memory, None),
     (('recompute',), recomputation, None),
-    (('kernels',), kernels, None),
     (('predicted',), predicted, None),
     (('calibration',), calibrated, 'calibration'),
 )
@@ -92,7 +74,7 @@ def read(path: Path) -> dict | list:
 
 
 def gpu_sections() -> list[Section]:
-    """Sections of what was measured on other devices: `<device>_ops.json`, `<device>_model.json`, `<device>_decode.json`."""
+    """Sections for other devices: `<device>_ops.json`, `<device>_model.json`, `<device>_decode.json`."""
     return [
         ((path.stem,), describe, path.stem if path.with_suffix('.png').exists() else None)
         for kind, describe in (('ops', operators), ('model', models), ('decode', models))
@@ -101,7 +83,7 @@ def gpu_sections() -> list[Section]:
 
 
 def body(sections: Sequence[Section], results: Path, linked: str) -> str:
-    """The sections of a page, from the files in a folder of results; `linked` is where the page finds their pictures."""
+    """The sections of a page, from the files in the folder `results`; the page finds their pictures in `linked`."""
     parts = []
     for names, describe, picture in sections:
         paths = [results / f'{name}.json' for name in names]
@@ -124,13 +106,13 @@ def pages() -> dict[Path, str]:
 
 
 def main_of(command: str, pages: Callable[[], dict[Path, str]], args: list[str] | None) -> int:
-    """Write the pages that `command` makes or, with `--check`, count those that are not up to date."""
-    parser = argparse.ArgumentParser(prog=command, description='Pages from the JSON files of results.')
-    parser.add_argument('--check', action='store_true', help='write nothing; fail where a page is not up to date')
+    """Write the pages of `command` or, with `--check`, count those that are out of date."""
+    parser = argparse.ArgumentParser(prog=command, description='Write pages from the JSON files of results.')
+    parser.add_argument('--check', action='store_true', help='write nothing; fail if a page is out of date')
     if parser.parse_args(args).check:
         old = [path for path, text in pages().items() if path.read_text() != text]
         for path in old:
-            print(f'{path} differs from what the results hold: run {command}', file=sys.stderr)
+            print(f'{path} differs from the results: run {command}', file=sys.stderr)
         return len(old)
     for path, text in pages().items():
         path.write_text(text)

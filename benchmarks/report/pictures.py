@@ -11,24 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.ops import run as ops
-from benchmarks.report import calibration, memory, plots
+from benchmarks.report import calibration, plots
 from benchmarks.report.page import RESULTS
 
-# what draws the files whose name ends so
+# the function that draws files by the end of their name
 DRAW: dict[str, Callable] = {
-    'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models, 'memory': memory.draw,
-    'calibration': calibration.draw,
+    'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models, 'calibration': calibration.draw,
 }
 
 
 def pictures(draw: dict[str, Callable], results: Path) -> dict[Path, Callable]:
-    """The committed pictures of a folder, with what draws each."""
+    """The committed pictures of a folder, each with the function that draws it."""
     found = {path: [draw[ending] for ending in draw if path.stem.endswith(ending)] for path in sorted(results.glob('*.png'))}
     return {path: functions[0] for path, functions in found.items()}
 
 
 def main_of(command: str, draw: dict[str, Callable], results: Path, args: list[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog=command, description='The pictures of results, drawn again from the JSON files.')
+    parser = argparse.ArgumentParser(prog=command, description='Draw the pictures of results again from the JSON files.')
     parser.add_argument('names', nargs='*', metavar='NAME', help='only these')
     options = parser.parse_args(args)
     known = {path.stem: (path, function) for path, function in pictures(draw, results).items()}

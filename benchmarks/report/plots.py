@@ -1,6 +1,6 @@
 """The pictures of the benchmarks' reports, and the options that every report shares.
 
-At most `MOST` lines a panel, each named at its end; Longhorn's in colour and the others in grey.
+At most `MOST` lines per panel, each labelled at its end; Longhorn's in colour, the others grey.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FONT = 8
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--json', metavar='FILE', help='write the figures here')
     parser.add_argument('--plot', metavar='FILE.png', help='draw the figures here')
-    parser.add_argument('--compare', metavar='OLD.json', help='hold the times against those of an earlier report')
+    parser.add_argument('--compare', metavar='OLD.json', help='compare with the times of an earlier report')
 
 
 def own(name: str) -> bool:
@@ -29,13 +29,13 @@ def own(name: str) -> bool:
 
 
 def shown(names: list[str], costs: dict[str, float]) -> list[str]:
-    """As many names as a panel takes: Longhorn's, then the others with the lowest costs, in the order of `names`."""
+    """Names for a panel: Longhorn's, then the others with the lowest costs, in the order of `names`."""
     ranked = sorted(names, key=lambda name: (not own(name), costs.get(name, float('inf'))))[:MOST]
     return [name for name in names if name in ranked]
 
 
 def style(name: str, names: list[str]) -> dict:
-    """A colour for each update of Longhorn, dashed with normalised keys; greys for the others."""
+    """One colour per update of Longhorn, dashed with normalised keys; grey for the others."""
     if own(name):
         color = ORANGE if 'exact' in name else GREEN if 'scalar' in name else BLUE
         return {'color': color, 'linestyle': '--' if 'normalised' in name else '-', 'linewidth': 1.8, 'marker': 'o',
@@ -67,7 +67,7 @@ def finish(axis: Axes, title: str, x: str, y: str, log_y: bool = True) -> None:
 
 
 def spread_out(ys: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Ascending positions as near to the ascending `ys` as a gap between them and the limits allow."""
+    """Ascending positions as close to the ascending `ys` as the gap and the limits allow."""
     blocks = []
     for y in ys:
         blocks.append([y, 1])
@@ -83,9 +83,9 @@ def spread_out(ys: list[float], gap: float, low: float, high: float) -> list[flo
 
 
 def label_ends(axis: Axes, size: float = FONT) -> None:
-    """The name of each line at the right edge, level with its end, in its colour.
+    """Label each line at the right edge, level with its end, in its colour.
 
-    Names that would overlap are moved up or down. A thin line leads to the end of what was moved or ends earlier.
+    Labels that would overlap are moved up or down. A thin line connects a moved label, or one of a shorter line, with the end.
     """
     axis.figure.draw_without_rendering()
     box = axis.get_window_extent()
@@ -108,7 +108,7 @@ def label_ends(axis: Axes, size: float = FONT) -> None:
 
 
 def plot_band(axis: Axes, xs: list, curves: list[list[float]], label: str, options: dict) -> None:
-    """The mean of several curves over the same `xs`, and the range between the lowest and the highest."""
+    """Plot the mean of several curves over the same `xs`, with a band from the lowest to the highest."""
     columns = list(zip(*curves, strict=True))
     axis.plot(xs, [sum(ys) / len(ys) for ys in columns], **options | {'label': label})
     low, high = [min(ys) for ys in columns], [max(ys) for ys in columns]
@@ -116,7 +116,7 @@ def plot_band(axis: Axes, xs: list, curves: list[list[float]], label: str, optio
 
 
 def plot_lines(axis: Axes, lines: dict[str, list[tuple]], names: list[str]) -> None:
-    """Medians over x, Longhorn's with the quartiles as a band; `lines` holds (x, figures) by name."""
+    """Plot medians over x, Longhorn's with the quartiles as a band; `lines` holds (x, figures) by name."""
     for name, points in lines.items():
         xs, figures = zip(*sorted(points, key=lambda point: point[0]), strict=True)
         options = style(name, names)
@@ -127,7 +127,7 @@ def plot_lines(axis: Axes, lines: dict[str, list[tuple]], names: list[str]) -> N
 
 
 def plot_bars(axis: Axes, bars: dict[str, float], form: str, title: str, x: str) -> None:
-    """One bar a name, from the top, with its value at the end."""
+    """Plot one bar per name, from the top, with its value at the end."""
     axis.barh(list(bars), list(bars.values()), color=[BLUE if own(name) else GREYS[-1] for name in bars])
     for i, value in enumerate(bars.values()):
         axis.text(value, i, ' ' + form.format(value), va='center', fontsize=FONT)
@@ -144,7 +144,7 @@ def describe(report: dict) -> str:
 
 
 def draw_operators(lines: dict, bars: dict[str, float], shapes: dict[str, str], report: dict, path: str) -> None:
-    """Time against T and K for both passes, and how many times as long as Longhorn others take.
+    """Plot time against T and K for both passes, and the others' times as multiples of Longhorn's.
 
     `lines` holds lines by (pass, 'T' or 'K'); `shapes` says what else is fixed, for 'T', 'K' and 'bars'.
     """
@@ -171,12 +171,12 @@ def draw_operators(lines: dict, bars: dict[str, float], shapes: dict[str, str], 
     figure.savefig(path)
 
 
-# whose lines stand beside Longhorn's in a picture of models, the first of them that ran
+# compared with Longhorn in a picture of models: the first of them that ran
 PEERS = ('GPT-2', 'Llama', "transformers' Mamba", "transformers' Mamba2", 'Mamba', 'Mamba2', 'GLA', 'DeltaNet', 'Transformer')
 
 
 def plot_generation(axis: Axes, rows: dict[str, dict], dtype: str, batch: int, names: list[str]) -> None:
-    """Time of a token against the length of the prompt: of attention it grows, of a state that stays it does not."""
+    """Plot time per token against the length of the prompt: it grows for attention, not for a state of fixed size."""
     lines = {}
     for name in names:
         points = [(x['prompt'], x['token']) for x in rows[name] if (x['dtype'], x['batch']) == (dtype, batch)]
@@ -188,14 +188,14 @@ def plot_generation(axis: Axes, rows: dict[str, dict], dtype: str, batch: int, n
 
 
 def draw_models(report: dict, path: str) -> None:
-    """Training tokens a second, time of a generated token and bytes of its cache against the prompt's length.
+    """Training tokens per second, and time per generated token and bytes of the cache against the prompt's length.
 
-    A panel for each dtype and batch; the cache is that of the first.
+    One panel per dtype and batch; the cache is that of the first.
     """
     rows = [row for row in report['rows'] if row['status'] == 'ok']
     trained = {row['model']: row['training']['tokens_per_s'] for row in rows if 'training' in row}
     generated = {row['model']: row['generation'] for row in rows if 'generation' in row}
-    # a family of fla with Longhorn in it has Longhorn's times, and variants are in the table
+    # fla's families with Longhorn have Longhorn's times; variants are in the table
     known = [name for name in generated if name in (*PEERS, 'Longhorn', 'Longhorn, exact')]
     names = shown(known, {name: i for i, name in enumerate(PEERS)})
     groups = list(dict.fromkeys((x['dtype'], x['batch']) for x in sum(generated.values(), [])))

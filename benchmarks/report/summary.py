@@ -1,4 +1,4 @@
-"""The part of the README that `python -m benchmarks report` draws from the committed figures."""
+"""The part of the README that `python -m benchmarks report` writes from the committed results."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from statistics import mean
 from textwrap import fill
 
 START, END = '<!-- drawn by python -m benchmarks report -->\n', '<!-- to here -->\n'
-# a link stays on one line
+# do not break links
 WHOLE = {'break_long_words': False, 'break_on_hyphens': False}
 
 
 def operators(report: dict) -> str:
-    """Training passes at the paper's 120M shape."""
+    """Forward and backward at the paper's 120M shape."""
     found = [row for row in report['rows'] if row['set'] == 'paper' and row['V'] == 1536 and row['status'] == 'ok']
     times = {(row['operator'], row['backend']): row['forward_backward'] for row in found}
 
@@ -42,8 +42,8 @@ def training(report: dict) -> str:
     return (
         f'- **A small model on a CPU.** Longhorn trains {1 - rate["Longhorn"] / rate["Llama"]:.0%} slower than transformers\' '
         f'Llama ({rate["Longhorn"]:,.0f} and {rate["Llama"]:,.0f} tokens a second, {report["size"]["seq_len"]} tokens a row, '
-        f'{report["machine"]["threads"]} threads). A generated token after 8,192 takes {token_ms("Longhorn"):.1f} ms, and '
-        f"{token_ms('Llama'):.1f} ms with Llama's cache. [All models](docs/results.md#models-on-a-cpu)."
+        f'{report["machine"]["threads"]} threads). Generating a token after 8,192 takes {token_ms("Longhorn"):.1f} ms; '
+        f'Llama takes {token_ms("Llama"):.1f} ms. [All models](docs/results.md#models-on-a-cpu).'
     )
 
 
@@ -52,8 +52,8 @@ def memory(report: dict) -> str:
     kept = {row['layer']: row['kept'] for row in report['rows']}
     own, mamba = kept['Longhorn'], kept['Mamba, by its source']
     return (
-        f'- **Memory in training.** For backward, a layer keeps {own:.0f} bytes per token and unit of model width, counted '
-        f"in bfloat16; Mamba's fused block keeps {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet {kept['DeltaNet']:.0f} "
+        f'- **Memory in training.** For backward, a layer saves {own:.0f} bytes per token and unit of model width (counted, '
+        f"bfloat16). Mamba's fused block saves {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet {kept['DeltaNet']:.0f} "
         f"and KDA {kept['KDA']:.0f}, softmax attention {kept['softmax attention']:.0f}. "
         '[All layers](docs/results.md#memory-of-a-layer).'
     )
@@ -78,7 +78,7 @@ def extrapolation(report: dict) -> str:
 
 
 def summary(files: dict[str, Path], timed_on_gpu: bool) -> str:
-    """The text between the marks, from the files by their names."""
+    """The text between the marks."""
     def read(name: str):
         return json.loads(files[name].read_text())
 
@@ -95,5 +95,5 @@ def summary(files: dict[str, Path], timed_on_gpu: bool) -> str:
 
 
 def replaced(text: str, drawn: str) -> str:
-    """`text` with what lies between the marks drawn anew."""
+    """`text` with everything between the marks replaced."""
     return text[:text.index(START)] + drawn + text[text.index(END) + len(END):]

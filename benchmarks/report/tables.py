@@ -1,4 +1,4 @@
-"""What the results page's sections share: tables, and the words for times and machines."""
+"""Shared by the results page's sections: tables, times and machines as text."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The main job: a small Longhorn language model learns multi-query associative recall. See `python -m examples.mqar -h`."""
+"""The demo: a small Longhorn language model learns multi-query associative recall. See `python -m examples.mqar -h`."""

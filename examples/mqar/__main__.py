@@ -1,4 +1,4 @@
-"""Train Longhorn on multi-query associative recall, measure what it recalls, reload it and ask it."""
+"""Train Longhorn on multi-query associative recall, measure its recall, reload it and ask it some questions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fla_longhorn import LonghornForCausalLM
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the job with command line options `args`; return 0, or 1 if the target recall is missed (2 for a wrong option)."""
+    """Run with command-line options `args`; return 0, 1 if the target recall is missed, or 2 for a wrong option."""
     started = time.perf_counter()
     console = Console()
     transformers.logging.set_verbosity_error()

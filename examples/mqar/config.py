@@ -1,4 +1,4 @@
-"""What the command can be told: the model, the training and the run; the task's own options are in `data.py`."""
+"""Options of the command: the model, the training and the run. The task's own options are in `data.py`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ModelArguments:
     num_heads: int = field(default=1, metadata={'help': 'Groups of channels with their own keys and queries.'})
 
     def config(self, task: MQAR) -> LonghornConfig:
-        """The model, without special tokens: a blank is a token like the others.
+        """The model, without special tokens: a blank is an ordinary token.
 
-        Keys are never answers, so a head tied to the embeddings pushes them all one way and the model can't tell them
-        apart; untied, it starts to recall within some hundred steps, and with larger embeddings sooner.
+        Keys are never answers, so a tied head pushes the embeddings of all keys in one direction, and the model cannot tell
+        them apart. Untied, it starts to recall within some hundred steps, sooner with larger embeddings.
         """
         return LonghornConfig(
             hidden_size=self.hidden_size, num_hidden_layers=self.num_hidden_layers, state_size=self.state_size,
@@ -96,6 +96,6 @@ class RunArguments:
             disable_tqdm=True,
             report_to='none',
         )
-        # one GPU is enough for a model of this size; the Trainer would wrap it in DataParallel over all it sees
+        # one GPU is enough; the Trainer would use DataParallel over all visible GPUs
         args._n_gpu = min(args.n_gpu, 1)
         return args

@@ -1,17 +1,16 @@
 """Multi-query associative recall (Arora et al., 2023, arXiv 2312.04927; section 5.1 of the Longhorn paper).
 
-A sequence is T/2 slots of two tokens, (key, value) or blank (0, 0). Its n pairs fill the first n slots. Each key then comes
-once more, as a query, in one of the slots that are left, slot g of them with probability in proportion to (g+1)^(a-1):
+A sequence is T/2 slots of two tokens, (key, value) or blank (0, 0). Its n pairs fill the first n slots. Each key then occurs
+once more, as a query, in one of the remaining slots, slot g of them with probability proportional to (g+1)^(a-1):
 
     slot      0      1      2      3      4      5      6      7           n = 2 pairs, T = 16
     tokens   k1 v1  k2 v2   0  0  k2 v2   0  0  k1 v1   0  0   0  0
     labels                          v2            v1                         -100 everywhere else
 
-zoology (the authors' code) keeps the token after a query blank and puts the label at the query itself. Here the answer
-follows the query in the sequence, where a causal language model predicts it (its loss compares position t with token t+1)
-and where `generate` continues a prompt that ends in a key. A key is asked once, so all that an answer tells about later
-ones is which values are left: guessing among those is right for a share of (1 + 1/2 + ... + 1/n) / n.
-zoology can also fill the blanks with random tokens; here they stay blank.
+zoology (the authors' code) keeps the token after a query blank and puts the label at the query itself. Here the answer follows
+the query in the sequence, as for any causal language model, so that `generate` can continue a prompt that ends in a key. Each
+key is asked once, so an answer only tells which values are left: guessing among those is right for a share of (1 + 1/2 + ... +
+1/n) / n. zoology can also fill the blanks with random tokens; here they stay blank.
 
 Token 0 is the blank, keys are 1 .. vocab_size/2 - 1, values vocab_size/2 .. vocab_size - 1.
 """
@@ -27,15 +26,15 @@ from torch.utils.data import Dataset, IterableDataset
 
 BLANK = 0
 IGNORE = -100
-# one sequence in so many, chosen by its fingerprint, is held out from training
+# one sequence in this many, selected by its hash, is held out from training
 HELD_OUT_SHARE = 8
-# a draw gives about what is missing; so many that fall short mean that there is nothing to find
+# a draw gives about as many sequences as are missing; after this many short draws, give up
 MAX_ROUNDS = 100
 
 
 @dataclass(frozen=True)
 class MQAR:
-    """The task; a wrong option raises a `ValueError` that names it."""
+    """The task; a wrong option raises `ValueError`, which names it."""
 
     vocab_size: int = field(default=128, metadata={'help': 'Tokens: a blank, then keys (one half), then values (the other).'})
     seq_len: int = field(default=64, metadata={'help': 'Tokens in a sequence.'})
@@ -63,7 +62,7 @@ class MQAR:
         return self.vocab_size // 2 - 1
 
     def with_pairs(self, num_pairs: int) -> MQAR:
-        """The same task for up to `num_pairs` pairs, in longer sequences if it takes them."""
+        """The same task for up to `num_pairs` pairs, in longer sequences if necessary."""
         return replace(self, num_pairs=num_pairs, seq_len=max(self.seq_len, 4 * num_pairs))
 
 
@@ -72,8 +71,8 @@ def draw(task: MQAR, num_pairs: np.ndarray, rng: np.random.Generator) -> tuple[n
 
     Args:
         task (MQAR): The task.
-        num_pairs (np.ndarray): How many pairs each sequence has, 1 to `task.num_pairs`, of shape `[N]`.
-        rng (np.random.Generator): Where the randomness comes from.
+        num_pairs (np.ndarray): The number of pairs of each sequence, 1 to `task.num_pairs`, of shape `[N]`.
+        rng (np.random.Generator): The random generator.
     """
     N, P, S = len(num_pairs), task.num_pairs, task.seq_len // 2
     half = task.vocab_size // 2
@@ -87,7 +86,7 @@ def draw(task: MQAR, num_pairs: np.ndarray, rng: np.random.Generator) -> tuple[n
     log_p = np.where(slot < n, -np.inf, (task.power_a - 1) * np.log(gap + 1))
     query_slots = (-log_p - rng.gumbel(size=(N, S))).argsort(axis=1)[:, :P]
 
-    # which pair a slot holds, -1 for none: queries first, because a pair that isn't there points anywhere
+    # the pair of each slot, -1 for none: queries first, because absent pairs point anywhere
     held = np.full((N, S), -1)
     np.put_along_axis(held, query_slots, np.where(pair < n, pair, -1), axis=1)
     held = np.where(slot < n, slot, held)
@@ -100,7 +99,7 @@ def draw(task: MQAR, num_pairs: np.ndarray, rng: np.random.Generator) -> tuple[n
 
 
 def is_held_out(tokens: np.ndarray) -> np.ndarray:
-    """Whether each sequence `[N, T]` is kept from training, decided by its tokens alone: no test sequence is ever seen."""
+    """Whether each sequence `[N, T]` is held out, decided by its tokens alone, so that training never sees a test sequence."""
     weights = np.random.default_rng(0).integers(2**64, size=tokens.shape[1], dtype=np.uint64) | np.uint64(1)
     return tokens.astype(np.uint64) @ weights < np.uint64(2**64 // HELD_OUT_SHARE)
 
@@ -110,7 +109,7 @@ def examples(task: MQAR, size: int, seed: tuple[int, ...], held_out: bool, num_p
 
     Args:
         task (MQAR): The task.
-        size (int): How many.
+        size (int): The number of sequences.
         seed (tuple of int): The same seed gives the same sequences.
         held_out (bool): Which part.
         num_pairs (int, Optional): Pairs in each sequence. Default: `None`, drawn for each from 1 to `task.num_pairs`.
@@ -133,7 +132,7 @@ def examples(task: MQAR, size: int, seed: tuple[int, ...], held_out: bool, num_p
 
 
 class TrainingStream(IterableDataset):
-    """Training sequences without end, drawn `block` at a time; the same seed gives the same stream."""
+    """An endless stream of training sequences, drawn `block` at a time; the same seed gives the same stream."""
 
     def __init__(self, task: MQAR, seed: int, block: int = 256):
         self.task, self.seed, self.block = task, seed, block
@@ -157,6 +156,6 @@ class HeldOut(Dataset):
 
 
 def rows(tokens: np.ndarray, labels: np.ndarray) -> list[dict[str, torch.Tensor]]:
-    """One dict of `input_ids` and `labels`, `[T]` each, a sequence."""
+    """One dict of `input_ids` and `labels`, `[T]` each, per sequence."""
     pairs = zip(torch.from_numpy(tokens), torch.from_numpy(labels), strict=True)
     return [{'input_ids': x, 'labels': y} for x, y in pairs]

@@ -1,4 +1,4 @@
-"""What a trained model recalls: by number of pairs, and a few questions answered by `generate`."""
+"""Recall of a trained model by number of pairs, and a few questions answered by `generate`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 
 from examples.mqar.data import IGNORE, MQAR, HeldOut
 
-# the recall is measured at no more than so many numbers of pairs up to the most in training
+# recall is measured at no more than this many numbers of pairs within those of training
 MAX_COUNTS = 16
 
 
 def right_answers(predicted, labels):
-    """Whether each query was answered right, given what is predicted after each position and the labels, `[N, T]` both."""
+    """Whether each query was answered right, given the prediction after each position and the labels, `[N, T]` both."""
     asked = labels[:, 1:] != IGNORE
     return (predicted[:, :-1] == labels[:, 1:])[asked]
 
@@ -50,7 +50,7 @@ def recall_by_pairs(model, task: MQAR, size: int, seed: int, batch_size: int) ->
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, with its pairs as (key, value) tokens, and what `generate` made of it."""
+    """A question, with its pairs as (key, value) tokens, and the answer of `generate`."""
 
     pairs: list[tuple[int, int]]
     query: int
@@ -59,7 +59,7 @@ class Answer:
 
 
 def ask(model, task: MQAR, size: int, seed: int) -> list[Answer]:
-    """Cut held-out sequences off after a query, a different one in each, and let `generate` go on."""
+    """Cut held-out sequences after a query, a different one in each, and let `generate` continue."""
     answers = []
     for i, row in enumerate(HeldOut(task, size, (seed, 3), num_pairs=task.num_pairs)):
         asked = (row['labels'] != IGNORE).nonzero().flatten()

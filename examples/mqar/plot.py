@@ -1,4 +1,4 @@
-"""The picture: recall over training, and by number of pairs; each line has its name beside it."""
+"""The picture: recall over training, and by number of pairs; each line is labelled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FONT = 8
 
 
 def draw_figure(report: dict, path: Path) -> None:
-    """Draw what `report` (the JSON) holds, to a PNG 1800 pixels wide."""
+    """Draw `report` (the JSON) to a PNG 1800 pixels wide."""
     figure = Figure(figsize=(9, 3.7), dpi=200, layout='constrained')
     over_training, by_pairs = figure.subplots(1, 2)
     plot_training(over_training, report)
@@ -65,7 +65,7 @@ def plot_pairs(axes, report: dict) -> None:
 
 
 def centre(points: list[tuple[float, float]], below: float) -> tuple[float, float]:
-    """Where a line's label goes: in its middle, so far from its lowest point."""
+    """The position of a line's label: in its middle, this far from its lowest point."""
     xs, ys = zip(*points, strict=True)
     return (xs[0] + xs[-1]) / 2, min(ys) + below
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the figures as JSON, and a screen that a person can read."""
+"""The results of a run: figures as JSON, and a readable summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training through transformers' `Trainer`, with a progress bar, and a stop once the recall is there to stay."""
+"""Training through transformers' `Trainer`, with a progress bar and early stopping."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from examples.mqar.evaluate import right_answers
 
 
 class Progress(TrainerCallback):
-    """One bar, with the newest loss and held-out metric behind it, and a name before it if it is given one."""
+    """One bar, with an optional name before it and the latest loss and held-out metric after it."""
 
     def __init__(self, metric: str = 'recall', name: str | None = None):
         self.metric, self.name = metric, name
@@ -57,7 +57,7 @@ class StopWhenLearned(TrainerCallback):
 
 
 def likeliest(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """All that is kept of logits `[B, T, vocabulary]`: the likeliest next token `[B, T]`."""
+    """The likeliest next token `[B, T]`, to keep instead of logits `[B, T, vocabulary]`."""
     return logits.argmax(dim=-1)
 
 
@@ -85,6 +85,6 @@ def build_trainer(model: PreTrainedModel, task: MQAR, run: RunArguments) -> Trai
 
 
 def train(trainer: Trainer, run: RunArguments) -> None:
-    """Train, or go on from the last training checkpoint; the Trainer's state keeps the log."""
+    """Train, or continue from the last training checkpoint; the log is in the Trainer's state."""
     checkpoint = get_last_checkpoint(trainer.args.output_dir) if run.resume else None
     trainer.train(resume_from_checkpoint=checkpoint)

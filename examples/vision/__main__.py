@@ -1,4 +1,4 @@
-"""Train Vision Longhorn on 4,000 handwritten digits beside a ViT, reload it through transformers and ask it."""
+"""Train Vision Longhorn and a ViT on 4,000 handwritten digits, reload Longhorn through transformers and classify with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from examples.vision.train import train
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the job with command line options `args`; return 0, or 1 if the target accuracy is missed (2 for a wrong option)."""
+    """Run with command-line options `args`; return 0, 1 if the target accuracy is missed, or 2 for a wrong option."""
     started = time.perf_counter()
     console = Console()
     transformers.logging.set_verbosity_error()

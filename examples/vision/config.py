@@ -1,4 +1,4 @@
-"""What the command can be told, and the models that it compares."""
+"""Options of the command, and the models that it compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TimmWrapperConfig
 
 IMAGE_SIZE, CLASSES = 28, 10
-# of the digits' grey values
+# mean and deviation of the digits' grey values
 MEAN, STD = [0.1307] * 3, [0.3081] * 3
 
 LONGHORN, VIT = 'vision_longhorn_tiny_patch16_224', 'vit_tiny_patch16_224'
@@ -47,7 +47,7 @@ class RunArguments:
             raise ValueError(f'train_size must be between 1 and 4999, got {self.train_size}')
 
     def model_config(self, name: str) -> TimmWrapperConfig:
-        """A model of timm for transformers, with what its image processor needs."""
+        """A timm model's config for transformers, with its image processor's options."""
         architecture, options = MODELS[name]
         return TimmWrapperConfig(
             architecture=architecture,

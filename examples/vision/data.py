@@ -16,7 +16,7 @@ from examples.vision.config import IMAGE_SIZE, MEAN, STD
 
 
 class Digits(Dataset):
-    """Images and their digits, as transformers' models take them."""
+    """Images and their digits, in the format of transformers' models."""
 
     def __init__(
         self, images: list[Image.Image], labels: np.ndarray, transform: Callable[[Image.Image], torch.Tensor],
@@ -38,7 +38,7 @@ def load_digits(train_size: int) -> tuple[Digits, Digits]:
     labels = labels[order]
     sizes = dict(input_size=(3, IMAGE_SIZE, IMAGE_SIZE), mean=MEAN, std=STD, interpolation='bicubic')
     plain = create_transform(**sizes, is_training=False, crop_pct=1.)
-    # a tenth larger or smaller, moved by up to a tenth, turned by up to 10 degrees; a mirrored digit is none
+    # scaled by up to a tenth, moved by up to a tenth, rotated by up to 10 degrees; no mirroring, which would change the digit
     move = RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), interpolation=InterpolationMode.BILINEAR)
     augment = Compose([move, plain])
     return (

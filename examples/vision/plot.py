@@ -1,4 +1,4 @@
-"""The picture: accuracy over training, and a sheet of held-out digits with what the model says."""
+"""The picture: accuracy over training, and a sheet of held-out digits with the model's answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draw_figure(runs: list[dict], digits: list[Image.Image], answers: list[dict]
 
 
 def plot_accuracy(axes, runs: list[dict]) -> None:
-    """A line for each run, and the name of its model at the end of the first one."""
+    """One line per run, labelled with its model at the end of the first one."""
     ends = []
     for run in runs:
         colour = COLOURS[run['model']]

@@ -44,7 +44,7 @@ def train(name: str, seed: int, run: RunArguments, training: Digits, held_out: D
         eval_strategy='epoch',
         logging_strategy='epoch',
         save_strategy='no',
-        # another core moves and turns the next images meanwhile
+        # another core augments the next images meanwhile
         dataloader_num_workers=1,
         dataloader_persistent_workers=True,
         dataloader_pin_memory=torch.cuda.is_available(),

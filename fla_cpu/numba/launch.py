@@ -10,14 +10,14 @@ from numba import njit
 
 from fla_cpu.numba import notice, threads
 
-# steps below which one thread does it all, such as decoding's: to hand over to others takes 0.2 ms
+# below so many steps, as in decoding, one thread runs all: starting others takes 0.2 ms
 MIN_PARALLEL_STEPS = 2**20
 
 
 def compiled(function):
-    """`njit` with the machine code kept on disk, or only in memory where no cache directory can be written.
+    """`njit` with its machine code cached on disk, or only in memory if no cache directory is writable.
 
-    Numba compiles again when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
+    Numba recompiles when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
     """
     try:
         return njit(cache=True, nogil=True)(function)
@@ -26,7 +26,7 @@ def compiled(function):
 
 
 def launch(loop, steps: int, blocks: int, *args) -> None:
-    """Run `blocks` blocks on as many threads as torch uses; a loop that has no machine code yet, on one that compiles it."""
+    """Run `blocks` blocks on as many threads as torch uses, or on one if the loop has to be compiled first."""
     n_w = min(torch.get_num_threads(), blocks)
     if n_w <= 1 or steps < MIN_PARALLEL_STEPS or not loop.overloads:
         notice.call(loop, 0, 1, *args)
@@ -35,7 +35,7 @@ def launch(loop, steps: int, blocks: int, *args) -> None:
 
 
 def boundaries(B: int, T: int, cu_seqlens: torch.Tensor | None) -> np.ndarray:
-    """First tokens of the sequences, and the end, over the rows of the batch."""
+    """Boundaries of the sequences over all rows of the batch."""
     return in_rows(B, T) if cu_seqlens is None else cu_seqlens.numpy().astype(np.int64)
 
 

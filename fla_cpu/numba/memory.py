@@ -1,9 +1,8 @@
-"""Arrays of the compiled loops: vectors of elements from memory and back, and asking for memory ahead of its use.
+"""Memory access in the compiled loops: loads, stores and prefetches of vectors.
 
-Arrays are flat and contiguous, of float32 or of bfloat16, whose bits NumPy knows as uint16 (:data:`BITS`): loads widen them
-to float32, stores round to the nearest, to even from halfway, as PyTorch does. An index is the position of the first element.
-Bounds are checked only where Numba's own `NUMBA_BOUNDSCHECK=1` asks for it (with another `NUMBA_CACHE_DIR`: the cache doesn't
-tell the two apart).
+Arrays are flat and contiguous, float32 or bfloat16 (as uint16 in NumPy, :data:`BITS`). Loads widen to float32, stores round to
+nearest even, as PyTorch does. An index is the position of the first element. Bounds are checked only with
+`NUMBA_BOUNDSCHECK=1`; set another `NUMBA_CACHE_DIR` with it, because the cache does not tell the two apart.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numba.extending import intrinsic, overload
 
 from fla_cpu.numba.simd import FLOAT, INT, VecType, broadcast, constant, fold, helper, shuffle, vec
 
-# how the loops see the elements of a tensor
+# NumPy dtype of a tensor's elements in the loops
 BITS: dict[torch.dtype, np.dtype] = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}
 
 SHORT = ir.IntType(16)
@@ -32,19 +31,19 @@ def _address(context, builder, array_type, array, index, width=1):
 
 
 def _is_short(array_type) -> bool:
-    """Whether the elements are bfloat16; anything but that and float32 is a mistake of the caller."""
+    """Whether the elements are bfloat16, not float32; other types are a bug in the caller."""
     if array_type.dtype not in (types.float32, types.uint16):
         raise TypeError(f'elements must be float32, or the bits of bfloat16 as uint16, got {array_type.dtype}')
     return array_type.dtype == types.uint16
 
 
 def _like(kind, of):
-    """`of`, or a vector of as many as `kind` has lanes."""
+    """The type `of`, or a vector of it with the lanes of `kind`."""
     return ir.VectorType(of, kind.count) if isinstance(kind, ir.VectorType) else of
 
 
 def _narrow(builder, value):
-    """bfloat16 bits of the values; NaN, whose payload could be rounded up to infinity, is the one of PyTorch."""
+    """bfloat16 bits of the values; NaN becomes PyTorch's NaN, because rounding its payload could give infinity."""
     ints = _like(value.type, INT)
     bits = builder.bitcast(value, ints)
     odd = builder.and_(builder.lshr(bits, constant(ints, 16)), constant(ints, 1))
@@ -54,7 +53,7 @@ def _narrow(builder, value):
 
 
 def _masked(builder, name, kind, p, result, arguments):
-    """LLVM's masked load or store of a `kind` at `p`; it touches no memory where the mask is off."""
+    """LLVM's masked load or store of a `kind` at `p`; accesses no memory where the mask is off."""
     function = ir.FunctionType(result, [x.type for x in arguments])
     name = f'llvm.masked.{name}.v{kind.count}{kind.element.intrinsic_name}.p0'
     return builder.call(cgutils.get_or_insert_function(builder.module, function, name), arguments)
@@ -114,7 +113,7 @@ def _prefetch(context, builder, address, num_bytes: int, to_write: int):
     function = builder.module.declare_intrinsic('llvm.prefetch', [cgutils.voidptr_t], kind)
     for i in range(0, num_bytes, CACHE_LINE):
         p = builder.inttoptr(builder.add(address, address.type(i)), cgutils.voidptr_t)
-        # into the first cache, of data
+        # into the L1 data cache
         builder.call(function, [p, INT(to_write), INT(3), INT(1)])
     return context.get_dummy_value()
 
@@ -170,7 +169,7 @@ def vectors(kind: VecType) -> tuple:
 
     @intrinsic
     def prefetch(typingctx, x, address):
-        """Have the lines of `W` elements of `x` at an address on their way, if there is memory."""
+        """Prefetch the cache lines of `W` elements of `x` at an address, which may be invalid."""
         return types.void(x, types.intp), lambda context, builder, sig, args: _prefetch(context, builder, args[1], row(x), 0)
 
     @intrinsic
@@ -202,7 +201,7 @@ def store_one(typingctx, x, index, value):
 
 @intrinsic
 def address_of(typingctx, x, index):
-    """Where `x[index]` lies, or would lie."""
+    """The address of `x[index]`, also out of bounds."""
     def codegen(context, builder, sig, args):
         array = context.make_array(sig.args[0])(context, builder, args[0])
         return builder.ptrtoint(builder.gep(array.data, [args[1]]), args[1].type)
@@ -236,7 +235,7 @@ def store_columns(typingctx, x, index, columns):
 
 @intrinsic
 def store_folded(typingctx, x, index, value):
-    """`x[index:index + W] = value`, of whose lanes each adds those that a wider vector has in its place."""
+    """Reduce the wider vector `value` to `W` lanes, each a sum of its lanes, and store them: `x[index:index + W]`."""
     def codegen(context, builder, sig, args):
         value = fold(builder, args[2], vec.width)
         _write(builder, _address(context, builder, sig.args[0], args[0], args[1], vec.width), sig.args[0], value)
@@ -246,9 +245,9 @@ def store_folded(typingctx, x, index, value):
 
 @intrinsic
 def sum_rows(typingctx, x, index):
-    """The sums of `W` rows of `W` elements from `x[index]` on, one a lane: together for the price of a few.
+    """The sums of `W` rows of `W` elements from `x[index]` on, one per lane.
 
-    Pairs of rows become one, of sums of neighbours, until one is left.
+    A tree: pairs of rows are added to one row of sums of neighbours, until one is left.
     """
     def codegen(context, builder, sig, args):
         W = vec.width
@@ -272,12 +271,12 @@ def _pointer(typingctx, address):
 
 @helper
 def array_at(address, size, dtype=BITS[torch.float32]):
-    """The `size` values of `dtype`, of those in `BITS`, at an address; who calls keeps them alive."""
+    """`size` values of `dtype`, one of `BITS`, at an address; the caller keeps them alive."""
     return carray(_pointer(address), size, dtype)
 
 
 def widened(x):
-    """The values of `x` as float32, in memory of their own only where they are not."""
+    """`x` as float32; copied only if it has another dtype."""
     raise NotImplementedError('in compiled loops only')
 
 

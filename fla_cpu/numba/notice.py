@@ -1,4 +1,4 @@
-"""A line on stderr while a loop is compiled, so that a first call that takes long does not look like one that hangs."""
+"""A line on stderr while a loop is compiled, so that a slow first call does not look like a hang."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _told = threading.Event()
 
 
 def call(loop: Any, *args: Any) -> Any:
-    """`loop(*args)`; a loop that has no machine code yet reads it from disk, or compiles for long and is told of, once."""
+    """`loop(*args)`. A loop without machine code loads it from disk or compiles; if that takes long, print so, once."""
     return loop(*args) if loop.overloads else call_for_the_first_time(loop, args)
 
 
 def call_for_the_first_time(loop: Callable, args: tuple) -> Any:
     timer = threading.Timer(PATIENCE, tell)
     timer.daemon = True
-    # an interpreter that ends starts no thread
+    # at interpreter exit no thread can be started
     with suppress(RuntimeError):
         timer.start()
     try:

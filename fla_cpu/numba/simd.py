@@ -1,9 +1,9 @@
-"""Vectors of float32 channels as Numba types, so that loops say what the CPU should run instead of hoping for it.
+"""Vectors of float32 channels as Numba types, for explicit vectorisation.
 
-LLVM can't vectorise the recurrence by itself: it doesn't know that the arrays don't overlap, and the sums over keys and
-channels must keep their order. Every operation here is one LLVM vector instruction (or a few), which each CPU splits
-into its own registers; `+`, `-`, `*`, `/` work on vectors, and on a vector and a float32 for all its lanes; a product that
-is added fuses (`contract`), nothing else is relaxed: NaN and inf behave as everywhere.
+LLVM cannot vectorise the recurrence by itself: it does not know that the arrays do not overlap, and the sums over keys and
+channels must keep their order. Every operation here is one LLVM vector instruction (or a few), which LLVM splits to the CPU's
+registers. `+`, `-`, `*`, `/` take vectors, or a vector and a float32 for all lanes. A product and a sum may fuse (`contract`);
+nothing else is relaxed, so NaN and inf propagate as usual.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numba import njit, types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-# functions that only the compiled loops call: Numba need not make them callable from Python, a fifth of its time
+# functions that only compiled loops call: without a wrapper for Python, which takes a fifth of the compile time
 _options = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 helper = njit(**_options)
-# for the steps of one token: a call, with all its arrays' parts as arguments, costs more than updating a small state
+# for steps of one token: a call with its many arguments costs more than updating a small state
 inlined = njit(forceinline=True, **_options)
 
 FLOAT32 = types.float32
@@ -41,7 +41,7 @@ class VecModel(models.PrimitiveModel):
         super().__init__(manager, kind, ir.VectorType(FLOAT, kind.width))
 
 
-# of loops over rows, and of those over states: the wider one shares sums over lanes, and what all channels have in common
+# for loops over rows, and for those over states: wider, to amortise sums over lanes and work that all channels share
 W, WIDE = 16, 32
 vec, wide = VecType(W), VecType(WIDE)
 
@@ -71,7 +71,7 @@ def constant(kind, value):
 
 
 def shuffle(builder, a, b, lanes):
-    """The `lanes` of `a`, counted on in `b`."""
+    """The given lanes of `a` and `b` concatenated."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INT, len(lanes)), list(lanes)))
 
 
@@ -81,7 +81,7 @@ def broadcast(builder, scalar, width):
 
 
 def fold(builder, value, width):
-    """`width` sums of every `width`-th lane, in halves: always in the same order."""
+    """`width` sums of every `width`-th lane, by halving: always in the same order."""
     while (half := value.type.count // 2) >= width:
         undefined = ir.Constant(value.type, ir.Undefined)
         value = builder.fadd(*(shuffle(builder, value, undefined, range(p, p + half)) for p in (0, half)), flags=('contract',))
@@ -100,8 +100,8 @@ def sum_lanes(typingctx, x):
 def exp_neg(typingctx, x):
     """`exp(-x)` to about one unit in the last place, held at `exp(-88)` and `exp(88)` beyond; NaN stays NaN.
 
-    `exp(y) = 2^n exp(r)` with `n` the integer nearest to `y / ln 2`, found by adding and taking off 1.5 * 2^23, whose
-    low bits then hold `n`, and with a polynomial for `exp(r)`, `|r| <= ln 2 / 2`, the coefficients of Cephes' expf.
+    `exp(y) = 2^n exp(r)` with `n` the integer nearest to `y / ln 2`, found by adding and subtracting 1.5 * 2^23, whose low
+    bits then hold `n`, and a polynomial for `exp(r)`, `|r| <= ln 2 / 2`, with the coefficients of Cephes' expf.
     """
     def codegen(context, builder, sig, args):
         kind = args[0].type
@@ -141,5 +141,5 @@ def sigmoid(b_x):
 
 
 def _f32(value: float) -> float:
-    """The float32 nearest to `value`: LLVM takes no other constant in float."""
+    """The float32 nearest to `value`: LLVM accepts only exact float constants."""
     return float(np.float32(value))

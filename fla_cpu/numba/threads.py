@@ -1,4 +1,4 @@
-"""The compiled loops on several threads of Python: they hold no lock of the interpreter while they run.
+"""Runs compiled loops on several Python threads; they release the GIL.
 
 Numba's own parallel loops would compile every loop a second time.
 """
@@ -16,14 +16,14 @@ from queue import SimpleQueue
 import torch
 
 _pool: ThreadPoolExecutor | None = None
-# the process that it belongs to, and its threads
+# the process that owns it, and its threads
 _of: tuple[int, int] = (0, 0)
 
 
 def run(loop: Callable, n_w: int, *args) -> None:
     """`loop(i_w, n_w, *args)` for each of `n_w` workers, on the calling thread and those that help it."""
     workers, failures = deque(range(n_w)), SimpleQueue[BaseException | None]()
-    # a setting that each thread has for itself
+    # a setting per thread
     flushes = flushes_denormals()
 
     def work() -> None:
@@ -32,12 +32,12 @@ def run(loop: Callable, n_w: int, *args) -> None:
             while True:
                 failures.put(failure_of(loop, workers.popleft(), n_w, *args))
 
-    # where no thread can be started any more, as the interpreter ends, those that there are do it all
+    # at interpreter exit no thread can be started: use those that exist
     with suppress(RuntimeError):
         for _ in range(n_w - 1):
             pool(n_w - 1).submit(work)
     work()
-    # of all, for they write to memory that the caller would free
+    # wait for all: they write to memory that the caller may free
     for failure in [failures.get() for _ in range(n_w)]:
         if failure is not None:
             raise failure
@@ -52,12 +52,12 @@ def failure_of(function: Callable, *args) -> BaseException | None:
 
 
 def flushes_denormals() -> bool:
-    """Whether the calling thread takes numbers below the normal ones for zero (`torch.set_flush_denormal`)."""
+    """Whether the calling thread flushes denormals to zero (`torch.set_flush_denormal`)."""
     return sys.float_info.min / 2 == 0
 
 
 def pool(n: int) -> ThreadPoolExecutor:
-    """At least `n` threads of this process: those of a parent don't survive a fork."""
+    """At least `n` threads of this process; a parent's threads do not survive a fork."""
     global _pool, _of
     pid, size = _of
     if _pool is None or pid != os.getpid() or size < n:

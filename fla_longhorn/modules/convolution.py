@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from fla import modules
-from fla.modules.causal_conv1d import ops
 
 from fla_cpu.backend import LOOP_DTYPES, load_loops, widen
 from fla_cpu.plain import is_plain, is_transformed
-from fla_longhorn.modules.direct import find_function, get_parameter
+from fla_longhorn.modules.direct import get_parameter
 
 
 def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
@@ -110,10 +109,13 @@ class ShortConvolution(modules.ShortConvolution):
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
         Without it, or where `cache` has a graph, `cache` stays as it is.
         """
-        if x.shape[1] == 1 and x.dim() == 3 and residual is mask is cu_seqlens is lengths is None and self.backend == 'triton':
+        one_token = x.dim() == 3 and x.shape[1] == 1 and residual is mask is cu_seqlens is lengths is None
+        if one_token and cache is not None and output_final_state and self.backend == 'triton':
             weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
-            if is_plain(x, cache, weight, bias) and (cache is None or cache.is_contiguous()):
-                return self._step_plain(x, cache, weight, bias, output_final_state)
+            if x.dtype in LOOP_DTYPES and not cache.requires_grad and is_plain(x, cache, weight, bias):
+                loops = load_loops(cache, weight, bias)
+                if loops is not None:
+                    return loops.convolve_token(x, cache, weight, bias, self.activation is not None), cache
         in_pytorch = torch.compiler.is_compiling() or is_transformed()
         if lengths is not None and x.shape[1] == 1 and cache is not None and not in_pytorch:
             y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
@@ -153,25 +155,3 @@ class ShortConvolution(modules.ShortConvolution):
         if not output_final_state:
             return y, None
         return y, state if in_place is not None else state.to(x.dtype).contiguous()
-
-    def _step_plain(
-        self,
-        x: torch.Tensor,
-        cache: torch.Tensor | None,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        output_final_state: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        D, _, W = weight.shape
-        if cache is None:
-            cache = x.new_zeros(x.shape[0], D, W)
-        elif not output_final_state or cache.requires_grad:
-            cache = cache.clone()
-        loops = load_loops(cache, weight, bias) if x.dtype in LOOP_DTYPES else None
-        if loops is not None:
-            y = loops.convolve_token(x, cache, weight, bias, self.activation is not None)
-        else:
-            y, cache = find_function(ops.causal_conv1d_update, x.device.type)(
-                x=x, cache=cache, weight=weight.view(D, W), bias=bias, activation=self.activation,
-            )
-        return y, cache if output_final_state else None

@@ -9,11 +9,8 @@ from types import ModuleType
 
 import torch
 
-OP_BACKENDS = {
-    'triton': 'fla_longhorn.ops.triton',
-    'numba': 'fla_longhorn.ops.numba',
-    'torch': 'fla_longhorn.ops.torch',
-}
+# folders beside this file
+OP_BACKENDS = ('triton', 'numba', 'torch')
 
 
 def select_backend(device: torch.device) -> ModuleType:
@@ -52,7 +49,7 @@ def default_backend(device_type: str, interpret: str | None) -> str:
 @cache
 def load_backend(name: str) -> ModuleType:
     try:
-        return importlib.import_module(OP_BACKENDS[name])
+        return importlib.import_module(f'{__package__}.{name}')
     except ModuleNotFoundError as error:
         if error.name != 'numba':
             raise

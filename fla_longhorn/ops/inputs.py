@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -192,9 +193,9 @@ def check_cp_context(
     cp_context: FLACPContext, initial_state: torch.Tensor | None = None, output_final_state: bool = False,
 ) -> None:
     """Refuse what isn't one contiguous part of the tokens on each rank, and states, which no rank has to itself."""
-    from fla.ops.cp import FLACPContext
-
-    if not isinstance(cp_context, FLACPContext):
+    # who has a context has imported it
+    fla_cp = sys.modules.get('fla.ops.cp')
+    if fla_cp is None or not isinstance(cp_context, fla_cp.FLACPContext):
         raise TypeError(f'cp_context must be a fla.ops.cp.FLACPContext or None, got {type(cp_context).__name__}')
     if initial_state is not None:
         raise ValueError('initial_state must be None with cp_context: sequences start from zero on the first of their ranks')

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 
 from fla_cpu.changes import Changes
-from fla_longhorn.modules.direct import find_function
 from fla_longhorn.patches.parts import PARTS
 
 # chooses parts for programs that nobody edits: their names, separated by commas, or `none`
@@ -60,8 +59,6 @@ def patch(**parts: bool) -> None:
     except BaseException:
         revert(new)
         raise
-    finally:
-        find_function.cache_clear()
 
 
 def unregister() -> None:
@@ -83,4 +80,3 @@ def revert(names: Iterable[str]) -> None:
     Changes.revert_all([_applied[name] for name in chosen])
     for name in chosen:
         del _applied[name]
-    find_function.cache_clear()

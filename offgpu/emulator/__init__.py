@@ -7,8 +7,8 @@
         print(finding)                      # kind, kernel, line of the source, PTX instruction, first example
 
 From text to results: `launch` compiles, `parse` reads the PTX, `program` and `instructions` decode it, `machine` runs it.
-`memory` holds what threads share, `formats` and `warp` do numbers and what lanes do together, `waits` reads for registers that
-are used too early, `emulate` hands tensors in and out.
+`memory` is global and shared memory, `formats` number formats, `warp` instructions across lanes; `waits` finds registers that
+are used too early, `emulate` copies tensors in and out.
 """
 
 from offgpu.emulator.emulate import Emulator

@@ -1,4 +1,4 @@
-"""Launches executed on CPU tensors: their storages become global memory, and get back what the kernel wrote."""
+"""Executes launches on CPU tensors: copies their storages to emulated global memory, and back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from offgpu.emulator.memory import IN_VIEW, SEGMENT_BITS, WRITTEN, Findings, Spa
 from offgpu.emulator.parse import parse
 from offgpu.emulator.program import Program
 
-# bytes after a storage's end in the array that holds all; accesses there are refused anyway
+# bytes between storages in the array that holds all; accesses there are errors
 GAP = 256
 
 
 @dataclass
 class Fresh:
-    """A storage that `torch.empty` made: which bytes a kernel wrote since."""
+    """A storage from `torch.empty`, with the bytes that kernels have written since."""
 
     tensor: torch.Tensor
     version: int
@@ -51,17 +51,17 @@ class Emulator:
     target: str = 'sm_90'
     order: str = 'together'
     races: bool = True
-    # whether ptxas makes machine code too, which is not run
+    # whether ptxas also makes machine code, which is not run
     assemble: bool = False
     findings: Findings = field(default_factory=Findings)
     launches: list[Ran] = field(default_factory=list)
-    # kernels that were not in Triton's cache, and the CPU seconds that they took
+    # kernels that were not in Triton's cache, and the CPU seconds to compile them
     compiled: list[tuple[str, float]] = field(default_factory=list)
     fresh: dict[int, Fresh] = field(default_factory=dict)
 
     @contextmanager
     def active(self):
-        """Launches of Triton's kernels are executed here, and what `torch.empty` and its kin give counts as unwritten."""
+        """Execute launches of Triton kernels here; memory of `torch.empty` and similar functions counts as unwritten."""
         names = [(torch, 'empty'), (torch, 'empty_like'), (torch, 'empty_strided'), (torch.Tensor, 'new_empty')]
         before = [getattr(owner, name) for owner, name in names]
 
@@ -93,7 +93,7 @@ class Emulator:
         self.compiled.append((kernel, round(seconds, 1)))
 
     def launch(self, launch: Launch) -> None:
-        """Execute one: copy its storages in, run the grid, copy them back."""
+        """Execute a launch: copy its storages in, run the grid, copy them back."""
         started = time.perf_counter()
         program = program_of(launch.ptx)
         kernel = program.kernel
@@ -111,7 +111,7 @@ class Emulator:
         parameters = {}
         arguments = iter(launch.arguments)
         for name, width in kernel.parameters:
-            # the last ones are Triton's scratch buffers, of which these kernels have none
+            # the last parameters are Triton's scratch buffers, which these kernels do not use
             _, kind, x = next(arguments, (None, 'i64', 0))
             parameters[name] = storages.address(x) if isinstance(x, torch.Tensor) else argument_bits(kind, x, width)
         counts: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class Emulator:
         ))
 
     def written(self, pointer: int) -> np.ndarray | np.bool_:
-        """Which bytes of a storage hold something."""
+        """Mask of a storage's written bytes."""
         fresh = self.fresh.get(pointer)
         if fresh is None or fresh.tensor._version != fresh.version:
             return np.True_
@@ -135,7 +135,7 @@ class Emulator:
 
 
 class Storages:
-    """The storages of a launch's tensors, one after another in one array of bytes."""
+    """The storages of a launch's tensors, concatenated in one array of bytes."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -165,7 +165,7 @@ class Storages:
         return memory, bits
 
     def scatter(self, memory: np.ndarray) -> Iterator[tuple[int, slice]]:
-        """Give each storage its bytes back; yields its pointer and its place."""
+        """Copy each storage's bytes back; yields its pointer and its place."""
         for pointer, data in self.data.items():
             data[:] = memory[self.place(pointer)]
             yield pointer, self.place(pointer)

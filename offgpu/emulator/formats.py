@@ -52,7 +52,7 @@ def pack(lo, hi):
 
 
 def cut_tf32(bits):
-    """What a tensor core takes of a float32 register: the upper 19 bits."""
+    """The upper 19 bits of a float32 register, which a tensor core reads."""
     return (bits & np.uint32(0xffffe000)).view(np.float32)
 
 

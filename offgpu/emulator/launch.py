@@ -1,7 +1,7 @@
-"""Triton launches on CPU tensors: compiled for a GPU that is not there, executed by a handler of ours.
+"""Triton launches on CPU tensors: compiled for an absent GPU, executed by a handler.
 
-`emulated(target, handler)` makes Triton compile for `target` up to PTX (no ptxas) and call
-`handler(Launch)` in place of every launch. Tensors are ordinary CPU tensors.
+`emulated(target, handler)` makes Triton compile for `target` up to PTX (no ptxas) and call `handler(Launch)` instead of every
+launch. Tensors are ordinary CPU tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triton.runtime.driver import driver
 
 from offgpu.absent_device import TARGETS, AbsentDevice
 
-# whose instructions are known
+# targets whose instructions are known
 EMULATED = ('sm_80', 'sm_90')
 
 
@@ -33,12 +33,12 @@ class Launch:
     grid: tuple[int, int, int]
     num_warps: int
     shared: int
-    # (name, type in Triton's notation, tensor or number), constexprs left out
+    # (name, type in Triton's notation, tensor or number), without constexprs
     arguments: list[tuple[str, str, Any]]
 
 
 class Driver(AbsentDevice):
-    """Compiles for `target`; `handler` gets the launches."""
+    """Compiles for `target` and passes launches to `handler`."""
 
     def __init__(self, target: str, handler: Callable[[Launch], None]) -> None:
         super().__init__(target, load_binary, tensors='cpu', device=TARGETS[target].arch)
@@ -46,7 +46,7 @@ class Driver(AbsentDevice):
 
     def launcher_cls(self, source, metadata):
         def launch(x, y, z, stream, ptx, packed, launch_metadata, enter_hook, exit_hook, *arguments):
-            # Triton keeps this function with the compiled kernel, for drivers to come
+            # Triton keeps this function with the compiled kernel, also for later drivers
             driver.active.handler(Launch(
                 name=metadata.name, ptx=ptx, grid=(x, y, z), num_warps=metadata.num_warps, shared=metadata.shared,
                 arguments=[
@@ -64,7 +64,7 @@ def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple:
 
 
 def cpu_seconds() -> float:
-    """Of this process and the ones that it waited for, as ptxas."""
+    """CPU seconds of this process and of the children that it waited for, such as ptxas."""
     return sum(os.times()[:4])
 
 
@@ -73,10 +73,10 @@ def emulated(
     target: str, handler: Callable[[Launch], None], compiled: Callable[[str, float], None] | None = None, *,
     assemble: bool = False,
 ):
-    """Compile launches for `target` ('sm_80', 'sm_90') and hand them to `handler`.
+    """Compile launches for `target` ('sm_80', 'sm_90') and pass them to `handler`.
 
-    `compiled` gets the name and the CPU seconds of each kernel that was not in Triton's cache; with `assemble` ptxas makes
-    machine code too.
+    `compiled` gets the name and the CPU seconds of each kernel that was not in Triton's cache; with `assemble` ptxas also
+    makes machine code.
     """
     if os.environ.get('TRITON_INTERPRET') == '1':
         raise RuntimeError('TRITON_INTERPRET=1 makes kernels that do not compile')
@@ -87,7 +87,7 @@ def emulated(
     machine_code, started = compiler.make_cubin, [0.0]
 
     def compiling(self):
-        """Triton asks for the backend's hash where it begins."""
+        """The backend's hash, which Triton reads when it starts to compile."""
         started[0] = cpu_seconds()
         return f'emulated-{self.target.arch}{"-assembled" * assemble}'
 
@@ -98,12 +98,12 @@ def emulated(
             compiled(metadata['name'], cpu_seconds() - started[0])
         return ptx.encode()
 
-    # one that has not been asked for yet is not made
+    # do not create a driver that was not used before
     before = vars(driver).get('_active', vars(driver).get('active'))
     driver.set_active(Driver(target, handler))
     try:
         with (
-            # nothing here needs machine code: the PTX takes its place, under a name of its own in Triton's cache
+            # machine code is not needed: the PTX replaces it, under its own name in Triton's cache
             mock.patch.object(compiler, 'make_cubin', end), mock.patch.object(compiler, 'hash', compiling),
         ):
             yield

@@ -1,8 +1,8 @@
-"""Executes a decoded kernel: all lanes of a batch of blocks as NumPy arrays, block of code by block of code.
+"""Executes a decoded kernel: all lanes of a batch of thread blocks as NumPy arrays, one block of code at a time.
 
-Every register is an array `[lanes]` of bits. Lanes that stand at the same place run together under a mask; the ones furthest
-behind run first, which lets diverged lanes meet again. `order` says which warps a block's turn goes to: all `together`, or one
-warp at a time up to its next barrier, `first` or `last` warp first. Without a race all three give the same bits.
+Every register is an array `[lanes]` of bits. Lanes at the same instruction run together under a mask; those furthest behind
+run first, so that diverged lanes reconverge. `order` schedules a thread block's warps: all `together`, or one warp at a time
+up to its next barrier, `first` or `last` warp first. Without a race all three give the same bits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from offgpu.emulator.parse import Immediate, Instruction, Unsupported
 from offgpu.emulator.program import Block, Program, Registers
 
 ORDERS = ('together', 'first', 'last')
-# of a batch; a larger grid runs in several
+# lanes of a batch; a larger grid runs in several batches
 MAX_LANES = 4096
-# what registers hold at first
+# initial value of registers
 POISON = 0x7fc0_dead_7fc0_dead
 
 
 class Machine:
-    """Runs a program over a grid. `globals_` is global memory, `parameters` the kernel's, as integers of their bits."""
+    """Runs a program over a grid. `globals_` is global memory, `parameters` the kernel's parameters as bits in integers."""
 
     def __init__(
         self, program: Program, grid: tuple[int, int, int], shared_bytes: int, globals_: Space, parameters: dict[str, int],
@@ -56,10 +56,10 @@ class Machine:
         self.threads = Threads(threads, first * threads, np.zeros(blocks, np.int32), *np.zeros((2, n // 32), np.int32))
         self.shared = make_shared(self.shared_bytes, blocks, self.program.granules['shared'], self.races)
         self.local = np.zeros((n, max(self.program.kernel.local_bytes, 1)), np.uint8)
-        # cp.async: groups that each lane closed, and copies under way
+        # cp.async: groups that each lane committed, and copies in flight
         self.groups = np.zeros(n, np.int64)
         self.copies: list[dict[str, Any]] = []
-        # wgmma: operands read from shared memory by products that nobody waited for
+        # wgmma: operands read from shared memory by products that are still in flight
         self.products: list[dict[str, Any]] = []
         registers = Registers(
             np.zeros(n, np.bool_) if bits == 1 else np.full(n, POISON & ((1 << bits) - 1), UNSIGNED[bits])
@@ -76,7 +76,7 @@ class Machine:
         }
         registers.special = {name: value.astype(np.uint32) for name, value in values.items()}
         self.registers = registers
-        # warps that multiply as a group take turns as one
+        # warps of a warp group are scheduled together
         self.schedule(tid // (128 if self.program.uses_groups else 32))
         if any(len(copy['lanes']) for copy in self.copies):
             self.report('cp.async never waited for', self.copies[0]['instruction'], 'at the end of the program')
@@ -89,7 +89,7 @@ class Machine:
             if not ready.any():
                 if not waiting.any():
                     return
-                # all that are left wait
+                # all remaining lanes wait
                 self.release(place, waiting)
                 continue
             if self.order != 'together':
@@ -119,7 +119,7 @@ class Machine:
                 self.mask = outer
 
     def finish(self, block: Block, active: np.ndarray, place: np.ndarray, waiting: np.ndarray) -> None:
-        """Move the lanes that ran a block on."""
+        """Advance the lanes that ran a block of code."""
         end = block.end
         if end is None:
             place[active] = block.next
@@ -145,7 +145,7 @@ class Machine:
             waiting |= chosen
 
     def release(self, place: np.ndarray, waiting: np.ndarray) -> None:
-        """Let all go on that wait: every lane waits or has ended."""
+        """Release all waiting lanes: every lane waits or has ended."""
         size, by_block = self.lanes_of_block, waiting.reshape(-1, self.lanes_of_block)
         passing = by_block.any(1)
         for block in np.flatnonzero(passing):
@@ -159,7 +159,7 @@ class Machine:
         self.threads.syncs += np.repeat(passing, size // 32).astype(np.int32)
         waiting[:] = False
 
-    # ---- what operations use
+    # ---- used by operations
 
     def put(self, number: int, value) -> None:
         """Give a register a value where lanes are active."""
@@ -183,7 +183,7 @@ class Machine:
             new[lanes] = value
 
     def spread(self, value) -> np.ndarray:
-        """A value of every lane, where all may have the same."""
+        """A value as an array of all lanes; it may be a scalar."""
         return np.broadcast_to(value, self.n)
 
     def by_warp(self, value) -> np.ndarray:
@@ -193,7 +193,7 @@ class Machine:
         return self.all_lanes if self.mask is None else np.flatnonzero(self.mask)
 
     def whole_warps(self, instruction: Instruction, mask: np.ndarray | None = None) -> None:
-        """What a warp does together, none of its lanes may miss."""
+        """Check that all lanes of a warp take part in an instruction across lanes."""
         mask = self.mask if mask is None else mask
         if mask is None:
             return
@@ -220,13 +220,13 @@ class Machine:
         for i, (kind, thread, a, other) in enumerate(found):
             where = f'block {thread // size} thread {thread % size} at {a:#x}'
             where += f' after block {other // size} thread {other % size}' if other >= 0 else ''
-            # those beyond the ones listed are taken as of the last one's kind
+            # errors beyond those listed count as of the last one's kind
             self.report(KINDS[kind], instruction, where, 1 if i < len(found) - 1 else count - i)
 
 
 def make_shared(size: int, blocks: int, granule: int, races: bool) -> Space:
     padded = -(-max(size, 1) // 16) * 16
     bits = np.full(padded * blocks // granule, IN_VIEW, np.uint8)
-    # poison, so that what nobody wrote shows
+    # poison, to expose reads of unwritten memory
     memory = np.full(padded * blocks, 0xff, np.uint8)
     return Space(memory, bits, granule, [0], [padded], True, races)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numba
 import numpy as np
 
-# one virtual address range for each buffer, so that no stray pointer hits another buffer
+# one virtual address range per buffer, so that no stray pointer hits another buffer
 SEGMENT_BITS = 36
-# where a block's shared memory begins: address 0 belongs to nobody
+# start of a block's shared memory: address 0 stays invalid
 SHARED_BASE = 1024
 
 OK, OUT_OF_BOUNDS, MISALIGNED, BEYOND_VIEW, UNINITIALISED = 0, 1, 2, 3, 4
@@ -104,7 +104,7 @@ def access(
                 error = UNINITIALISED
             if not check_races:
                 continue
-            # against the last writer; two that write the same do no harm
+            # against the last writer; writing the same value twice is no race
             w = who_wrote[g]
             if w != NOBODY and w != thread and not (write and same):
                 if w // block_threads != block:
@@ -155,7 +155,7 @@ def access(
 
 @dataclass
 class Threads:
-    """Where the threads of a batch of blocks stand."""
+    """The progress of the threads of a batch of blocks."""
 
     block_threads: int
     # of the whole grid, the number of the batch's first
@@ -182,7 +182,7 @@ class Space:
     def access(
         self, write: bool, address: np.ndarray, lanes: np.ndarray, data: np.ndarray, threads: Threads, asynchronous: bool,
     ) -> tuple[list[tuple[int, int, int, int]], int]:
-        """(kind, thread, address, other thread) of what is wrong, at most eight, and how many there are."""
+        """(kind, thread, address, other thread) of at most eight errors, and their number."""
         n = access(
             write, self.shared, address, lanes, data.shape[1], data, self.memory, self.bits, self.shift, self.start, self.size,
             threads.block_threads, threads.first, threads.epochs, threads.syncs, threads.clock, threads.fences, asynchronous,
@@ -193,7 +193,7 @@ class Space:
 
 @dataclass
 class Finding:
-    """Something wrong, at one instruction of one kernel."""
+    """An error at one instruction of one kernel."""
 
     kind: str
     kernel: str
@@ -208,7 +208,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """All that is wrong, one entry a kind and instruction."""
+    """All errors, one entry per kind and instruction."""
 
     entries: dict = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""PTX text to instructions: opcode, operands, guard, and the source line that Triton notes for it."""
+"""PTX text to instructions: opcode, operands, guard, and the source line that Triton records for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class Unsupported(NotImplementedError):
-    """PTX that the emulator doesn't know."""
+    """PTX that the emulator does not support."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def parse(ptx: str) -> Kernel:
         pending = f'{pending} {text}'.strip()
         *done, pending = split_statements(pending)
         for statement in done:
-            # braces are scopes of inline assembly, whose registers have names of their own
+            # braces are scopes of inline assembly with their own register names
             statement = statement.lstrip('{} ')
             if found := re.match(r'\.reg\s+\.(\w+)\s+(\w+)$', statement):
                 kernel.widths[f'%{found[2]}'] = WIDTH[found[1]]
@@ -134,7 +134,7 @@ def parse_instruction(text: str, line: str) -> Instruction:
     if not found:
         raise ValueError(f'cannot parse {text!r}')
     negated, guard, opcode, operands = found.groups()
-    # a block's own memory, which Triton 3.8 says in full
+    # a block's own memory, which Triton 3.8 spells out
     opcode = opcode.replace('shared::cta', 'shared').replace('::', '__')
     return Instruction(
         opcode=tuple(opcode.split('.')), operands=[parse_operand(x) for x in split_operands(operands)],

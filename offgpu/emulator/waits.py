@@ -1,4 +1,4 @@
-"""Registers of a `wgmma` that are used before it is waited for: until then the product may still read or write them."""
+"""Finds registers of a `wgmma` that are used before its wait: until then the product may still read or write them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def registers(operand) -> set[str]:
 
 
 def early_uses(kernel: Kernel) -> Iterator[Instruction]:
-    """Instructions, in the order of the text, that read or write a sum under way, or write a first operand's register."""
-    # of each group of products that was not waited for, the last one still open: sums, registers of the first operand
+    """Instructions, in text order, that read or write a sum in flight, or write a first operand's register."""
+    # per group of products in flight, the last one still open: sums, registers of the first operand
     groups: list[tuple[set[str], set[str]]] = [(set(), set())]
     for x in kernel.instructions:
         if x.opcode[0] == 'wgmma':

@@ -1,4 +1,4 @@
-"""What the 32 lanes of a warp do together: shuffles, matrix products, ldmatrix and stmatrix. Arrays are `[warps, 32]`."""
+"""Operations across the 32 lanes of a warp: shuffles, matrix products, ldmatrix and stmatrix. Arrays are `[warps, 32]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CUDA device for PyTorch's CPU build, in the host's memory; README.md says what it does and what not."""
+"""A CUDA device for PyTorch's CPU build, in the host's memory; see README.md."""
 
 from offgpu.pretend.counting import Counts, counted
 from offgpu.pretend.hooks import after_import

@@ -1,6 +1,6 @@
-"""CUDA's part of `torch._C`, which the CPU build lacks: with it the Python of `torch.cuda` is what runs on a GPU.
+"""CUDA's part of `torch._C`, which the CPU build lacks: with it, `torch.cuda`'s Python code runs as on a GPU.
 
-An H100 of 80 GB. Streams and events have numbers and times, and order nothing: everything runs when it is called.
+An H100 of 80 GB. Streams and events have numbers and times but no effect: everything runs synchronously.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEMORY = 80 * 2**30
 CAPABILITY = 9, 0
 SHARED_MEMORY = 232448
 REGISTERS = 65536
-# torch._C's number of CUDA among the types of devices
+# torch._C's number of the device type CUDA
 CUDA = 1
 
 

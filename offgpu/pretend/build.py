@@ -1,7 +1,7 @@
 """Compile the pretend device for the torch of this Python: `python -m offgpu.pretend.build`.
 
-The library goes to `build/pretend/` of the checkout, or to the folder that PRETEND_BUILD names; one file for each version of
-torch and of the sources. It needs g++.
+The library goes to `build/pretend/` of the checkout or to PRETEND_BUILD, one file per version of torch and of the sources.
+Needs g++.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ static const std::unordered_set<std::string> NO_DEVICE_CHECK = {{
 
 
 def torch_folder() -> Path:
-    """Found without importing torch, before which the device must be loaded."""
+    """torch's folder, without importing it: the device must be loaded before torch."""
     spec = importlib.util.find_spec('torch')
     if spec is None or spec.origin is None:
         raise SystemExit('torch is not installed')
@@ -34,7 +34,7 @@ def torch_folder() -> Path:
 
 
 def library() -> Path:
-    """Where the library of this torch and these sources is, or will be."""
+    """The path of the library for this torch and these sources."""
     digest = hashlib.sha256((torch_folder() / 'version.py').read_bytes())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
@@ -42,14 +42,14 @@ def library() -> Path:
 
 
 def operators_without_device_check(torch: Path) -> list[str]:
-    """Those that take 0-dim tensors of the CPU beside tensors of the device."""
+    """Operators that take 0-dim CPU tensors with tensors of the device."""
     text = (torch.parent / 'torchgen' / 'packaged' / 'ATen' / 'native' / 'native_functions.yaml').read_text()
     named = ((re.match(r'- func: ([\w.]+)\(', block), block) for block in re.split(r'\n(?=- func: )', text))
     return [f'aten::{name[1]}' for name, block in named if name and 'device_check: NoCheck' in block]
 
 
 def build() -> Path:
-    """Compile, unless it is there already."""
+    """Compile, if the library does not exist."""
     made = library()
     if made.exists():
         return made

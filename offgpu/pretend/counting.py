@@ -1,4 +1,4 @@
-"""Counting what a piece of code does on the device: operators, kernels, allocations, and where the host waits."""
+"""Counts operators, kernels, allocations and host-device synchronisations of a piece of code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def note_launch(name: str, grid: tuple | None) -> None:
 
 
 def short_path(path: str) -> str:
-    """A file's path below the folder that it is imported from."""
+    """A file's path relative to the folder that it is imported from."""
     folders = [f'{x.rstrip("/")}/' for x in sys.path if x and path.startswith(f'{x.rstrip("/")}/')]
     return path.removeprefix(max(folders, key=len, default=''))
 
@@ -57,7 +57,7 @@ def where() -> str:
 
 
 def listen() -> None:
-    """Have each wait noted with its stack."""
+    """Record each wait with its stack."""
     global _listener
 
     @library.LISTENER

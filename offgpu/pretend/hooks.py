@@ -1,4 +1,4 @@
-"""Changing a module once it is imported, whenever that will be."""
+"""Hooks that change a module when it is imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Hook(importlib.abc.MetaPathFinder):
             return None
         self.searching = True
         try:
-            # some only ask whether a module is there
+            # some callers only check whether a module exists
             spec = next((
                 found for finder in sys.meta_path if finder is not self and hasattr(finder, 'find_spec')
                 if (found := finder.find_spec(name, path, target)) is not None

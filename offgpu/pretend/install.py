@@ -1,4 +1,4 @@
-"""Installing the device: in this process before it imports torch, and by the environment in those that it starts."""
+"""Installs the device: in this process before it imports torch, and through the environment in child processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_installed() -> bool:
 
 
 def install() -> None:
-    """Have torch and Triton find the device when they are imported; modules that PRETEND_IMPORT names may add hooks."""
+    """Make torch and Triton find the device when they are imported; modules in PRETEND_IMPORT may add hooks."""
     global _installed
     if _installed:
         return

@@ -1,4 +1,4 @@
-"""Where Triton's interpreter refuses what its compiler takes."""
+"""Fixes for Triton's interpreter where it raises an error for what the compiler accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def patch() -> None:
 
 
 def with_bool_mask(function: Callable, position: int) -> Callable:
-    """Products of masks are integers, which it refuses as masks."""
+    """Products of masks are integers, which the interpreter does not accept as masks."""
     def run(self, *args):
         mask = args[position]
         if mask.data.dtype != bool:
@@ -59,5 +59,5 @@ for _name in ('add', 'radd', 'mul', 'rmul', 'sub', 'rsub', 'floordiv', 'mod'):
 
 
 def count(*args: int) -> Sequence[LoopCounter]:
-    # the module's own code on the host finds this `range` too
+    # host code of the module also sees this `range`
     return tuple(map(LoopCounter, builtins.range(*args)))

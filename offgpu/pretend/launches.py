@@ -1,4 +1,4 @@
-"""Launches on the device from Python: counted, and recorded while a graph is captured."""
+"""Launches on the device from Python: counted, and recorded during graph capture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from offgpu.pretend import counting, library
 
 _numbers = itertools.count(1)
-# of each graph, its launches by number; the last graph is the one being captured
+# the launches of each graph by number; the last graph is the one being captured
 _graphs: dict[int, dict[int, Callable[[], None]]] = {}
 _running: dict[int, Callable[[], None]] = {}
 _errors: list[BaseException] = []
@@ -29,7 +29,7 @@ def note(name: str, grid: tuple | None, again: Callable[[], None]) -> None:
 
 @library.LAUNCH_AGAIN
 def _launch_again(number: int) -> None:
-    # an exception can't pass through ctypes
+    # exceptions cannot pass through ctypes
     try:
         if not _errors:
             _running[number]()

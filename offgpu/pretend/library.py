@@ -1,4 +1,4 @@
-"""The compiled device, and its functions that cannot raise. Those that may are operators, `torch.ops.pretend`."""
+"""The compiled device and its functions that cannot raise; those that can are operators in `torch.ops.pretend`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`pytest -p offgpu.pretend.plugin`: tests with the pretend device, in workers and programs that they start too.
+"""`pytest -p offgpu.pretend.plugin`: tests with the pretend device, also in workers and child processes.
 
-PRETEND_TEST_SECONDS limits the time of each test, which fails when it takes longer: what waits in an interpreted kernel can
-take hours.
+PRETEND_TEST_SECONDS limits the time of each test: a spin loop in an interpreted kernel can take hours.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SECONDS = int(os.environ.get('PRETEND_TEST_SECONDS', '0'))
 
 
 def keep_in_programs() -> None:
-    """Programs whose environment a test makes have the device too."""
+    """Child processes with an environment made by a test have the device too."""
     init: Any = subprocess.Popen.__init__
 
     def start(self, *args, env=None, **kwargs) -> None:
@@ -35,7 +34,7 @@ keep_in_programs()
 
 
 class TooSlow(BaseException):
-    """Not caught by what a test runs."""
+    """Not an `Exception`, so that the code under test does not catch it."""
 
 
 @pytest.hookimpl(wrapper=True)

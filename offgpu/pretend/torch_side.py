@@ -1,4 +1,4 @@
-"""What is changed in torch after its import."""
+"""Changes in torch after its import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def patch(torch: ModuleType) -> None:
 
 
 def make_storages(torch: ModuleType) -> None:
-    """The CPU build makes no storages of a CUDA device."""
+    """The CPU build cannot create storages on a CUDA device."""
     new = torch.UntypedStorage.__new__
 
     def make(cls, *args, device=None, **kwargs):
@@ -31,7 +31,7 @@ def make_storages(torch: ModuleType) -> None:
 
 
 def compile_eagerly(torch: ModuleType) -> None:
-    """Inductor would compile for a GPU: what it is handed runs operator by operator instead."""
+    """Run graphs operator by operator; Inductor would compile for a GPU."""
     def run(self, model, inputs):
         from torch._dynamo.backends.debugging import aot_eager
         return aot_eager(model, inputs)

@@ -1,4 +1,4 @@
-"""Triton on the device: its driver says H100, and its kernels run in Triton's interpreter on the device's memory."""
+"""Triton on the device: the driver reports an H100, and kernels run in Triton's interpreter on the device's memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from offgpu.pretend import binding, launches
 
 
 def install() -> None:
-    """Import Triton with its interpreter, which TRITON_INTERPRET no longer says afterwards: programs take it for the CPU."""
+    """Import Triton with its interpreter, then unset TRITON_INTERPRET, by which programs would dispatch to the CPU."""
     # Triton's own functions become interpreted ones when they are imported
     os.environ['TRITON_INTERPRET'] = '1'
     try:
@@ -39,7 +39,7 @@ class Utils:
 
 
 class Driver:
-    """As triton.backends.nvidia.driver.CudaDriver, as far as it is asked."""
+    """The methods of triton.backends.nvidia.driver.CudaDriver that are used."""
 
     utils = Utils()
     benchmarks = itertools.count()
@@ -73,9 +73,9 @@ class Driver:
     def clear_cache(self, cache) -> None: ...
 
     def get_benchmarker(self):
-        """Nothing is timed: each configuration is faster than the one before, so that the autotuner chooses the last.
+        """Report each configuration as faster than the one before, so that the autotuner chooses the last.
 
-        It tends to have the largest blocks, of which there are the fewest to interpret.
+        It tends to have the largest blocks, so the fewest to interpret.
         """
         return lambda call, quantiles=None, **kwargs: [-float(next(self.benchmarks))] * len(quantiles or [1])
 
@@ -104,7 +104,7 @@ def on_host(x, name: str, current: int):
 
 
 def run_on_device() -> None:
-    """Have launches use the tensors' memory where the interpreter would copy it to the host and back."""
+    """Make launches use the tensors' memory; the interpreter would copy it to the host and back."""
     from triton.runtime import interpreter
 
     def launch(self, *args, **kwargs) -> None:

@@ -1,4 +1,5 @@
-"""The tasks of the paper's Table 2 and of the recall suite, by lm_eval on small local data of the same format."""
+"""lm_eval on a saved checkpoint: the tasks of Table 2 and of the recall suite on small local data of the same format, and
+local tasks of its three kinds, whose figures are those that the model gives for one text at a time."""
 
 import importlib.util
 import json
@@ -80,15 +81,16 @@ def write_recall(folder) -> None:
 
 @pytest.fixture(scope='module')
 def evaluated(tmp_path_factory, device):
-    """Results by task and samples by task of all three groups on a small checkpoint."""
+    """A report, its results by task and its samples by task, on a small checkpoint, and the figures of the local tasks."""
     folder = tmp_path_factory.mktemp('evaluation')
-    forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
+    printed = forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
     write_table_2(folder)
     write_recall(folder / 'recall')
     tasks = forks.output('-m', 'fla_longhorn.contrib.lm_eval', cwd=folder).strip()
     forks.output(
         '-m', 'fla_longhorn', '-m', 'lm_eval', 'run', '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32',
-        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', '--include_path', tasks, '--device', device,
+        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', forks.SCRIPTS / 'tasks' / '*.yaml',
+        '--include_path', tasks, '--device', device,
         '--metadata', json.dumps({'recall_data': str(folder / 'recall')}), '--batch_size', 4, '--output_path', 'out',
         '--log_samples', cwd=folder,
     )
@@ -97,13 +99,23 @@ def evaluated(tmp_path_factory, device):
         re.match(r'samples_(.*)_\d{4}-', path.name)[1]: [json.loads(line) for line in path.read_text().splitlines()]
         for path in (folder / 'out').rglob('samples_*.jsonl')
     }
-    return report, json.loads(report.read_text())['results'], samples
+    return report, json.loads(report.read_text())['results'], samples, json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_local_tasks(evaluated):
+    _, results, samples, expected = evaluated
+    assert results['unseen_text']['bits_per_byte,none'] == pytest.approx(expected['bits_per_byte'], rel=1e-4)
+    assert results['unseen_text']['bits_per_byte,none'] < 5
+    assert results['real_or_shuffled']['acc,none'] == expected['acc'] >= 0.75
+    answers = [sample['resps'][0][0] for sample in samples['next_words']]
+    assert 'exact_match,none' in results['next_words'] and len(answers) == 12 and any(answers)
 
 
 @pytest.mark.slow
 def test_each_column_is_measured(evaluated, capsys):
     """Every task and metric of the tables, and the command that sets them beside the printed figures."""
-    report, results, _ = evaluated
+    report, results, *_ = evaluated
     for table in TABLES:
         for task, metric in table.columns.values():
             assert 0 <= results[task][f'{metric},none'] <= 1, (task, metric)
@@ -118,7 +130,7 @@ def test_each_column_is_measured(evaluated, capsys):
 @pytest.mark.slow
 def test_recall(evaluated):
     """Prompts are those of `recall`, an answer counts where it is contained, and texts are cut around it."""
-    _, results, samples = evaluated
+    _, results, samples, _ = evaluated
     for task in ('fda', 'swde', 'squad', 'nq', 'triviaqa', 'drop'):
         for suffix in ('', '_twice'):
             some = samples[f'longhorn_{task}{suffix}']

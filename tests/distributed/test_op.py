@@ -1,7 +1,16 @@
-"""Context parallelism of the ops: two and four ranks against one, and the calls that it refuses."""
+"""Context parallelism of the ops: two and four ranks against one, and the calls that it refuses.
 
-import json
-from pathlib import Path
+`python -m tests.distributed.test_op` is what four ranks and two pairs of them run: what differs is an error. The reference is
+the naive op in float64, on the very numbers that the ranks were given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,73 +18,167 @@ import torch.distributed as dist
 from fla.ops.cp import FLACPContext, build_cp_context
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.diagonal import segments
+from offgpu.interpreter import make_faster
 from tests import forks
-from tests.distributed.scripts import op as script
-from tests.ops.cases import TOLERANCE
+from tests.distributed.launch import fork
+from tests.ops.cases import Case, assert_close, make_inputs
 
-# what a file starts once stays in one worker
-pytestmark = pytest.mark.xdist_group('context parallel op')
-
-
-def results(path: Path, **options) -> dict:
-    forks.output('-m', 'tests.distributed.scripts.op', 4, path, **options)
-    return json.loads(path.read_text())
+ALL = dict(D=True, z=True, sigmoid=True, scale=0.3)
 
 
-@pytest.fixture(scope='module')
-def cpu(tmp_path_factory) -> dict:
-    return results(tmp_path_factory.mktemp('op') / 'cpu.json')
+@dataclass
+class Job:
+    """A case, and what runs it."""
+
+    case: Case
+    backend: str = 'numba'
+    # of the Triton backend, if not by its own rule
+    segment_length: int | None = None
+    op: Callable = chunk_longhorn
+    # exact or not
+    updates: tuple[bool, ...] = (False, True)
 
 
-@pytest.fixture(scope='module')
-def triton(tmp_path_factory) -> dict:
+def jobs(size: int) -> dict[str, Job]:
+    """Cases by name, for `size` ranks of 12 tokens each unless it says otherwise."""
+    T = 12 * size
+    plain, full = Case(H=2, K=5, V=7), Case(H=2, K=3, V=6, **ALL)
+    cases = {
+        'whole': Job(plain.packed(T)),
+        'whole, all options': Job(full.packed(T)),
+        'boundaries inside': Job(full.packed(5, 4, T - 20, 11)),
+        'boundaries on the edges': Job(plain.packed(*[12] * size)),
+        'one edge, and inside': Job(full.packed(12, T - 19, 7)),
+        'empty sequences': Job(plain.packed(0, 12, 0, T - 15, 3, 0)),
+        'one token a rank': Job(full.packed(size)),
+        'two tokens a rank': Job(full.packed(1, 2 * size - 2, 1)),
+        'past the saved states': Job(Case(H=1, K=4, V=3, D=True).packed(50, 70 * size - 50)),
+        'scalar beta': Job(Case(H=2, K=4, V=9, scalar_beta=True, z=True, state_v_first=True).packed(T - 3, 3)),
+        'bfloat16': Job(Case(H=1, K=4, V=8, dtype=torch.bfloat16, **ALL).packed(T - 5, 5)),
+        'torch': Job(full.packed(5, T - 9, 4), 'torch'),
+        'torch, whole': Job(plain.packed(T), 'torch'),
+        'recurrent': Job(full.packed(T), op=fused_recurrent_longhorn),
+    }
+    if size > 2:
+        cases['over three ranks'] = Job(full.packed(8, 24, T - 32))
+        cases['two over three ranks'] = Job(plain.packed(20, T - 20))
+    return cases
+
+
+def triton_jobs(size: int) -> dict[str, Job]:
+    cases = {'triton': Job(Case(H=1, K=3, V=5, **ALL).packed(3, 4 * size - 3), 'triton')}
+    if size > 2:
+        # the exact update is not cut into segments
+        segments = dict(segment_length=checkpoint_interval(2), updates=(False,))
+        cases['triton, in segments'] = Job(Case(H=1, K=2, V=3, z=True).packed(36 * size), 'triton', **segments)
+        cases['triton, whole'] = Job(Case(H=1, K=3, V=5).packed(4 * size), 'triton')
+    return cases
+
+
+def run(job: Job, exact: bool, group: dist.ProcessGroup, device: str = 'cpu') -> dict[str, torch.Tensor]:
+    """This rank's outputs and gradients, on the CPU."""
+    os.environ['FLA_LONGHORN_BACKEND'] = job.backend if device == 'cpu' else 'triton'
+    if job.segment_length is not None:
+        segments.choose_segment_length = lambda *_: job.segment_length
+    case, rank, size = job.case, dist.get_rank(group), dist.get_world_size(group)
+    t = case.T // size
+    mine = slice(rank * t, rank * t + t)
+    context = build_cp_context(torch.tensor([0, *case.lengths]).cumsum(0).to(device), group)
+    inputs = {
+        name: (x if name == 'D' else x[:, mine]).detach().to(device, copy=True).requires_grad_()
+        for name, x in make_inputs(case).items()
+    }
+    o, _ = job.op(**inputs, **options(case, exact), cp_context=context)
+    o.backward(output_gradient(case)[:, mine].to(device))
+    return {'o': o.detach().cpu(), **{f'd{name}': x.grad.cpu() for name, x in inputs.items()}}
+
+
+@contextmanager
+def traffic() -> Iterator[dict[str, list[int]]]:
+    """What the op sends and receives meanwhile: the bytes of each call, by its name."""
+    counts: dict[str, list[int]] = {}
+
+    def counted(name: str, function: Callable) -> Callable:
+        def call(*args, **kwargs):
+            x = args[1] if name == 'all_gather' else args[0]
+            counts.setdefault(name, []).append(x.nbytes)
+            return function(*args, **kwargs)
+        return call
+
+    with ExitStack() as stack:
+        for name in ('all_gather', 'isend', 'recv'):
+            stack.enter_context(patch.object(dist, name, counted(name, getattr(dist, name))))
+        yield counts
+
+
+def options(case: Case, exact: bool) -> dict:
+    return dict(scale=case.scale, use_beta_sigmoid_in_kernel=case.sigmoid, state_v_first=case.state_v_first, exact=exact)
+
+
+def output_gradient(case: Case) -> torch.Tensor:
+    return torch.randn(1, case.T, case.H, case.V, generator=torch.Generator().manual_seed(1)).to(case.dtype)
+
+
+def verify(case: Case, exact: bool, parts: list[dict[str, torch.Tensor]]) -> None:
+    """Outputs and gradients of all ranks."""
+    inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case).items()}
+    cu_seqlens = torch.tensor([0, *case.lengths]).cumsum(0)
+    o, _ = naive_recurrent_longhorn(**inputs, **options(case, exact), cu_seqlens=cu_seqlens)
+    o.backward(output_gradient(case).double())
+    ref = {'o': o.detach(), **{f'd{name}': x.grad for name, x in inputs.items()}}
+    of_ranks = {name: [part[name] for part in parts] for name in ref}
+    assert_close({name: sum(x) if name == 'dD' else torch.cat(x, 1) for name, x in of_ranks.items()}, ref, case.dtype)
+
+
+def verify_traffic(counts: dict[str, list[int]], case: Case, exact: bool, name: str, rank: int, size: int) -> None:
+    """As `docs/scale.md` says."""
+    state = 4 * case.H * case.K * case.V
+    if not exact:
+        # two arrays of the size of a state, whatever the number of ranks and wherever the boundaries
+        assert counts == {'all_gather': [2 * state] * 2}, (name, counts)
+    elif name == 'whole':
+        # one state to the next rank and its gradient to the previous one
+        neighbours = (rank > 0) + (rank < size - 1)
+        assert counts == {'isend': [state] * neighbours, 'recv': [state] * neighbours}, counts
+    elif name == 'boundaries on the edges':
+        assert counts == {}, counts
+
+
+def main() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pairs = [(dist.new_group([i, i + 1]), [i, i + 1]) for i in range(0, size, 2)]
+    make_jobs = triton_jobs if os.environ.get('TRITON_INTERPRET') == '1' else jobs
+
+    # all collectives first, then each rank computes the references of some cases
+    results = {}
+    for group, members in ((dist.group.WORLD, list(range(size))), *pairs):
+        for i, (name, job) in enumerate(make_jobs(len(members)).items()):
+            for exact in job.updates:
+                # the pairs share the cases for two ranks
+                if rank not in members or (len(members) < size and pairs[i % len(pairs)][1] != members):
+                    continue
+                with traffic() as counts:
+                    got = run(job, exact, group)
+                verify_traffic(counts, job.case, exact, name, members.index(rank), len(members))
+                if name == 'boundaries inside':
+                    again = run(job, exact, group)
+                    assert all(torch.equal(got[x], again[x]) for x in got), 'repeats differ'
+                owner = members[i % len(members)]
+                parts = [None] * len(members) if rank == owner else None
+                dist.gather_object(got, parts, dst=owner, group=group)
+                if rank == owner:
+                    results[name, len(members), exact] = job.case, exact, parts
+    for case, result in results.items():
+        print(*case, flush=True)
+        verify(*result)
+
+
+@pytest.mark.parametrize('triton', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['numba', 'triton'])
+def test_equals_one_rank(triton):
     # Triton and fla ask when they are imported
-    return results(tmp_path_factory.mktemp('op') / 'triton.json', fla=False, env={'TRITON_INTERPRET': '1'})
-
-
-def check(found: dict, jobs: dict, size: int, exact: bool, name: str) -> None:
-    errors = found['errors'][f'{size} ranks, {"exact" if exact else "diagonal"}, {name}']
-    case = jobs[name].case
-    assert set(errors) == {'o', 'dq', 'dk', 'dv', 'dbeta'} | {f'd{x}' for x in ('D', 'z') if getattr(case, x)}
-    outputs, gradients = TOLERANCE[case.dtype]
-    off = {x: error for x, error in errors.items() if not error <= (outputs if x == 'o' else gradients)}
-    assert not off, off
-
-
-def combinations(make_jobs) -> list[tuple[int, str, bool]]:
-    return [(size, name, exact) for size in (2, 4) for name, job in make_jobs(size).items() for exact in job.updates]
-
-
-@pytest.mark.parametrize('size, name, exact', combinations(script.jobs))
-def test_equals_one_rank(cpu, size, name, exact):
-    check(cpu, script.jobs(size), size, exact, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('size, name, exact', combinations(script.triton_jobs))
-def test_triton_equals_one_rank(triton, size, name, exact):
-    check(triton, script.triton_jobs(size), size, exact, name)
-
-
-def test_repeats_are_bit_equal(cpu):
-    assert len(cpu['repeats']) == 4
-    assert all(cpu['repeats'].values()), cpu['repeats']
-
-
-def test_diagonal_gathers_once_each_way(cpu):
-    """`docs/scale.md`: two arrays of the size of a state, whatever the number of ranks and wherever the boundaries."""
-    for name, job in script.jobs(4).items():
-        size = 2 * job.case.H * job.case.K * job.case.V * 4
-        for counts in cpu['traffic']:
-            assert counts[f'4 ranks, diagonal, {name}'] == {'all_gather': [size, size]}
-
-
-def test_exact_passes_the_state_on(cpu):
-    """One state to the next rank and its gradient to the previous one, where a sequence goes on there."""
-    size = 4 * 2 * 5 * 7
-    whole = [traffic['4 ranks, exact, whole'] for traffic in cpu['traffic']]
-    assert whole == [{'isend': [size] * n, 'recv': [size] * n} for n in (1, 2, 2, 1)]
-    assert [traffic['4 ranks, exact, boundaries on the edges'] for traffic in cpu['traffic']] == [{}] * 4
+    forks.output('-m', 'tests.distributed.test_op', fla=not triton, env={'TRITON_INTERPRET': str(int(triton))})
 
 
 def arguments(device) -> dict[str, torch.Tensor]:
@@ -141,3 +244,8 @@ class TestOneRank:
         bad = context(device, group=dist.group.WORLD, **{name: count})
         with pytest.raises(ValueError, match=f'cp_context.{name} must be between 0 and 0 on rank 0 of 1, got {count}'):
             chunk_longhorn(**arguments(device), cp_context=bad)
+
+
+if __name__ == '__main__':
+    make_faster()
+    fork(main, 4)

@@ -1,13 +1,15 @@
 """The program of `docs/scale.md` under torchrun: each of its loss curves is that of one process."""
 
+import math
 import re
+from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from tests import forks
+from tests.distributed import test_parallel as parallel
 
 pytestmark = [pytest.mark.xdist_group('scale'), pytest.mark.slow]
 PAGE = (forks.ROOT / 'docs/scale.md').read_text()
@@ -24,16 +26,7 @@ def losses(tmp_path_factory) -> dict[str, list[float]]:
     return {name: [float(x) for x in values.split()] for name, values in re.findall(r'^(.+): ([\d. ]+)$', printed, re.M)}
 
 
-def rows(model, batch):
-    return model(batch, labels=batch).loss
-
-
-def packed(model, batch):
-    ids, cu_seqlens = batch.view(1, -1), torch.tensor([0, 100, 300, 384])
-    logits = model(ids, cu_seqlens=cu_seqlens).logits
-    labels = ids.clone()
-    labels[0, cu_seqlens[:-1]] = -100
-    return F.cross_entropy(logits[0, :-1], labels[0, 1:])
+packed = partial(parallel.packed, bounds=(0, 100, 300, 384))
 
 
 def one_process(loss_of, **options) -> list[float]:
@@ -41,22 +34,13 @@ def one_process(loss_of, **options) -> list[float]:
     torch.manual_seed(1)
     batches = (torch.randint(64, (8, 4, 1)) + torch.randint(1, 4, (8, 4, 1)) * torch.arange(96)) % 64
     torch.manual_seed(0)
-    model = LonghornForCausalLM(LonghornConfig(
-        hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=8, **options,
-    )).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for batch in batches:
-        loss = loss_of(model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    config = LonghornConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=8, **options)
+    model = LonghornForCausalLM(config).train()
+    return parallel.train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loss_of, batches, max_norm=math.inf)
 
 
 @pytest.mark.parametrize('name, loss_of, exact', [
-    ('DDP', rows, False), ('FSDP2', rows, False), ('tensor', rows, False),
+    ('DDP', parallel.rows, False), ('FSDP2', parallel.rows, False), ('tensor', parallel.rows, False),
     ('diagonal, DDP', packed, False), ('diagonal, FSDP2', packed, False),
     ('exact, DDP', packed, True), ('exact, FSDP2', packed, True),
 ])
@@ -67,7 +51,7 @@ def test_equals_one_process(losses, name, loss_of, exact):
 
 
 def test_pipeline_equals_one_process(losses):
-    expected = one_process(rows, tie_word_embeddings=False)
+    expected = one_process(parallel.rows, tie_word_embeddings=False)
     assert losses['pipeline'] == pytest.approx(expected, rel=1e-5)
     assert expected[-1] < 0.8 * expected[0]
 

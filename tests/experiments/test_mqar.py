@@ -1,6 +1,7 @@
 """Recall by our rules and by zoology's: its sequences, its loss, what is told of a grid, and the baselines' formulas."""
 
 import json
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -38,8 +39,9 @@ def test_loss_at_the_queries(mixer, tmp_path):
     """Value and gradients are those of logits at every position."""
     cell = CELL | {'mixer': mixer, 'embed_dropout': 0.}
     model = mqar.build_model(cell, TASK)
-    trainer = zoology.build_trainer(model, cell, TASK, tmp_path)
-    batch = torch.utils.data.default_collate([trainer.train_dataset[i] for i in range(8)])
+    data = zoology.Sequences(TASK, 8, seed=0)
+    trainer = zoology.build_trainer(model, cell, data, data, tmp_path)
+    batch = torch.utils.data.default_collate([data[i] for i in range(8)])
     trainer.compute_loss(model, batch).backward()
     gradients = {name: x.grad.clone() for name, x in model.named_parameters()}
     model.zero_grad()
@@ -122,3 +124,22 @@ def test_rwkv_is_a_weighted_mean():
         weights = [(k[:, s] - (t - 1 - s) * mixer.decay.exp()).exp() for s in range(t)] + [(mixer.first + k[:, t]).exp()]
         means.append(sum(w * v[:, s] for s, w in enumerate(weights)) / sum(weights))
     assert torch.allclose(mixer(x), mixer.output(torch.sigmoid(r) * torch.stack(means, 1)))
+
+
+@pytest.mark.parametrize('factor', [0, 0.1])
+def test_embedding_rate(factor, tmp_path):
+    """After a step, embeddings have moved by that part of what they move by without it; the rest has moved as much."""
+    def moved(cell: dict) -> dict[str, float]:
+        cell = CELL | {'steps': 1, 'warmup_steps': 0, 'eval_steps': 1, 'eval_size': 8, 'test_size': 8} | cell
+        mqar.set_seed(0)
+        before = mqar.build_model(cell, TASK).state_dict()
+        built = []
+        with patch.object(mqar, 'build_model', side_effect=lambda *args: built.append(build(*args)) or built[0]):
+            mqar.run_cell(cell, tmp_path)
+        return {name: (x - before[name]).abs().mean().item() for name, x in built[0].state_dict().items()}
+
+    build = mqar.build_model
+    cell = {'tie_word_embeddings': False}
+    usual, changed = moved(cell), moved(cell | {'embedding_rate': factor})
+    for name, x in changed.items():
+        assert x == pytest.approx(usual[name] * (factor if 'embeddings' in name else 1), rel=1e-3), name

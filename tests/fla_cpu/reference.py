@@ -5,43 +5,29 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from tests.ops.cases import relative_error
+
 OUTPUT_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.float64: 1e-12}
 GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.float64: 1e-12}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """`|got - want| / |want|`; zero where both are zero."""
-    distance, size = (got.double() - want.double()).norm().item(), want.double().norm().item()
-    if size > 0:
-        return distance / size
-    return 0.0 if distance == 0 else float('inf')
-
-
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape, f'{name}: shape {tuple(got.shape)}, want {tuple(want.shape)}'
-    off = error(got, want)
+    off = relative_error(got, want)
     assert off <= tolerance, f'{name}: relative error {off:.3e}, tolerance {tolerance:.3e}'
 
 
-def double(x: torch.Tensor | None) -> torch.Tensor | None:
-    return None if x is None else x.detach().double().requires_grad_(x.requires_grad)
-
-
-def evaluate(
-    function: Callable,
-    inputs: dict[str, torch.Tensor | None],
-    seeds: list[torch.Tensor],
-) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """The outputs and, by name, the gradients of the inputs that require one, for the outputs' gradients `seeds`."""
+def evaluate(function: Callable, inputs: dict[str, torch.Tensor | None], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The outputs and, for random gradients of them in this dtype, the gradients of the inputs that require one."""
     outputs = function(**inputs)
-    names = [name for name, x in inputs.items() if x is not None and x.requires_grad]
-    while len(seeds) < len(outputs):
-        seeds.append(torch.randn_like(outputs[len(seeds)]))
-    gradients = torch.autograd.grad(
-        outputs, [inputs[name] for name in names], [seed.to(y) for seed, y in zip(seeds, outputs, strict=True)],
-    )
-    return outputs, dict(zip(names, gradients, strict=True))
+    leaves = {name: x for name, x in inputs.items() if x is not None and x.requires_grad}
+    generator = torch.Generator().manual_seed(1)
+    seeds = [torch.randn(y.shape, generator=generator).to(dtype).to(y) for y in outputs]
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), seeds)
+    return {
+        **{f'output {i}': y.detach() for i, y in enumerate(outputs)},
+        **{f'gradient of {name}': dx for name, dx in zip(leaves, gradients, strict=True)},
+    }
 
 
 def compare(
@@ -56,17 +42,13 @@ def compare(
     Both functions take `inputs` as keyword arguments, the reference in float64, and return a tuple of tensors. With `plain`,
     an error up to twice that of the reference in the dtype of the inputs is allowed too.
     """
-    seeds = []
-    outputs, gradients = evaluate(function, inputs, seeds)
-    wanted, expected = evaluate(reference, {name: double(x) for name, x in inputs.items()}, seeds)
-    rounded, rounded_gradients = evaluate(reference, inputs, seeds) if plain else (wanted, expected)
-
-    for i, (got, want, other) in enumerate(zip(outputs, wanted, rounded, strict=True)):
-        assert_close(f'output {i}', got, want, max(OUTPUT_TOLERANCE[dtype], 2 * error(other, want)))
-    for name, want in expected.items():
-        assert gradients[name].dtype == inputs[name].dtype
-        tolerance = max(GRADIENT_TOLERANCE[dtype], 2 * error(rounded_gradients[name], want))
-        assert_close(f'gradient of {name}', gradients[name], want, tolerance)
+    doubles = {name: x if x is None else x.detach().double().requires_grad_(x.requires_grad) for name, x in inputs.items()}
+    got, want = evaluate(function, inputs, dtype), evaluate(reference, doubles, dtype)
+    rounded = evaluate(reference, inputs, dtype) if plain else want
+    assert got.keys() == want.keys()
+    for name, x in want.items():
+        tolerance = (OUTPUT_TOLERANCE if name.startswith('output') else GRADIENT_TOLERANCE)[dtype]
+        assert_close(name, got[name], x, max(tolerance, 2 * relative_error(rounded[name], x)))
 
 
 def strided(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> torch.Tensor:

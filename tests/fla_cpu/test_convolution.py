@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from fla.modules import ShortConvolution
@@ -7,42 +9,47 @@ from tests.fla_cpu.reference import DTYPES, OUTPUT_TOLERANCE, assert_close, comp
 
 # empty, shorter than any width, and long sequences
 LENGTHS = [3, 0, 1, 2, 17, 1, 0, 9]
-BOUNDS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
+
+
+def bounds_of(lengths):
+    return None if lengths is None else torch.tensor([0, *lengths]).cumsum(0)
 
 
 def batched(x, weight, bias=None, residual=None, state=None, activation=None, lengths=None):
     """The reference for every sequence by itself: rows of a batch, or of `lengths` in a packed one."""
-    pieces = list(x) if lengths is None else x[0].split(lengths)
-    residuals = [None] * len(pieces)
-    if residual is not None:
-        residuals = list(residual) if lengths is None else residual[0].split(lengths)
-    states = [None] * len(pieces) if state is None else state
-    pairs = [
-        convolve(piece, weight, bias, extra, before, activation)
-        for piece, extra, before in zip(pieces, residuals, states, strict=True)
-    ]
+    def pieces(rows):
+        return itertools.repeat(None) if rows is None else rows if lengths is None else rows[0].split(lengths)
+
+    sequences = zip(pieces(x), pieces(residual), itertools.repeat(None) if state is None else state, strict=False)
+    pairs = [convolve(piece, weight, bias, extra, past, activation) for piece, extra, past in sequences]
     outputs, finals = zip(*pairs, strict=True)
     return torch.stack(outputs) if lengths is None else torch.cat(outputs)[None], torch.stack(finals)
 
 
-def inputs_of(shape, width, sequences, dtype, bias=True, residual=True, state=True):
-    channels = shape[-1]
+def inputs_of(shape, width=4, lengths=None, dtype=torch.float32, extras=True, state=True):
+    channels, sequences = shape[-1], shape[0] if lengths is None else len(lengths)
     return {
         'x': strided(*shape, dtype=dtype),
         'weight': tensor(channels, width, dtype=dtype),
-        'bias': tensor(channels, dtype=dtype) if bias else None,
-        'residual': strided(*shape, dtype=dtype) if residual else None,
+        'bias': tensor(channels, dtype=dtype) if extras else None,
+        'residual': strided(*shape, dtype=dtype) if extras else None,
         'state': tensor(sequences, channels, width, dtype=dtype) if state else None,
     }
 
 
-def run(activation, cu_seqlens=None):
-    def function(x, weight, bias, residual, state):
-        return causal_conv1d(
-            x, weight, bias, residual, initial_state=state, output_final_state=True, activation=activation,
-            cu_seqlens=cu_seqlens,
-        )
-    return function
+def run(x, weight, bias=None, residual=None, state=None, activation='silu', lengths=None, final=True):
+    """Outputs; without the final state, whose gradient keeps sequences from the compiled loops, only on request."""
+    return causal_conv1d(
+        x, weight, bias, residual, initial_state=state, output_final_state=final, activation=activation,
+        cu_seqlens=bounds_of(lengths),
+    )[:1 + final]
+
+
+def check(inputs, activation='silu', lengths=None, final=True):
+    compare(
+        lambda **given: run(**given, activation=activation, lengths=lengths, final=final),
+        lambda **given: batched(**given, activation=activation, lengths=lengths)[:1 + final], inputs, inputs['x'].dtype,
+    )
 
 
 # a batch of two rows of this length, or packed sequences; and the kernel's width
@@ -56,18 +63,13 @@ SIZES += [(LENGTHS, width) for width in (1, 2, 3, 4, 6)]
 @pytest.mark.parametrize('dtype', [*DTYPES, torch.float64])
 @pytest.mark.parametrize(('length', 'width'), SIZES, ids=lambda x: 'packed' if x is LENGTHS else x)
 def test_equation(activation, extras, state, dtype, length, width):
-    shape, bounds, lengths = (2, length, 6), None, None
-    if length is LENGTHS:
-        shape, bounds, lengths = (1, sum(LENGTHS), 6), BOUNDS, LENGTHS
-    sequences = 2 if lengths is None else len(lengths)
-    inputs = inputs_of(shape, width, sequences, dtype, bias=extras, residual=extras, state=state)
-    compare(run(activation, bounds), lambda **given: batched(**given, activation=activation, lengths=lengths), inputs, dtype)
+    shape, lengths = ((1, sum(LENGTHS), 6), LENGTHS) if length is LENGTHS else ((2, length, 6), None)
+    check(inputs_of(shape, width, lengths, dtype, extras, state), activation, lengths)
 
 
 def test_several_blocks_of_time(monkeypatch):
     monkeypatch.setattr('fla_cpu.convolution.BLOCK_ELEMENTS', 30)
-    inputs = inputs_of((2, 23, 6), 4, 2, torch.float32)
-    compare(run('silu'), lambda **given: batched(**given, activation='silu'), inputs, torch.float32)
+    check(inputs_of((2, 23, 6)))
 
 
 def test_heads_are_flattened():
@@ -79,7 +81,7 @@ def test_heads_are_flattened():
         return y.view_as(x), final
 
     inputs = {'x': x, 'weight': weight, 'bias': bias, 'residual': residual, 'state': state}
-    compare(run('silu'), reference, inputs, torch.float32)
+    compare(run, reference, inputs, torch.float32)
 
 
 def short_convolution(width=4, bias=True, activation='silu', dtype=torch.float32):
@@ -118,7 +120,7 @@ def test_short_convolution_packed_with_a_cache(requires_grad):
     want, final = batched(x.double(), weight, bias, state=cache.double(), activation='silu', lengths=LENGTHS)
     before = cache.clone()
     with torch.set_grad_enabled(requires_grad):
-        y, after = module(x, cache=cache, output_final_state=True, cu_seqlens=BOUNDS.int())
+        y, after = module(x, cache=cache, output_final_state=True, cu_seqlens=bounds_of(LENGTHS).int())
     assert_close('output', y, want, 1e-5)
     assert torch.equal(after.double(), final)
     assert torch.equal(cache, before)
@@ -140,7 +142,7 @@ def test_update(shape, activation):
 
 def test_states_of_a_packed_matrix():
     x = torch.randn(sum(LENGTHS), 6)
-    got = causal_conv1d_update_states(x=x, state_len=4, cu_seqlens=BOUNDS)
+    got = causal_conv1d_update_states(x=x, state_len=4, cu_seqlens=bounds_of(LENGTHS))
     assert torch.equal(got, batched(x[None], torch.ones(6, 4), lengths=LENGTHS)[1])
 
 

@@ -8,10 +8,6 @@ from fla_cpu.backend import verify_cpu
 from tests import forks
 
 
-def registry_of(entry_point):
-    return backends._function_registries[unwrap(entry_point)]
-
-
 def test_verifier_looks_at_the_first_tensor():
     here, elsewhere = torch.ones(1), torch.ones(1, device='meta')
     assert verify_cpu(here, elsewhere)[0]
@@ -29,7 +25,7 @@ def test_implementations_take_what_fla_passes():
 
 
 def test_switched_off_by_the_environment(monkeypatch):
-    registry = registry_of(l2norm.l2norm_fwd)
+    registry = backends._function_registries[unwrap(l2norm.l2norm_fwd)]
     assert registry.get_active().backend_type == 'cpu'
     monkeypatch.setenv('FLA_CPU', '0')
     assert registry.get_active() is None or registry.get_active().backend_type != 'cpu'

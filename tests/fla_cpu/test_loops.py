@@ -7,8 +7,9 @@ from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from fla_cpu import loops, norms
 from fla_cpu.numba import launch, threads
-from tests.fla_cpu.reference import assert_close, compare, norm
-from tests.fla_cpu.test_convolution import LENGTHS, batched, inputs_of, run
+from tests.fla_cpu.reference import assert_close, norm
+from tests.fla_cpu.test_convolution import LENGTHS, batched, check, inputs_of
+from tests.fla_cpu.test_convolution import run as convolve
 
 
 @pytest.fixture
@@ -46,12 +47,12 @@ def normalise() -> tuple[torch.Tensor, ...]:
     return loops.rms_norm(x, weight, 1e-6, rstd=rstd), rstd
 
 
-def convolve() -> tuple[torch.Tensor, ...]:
+def convolve_both_ways() -> tuple[torch.Tensor, ...]:
     x, weight, bias = torch.randn(2, 70, 272), torch.randn(272, 4), torch.randn(272)
     return loops.convolve(x, weight, bias, None, True), *loops.convolve_gradients(x, x, weight, bias, None, True)
 
 
-@pytest.mark.parametrize(('function', 'n', 'shared'), [(normalise, 2, [2]), (convolve, 3, [3, 3])])
+@pytest.mark.parametrize(('function', 'n', 'shared'), [(normalise, 2, [2]), (convolve_both_ways, 3, [3, 3])])
 @torch.no_grad()
 def test_threads_change_nothing(monkeypatch, function, n, shared):
     monkeypatch.setattr(launch, 'MIN_PARALLEL_STEPS', 0)
@@ -91,26 +92,12 @@ def test_bfloat16_is_float32_rounded_at_the_end(served):
     assert all(torch.equal(a, b) for a, b in zip(narrow[1:], wide[1:], strict=True))
 
 
-def convolution(activation, cu_seqlens=None):
-    """Without the final state, whose gradient would ask for the other way."""
-    def function(x, weight, bias, residual, state):
-        return causal_conv1d(x, weight, bias, residual, state, activation=activation, cu_seqlens=cu_seqlens)[:1]
-    return function
-
-
-def outputs_of(**options):
-    def reference(**given):
-        return batched(**given, **options)[:1]
-    return reference
-
-
 # sequences of less than a kernel, whole strips of 64 tokens and parts of one; a block of 128 channels and a vector more
 @pytest.mark.parametrize('activation', [None, 'silu'])
 @pytest.mark.parametrize('extras', [True, False])
 @pytest.mark.parametrize(('length', 'channels'), [(1, 16), (2, 16), (3, 16), (4, 48), (64, 16), (66, 144), (130, 32)])
 def test_streams(served, activation, extras, length, channels):
-    inputs = inputs_of((2, length, channels), 4, 2, torch.float32, bias=extras, residual=extras, state=False)
-    compare(convolution(activation), outputs_of(activation=activation), inputs, torch.float32)
+    check(inputs_of((2, length, channels), extras=extras, state=False), activation, final=False)
     assert served == ['convolve', 'convolve_gradients']
 
 
@@ -119,9 +106,7 @@ def test_streams(served, activation, extras, length, channels):
 def test_packed_streams(served, activation, dtype):
     """Sequences of several strips too."""
     lengths = [*LENGTHS, 70, 0, 140]
-    bounds = torch.tensor([0, *lengths]).cumsum(0)
-    inputs = inputs_of((1, sum(lengths), 32), 4, len(lengths), dtype, state=False)
-    compare(convolution(activation, bounds), outputs_of(activation=activation, lengths=lengths), inputs, dtype)
+    check(inputs_of((1, sum(lengths), 32), 4, lengths, dtype, state=False), activation, lengths, final=False)
     assert served == ['convolve', 'convolve_gradients']
 
 
@@ -135,12 +120,9 @@ def test_long_sums_keep_their_digits():
 
 @pytest.mark.parametrize('case', ['state', 'final state', 'width', 'channels', 'float64', 'second derivatives'])
 def test_streams_not_served(served, case):
-    inputs = inputs_of(
-        (2, 9, 18 if case == 'channels' else 16), 3 if case == 'width' else 4, 2,
-        torch.float64 if case == 'float64' else torch.float32, state=case == 'state',
-    )
-    given = {name: None if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
-    outputs = run('silu')(**given) if case == 'final state' else convolution('silu')(**given)
+    shape, width = (2, 9, 18 if case == 'channels' else 16), 3 if case == 'width' else 4
+    given = inputs_of(shape, width, dtype=torch.float64 if case == 'float64' else torch.float32, state=case == 'state')
+    outputs = convolve(**given, final=case == 'final state')
     loss = sum(x.square().sum() for x in outputs)
     torch.autograd.grad(loss, given['x'], create_graph=case == 'second derivatives')
     # the loop's forward pass, and PyTorch's backward pass
@@ -166,8 +148,7 @@ def test_any_layout(served, rows):
     """Rows that PyTorch calls contiguous may still name any stride for a dimension of size one."""
     weight, bias = torch.randn(16, 4), torch.randn(16)
     inputs = {'x': rows.detach().requires_grad_(), 'weight': weight.requires_grad_(), 'bias': bias.requires_grad_()}
-    function = convolution('silu')
-    outputs = function(**inputs, residual=None, state=None)[0]
+    outputs, = convolve(**inputs, final=False)
     want = batched(**{name: x.detach().double() for name, x in inputs.items()}, activation='silu')[0]
     assert_close('output', outputs, want, 1e-6)
     dy = torch.randn(*rows.shape[:2], 32)[..., ::2]

@@ -1,8 +1,11 @@
+from functools import partial
+
 import fla.modules as modules
 import pytest
 import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
+from torch.func import functional_call
 
 from tests.fla_cpu.reference import DTYPES, compare, norm, strided, tensor
 
@@ -16,19 +19,19 @@ def parameters(hidden, dtype, weight=True, bias=True):
     }
 
 
-def module(kind, hidden, weight, bias, eps=1e-5):
+def call(build, x, *args, weight, bias, **options):
+    """A module's output with these parameters: the reference is given the same ones."""
+    given = {'weight': weight, 'bias': bias}
+    module = build(x.shape[-1], elementwise_affine=weight is not None)
+    return functional_call(module, {name: value for name, value in given.items() if value is not None}, (x, *args), options)
+
+
+def norm_of(kind, x, weight, bias, **options):
     is_rms_norm, num_groups = KINDS[kind]
-    settings = {'elementwise_affine': weight is not None, 'bias': bias is not None, 'eps': eps}
+    cls = modules.RMSNorm if is_rms_norm else modules.LayerNorm
     if num_groups > 1:
-        built = modules.GroupNorm(num_groups, hidden, is_rms_norm=is_rms_norm, **settings)
-    else:
-        built = (modules.RMSNorm if is_rms_norm else modules.LayerNorm)(hidden, **settings)
-    # the tests need the gradients of tensors that are also given to the reference
-    for name, value in (('weight', weight), ('bias', bias)):
-        if value is not None:
-            delattr(built, name)
-            setattr(built, name, value)
-    return built
+        cls = partial(modules.GroupNorm, num_groups, is_rms_norm=is_rms_norm)
+    return call(partial(cls, bias=bias is not None), x, weight=weight, bias=bias, **options)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -42,7 +45,7 @@ def test_norm(kind, weight, bias, dtype, hidden):
     def reference(x, weight, bias):
         return (norm(x, weight, bias, 1e-5, is_rms_norm, num_groups),)
 
-    compare(lambda x, weight, bias: (module(kind, hidden, weight, bias)(x),), reference, inputs, dtype)
+    compare(lambda **given: (norm_of(kind, **given),), reference, inputs, dtype)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -60,8 +63,8 @@ def test_residual_stream(kind, dtype, residual_dtype, residual_in_fp32):
         return norm(stream, weight, bias, 1e-5, is_rms_norm, num_groups), stream
 
     def function(x, residual, weight, bias):
-        built = module(kind, hidden, weight, bias)
-        y, stream = built(x, residual=residual, prenorm=True, residual_in_fp32=residual_in_fp32)
+        options = {'residual': residual, 'prenorm': True, 'residual_in_fp32': residual_in_fp32}
+        y, stream = norm_of(kind, x, weight, bias, **options)
         assert y.dtype == dtype
         assert stream.dtype == (residual_dtype or (torch.float32 if residual_in_fp32 else dtype))
         return y, stream
@@ -109,8 +112,7 @@ def test_gated_norm(is_rms_norm, activation, affine, dtype):
         'x': strided(2, 5, hidden, dtype=dtype),
         'g': strided(2, 5, hidden, dtype=dtype),
         'residual': tensor(2, 5, hidden, dtype=torch.float32),
-        'weight': tensor(hidden, dtype=dtype) if affine else None,
-        'bias': tensor(hidden, dtype=dtype) if affine and not is_rms_norm else None,
+        **parameters(hidden, dtype, affine, affine and not is_rms_norm),
     }
 
     def reference(x, g, residual, weight, bias):
@@ -118,13 +120,8 @@ def test_gated_norm(is_rms_norm, activation, affine, dtype):
         return norm(x + residual, weight, bias, 1e-5, is_rms_norm) * gate, x + residual
 
     def function(x, g, residual, weight, bias):
-        if is_rms_norm:
-            built = modules.FusedRMSNormGated(hidden, elementwise_affine=affine, activation=activation)
-        else:
-            built = modules.FusedLayerNormGated(hidden, elementwise_affine=affine, bias=affine, activation=activation)
-        del built.weight, built.bias
-        built.weight, built.bias = weight, bias
-        return built(x, g, residual, prenorm=True)
+        cls = modules.FusedRMSNormGated if is_rms_norm else partial(modules.FusedLayerNormGated, bias=affine)
+        return call(partial(cls, activation=activation), x, g, residual, weight=weight, bias=bias, prenorm=True)
 
     compare(function, reference, inputs, dtype)
 

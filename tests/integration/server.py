@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import openai
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import pipeline
 
 from tests.forks import ROOT
 
@@ -49,24 +49,13 @@ def serve(folder, *arguments, env=()):
 
 
 class Answers:
-    """What `generate` answers with the model and the tokenizer in `folder`."""
+    """What `generate` answers to a prompt or a chat, with the model and the tokenizer in `folder`."""
 
     def __init__(self, folder, device='cpu'):
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        self.generate = pipeline('text-generation', model=str(folder), dtype=torch.float32, device=device)
 
-    def to_prompt(self, prompt: str) -> str:
-        return self.to_ids(self.tokenizer(prompt, return_tensors='pt').input_ids)
-
-    def to_chat(self, messages: list[dict[str, str]]) -> str:
-        template = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors='pt', return_dict=True,
-        )
-        return self.to_ids(template.input_ids)
-
-    def to_ids(self, ids: torch.Tensor) -> str:
-        new = self.model.generate(ids.to(self.model.device), max_new_tokens=12, do_sample=False)[0, ids.shape[1]:]
-        return self.tokenizer.decode(new, skip_special_tokens=True)
+    def __call__(self, asked: str | list[dict[str, str]]) -> str:
+        return self.generate(asked, max_new_tokens=12, do_sample=False, return_full_text=False)[0]['generated_text']
 
 
 def check_answers(client: openai.OpenAI, name: str, answers: Answers) -> None:
@@ -74,8 +63,8 @@ def check_answers(client: openai.OpenAI, name: str, answers: Answers) -> None:
     options = {'model': name, 'temperature': 0, 'max_tokens': 12}
     for prompt in PROMPTS:
         completion = client.completions.create(prompt=prompt, **options)
-        assert completion.choices[0].text == answers.to_prompt(prompt) != ''
-    expected = answers.to_chat(MESSAGES)
+        assert completion.choices[0].text == answers(prompt) != ''
+    expected = answers(MESSAGES)
     chat = client.chat.completions.create(messages=MESSAGES, **options)
     assert chat.choices[0].message.content == expected
     stream = client.chat.completions.create(messages=MESSAGES, stream=True, **options)

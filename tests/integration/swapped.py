@@ -1,7 +1,5 @@
 """Small models of fla's families with Longhorn in place of their mixers."""
 
-import hashlib
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -61,7 +59,3 @@ def spread(model):
             for weight, std in (stds | {mixer.conv1d.weight: 0.5}).items():
                 weight.copy_(torch.empty(weight.shape).normal_(std=std))
     return model
-
-
-def digests(model):
-    return {name: hashlib.sha256(x.cpu().numpy().tobytes()).hexdigest() for name, x in model.state_dict().items()}

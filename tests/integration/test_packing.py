@@ -15,9 +15,9 @@ from transformers import (
 from tests.models.test_boundaries import NAMES
 
 TINY = {'hidden_size': 32, 'num_hidden_layers': 2, 'vocab_size': 53, 'initializer_range': 0.5}
-HYBRID = {'attn': {'layers': [1], 'num_heads': 2}}
+HYBRID = {'attn': {'layers': [1], 'num_heads': 2, 'window_size': 6}}
 FAMILIES = {
-    'longhorn': {}, 'longhorn hybrid': HYBRID,
+    'longhorn': {}, 'longhorn exact': {'exact': True, 'num_heads': 2}, 'longhorn hybrid': HYBRID,
     'gla': {'attn_mode': 'longhorn', 'num_heads': 2}, 'gla hybrid': {'attn_mode': 'longhorn', 'num_heads': 2, **HYBRID},
 }
 

@@ -20,10 +20,10 @@ from offgpu.launches import rehearsal
 KERNELS = Path(__file__).parents[2] / 'fla_longhorn' / 'ops' / 'triton'
 
 
-# (calls, depth): all pairs of options as far as types tell, a few down to machine code, large sizes as far as the grids
+# all pairs of options as far as types tell, large sizes as far as the grids; `test_compiled.py` goes down to machine code
 @pytest.mark.parametrize(('calls', 'depth'), [
     ('options', 'launch'), ('sizes', 'launch'), ('exact sizes', 'launch'),
-    pytest.param('options', 'types', marks=pytest.mark.slow), pytest.param('few', 'code', marks=pytest.mark.slow),
+    pytest.param('options', 'types', marks=pytest.mark.slow),
 ])
 def test_launches(calls, depth):
     outcomes = [run_call(call, 'sm_90', depth) for call in CALLS[calls]()]

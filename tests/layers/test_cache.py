@@ -7,15 +7,8 @@ import torch
 from fla.models.utils import Cache
 
 from fla_longhorn.layers import Longhorn
+from tests.layers.test_longhorn import build
 from tests.ops.cases import relative_error
-
-
-def build(device, **options) -> Longhorn:
-    layer = Longhorn(**{'hidden_size': 24, 'state_size': 4, 'num_heads': 2, 'layer_idx': 0, **options})
-    with torch.no_grad():
-        for x in layer.parameters():
-            x.add_(torch.randn_like(x) * 0.2)
-    return layer.to(device)
 
 
 def filled(layer: Longhorn, h: torch.Tensor, mask: torch.Tensor | None = None) -> Cache:
@@ -67,17 +60,17 @@ def test_modes_of_pytorch(first, then, T, device):
 
 
 def test_states_of_another_model(device):
-    h = torch.randn(2, 5, 24, device=device)
-    cache = filled(build(device), h)
+    h, sizes = torch.randn(2, 5, 24, device=device), {'num_heads': 2}
+    cache = filled(build(device, **sizes), h)
     for options, message in (
         ({'state_size': 5}, r'recurrent_state of shape \[2, 2, 5, 24\], one a sequence, in layer 0, got \[2, 2, 4, 24\]'),
         ({'num_heads': 4}, r'recurrent_state of shape \[2, 4, 4, 12\]'),
         ({'conv_size': 3}, r'conv_state of shape \[2, 48, 3\], one a sequence, in layer 0, got \[2, 48, 4\]'),
     ):
         with pytest.raises(ValueError, match='past_key_values must hold a ' + message):
-            build(device, **options)(h, past_key_values=cache)
+            build(device, **sizes | options)(h, past_key_values=cache)
     with pytest.raises(ValueError, match=r'recurrent_state of shape \[1, 2, 4, 24\], .* got \[2, 2, 4, 24\]'):
-        build(device)(h[:1], past_key_values=cache)
+        build(device, **sizes)(h[:1], past_key_values=cache)
 
 
 @pytest.mark.parametrize('T', [1, 2])

@@ -15,7 +15,6 @@ BAD = [
     ({'hidden_size': 0}, ValueError, 'hidden_size must be at least 1, got 0'),
     ({'state_size': 257}, ValueError, 'state_size must be between 1 and 256, got 257'),
     ({'state_size': 2.5}, TypeError, 'state_size must be an integer, got 2.5'),
-    ({'state_size': None}, TypeError, 'state_size must be an integer, got None'),
     ({'expand': 1.01}, ValueError, r'expand \* hidden_size must be a positive integer, got 1.01 \* 24'),
     ({'expand': '2'}, TypeError, "expand must be a number, got '2'"),
     ({'expand': True}, TypeError, 'expand must be a number, got True'),
@@ -23,23 +22,18 @@ BAD = [
     ({'expand': float('inf')}, ValueError, 'expand must be positive and finite, got inf'),
     ({'expand': float('nan')}, ValueError, 'expand must be positive and finite, got nan'),
     ({'num_heads': 5}, ValueError, r'num_heads must divide expand \* hidden_size = 48, got 5'),
-    ({'num_heads': 2.0}, TypeError, 'num_heads must be an integer, got 2.0'),
     ({'num_heads': True}, TypeError, 'num_heads must be an integer, got True'),
     ({'num_heads': 0}, ValueError, 'num_heads must be at least 1, got 0'),
     ({'conv_size': 0}, ValueError, 'conv_size must be at least 1, got 0'),
-    ({'conv_size': '4'}, TypeError, "conv_size must be an integer, got '4'"),
     ({'conv_bias': 1}, TypeError, 'conv_bias must be True or False, got 1'),
     ({'use_bias': None}, TypeError, 'use_bias must be True or False, got None'),
     ({'exact': 1}, TypeError, 'exact must be True or False, got 1'),
     ({'scalar_beta': 'x'}, TypeError, "scalar_beta must be True or False, got 'x'"),
     ({'beta_rank': 0}, ValueError, "beta_rank must be 'auto' or a positive integer, got 0"),
-    ({'beta_rank': 1.5}, ValueError, "beta_rank must be 'auto' or a positive integer, got 1.5"),
     ({'beta_rank': True}, ValueError, "beta_rank must be 'auto' or a positive integer, got True"),
     ({'k_norm': 'sum'}, ValueError, "k_norm must be None or 'l2', got 'sum'"),
-    ({'k_norm': True}, ValueError, "k_norm must be None or 'l2', got True"),
     ({'tie_qk': 1}, TypeError, 'tie_qk must be True or False, got 1'),
     ({'value_proj': 'yes'}, TypeError, "value_proj must be True or False, got 'yes'"),
-    ({'norm_eps': '1e-5'}, TypeError, "norm_eps must be a number, got '1e-5'"),
     ({'norm_eps': 0}, ValueError, 'norm_eps must be positive and finite, got 0'),
 ]
 
@@ -48,7 +42,6 @@ BAD = [
     *BAD,
     ({'layer_idx': -1}, ValueError, 'layer_idx must be at least 0, got -1'),
     ({'layer_idx': 0.0}, TypeError, 'layer_idx must be an integer, got 0.0'),
-    ({'layer_idx': '0'}, TypeError, "layer_idx must be an integer, got '0'"),
 ], ids=str)
 def test_layer(options, kind, message):
     with pytest.raises(kind, match=message):

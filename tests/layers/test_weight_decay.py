@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
@@ -54,17 +54,18 @@ def test_layer(way, device):
     assert 'D' in layer.state_dict()
 
 
-@pytest.mark.parametrize('way', ['from_pretrained', 'init_weights'])
-def test_model(way, tmp_path, device):
-    if way == 'from_pretrained':
-        LonghornForCausalLM(small()).save_pretrained(tmp_path)
-        model = LonghornForCausalLM.from_pretrained(tmp_path, device_map=device)
-    else:
-        with torch.device('meta'):
-            model = LonghornForCausalLM(small())
-        model.to_empty(device=device)
-        model.init_weights()
-    assert all(layer.attn.D._no_weight_decay for layer in model.model.layers)
+@pytest.mark.parametrize('options', [
+    {'model_type': 'longhorn', 'hidden_ratio': 2, 'use_bias': True, 'attn': {'layers': [1], 'num_heads': 2}},
+    {'model_type': 'gla', 'attn_mode': 'longhorn', 'num_heads': 2},
+], ids=['longhorn', 'gla'])
+def test_trainer(options, tmp_path, device):
+    """It decays the matrices and nothing else: neither `D`, nor norms, nor biases."""
+    config = AutoConfig.for_model(**options, hidden_size=32, num_hidden_layers=2, vocab_size=32)
+    model = AutoModelForCausalLM.from_config(config).to(device)
+    args = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.5, use_cpu=device.type == 'cpu', report_to='none')
+    groups = Trainer(model=model, args=args).create_optimizer().param_groups
+    decayed = {id(x) for group in groups if group['weight_decay'] for x in group['params']}
+    assert decayed == {id(x) for x in model.parameters() if x.dim() > 1}
 
 
 def test_names_hold_after_fully_shard(tmp_path):

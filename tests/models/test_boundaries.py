@@ -1,22 +1,19 @@
 """Packed documents as transformers and TRL hand them over: the logits and gradients of the documents one by one."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.utils import prepare_position_ids
 from transformers import DataCollatorWithFlattening
 
-from fla_longhorn import LonghornForCausalLM
+from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.layers import Longhorn
 from tests.integration.swapped import make_model
-from tests.models.test_cache import build
+from tests.models.test_cache import SWAPPED, VARIANTS, build, make, near
 
 LENGTHS = [5, 1, 66, 3]
-VARIANTS = {
-    'paper': {},
-    'exact': {'exact': True, 'num_heads': 2},
-    'hybrid': {'attn': {'layers': [0, 2], 'num_heads': 4, 'window_size': 6}},
-}
 NAMES = {
     'position_ids': {},
     'cu_seq_lens': {'return_position_ids': False, 'return_flash_attn_kwargs': True},
@@ -26,46 +23,32 @@ NAMES = {
 }
 
 
-def documents(lengths=LENGTHS) -> list[dict[str, torch.Tensor]]:
-    return [{'input_ids': x} for x in torch.randint(3, 53, (sum(lengths),)).split(lengths)]
+def packed(device, **options) -> tuple[list[torch.Tensor], dict]:
+    """Documents as rows, and what transformers' collator makes of them."""
+    rows = torch.randint(3, 53, (sum(LENGTHS),)).split(LENGTHS)
+    batch = DataCollatorWithFlattening(return_tensors='pt', **options)([{'input_ids': x} for x in rows])
+    batch = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+    return [row[None].to(device) for row in rows], batch
 
 
-def collated(rows: list[dict[str, torch.Tensor]], device, **options) -> dict:
-    batch = DataCollatorWithFlattening(return_tensors='pt', **options)(rows)
-    return {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+@pytest.mark.parametrize('name', [*VARIANTS, *SWAPPED])
+@torch.no_grad()
+def test_documents_one_by_one(name, device):
+    """By every name that transformers' collator has for boundaries; TRL's are all of them together.
 
-
-def packed(device, lengths=LENGTHS, **options) -> tuple[list[torch.Tensor], dict]:
-    """The documents as rows, and what transformers' collator makes of them."""
-    rows = documents(lengths)
-    return [row['input_ids'][None].to(device) for row in rows], collated(rows, device, **options)
-
-
-def gradients(model: LonghornForCausalLM, *losses: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    sum(losses).backward()
-    return {name: x.grad.clone() for name, x in model.named_parameters()}
-
-
-@pytest.mark.parametrize('names', list(NAMES))
-@pytest.mark.parametrize('variant', list(VARIANTS))
-def test_documents_one_by_one(variant, names, device):
-    model = build(device, **VARIANTS[variant])
-    rows, batch = packed(device, **NAMES[names])
-    labels = batch.pop('labels')
-    assert 'cu_seqlens' not in batch and len(batch) > 1
-    logits = model(**batch, use_cache=False).logits
-    apart = [model(row, use_cache=False).logits for row in rows]
-    assert (logits - torch.cat(apart, 1)).norm() <= 1e-5 * logits.norm()
-    leaking = model(batch['input_ids'], use_cache=False).logits
-    assert (leaking - logits)[:, 5:].norm() > 1e-2 * logits.norm()
-
-    got = gradients(model.train(), model(**batch, labels=labels, num_items_in_batch=71).loss)
-    want = gradients(model, *(
-        F.cross_entropy(model(row).logits[0, :-1], row[0, 1:], reduction='sum') / 71 for row in rows if row.shape[1] > 1
-    ))
-    errors = {name: ((got[name] - x).norm() / x.norm()).item() for name, x in want.items()}
-    assert max(errors.values()) <= 1e-4, errors
+    Losses and gradients are those of the documents in `tests/integration/test_packing.py`.
+    """
+    model = copy.deepcopy(make(name, device))
+    for options in NAMES.values():
+        rows, batch = packed(device, **options)
+        batch.pop('labels')
+        assert 'cu_seqlens' not in batch and len(batch) > 1
+        apart = torch.cat([model(row, use_cache=False).logits for row in rows], 1)
+        assert near(model(**batch, use_cache=False).logits, apart, name)
+    bounds = F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0))
+    assert near(model(batch['input_ids'], cu_seqlens=bounds, use_cache=False).logits, apart, name)
+    assert near(model.lm_head(model.model(**batch, use_cache=False)[0]), apart, name)
+    assert not near(model(batch['input_ids'], use_cache=False).logits, apart, name)
 
 
 @pytest.mark.parametrize('names', list(NAMES))
@@ -114,17 +97,6 @@ def test_positions_of_one_sequence_change_nothing(device):
         for a, b in ((5, 6), (6, 9))
     ]
     torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits[:, 5:], rtol=1e-4, atol=1e-4)
-
-
-def test_positions_of_flame(device):
-    """It packs by `cu_seqlens` and passes the positions `[T]` beside them."""
-    model, (_, batch) = build(device), packed(device)
-    cu_seqlens = F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0)).int()
-    positions = prepare_position_ids(cu_seqlens).to(torch.int32)
-    assert positions.shape == (sum(LENGTHS),)
-    expected = model(batch['input_ids'], cu_seqlens=cu_seqlens).logits
-    assert torch.equal(model(batch['input_ids'], cu_seqlens=cu_seqlens, position_ids=positions).logits, expected)
-    assert torch.equal(model(batch['input_ids'], position_ids=positions).logits, expected)
 
 
 def test_cache_of_packed_sequences(device):
@@ -198,6 +170,18 @@ def test_unknown_keyword(name, device):
             call(x, **{name: torch.tensor([0, 5])})
 
 
+@pytest.mark.parametrize('family', FAMILIES)
+def test_refused_by_families(family, device):
+    model, ids = make_model(family, device).eval(), torch.ones(2, 9, dtype=torch.long, device=device)
+    for name, x, kind, message in (
+        ('cu_seqlen', torch.tensor([0, 9]), TypeError, "Model.forward got an unexpected keyword argument 'cu_seqlen'"),
+        ('attention_mask', torch.ones(2, 8), ValueError, r'attention_mask must have shape .*\[2, 8\]'),
+        ('position_ids', torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]]), ValueError, 'position_ids .* B = 1, got B = 2'),
+    ):
+        with pytest.raises(kind, match=message):
+            model(ids, **{name: x.to(device)})
+
+
 @pytest.mark.parametrize('family', ['longhorn', 'gla'])
 def test_no_tokens(family, device):
     model = build(device) if family == 'longhorn' else make_model(family, device)
@@ -243,10 +227,15 @@ def test_a_buffer_of_boundaries(device):
         assert (logits - apart).norm() < 1e-5 * apart.norm()
 
 
-def test_boundaries_on_the_host(device):
-    model, ids = build(device), torch.randint(3, 53, (1, 9), device=device)
-    bounds = torch.tensor([0, 4, 9])
-    expected = model(ids, cu_seqlens=bounds.to(device)).logits
-    assert torch.equal(model(ids, cu_seqlens=bounds.to(device), cu_seqlens_cpu=bounds).logits, expected)
+def test_beside_the_boundaries(device):
+    """Their copy on the host, and the positions `[T]` that flame passes."""
+    model, (_, batch) = build(device), packed(device)
+    bounds = F.pad(torch.tensor(LENGTHS).cumsum(0), (1, 0))
+    ids, options = batch['input_ids'], {'cu_seqlens': bounds.to(device)}
+    positions = {'position_ids': prepare_position_ids(options['cu_seqlens']).int()}
+    assert positions['position_ids'].shape == (sum(LENGTHS),)
+    expected = model(ids, **options).logits
+    for given in (positions, options | positions, options | {'cu_seqlens_cpu': bounds}):
+        assert torch.equal(model(ids, **given).logits, expected)
     with pytest.raises(ValueError, match='cu_seqlens_cpu'):
-        model(ids, cu_seqlens=bounds.to(device), cu_seqlens_cpu=torch.tensor([0, 9]))
+        model(ids, **options, cu_seqlens_cpu=torch.tensor([0, 75]))

@@ -1,15 +1,12 @@
 """A decoded token reads nothing on the host: the recipe of docs/generate.md for CUDA graphs, on a GPU or the pretend one."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.models.test_cache import build
+from tests.test_docs import DOCS, blocks
 
-RECIPE = next(x for x in re.findall(r'```python\n(.*?)```', (Path(__file__).parents[2] / 'docs/generate.md').read_text(), re.S)
-              if 'CUDAGraph' in x)
+RECIPE = next(x for x in blocks(DOCS / 'generate.md', 'python') if 'CUDAGraph' in x)
 
 
 @pytest.mark.parametrize('padded', [False, True], ids=['', 'mask'])

@@ -8,7 +8,7 @@ from fla.modules import FusedCrossEntropyLoss
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.modules.losses import linear_cross_entropy
-from tests.integration.test_attn_mode import make_model, tokens
+from tests.integration.swapped import make_model, tokens
 from tests.models.test_cache import build
 from tests.ops.cases import relative_error
 

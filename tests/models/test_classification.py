@@ -3,29 +3,23 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.models import GLAConfig
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     Trainer,
     TrainingArguments,
 )
 
-from fla_longhorn import LonghornConfig, LonghornForSequenceClassification, LonghornForTokenClassification
-
-SIZES = dict(hidden_size=32, num_hidden_layers=2, vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-CONFIGS = {
-    'own': lambda **options: LonghornConfig(**SIZES, **options),
-    'gla': lambda **options: GLAConfig(**SIZES, num_heads=2, attn_mode='longhorn', **options),
-}
+from fla_longhorn import LonghornForSequenceClassification, LonghornForTokenClassification
+from tests.models.test_cache import make
+from tests.models.test_longhorn import small
 
 
 @pytest.mark.parametrize('side', ['left', 'right'])
 def test_score_of_the_last_token(side, device):
-    model = AutoModelForSequenceClassification.from_config(CONFIGS['own'](num_labels=3)).to(device).eval()
+    model = AutoModelForSequenceClassification.from_config(small(num_labels=3)).to(device).eval()
     assert isinstance(model, LonghornForSequenceClassification)
-    rows = [torch.randint(3, 64, (n,), device=device) for n in (4, 9, 1)]
+    rows = [torch.randint(3, 53, (n,), device=device) for n in (4, 9, 1)]
     apart = torch.cat([model.score(model.model(x[None]).last_hidden_state[:, -1]) for x in rows])
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
     labels = torch.tensor([0, 2, 1], device=device)
@@ -35,8 +29,8 @@ def test_score_of_the_last_token(side, device):
 
 
 def test_score_of_each_token(device, tmp_path):
-    model = AutoModelForTokenClassification.from_config(CONFIGS['own'](num_labels=5)).to(device).eval()
-    ids = torch.randint(3, 64, (2, 7), device=device)
+    model = AutoModelForTokenClassification.from_config(small(num_labels=5)).to(device).eval()
+    ids = torch.randint(3, 53, (2, 7), device=device)
     output = model(ids, labels=ids % 5)
     assert output.logits.shape == (2, 7, 5)
     expected = F.cross_entropy(output.logits.flatten(0, 1).double(), (ids % 5).flatten())
@@ -46,11 +40,10 @@ def test_score_of_each_token(device, tmp_path):
     assert isinstance(loaded, LonghornForTokenClassification) and torch.equal(loaded(ids).logits, output.logits)
 
 
-@pytest.mark.parametrize('name', list(CONFIGS))
+@pytest.mark.parametrize('name', ['paper', 'gla'])
 def test_label_smoothing_of_the_trainer(name, device, tmp_path):
     """It shifts labels for classes that it knows by name; for others the target is the token that is read."""
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device)
-    ids = torch.randint(3, 64, (2, 7), device=device)
+    model, ids = make(name, device), torch.randint(3, 53, (2, 7), device=device)
     labels = ids.clone()
     labels[1, :3] = -100
     options = TrainingArguments(str(tmp_path), label_smoothing_factor=0.2, report_to='none', use_cpu=device.type == 'cpu')
@@ -61,12 +54,10 @@ def test_label_smoothing_of_the_trainer(name, device, tmp_path):
 
 
 @pytest.mark.parametrize('mask', [None, 'left'])
-@pytest.mark.parametrize('name', ['own', 'hybrid', 'gla'])
+@pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla'])
 def test_samples_between_steps_of_training(name, mask, device):
     """Activation checkpointing in training mode drops a cache; `generate` and calls that go on from one are right there."""
-    attention = {'attn': {'layers': [1], 'num_heads': 2}} if name == 'hybrid' else {}
-    model = AutoModelForCausalLM.from_config(CONFIGS['gla' if name == 'gla' else 'own'](**attention)).to(device).eval()
-    ids = torch.randint(3, 64, (2, 6), device=device)
+    model, ids = make(name, device), torch.randint(3, 53, (2, 6), device=device)
     mask = None if mask is None else torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6], device=device)
     options = dict(attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
     expected = model.generate(ids, **options)

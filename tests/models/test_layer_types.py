@@ -43,8 +43,5 @@ def test_says_the_layers_of_attn(kinds, window, device):
 def test_contradictions(options):
     with pytest.raises(ValueError, match='layer_types must be those that attn = .* gives'):
         make(**options)
-
-
-def test_type():
     with pytest.raises(TypeError, match='layer_types must be a list of str'):
         make(layer_types=LINEAR)

@@ -7,8 +7,8 @@ import torch
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.modules.rewind import RewindableCache
-from tests.integration.test_attn_mode import make_model, spread
-from tests.models.test_cache import VARIANTS, build, contents, equal
+from tests.integration.swapped import make_model, spread
+from tests.models.test_cache import VARIANTS, build, contents, equal, make
 
 # what their other parts keep of a piece, one can't read a part of
 WHOLE = {
@@ -16,14 +16,6 @@ WHOLE = {
 }
 some = pytest.mark.parametrize('name', [*VARIANTS, 'gla', 'linear_attn', 'deltaformer'])
 variants = pytest.mark.parametrize('name', list(VARIANTS))
-
-
-def make(name: str, device):
-    return build(device, **VARIANTS[name]) if name in VARIANTS else spread(make_model(name, device)).eval()
-
-
-def close(a, b) -> bool:
-    return equal(a, b, lambda x, y: x.shape == y.shape and bool((x - y).norm() <= 1e-5 * y.norm()))
 
 
 def caches() -> tuple[RewindableCache, RewindableCache]:
@@ -64,7 +56,7 @@ def test_cropped(name, pieces, device):
         cache.crop(length - start - 14)
         assert cache.get_seq_length() == length
         read(model, ids, expected, length)
-        assert close(contents(cache), contents(expected))
+        torch.testing.assert_close(contents(cache), contents(expected))
         want = read(model, ids, expected, 5)
         assert (read(model, ids, cache, 5) - want).norm() <= 1e-4 * want.norm()
 
@@ -81,7 +73,7 @@ def test_cropped_again_and_again(name, device):
             read(model, ids, cache, piece)
             cache.crop(keep - piece if newer else before + keep)
             read(model, ids, expected, keep)
-            assert close(contents(cache), contents(expected))
+            torch.testing.assert_close(contents(cache), contents(expected))
 
 
 @pytest.mark.parametrize('name', ['paper', 'exact, mlp'])
@@ -96,7 +88,7 @@ def test_cropped_rows_with_padding(name, side, device):
         read(model, ids, cache, 6, 6, mask=mask)
         cache.crop(length)
         read(model, ids, expected, length, mask=mask)
-        assert close(contents(cache), contents(expected))
+        torch.testing.assert_close(contents(cache), contents(expected))
 
 
 # attention that forgets refuses padding behind tokens
@@ -131,7 +123,7 @@ def test_not_recorded(device):
     with pytest.raises(RuntimeError, match='recorded, to a length of 8 here, got 7'):
         cache.crop(7)
     cache.crop(-4)
-    assert equal(contents(cache), before)
+    equal(contents(cache), before)
     read(model, ids, cache, 4)
     cache.reorder_cache(torch.tensor([0], device=device))
     with pytest.raises(RuntimeError, match='recorded, to a length of 12 here, got 11'):
@@ -148,10 +140,10 @@ def test_families_that_go_back_by_pieces(name, device):
     before = contents(cache)
     with pytest.raises(NotImplementedError, match=f'led to its {WHOLE[name]}, which this layer does not record'):
         cache.crop(-2)
-    assert equal(contents(cache), before)
+    equal(contents(cache), before)
     cache.crop(-4)
     read(model, ids, expected, 5)
-    assert equal(contents(cache), contents(expected))
+    equal(contents(cache), contents(expected))
 
 
 @some
@@ -164,7 +156,7 @@ def test_snapshot(name, device):
     before = contents(here)
     outputs = [read(model, ids, cache, 1, 1, 4)]
     for _ in range(2):
-        assert equal(contents(here), before)
+        equal(contents(here), before)
         cache.restore(here)
         outputs.append(read(model, ids, cache, 1, 1, 4))
     outputs.append(read(model, ids, copied, 1, 1, 4))
@@ -185,7 +177,7 @@ def test_a_copy_records_for_itself(name, device):
     copied.crop(-5)
     read(model, ids, expected, 7)
     for x in (cache, copied):
-        assert close(contents(x), contents(expected))
+        torch.testing.assert_close(contents(x), contents(expected))
 
 
 def assistance(model, name: str, by: str, device) -> dict:
@@ -194,10 +186,10 @@ def assistance(model, name: str, by: str, device) -> dict:
         return {'prompt_lookup_num_tokens': 4}
     assistant = copy.deepcopy(model)
     if by == 'another':
-        assistant = build(device, num_hidden_layers=1) if name in VARIANTS else spread(make_model('gla', device)).eval()
-    for option, value in {'': 5, '_schedule': 'constant'}.items():
-        setattr(assistant.generation_config, f'num_assistant_tokens{option}', value)
-    assistant.generation_config.assistant_confidence_threshold = 0
+        assistant = build(device, num_hidden_layers=1) if name in VARIANTS else make('gla', device)
+    assistant.generation_config.update(
+        num_assistant_tokens=5, num_assistant_tokens_schedule='constant', assistant_confidence_threshold=0,
+    )
     return {'assistant_model': assistant}
 
 

@@ -2,32 +2,22 @@
 
 import pytest
 import torch
-from fla.models import GatedDeltaNetConfig, GLAConfig, HGRN2Config, RWKV7Config
 from fla.models.utils import Cache
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM
 
 from fla_cpu.plain import is_plain
-from fla_longhorn import LonghornConfig
+from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import fused_recurrent_longhorn
+from tests.integration.swapped import make_model
+from tests.models.test_cache import VARIANTS as HYBRIDS
+from tests.models.test_longhorn import VARIANTS, small
 
-SIZES = dict(hidden_size=32, num_hidden_layers=2, vocab_size=64, bos_token_id=1, eos_token_id=2)
-SWAPPED = dict(num_heads=2, attn_mode='longhorn')
-CONFIGS = {
-    'plain': lambda: LonghornConfig(**SIZES),
-    'exact': lambda: LonghornConfig(**SIZES, exact=True, num_heads=2),
-    'scalar': lambda: LonghornConfig(**SIZES, scalar_beta=True, num_heads=2),
-    'options': lambda: LonghornConfig(**SIZES, k_norm='l2', hidden_ratio=4, conv_bias=False, use_bias=True),
-    'projections': lambda: LonghornConfig(**SIZES, tie_qk=True, value_proj=True, num_heads=2),
-    'unfused': lambda: LonghornConfig(**SIZES, fuse_norm=False, fuse_swiglu=False, hidden_ratio=4),
-    'hybrid': lambda: LonghornConfig(**SIZES, attn={'layers': [1], 'num_heads': 2}),
-    'window': lambda: LonghornConfig(**SIZES, attn={'layers': [1], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 4}),
-    'gla': lambda: GLAConfig(**SIZES, **SWAPPED),
-    'gated_deltanet': lambda: GatedDeltaNetConfig(**SIZES, **SWAPPED, head_dim=16),
-    'hgrn2': lambda: HGRN2Config(**SIZES, **SWAPPED),
-    'rwkv7': lambda: RWKV7Config(**SIZES, head_dim=16, attn_mode='longhorn'),
-}
+
+def make(name: str, device, dtype=torch.float32):
+    options = (VARIANTS | HYBRIDS).get(name)
+    model = make_model(name, device) if options is None else LonghornForCausalLM(small(**options))
+    return model.to(device, dtype).eval()
 
 
 class Watching(TorchFunctionMode):
@@ -54,12 +44,10 @@ def continue_prompt(model, ids, mask):
 
 @pytest.mark.parametrize('padding', [None, 'left'])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize('name', list(CONFIGS))
+@pytest.mark.parametrize('name', [*VARIANTS, 'hybrid', 'window', 'gla', 'gated_deltanet', 'hgrn2', 'rwkv7'])
 @torch.no_grad()
 def test_same_bits(name, dtype, padding, device):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).to(device, dtype).eval()
-    ids = torch.randint(3, 64, (3, 7), device=device)
+    model, ids = make(name, device, dtype), torch.randint(3, 53, (3, 7), device=device)
     mask = None if padding is None else torch.ones_like(ids)
     if padding == 'left':
         mask[0, :3] = 0
@@ -105,8 +93,7 @@ def test_overridden_methods(cls, device):
 @torch.no_grad()
 def test_parameters_that_are_no_parameters(device):
     """FSDP1 puts tensors in their place while a block runs."""
-    model = AutoModelForCausalLM.from_config(CONFIGS['options']()).to(device).eval()
-    ids = torch.randint(3, 64, (3, 7), device=device)
+    model, ids = make('untied', device), torch.randint(3, 53, (3, 7), device=device)
     expected = continue_prompt(model, ids, None)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -7,18 +7,11 @@ from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
 from fla_longhorn import Longhorn, LonghornForCausalLM
 from tests.models.test_cache import build
+from tests.models.test_longhorn import VARIANTS
 from tests.ops.cases import relative_error
 
 # gradients of a step size's projection cancel
 TOLERANCE = 1e-4
-VARIANTS = {
-    'paper': {},
-    'plain modules': {'fuse_norm': False, 'fuse_swiglu': False, 'fuse_cross_entropy': False, 'hidden_ratio': 2},
-    'linear loss': {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True, 'use_l2warp': True},
-    'exact': {'exact': True, 'num_heads': 2, 'k_norm': 'l2', 'hidden_ratio': 2},
-    'powlu': {'hidden_ratio': 2, 'hidden_act': 'powlu', 'tie_qk': True, 'value_proj': True},
-    'scalar': {'scalar_beta': True, 'use_l2warp': True},
-}
 
 
 def batch(device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

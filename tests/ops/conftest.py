@@ -2,10 +2,6 @@
 
 import pytest
 
-from tests.conftest import INTERPRETING
-
-# the recurrence in PyTorch, whatever the backend
-collect_ignore = ['test_naive.py', 'test_transforms.py'] if INTERPRETING else []
 # tests of `test_longhorn.py` that both operators take in any case
 BOTH = (
     'test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time',

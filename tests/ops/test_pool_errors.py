@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,17 @@ BAD = {
     ),
     'overlapping rows': (
         dict(state=lambda x: x['state'].as_strided((P, H, K, V), (59, K * V, V, 1))), ValueError, 'state must have contiguous',
+    ),
+    'no states': (dict(state=None), TypeError, 'state must be a torch.Tensor'),
+    'other states without a pool': (
+        dict(state=lambda x: x['state'][:N, :, :2], state_indices=None), ValueError,
+        r'state must have shape \[N, H, K, V\], one state a sequence',
+    ),
+    'states with a gradient': (
+        dict(state=lambda x: x['state'].requires_grad_()), ValueError, 'longhorn_state_update has no gradient',
+    ),
+    'a negative view': (
+        dict(state=lambda x: torch._neg_view(x['state'])), ValueError, 'state must not be a negative view.*resolve_neg',
     ),
     'double states': (dict(state=lambda x: x['state'].double()), TypeError, 'state must be float32 to be updated in place'),
     'states elsewhere': (dict(state=lambda x: x['state'].to('meta')), ValueError, 'state must be on the device of q'),
@@ -80,10 +92,10 @@ BAD_ROWS = {
 
 
 def check(call: dict[str, Any], error: type[Exception], message: str) -> None:
-    before = call['state'].clone()
+    state, before = call['state'], copy.deepcopy(call['state'])
     with pytest.raises(error, match=message):
         longhorn_state_update(**call)
-    assert call['state'].is_meta or torch.equal(call['state'], before)
+    assert state is None or state.is_meta or torch.equal(state, before)
 
 
 @pytest.mark.parametrize('name', list(BAD))

@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from offgpu import pretend
-from tests.devices import is_within
+from tests.devices import ON_THE_CPU, why_not
 
 ROOT = Path(__file__).parents[2]
 # what does not run here, by path or by name, and why; what a GPU does not run either is named elsewhere
 LEFT_OUT = {
     'tests/kernels': 'compiles kernels, in whose place the interpreter stands',
     'tests/contrib/test_lm_eval_tasks.py': 'a trained model in interpreted kernels takes an hour',
-    'tests/contrib/test_lm_eval.py': 'so does this one',
     'tests/offgpu': 'other stand-ins for a GPU',
     'tests/pretend': 'of the device itself, run without --device',
     'tests/ops/test_longhorn.py::test_too_large_keys': 'Numba stands in for the kernels, and gives NaN',
@@ -79,48 +78,36 @@ def run_on_host(function: Callable, name: str) -> Callable:
     """`function`, written for the CPU, on the device's memory; a launch as Triton's."""
     def run(*args, **kwargs):
         import torch
+        from torch.utils._pytree import tree_leaves, tree_map_only
 
         from offgpu.pretend import launches
 
         given: dict[int, tuple] = {}
-        on_host = functools.partial(
-            torch.no_grad()(function), *(to_host(x, name, given) for x in args),
-            **{key: to_host(x, name, given) for key, x in kwargs.items()})
+
+        def to_host(x: torch.Tensor) -> torch.Tensor:
+            """The same memory as a tensor of the CPU."""
+            if not x.is_cuda:
+                raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
+            host = torch.ops.pretend.host(x)
+            given[id(host)] = host, x
+            return host
+
+        args, kwargs = tree_map_only(torch.Tensor, to_host, (args, kwargs))
+        on_host = functools.partial(torch.no_grad()(function), *args, **kwargs)
         results = on_host()
 
         def again() -> None:
-            for result, new in zip(as_tuple(results), as_tuple(on_host()), strict=True):
+            for result, new in zip(tree_leaves(results), tree_leaves(on_host()), strict=True):
                 if isinstance(result, torch.Tensor) and result is not new:
                     result.copy_(new)
 
         launches.note(name, None, again)
         with torch.no_grad():
             # what is updated in place comes back as itself
-            returned = tuple(
-                given[id(x)][1] if id(x) in given else torch.ops.pretend.device(x) if isinstance(x, torch.Tensor) else x
-                for x in as_tuple(results))
-        return returned if isinstance(results, tuple) else returned[0]
+            return tree_map_only(
+                torch.Tensor, lambda x: given[id(x)][1] if id(x) in given else torch.ops.pretend.device(x), results)
 
     return run
-
-
-def to_host(x, name: str, given: dict[int, tuple]):
-    """The same memory as a tensor of the CPU, noted in `given` beside `x`."""
-    if hasattr(x, '_asdict'):
-        return x._replace(**{key: to_host(value, name, given) for key, value in x._asdict().items()})
-    if not hasattr(x, 'is_cuda'):
-        return x
-    if not x.is_cuda:
-        raise ValueError(f'Pointer argument cannot be accessed from Triton (cpu tensor?): {name}')
-    import torch
-
-    on_host = torch.ops.pretend.host(x)
-    given[id(on_host)] = on_host, x
-    return on_host
-
-
-def as_tuple(x) -> tuple:
-    return x if isinstance(x, tuple) else (x,)
 
 
 def run_backward_here(torch) -> None:
@@ -134,9 +121,9 @@ def measure_small(timing) -> None:
     timing.device_rates = lambda device: rates(type(device)('cpu'))
 
 
-def why_not(test: str) -> str | None:
-    """Why this test, file or folder is left out."""
-    return next((why for name, why in LEFT_OUT.items() if is_within(test, name) or test.startswith(f'{name}[')), None)
+def pytest_configure() -> None:
+    # skipped on a device as those that no GPU runs are
+    ON_THE_CPU.update(LEFT_OUT)
 
 
 def pytest_sessionstart() -> None:
@@ -155,15 +142,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Not imported either: modules that compile kernels can't be."""
     if config.getoption('--device') != 'cpu' and collection_path.is_relative_to(ROOT):
-        return why_not(collection_path.relative_to(ROOT).as_posix()) is not None or None
+        return why_not(collection_path.relative_to(ROOT).as_posix(), LEFT_OUT) is not None or None
     return None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption('--device') != 'cpu':
-        for item in items:
-            if why := why_not(item.nodeid):
-                item.add_marker(pytest.mark.skip(reason=f'on the pretend device: {why}'))
 
 
 os.environ['PRETEND_IMPORT'] = 'tests.pretend.plugin'

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from offgpu.pretend import counted
+from tests.pretend.test_device import draw
 
 HERE = Path(__file__).name
-
-
-def draw(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device='cuda')
 
 
 WAITS = {

@@ -1,12 +1,11 @@
 """What a tensor on the pretend device does that one on the CPU does not, and what it does alike."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+
+from tests import forks
 
 
 def draw(*shape: int, **options) -> torch.Tensor:
@@ -106,14 +105,6 @@ def test_streams_and_events():
     assert torch.cuda.current_stream() == torch.cuda.default_stream() and start.elapsed_time(end) > 0
 
 
-def run(code: str, **variables: str) -> str:
-    """What a program prints that has the device by its environment."""
-    done = subprocess.run(
-        [sys.executable, '-c', code], env=os.environ | {'PRETEND_IMPORT': ''} | variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 SEVERAL = '''
 import os, pytest, torch, triton
 import triton.language as tl
@@ -157,4 +148,5 @@ print('done')
 
 
 def test_programs_several_devices_poison_and_forks():
-    assert run(SEVERAL, PRETEND_DEVICES='2', PRETEND_POISON='1').endswith('done\n')
+    variables = {'PRETEND_IMPORT': '', 'PRETEND_DEVICES': '2', 'PRETEND_POISON': '1'}
+    assert forks.output('-c', SEVERAL, env=variables).endswith('done\n')

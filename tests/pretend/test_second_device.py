@@ -1,6 +1,6 @@
 """A model on cuda:1 while cuda:0 is the current device: kernels run where the tensors are."""
 
-from tests.pretend.test_device import run
+from tests import forks
 
 PROGRAM = '''
 from contextlib import nullcontext
@@ -45,4 +45,4 @@ print('done')
 
 
 def test_kernels_follow_their_tensors():
-    assert run(PROGRAM, PRETEND_DEVICES='2').endswith('done\n')
+    assert forks.output('-c', PROGRAM, env={'PRETEND_IMPORT': '', 'PRETEND_DEVICES': '2'}).endswith('done\n')

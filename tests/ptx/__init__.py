@@ -6,10 +6,6 @@ launch of a kernel on CPU tensors, has Triton compile it for sm_90 or sm_80 up t
 grid. So a call of a public operator, forward and backward, goes through the compiled code, and is compared with the naive
 operator in float64.
 
-    python -m tests.ptx                      # all calls (an hour when Triton's cache is empty), a line for each
-    python -m tests.ptx --groups fast        # those that `make test` runs
-    python -m tests.ptx --help
-
 What is checked, as compute-sanitizer does:
 
 - memcheck: each global access lies in a storage of the launch's arguments and in an element of one of its tensors, each

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
-from collections import defaultdict
-from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -71,102 +69,50 @@ def laid_out(inputs: dict[str, torch.Tensor], layout: str) -> dict[str, torch.Te
     return placed
 
 
+OPS = {'chunk': chunk_longhorn, 'recurrent': fused_recurrent_longhorn}
 # tensors by the names of `tests/ops/cases.py`
 Results = dict[str, Any]
 
 
-def in_float64(inputs: Results, options: dict) -> Results:
-    """Outputs of the naive operator, without gradients."""
-    o, final_state = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
-    return {'o': o, 'final_state': final_state}
-
-
-def train(op: Callable, inputs: Results, options: dict, emulator: Emulator) -> tuple[Results, Results]:
-    """Outputs and gradients of one call, and what they should be."""
-    reference = cases.reference(inputs, options)
-    with emulator.active():
-        return cases.run(op, inputs, options), reference
-
-
-def step(call: Call, inputs: Results, options: dict, emulator: Emulator) -> tuple[Results, Results]:
-    """The same of `longhorn_state_update`, which has no gradients."""
-    case = call.case
-    N = case.B if case.lengths is None else len(case.lengths)
-    shape = (N, case.H, case.V, case.K) if case.state_v_first else (N, case.H, case.K, case.V)
-    inputs = {name: x.detach() for name, x in inputs.items() if name != 'initial_state'}
-    state = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    reference = in_float64(inputs | {'initial_state': state}, options)
-    options = {name: x for name, x in options.items() if name != 'output_final_state'}
-    with emulator.active(), torch.no_grad():
-        o = longhorn_state_update(state, **inputs, **options)
-    return {'o': o, 'final_state': state}, reference
-
-
-def infer(inputs: Results, options: dict, emulator: Emulator) -> tuple[Results, Results]:
-    """The output of `chunk_longhorn` where neither gradients nor states are wanted."""
-    inputs = {name: x.detach() for name, x in inputs.items()}
-    reference = in_float64(inputs, options)
-    with emulator.active(), torch.no_grad():
-        o, _ = chunk_longhorn(**inputs, **options | {'output_final_state': False})
-    return {'o': o}, {'o': reference['o']}
-
-
 def execute(call: Call, emulator: Emulator) -> tuple[Results, Results]:
-    """Run a call on an emulator; returns its results and the reference."""
-    inputs = laid_out(cases.make_inputs(call.case), call.layout)
-    options = cases.make_options(call.case, exact=call.exact)
+    """Run a call on an emulator; returns its results and the reference, with gradients where the operator has them."""
+    case = replace(call.case, initial_state=True) if call.op == 'step' else call.case
+    inputs, options = laid_out(cases.make_inputs(case), call.layout), cases.make_options(case, exact=call.exact)
     with as_on_a_gpu(call):
-        if call.op == 'step':
-            return step(call, inputs, options, emulator)
-        if call.op == 'infer':
-            return infer(inputs, options, emulator)
-        op = {'chunk': chunk_longhorn, 'recurrent': fused_recurrent_longhorn}[call.op]
-        return train(op, inputs, options, emulator)
+        if call.op in OPS:
+            reference = cases.reference(inputs, options)
+            with emulator.active():
+                return cases.run(OPS[call.op], inputs, options), reference
+        inputs = {name: x.detach() for name, x in inputs.items()}
+        o, final_state = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
+        del options['output_final_state']
+        with emulator.active(), torch.no_grad():
+            if call.op == 'infer':
+                return {'o': chunk_longhorn(**inputs, **options)[0]}, {'o': o}
+            state = inputs.pop('initial_state')
+            return {'o': longhorn_state_update(state, **inputs, **options), 'final_state': state}, {
+                'o': o, 'final_state': final_state,
+            }
 
 
-def run_call(call: Call, order: str = 'together', *, races: bool = True, assemble: bool = False) -> dict:
-    """A row of the table: errors, findings, launches."""
-    row: dict[str, Any] = {'case': str(call), 'target': call.target, 'order': order, 'ok': False}
+def run_call(call: Call, order: str = 'together', *, races: bool = True, assemble: bool = False) -> str:
+    """A line of what ran; the error says what differs from the reference and what was found."""
     started = time.perf_counter()
     emulator = Emulator(call.target, order, races, assemble)
-    try:
-        got, reference = execute(call, emulator)
-        outputs, gradients = cases.TOLERANCE[call.case.dtype]
-        errors = {name: cases.relative_error(got[name], reference[name]) for name in reference}
-        bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in reference}
-        if call.exact and call.case.B == call.case.T == 1 and call.case.dtype != torch.float32:
-            # a single number times k, a sum that may cancel ("Precision" beside the kernels)
-            bounds['dq'] = 5e-2
-        over = {name: [errors[name], bounds[name]] for name in errors if not errors[name] <= bounds[name]}
-        row |= {'errors': errors, 'over': over, 'ok': not over and not emulator.findings.entries}
-    except Exception as error:
-        row |= {'failed': f'{type(error).__name__}: {error}', 'traceback': traceback.format_exc()[-3000:]}
-    seconds = sum(x.seconds for x in emulator.launches)
-    return row | {
-        'findings': [vars(x) for x in emulator.findings],
-        'launches': [vars(x) for x in emulator.launches],
-        'compiled': emulator.compiled,
-        'emulated_seconds': round(seconds, 1),
-        'seconds': round(time.perf_counter() - started, 1),
-    }
-
-
-def summary(row: dict) -> str:
-    """A line of the table, and below it what is wrong."""
-    if 'failed' in row:
-        return f'FAILED  {row["case"]}: {row["failed"][:300]}'
-    worst = max(row['errors'], key=row['errors'].get)
-    word = 'ok     ' if row['ok'] else 'DIFFERS' if row['over'] else 'FOUND  '
-    text = f'{word} {row["case"]}: worst {worst} {row["errors"][worst]:.1e}, {len(row["launches"])} launches, '
-    text += f'{row["emulated_seconds"]}s of {row["seconds"]}s'
-    if row['compiled']:
-        slowest, took = max(row['compiled'], key=lambda pair: pair[1])
+    got, reference = execute(call, emulator)
+    outputs, gradients = cases.TOLERANCE[call.case.dtype]
+    errors = {name: cases.relative_error(got[name], reference[name]) for name in reference}
+    bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in reference}
+    if call.exact and call.case.B == call.case.T == 1 and call.case.dtype != torch.float32:
+        # a single number times k, a sum that may cancel ("Precision" beside the kernels)
+        bounds['dq'] = 5e-2
+    worst = max(errors, key=errors.__getitem__)
+    text = f'{call}: worst {worst} {errors[worst]:.1e}, {len(emulator.launches)} launches, '
+    text += f'{sum(x.seconds for x in emulator.launches):.1f}s of {time.perf_counter() - started:.1f}s'
+    if emulator.compiled:
+        slowest, took = max(emulator.compiled, key=lambda pair: pair[1])
         text += f', compiled {slowest} in {took}s of CPU'
-    text += ''.join(f'\n          over: {name} {error:.2e} > {bound:.0e}' for name, (error, bound) in row['over'].items())
-    kinds = defaultdict(list)
-    for x in row['findings']:
-        kinds[x['kind'], x['kernel'], x['line']].append(x)
-    for (kind, kernel, line), found in kinds.items():
-        text += f'\n          {kind}: {kernel} {line} at {len(found)} instructions, `{found[0]["instruction"]}` '
-        text += found[0]['example']
+    wrong = [f'over: {name} {x:.2e} > {bounds[name]:.0e}' for name, x in errors.items() if not x <= bounds[name]]
+    wrong += map(str, emulator.findings)
+    assert emulator.launches and not wrong, '\n          '.join([text, *wrong])
     return text

@@ -1,7 +1,5 @@
 """What the tests of compilation share: compiling with a count of the graphs, and comparing with eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -5,6 +5,7 @@ import torch
 from fla.models.utils import Cache
 
 from fla_longhorn.layers import Longhorn
+from tests.layers.test_longhorn import build
 from tests.torch_compile.graphs import assert_equal, compiled, gradients, read, weighted
 
 LAYERS = {
@@ -18,14 +19,6 @@ MASKS = {
     'right': [[1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0], [1] * 7],
     'middle': [[1, 0, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 1, 0], [0] * 7],
 }
-
-
-def build(device, name: str = 'paper') -> Longhorn:
-    layer = Longhorn(**{'hidden_size': 24, 'state_size': 4, 'layer_idx': 0, **LAYERS[name]})
-    with torch.no_grad():
-        for x in layer.parameters():
-            x.add_(torch.randn_like(x) * 0.2)
-    return layer.to(device)
 
 
 def results(call, layer: Longhorn, h: torch.Tensor, cache: Cache | None = None, **options) -> dict[str, torch.Tensor]:
@@ -47,13 +40,13 @@ def check(layer: Longhorn, h: torch.Tensor, make_cache=lambda: None, **options) 
 @pytest.mark.parametrize('name', list(LAYERS))
 @pytest.mark.parametrize('T', [13, 70])
 def test_equals_eager(name, T, device):
-    check(build(device, name), torch.randn(2, T, 24, device=device))
+    check(build(device, **LAYERS[name]), torch.randn(2, T, 24, device=device))
 
 
 @pytest.mark.parametrize('lengths', [[5, 1, 0, 3], [2, 66, 7]], ids=str)
 def test_packed(lengths, device):
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
-    check(build(device, 'exact'), torch.randn(1, sum(lengths), 24, device=device), Cache, cu_seqlens=cu_seqlens)
+    check(build(device, **LAYERS['exact']), torch.randn(1, sum(lengths), 24, device=device), Cache, cu_seqlens=cu_seqlens)
 
 
 @pytest.mark.parametrize('dtype', [torch.long, torch.bool], ids=str)
@@ -63,12 +56,12 @@ def test_padding(name, dtype, device):
     mask = torch.tensor(MASKS[name], device=device).to(dtype)
     h = torch.randn(3, 7, 24, device=device)
     h[mask == 0] = float('nan')
-    check(build(device, 'bias'), h, Cache, attention_mask=mask)
+    check(build(device, **LAYERS['bias']), h, Cache, attention_mask=mask)
 
 
 def test_padding_in_pieces(device):
     """From a cache, with a mask longer than the input, on both sides of the length at which the op changes."""
-    layer, h = build(device, 'heads'), torch.randn(3, 80, 24, device=device)
+    layer, h = build(device, **LAYERS['heads']), torch.randn(3, 80, 24, device=device)
     mask = (torch.rand(3, 80, device=device) < 0.7).long()
     mask[0, :10] = 0
 

@@ -5,20 +5,8 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn import LonghornForCausalLM
-from tests.models.test_longhorn import small
+from tests.models.test_longhorn import LINEAR, VARIANTS, small
 from tests.torch_compile.graphs import assert_equal, cheap_kernels, compiled, gradients
-
-LINEAR = {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}
-VARIANTS = {
-    'paper': {},
-    'mlp': {'hidden_ratio': 2, 'exact': True},
-    'powlu': {'intermediate_size': 40, 'hidden_act': 'powlu', 'fuse_swiglu': False},
-    'plain modules': {'fuse_norm': False, 'fuse_swiglu': False, 'fuse_cross_entropy': False, 'intermediate_size': 40},
-    'linear loss': LINEAR,
-    'untied': {'tie_word_embeddings': False, 'scalar_beta': True, 'num_heads': 2, 'use_bias': True},
-    'l2warp': {'use_l2warp': True},
-    'linear loss, l2warp': {**LINEAR, 'use_l2warp': True, 'tie_word_embeddings': False},
-}
 
 
 def build(device, layers: int = 1, **options) -> LonghornForCausalLM:
@@ -69,29 +57,23 @@ def test_reductions(options, device):
     torch.testing.assert_close(function(**inputs).loss, model(**inputs).loss, equal_nan=True)
 
 
-def test_criterion_of_the_user(device):
-    model = build(device, use_l2warp=True)
-    model.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    check(model, batch(device))
-
-
 def test_packed_and_long(device):
     check(build(device), batch(device, 1, 80) | {'cu_seqlens': torch.tensor([0, 3, 70, 80], device=device)})
 
 
-def test_gradient_checkpointing(device):
-    model, inputs = build(device), batch(device)
-    expected = results(model, model, **inputs)
-    model.gradient_checkpointing_enable({'use_reentrant': False})
-    function, counter = compiled(model)
-    assert_equal(results(function, model, **inputs), expected)
-    assert counter.frame_count == 1
+CHANGES = {
+    'criterion': lambda model: setattr(model, 'criterion', nn.CrossEntropyLoss(label_smoothing=0.1)),
+    'checkpointing': lambda model: model.gradient_checkpointing_enable({'use_reentrant': False}),
+    'bfloat16': lambda model: model.bfloat16(),
+}
 
 
-def test_bfloat16(device):
-    model, inputs = build(device, hidden_ratio=2).bfloat16(), batch(device)
-    assert model(**inputs).loss.dtype == torch.float32
-    check(model, inputs, tolerance=3e-2)
+@pytest.mark.parametrize('change', list(CHANGES))
+def test_changed(change, device):
+    model = build(device, hidden_ratio=2, use_l2warp=change == 'criterion')
+    CHANGES[change](model)
+    assert model(**batch(device)).loss.dtype == torch.float32
+    check(model, batch(device), tolerance=3e-2 if change == 'bfloat16' else 2e-6)
 
 
 def test_inference_outputs(device):

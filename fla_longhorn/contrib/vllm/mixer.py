@@ -12,15 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig, get_current_vllm_config
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+)
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.mamba import mamba_mixer  # noqa: F401  registers torch.ops.vllm.mamba_mixer
 from vllm.model_executor.layers.mamba.abstract import MambaBase
-from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator, is_conv_state_dim_first
+from vllm.model_executor.layers.mamba.mamba_utils import (
+    MambaStateDtypeCalculator,
+    MambaStateShapeCalculator,
+    is_conv_state_dim_first,
+)
 from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from vllm.model_executor.utils import set_weight_attrs
-from vllm.utils.torch_utils import _encode_layer_name, get_kv_cache_torch_dtype
+from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
@@ -60,9 +68,17 @@ def state_shape(config: LonghornConfig, tp_size: int) -> tuple[tuple[int, ...], 
 
 
 def state_dtype(vllm_config: VllmConfig) -> tuple[torch.dtype, torch.dtype]:
-    """The state is float32 whatever the model's dtype."""
-    cache_dtype = vllm_config.cache_config.mamba_cache_dtype
-    return get_kv_cache_torch_dtype(cache_dtype, vllm_config.model_config.dtype), torch.float32
+    """The state is float32 whatever the model's dtype, unless `mamba_cache_dtype` or `mamba_ssm_cache_dtype` differs."""
+    cache = vllm_config.cache_config
+    of_state = 'float32' if cache.mamba_cache_dtype == cache.mamba_ssm_cache_dtype == 'auto' else cache.mamba_ssm_cache_dtype
+    return MambaStateDtypeCalculator.mamba1_state_dtype(vllm_config.model_config.dtype, cache.mamba_cache_dtype, of_state)
+
+
+def sharded(*shape: int) -> nn.Parameter:
+    """A parameter whose first dimension is divided among the ranks."""
+    parameter = nn.Parameter(torch.empty(shape, dtype=torch.get_default_dtype()))
+    set_weight_attrs(parameter, {'weight_loader': load_shard})
+    return parameter
 
 
 def load_shard(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
@@ -78,9 +94,6 @@ class LonghornMixer(nn.Module, MambaBase):
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
         config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
-        for name in ('tie_qk', 'value_proj'):
-            if getattr(config, name):
-                raise ValueError(f'{name} must be False for vLLM, got True')
         self.config, self.vllm_config, self.prefix = config, vllm_config, prefix
         tp_size, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
         hidden_size, size = config.hidden_size, channels(config)
@@ -88,24 +101,25 @@ class LonghornMixer(nn.Module, MambaBase):
         # the first of them, among the model's
         self.first_head = rank * config.num_heads // tp_size
         self.beta_rank = math.ceil(hidden_size / 16) if config.beta_rank == 'auto' else config.beta_rank
-        self.key_dim = config.num_heads * config.state_size
+        self.x_sizes = [self.beta_rank, *[config.num_heads * config.state_size] * (1 if config.tie_qk else 2)]
 
         self.in_proj = MergedColumnParallelLinear(
             hidden_size, [size] * 2, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.in_proj',
         )
-        self.conv1d = ColumnParallelLinear(config.conv_size, size, bias=config.conv_bias, prefix=f'{prefix}.conv1d')
-        # the checkpoint's is [channels, 1, conv_size]
-        self.conv1d.weight.data = self.conv1d.weight.data.unsqueeze(1)
+        self.conv1d: Any = nn.Module()
+        self.conv1d.weight = sharded(size // tp_size, 1, config.conv_size)
+        self.conv1d.register_parameter('bias', sharded(size // tp_size) if config.conv_bias else None)
         self.x_proj = RowParallelLinear(
-            size, self.beta_rank + 2 * self.key_dim, bias=False, quant_config=quant, prefix=f'{prefix}.x_proj',
+            size, sum(self.x_sizes), bias=False, quant_config=quant, prefix=f'{prefix}.x_proj',
         )
+        if config.value_proj:
+            self.v_proj = ColumnParallelLinear(size, size, bias=False, quant_config=quant, prefix=f'{prefix}.v_proj')
         # one step size for each head, which every rank has, or for each channel
         self.beta_proj = ColumnParallelLinear(
             self.beta_rank, config.num_heads if config.scalar_beta else size, bias=True, disable_tp=config.scalar_beta,
             prefix=f'{prefix}.beta_proj',
         )
-        self.D = nn.Parameter(torch.ones(size // tp_size))
-        set_weight_attrs(self.D, {'weight_loader': load_shard})
+        self.D = sharded(size // tp_size)
         self.out_proj = RowParallelLinear(
             size, hidden_size, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.out_proj',
         )
@@ -148,46 +162,49 @@ class LonghornMixer(nn.Module, MambaBase):
 
     def decode(self, x: torch.Tensor, z: torch.Tensor, metadata: Any) -> torch.Tensor:
         """One token of each request: `x` and `z` `[N, channels]`."""
-        conv_states, states = self.pools()
         rows = metadata.state_indices_tensor_d[:, 0]
-        x = causal_conv1d_update(x, conv_states, self.taps(), self.conv1d.bias, 'silu', conv_state_indices=rows)
-        o = longhorn_state_update(states, **self.inputs(x, z, dim=1), state_indices=rows, pad_slot_id=NULL_BLOCK_ID)
-        return o.reshape(x.shape)
+        x = causal_conv1d_update(x, self.conv_states(), self.taps(), self.conv1d.bias, 'silu', conv_state_indices=rows)
+        return self.update(rows, self.inputs(x, z, dim=1)).reshape(x.shape)
 
     def prefill(self, x: torch.Tensor, z: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Prompts, or the next pieces of them, packed into `x` and `z` `[T, channels]`."""
-        conv_states, states = self.pools()
         rows, known = metadata.state_indices_tensor_p, metadata.has_initial_states_p
         x = causal_conv1d_fn(
-            x.transpose(0, 1), self.taps(), self.conv1d.bias, activation='silu', conv_states=conv_states,
+            x.transpose(0, 1), self.taps(), self.conv1d.bias, activation='silu', conv_states=self.conv_states(),
             has_initial_state=known, cache_indices=rows, query_start_loc=metadata.query_start_loc_p, metadata=metadata,
-        ).transpose(0, 1)
-        o = longhorn_state_update(
-            states, **self.inputs(x, z, dim=0), cu_seqlens=metadata.query_start_loc_p, state_indices=rows,
-            has_initial_state=known, pad_slot_id=NULL_BLOCK_ID,
-        )
-        return o.reshape(x.shape)
+        ).transpose(0, 1).contiguous()
+        inputs = dict(self.inputs(x, z, dim=0), cu_seqlens=metadata.query_start_loc_p, has_initial_state=known)
+        return self.update(rows, inputs).reshape(x.shape)
 
-    def pools(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The convolution's `[pages, channels, conv_size - 1]` and the recurrence's `[pages, H, K, V]`."""
-        conv_states, states = self.kv_cache
-        return conv_states if is_conv_state_dim_first() else conv_states.transpose(-1, -2), states
+    def update(self, rows: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        states = self.kv_cache[1]
+        if states.dtype == torch.float32:
+            return longhorn_state_update(states, **inputs, state_indices=rows, pad_slot_id=NULL_BLOCK_ID)
+        # 16 bits are for storage
+        wide = states[rows].float()
+        o = longhorn_state_update(wide, **inputs)
+        states[rows] = wide.to(states.dtype)
+        return o
+
+    def conv_states(self) -> torch.Tensor:
+        """`[pages, channels, conv_size - 1]`."""
+        return self.kv_cache[0] if is_conv_state_dim_first() else self.kv_cache[0].transpose(-1, -2)
 
     def taps(self) -> torch.Tensor:
-        # on a CPU with bfloat16 instructions, vLLM packs the weight for a kernel of its own and keeps the original beside it
-        taps = getattr(self.conv1d, '_cpu_unpacked_conv_weight', None)
-        return self.conv1d.weight.squeeze(1) if taps is None else taps
+        return self.conv1d.weight.squeeze(1)
 
     def inputs(self, x: torch.Tensor, z: torch.Tensor, dim: int) -> dict[str, Any]:
         """The op's arguments for the flat `x` and `z`, with a dimension for the batch (0) or the time (1) put in."""
         config, own = self.config, slice(self.first_head, self.first_head + self.num_heads)
-        beta, k, q = self.x_proj(x)[0].split([self.beta_rank, self.key_dim, self.key_dim], dim=-1)
+        beta, k, *q = self.x_proj(x)[0].split(self.x_sizes, dim=-1)
         beta = self.beta_proj(beta)[0]
         beta = beta[:, own] if config.scalar_beta else self.by_head(beta)
-        q, k = (y.unflatten(-1, (config.num_heads, -1))[:, own] for y in (q, k))
+        q, k = (y.unflatten(-1, (config.num_heads, -1))[:, own] for y in (q[0] if q else k, k))
         if config.k_norm == 'l2':
             wide = k.float()
             k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(k.dtype)
+        if config.value_proj:
+            x = self.v_proj(tensor_model_parallel_all_gather(x))[0]
         tokens = {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z)}
         return dict(
             {name: value.unsqueeze(dim) for name, value in tokens.items()},

@@ -115,15 +115,17 @@ class LonghornModel(nn.Module):
 class LonghornBase(nn.Module):
     """A language model, whether it has attention layers or not."""
 
-    hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked={
-        '.gate_proj': ('.gate_up_proj', 0), '.up_proj': ('.gate_up_proj', 1),
-        '.q_proj': ('.qkv_proj', 'q'), '.k_proj': ('.qkv_proj', 'k'), '.v_proj': ('.qkv_proj', 'v'),
-    })
     packed_modules_mapping = {'gate_up_proj': ['gate_proj', 'up_proj'], 'qkv_proj': ['q_proj', 'k_proj', 'v_proj']}
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = '') -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
+        stacked: dict[str, tuple[str, int | str]] = {'.gate_proj': ('.gate_up_proj', 0), '.up_proj': ('.gate_up_proj', 1)}
+        for i in range(config.num_hidden_layers):
+            # other layers' `v_proj` is apart
+            if get_attention_spec(config.attn, layer_idx=i) is not None:
+                stacked |= {f'layers.{i}.attn.{x}_proj': (f'layers.{i}.attn.qkv_proj', x) for x in 'qkv'}
+        self.hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=stacked)
         self.model = LonghornModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, 'model'))
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, 'lm_head'))
         if config.tie_word_embeddings:

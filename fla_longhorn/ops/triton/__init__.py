@@ -30,15 +30,15 @@ A backend may also have:
 
 from __future__ import annotations
 
-from fla.utils import custom_device_ctx
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton import scalar_beta
+from fla_longhorn.ops.triton.device import custom_device_ctx
 from fla_longhorn.ops.triton.diagonal import diagonal_bwd, diagonal_fwd
 from fla_longhorn.ops.triton.diagonal.summaries import backward_summary, forward_summary
 from fla_longhorn.ops.triton.exact import exact_bwd, exact_fwd
+from fla_longhorn.ops.triton.scalar_beta import longhorn_shortcut
 
 __all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd', 'longhorn_shortcut', 'view_states']
 
@@ -47,7 +47,7 @@ def longhorn_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     update = exact_fwd if args.exact else diagonal_fwd
-    with custom_device_ctx(args.q.device.index):
+    with custom_device_ctx(args.q.device):
         return update(args, save_states=save_states, parallel=parallel, final_state=final_state, pool=pool)
 
 
@@ -55,12 +55,8 @@ def longhorn_bwd(
     do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
 ) -> tuple[Tensor, ...]:
     update = exact_bwd if args.exact else diagonal_bwd
-    with custom_device_ctx(args.q.device.index):
+    with custom_device_ctx(args.q.device):
         return update(do, dht, states, args, parallel=parallel)
-
-
-def longhorn_shortcut(args: Arguments) -> tuple[Tensor, Tensor | None] | None:
-    return scalar_beta.chunk_scalar_beta(args) if scalar_beta.applies(args) else None
 
 
 def view_states(states: Tensor, args: Arguments) -> Tensor:

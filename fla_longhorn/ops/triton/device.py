@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 import triton
@@ -22,7 +24,14 @@ def device_capability(device: torch.device) -> int:
 
 
 def multiprocessor_count(device: torch.device) -> int:
-    if device.type == 'cpu':
-        return INTERPRETED_MULTIPROCESSORS
-    from fla.utils import get_multiprocessor_count
-    return get_multiprocessor_count(device.index)
+    return INTERPRETED_MULTIPROCESSORS if device.type == 'cpu' else _multiprocessor_count(device.index)
+
+
+@cache
+def _multiprocessor_count(index: int) -> int:
+    return triton.runtime.driver.active.utils.get_device_properties(index)['multiprocessor_count']
+
+
+def custom_device_ctx(device: torch.device) -> AbstractContextManager:
+    """Kernels run on the device of their tensors, also where PyTorch's current one is another."""
+    return nullcontext() if device.index is None else torch.get_device_module(device).device(device.index)

@@ -24,6 +24,10 @@ ROUTES = ('auto', 'fla', 'own')
 FLA_STATE_SIZE = 32
 
 
+def longhorn_shortcut(args: Arguments) -> tuple[Tensor, Tensor | None] | None:
+    return chunk_scalar_beta(args) if applies(args) else None
+
+
 def applies(args: Arguments) -> bool:
     """Whether fla's kernels support these arguments, and are requested or expected to be faster."""
     route = os.environ.get('FLA_LONGHORN_SCALAR_BETA') or 'auto'

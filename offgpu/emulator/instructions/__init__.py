@@ -1,4 +1,4 @@
-"""What each instruction does: a module for each kind, and the table that finds it."""
+"""The instructions: one module per kind, and the table that finds them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def decode(program: Program, x: Instruction) -> Callable | None:
-    """A function of the machine that runs `x`, None where there is nothing to do; raises `Unsupported`."""
+    """A function of the machine that runs `x`, or None if there is nothing to do; raises `Unsupported`."""
     if x.opcode[0] not in DECODERS:
         raise Unsupported(x.text)
     return DECODERS[x.opcode[0]](program, x, x.opcode[1:])

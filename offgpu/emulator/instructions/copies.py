@@ -64,7 +64,7 @@ def _(program, x, modifiers):
         part = np.zeros((int(real.sum()), size), np.uint8)
         m.memory('global', False, source[real], lanes[real], part, x)
         data[real] = part
-        # lands in shared memory when it is waited for: who reads before that, reads what was there
+        # written to shared memory at the wait: earlier reads see the old data
         m.copies.append({
             'address': to(m, lanes), 'lanes': lanes, 'data': data, 'group': np.full(len(lanes), -1), 'instruction': x,
         })

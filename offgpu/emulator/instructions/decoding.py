@@ -1,7 +1,7 @@
-"""The table of decoders, and what many of them share.
+"""The table of decoders, and shared helpers.
 
 A decoder gets the program, the instruction and its modifiers (`('rn', 'f32')` of `fma.rn.f32`), and returns a function that
-works on all lanes under the machine's mask, or None for one that does nothing here. What it doesn't know it refuses.
+works on all lanes under the machine's mask, or None for a no-op. It raises an error for anything that it does not know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DECODERS: dict[str, Callable] = {}
 
 
 def decoder(*names: str):
-    """Enter the function that follows for these opcodes."""
+    """Register the decorated decoder for these opcodes."""
     def register(function):
         for name in names:
             DECODERS[name] = function
@@ -33,7 +33,7 @@ def decoder(*names: str):
 
 
 def elementwise(program: Program, x: Instruction, kinds: list[str], function: Callable) -> Callable:
-    """`function` of the sources, read as `kinds`, to the first operand."""
+    """Write `function` of the sources, read as `kinds`, to the first operand."""
     destination = program.register(x.operands[0])
     sources = [program.source(operand, kind) for operand, kind in zip(x.operands[1:], kinds, strict=True)]
     return lambda m: m.put(destination, function(*[source(m.registers) for source in sources]))
@@ -86,5 +86,5 @@ def address_of(program: Program, operand: Address) -> Callable:
 
 
 def note_granule(program: Program, space: str, width: int) -> None:
-    """The narrowest access decides how finely a space's shadow is kept."""
+    """The narrowest access to a space, the granularity of its shadow."""
     program.granules[space] = min(program.granules[space], width)

@@ -23,9 +23,9 @@ from offgpu.emulator.parse import Address, Instruction, Unsupported
 if TYPE_CHECKING:
     from offgpu.emulator.program import Program
 
-# what a block or the grid shares
+# shared by a block or the grid
 SPACES = ('global', 'shared')
-# where a thread's local memory lies in the generic address space
+# address of a thread's local memory in the generic address space
 LOCAL_BASE = 1 << 60
 
 
@@ -86,7 +86,7 @@ def _(program, x, modifiers):
 def local_columns(program: Program, x: Instruction, place: Address) -> Callable:
     """A function that gives the bytes of each lane's local memory, for each element `[lanes, bytes]`.
 
-    An address without a space is generic, and refused where it lies elsewhere.
+    An address without a space is generic; it is an error if it is not in local memory.
     """
     base = program.source(place.base, 'u64')
     count, kind = memory_type(x)

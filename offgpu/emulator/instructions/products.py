@@ -38,7 +38,7 @@ def _(program, x, modifiers):
 
 @decoder('wgmma')
 def _(program, x, modifiers):
-    """A product of a warp group, executed where it is issued; what it read must still be the same where it is waited for."""
+    """A product of a warp group, executed when issued; at the wait, its operands must be unchanged."""
     if modifiers[0] in ('fence', 'commit_group'):
         def mark(m):
             m.whole_warps(x)

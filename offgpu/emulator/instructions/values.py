@@ -1,4 +1,4 @@
-"""Comparisons, choices, conversions and moves."""
+"""Comparisons, selects, conversions and moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together: shuffles, rows of matrices, barriers, fences."""
+"""Instructions across the lanes of a warp: shuffles, matrix rows, barriers, fences."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _(program, x, modifiers):
 
 @decoder('bar', 'barrier')
 def _(program, x, modifiers):
-    # blocks end at the others
+    # the other barriers end a block of code
     if modifiers[:1] != ('warp',):
         raise Unsupported(x.text)
 

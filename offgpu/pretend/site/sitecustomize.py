@@ -1,10 +1,10 @@
-"""With this folder on PYTHONPATH and PRETEND_CUDA=1 a Python has the pretend device from its start."""
+"""Installs the pretend device at Python's start, with this folder on PYTHONPATH and PRETEND_CUDA=1."""
 
 import importlib
 import os
 import sys
 
-# the sitecustomize that this one hides comes first
+# first run the sitecustomize that this one hides
 _folder = os.path.dirname(os.path.abspath(__file__))
 _path = sys.path[:]
 sys.path[:] = [x for x in _path if os.path.abspath(x) != _folder]
@@ -20,7 +20,7 @@ finally:
     sys.path[:] = _path
 
 if os.environ.get('PRETEND_CUDA') == '1':
-    # the checkout, for programs that run elsewhere
+    # the checkout, for programs in other folders
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_folder))))
     from offgpu.pretend import install
 

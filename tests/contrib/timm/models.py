@@ -1,7 +1,5 @@
 """Small models of the tests."""
 
-from __future__ import annotations
-
 import timm
 import torch
 

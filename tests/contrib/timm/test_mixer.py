@@ -1,13 +1,10 @@
 """The bidirectional mixer against its equation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fla_longhorn.contrib.timm import BidirectionalLonghorn
-from fla_longhorn.contrib.timm.packing import Packing
 from fla_longhorn.ops import naive_recurrent_longhorn
 
 OPTIONS = [{}, dict(exact=True), dict(scalar_beta=True), dict(bidirectional=False), dict(expand=1, conv_size=2, state_size=5)]
@@ -47,10 +44,6 @@ def test_equation(options, device):
     mixer, h = build(device, **options), torch.randn(2, 9, 24, device=device)
     expected = equation(mixer, h)
     assert (mixer(h) - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-def test_reverse_order(device):
-    assert Packing.of([3, 1, 2], device).reverse.tolist() == [2, 1, 0, 3, 5, 4]
 
 
 @pytest.mark.parametrize('option', [dict(state_size=0), dict(expand=0.3), dict(exact=1), dict(beta_rank=0)], ids=str)

@@ -1,7 +1,5 @@
 """Training in bfloat16 without NaN, the commonest complaint about Vision Mamba (hustvl/Vim#30, #90, #105)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """A checkpoint that timm saves, in transformers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

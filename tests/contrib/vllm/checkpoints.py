@@ -8,16 +8,21 @@ from pathlib import Path
 import torch
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from tests.integration.scripts.byte_tokenizer import byte_tokenizer
 
 LENGTHS = (1, 3, 7, 16, 31, 64, 100, 129)
 NEW_TOKENS = 24
 SIZES = {'hidden_size': 64, 'num_hidden_layers': 3, 'vocab_size': 256, 'bos_token_id': None, 'eos_token_id': None}
 VARIANTS = {
     'paper': {},
-    'heads': {'num_heads': 4, 'k_norm': 'l2', 'scalar_beta': True, 'hidden_ratio': 2, 'tie_word_embeddings': False},
+    'heads': {
+        'num_heads': 4, 'k_norm': 'l2', 'scalar_beta': True, 'hidden_ratio': 2, 'tie_word_embeddings': False, 'tie_qk': True,
+    },
     'exact': {'exact': True, 'k_norm': 'l2', 'use_bias': True, 'conv_bias': False, 'conv_size': 3},
     'exact-heads': {'exact': True, 'scalar_beta': True, 'num_heads': 2, 'beta_rank': 3, 'state_size': 10, 'expand': 1},
-    'hybrid': {'attn': {'layers': [1], 'num_heads': 2, 'num_kv_heads': 1, 'qkv_bias': True}, 'hidden_ratio': 2},
+    'hybrid': {
+        'attn': {'layers': [1], 'num_heads': 2, 'num_kv_heads': 1, 'qkv_bias': True}, 'hidden_ratio': 2, 'value_proj': True,
+    },
     'window': {'attn': {'layers': [0, 2], 'num_heads': 2, 'window_size': 24}, 'num_heads': 2, 'exact': True},
 }
 
@@ -45,6 +50,7 @@ def make(name: str, folder: Path) -> Checkpoint:
             if parameter.endswith('_proj.weight'):
                 value.mul_(4)
     model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     tokens = [generate(model, prompt) for prompt in prompts()]
     assert all(len(set(some)) > 8 for some in tokens)
     return Checkpoint(folder, model, tokens)
@@ -56,9 +62,14 @@ def generate(model: LonghornForCausalLM, prompt: list[int]) -> list[int]:
     return out[0, len(prompt):].tolist()
 
 
-def log_probabilities(model: LonghornForCausalLM, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-    """Of each of `tokens` behind `prompt` and those before it, in the model's dtype up to the logits."""
+def distributions(model: LonghornForCausalLM, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities `[len(tokens), vocab_size]` at each of `tokens` behind `prompt`, with logits in the model's dtype."""
     ids = torch.tensor([[*prompt, *tokens]])
     with torch.no_grad():
         logits = model(ids, use_cache=False).logits[0, len(prompt) - 1:-1]
-    return logits.float().log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return logits.float().log_softmax(-1)
+
+
+def log_probabilities(model: LonghornForCausalLM, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """Of each of `tokens`."""
+    return distributions(model, prompt, tokens).gather(1, torch.tensor(tokens)[:, None])[:, 0]

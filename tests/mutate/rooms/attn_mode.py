@@ -16,13 +16,13 @@ MUTATIONS = [
     ),
     Mutation(
         'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',
-        "linear_attn's own forward drops boundaries", 'tests/integration/test_swapped_calls.py::test_documents_one_by_one',
+        "linear_attn's own forward drops boundaries", 'tests/models/test_boundaries.py::test_documents_one_by_one',
         'linear_attn', env=TORCH,
     ),
     Mutation(
         'loaded-weights-rescaled', 'attn_mode/mixer.py', "if getattr(self.out_proj.weight, '_is_hf_initialized', False):",
-        'if False:', 'weights from a checkpoint are rescaled', 'tests/integration/test_attn_mode.py::test_partly_loaded',
-        'rwkv6',
+        'if False:', 'weights from a checkpoint are rescaled',
+        'tests/models/test_longhorn.py::TestInitialisation::test_missing_weights_are_initialised_and_the_others_kept', 'rwkv6',
     ),
     Mutation(
         'swapped-mlp', 'attn_mode/swap.py', 'partial(become, cls=GatedMLP)', 'partial(become, cls=mlp.GatedMLP)',

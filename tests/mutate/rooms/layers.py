@@ -16,7 +16,7 @@ MUTATIONS = [
     Mutation(
         'look-ahead-writes-the-state', 'layers/longhorn.py', 'q_len == 1 and use_cache and can_update_in_place(',
         'q_len == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
-        LOOK_AHEAD, '[paper-1-no_grad-]', env=TORCH,
+        LOOK_AHEAD, '[paper-1-no_grad-False]', env=TORCH,
     ),
     Mutation(
         'decay-mark-of-a-copy', 'layers/weight_decay.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
@@ -79,16 +79,16 @@ MUTATIONS = [
     ),
     Mutation(
         'part-of-the-gradient', 'modules/tensor_parallel.py', 'if x.requires_grad:', 'if False:',
-        "the gradients of queries and keys are those of a rank's channels", PARALLEL + 'test_options', '[paper]',
+        "the gradients of queries and keys are those of a rank's channels", PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
         'columns-not-exchanged', 'modules/tensor_parallel.py',
         'all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)',
         'blocks.contiguous().unbind(0)', "values and gates are the columns that a rank's part of in_proj has",
-        PARALLEL + 'test_options', '[paper]',
+        PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
         'heads-of-the-first-rank', 'modules/tensor_parallel.py', 'first = rank * heads // n', 'first = 0',
-        'each rank takes the queries and keys of the first heads', PARALLEL + 'test_options', '[heads]',
+        'each rank takes the queries and keys of the first heads', PARALLEL + 'test_equals_one_process', 'options',
     ),
 ]

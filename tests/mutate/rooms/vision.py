@@ -13,7 +13,7 @@ MUTATIONS = [
     Mutation(
         'convolution-over-images', 'contrib/timm/mixer.py',
         'x, _ = self.conv1d(x, cu_seqlens=cu_seqlens)', 'x, _ = self.conv1d(x)',
-        'the convolution of an image begins in the one before', PACKED + 'test_one_image_does_not_reach_another',
+        'the convolution of an image begins in the one before', PACKED + 'test_packed_is_separate',
     ),
     Mutation(
         'residual-narrow', 'contrib/timm/model.py',

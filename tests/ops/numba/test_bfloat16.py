@@ -6,9 +6,10 @@ from numba import njit
 
 from fla_cpu.numba import memory, simd
 from fla_cpu.numba.memory import BITS, array_at
-from fla_longhorn.ops import chunk_longhorn, longhorn_state_update, numba
+from fla_longhorn.ops import chunk_longhorn, numba
 from fla_longhorn.ops.numba import wide
-from tests.ops.cases import Case, make_inputs
+from tests.ops.cases import Case, make_inputs, make_options
+from tests.ops.test_defaults import results
 
 
 def converter(W, load_lanes, store_lanes):
@@ -46,30 +47,21 @@ def test_rounding_is_that_of_torch(converted):
     torch.testing.assert_close(converted(x, torch.bfloat16), x.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
-def results(given, exact):
-    o, state = chunk_longhorn(**given, exact=exact, output_final_state=True, use_beta_sigmoid_in_kernel=True)
-    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(0)).to(o.dtype)
-    gradients = torch.autograd.grad((o, state), list(given.values()), (do, state.detach()))
-    with torch.no_grad():
-        token = {name: x[:, :1] for name, x in given.items() if name not in ('D', 'initial_state')}
-        states = given['initial_state'].clone()
-        step = longhorn_state_update(states, **token, D=given['D'], exact=exact, use_beta_sigmoid_in_kernel=True)
-    return [o, state, step, states, *gradients]
-
-
 @pytest.mark.parametrize('scalar_beta', [False, True])
 @pytest.mark.parametrize('beta_dtype', [torch.bfloat16, torch.float32], ids=str)
 def test_the_way_changes_nothing(monkeypatch, exact, scalar_beta, beta_dtype):
-    inputs = make_inputs(Case(
+    case = Case(
         T=70, K=5, V=40, dtype=torch.bfloat16, scalar_beta=scalar_beta, sigmoid=True, D=True, z=True, initial_state=True,
-    ))
+    )
+    inputs, options = make_inputs(case), make_options(case, exact=exact)
     inputs['beta'] = inputs['beta'].detach().to(beta_dtype).requires_grad_()
+    gradients = torch.randn(inputs['v'].shape).bfloat16(), torch.randn(inputs['initial_state'].shape)
     asked = []
     common = numba.common_dtype
     monkeypatch.setattr(numba, 'common_dtype', lambda *tensors: asked.append(common(*tensors)) or asked[-1])
-    direct = results(inputs, exact)
+    direct = results(chunk_longhorn, inputs, options, gradients)
     assert set(asked) == {beta_dtype}
     monkeypatch.setattr(numba, 'common_dtype', lambda *_: torch.float32)
     monkeypatch.setattr(numba, 'is_step', lambda *_: False)
-    for a, b in zip(direct, results(inputs, exact), strict=True):
+    for a, b in zip(direct, results(chunk_longhorn, inputs, options, gradients), strict=True):
         assert a.dtype == b.dtype and torch.equal(a, b)

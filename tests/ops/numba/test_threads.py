@@ -1,9 +1,6 @@
 """The compiled loops on several threads: bit-equal to one, in a forked child too; a failure of any is the call's."""
 
 import multiprocessing
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -11,6 +8,7 @@ import torch
 
 from fla_cpu.numba import threads as pool
 from fla_longhorn.ops import chunk_longhorn
+from tests import forks
 from tests.ops.cases import Case, assert_close, make_inputs, make_options, reference, run
 
 # eight heads, so that blocks are left for a worker whichever their width; several blocks of channels in each
@@ -123,11 +121,8 @@ threading.Thread(target=outlive).start()
 
 def test_after_the_main_thread():
     """Python's pools take no work once the interpreter ends, which a thread may outlive, and handlers of `atexit`."""
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', AFTER_MAIN], env={**os.environ, 'FLA_LONGHORN_BACKEND': 'numba'},
-        capture_output=True, text=True, timeout=300,
-    )
-    assert (done.returncode, done.stdout.split()) == (0, ['thread', 'True', 'atexit', 'True']), done.stderr
+    printed = forks.output('-c', AFTER_MAIN, fla=False, env={'FLA_LONGHORN_BACKEND': 'numba'})
+    assert printed.split() == ['thread', 'True', 'atexit', 'True']
 
 
 @pytest.fixture

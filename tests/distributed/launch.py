@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
+from filelock import FileLock
 from numba.core.dispatcher import Dispatcher
 from torch.multiprocessing import start_processes
 
@@ -29,18 +29,11 @@ def _rank(rank: int, main: Callable, size: int, store: Path, args: tuple) -> Non
 
 def compile_in_turn(path: Path) -> None:
     """What one rank's Numba compiles the others wait for, and read from the disk."""
-    compile, file, depth = Dispatcher.compile, path.open('w'), 0
+    compile, lock = Dispatcher.compile, FileLock(path)
 
     def locked(self, signature):
-        nonlocal depth
-        if depth == 0:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        depth += 1
-        try:
+        # the same rank may take it again, for a function that the first one calls
+        with lock:
             return compile(self, signature)
-        finally:
-            depth -= 1
-            if depth == 0:
-                fcntl.flock(file, fcntl.LOCK_UN)
 
     Dispatcher.compile = locked

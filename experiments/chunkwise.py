@@ -1,0 +1,143 @@
+"""The operators of fla's GLA, DeltaNet, Gated DeltaNet and KDA in PyTorch, so that their layers train without a GPU.
+
+All of them are one recurrence. With a decay `exp(g)` of each entry of the key,
+
+    S_t = exp(g_t) S_{t-1} + k_t u_t^T,        u_t = beta_t (v_t - k_t^T exp(g_t) S_{t-1}),        o_t = scale q_t^T S_t
+
+where GLA has `u_t = v_t`. A chunk of C tokens with decays `G_t = g_1 + ... + g_t` from its start is two products and one
+triangular system (arXiv 2406.06484, 2510.26692): with `A_ts = k_t^T exp(G_t - G_s) k_s` for s < t, and S before the chunk,
+
+    (I + diag(beta) A) U = diag(beta) (V - (K exp(G)) S).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fla.layers import delta_net, gated_deltanet, gla, kda
+from fla.modules.norm import layernorm_gated
+from torch import Tensor
+
+CHUNK = 16
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, scale: float | None = None,
+) -> Tensor:
+    """Outputs `[B, T, H, V]` from a state of zeros.
+
+    Args:
+        q, k, g (Tensor): `[B, T, H, K]`; `g`, the logarithm of the decay, is at most 0. One a head is `[B, T, H, 1]`.
+        v (Tensor): `[B, T, H, V]`.
+        beta (Tensor, Optional): Step sizes `[B, T, H]`; `None` for GLA, which adds the values as they are.
+        scale (float, Optional): Of the queries. Default: `K ** -0.5`.
+    """
+    T, K = q.shape[1], q.shape[-1]
+    # tokens of zeros at the end change no output before them
+    q, k, v, g = (F.pad(x, (0, 0, 0, 0, 0, -T % CHUNK)).transpose(1, 2).unflatten(2, (-1, CHUNK)) for x in (q, k, v, g))
+    G = g.cumsum(-2)
+    decay = (G[..., :, None, :] - G[..., None, :, :]).clamp_max(0).exp()
+    scores = products(q, decay, k).tril() * (K**-0.5 if scale is None else scale)
+    if beta is not None:
+        beta = F.pad(beta, (0, 0, 0, -T % CHUNK)).transpose(1, 2).unflatten(2, (-1, CHUNK))[..., None]
+        system = products(k, decay, k).tril(-1) * beta + torch.eye(CHUNK, dtype=q.dtype, device=q.device)
+        # what a state of zeros leaves, and how the state before the chunk changes it
+        values = torch.linalg.solve_triangular(system, torch.cat([v, k * G.exp()], -1) * beta, upper=False)
+        v, keys = values.split([v.shape[-1], K], -1)
+    queries, ends = q * G.exp() * (K**-0.5 if scale is None else scale), G[..., -1:, :]
+    kept, k = ends.exp().mT, k * (ends - G).exp()
+    state, outputs = q.new_zeros(*q.shape[:2], K, v.shape[-1]), []
+    for i in range(q.shape[2]):
+        u = v[:, :, i] if beta is None else v[:, :, i] - keys[:, :, i] @ state
+        outputs.append(queries[:, :, i] @ state + scores[:, :, i] @ u)
+        state = kept[:, :, i] * state + k[:, :, i].mT @ u
+    return torch.cat(outputs, 2)[:, :, :T].transpose(1, 2)
+
+
+def products(a: Tensor, decay: Tensor, b: Tensor) -> Tensor:
+    """`a_t^T decay_ts b_s` of each chunk."""
+    if decay.shape[-1] == 1:
+        return a @ b.mT * decay[..., 0]
+    return torch.einsum('bhntk,bhntsk,bhnsk->bhnts', a, decay, b)
+
+
+def whole(name: str, given: dict[str, Any]) -> None:
+    """Refuse what training on whole sequences does not ask for."""
+    unknown = [x for x, value in given.items() if value not in (None, False) and x != 'state_v_first']
+    if unknown:
+        raise NotImplementedError(f'{name} in PyTorch takes no {", ".join(unknown)}')
+
+
+def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, **kwargs) -> tuple:
+    whole('GLA', kwargs)
+    return gated_delta_rule(q, k, v, gk if g is None else g, None), None
+
+
+def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, use_qk_l2norm_in_kernel: bool = False, **kwargs) -> tuple:
+    whole('DeltaNet', kwargs)
+    if use_qk_l2norm_in_kernel:
+        q, k = normalised(q), normalised(k)
+    return gated_delta_rule(q, k, v, torch.zeros_like(k[..., :1]), beta), None
+
+
+def chunk_gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
+    use_gate_in_kernel: bool = False, use_qk_l2norm_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False, **kwargs,
+) -> tuple:
+    """Of Gated DeltaNet, with `g` `[B, T, H]`, and of KDA, with `[B, T, H, K]`."""
+    whole('the gated delta rule', kwargs)
+    if use_gate_in_kernel:
+        g = g if dt_bias is None else g + dt_bias.view(g.shape[2:])
+        g = -A_log.exp().view(-1, *[1] * (g.dim() - 3)) * F.softplus(g)
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.sigmoid()
+    beta = 2 * beta if allow_neg_eigval else beta
+    if use_qk_l2norm_in_kernel:
+        q, k = normalised(q), normalised(k)
+    # heads of values share queries and keys
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    return gated_delta_rule(q, k, v, g.view(*g.shape[:3], -1), beta), None
+
+
+def longhorn_with_doubled_steps(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor, z: Tensor, exact: bool, **kwargs,
+) -> tuple[Tensor, None]:
+    """Longhorn's operator on logits `beta` with `2 eps` for `eps`, token by token.
+
+    Along a key the exact update multiplies the state by `1 - 2 eps |k|^2`, and the diagonal one each entry by `1 - 2 eps k^2`;
+    as `eps |k|^2 < 1`, both are between -1 and 1.
+    """
+    beta = beta.sigmoid()
+    eps = 2 * beta / (1 + beta * k.square().sum(-1, keepdim=True))
+    state, outputs = q.new_zeros(*q.shape[::2], q.shape[-1], v.shape[-1]), []
+    for q_t, k_t, v_t, e_t in zip(*(x.unbind(1) for x in (q, k, v, eps)), strict=True):
+        if exact:
+            state = state + k_t[..., None] * (e_t * (v_t - (k_t[..., None] * state).sum(-2)))[..., None, :]
+        else:
+            state = (1 - k_t.square()[..., None] * e_t[..., None, :]) * state + k_t[..., None] * (e_t * v_t)[..., None, :]
+        outputs.append((q_t[..., None] * state).sum(-2))
+    return (torch.stack(outputs, 1) + D * v) * F.silu(z), None
+
+
+def normalised(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+# fla's module -> the names of operators in it, and what serves for both
+STAND_INS = (
+    (gla, ('chunk_gla', 'fused_recurrent_gla'), chunk_gla),
+    (delta_net, ('chunk_delta_rule', 'fused_recurrent_delta_rule'), chunk_delta_rule),
+    (gated_deltanet, ('chunk_gated_delta_rule', 'fused_recurrent_gated_delta_rule'), chunk_gated_delta_rule),
+    (kda, ('chunk_kda', 'fused_recurrent_kda'), chunk_gated_delta_rule),
+)
+
+
+def install() -> None:
+    """Put them in the place of fla's kernels, which need a GPU, in this process; Mamba-2 lacks a norm alone."""
+    layernorm_gated.rmsnorm_fn = layernorm_gated.rms_norm_ref
+    for module, names, function in STAND_INS:
+        for name in names:
+            setattr(module, name, function)

@@ -1,0 +1,66 @@
+"""The operators as a package for the library `kernels`, which loads kernels from Hugging Face's hub or from a folder.
+
+    python -m fla_longhorn.contrib.kernels build
+    kernels.get_local_kernel(Path('build')).chunk_longhorn(q, k, v, beta)
+
+The package is made of the sources of this one, imports nothing but PyTorch and Triton (and Numba on a CPU, where it is
+installed), and can be loaded beside it. Scalar step sizes run in Longhorn's own kernels, for fla's are not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+from pathlib import Path
+
+VERSION = 1
+BACKENDS = ('cpu', 'cuda')
+ROOT = Path(__file__).parents[2]
+OPS = ROOT / 'fla_longhorn/ops'
+# its route to fla's kernels
+LEFT_OUT = OPS / 'triton/scalar_beta.py'
+SHARED = ('plain.py', 'last_read.py', 'numba/*.py')
+
+
+def sources() -> dict[Path, str]:
+    """The text of each file, by its path in the package."""
+    files = {path.relative_to(OPS): path for path in OPS.rglob('*.py') if path != LEFT_OUT}
+    for pattern in SHARED:
+        files |= {path.relative_to(ROOT): path for path in (ROOT / 'fla_cpu').glob(pattern)}
+    return {path: relative(path, file.read_text(encoding='utf-8')) for path, file in sorted(files.items())}
+
+
+def relative(path: Path, text: str) -> str:
+    """`text` with imports from where it is in the package, and nothing of the file that is left out."""
+    left_out = r'^from fla_longhorn\.ops\.triton\.scalar_beta import (\w+)\n'
+    for name in re.findall(left_out, text, re.MULTILINE):
+        text = text.replace(f"'{name}', ", '')
+    text = re.sub(left_out, '', text, flags=re.MULTILINE)
+    dots = '.' * len(path.parts)
+    return re.sub(r'^(\s*from )(?:fla_longhorn\.ops\.?|(?=fla_cpu))', rf'\1{dots}', text, flags=re.MULTILINE)
+
+
+def build(folder: Path) -> None:
+    """Write the variants into `folder`."""
+    files = sources()
+    digest = hashlib.sha256(''.join(files.values()).encode()).hexdigest()[:7]
+    for backend in BACKENDS:
+        unique = f'_fla_longhorn_{backend}_{digest}'
+        variant = folder / 'build' / f'torch-{backend}'
+        for path, text in files.items():
+            (variant / path).parent.mkdir(parents=True, exist_ok=True)
+            # PyTorch has one operator of a name
+            text = re.sub(r"(?<=')fla_longhorn(?=::|')|(?<=torch\.ops\.)fla_longhorn\b", unique, text)
+            (variant / path).write_text(text, encoding='utf-8')
+        (variant / 'metadata.json').write_text(json.dumps({
+            'name': 'fla-longhorn', 'id': unique, 'version': VERSION, 'license': 'MIT', 'python-depends': [],
+            'backend': {'type': backend},
+        }, indent=2), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    parser = argparse.ArgumentParser(prog='python -m fla_longhorn.contrib.kernels', description=__doc__)
+    parser.add_argument('folder', type=Path)
+    build(parser.parse_args().folder)

@@ -1,0 +1,170 @@
+"""The tasks of state tracking and of MAD, and fla's operators in PyTorch."""
+
+import json
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fla.modules.norm import layernorm_gated
+from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
+from fla.ops.gla.naive import naive_recurrent_gla
+from fla.ops.kda.naive import naive_recurrent_kda
+
+from examples.mqar.data import IGNORE
+from experiments import chunkwise, mqar
+from experiments.synthetic import TASKS, Sequences, cayley_table
+from fla_longhorn.ops import naive_recurrent_longhorn
+
+
+def draw(task: str, seq_len: int, **options) -> tuple[list, list]:
+    return tuple(x.tolist() for x in TASKS[task](np.random.default_rng(0), 40, seq_len, **options))
+
+
+@pytest.mark.parametrize('group', ['Z2', 'Z5', 'S3', 'S5'])
+def test_groups(group):
+    """Associative, with an identity 0 and inverses; the product so far is right at each token."""
+    table = cayley_table(group)
+    elements = np.arange(len(table))
+    assert len(table) == {'Z2': 2, 'Z5': 5, 'S3': 6, 'S5': 120}[group] and (np.sort(table, 0) == elements[:, None]).all()
+    assert (table[0] == elements).all() and (table[:, 0] == elements).all()
+    assert (table[table] == table[elements[:, None, None], table]).all() and (table != table.T).any() == (group[0] == 'S')
+    for tokens, targets in zip(*draw('products', 9, group=group), strict=True):
+        product = 0
+        for token, target in zip(tokens, targets, strict=True):
+            product = table[product, token]
+            assert target == product
+
+
+@pytest.mark.parametrize('options', [{}, {'noise': 0.3, 'noise_tokens': 6}])
+def test_recall(options):
+    noisy, asked = 0, 0
+    for tokens, targets in zip(*draw('recall', 32, vocab_size=16, **options), strict=True):
+        seen = {}
+        for i in range(0, 32, 2):
+            (key, value), (target, rest) = tokens[i:i + 2], targets[i:i + 2]
+            assert rest == IGNORE
+            if key >= 16 - options.get('noise_tokens', 0):
+                noisy += 1
+                assert target == IGNORE
+                continue
+            assert target == seen.get(key, IGNORE) and seen.setdefault(key, value) == value
+            asked += target != IGNORE
+    assert asked and bool(noisy) == bool(options)
+
+
+def test_fuzzy_recall():
+    """An asked value followed the same key before; keys and values are of different tokens, so a key's end can be seen."""
+    asked = 0
+    for tokens, targets in zip(*draw('fuzzy recall', 48, vocab_size=13), strict=True):
+        text = ''.join('kv-'[(x >= 6) + (x == 12)] for x in tokens).rstrip('-')
+        assert '-' not in text
+        known, i = {}, 0
+        while i < len(text):
+            middle = text.index('v', i)
+            end = (text + 'k').index('k', middle)
+            key, value = tuple(tokens[i:middle]), tokens[middle:end]
+            if key in known:
+                assert known[key] == value == targets[middle - 1:end - 1]
+                asked += 1
+            else:
+                assert all(x == IGNORE for x in targets[middle - 1:end - 1])
+            known[key], i = value, end
+    assert asked
+
+
+def test_selective_copying():
+    for tokens, targets in zip(*draw('selective copying', 32, vocab_size=16, count=6), strict=True):
+        mark = tokens.index(15)
+        assert mark == 25 and [x for x in tokens[:mark] if x != 14] == targets[mark + 1:] and tokens[mark + 1:] == [14] * 6
+        assert all(x == IGNORE for x in targets[:mark + 1])
+
+
+def test_memorisation():
+    """One map for all sequences and data sets, and one to one."""
+    drawn = [TASKS['memorisation'](np.random.default_rng(size), size, 16, vocab_size=11) for size in (40, 41)]
+    tokens, targets = map(np.concatenate, zip(*drawn, strict=True))
+    assert (tokens[:, 1::2] == 10).all() and (targets[:, ::2] == IGNORE).all()
+    pairs = set(zip(tokens[:, ::2].ravel(), targets[:, 1::2].ravel(), strict=True))
+    assert len(pairs) == 5 == len({key for key, _ in pairs}) == len({value for _, value in pairs})
+
+
+@pytest.mark.parametrize('T', [5, 37])
+def test_chunks(T):
+    """Outputs and gradients of fla's operators, against its token by token."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, T, 2, 8), chunkwise.normalised(torch.randn(2, T, 2, 8)), torch.randn(2, T, 2, 5)
+    g, beta = F.logsigmoid(4 * torch.randn(2, T, 2, 8)), 2 * torch.rand(2, T, 2)
+    ones, zeros = torch.ones(2, T, 2), torch.zeros(2, T, 2)
+
+    def gated(q, k, v, g, beta):
+        return naive_recurrent_gated_delta_rule(q, k, v, beta, g)
+
+    for got, expected, inputs in (
+        (chunkwise.chunk_gla, naive_recurrent_gla, (q, k, v, g)),
+        (chunkwise.chunk_delta_rule, lambda q, k, v, beta: gated(q, k, v, zeros, beta), (q, k, v, beta)),
+        (chunkwise.chunk_gated_delta_rule, gated, (q, k, v, g[..., 0], beta)),
+        (chunkwise.chunk_gated_delta_rule, naive_recurrent_kda, (q, k, v, g, ones)),
+    ):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        a, b = (op(*inputs)[0] for op in (got, expected))
+        assert (a - b).norm() < 1e-5 * b.norm()
+        do = torch.randn_like(a)
+        for dx, dy in zip(torch.autograd.grad(a, inputs, do), torch.autograd.grad(b, inputs, do), strict=True):
+            assert (dx - dy).norm() < 1e-4 * dy.norm()
+
+
+@pytest.mark.parametrize('exact', [False, True])
+def test_doubled_steps(exact):
+    """`2 eps` is the step of another beta, `2 beta / (1 - beta |k|^2)`."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 9, 1, 4, dtype=torch.float64)
+    k = k / (2 * k.norm(dim=-1, keepdim=True))
+    v, z, logits = torch.randn(3, 1, 9, 1, 6, dtype=torch.float64)
+    D, beta = torch.randn(1, 6, dtype=torch.float64), logits.sigmoid()
+    got, _ = chunkwise.longhorn_with_doubled_steps(q, k, v, logits, D, z, exact, use_beta_sigmoid_in_kernel=True)
+    expected, _ = naive_recurrent_longhorn(q, k, v, 2 * beta / (1 - beta / 4), D=D, z=z, exact=exact)
+    assert (got - expected).norm() < 1e-12 * expected.norm()
+
+
+@pytest.fixture
+def kernels():
+    """fla's, in the place of which a run puts others."""
+    with ExitStack() as stack:
+        for module, names, _ in chunkwise.STAND_INS:
+            for name in names:
+                stack.enter_context(patch.object(module, name, getattr(module, name)))
+        stack.enter_context(patch.object(layernorm_gated, 'rmsnorm_fn', layernorm_gated.rmsnorm_fn))
+        yield
+
+
+def test_run(tmp_path, kernels):
+    """A grid from the setting to accuracies by length, and a task with a decoder of its own."""
+    setting = {
+        'title': 'tiny', 'rules': 'synthetic', 'columns': ['task', 'mixer'], 'plot': {'x': 'step', 'panels': 'seq_len'},
+        'options': {
+            'seq_len': 8, 'longest': 32, 'num_hidden_layers': 1, 'hidden_size': 16, 'state_size': 4, 'train_size': 64,
+            'test_size': 32, 'epochs': 1, 'batch_size': 32, 'weight_decay': 0.1, 'embed_dropout': 0.0, 'stop_recall': 0.99,
+            'tie_word_embeddings': False, 'initializer_range': 0.02, 'seed': 0, 'learning_rate': 1e-2,
+        },
+        'grid': {
+            'task': [{'task': 'products', 'task_options': {'group': 'Z2'}}, {
+                'task': 'compression', 'task_options': {'vocab_size': 5}, 'longest': 8,
+            }],
+            'mixer': ['exact', 'GLA', 'exact, negative eigenvalues'],
+        },
+    }
+    path = tmp_path / 'tiny.json'
+    path.write_text(json.dumps(setting))
+    mqar.main([str(path), '--output_dir', str(tmp_path)])
+    runs = json.loads((tmp_path / 'results.json').read_text())['runs']
+    assert [run['cell']['mixer'] for run in runs] == 2 * setting['grid']['mixer']
+    assert all(list(run['by_length']) == (['8', '16', '32'] if run['cell']['task'] == 'products' else ['8']) for run in runs)
+
+
+def test_sequences_of_a_cell_are_its_seed_s():
+    cell = {'task': 'products', 'task_options': {'group': 'S3'}, 'seq_len': 8}
+    first, again, other = (Sequences(cell, 20, seed).tokens for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)

@@ -1,5 +1,0 @@
-"""Triton's interpreter changes nothing here: these tests run without it only."""
-
-from tests.conftest import INTERPRETING
-
-collect_ignore_glob = ['test_*.py'] if INTERPRETING else []
