@@ -26,7 +26,7 @@ class Block(nn.Module):
         y = self.mixer(self.norm(x).to(self.mixer.in_proj.weight.dtype), packing)
         if packing is None:
             return x + self.drop_path(y)
-        # an image is dropped, not the row
+        # drop images, not the row that holds all of them
         kept = self.drop_path(y.new_ones(packing.lengths.shape[0], 1))
-        # the sum of the lengths is known, and would be waited for
+        # without output_size, PyTorch reads the sum of the lengths on the host
         return x + y * kept.repeat_interleave(packing.lengths, 0, output_size=y.shape[1])
