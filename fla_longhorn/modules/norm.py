@@ -1,4 +1,4 @@
-"""fla's RMSNorm and L2Norm: traceable, and under `torch.func`; on the CPU a plain RMSNorm is its loop and nothing else."""
+"""fla's RMSNorm and L2Norm: traceable, and under `torch.func`; on the CPU RMSNorm calls its compiled loop directly."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class VisionLonghorn(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, needs_reset: bool = True) -> None:
-        """Initialise as Vision Mamba does; `needs_reset`, as after `to_empty`, calls each module's `reset_parameters` first."""
+        """Initialise as Vision Mamba does; `needs_reset`, as after `to_empty`, first calls each `reset_parameters`."""
         for module in self.modules() if needs_reset else ():
             if callable(reset := getattr(module, 'reset_parameters', None)):
                 reset()
