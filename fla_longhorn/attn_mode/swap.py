@@ -20,8 +20,9 @@ from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, set
 from fla_longhorn.attn_mode.families import Family
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
+from fla_longhorn.models.causal_lm import with_shift_labels
 from fla_longhorn.models.remote_code import is_remote_code
-from fla_longhorn.models.swapped import register_call_hooks, with_shift_labels
+from fla_longhorn.models.swapped import register_call_hooks
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 
@@ -124,13 +125,8 @@ def wrap_forward(forward: Callable, shared: Callable) -> Callable:
 
 
 def wrap_causal_lm(forward: Callable) -> Callable:
-    """`forward` of a causal language model that takes `shift_labels` where the mixer is Longhorn."""
-    def run(self, *args, **kwargs):
-        if is_swapped(self.config):
-            return with_shift_labels(forward, self, *args, **kwargs)
-        return forward(self, *args, **kwargs)
-
-    return run
+    """Let `forward` of a causal language model accept `shift_labels` if the mixer is Longhorn."""
+    return wrap_forward(forward, partial(with_shift_labels, forward))
 
 
 def refuse_cp_context(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -65,5 +65,5 @@ def check_number(name: str, value: Any) -> None:
     """Positive and finite."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f'{name} must be a number, got {value!r}')
-    if not 0 < value < math.inf:
+    if not 0 < float(value) < math.inf:
         raise ValueError(f'{name} must be positive and finite, got {value}')

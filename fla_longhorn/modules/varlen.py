@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fla_cpu.plain import is_transformed
-from fla_longhorn.modules.cache import seen_tokens
+from fla_longhorn.modules.cache import check_layers, seen_tokens
 from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
 from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
 
@@ -38,26 +38,30 @@ def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ())
 
 
 def resolve_call(
-    kwargs: dict[str, Any],
-    attention_mask: torch.Tensor | None,
-    tokens: torch.Tensor,
-    cache: Cache | None,
-    has_attention: bool,
+    model: Any, kwargs: dict[str, Any], attention_mask: torch.Tensor | None, tokens: torch.Tensor | None, cache: Cache | None,
 ) -> tuple[torch.Tensor | None, dict[str, Any]]:
-    """Resolve a model's call on `tokens` `[B, T, ...]` once for all layers: the mask, and keywords with the result as `rows`.
+    """Check a model's call on `tokens` `[B, T, ...]` and resolve it once for all layers.
 
-    With attention layers, the mask covers the tokens in the cache too. Without padding, the mask is `None`.
+    With attention layers, the mask covers the tokens in the cache too.
+
+    Returns:
+        The mask, `None` without padding, and the keywords, with the result of :func:`resolve_rows` as `rows`.
 
     Raises:
-        ValueError: there is no token, or as :func:`resolve_rows`.
+        ValueError: there is no token, the cache is of another model, or as :func:`resolve_rows`.
+        TypeError: an unknown keyword, or as :func:`resolve_rows`.
     """
+    check_keywords(f'{type(model).__name__}.forward', kwargs)
+    check_layers(cache, model.layers)
+    if tokens is None:
+        return attention_mask, kwargs
     if tokens.dim() < 2 or not (torch.compiler.is_compiling() or tokens.numel()):
         raise ValueError(
             'input_ids must have the shape [B, T], or inputs_embeds [B, T, D], with at least one row and one token, '
             f'got {list(tokens.shape)}'
         )
     (B, T), seen = tokens.shape[:2], seen_tokens(cache)
-    length = T + seen if has_attention else None
+    length = None if getattr(model.config, 'attn', None) is None else T + seen
     rows, kwargs = resolve_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)
     # traced activation checkpoints accept no object of ours as an argument
     if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:

@@ -133,14 +133,14 @@ def register_attn_mode(changes: Changes) -> None:
         wrap_model_init,
         wrap_module_init,
     )
+    from fla_longhorn.models.causal_lm import compute_logits_and_loss
     from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
     from fla_longhorn.models.remote_code import wrap_save_pretrained
-    from fla_longhorn.models.swapped import logits_and_loss
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
     wrap(modeling_utils.FLAPreTrainedModel, '__init__', wrap_model_init)
-    wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, logits_and_loss)
+    wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, compute_logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)

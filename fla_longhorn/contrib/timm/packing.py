@@ -30,7 +30,8 @@ class Packing:
         bounds = torch.cat([ends.new_zeros(1), ends]).int()
         first_and_last = (2 * ends - counts - 1).repeat_interleave(counts)
         order = first_and_last - torch.arange(int(ends[-1]), dtype=torch.int64, device='cpu')
-        return cls(*(x.to(device, non_blocking=True) for x in (counts, bounds, order)), bounds)
+        there = [x.to(device, non_blocking=True) for x in (counts, bounds, order)]
+        return cls(there[0], there[1], there[2], bounds)
 
 
 def reverse(x: torch.Tensor, packing: Packing | None) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Longhorn language models."""
 
-from fla_longhorn.models.longhorn import remote_code  # noqa: F401  lets the classes save loadable checkpoints
 from fla_longhorn.models.longhorn.classification import LonghornForSequenceClassification, LonghornForTokenClassification
 from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig
 from fla_longhorn.models.longhorn.convert_longhorn import convert_official_state_dict
