@@ -271,9 +271,8 @@ class Longhorn(NoWeightDecay):
             cu_seqlens = None if rows is None else rows.cu_seqlens
             if recompute is not None:
                 recompute.add(conv1d, x, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x_in, state)
-        # step sizes before beta_proj, keys and queries of all heads
-        b, k, *rest = get_child(self, 'x_proj')(x).split_with_sizes(self.x_sizes, -1)
-        q, beta_proj = rest[0] if rest else k, get_child(self, 'beta_proj')
+        b, k, q = self.split(get_child(self, 'x_proj')(x))
+        beta_proj = get_child(self, 'beta_proj')
         strided = not (torch.compiler.is_compiling() or b.is_contiguous()) and is_bare(beta_proj, b.device)
         beta = linear_of_rows(beta_proj, b) if strided else beta_proj(b)
         if recompute is not None:
@@ -296,6 +295,11 @@ class Longhorn(NoWeightDecay):
     def by_heads(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, H, D / H]`."""
         return x.view(x.shape[0], x.shape[1], self.num_heads if part is None else part.num_heads, -1)
+
+    def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads."""
+        beta, k, *rest = projected.split_with_sizes(self.x_sizes, -1)
+        return beta, k, rest[0] if rest else k
 
     def states_after(
         self, n: int, x: torch.Tensor, states: tuple[torch.Tensor | None, torch.Tensor | None], rows: Rows | None,

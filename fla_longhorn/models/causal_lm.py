@@ -37,13 +37,14 @@ def compute_logits_and_loss(
     labels: torch.LongTensor | ShiftedLabels | None = None,
     logits_to_keep: int | torch.Tensor | None = 0,
     *,
+    shift_labels: torch.LongTensor | None = None,
     num_items_in_batch: int | torch.Tensor | None = None,
     fuse_linear_cross_entropy: bool | None = None,
     use_l2warp: bool | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """fla's method of this name, with the same losses for every setting of the config, `criterion` and the call.
 
-    It differs in three things. Backward does not overwrite the logits, as fla's default does. A head that is wrapped (adapters,
+    It differs in three things. Backward does not overwrite the logits, as fla's default does. A wrapped head (adapters,
     offloading, FSDP) is called as a module, where fla's fused linear loss reads its weight. Compilers and `torch.func` get
     losses in PyTorch.
 
@@ -54,14 +55,15 @@ def compute_logits_and_loss(
     fused_head = getattr(config, 'fuse_linear_cross_entropy', False)
     fused_head = fused_head if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy
     use_l2warp = getattr(config, 'use_l2warp', False) if use_l2warp is None else use_l2warp
-    if labels is None:
+    if isinstance(labels, ShiftedLabels):
+        shift_labels = labels.labels
+    if labels is shift_labels is None:
         keep = slice(None) if logits_to_keep is None else logits_to_keep
         keep = slice(-keep, None) if isinstance(keep, int) else keep
         return None, head(hidden_states[:, keep])
 
-    if isinstance(labels, ShiftedLabels):
-        targets = labels.labels
-    else:
+    targets = shift_labels
+    if targets is None:
         targets = F.pad(labels[..., 1:], (0, 1), value=getattr(criterion, 'ignore_index', IGNORE_INDEX))
     targets = targets.to(hidden_states.device)
     reduction = 'mean' if num_items_in_batch is None else 'sum'

@@ -23,8 +23,7 @@ MUTATIONS = [
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),
     Mutation(
-        'queries-as-keys', 'layers/longhorn.py', 'q, k = self.by_heads(q), self.by_heads(k)',
-        'k, q = self.by_heads(q), self.by_heads(k)',
+        'queries-as-keys', 'layers/longhorn.py', 'b, k, q = self.split', 'b, q, k = self.split',
         "the authors' checkpoints have keys and queries swapped", LAYER + 'test_equation', '13', env=TORCH,
     ),
     Mutation(
