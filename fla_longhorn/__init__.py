@@ -6,7 +6,7 @@ __version__ = '0.1.0'
 
 check_requirements()
 
-from fla_longhorn.layers import Longhorn  # noqa: E402  a missing dependency must be told before anything imports it
+from fla_longhorn.layers import Longhorn  # noqa: E402  after the check, which names a missing dependency
 from fla_longhorn.models import (  # noqa: E402
     LonghornConfig,
     LonghornForCausalLM,

@@ -97,14 +97,9 @@ def become_mixer(module: nn.Module, /, *, config: Any, family: Family, layer_idx
     if attention is not None:
         become(module, cls=RowwiseAttention, **attention)
         return
-    become(
-        module,
-        cls=family.mixer(config),
-        hidden_size=config.hidden_size,
-        norm_eps=config.norm_eps,
-        layer_idx=layer_idx,
-        **{name: getattr(config, PREFIX + name) for name in OPTIONS},
-    )
+    options = {name: getattr(config, PREFIX + name) for name in OPTIONS}
+    options |= {'hidden_size': config.hidden_size, 'norm_eps': config.norm_eps, 'layer_idx': layer_idx}
+    become(module, cls=family.mixer(config), **options)
 
 
 def listed_name() -> str:

@@ -34,10 +34,10 @@ def with_shift_labels(forward: Callable, self: Any, *args: Any, **kwargs: Any) -
 def compute_logits_and_loss(
     self: Any,
     hidden_states: torch.Tensor,
-    labels: torch.LongTensor | ShiftedLabels | None = None,
+    labels: torch.Tensor | ShiftedLabels | None = None,
     logits_to_keep: int | torch.Tensor | None = 0,
     *,
-    shift_labels: torch.LongTensor | None = None,
+    shift_labels: torch.Tensor | None = None,
     num_items_in_batch: int | torch.Tensor | None = None,
     fuse_linear_cross_entropy: bool | None = None,
     use_l2warp: bool | None = None,
@@ -55,16 +55,16 @@ def compute_logits_and_loss(
     fused_head = getattr(config, 'fuse_linear_cross_entropy', False)
     fused_head = fused_head if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy
     use_l2warp = getattr(config, 'use_l2warp', False) if use_l2warp is None else use_l2warp
+    targets = shift_labels
     if isinstance(labels, ShiftedLabels):
-        shift_labels = labels.labels
-    if labels is shift_labels is None:
+        targets = labels.labels
+    elif targets is None and labels is not None:
+        targets = F.pad(labels[..., 1:], (0, 1), value=getattr(criterion, 'ignore_index', IGNORE_INDEX))
+    if targets is None:
         keep = slice(None) if logits_to_keep is None else logits_to_keep
         keep = slice(-keep, None) if isinstance(keep, int) else keep
         return None, head(hidden_states[:, keep])
 
-    targets = shift_labels
-    if targets is None:
-        targets = F.pad(labels[..., 1:], (0, 1), value=getattr(criterion, 'ignore_index', IGNORE_INDEX))
     targets = targets.to(hidden_states.device)
     reduction = 'mean' if num_items_in_batch is None else 'sum'
     logits = None
@@ -82,12 +82,7 @@ def compute_logits_and_loss(
 
 
 def fused_linear_loss(
-    criterion: Any,
-    reduction: str,
-    use_l2warp: bool,
-    head: Any,
-    hidden_states: torch.Tensor,
-    targets: torch.Tensor,
+    criterion: Any, reduction: str, use_l2warp: bool, head: Any, hidden_states: torch.Tensor, targets: torch.Tensor,
 ) -> torch.Tensor:
     if criterion is not None:
         return with_reduction(criterion, reduction)(hidden_states, targets, head.weight, head.bias)

@@ -9,17 +9,15 @@ import inspect
 from typing import Any
 
 import torch.nn as nn
+from fla.models.modeling_utils import FLAModel
 
 from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
 from fla_longhorn.modules.cache import look_ahead
 from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.varlen import resolve_call
 
-# the arguments of every model's forward
-ARGUMENTS = (
-    'input_ids', 'attention_mask', 'inputs_embeds', 'past_key_values', 'use_cache', 'output_attentions',
-    'output_hidden_states', 'return_dict',
-)
+# without `self` and the keywords
+ARGUMENTS = tuple(inspect.signature(FLAModel.forward).parameters)[1:-1]
 
 
 def register_call_hooks(model: nn.Module) -> None:

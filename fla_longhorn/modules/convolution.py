@@ -24,10 +24,7 @@ def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
 
 
 def _convolve_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: torch.Tensor | None,
-    lengths: torch.Tensor | None,
+    x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor | None, lengths: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Convolve the rows of `x` `[B, T, D]`; the new state `[B, D, W]` ends after the first `lengths` `[B]` inputs."""
     B, T, D = x.shape
@@ -41,24 +38,8 @@ def _convolve_rows(
     return y, stream.gather(1, last[..., None].expand(B, W, D)).mT
 
 
-def _step(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: torch.Tensor,
-    lengths: torch.Tensor | None,
-) -> torch.Tensor:
-    """Convolve one token of each sequence, `x` `[B, 1, D]`, and update `state` `[B, D, W]` in place."""
-    window = torch.cat([state[..., 1:].to(x.dtype), x.mT], -1)
-    y = (window * weight).sum(-1)[:, None]
-    state.copy_(window if lengths is None else torch.where(lengths[:, None, None] > 0, window, state))
-    return y
-
-
 def _convolve_packed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: torch.Tensor | None,
-    cu_seqlens: torch.Tensor,
+    x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor | None, cu_seqlens: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Convolve the sequences packed in `x` `[1, T, D]` with boundaries `cu_seqlens` `[N + 1]`; return the new states."""
     _, T, D = x.shape
@@ -136,12 +117,7 @@ class ShortConvolution(modules.ShortConvolution):
 
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
-        stepping = output_final_state and cu_seqlens is None and x.shape[1] == 1
-        stepping = stepping and not (torch.is_grad_enabled() or is_transformed())
-        in_place = cache if stepping and cache is not None and not cache.requires_grad else None
-        if in_place is not None:
-            y, state = _step(rows, weight, in_place, lengths), in_place
-        elif cu_seqlens is None:
+        if cu_seqlens is None:
             y, state = _convolve_rows(rows, weight, cache, lengths)
         else:
             y, state = _convolve_packed(rows, weight, cache, cu_seqlens)
@@ -154,4 +130,6 @@ class ShortConvolution(modules.ShortConvolution):
         y = y.to(x.dtype).view(x.shape)
         if not output_final_state:
             return y, None
-        return y, state if in_place is not None else state.to(x.dtype).contiguous()
+        if cache is None or cu_seqlens is not None or x.shape[1] > 1 or torch.is_grad_enabled() or is_transformed():
+            return y, state.to(x.dtype).contiguous()
+        return y, state.to(x.dtype).contiguous() if cache.requires_grad else cache.copy_(state)

@@ -56,9 +56,8 @@ def linear_cross_entropy(
     N, D = x.shape
     # a fixed number of equal chunks, the last padded, so that one compiled graph serves any N
     size = (N + NUM_CHUNKS - 1) // NUM_CHUNKS
-    rows = torch.cat([x, x.new_zeros(NUM_CHUNKS - 1, D)])[:NUM_CHUNKS * size].view(NUM_CHUNKS, size, D)
-    fill = target.new_full((NUM_CHUNKS - 1,), IGNORE_INDEX)
-    classes = torch.cat([target, fill])[:NUM_CHUNKS * size].view(NUM_CHUNKS, size)
+    rows = F.pad(x, (0, 0, 0, NUM_CHUNKS - 1))[:NUM_CHUNKS * size].view(NUM_CHUNKS, size, D)
+    classes = F.pad(target, (0, NUM_CHUNKS - 1), value=IGNORE_INDEX)[:NUM_CHUNKS * size].view(NUM_CHUNKS, size)
     real = (torch.arange(NUM_CHUNKS * size, device=x.device) < N).view(NUM_CHUNKS, size)
 
     parts = []
@@ -74,11 +73,7 @@ def linear_cross_entropy(
 
 
 def _chunk_loss(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    real: torch.Tensor,
-    head: Callable[[torch.Tensor], torch.Tensor],
-    use_l2warp: bool,
+    x: torch.Tensor, target: torch.Tensor, real: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], use_l2warp: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(x)
     loss = cross_entropy(logits, target, reduction='sum')

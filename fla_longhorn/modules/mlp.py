@@ -32,13 +32,7 @@ def powglu(x: torch.Tensor, y: torch.Tensor, power: float) -> torch.Tensor:
 class SwiGLULinear(mlp.SwiGLULinear):
     """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch under a compiler or `torch.func`."""
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`(silu(x) * y) @ weight.T + bias`."""
         if not (torch.compiler.is_compiling() or is_transformed()):
             return super().forward(x, y, weight, bias)

@@ -14,11 +14,7 @@ class RMSNorm(modules.RMSNorm):
     """:class:`fla.modules.RMSNorm`, in PyTorch under a compiler or `torch.func`."""
 
     def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
         weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')

@@ -1,4 +1,4 @@
-"""The command line: options, a run of the checks, the exit status."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
 from fla_longhorn.selfcheck.cases import DTYPES
 from fla_longhorn.selfcheck.compare import BOUNDS, Result, run_checks
-from fla_longhorn.selfcheck.report import Table, describe
+from fla_longhorn.selfcheck.report import describe, print_table
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the checks that `args` ask for and print the table; 0 where all is right, 1 where not (2 for a wrong option)."""
+    """Run the checks and print a table; returns 0 if all is right and 1 if not, and exits with 2 for a wrong option."""
     options = parse_args(args)
     about = describe(options.device)
     for name, value in about.items():
@@ -32,7 +32,7 @@ def main(args: list[str] | None = None) -> int:
     dtypes = options.dtype or supported_dtypes(options.device)
     results = run_checks(options.device, dtypes, options.quick, report, options.workers)
     seconds = time.perf_counter() - started
-    Table(results).print()
+    print_table(results)
     wrong = [result for result in results if not result.ok]
     for result in wrong:
         print(f'WRONG: {result.op}, {result.update}, {result.dtype}, case "{result.case}": {"; ".join(result.problems)}')
@@ -74,6 +74,6 @@ def default_device() -> torch.device:
 
 
 def supported_dtypes(device: torch.device) -> list[str]:
-    """What the device computes in; an older GPU has no bfloat16."""
+    """The dtypes that the device supports; an older GPU has no bfloat16."""
     has_bfloat16 = device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
     return [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]

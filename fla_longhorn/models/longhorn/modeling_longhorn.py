@@ -54,13 +54,8 @@ class LonghornBlock(GradientCheckpointingLayer):
         self.has_mlp = config.has_mlp
         if self.has_mlp:
             self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)
-            self.mlp = GatedMLP(
-                hidden_size=config.hidden_size,
-                hidden_ratio=config.hidden_ratio,
-                intermediate_size=config.intermediate_size,
-                hidden_act=config.hidden_act,
-                fuse_swiglu=config.fuse_swiglu,
-            )
+            names = ('hidden_size', 'hidden_ratio', 'intermediate_size', 'hidden_act', 'fuse_swiglu')
+            self.mlp = GatedMLP(**{name: getattr(config, name) for name in names})
             ends.append(self.mlp.down_proj)
         for projection in ends:
             # for `_init_weights`, which transformers does not call for a module without own parameters, such as the MLP
@@ -81,12 +76,8 @@ class LonghornBlock(GradientCheckpointingLayer):
             # fla's attention updates any cache that it gets
             cache = look_ahead(cache)
         hidden_states, attentions, _ = attn(
-            hidden_states=get_child(self, 'attn_norm')(hidden_states),
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=use_cache,
-            output_attentions=output_attentions,
-            **kwargs,
+            hidden_states=get_child(self, 'attn_norm')(hidden_states), attention_mask=attention_mask, past_key_values=cache,
+            use_cache=use_cache, output_attentions=output_attentions, **kwargs,
         )
         hidden_states = residual + hidden_states
         if self.has_mlp:
