@@ -28,15 +28,7 @@ from fla_longhorn.patches import unregister as unregister  # noqa: E402
 register()
 
 __all__ = [
-    'Longhorn',
-    'LonghornConfig',
-    'LonghornForCausalLM',
-    'LonghornForSequenceClassification',
-    'LonghornForTokenClassification',
-    'LonghornModel',
-    'chunk_longhorn',
-    'convert_official_state_dict',
-    'fused_recurrent_longhorn',
-    'longhorn_state_update',
+    'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
+    'LonghornModel', 'chunk_longhorn', 'convert_official_state_dict', 'fused_recurrent_longhorn', 'longhorn_state_update',
     'naive_recurrent_longhorn',
 ]

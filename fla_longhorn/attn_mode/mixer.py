@@ -39,16 +39,11 @@ class RodimusPlusMixer(LonghornMixer):
     """Returns its state to the attention that follows in the block, which stores both in the cache."""
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = False,
-        output_attentions: bool | None = False,
-        **kwargs,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Cache | None = None,
+        *args: Any, **kwargs: Any,
     ) -> tuple[torch.Tensor, None, tuple[Cache | None, tuple | None]]:
         pending = None if past_key_values is None else PendingCache(past_key_values)
-        o, _, _ = super().forward(hidden_states, attention_mask, pending, use_cache, output_attentions, **kwargs)
+        o, _, _ = super().forward(hidden_states, attention_mask, pending, *args, **kwargs)
         return o, None, (past_key_values, None if pending is None else pending.states)
 
 

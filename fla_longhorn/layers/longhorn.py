@@ -251,14 +251,8 @@ class Longhorn(NoWeightDecay):
         return o if rows is None else rows.leave(o), None, past_key_values
 
     def mix_inputs(
-        self,
-        x: torch.Tensor,
-        conv_state: torch.Tensor | None,
-        use_cache: bool | None,
-        rows: Rows | None = None,
-        cp_context: FLACPContext | None = None,
-        recompute: Recompute | None = None,
-        part: Part | None = None,
+        self, x: torch.Tensor, conv_state: torch.Tensor | None, use_cache: bool | None, rows: Rows | None = None,
+        cp_context: FLACPContext | None = None, recompute: Recompute | None = None, part: Part | None = None,
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
         """From the convolution's input `x` `[B, T, d]` to the op's arguments and the convolution's new state."""
         if cp_context is not None:

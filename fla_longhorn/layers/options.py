@@ -11,18 +11,8 @@ MAX_STATE_SIZE = 256
 
 
 def check_options(
-    *,
-    mode: Any,
-    hidden_size: Any,
-    state_size: Any,
-    expand: Any,
-    num_heads: Any,
-    conv_size: Any,
-    beta_rank: Any,
-    k_norm: Any,
-    norm_eps: Any,
-    layer_idx: Any = None,
-    **flags: Any,
+    *, mode: Any, hidden_size: Any, state_size: Any, expand: Any, num_heads: Any, conv_size: Any, beta_rank: Any, k_norm: Any,
+    norm_eps: Any, layer_idx: Any = None, **flags: Any,
 ) -> None:
     """Raise `TypeError` (wrong type) or `ValueError` (wrong value) that names the option; `flags` must be bool."""
     if mode not in MODES:

@@ -52,8 +52,8 @@ def compute_logits_and_loss(
         `(loss, logits)`: the loss is `None` without labels, the logits `[B, T, V]` if the loss is fused with the head.
     """
     config, head, criterion = self.config, self.lm_head, self.criterion
-    fused_head = getattr(config, 'fuse_linear_cross_entropy', False)
-    fused_head = fused_head if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy
+    if fuse_linear_cross_entropy is None:
+        fuse_linear_cross_entropy = getattr(config, 'fuse_linear_cross_entropy', False)
     use_l2warp = getattr(config, 'use_l2warp', False) if use_l2warp is None else use_l2warp
     targets = shift_labels
     if isinstance(labels, ShiftedLabels):
@@ -68,7 +68,7 @@ def compute_logits_and_loss(
     targets = targets.to(hidden_states.device)
     reduction = 'mean' if num_items_in_batch is None else 'sum'
     logits = None
-    if fused_head:
+    if fuse_linear_cross_entropy:
         loss = fused_linear_loss(criterion, reduction, use_l2warp, head, hidden_states, targets)
     else:
         logits = head(hidden_states)

@@ -50,13 +50,8 @@ class RowwiseAttention(Attention):
         self.__class__ = RowwiseAttention
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Any = None,
-        output_attentions: bool = False,
-        use_cache: bool = False,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Any = None,
+        output_attentions: bool = False, use_cache: bool = False, **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As fla's; `attention_mask` `[B, tokens in the cache + T]`."""
         if under_transform():

@@ -74,16 +74,9 @@ class ShortConvolution(modules.ShortConvolution):
     """:class:`fla.modules.ShortConvolution`, in PyTorch with `lengths` and under compilers; one token takes a shorter path."""
 
     def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
-        cache: torch.Tensor | None = None,
-        output_final_state: bool = False,
-        cu_seqlens: torch.Tensor | None = None,
-        chunk_indices: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-        **kwargs,
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, mask: torch.Tensor | None = None,
+        cache: torch.Tensor | None = None, output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None,
+        chunk_indices: torch.Tensor | None = None, lengths: torch.Tensor | None = None, **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As fla's, with `lengths` `[B]`: the number of inputs per row, the rest being padding; not read on the host.
 

@@ -41,10 +41,7 @@ def _without_value(x: torch.Tensor) -> torch.Tensor:
 
 
 def linear_cross_entropy(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    head: Callable[[torch.Tensor], torch.Tensor],
-    reduction: str = 'mean',
+    x: torch.Tensor, target: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], reduction: str = 'mean',
     use_l2warp: bool = False,
 ) -> torch.Tensor:
     """Cross entropy of `head(x)` and `target`, for `x` `[..., D]` and `target` `[...]`; a float32 scalar.

@@ -20,8 +20,7 @@ CONVOLUTION_CHUNK = 64
 class Rows:
     """Rows of tokens without padding; the tokens before them in a cache may have some.
 
-    Args:
-        mask (torch.Tensor, Optional): The attention mask if it was read, bool `[B, tokens in the cache + T]` on the CPU.
+    `mask` is the attention mask if it was read: bool `[B, tokens in the cache + T]` on the CPU.
     """
 
     # attributes on the device of the tokens; the others are on the CPU
@@ -71,12 +70,7 @@ class Rows:
 
 
 class Packed(Rows):
-    """Sequences packed into one row.
-
-    Args:
-        cu_seqlens (torch.Tensor): Boundaries `[N + 1]`.
-        cu_seqlens_cpu (torch.Tensor, Optional): A copy on the CPU; `None` in a trace or a capture.
-    """
+    """Sequences packed into one row, with boundaries `[N + 1]`; those on the CPU are `None` in a trace or a capture."""
 
     on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices')
     cu_seqlens: torch.Tensor
@@ -110,13 +104,7 @@ def chunk_indices(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None)
 
 
 class Unpadded(Packed):
-    """Padded rows whose mask was read; the layer mixes their tokens packed.
-
-    Args:
-        mask (torch.Tensor): bool `[B, tokens in the cache + T]` on the CPU.
-        T (int): Tokens per row in this call.
-        device (torch.device): Device of the tokens.
-    """
+    """Padded rows, of T tokens on `device`, whose mask was read; the layer mixes their tokens packed."""
 
     on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices', 'indices')
     can_replay = True
@@ -143,13 +131,10 @@ class Unpadded(Packed):
 
 
 class Padded(Rows):
-    """Padded rows whose mask cannot be read, or has no tokens; the layer mixes them with the tokens moved to the left.
+    """Padded rows whose 0-1 mask `[B, T]` cannot be read, or has no tokens; the layer mixes them with the tokens moved left.
 
     Mixing is causal, so padding after the tokens does not change them. Its keys are zero, which leaves the state unchanged.
-
-    Args:
-        mask (torch.Tensor): 0-1 mask `[B, T]`, 0 for padding, which may be anywhere.
-        read (torch.Tensor, Optional): The mask of :class:`Rows`.
+    `read` is the mask of :class:`Rows`.
     """
 
     on_device: tuple[str, ...] = ('kept', 'lengths', 'order', 'moved', 'zero')

@@ -72,13 +72,8 @@ def resolve_call(
 
 
 def resolve_rows(
-    kwargs: dict[str, Any],
-    B: int,
-    T: int,
-    device: torch.device,
-    attention_mask: torch.Tensor | None = None,
-    length: int | None = None,
-    filled: bool = False,
+    kwargs: dict[str, Any], B: int, T: int, device: torch.device, attention_mask: torch.Tensor | None = None,
+    length: int | None = None, filled: bool = False,
 ) -> tuple[Rows | None, dict[str, Any]]:
     """How B rows hold their T tokens (`None`: one sequence per row), and `kwargs` with the boundaries as `cu_seqlens` only.
 
@@ -212,11 +207,7 @@ def check_attention_mask(
 
 
 def _in_a_trace(
-    given: dict[str, Any],
-    rest: dict[str, Any],
-    own: torch.Tensor | None,
-    attention_mask: torch.Tensor | None,
-    T: int,
+    given: dict[str, Any], rest: dict[str, Any], own: torch.Tensor | None, attention_mask: torch.Tensor | None, T: int,
     device: torch.device,
 ) -> tuple[Rows | None, dict[str, Any]]:
     """In a trace, tensors have no values to find boundaries in or to compare."""

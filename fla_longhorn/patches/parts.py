@@ -111,31 +111,25 @@ def register_attn_mode(changes: Changes) -> None:
     from fla.modules.mlp import GatedMLP
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from fla_longhorn.attn_mode import (
-        FAMILIES,
-        wrap_block_init,
-        wrap_causal_lm,
-        wrap_forward,
-        wrap_model_init,
-        wrap_module_init,
-    )
+    from fla_longhorn import attn_mode
+    from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
     from fla_longhorn.models.causal_lm import compute_logits_and_loss
     from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
     from fla_longhorn.models.remote_code import wrap_save_pretrained
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
-    wrap(modeling_utils.FLAPreTrainedModel, '__init__', wrap_model_init)
+    wrap(modeling_utils.FLAPreTrainedModel, '__init__', attn_mode.wrap_model_init)
     wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, compute_logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
-    families = {model_type: family for model_type, family in FAMILIES.items() if family.find_block() is not None}
+    families = {name: family for name, family in attn_mode.FAMILIES.items() if family.find_block() is not None}
     for native in {Attention, GatedMLP, *(family.find_native() for family in families.values())}:
-        wrap(native, '__init__', wrap_module_init)
+        wrap(native, '__init__', attn_mode.wrap_module_init)
     for model_type, family in families.items():
         wrap(CONFIG_MAPPING[model_type], 'save_pretrained', wrap_save_pretrained)
-        wrap(family.find_block(), '__init__', wrap_block_init, family)
+        wrap(family.find_block(), '__init__', attn_mode.wrap_block_init, family)
         for name, shared in family.forwards.items():
             owner = getattr(importlib.import_module(family.module), name)
             wrap(owner, 'forward', wrap_forward, getattr(modeling_utils, shared).forward)
@@ -162,11 +156,7 @@ def register_trainer(changes: Changes) -> None:
 
 
 def wrap_attribute(
-    changes: Changes,
-    owner: ModuleType | type,
-    name: str,
-    wrapper: Callable[..., Callable],
-    *args: Any,
+    changes: Changes, owner: ModuleType | type, name: str, wrapper: Callable[..., Callable], *args: Any,
     imported_by: tuple[str, ...] = (),
 ) -> None:
     """Replace a function or method with `wrapper(function, *args)`."""

@@ -59,7 +59,7 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--verbose', action='store_true', help='a line for each case as it is done')
     options = parser.parse_args(args)
     try:
-        options.device = default_device() if options.device is None else torch.device(options.device)
+        options.device = torch.device(options.device or torch.accelerator.current_accelerator(check_available=True) or 'cpu')
         torch.empty(0, dtype=torch.float32, device=options.device)
         if options.backend:
             os.environ['FLA_LONGHORN_BACKEND'] = options.backend
@@ -67,10 +67,6 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     except (RuntimeError, AssertionError, ValueError, ImportError) as error:
         parser.error(str(error).splitlines()[0])
     return options
-
-
-def default_device() -> torch.device:
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device('cpu')
 
 
 def supported_dtypes(device: torch.device) -> list[str]:

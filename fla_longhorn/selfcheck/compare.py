@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -40,10 +41,6 @@ class Result:
     @property
     def ok(self) -> bool:
         return not self.problems
-
-    def worst(self, outputs: bool) -> float | None:
-        """The largest error of the outputs or of the gradients; `None` if there are none."""
-        return max((error for name, error in self.errors.items() if (name in OUTPUTS) == outputs), default=None)
 
 
 def random_like(x: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -94,21 +91,15 @@ def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
     return difference / norm if norm else (float('inf') if difference else 0.0)
 
 
-class Reference:
-    """Float64 results on the CPU; the last one is kept for the next op on the same case."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[Case, torch.dtype, bool], dict[str, torch.Tensor]] = {}
-
-    def __call__(self, case: Case, dtype: torch.dtype, exact: bool) -> dict[str, torch.Tensor]:
-        if (key := (case, dtype, exact)) not in self.known:
-            cpu = torch.device('cpu')
-            inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case, dtype, cpu).items()}
-            self.known = {key: differentiate(ops.naive_recurrent_longhorn, inputs, make_options(case, cpu, exact), dtype)}
-        return self.known[key]
+@lru_cache(maxsize=1)
+def reference(case: Case, dtype: torch.dtype, exact: bool) -> dict[str, torch.Tensor]:
+    """Float64 results on the CPU, kept for the next op on the same case."""
+    cpu = torch.device('cpu')
+    inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case, dtype, cpu).items()}
+    return differentiate(ops.naive_recurrent_longhorn, inputs, make_options(case, cpu, exact), dtype)
 
 
-def check(op: str, case: Case, dtype: str, exact: bool, device: torch.device, reference: Reference) -> Result:
+def check(op: str, case: Case, dtype: str, exact: bool, device: torch.device) -> Result:
     """Run one op on one case, twice, and compare."""
     result = Result(op, 'exact' if exact else 'diagonal', dtype, case.name)
     started = time.perf_counter()
@@ -155,8 +146,4 @@ def run_checks(
 
 def check_case(device: torch.device, dtype: str, exact: bool, name: str, quick: bool) -> list[Result]:
     """Check all ops on the case of this name."""
-    reference = Reference()
-    return [
-        check(op, case, dtype, exact, device, reference)
-        for op in OPS for case in cases_of(op, quick) if case.name == name
-    ]
+    return [check(op, case, dtype, exact, device) for op in OPS for case in cases_of(op, quick) if case.name == name]

@@ -11,7 +11,7 @@ import torch
 import fla_longhorn
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
-from fla_longhorn.selfcheck.compare import BOUNDS, Result
+from fla_longhorn.selfcheck.compare import BOUNDS, OUTPUTS, Result
 
 
 def describe(device: torch.device) -> dict[str, str]:
@@ -48,7 +48,7 @@ def print_table(results: list[Result]) -> None:
     for names, group in groups.items():
         cells = []
         for outputs, bound in zip((True, False), BOUNDS[names[-1]], strict=True):
-            errors = [error for result in group if (error := result.worst(outputs)) is not None]
+            errors = [error for x in group for name, error in x.errors.items() if (name in OUTPUTS) == outputs]
             cells.append(f'{max(errors):.1e} / {bound:.0e}' if errors else '-')
         wrong = sum(not result.ok for result in group)
         rows.append((*names, str(len(group)), *cells, f'{wrong} wrong' if wrong else 'ok'))

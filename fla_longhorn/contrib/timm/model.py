@@ -220,13 +220,10 @@ class VisionLonghorn(nn.Module):
 
         Args:
             images (Sequence[torch.Tensor]):
-                N images of shape `[C, H, W]`, H and W multiples of `patch_size`.
+                N images of shape `[C, H, W]`, with H and W multiples of `patch_size`; else raises `ValueError`.
 
         Returns:
             Logits `[N, num_classes]`; with `global_pool=''` those of all tokens, `[T, num_classes]`.
-
-        Raises:
-            ValueError: an image has another shape.
         """
         tokens = [self.place_tokens(x, any_size=True) for x in self.embed_each(images)]
         packing = Packing.of([x.shape[1] for x in tokens], tokens[0].device)
@@ -256,15 +253,8 @@ class VisionLonghorn(nn.Module):
         return [row.view(1, image.shape[1] // p, image.shape[2] // q, -1) for row, image in zip(rows, images, strict=True)]
 
     def forward_intermediates(
-        self,
-        x: torch.Tensor,
-        indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = 'NCHW',
-        intermediates_only: bool = False,
-        output_dict: bool = False,
+        self, x: torch.Tensor, indices: int | list[int] | None = None, return_prefix_tokens: bool = False, norm: bool = False,
+        stop_early: bool = False, output_fmt: str = 'NCHW', intermediates_only: bool = False, output_dict: bool = False,
     ) -> Any:
         """Features after the blocks `indices` (the last n, those listed, or all) of images `[B, C, H, W]`, as timm's models.
 

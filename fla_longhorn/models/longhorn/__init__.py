@@ -6,10 +6,6 @@ from fla_longhorn.models.longhorn.convert_longhorn import convert_official_state
 from fla_longhorn.models.longhorn.modeling_longhorn import LonghornForCausalLM, LonghornModel
 
 __all__ = [
-    'LonghornConfig',
-    'LonghornForCausalLM',
-    'LonghornForSequenceClassification',
-    'LonghornForTokenClassification',
-    'LonghornModel',
-    'convert_official_state_dict',
+    'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
+    'LonghornModel', 'convert_official_state_dict',
 ]
