@@ -22,7 +22,7 @@ from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
 from fla_longhorn.models.causal_lm import with_shift_labels
 from fla_longhorn.models.remote_code import is_remote_code
-from fla_longhorn.models.swapped import register_call_hooks
+from fla_longhorn.models.swapped import after_forward, before_forward
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 
@@ -42,7 +42,8 @@ def wrap_model_init(init: Callable) -> Callable:
             if isinstance(self, FLAForCausalLM):
                 self._get_name = listed_name
             else:
-                register_call_hooks(self)
+                self.register_forward_pre_hook(before_forward, with_kwargs=True)
+                self.register_forward_hook(after_forward, always_call=True)
 
     return __init__
 

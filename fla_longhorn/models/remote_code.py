@@ -11,14 +11,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
 MODULE = 'longhorn'
+AUTO_CLASSES = ('AutoModel', 'AutoModelForCausalLM', 'AutoModelForSequenceClassification', 'AutoModelForTokenClassification')
 CODE = '''\
 """This checkpoint's classes, from installed packages: pip install fla-longhorn"""
 
@@ -30,16 +26,11 @@ except ImportError as error:
 '''
 
 
-def has_longhorn(config: Any) -> bool:
-    """Whether a config is Longhorn's own, or of a family of fla with Longhorn as its mixer."""
-    return config.model_type == 'longhorn' or getattr(config, 'attn_mode', None) == 'longhorn'
-
-
 def wrap_save_pretrained(save: Callable) -> Callable:
     """Wrap a config's `save_pretrained`, which models and the Trainer call too, so that it writes the file."""
     @wraps(save)
     def save_pretrained(self, save_directory, *args, **kwargs):
-        if has_longhorn(self):
+        if 'longhorn' in (self.model_type, getattr(self, 'attn_mode', None)):
             write_code(self, Path(save_directory))
         elif refers_to_code(getattr(self, 'auto_map', None)):
             # `attn_mode` has changed since the config was saved
@@ -52,9 +43,10 @@ def wrap_save_pretrained(save: Callable) -> Callable:
 def write_code(config: Any, folder: Path) -> None:
     """Write the file into `folder`, and `auto_map` into `config`."""
     classes: dict[str, Any] = {'AutoConfig': type(config)}
-    for auto in (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification):
-        if type(config) in auto._model_mapping:
-            classes[auto.__name__] = auto._model_mapping[type(config)]
+    for name in AUTO_CLASSES:
+        mapping = getattr(transformers, name)._model_mapping
+        if type(config) in mapping:
+            classes[name] = mapping[type(config)]
     config.auto_map = {auto: f'{MODULE}.{cls.__name__}' for auto, cls in classes.items()}
     # else transformers copies the source file of a class that it loaded by `auto_map`
     config._auto_class = None

@@ -20,12 +20,6 @@ from fla_longhorn.modules.varlen import resolve_call
 ARGUMENTS = tuple(inspect.signature(FLAModel.forward).parameters)[1:-1]
 
 
-def register_call_hooks(model: nn.Module) -> None:
-    """Check and translate the calls of a base model of fla."""
-    model.register_forward_pre_hook(before_forward, with_kwargs=True)
-    model.register_forward_hook(after_forward, always_call=True)
-
-
 def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     if args:
         kwargs = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +18,11 @@ from fla.models.cache_utils import FLALayer
 from fla.models.utils import Cache
 
 
-class Replay:
-    """The states of a layer after the first n tokens of a piece: `function(n, **kept)`.
+class Replay(partial[dict[str, Any]]):
+    """A function of n that returns a layer's states after the first n tokens of a piece.
 
-    Copies of a cache share it, because `function` holds the layer.
+    Copies of a cache share it, because it holds the layer.
     """
-
-    def __init__(self, function: Callable[..., dict[str, Any]], **kept: Any) -> None:
-        self.function, self.kept = function, kept
-
-    def __call__(self, n: int) -> dict[str, Any]:
-        return self.function(n, **self.kept)
 
     def __deepcopy__(self, memo: dict) -> Replay:
         return self

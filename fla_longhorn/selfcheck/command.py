@@ -29,7 +29,9 @@ def main(args: list[str] | None = None) -> int:
             print(f'{result.op} {result.update} {result.dtype} {result.case}: {state}, {result.seconds:.2f} s', flush=True)
 
     started = time.perf_counter()
-    dtypes = options.dtype or supported_dtypes(options.device)
+    # an older GPU has no bfloat16
+    has_bfloat16 = options.device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
+    dtypes = options.dtype or [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]
     results = run_checks(options.device, dtypes, options.quick, report, options.workers)
     seconds = time.perf_counter() - started
     print_table(results)
@@ -67,9 +69,3 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     except (RuntimeError, AssertionError, ValueError, ImportError) as error:
         parser.error(str(error).splitlines()[0])
     return options
-
-
-def supported_dtypes(device: torch.device) -> list[str]:
-    """The dtypes that the device supports; an older GPU has no bfloat16."""
-    has_bfloat16 = device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
-    return [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]

@@ -2,8 +2,8 @@
 
     lm_eval run --include_path "$(python -m fla_longhorn.contrib.lm_eval)" --tasks longhorn_table2 longhorn_recall ...
 
-`longhorn_table2` has the eight tasks of the paper's Table 2, `longhorn_recall` the reviews' recall suite (FDA, SWDE, NQ, SQuAD,
-TriviaQA, DROP), and `longhorn_recall_twice` the same with each text read twice.
+`longhorn_table2` has the eight tasks of the paper's Table 2, `longhorn_recall` the reviews' recall suite (FDA, SWDE, NQ,
+SQuAD, TriviaQA, DROP), and `longhorn_recall_twice` the same with each text read twice.
 """
 
 from pathlib import Path

@@ -22,16 +22,13 @@ def resize_positions(state_dict: dict[str, torch.Tensor], model: VisionLonghorn)
     return state_dict
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return dict(
+default_cfgs = generate_default_cfgs({
+    f'vision_longhorn_{size}_patch16_224': dict(
         url='', num_classes=1000, input_size=(3, 224, 224), pool_size=None, crop_pct=0.875, interpolation='bicubic',
         fixed_input_size=True, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD, first_conv='patch_embed.proj',
-        classifier='head', license='mit', **kwargs,
+        classifier='head', license='mit',
     )
-
-
-default_cfgs = generate_default_cfgs({
-    f'vision_longhorn_{size}_patch16_224': _cfg() for size in ('tiny', 'small', 'base')
+    for size in ('tiny', 'small', 'base')
 })
 
 
