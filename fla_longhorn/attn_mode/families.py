@@ -97,9 +97,7 @@ FAMILIES = {
         forwards={'LinearAttentionModel': 'FLAModel', 'LinearAttentionForCausalLM': 'FLAForCausalLM'},
     ),
     'mesa_net': Family('mesa_net', 'MesaNetBlock', 'MesaNet', by_heads),
-    'precond_gated_deltanet': Family(
-        'precond_gated_deltanet', 'PrecondGatedDeltaNetBlock', 'PrecondGatedDeltaNet', by_heads,
-    ),
+    'precond_gated_deltanet': Family('precond_gated_deltanet', 'PrecondGatedDeltaNetBlock', 'PrecondGatedDeltaNet', by_heads),
     'precond_kda': Family('precond_kda', 'PrecondKDABlock', 'PrecondKDA', by_heads),
     'retnet': Family('retnet', 'RetNetBlock', 'MultiScaleRetention', by_expand_v),
     'rodimus': Family(

@@ -138,9 +138,7 @@ class Longhorn(NoWeightDecay):
         self.layer_idx = layer_idx
 
         self.in_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=use_bias)
-        self.conv1d = ShortConvolution(
-            hidden_size=intermediate_size, kernel_size=conv_size, bias=conv_bias, activation='silu',
-        )
+        self.conv1d = ShortConvolution(hidden_size=intermediate_size, kernel_size=conv_size, bias=conv_bias, activation='silu')
         self.x_sizes = [self.beta_rank, *[num_heads * state_size] * (1 if tie_qk else 2)]
         self.x_proj = nn.Linear(intermediate_size, sum(self.x_sizes), bias=False)
         # adapters look for modules of this name, so there is none without the projection

@@ -186,9 +186,7 @@ def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: copies.get(name, x) for name, x in tensors.items()}
 
 
-def check_attention_mask(
-    mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None,
-) -> None:
+def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None) -> None:
     """Raise unless the mask is `[B, >= T]`, or `[B, length]`, on `device`; its values are not read."""
     if mask is None:
         return
