@@ -58,13 +58,17 @@ def convolve_part(
     convolution: ShortConvolution, x: torch.Tensor, cp_context: FLACPContext, recompute: Recompute | None = None,
 ) -> torch.Tensor:
     """Convolve this rank's part `x` `[1, T, D]`."""
-    cu_seqlens, width, count, before = cp_context.cu_seqlens, convolution.kernel_size[0], 0, x[0, :0]
-    if cp_context.group is not None and width > 1:
-        if cp_context.pre_num_conv_tokens is None:
-            raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
-        count = min(width - 1, cp_context.pre_num_conv_tokens)
-        # a collective: ranks that need no token call it too
-        before = TokensBefore.apply(x[0], width - 1, cp_context.group)[width - 1 - count:]
+    cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
+    if group is None or width == 1:
+        y = convolution(x=x, cu_seqlens=cu_seqlens)[0]
+        if recompute is not None:
+            recompute.add(convolution, y, lambda conv, x: conv.forward(x=x, cu_seqlens=cu_seqlens)[0], x)
+        return y
+    if cp_context.pre_num_conv_tokens is None:
+        raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
+    count = min(width - 1, cp_context.pre_num_conv_tokens)
+    # a collective: ranks that need no token call it too
+    before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
     bounds = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
 
     def convolve(convolution: Callable, before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
