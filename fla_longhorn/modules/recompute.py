@@ -27,10 +27,7 @@ _autograd: Any = torch._C._autograd
 
 
 def can_recompute() -> bool:
-    """Whether autograd records and hooks on saved tensors work.
-
-    They do not in traces, where the compiler chooses what to recompute, nor in transforms of `torch.func`.
-    """
+    """Whether autograd records and its hooks work: not in traces, where the compiler recomputes, nor in `torch.func`."""
     return is_recorded() and _autograd._saved_tensors_hooks_is_enabled()
 
 

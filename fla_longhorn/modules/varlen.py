@@ -194,8 +194,7 @@ def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, device: torc
         raise TypeError(f'attention_mask must be a torch.Tensor or None, got {type(mask).__name__}')
     if mask.dim() != 2:
         raise ValueError(
-            'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], '
-            f'got shape {list(mask.shape)}'
+            f'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], got shape {list(mask.shape)}'
         )
     if mask.shape[0] != B or mask.shape[1] < T or (length is not None and mask.shape[1] != length):
         wanted = f'[{B}, {length}], the tokens in the cache included' if length is not None else f'[B, >= T] = [{B}, >= {T}]'

@@ -243,8 +243,7 @@ class VisionLonghorn(nn.Module):
             shape = tuple(image.shape)
             if len(shape) != 3 or shape[0] != self.in_chans or shape[1] % p or shape[2] % q or 0 in shape:
                 raise ValueError(
-                    f'images[{i}] must be [{self.in_chans}, H, W] with H a multiple of {p} and W of {q}, '
-                    f'got {list(shape)}'
+                    f'images[{i}] must be [{self.in_chans}, H, W] with H a multiple of {p} and W of {q}, got {list(shape)}'
                 )
         patches = [rearrange(x, 'c (h p) (w q) -> (h w) (c p q)', p=p, q=q) for x in images]
         proj = self.patch_embed.proj

@@ -12,8 +12,7 @@ RENAMES = (
     (r'backbone\.embedding\.weight', r'model.embeddings.weight'),
     (r'backbone\.layers\.(?P<i>\d+)\.mixer\.dt_head\.(?P<p>weight|bias)', r'model.layers.\g<i>.attn.beta_proj.\g<p>'),
     (
-        r'backbone\.layers\.(?P<i>\d+)\.mixer\.'
-        r'(?P<p>D|(?:in_proj|out_proj|conv1d)\.(?:weight|bias)|x_proj\.weight)',
+        r'backbone\.layers\.(?P<i>\d+)\.mixer\.(?P<p>D|(?:in_proj|out_proj|conv1d)\.(?:weight|bias)|x_proj\.weight)',
         r'model.layers.\g<i>.attn.\g<p>',
     ),
     (r'backbone\.layers\.(?P<i>\d+)\.norm\.weight', r'model.layers.\g<i>.attn_norm.weight'),
