@@ -1,4 +1,4 @@
-"""The operator on every rank's part, by the exchange that its update takes."""
+"""Run the operator on this rank's part, with the exchange that its update needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(args: Arguments, cp_context: FLACPContext, *, parallel: bool) -> tuple[T
     check_inputs(args, cp_context.cu_seqlens_cpu, cu_seqlens_name='cp_context.cu_seqlens')
     if cp_context.group is None or dist.get_world_size(cp_context.group) == 1:
         return operator.run(args, parallel)[0], None
-    # what passes between ranks has one layout
+    # all ranks exchange states [H, K, V]
     args = args._replace(scale=float(args.scale), state_v_first=False)
     call = Call(args.without(DIFFERENTIABLE), Part.of(cp_context), operator.needs_gradient(args), parallel)
     function = RingFunction if args.exact else GatherFunction
