@@ -118,9 +118,7 @@ def _second_backward(ctx, *gradients):
 longhorn_bwd.register_autograd(_second_backward)
 
 
-@torch.library.custom_op(
-    'fla_longhorn::longhorn_update', mutates_args=('states',), schema=f'({UPDATE_SCHEMA}) -> Tensor',
-)
+@torch.library.custom_op('fla_longhorn::longhorn_update', mutates_args=('states',), schema=f'({UPDATE_SCHEMA}) -> Tensor')
 def longhorn_update(*inputs) -> Tensor:
     """Return `o [B, T, H, V]` of sequences whose states are rows of a pool, and leave the final states there.
 

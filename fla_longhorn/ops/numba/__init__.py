@@ -45,9 +45,7 @@ def longhorn_fwd(
         return step(args, final_state), final_state, None
     N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
     if pool is not None and state_v_first:
-        o, last, states = longhorn_fwd(
-            args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel,
-        )
+        o, last, states = longhorn_fwd(args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel)
         pool.scatter(last)
         return pool.without_absent(o, args.cu_seqlens), last, states
     C = checkpoint_interval(K) if save_states else T
