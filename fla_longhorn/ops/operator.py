@@ -90,8 +90,7 @@ def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(*args.tensors.values(), states)
     ctx.mark_non_differentiable(states)
     ctx.set_materialize_grads(False)
-    ctx.args, ctx.parallel = args.without(TENSORS), parallel
-    ctx.shape = o.shape
+    ctx.args, ctx.parallel, ctx.shape = args.without(TENSORS), parallel, o.shape
 
 
 def _backward(ctx, do, dht, _):

@@ -152,11 +152,9 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq, dk = add_parts(dqk)[..., :K].unbind(-2)
     if is_scalar:
         dbeta = add_parts(dbeta)
-    if args.initial_state is not None and state_v_first:
-        dh0 = dh0.transpose(-1, -2).contiguous()
     dD = q.new_empty(0) if D is None else add_parts(dD).to(D.dtype)
     dz = q.new_empty(0) if z is None else dz.to(z.dtype)
-    dh0 = q.new_empty(0) if args.initial_state is None else dh0
+    dh0 = q.new_empty(0) if args.initial_state is None else k_first(dh0, state_v_first).contiguous()
     # copies, because dq and dk must not share memory
     dq = scaled(dq, args.scale)
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, q), (dk, k)))

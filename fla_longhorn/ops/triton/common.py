@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # names of the token strides in kernels
 STRIDES = {'q': 'S_Q', 'k': 'S_K', 'v': 'S_V', 'beta': 'S_B', 'z': 'S_Z'}
 
-# launch option: fuse multiply and add; the default up to Triton 3.9, but not later, which is slower and less accurate
+# launch option: fused multiply-add, faster and more accurate; Triton's default up to 3.9 only
 FUSED = dict(enable_fp_fusion=True)
 # where several lanes store copies of one sum: fused with different products, the copies would differ in their last bit, and
 # the hardware would choose the one that stays

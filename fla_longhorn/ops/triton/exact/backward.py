@@ -65,7 +65,7 @@ def backward_chunk(
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     if not PREFETCH:
         if SLICES == 1:
-            # loaded after dY, the compiler would spill thousands of values at K = 256 on an A100
+            # loaded before dY: after it, thousands of values spill at K = 256 on an A100
             b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
             b_k = load_slice(p_k, o_t, o_k, 0, left, K, PARTIAL)
         # [BT, BV]

@@ -154,10 +154,11 @@ def split_product(b_x, b_b, b_acc, DOT: tl.constexpr, TRANS: tl.constexpr = Fals
     if DOT == 'ieee':
         return product(tl.trans(b_x) if TRANS else b_x, b_b, b_acc, DOT)
     else:
-        # the parts are cheaper to transpose than b_x
         b_hi, b_lo = split(b_x, DOT)
-        b_lo = tl.trans(b_lo) if TRANS else b_lo
-        return product(b_lo, b_b, product(tl.trans(b_hi) if TRANS else b_hi, b_b, b_acc, DOT), DOT)
+        if TRANS:
+            # cheaper than to transpose b_x
+            b_lo, b_hi = tl.trans(b_lo), tl.trans(b_hi)
+        return product(b_lo, b_b, product(b_hi, b_b, b_acc, DOT), DOT)
 
 
 @triton.jit
