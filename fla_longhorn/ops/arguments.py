@@ -45,7 +45,7 @@ class Arguments(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """`B, T, H, K, V`: rows, tokens, heads, entries of a key, channels of a head."""
+        """`B, T, H, K, V`: rows, tokens, heads, entries of a key, channels per head."""
         B, T, H, K = self.q.shape
         return B, T, H, K, self.v.shape[-1]
 

@@ -80,7 +80,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
         raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
     _check_tensor('state', state, args.q, False)
     _check_state_shape('state', state, args, pooled=pool.state_indices is not None)
-    # which cannot be traced
+    # `is_neg` cannot be traced
     if not torch.compiler.is_compiling() and state.is_neg():
         raise ValueError('state must not be a negative view to be updated in place: give state.resolve_neg()')
     row = state[0]
@@ -187,7 +187,7 @@ def check_cp_context(
     cp_context: FLACPContext, initial_state: torch.Tensor | None = None, output_final_state: bool = False,
 ) -> None:
     """Raise unless each rank has one contiguous part of the tokens, or if an initial or final state is asked for."""
-    # already imported if there is a context
+    # imported already, if this is a context
     fla_cp = sys.modules.get('fla.ops.cp')
     if fla_cp is None or not isinstance(cp_context, fla_cp.FLACPContext):
         raise TypeError(f'cp_context must be a fla.ops.cp.FLACPContext or None, got {type(cp_context).__name__}')

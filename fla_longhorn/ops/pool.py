@@ -29,7 +29,7 @@ class Pool(NamedTuple):
 
     @property
     def is_chosen_from(self) -> bool:
-        """Whether any argument selects rows; else row n is the state of sequence n."""
+        """Whether any of the choices is given; else row n is the state of sequence n."""
         return not (self.state_indices is None and self.final_state_indices is None and self.has_initial_state is None)
 
     def contiguous(self) -> Pool:

@@ -1,6 +1,6 @@
 """The vectors of the operators' loops: `W` channels of one key, several registers on any CPU.
 
-What a token's channels share, such as its key, is read once per vector, and sums over channels have fewer partial sums.
+What a token's channels share, such as its key, is read once per vector; a sum over channels first adds a vector's registers.
 """
 
 from __future__ import annotations
