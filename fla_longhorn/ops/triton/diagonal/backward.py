@@ -117,9 +117,8 @@ def longhorn_bwd_kernel(
         i_w = tl.program_id(0) + i * tl.num_programs(0)
         i_v, i_h, i_s = i_w % NV, (i_w // NV) % H, i_w // (NV * H)
         i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
-        # the last token of these, counted from the segment's first
-        n_t = tl.minimum((end - beg).to(tl.int32), T0 + TS)
-        n_t = tl.where(used, n_t, 0)
+        beg += T0
+        n_t = tl.where(used, tl.minimum((end - beg).to(tl.int32), TS), 0)
         o_v = i_v * BV + o_x
         m_v = o_v < V
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
@@ -127,8 +126,8 @@ def longhorn_bwd_kernel(
         i_c = (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) + (beg - bos) // INTERVAL) * H + i_h
 
         p_dh = dh + (i_s.to(tl.int64) * H + i_h) * K * V
-        for j in range(0, tl.cdiv(n_t - T0, INTERVAL)):
-            i_t = T0 + (tl.cdiv(n_t - T0, INTERVAL) - 1 - j) * INTERVAL
+        for j in range(0, tl.cdiv(n_t, INTERVAL)):
+            i_t = (tl.cdiv(n_t, INTERVAL) - 1 - j) * INTERVAL
             n_c = tl.minimum(n_t - i_t, INTERVAL)
             t = beg + i_t
             p_r = rows + (i_h.to(tl.int64) * TT + t) * R
@@ -140,7 +139,7 @@ def longhorn_bwd_kernel(
             p_dv = dv + i_o + o_x
             p_dbeta = dbeta + i_o + o_x
             p_dz = dz + i_o + o_x if HAS_Z else p_dv
-            i_p = t if IS_VARLEN else i_s.to(tl.int64) * TS + (i_t - T0)
+            i_p = t if IS_VARLEN else i_s.to(tl.int64) * TS + i_t
             p_token = part + ((i_v * H + i_h).to(tl.int64) * TP + i_p) * PR
             n_b = tl.cdiv(n_c, 4)
             p_last = p_r + (n_b - 1) * 4 * R
