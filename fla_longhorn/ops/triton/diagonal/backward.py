@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, no_step, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, given, no_step, padded_state_size
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
@@ -34,57 +34,14 @@ from fla_longhorn.ops.triton.diagonal.configs import PROGRAMS_PER_MULTIPROCESSOR
 from fla_longhorn.ops.triton.slots import first_slot
 
 
-@triton.heuristics({
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'HAS_D': lambda args: args['D'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-    'MASKED': lambda args: args['V'] % args['BV'] != 0,
-})
+@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(IS_VARLEN='cu_seqlens', HAS_D='D', HAS_Z='z')})
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS', 'T0', 'TS', 'TP'])
 def longhorn_bwd_kernel(
-    rows,
-    v,
-    beta,
-    D,
-    z,
-    do,
-    states,
-    dh,
-    dv,
-    dbeta,
-    dD,
-    dz,
-    part,
-    scratch,
-    cu_seqlens,
-    T,
-    TT,
-    N,
-    L,
-    NS,
-    T0,
-    TS,
-    TP,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_V: tl.constexpr,
-    S_Z: tl.constexpr,
-    S_DO: tl.constexpr,
-    R: tl.constexpr,
-    KP: tl.constexpr,
-    INTERVAL: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    ROWS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    MASKED: tl.constexpr,
+    rows, v, beta, D, z, do, states, dh, dv, dbeta, dD, dz, part, scratch, cu_seqlens, T, TT, N, L, NS, T0, TS, TP,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_DO: tl.constexpr,
+    R: tl.constexpr, KP: tl.constexpr, INTERVAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+    PRECISE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr,
 ):
     """All gradients of TS tokens from the T0-th of each segment on, but those summed over channels: `part` takes sums over BV.
 
@@ -224,26 +181,8 @@ def longhorn_bwd_kernel(
 
 @triton.jit(do_not_specialize=['T', 'TT', 'L', 'T0', 'TS', 'TP'])
 def longhorn_reduce_kernel(
-    part,
-    rows,
-    dq,
-    dk,
-    dbeta,
-    scale,
-    T,
-    TT,
-    L,
-    T0,
-    TS,
-    TP,
-    NV: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    KP: tl.constexpr,
-    BT: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
+    part, rows, dq, dk, dbeta, scale, T, TT, L, T0, TS, TP, NV: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    R: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr, SCALAR_BETA: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
     """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
     PR: tl.constexpr = 2 * KP + 4
