@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from unittest import mock
 
@@ -155,7 +155,8 @@ def main(args: list[str] | None = None) -> int:
         if key in done:
             continue
         gpu, size, name, what = key
-        row = dict(zip(names, key, strict=True)) | measure(name, what, MODELS[size], gpu, tuning, walks)
+        row = dict(zip(names, key, strict=True)) | asdict(MODELS[size])
+        row |= measure(name, what, MODELS[size], gpu, tuning, walks)
         most = ', '.join(f'{kernel} {us:.1f}' for kernel, us in list(row['kernels'].items())[:6])
         parts = f'ours {row["ours_us"]:.1f}, products {row["products_us"]:.1f}, {row["launches"]} launches'
         print(f'{gpu} {size} {name}, {what}: {row["us"]:.1f} us, {parts}: {most}  ({row["seconds"]} s)', flush=True)
