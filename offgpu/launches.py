@@ -70,6 +70,7 @@ class Launch:
     num_warps: int = 0
     shared: int = 0
     nbytes: int = 0
+    flops: int = 0
     # the number of this launch among the autotuned ones of a call, of which one counts; its configuration, and the
     # autotuner's key
     choice: int | None = None

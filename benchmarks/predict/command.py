@@ -5,11 +5,12 @@ fla chooses configurations by the GPU that it finds at import, so it is imported
 
 from __future__ import annotations
 
+import importlib
+
 from offgpu.absent_device import announced
 from offgpu.launches import make_driver
 
 
-def main(args: list[str] | None = None) -> int:
+def main(args: list[str] | None = None, module: str = 'benchmarks.predict.run') -> int:
     with announced(make_driver('sm_90', 'launch')):
-        from benchmarks.predict import run
-        return run.main(args)
+        return importlib.import_module(module).main(args)

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.report.calibration import calibrated
 from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import generation, models
-from benchmarks.report.predicted import predicted
+from benchmarks.report.predicted import layers, predicted
 from benchmarks.report.summary import replaced, summary
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
@@ -65,6 +65,7 @@ SECTIONS: tuple[Section, ...] = (
     (('memory',), memory, None),
     (('recompute',), recomputation, None),
     (('predicted',), predicted, None),
+    (('layers',), layers, None),
     (('calibration',), calibrated, 'calibration'),
 )
 

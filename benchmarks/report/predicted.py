@@ -22,6 +22,15 @@ last changes, and fla's operators with tiles for a smaller GPU.
 KINDS = {'chunks': 'of matrix products of chunks', 'recurrences': 'of recurrences, which the diagonal form is'}
 
 
+LAYERS = """## A training step and a token of a layer, predicted
+
+**Predicted: these are not measurements.** `python -m benchmarks layers`: norm, layer and residual in bfloat16 on an {gpu}, all
+their kernels; {shapes}. Kernels by Triton are simulated (nine of ten published timings within {bars}). Matrix products
+take 780 TFLOPS or their bytes, PyTorch's other kernels their bytes, and each launch 1.5 us. Longhorn has K = 16, fla's layers
+their defaults with heads as in their papers. Nothing is fused by a compiler. Mamba and Mamba-2 are missing: their CUDA
+kernels do not compile here."""
+
+
 def time_of(row: dict | None) -> str:
     return f'{row["ms"]:.2f} ± {row["within"]:.0%}' if row else ''
 
@@ -40,3 +49,27 @@ def predicted(report: dict) -> str:
     bars = {row['like']: f'{row["points"]} timings {KINDS[row["like"]]}' for row in rows.values()}
     text = INTRODUCTION.format(gpu=gpu, shape=shape, commit=report['machine']['commit'], bars=', '.join(bars.values()))
     return text + '\n\n' + table(['pass', 'K', 'ms', 'of the floor', *(f'`{peer}`' for peer in PEERS)], lines)
+
+
+def layers(report: dict) -> str:
+    """Each model's layers: a step in milliseconds, a token in microseconds, and their parts."""
+    rows = {(row['model'], row['layer'], row['pass']): row for row in report['rows']}
+    lines = []
+    for model, name in dict.fromkeys((model, name) for model, name, _ in rows):
+        step, token = (rows.get((model, name, what)) for what in ('step', 'token'))
+        line = [model, name]
+        if step:
+            parts = step['ours_us'], step['products_us']
+            line += [f'{step["us"] / 1e3:.2f}', *(f'{x / 1e3:.2f}' if x else '' for x in parts)]
+        else:
+            line += ['', '', '']
+        line += [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}', token['launches']] if token else ['', '', '']
+        lines.append(line)
+    bars = ', '.join(f'{bar["within"]:.0%} for {kind}' for kind, bar in report['bars'].items())
+    shapes = '; '.join(dict.fromkeys(
+        f'{row["model"]}: width {row["width"]}, a step of {row["B"]} x {row["T"]} tokens, a token of each of {row["sequences"]} '
+        f'sequences, {row["layers"]} layers' for row in report['rows']
+    ))
+    text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars)
+    columns = ['model', 'layer', 'step, ms', "Longhorn's kernels", 'products', 'token, us', 'of all layers, ms', 'launches']
+    return text + '\n\n' + table(columns, lines)

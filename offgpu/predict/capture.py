@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from offgpu.launches import Choose, Launch, rehearsal, spread
 
@@ -20,12 +22,12 @@ Pass = Callable[[int], Callable[[], object]]
 CANDIDATES = spread(2)
 
 
-class Copies(TorchDispatchMode):
-    """Keeps PyTorch's own operations that move data: copies to contiguous memory, sums, conversions."""
+class Operators(TorchDispatchMode):
+    """Keeps PyTorch's own kernels: the bytes of what each reads and writes, and the operations of its products."""
 
-    MOVING = ('clone', '_to_copy', 'sum', 'mul', 'add', 'add_', 'cumsum', 'exp')
+    ALLOCATING = ('empty', 'empty_like', 'empty_strided', 'new_empty', '_unsafe_view')
     # their result alone, not what it is shaped like or what was there before
-    FILLING = ('zero_', 'fill_', 'zeros', 'zeros_like')
+    FILLING = ('zero_', 'fill_', 'zeros', 'zeros_like', 'ones', 'ones_like', 'new_zeros')
 
     def __init__(self, launches: list[Launch]) -> None:
         super().__init__()
@@ -33,11 +35,14 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        name = function.overloadpacket.__name__
-        moved = (out,) if name in self.FILLING else args if name == 'copy_' else (*args, out) if name in self.MOVING else ()
-        if moved:
-            tensors = [x for x in moved if isinstance(x, torch.Tensor)]
-            self.launches.append(Launch(f'torch.{name}', nbytes=sum(x.numel() * x.itemsize for x in tensors)))
+        name, packet = function.overloadpacket.__name__, function.overloadpacket
+        if function.namespace == 'aten' and not function.is_view and name not in self.ALLOCATING:
+            moved = (out,) if name in self.FILLING else args if name == 'copy_' else (args, kwargs, out)
+            tensors = [x for x in tree_leaves(moved) if isinstance(x, torch.Tensor)]
+            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=out) if packet in flop_registry else 0
+            nbytes = sum(x.numel() * x.itemsize for x in tensors)
+            if nbytes:
+                self.launches.append(Launch(f'torch.{name}', nbytes=nbytes, flops=flops))
         return out
 
 
@@ -45,7 +50,7 @@ def take(call: Pass, T: int, target: str, depth: str, choose: Choose = CANDIDATE
     """The launches of the pass that `call(T)` returns; those that make what it takes are not compiled, and not kept."""
     with rehearsal(target, 'launch', spread(1)):
         run = call(T)
-    with rehearsal(target, depth, choose) as launches, Copies(launches):
+    with rehearsal(target, depth, choose) as launches, Operators(launches):
         run()
         return list(launches)
 

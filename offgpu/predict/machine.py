@@ -1,10 +1,11 @@
 """What the timing model assumes of a GPU, with sources. Cycles are of the SM clock; a sub-partition is a quarter of an SM.
 
 Sources: [PG] CUDA C++ programming guide, arithmetic throughput by compute capability; [WP] NVIDIA's architecture white papers
-and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100);
-[A22] Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file,
+and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100); [A22]
+Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file,
 memory pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's
-compiler knows; [T] published timings of kernels that were predicted beside them (`python -m benchmarks calibrate`).
+compiler knows; [X25] OpenXLA's measured rates of cuBLAS on sm_90 (`matmul_interpolator_data.h`); [T] published timings of
+kernels that were predicted beside them (`python -m benchmarks calibrate`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class Machine:
     # 2.8], and that long rows stream at [T: layer norms 3.0]
     dram_bandwidth: float = 2.8e12
     dram_stream: float = 3.0e12
+    # operations a second of matrix products by cuBLAS, 16-bit operands [X25: 677 of 4096 x 4096 x 1024, 779 of two of 2048 x
+    # 4096 x 4096]; a small one takes the launch's floor at least
+    product_flops: float = 7.8e14
     l2_size: int = 50 * MIB
     # bytes a clock from L2 into an SM: 64 is the port; all SMs together get about 5.5 to 7 TB/s [CC] -> 24 to 30
     l2_bytes_per_clock: float = 28.0
@@ -105,12 +109,12 @@ def a100() -> Machine:
     """A100 (SXM, 40 GB).
 
     [WP]: 108 SMs, 1.41 GHz, 40 MB of L2, 164 KB of shared memory, 1.555 TB/s, of which a copy gets about 90%; latencies [L24:
-    L1 37.9, shared 29.0, L2 261.5, DRAM 466.3 idle].
+    L1 37.9, shared 29.0, L2 261.5, DRAM 466.3 idle]. cuBLAS gets 271e12 of 8192 x 8192 x 8192 in public benchmarks.
     """
     return Machine(
         name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, dram_stream=1.4e12,
-        l2_size=40 * MIB, l1_hit=38, l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100,
-        tensor_rate=1024,
+        product_flops=2.7e14, l2_size=40 * MIB, l1_hit=38, l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB,
+        l1_lines=1100, tensor_rate=1024,
     )
 
 

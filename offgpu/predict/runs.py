@@ -31,8 +31,8 @@ def shortened(launch: Launch, part: float) -> list[tuple[str, str, object]]:
 
 
 def walked_tokens(launch: Launch) -> int | None:
-    """The tokens that a block walks over, or None where blocks have a fixed length."""
-    if launch.other is None or launch.other.grid != launch.grid:
+    """The tokens that a block walks over, or None where blocks have a fixed length, which may be a constant of the kernel."""
+    if launch.other is None or launch.other.grid != launch.grid or launch.other.constants != launch.constants:
         return None
     growing = {n: x for n, x in launch.scalars.items() if launch.other.scalars[n] != x}
     lengths = [x for n, x in growing.items() if n in ('T', 'L', 'TS')] or list(growing.values())

@@ -126,9 +126,10 @@ def instructions_of(launch: Launch, notes: list[str]) -> float:
 def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None = None) -> Prediction:
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
     if launch.binary is None:
-        seconds = launch.nbytes / machine.dram_bandwidth
+        dram, products = launch.nbytes / machine.dram_bandwidth, launch.flops / machine.product_flops
         return Prediction(
-            launch.kernel, seconds + machine.launch_seconds, 0.0, seconds, launch.nbytes, share={'copies by PyTorch': 1.0},
+            launch.kernel, max(dram, products) + machine.launch_seconds, products, dram, launch.nbytes,
+            share={'matrix products' if products > dram else 'copies by PyTorch': 1.0},
             storages={a.storage for a in launch.arguments},
         )
     total, occ = launch.blocks, occupancy(launch, machine)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from offgpu.launches import Argument, Launch
 from offgpu.predict import simulate
-from offgpu.predict.capture import Copies
+from offgpu.predict.capture import Operators
 from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
 from offgpu.predict.needed import IGNORED, needed, needed_at
@@ -290,10 +291,15 @@ def test_scratch_larger_than_l2_comes_from_dram():
     assert source.shares == {'scratch': pytest.approx(1 - machine.l2_size * simulate.L2_PART / size)}
 
 
-def test_a_slice_walks_its_own_tokens():
+def test_tokens_of_a_walk():
+    """A slice's own; none where a constant of the kernel grows with the tokens."""
     scalars = {'T': 2048, 'T0': 1536, 'TS': 512, 'H': 1}
-    other = SimpleNamespace(grid=[8], scalars=scalars | {'T': 4096, 'T0': 3072, 'TS': 1024})
-    assert walked_tokens(SimpleNamespace(grid=[8], scalars=scalars, other=other)) == 512
+    launch = Launch('k', constants={'BS': 16}, arguments=[Argument(n, 'i32', x) for n, x in scalars.items()])
+    twice = [Argument(n, 'i32', 2 * x if n[0] == 'T' else x) for n, x in scalars.items()]
+    launch.other = Launch('k', constants={'BS': 16}, arguments=twice)
+    assert walked_tokens(launch) == 512
+    launch.other.constants['BS'] = 32
+    assert walked_tokens(launch) is None
 
 
 @pytest.mark.parametrize('capability', [90, 100])
@@ -329,7 +335,7 @@ def test_bytes_of_what_pytorch_moves():
     """What is filled is written, what is copied is read and written, what is added to is read, too."""
     x, y = torch.ones(100), torch.ones(100, dtype=torch.float16)
     launches = []
-    with Copies(launches):
+    with Operators(launches):
         torch.zeros_like(x)
         x.fill_(2)
         y.copy_(x)
