@@ -12,6 +12,10 @@ from tests.integration.scripts.byte_tokenizer import byte_tokenizer
 
 LENGTHS = (1, 3, 7, 16, 31, 64, 100, 129)
 NEW_TOKENS = 24
+# of an engine
+OPTIONS = {
+    'skip_tokenizer_init': True, 'dtype': 'float32', 'enforce_eager': True, 'max_model_len': 256, 'max_num_seqs': 8,
+}
 SIZES = {'hidden_size': 64, 'num_hidden_layers': 3, 'vocab_size': 256, 'bos_token_id': None, 'eos_token_id': None}
 VARIANTS = {
     'paper': {},
