@@ -119,7 +119,8 @@ class LonghornBase(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = '') -> None:
         super().__init__()
-        config = vllm_config.model_config.hf_config
+        # vLLM's classifiers read it
+        self.config = config = vllm_config.model_config.hf_config
         stacked: dict[str, tuple[str, int | str]] = {'.gate_proj': ('.gate_up_proj', 0), '.up_proj': ('.gate_up_proj', 1)}
         for i in range(config.num_hidden_layers):
             # other layers' `v_proj` is apart
