@@ -22,6 +22,7 @@ from vllm.model_executor.models.interfaces import (
     HasInnerState,
     IsAttentionFree,
     IsHybrid,
+    SupportsLoRA,
     SupportsMambaPrefixCaching,
 )
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
@@ -112,14 +113,17 @@ class LonghornModel(nn.Module):
         return self.norm(hidden_states, residual)[0]
 
 
-class LonghornBase(nn.Module):
+class LonghornBase(nn.Module, HasInnerState, SupportsLoRA, SupportsMambaPrefixCaching):
     """A language model, whether it has attention layers or not."""
 
-    packed_modules_mapping = {'gate_up_proj': ['gate_proj', 'up_proj'], 'qkv_proj': ['q_proj', 'k_proj', 'v_proj']}
+    # an adapter of `in_proj` is one, though vLLM's layer has two parts
+    packed_modules_mapping = {
+        'gate_up_proj': ['gate_proj', 'up_proj'], 'qkv_proj': ['q_proj', 'k_proj', 'v_proj'], 'in_proj': ['in_proj'],
+    }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = '') -> None:
         super().__init__()
-        # vLLM's classifiers read it
+        # vLLM's classifiers and adapters read it
         self.config = config = vllm_config.model_config.hf_config
         stacked: dict[str, tuple[str, int | str]] = {'.gate_proj': ('.gate_up_proj', 0), '.up_proj': ('.gate_up_proj', 1)}
         for i in range(config.num_hidden_layers):
@@ -165,9 +169,9 @@ class LonghornBase(nn.Module):
         return MambaStateCopyFuncCalculator.mamba1_state_copy_func()
 
 
-class LonghornForCausalLM(LonghornBase, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
+class LonghornForCausalLM(LonghornBase, IsAttentionFree):
     """The paper's architecture, without attention layers: a request needs a page, however long it is."""
 
 
-class LonghornHybridForCausalLM(LonghornBase, HasInnerState, IsHybrid, SupportsMambaPrefixCaching):
+class LonghornHybridForCausalLM(LonghornBase, IsHybrid):
     """With the attention layers of `config.attn`."""
