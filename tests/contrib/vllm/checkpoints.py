@@ -27,7 +27,9 @@ VARIANTS = {
     'hybrid': {
         'attn': {'layers': [1], 'num_heads': 2, 'num_kv_heads': 1, 'qkv_bias': True}, 'hidden_ratio': 2, 'value_proj': True,
     },
-    'window': {'attn': {'layers': [0, 2], 'num_heads': 2, 'window_size': 24}, 'num_heads': 2, 'exact': True},
+    'window': {
+        'attn': {'layers': [0, 2], 'num_heads': 2, 'window_size': 24}, 'num_heads': 2, 'exact': True, 'num_hidden_layers': 4,
+    },
 }
 
 
@@ -47,7 +49,7 @@ class Checkpoint:
 
 def make(name: str, folder: Path) -> Checkpoint:
     torch.manual_seed(0)
-    model = LonghornForCausalLM(LonghornConfig(**SIZES, **VARIANTS[name])).eval()
+    model = LonghornForCausalLM(LonghornConfig(**SIZES | VARIANTS[name])).eval()
     # random weights of the default size repeat one token
     with torch.no_grad():
         for parameter, value in model.named_parameters():

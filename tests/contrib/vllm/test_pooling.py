@@ -22,7 +22,7 @@ def close(served, wanted) -> bool:
 def classifier(tmp_path):
     def make(kind, name: str, num_labels: int):
         torch.manual_seed(0)
-        model = kind(LonghornConfig(**SIZES, **VARIANTS[name], num_labels=num_labels, pad_token_id=0)).eval()
+        model = kind(LonghornConfig(**SIZES | VARIANTS[name], num_labels=num_labels, pad_token_id=0)).eval()
         model.save_pretrained(tmp_path)
         byte_tokenizer().save_pretrained(tmp_path)
         return model
