@@ -117,7 +117,7 @@ class LonghornMixer(nn.Module, MambaBase):
         # one step size for each head, which every rank has, or for each channel
         self.beta_proj = ColumnParallelLinear(
             self.beta_rank, config.num_heads if config.scalar_beta else size, bias=True, disable_tp=config.scalar_beta,
-            prefix=f'{prefix}.beta_proj',
+            quant_config=quant, prefix=f'{prefix}.beta_proj',
         )
         self.D = sharded(size // tp_size)
         self.out_proj = RowParallelLinear(
