@@ -6,7 +6,7 @@ __version__ = '0.1.0'
 
 check_requirements()
 
-from fla_longhorn.layers import Longhorn  # noqa: E402  a missing dependency must be told before anything imports it
+from fla_longhorn.layers import Longhorn  # noqa: E402  after the check, which names a missing dependency
 from fla_longhorn.models import (  # noqa: E402
     LonghornConfig,
     LonghornForCausalLM,
@@ -28,15 +28,7 @@ from fla_longhorn.patches import unregister as unregister  # noqa: E402
 register()
 
 __all__ = [
-    'Longhorn',
-    'LonghornConfig',
-    'LonghornForCausalLM',
-    'LonghornForSequenceClassification',
-    'LonghornForTokenClassification',
-    'LonghornModel',
-    'chunk_longhorn',
-    'convert_official_state_dict',
-    'fused_recurrent_longhorn',
-    'longhorn_state_update',
+    'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
+    'LonghornModel', 'chunk_longhorn', 'convert_official_state_dict', 'fused_recurrent_longhorn', 'longhorn_state_update',
     'naive_recurrent_longhorn',
 ]

@@ -1,7 +1,4 @@
-"""Run a program with the plugin imported: `python -m fla_longhorn script.py args...` or `... -m module args...`.
-
-Importing this package has registered everything by the time this module runs; the rest is :mod:`runpy`.
-"""
+"""Run a program with the plugin imported: `python -m fla_longhorn script.py args...` or `... -m module args...`."""
 
 from __future__ import annotations
 
@@ -22,18 +19,15 @@ Under a launcher, the runner comes after it: torchrun -m fla_longhorn -m my.trai
 """
 
 
-class Imported:
-    """Unpickles as the imported module."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+class Imported(str):
+    """The name of a module, which unpickling imports."""
 
     def __reduce__(self):
-        return importlib.import_module, (self.name,)
+        return importlib.import_module, (str(self),)
 
 
 def main(args: list[str]) -> None:
-    """Run the program that the command line names; its exit status is this process's, and 2 means a wrong command line."""
+    """Run the program in `args`; the exit status is the program's, or 2 for a wrong command line."""
     modules = ['fla_longhorn']
     if args[:1] in (['-h'], ['--help']):
         print(USAGE, end='')
@@ -55,13 +49,13 @@ def main(args: list[str]) -> None:
 
 
 def run_script(args: list[str]) -> None:
-    """A source file, or a folder or zip archive with a `__main__.py`, which runpy puts on the search path itself."""
+    """Run a source file, or a folder or zip archive with a `__main__.py`, which runpy adds to the search path itself."""
     path = os.path.join(os.getcwd(), args[0])
     if not os.path.exists(path):
         fail(f"can't open file {path!r}")
     sys.argv[:] = args
     if not sys.flags.safe_path:
-        # the working directory, from `-m fla_longhorn`
+        # the working directory, which `-m fla_longhorn` added
         del sys.path[0]
         if path.endswith('.py'):
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
@@ -80,7 +74,7 @@ def import_host(names: list[str]) -> str:
 
 
 def import_in_children(modules: list[str]) -> None:
-    """Have processes that `multiprocessing` spawns import these first, before they import the program."""
+    """Let processes that `multiprocessing` spawns import these before they import the program."""
     prepare = multiprocessing.spawn.get_preparation_data
     multiprocessing.spawn.get_preparation_data = lambda name: {'plugin': [Imported(x) for x in modules], **prepare(name)}
 

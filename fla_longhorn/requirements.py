@@ -1,4 +1,4 @@
-"""Tell what is missing, in one line that names the extra to install, before an import fails deep inside fla."""
+"""Raise for a missing dependency in one line that says what to install, before an import fails inside fla."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 EXTRAS = "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
-# distributions with their bounds, and what installs them
+# distribution -> (versions, how to install it)
 REQUIREMENTS = {
     'torch': ('>=2.7', EXTRAS),
     'triton': ('>=3.6', EXTRAS),
     'flash-linear-attention': ('>=0.6,<0.7', 'pip install fla-longhorn'),
     'transformers': ('>=5.6.2,<6', 'pip install fla-longhorn'),
 }
-# builds of triton that go by another name
+# distributions of triton under other names
 ALIASES = {'triton': ('triton', 'pytorch-triton-rocm', 'triton-rocm', 'triton-windows', 'pytorch-triton-xpu', 'triton-xpu')}
 
 
 def check_requirements(requirements: dict[str, tuple[str, str]] = REQUIREMENTS) -> None:
-    """Raise `ImportError` for the first distribution that is missing or too old; warn of one that is newer than the bounds."""
+    """Raise `ImportError` for the first distribution that is missing or too old; warn about those that are too new."""
     for name, (bounds, remedy) in requirements.items():
         found = installed_version(name)
         if found is None:
             raise ImportError(f'fla-longhorn needs {name}{bounds}, which is not installed: {remedy}')
-        # builds from source go by the version that they lead to, such as 2.7.0a0+git
+        # builds from source have versions such as 2.7.0a0+git
         release = Version(Version(found).base_version)
         if release in SpecifierSet(bounds):
             continue

@@ -1,4 +1,4 @@
-"""A family's config with `attn_mode='longhorn'`: its `longhorn_` keys, checked, completed and reverted."""
+"""The `longhorn_` keys of a family's config with `attn_mode='longhorn'`: checks, defaults, and reverting them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 MODE = 'longhorn'
 PREFIX = 'longhorn_'
-# the key of what `prepare` did, saved with the config: `{'derived': options that it filled in, 'replaced': the family's own}`
+# config key with what `prepare` changed: `{'derived': options that it set, 'replaced': the family's own values}`
 RECORD = 'longhorn'
-# what a config sets by a prefixed key, with the layer's defaults
+# the layer's options that a config sets by a prefixed key, and their defaults
 OPTIONS = {
     name: parameter.default
     for name, parameter in inspect.signature(Longhorn).parameters.items()
     if name not in ('hidden_size', 'norm_eps', 'layer_idx')
 }
-# those that follow the family's own keys; the others stay what they were when the config was first used
+# options whose defaults follow the family's own keys; the others keep the default of the config's first use
 FROM_FAMILY = ('expand', 'num_heads', 'conv_size', 'conv_bias')
 
 
@@ -34,12 +34,12 @@ def is_swapped(config: PreTrainedConfig) -> bool:
 
 
 def prepare(config: PreTrainedConfig) -> None:
-    """Check a config with `attn_mode='longhorn'` and give it every `longhorn_` key that it lacks, to be saved with it.
+    """Check a config with `attn_mode='longhorn'` and set every missing `longhorn_` key, to be saved with it.
 
-    A key of `FROM_FAMILY` that was filled in follows the family's own keys when those change; one that the user sets stays.
+    Unless the user sets them, the keys of `FROM_FAMILY` are updated when the family's own keys change.
 
     Raises:
-        ValueError: the family cannot host Longhorn, or a `longhorn_` key is no option of it.
+        ValueError: the family cannot host Longhorn, or a `longhorn_` key is not an option of Longhorn.
     """
     check_family(config)
     record = getattr(config, RECORD, None) or {'derived': {}, 'replaced': {}}
@@ -60,13 +60,13 @@ def prepare(config: PreTrainedConfig) -> None:
             replaced[name] = getattr(config, name)
             setattr(config, name, value)
     setattr(config, RECORD, {'derived': derived, 'replaced': replaced})
-    # families without hybrid layers of their own leave it unparsed
+    # families without hybrid layers do not parse it
     if getattr(config, 'attn', None) is not None:
         config.attn = parse_attention_config(config.attn, num_hidden_layers=config.num_hidden_layers)
 
 
-def take_back(config: PreTrainedConfig) -> None:
-    """Undo what :func:`prepare` did to a config that no longer asks for Longhorn."""
+def revert(config: PreTrainedConfig) -> None:
+    """Undo :func:`prepare`, for a config that was changed to another `attn_mode`."""
     record = getattr(config, RECORD)
     for name, value in record['derived'].items():
         if getattr(config, PREFIX + name, None) == value:
@@ -78,12 +78,12 @@ def take_back(config: PreTrainedConfig) -> None:
 
 
 def settle(config: PreTrainedConfig) -> bool:
-    """Make a config fit for building a model or a block from it; whether that gets Longhorn."""
+    """Prepare a config before something is built from it, or revert it; returns whether the mixer is Longhorn."""
     if is_swapped(config):
         prepare(config)
         return True
     if config.model_type in FAMILIES and getattr(config, RECORD, None) is not None:
-        take_back(config)
+        revert(config)
     return False
 
 
@@ -91,9 +91,7 @@ def check_family(config: PreTrainedConfig) -> None:
     family = FAMILIES.get(config.model_type)
     if family is not None and family.find_block() is not None:
         return
-    reason = REFUSED.get(config.model_type, 'it has no mixer that attn_mode chooses')
-    if family is not None:
-        reason = family.unknown
+    reason = REFUSED.get(config.model_type, 'it has no mixer that attn_mode chooses') if family is None else family.unknown
     raise ValueError(
         f'attn_mode={MODE!r} does not work in {type(config).__name__}: {reason}; '
         f'the model types that take it are {", ".join(name for name, known in FAMILIES.items() if known.find_block())}'
@@ -101,7 +99,7 @@ def check_family(config: PreTrainedConfig) -> None:
 
 
 def default_options(config: PreTrainedConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer's defaults, but those of `FROM_FAMILY`: as many channels and heads as its mixer has, and its convolution."""
+    """The layer's defaults, with the channels, heads and convolution of the family's native mixer."""
     options = {**OPTIONS, 'expand': FAMILIES[config.model_type].expand(config)}
     for name in ('conv_size', 'conv_bias'):
         options[name] = getattr(config, name, options[name])

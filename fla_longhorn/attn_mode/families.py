@@ -1,4 +1,4 @@
-"""fla's families: what the swap has to know of each, as a table; a family's irregularities are in its row."""
+"""A table of fla's families; everything special about a family is in its row."""
 
 from __future__ import annotations
 
@@ -14,68 +14,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def by_hidden_size(config: PreTrainedConfig) -> float:
-    """The native mixer has `hidden_size` value channels."""
-    return 1
-
-
 def by_expand_v(config: PreTrainedConfig) -> float:
-    """It has `expand_v * hidden_size`."""
+    """The native mixer has `expand_v * hidden_size` value channels."""
     return config.expand_v
 
 
 def by_heads(config: PreTrainedConfig) -> float:
-    """It has heads of `expand_v * head_dim`."""
+    """The native mixer has heads of `expand_v * head_dim` value channels."""
     return native_heads(config) * config.head_dim * getattr(config, 'expand_v', 1) / config.hidden_size
 
 
 def native_heads(config: PreTrainedConfig) -> int:
-    """Value heads of the family's mixer, 1 where it has none."""
+    """Value heads of the native mixer, 1 if it has no heads."""
     return getattr(config, 'num_v_heads', None) or getattr(config, 'num_heads', None) or 1
-
-
-def always_longhorn(config: PreTrainedConfig) -> type[LonghornMixer]:
-    return LonghornMixer
-
-
-def leave_as_built(block: nn.Module) -> None:
-    pass
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the swap has to know of a family.
+    """A family of fla."""
 
-    Args:
-        folder (str):
-            Its modelling module is `modeling_<folder>` in this folder of `fla.models`.
-        block (str):
-            Name of its block there.
-        native (str):
-            Name of the native mixer's class there.
-        expand (Callable, Optional):
-            Value channels of the native mixer, as a multiple of `hidden_size`. Default: 1.
-        heads (Callable, Optional):
-            Its value heads.
-        settings (Mapping, Optional):
-            Config keys that are meaningless without the native mixer, and what they are set to.
-        forwards (Mapping, Optional):
-            Its classes whose own `forward` drops `cu_seqlens`, and fla's shared class whose `forward` serves in its place.
-        mixer (Callable, Optional):
-            The class in place of the native mixer. Default: :class:`LonghornMixer`.
-        after_build (Callable, Optional):
-            Called with each block that has been built.
-    """
-
+    # its modelling module is `fla.models.<folder>.modeling_<folder>`
     folder: str
+    # classes of its block and of its native mixer there
     block: str
     native: str
-    expand: Callable[[PreTrainedConfig], float] = by_hidden_size
+    # value channels of the native mixer as a multiple of `hidden_size`, and its value heads
+    expand: Callable[[PreTrainedConfig], float] = lambda config: 1
     heads: Callable[[PreTrainedConfig], int] = native_heads
+    # config keys without meaning for Longhorn, and the values they get
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # classes whose own `forward` drops `cu_seqlens`, and the class of fla whose `forward` replaces it
     forwards: Mapping[str, str] = field(default_factory=dict)
-    mixer: Callable[[PreTrainedConfig], type[LonghornMixer]] = always_longhorn
-    after_build: Callable[[nn.Module], None] = leave_as_built
+    # class that replaces the native mixer
+    mixer: Callable[[PreTrainedConfig], type[LonghornMixer]] = lambda config: LonghornMixer
+    # called with each block after it is built
+    after_build: Callable[[nn.Module], None] | None = None
 
     @property
     def module(self) -> str:
@@ -86,11 +59,11 @@ class Family:
         return f'this version of fla builds {self.native} in another way than fla-longhorn knows'
 
     def find_block(self) -> Any:
-        """The class of its block; None where this fla has none, or names the native mixer otherwise."""
+        """The class of the block; `None` if the installed fla lacks it or the native mixer."""
         return self._find(self.block) if self.find_native() is not None else None
 
     def find_native(self) -> Any:
-        """The class of its native mixer, in the same way."""
+        """The class of the native mixer, or `None`."""
         return self._find(self.native)
 
     def _find(self, name: str) -> Any:
@@ -100,7 +73,7 @@ class Family:
             return None
 
 
-# lower bounds of HGRN's forget gates: parameters that would get no gradient
+# without HGRN's mixer, the lower bounds of its forget gates are parameters without gradient
 NO_LOWER_BOUND = {'use_lower_bound': False}
 
 # by `model_type`
@@ -124,9 +97,7 @@ FAMILIES = {
         forwards={'LinearAttentionModel': 'FLAModel', 'LinearAttentionForCausalLM': 'FLAForCausalLM'},
     ),
     'mesa_net': Family('mesa_net', 'MesaNetBlock', 'MesaNet', by_heads),
-    'precond_gated_deltanet': Family(
-        'precond_gated_deltanet', 'PrecondGatedDeltaNetBlock', 'PrecondGatedDeltaNet', by_heads,
-    ),
+    'precond_gated_deltanet': Family('precond_gated_deltanet', 'PrecondGatedDeltaNetBlock', 'PrecondGatedDeltaNet', by_heads),
     'precond_kda': Family('precond_kda', 'PrecondKDABlock', 'PrecondKDA', by_heads),
     'retnet': Family('retnet', 'RetNetBlock', 'MultiScaleRetention', by_expand_v),
     'rodimus': Family(
@@ -140,7 +111,7 @@ FAMILIES = {
         after_build=append_v_first,
     ),
 }
-# families with `attn_mode` that can't, and why
+# families with `attn_mode` that cannot host Longhorn, and why
 REFUSED = {
     'mom': 'its mixer is a router over memories, whose logits its block returns and its loss balances',
 }

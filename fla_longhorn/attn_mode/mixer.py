@@ -1,4 +1,4 @@
-"""Longhorn as the mixer of a family's block, and what irregular families need of it."""
+"""Longhorn as the mixer of a family's block, and adapters for irregular families."""
 
 from __future__ import annotations
 
@@ -16,44 +16,39 @@ if TYPE_CHECKING:
 
 
 class LonghornMixer(Longhorn):
-    """Longhorn where fla's `_init_weights` initialises it, with the state dict of :class:`Longhorn`."""
+    """Longhorn as fla's `_init_weights` initialises modules; its state dict is that of :class:`Longhorn`."""
 
-    # HGRN's and RWKV7's blocks hand these to their mixers
+    # HGRN's and RWKV7's blocks pass these to their mixers
     ignored_keywords = ('lower_bound', 'v_first')
 
     def reset_parameters(self) -> None:
-        """As in Longhorn's own models. fla calls it after it has initialised the children, all by one rule."""
+        """As in Longhorn's own models; fla calls it after it has initialised the submodules."""
         self.beta_proj.reset_parameters()
         nn.init.zeros_(self.beta_proj.bias)
         nn.init.ones_(self.D)
 
     @property
     def o_proj(self) -> nn.Linear:
-        """The output projection by the name under which fla rescales residual branches, until it holds loaded weights."""
+        """fla rescales the weights of `o_proj`, for residual branches; loaded weights must not be rescaled."""
         if getattr(self.out_proj.weight, '_is_hf_initialized', False):
             raise AttributeError('o_proj')
         return self.out_proj
 
 
 class RodimusPlusMixer(LonghornMixer):
-    """Leaves its state to the attention that follows in the block, which writes both into the cache."""
+    """Returns its state to the attention that follows in the block, which stores both in the cache."""
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = False,
-        output_attentions: bool | None = False,
-        **kwargs,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Cache | None = None,
+        *args: Any, **kwargs: Any,
     ) -> tuple[torch.Tensor, None, tuple[Cache | None, tuple | None]]:
         pending = None if past_key_values is None else PendingCache(past_key_values)
-        o, _, _ = super().forward(hidden_states, attention_mask, pending, use_cache, output_attentions, **kwargs)
+        o, _, _ = super().forward(hidden_states, attention_mask, pending, *args, **kwargs)
         return o, None, (past_key_values, None if pending is None else pending.states)
 
 
 class PendingCache:
-    """A cache to read from that keeps `(recurrent_state, conv_state)` instead of writing them."""
+    """Reads a cache, but keeps updates as `states`, `(recurrent_state, conv_state)`."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -70,7 +65,7 @@ class PendingCache:
 
 
 class SharedKeyAttention(SlidingWindowSharedKeyAttention):
-    """The attention beside the mixer in Rodimus+, also without flash_attn."""
+    """The attention of Rodimus+ beside the mixer, also without flash_attn."""
 
     forward = load_again('fla.layers.rodimus').SlidingWindowSharedKeyAttention.forward
 
@@ -82,9 +77,9 @@ def replace_shared_key_attention(block: nn.Module) -> None:
 
 
 def append_v_first(block: nn.Module) -> None:
-    """RWKV7's mixers hand the first layer's values on."""
-    block.get_submodule('attn').register_forward_hook(hand_v_first_on, with_kwargs=True)
+    """RWKV7's blocks expect `v_first`, the first layer's values, in the output of a mixer."""
+    block.get_submodule('attn').register_forward_hook(add_v_first, with_kwargs=True)
 
 
-def hand_v_first_on(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple) -> tuple:
+def add_v_first(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple) -> tuple:
     return *output, kwargs['v_first']

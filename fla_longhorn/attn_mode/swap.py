@@ -1,7 +1,7 @@
-"""The wrappers that `fla_longhorn.patches` puts around fla's models, blocks and modules.
+"""The wrappers of methods of fla's models, blocks and modules that `fla_longhorn.patches` installs.
 
-While a block is built whose config says `longhorn`, the constructors of its native mixer, of fla's attention and of fla's
-gated MLP make Longhorn and our classes of the other two; everything else is the family's. Otherwise they run as they are.
+While a block with `attn_mode='longhorn'` is built, the constructors of its native mixer, of fla's attention and of fla's gated
+MLP make Longhorn and our classes of the other two. Everything else is the family's.
 """
 
 from __future__ import annotations
@@ -20,36 +20,38 @@ from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, set
 from fla_longhorn.attn_mode.families import Family
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
+from fla_longhorn.models.causal_lm import with_shift_labels
 from fla_longhorn.models.remote_code import is_remote_code
-from fla_longhorn.models.swapped import register_call_hooks, with_shift_labels
+from fla_longhorn.models.swapped import after_forward, before_forward
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 
-# in a block that is being built: what the constructors of fla's classes make instead
+# while a block is built: what the constructors of fla's classes make instead
 _becomes: ContextVar[dict[Any, Callable]] = ContextVar('becomes', default={})  # noqa: B039  never changed
 
 
 def wrap_model_init(init: Callable) -> Callable:
-    """`__init__` of fla's models, which checks and completes the config before anything is built from it."""
+    """Let `__init__` of fla's models prepare the config before anything is built from it."""
     def __init__(self, config, *args, **kwargs):
         settle(config)
         init(self, config, *args, **kwargs)
         if is_swapped(config):
-            # its states can be rolled back
+            # assisted generation can revert its states
             self._is_stateful = False
             self.is_remote_code = is_remote_code
             if isinstance(self, FLAForCausalLM):
                 self._get_name = listed_name
             else:
-                register_call_hooks(self)
+                self.register_forward_pre_hook(before_forward, with_kwargs=True)
+                self.register_forward_hook(after_forward, always_call=True)
 
     return __init__
 
 
 def wrap_block_init(init: Callable, family: Family) -> Callable:
-    """`__init__` of a family's block, in which Longhorn takes the place of the native mixer where the config says so."""
+    """Let `__init__` of a family's block replace the native mixer if the config says so."""
     def __init__(self, config, *args, **kwargs):
-        # a block may be built without a model
+        # a block can be built without a model
         if not settle(config):
             init(self, config, *args, **kwargs)
             return
@@ -67,56 +69,47 @@ def wrap_block_init(init: Callable, family: Family) -> Callable:
         for module in self.modules():
             if isinstance(module, RowwiseAttention):
                 module.register_forward_pre_hook(refuse_cp_context, with_kwargs=True)
-        family.after_build(self)
+        if family.after_build is not None:
+            family.after_build(self)
 
     return __init__
 
 
 def wrap_module_init(init: Callable) -> Callable:
-    """`__init__` of a class of fla that makes another module where a block with Longhorn is being built."""
+    """Let `__init__` of a class of fla make another module while a block with Longhorn is built."""
     def __init__(self, *args, **kwargs):
-        becomes = _becomes.get().get(type(self))
-        if becomes is None:
-            init(self, *args, **kwargs)
-        else:
-            becomes(self, *args, **kwargs)
+        _becomes.get().get(type(self), init)(self, *args, **kwargs)
 
     return __init__
 
 
 def become(module: nn.Module, /, *args: Any, cls: type[nn.Module], **kwargs: Any) -> None:
-    """Initialise `module`, which is nothing yet, as a `cls`."""
+    """Initialise `module`, before its own constructor has run, as a `cls`."""
     module.__class__ = cls
     cls.__init__(module, *args, **kwargs)
 
 
 def become_mixer(module: nn.Module, /, *, config: Any, family: Family, layer_idx: int, **kwargs: Any) -> None:
-    """Longhorn by the options of a prepared config, or attention where the config asks for it in this layer.
+    """Longhorn with the options of a prepared config, or attention if `config.attn` has this layer.
 
-    Most families' blocks build their attention layers before they come to their mixer; those without hybrid layers get
-    them here.
+    Families with hybrid layers build their attention themselves; the others get it here.
     """
     attention = attention_options(config, layer_idx)
     if attention is not None:
         become(module, cls=RowwiseAttention, **attention)
         return
-    become(
-        module,
-        cls=family.mixer(config),
-        hidden_size=config.hidden_size,
-        norm_eps=config.norm_eps,
-        layer_idx=layer_idx,
-        **{name: getattr(config, PREFIX + name) for name in OPTIONS},
-    )
+    options = {name: getattr(config, PREFIX + name) for name in OPTIONS}
+    options |= {'hidden_size': config.hidden_size, 'norm_eps': config.norm_eps, 'layer_idx': layer_idx}
+    become(module, cls=family.mixer(config), **options)
 
 
 def listed_name() -> str:
-    """The class by which the Trainer decides to shift the labels of `label_smoothing_factor`: fla's are not in its list."""
+    """The Trainer shifts labels for `label_smoothing_factor` by class name, and does not know fla's."""
     return LonghornForCausalLM.__name__
 
 
 def wrap_forward(forward: Callable, shared: Callable) -> Callable:
-    """A method that is `shared` where the mixer is Longhorn, such as fla's `forward`: linear_attn's own drops `cu_seqlens`."""
+    """A method that calls `shared` instead of `forward` if the mixer is Longhorn."""
     def run(self, *args, **kwargs):
         return (shared if is_swapped(self.config) else forward)(self, *args, **kwargs)
 
@@ -124,16 +117,11 @@ def wrap_forward(forward: Callable, shared: Callable) -> Callable:
 
 
 def wrap_causal_lm(forward: Callable) -> Callable:
-    """`forward` of a causal language model that takes `shift_labels` where the mixer is Longhorn."""
-    def run(self, *args, **kwargs):
-        if is_swapped(self.config):
-            return with_shift_labels(forward, self, *args, **kwargs)
-        return forward(self, *args, **kwargs)
-
-    return run
+    """Let `forward` of a causal language model accept `shift_labels` if the mixer is Longhorn."""
+    return wrap_forward(forward, partial(with_shift_labels, forward))
 
 
 def refuse_cp_context(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Forward pre-hook of attention layers, which would leave out what other ranks hold."""
+    """Forward pre-hook of attention layers, which would ignore the tokens of other ranks."""
     if kwargs.get('cp_context') is not None:
         raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')

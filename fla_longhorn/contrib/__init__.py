@@ -1,1 +1,1 @@
-"""Longhorn in other programs. Nothing here is imported with the package: the program asks for its part."""
+"""Longhorn in other programs, imported on request only."""

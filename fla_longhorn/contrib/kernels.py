@@ -3,8 +3,8 @@
     python -m fla_longhorn.contrib.kernels build
     kernels.get_local_kernel(Path('build')).chunk_longhorn(q, k, v, beta)
 
-The package is made of the sources of this one, imports nothing but PyTorch and Triton (and Numba on a CPU, where it is
-installed), and can be loaded beside it. Scalar step sizes run in Longhorn's own kernels, for fla's are not in it.
+The package is built from the sources of this one, imports only PyTorch, Triton and, if installed, Numba on a CPU, and can be
+loaded beside fla_longhorn. It does not contain fla's kernels, so scalar step sizes run in Longhorn's own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ VERSION = 1
 BACKENDS = ('cpu', 'cuda')
 ROOT = Path(__file__).parents[2]
 OPS = ROOT / 'fla_longhorn/ops'
-# its route to fla's kernels
+# calls fla's kernels
 LEFT_OUT = OPS / 'triton/scalar_beta.py'
 SHARED = ('plain.py', 'last_read.py', 'numba/*.py')
 
 
 def sources() -> dict[Path, str]:
-    """The text of each file, by its path in the package."""
+    """Path in the package -> text of the file."""
     files = {path.relative_to(OPS): path for path in OPS.rglob('*.py') if path != LEFT_OUT}
     for pattern in SHARED:
         files |= {path.relative_to(ROOT): path for path in (ROOT / 'fla_cpu').glob(pattern)}
@@ -33,7 +33,7 @@ def sources() -> dict[Path, str]:
 
 
 def relative(path: Path, text: str) -> str:
-    """`text` with imports from where it is in the package, and nothing of the file that is left out."""
+    """Make the imports of a file relative, and remove those of the file that is left out."""
     left_out = r'^from fla_longhorn\.ops\.triton\.scalar_beta import (\w+)\n'
     for name in re.findall(left_out, text, re.MULTILINE):
         text = text.replace(f"'{name}', ", '')
@@ -51,7 +51,7 @@ def build(folder: Path) -> None:
         variant = folder / 'build' / f'torch-{backend}'
         for path, text in files.items():
             (variant / path).parent.mkdir(parents=True, exist_ok=True)
-            # PyTorch has one operator of a name
+            # names of operators are global in PyTorch
             text = re.sub(r"(?<=')fla_longhorn(?=::|')|(?<=torch\.ops\.)fla_longhorn\b", unique, text)
             (variant / path).write_text(text, encoding='utf-8')
         (variant / 'metadata.json').write_text(json.dumps({

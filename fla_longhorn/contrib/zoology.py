@@ -1,4 +1,4 @@
-"""Longhorn as a sequence mixer of zoology (arXiv 2312.04927), named in its configs by a string."""
+"""Longhorn as a sequence mixer of zoology (arXiv 2312.04927)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from fla_longhorn.layers.longhorn import Longhorn
 
 
 class LonghornMixer(nn.Module):
-    """:class:`Longhorn` as zoology builds, calls and weighs its mixers.
-
-    Args:
-        d_model (int):
-            Width of the input and output.
-        layer_idx (int, Optional):
-            Index of the block. Default: `None`.
-        options (Optional):
-            The other arguments of :class:`Longhorn`.
+    """:class:`Longhorn` with zoology's interface: `d_model` is the width, `options` the other arguments of the layer.
 
     Examples::
         >>> ModuleConfig(name='fla_longhorn.contrib.zoology.LonghornMixer', kwargs={'state_size': 16})
@@ -34,5 +26,5 @@ class LonghornMixer(nn.Module):
         return self.mixer(hidden_states)[0]
 
     def state_size(self, sequence_length: int = 2048) -> int:
-        """Numbers in the state of one sequence, of any length; without the convolution's inputs, as zoology counts Mamba's."""
+        """Numbers in a sequence's state; as for Mamba, zoology does not count the convolution's inputs."""
         return self.mixer.intermediate_size * self.mixer.state_size

@@ -37,8 +37,8 @@ OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 
 
 def linear_of_rows(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """`linear` of `x` `[B, T, D]`, which is strided."""
-    # of two dimensions the product adds the bias; of three, strided ones take a kernel of their own
+    """`linear(x)` for a strided `x` `[B, T, D]`."""
+    # in two dimensions PyTorch adds the bias in the product; in three, a strided input costs another kernel
     y = F.linear(x.flatten(0, 1), linear.weight, linear.bias)
     return y.view(x.shape[0], x.shape[1], -1)
 
@@ -53,8 +53,7 @@ class Longhorn(NoWeightDecay):
 
     Args:
         mode (str, Optional):
-            Which op runs on more than 64 tokens, `chunk` or `fused_recurrent`; on fewer it is the latter.
-            Default: `'chunk'`.
+            Op for more than 64 tokens, `chunk` or `fused_recurrent`; fewer always use the latter. Default: `'chunk'`.
         hidden_size (int, Optional):
             Width of the input and output. Default: 768.
         state_size (int, Optional):
@@ -62,7 +61,7 @@ class Longhorn(NoWeightDecay):
         expand (float, Optional):
             Channels of the mixer (the paper's d) as a multiple of `hidden_size`. Default: 2.
         num_heads (int, Optional):
-            Groups of channels, each with its own queries and keys. Default: 1, as in the paper.
+            Groups of channels, each with its own queries and keys. Default: 1.
         conv_size (int, Optional):
             Width of the causal convolution. Default: 4.
         conv_bias (bool, Optional):
@@ -72,31 +71,30 @@ class Longhorn(NoWeightDecay):
         use_bias (bool, Optional):
             Whether `in_proj` and `out_proj` have a bias. Default: `False`.
         exact (bool, Optional):
-            Whether the memory solves each token's problem exactly (Theorem 3.1) instead of by the diagonal approximation
-            (Eq. 7). Default: `False`, as in the paper.
+            Whether the update is exact (Theorem 3.1) instead of the diagonal approximation (Eq. 7). Default: `False`.
         scalar_beta (bool, Optional):
-            Whether a head has one step size instead of one a channel. Default: `False`.
+            Whether there is one step size per head instead of one per channel. Default: `False`.
         k_norm (str, Optional):
-            `'l2'` divides each head's key by its L2 norm, `k / sqrt(|k|^2 + 1e-6)`, computed in float32; queries stay as
-            they are. Default: `None`, keys as projected, as in the paper.
+            `'l2'` normalises each head's key, `k / sqrt(|k|^2 + 1e-6)`, in float32, and not the queries. Default: `None`.
         tie_qk (bool, Optional):
-            Whether the queries are the keys as projected, before any norm, instead of a projection of their own.
+            Whether the queries are the projected keys, before any norm, instead of having their own projection.
             Default: `False`.
         value_proj (bool, Optional):
-            Whether the values are a linear map of the convolution's output, `v = W_v silu(conv(x))`, instead of that output.
-            The other projections read the output in both cases. Default: `False`, as in the paper.
+            Whether the values are a linear map of the convolution's output, `v = W_v silu(conv(x))`, instead of that output,
+            from which the other projections are computed in both cases. Default: `False`.
         recompute (bool, Optional):
-            Whether backward computes the convolution's output and the step sizes again instead of keeping them: the same
-            gradients, for 4 bytes less a token and channel in 16-bit training. Under `torch.compile` the compiler chooses.
-            Default: `True`.
+            Whether backward recomputes the convolution's output and the step sizes: the same gradients, with 4 bytes less per
+            token and channel in 16-bit training. Under `torch.compile` the compiler chooses. Default: `True`.
         norm_eps (float, Optional):
-            Accepted because fla's layers take it; this block has no norm of its own. Default: 1e-5.
+            Unused, accepted because fla's layers have it. Default: 1e-5.
         layer_idx (int, Optional):
             Index of the layer, needed with a cache. Default: `None`.
+
+    The defaults are the paper's.
     """
 
     no_weight_decay = ('D',)
-    # of `forward`, for a model that hands them to all its mixers
+    # keywords of `forward` that a host model passes to all its mixers
     ignored_keywords: tuple[str, ...] = ()
 
     def __init__(
@@ -140,12 +138,10 @@ class Longhorn(NoWeightDecay):
         self.layer_idx = layer_idx
 
         self.in_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=use_bias)
-        self.conv1d = ShortConvolution(
-            hidden_size=intermediate_size, kernel_size=conv_size, bias=conv_bias, activation='silu',
-        )
+        self.conv1d = ShortConvolution(hidden_size=intermediate_size, kernel_size=conv_size, bias=conv_bias, activation='silu')
         self.x_sizes = [self.beta_rank, *[num_heads * state_size] * (1 if tie_qk else 2)]
         self.x_proj = nn.Linear(intermediate_size, sum(self.x_sizes), bias=False)
-        # a name that adapters look for: a module only where there is a projection
+        # adapters look for modules of this name, so there is none without the projection
         self.v_proj = nn.Linear(intermediate_size, intermediate_size, bias=False) if value_proj else None
         self.beta_proj = nn.Linear(self.beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
         self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
@@ -174,32 +170,31 @@ class Longhorn(NoWeightDecay):
             hidden_states (torch.Tensor):
                 Input of shape `[B, T, hidden_size]`.
             attention_mask (torch.Tensor, Optional):
-                Mask of zeros and ones of shape `[B, >= T]` (its last T columns count) and of any dtype, 0 for padding, which
-                changes nothing and gets output 0. Default: `None`.
+                Mask of zeros and ones, of shape `[B, >= T]` (the last T columns are used) and any dtype. Padding, marked 0,
+                does not change the state and gets output 0. Default: `None`.
             past_key_values (Cache, Optional):
                 fla's cache, to continue from. Default: `None`.
             use_cache (bool, Optional):
-                Whether to put the state after the last token into `past_key_values`, which stays as it is otherwise.
+                Whether to store the state after the last token in `past_key_values`, which does not change otherwise.
                 Default: `False`.
             output_attentions (bool, Optional):
                 Ignored: there is no attention matrix. Default: `False`.
-            cu_seqlens (torch.Tensor, Optional):
-                Boundaries `[N + 1]` of sequences packed into one row; they win over `attention_mask`.
-            cu_seqlens_cpu (torch.Tensor, Optional):
-                A copy of them on the CPU, which spares reading those on a GPU.
+            cu_seqlens, cu_seqlens_cpu (torch.Tensor, Optional):
+                Boundaries `[N + 1]` of sequences packed into one row, which win over `attention_mask`, and a copy on the CPU,
+                which saves reading those on a GPU.
             cu_seq_lens_q, cu_seq_lens_k, position_ids, seq_idx (torch.Tensor, Optional):
-                The same boundaries as transformers and TRL say them: `[N + 1]` twice, positions `[B, T]` that start again
-                with each sequence, and the number `[B, T]` of each token's sequence. What contradicts itself is refused.
+                The same boundaries as transformers and TRL pass them: `[N + 1]` twice, positions `[B, T]` that restart with
+                each sequence, and the index `[B, T]` of each token's sequence. They must agree.
             cp_context (FLACPContext, Optional):
-                fla's context of this rank, from `fla.ops.cp.build_cp_context`: `hidden_states` `[1, T, hidden_size]` are
-                this rank's tokens, and the boundaries are the context's. No mask and no cache with it.
+                fla's context of this rank, from `fla.ops.cp.build_cp_context`, with the boundaries; `hidden_states`
+                `[1, T, hidden_size]` are this rank's tokens. Not with a mask or a cache.
 
         Returns:
             `(o, None, past_key_values)` with `o` of the shape of `hidden_states`.
 
         Raises:
             ValueError: a mask, boundaries or a cache do not fit the input or each other.
-            TypeError: a keyword that it does not take.
+            TypeError: an unknown keyword.
         """
         batch_size, q_len, _ = hidden_states.shape
         check_keywords(f'{type(self).__name__}.forward', kwargs, ('rows', *self.ignored_keywords))
@@ -214,10 +209,9 @@ class Longhorn(NoWeightDecay):
         N = batch_size if rows is None else rows.count(batch_size)
         part = find_part(self)
         recurrent_state, conv_state = read_states(self, state, N, part)
-        if cp_context is not None:
-            if attention_mask is not None or use_cache or recurrent_state is not None:
-                raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
-                                 'use_cache False, which a model is told in the call or by train()')
+        if cp_context is not None and (attention_mask is not None or use_cache or recurrent_state is not None):
+            raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
+                             'use_cache False, which a model is told in the call or by train()')
         if rows is not None:
             hidden_states = rows.enter(hidden_states)
 
@@ -225,17 +219,17 @@ class Longhorn(NoWeightDecay):
         x, z = split_linear(in_proj, hidden_states) if part is None else part.exchange(in_proj(hidden_states))
         replay = None
         if use_cache and is_recording(self, past_key_values):
-            # of one token all is kept or nothing
+            # a crop cannot end inside a piece of one token
             if q_len > 1 and (rows is None or rows.can_replay):
                 replay = Replay(self.states_after, x=x, states=(recurrent_state, conv_state), rows=rows)
-            # a single token updates them in place
+            # a single token would update the recorded states in place
             recurrent_state, conv_state = (None if y is None else y.clone() for y in (recurrent_state, conv_state))
-        # a token alone would change the convolution's state
+        # not for a single token, which changes the convolution's state
         with Recompute() if self.recompute and q_len > 1 and can_recompute() else NOTHING as recompute:
             inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, rows, cp_context, recompute, part)
             D = get_parameter(self, 'D')
             inputs.update(
-                D=D.view(self.num_heads, -1) if part is None else part.own(D).view(part.num_heads, -1),
+                D=D.view(self.num_heads, -1) if part is None else D.to_local().view(part.num_heads, -1),
                 z=self.by_heads(z, part),
                 cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu') if rows is None else rows.cu_seqlens_cpu,
             )
@@ -255,16 +249,10 @@ class Longhorn(NoWeightDecay):
         return o if rows is None else rows.leave(o), None, past_key_values
 
     def mix_inputs(
-        self,
-        x: torch.Tensor,
-        conv_state: torch.Tensor | None,
-        use_cache: bool | None,
-        rows: Rows | None = None,
-        cp_context: FLACPContext | None = None,
-        recompute: Recompute | None = None,
-        part: Part | None = None,
+        self, x: torch.Tensor, conv_state: torch.Tensor | None, use_cache: bool | None, rows: Rows | None = None,
+        cp_context: FLACPContext | None = None, recompute: Recompute | None = None, part: Part | None = None,
     ) -> tuple[dict[str, Any], torch.Tensor | None]:
-        """From the convolution's input `x` `[B, T, d]` to the op's arguments, and the convolution's state."""
+        """From the convolution's input `x` `[B, T, d]` to the op's arguments and the convolution's new state."""
         if cp_context is not None:
             x, conv_state = convolve_part(self.conv1d, x, cp_context, recompute), None
             cu_seqlens = cp_context.cu_seqlens
@@ -276,9 +264,11 @@ class Longhorn(NoWeightDecay):
             if recompute is not None:
                 recompute.add(conv1d, x, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x_in, state)
         b, k, q = self.split(get_child(self, 'x_proj')(x))
-        beta = self.project_beta(b)
+        beta_proj = get_child(self, 'beta_proj')
+        strided = not (torch.compiler.is_compiling() or b.is_contiguous()) and is_bare(beta_proj, b.device)
+        beta = linear_of_rows(beta_proj, b) if strided else beta_proj(b)
         if recompute is not None:
-            recompute.add(self.beta_proj, beta, linear_of_rows, b)
+            recompute.add(beta_proj, beta, linear_of_rows, b)
         if rows is not None:
             k = rows.silence(k)
         q, k = self.by_heads(q), self.by_heads(k)
@@ -294,26 +284,19 @@ class Longhorn(NoWeightDecay):
         )
         return inputs, conv_state
 
-    def project_beta(self, x: torch.Tensor) -> torch.Tensor:
-        """`beta_proj` of `x` `[B, T, beta_rank]`, which is strided."""
-        beta_proj = get_child(self, 'beta_proj')
-        if torch.compiler.is_compiling() or x.is_contiguous() or not is_bare(beta_proj, x.device):
-            return beta_proj(x)
-        return linear_of_rows(beta_proj, x)
-
     def by_heads(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
         """`[B, T, D]` to `[B, T, H, D / H]`."""
         return x.view(x.shape[0], x.shape[1], self.num_heads if part is None else part.num_heads, -1)
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads at once."""
+        """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads."""
         beta, k, *rest = projected.split_with_sizes(self.x_sizes, -1)
         return beta, k, rest[0] if rest else k
 
     def states_after(
         self, n: int, x: torch.Tensor, states: tuple[torch.Tensor | None, torch.Tensor | None], rows: Rows | None,
     ) -> dict[str, torch.Tensor | None]:
-        """The states after the first n columns of a piece, from those before it and the convolution's input `x`."""
+        """The states after the first n columns of a piece, from those before it and the piece's convolution inputs `x`."""
         recurrent_state, conv_state = (None if y is None else y.clone() for y in states)
         x, rows = Rows().first(n, x) if rows is None else rows.first(n, x)
         inputs, conv_state = self.mix_inputs(x, conv_state, True, rows, part=find_part(self))
@@ -321,6 +304,6 @@ class Longhorn(NoWeightDecay):
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, q_len: int) -> Callable:
-        # an exported program has one op for all lengths
+        # an exported program has the same op for all lengths
         long = torch.compiler.is_exporting() or q_len > MAX_RECURRENT_LENGTH
         return OPS[self.mode if long else 'fused_recurrent']

@@ -1,4 +1,4 @@
-"""The layer's options: what each may be."""
+"""Checks of the layer's options."""
 
 from __future__ import annotations
 
@@ -11,23 +11,10 @@ MAX_STATE_SIZE = 256
 
 
 def check_options(
-    *,
-    mode: Any,
-    hidden_size: Any,
-    state_size: Any,
-    expand: Any,
-    num_heads: Any,
-    conv_size: Any,
-    beta_rank: Any,
-    k_norm: Any,
-    norm_eps: Any,
-    layer_idx: Any = None,
-    **flags: Any,
+    *, mode: Any, hidden_size: Any, state_size: Any, expand: Any, num_heads: Any, conv_size: Any, beta_rank: Any, k_norm: Any,
+    norm_eps: Any, layer_idx: Any = None, **flags: Any,
 ) -> None:
-    """Raise `TypeError` (a wrong type) or `ValueError` (a wrong value) naming the option, what it got and what it takes.
-
-    All other options are flags.
-    """
+    """Raise `TypeError` (wrong type) or `ValueError` (wrong value) that names the option; `flags` must be bool."""
     if mode not in MODES:
         raise ValueError(f'mode must be one of {list(MODES)}, got {mode!r}')
     check_integer('hidden_size', hidden_size)
@@ -35,7 +22,8 @@ def check_options(
     check_integer('num_heads', num_heads)
     check_integer('conv_size', conv_size)
     for name, flag in flags.items():
-        check_flag(name, flag)
+        if not isinstance(flag, bool):
+            raise TypeError(f'{name} must be True or False, got {flag!r}')
     check_number('expand', expand)
     channels = hidden_size * expand
     if channels < 1 or not math.isclose(channels, round(channels)):
@@ -55,10 +43,6 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
 def check_integer(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
     if not is_integer(value):
         raise TypeError(f'{name} must be an integer, got {value!r}')
@@ -68,13 +52,8 @@ def check_integer(name: str, value: Any, least: int = 1, most: int | None = None
 
 
 def check_number(name: str, value: Any) -> None:
-    """A positive, finite one."""
-    if not is_number(value):
+    """Positive and finite."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f'{name} must be a number, got {value!r}')
-    if not 0 < value < math.inf:
+    if not 0 < float(value) < math.inf:
         raise ValueError(f'{name} must be positive and finite, got {value}')
-
-
-def check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f'{name} must be True or False, got {value!r}')

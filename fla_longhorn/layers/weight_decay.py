@@ -1,8 +1,8 @@
-"""Parameters of a layer that weight decay leaves alone: `D`, as in the authors' code, which decays matrices only.
+"""Parameters without weight decay: `D`, as in the authors' code, which decays matrices only.
 
-A layer lists them in `no_weight_decay`, and each has the attribute `_no_weight_decay`, which training code of the Mamba family
-asks for and which FSDP2 loses. A model gives their names by `no_weight_decay()`, as timm's do. transformers' Trainer asks for
-none of these, so `fla_longhorn.patches` wraps the function by which it chooses.
+A layer names them in `no_weight_decay` and marks each with the attribute `_no_weight_decay`, which training code for Mamba
+reads and FSDP2 loses. A model returns their names from `no_weight_decay()`, as timm's models do. transformers' Trainer reads
+neither, so `fla_longhorn.patches` wraps the function by which it chooses.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import torch.nn as nn
 
 
 class NoWeightDecay(nn.Module):
-    """A layer with parameters that weight decay leaves alone."""
+    """A layer with parameters without weight decay."""
 
-    # their names; also by their attribute `_no_weight_decay`
     no_weight_decay: tuple[str, ...] = ()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -30,7 +29,7 @@ class NoWeightDecay(nn.Module):
         return self
 
     def __setstate__(self, state: dict) -> None:
-        # a deep copy of a parameter has none of its attributes
+        # deepcopy of a parameter drops its attributes
         super().__setstate__(state)
         self.mark_no_weight_decay()
 
@@ -42,13 +41,13 @@ class NoWeightDecay(nn.Module):
 
 
 def no_weight_decay(model: nn.Module) -> set[str]:
-    """Names of the parameters of `model` that weight decay leaves alone, also where FSDP2 has put others in their place."""
+    """Names of the parameters of `model` without weight decay, also after FSDP2 has replaced them."""
     layers = ((name, x) for name, x in model.named_modules() if isinstance(x, NoWeightDecay))
     return {f'{name}.{parameter}'.lstrip('.') for name, x in layers for parameter in x.no_weight_decay}
 
 
 def wrap_get_parameter_names(get_parameter_names: Callable) -> Callable:
-    """transformers' recursion over submodules, which ends in each layer with the names of the parameters to decay."""
+    """Wrap transformers' recursion over submodules, which returns the names of the parameters to decay."""
     def run(model: nn.Module, *args, **kwargs) -> list[str]:
         names = get_parameter_names(model, *args, **kwargs)
         return [name for name in names if name not in model.no_weight_decay] if isinstance(model, NoWeightDecay) else names

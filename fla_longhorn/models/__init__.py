@@ -11,11 +11,6 @@ from fla_longhorn.models.longhorn import (
 from fla_longhorn.models.tensor_parallel import tensor_parallel_plan
 
 __all__ = [
-    'LonghornConfig',
-    'LonghornForCausalLM',
-    'LonghornForSequenceClassification',
-    'LonghornForTokenClassification',
-    'LonghornModel',
-    'convert_official_state_dict',
-    'tensor_parallel_plan',
+    'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
+    'LonghornModel', 'convert_official_state_dict', 'tensor_parallel_plan',
 ]

@@ -1,8 +1,10 @@
-"""Logits and loss of a causal language model: of Longhorn's own, and of fla's families with Longhorn as their mixer."""
+"""Logits and loss of causal language models: Longhorn's own, and fla's families with Longhorn as their mixer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,31 +17,49 @@ from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 
 
+@dataclass
+class ShiftedLabels:
+    """`shift_labels` as the argument `labels` of fla's `forward`, which passes no other name on to the loss."""
+
+    labels: torch.Tensor
+
+
+def with_shift_labels(forward: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """fla's `forward` of a causal language model, with `shift_labels` `[B, T]`, already shifted, which win over `labels`."""
+    if (shift_labels := kwargs.pop('shift_labels', None)) is not None:
+        kwargs['labels'] = ShiftedLabels(shift_labels)
+    return forward(self, *args, **kwargs)
+
+
 def compute_logits_and_loss(
     self: Any,
     hidden_states: torch.Tensor,
-    labels: torch.LongTensor | None = None,
+    labels: torch.Tensor | ShiftedLabels | None = None,
     logits_to_keep: int | torch.Tensor | None = 0,
     *,
-    shift_labels: torch.LongTensor | None = None,
+    shift_labels: torch.Tensor | None = None,
     num_items_in_batch: int | torch.Tensor | None = None,
     fuse_linear_cross_entropy: bool | None = None,
     use_l2warp: bool | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """fla's method of this name, with the same losses in each setting of the config, of `criterion` and of the call.
+    """fla's method of this name, with the same losses for every setting of the config, `criterion` and the call.
 
-    In three things it differs. The logits stay what they are: fla's default writes their gradient over them in backward. The
-    head is called where it is wrapped, by an adapter, offloading or FSDP, where fla's fused linear loss
-    reads the weight alone. And compilers and `torch.func` get losses in PyTorch.
+    It differs in three things. Backward does not overwrite the logits, as fla's default does. A wrapped head (adapters,
+    offloading, FSDP) is called as a module, where fla's fused linear loss reads its weight. Compilers and `torch.func` get
+    losses in PyTorch.
 
     Returns:
-        `(loss, logits)`: the loss `None` without labels, the logits `[B, T, V]` `None` where the loss is fused with the head.
+        `(loss, logits)`: the loss is `None` without labels, the logits `[B, T, V]` if the loss is fused with the head.
     """
     config, head, criterion = self.config, self.lm_head, self.criterion
-    fused_head = getattr(config, 'fuse_linear_cross_entropy', False)
-    fused_head = fused_head if fuse_linear_cross_entropy is None else fuse_linear_cross_entropy
+    if fuse_linear_cross_entropy is None:
+        fuse_linear_cross_entropy = getattr(config, 'fuse_linear_cross_entropy', False)
     use_l2warp = getattr(config, 'use_l2warp', False) if use_l2warp is None else use_l2warp
-    targets = next_tokens(labels, shift_labels, getattr(criterion, 'ignore_index', IGNORE_INDEX))
+    targets = shift_labels
+    if isinstance(labels, ShiftedLabels):
+        targets = labels.labels
+    elif targets is None and labels is not None:
+        targets = F.pad(labels[..., 1:], (0, 1), value=getattr(criterion, 'ignore_index', IGNORE_INDEX))
     if targets is None:
         keep = slice(None) if logits_to_keep is None else logits_to_keep
         keep = slice(-keep, None) if isinstance(keep, int) else keep
@@ -48,7 +68,7 @@ def compute_logits_and_loss(
     targets = targets.to(hidden_states.device)
     reduction = 'mean' if num_items_in_batch is None else 'sum'
     logits = None
-    if fused_head:
+    if fuse_linear_cross_entropy:
         loss = fused_linear_loss(criterion, reduction, use_l2warp, head, hidden_states, targets)
     else:
         logits = head(hidden_states)
@@ -62,12 +82,7 @@ def compute_logits_and_loss(
 
 
 def fused_linear_loss(
-    criterion: Any,
-    reduction: str,
-    use_l2warp: bool,
-    head: Any,
-    hidden_states: torch.Tensor,
-    targets: torch.Tensor,
+    criterion: Any, reduction: str, use_l2warp: bool, head: Any, hidden_states: torch.Tensor, targets: torch.Tensor,
 ) -> torch.Tensor:
     if criterion is not None:
         return with_reduction(criterion, reduction)(hidden_states, targets, head.weight, head.bias)
@@ -89,7 +104,7 @@ def plain_loss(criterion: Any, reduction: str, fused: bool) -> Any:
 
 
 def with_reduction(criterion: Any, reduction: str) -> Any:
-    """A user's own criterion, which sums where the sum is divided by `num_items_in_batch`."""
+    """A user's criterion, copied with reduction `'sum'` where the sum is divided by `num_items_in_batch`."""
     if reduction == 'mean':
         return criterion
     if not hasattr(criterion, 'reduction'):
@@ -97,14 +112,3 @@ def with_reduction(criterion: Any, reduction: str) -> Any:
     criterion = copy(criterion)
     criterion.reduction = reduction
     return criterion
-
-
-def next_tokens(
-    labels: torch.Tensor | None,
-    shift_labels: torch.Tensor | None,
-    ignore_index: int = IGNORE_INDEX,
-) -> torch.Tensor | None:
-    """What each position has to predict: `shift_labels` where they are given, else the label of the next position."""
-    if shift_labels is not None or labels is None:
-        return shift_labels
-    return F.pad(labels[..., 1:], (0, 1), value=ignore_index)

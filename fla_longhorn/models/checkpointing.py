@@ -1,4 +1,4 @@
-"""Activation checkpointing beside a cache, which transformers' blocks would otherwise drop, and with it the tokens before."""
+"""Activation checkpointing in calls with a cache, which transformers' checkpointed blocks would drop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import torch
 
 
 def pause_checkpointing(model: Any, cache: Any) -> list[Any]:
-    """Switch off the checkpoints of `model`'s blocks in a call that continues `cache` or needs no gradient.
-
-    So `generate` between two steps of training is right. Blocks keep their checkpoints in a call that is given no cache and
-    may be followed by a backward.
+    """Disable the checkpoints of `model`'s blocks in a call with a cache or without gradients, as `generate` in training.
 
     Returns:
         The blocks, for :func:`resume_checkpointing` after the call.

@@ -1,4 +1,4 @@
-"""What `generate` needs of Longhorn's models and of fla's families with Longhorn as their mixer."""
+"""Methods for `generate`, of Longhorn's models and of fla's families with Longhorn as their mixer."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs
     return result
 
 
-# with the signature of fla's, in which `generate` looks for `inputs_embeds`
+# `generate` looks for `inputs_embeds` in the signature
 @wraps(FLAGenerationMixin.prepare_inputs_for_generation)
 def prepare_inputs_for_generation(
     self: Any, *args: Any, next_sequence_length: int | None = None, is_first_iteration: bool = False, **kwargs: Any,
 ) -> dict[str, Any]:
-    """fla's method of this name, without the mask of a token that `generate` made, which is no padding."""
+    """fla's method of this name, without a mask for the tokens that `generate` appends, which are not padding."""
     inputs = FLAGenerationMixin.prepare_inputs_for_generation(
         self, *args, next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration, **kwargs,
     )
-    # attention needs the mask of the tokens before it
+    # attention layers need the mask of the tokens before
     if next_sequence_length == 1 and not is_first_iteration and getattr(self.config, 'attn', None) is None:
         inputs['attention_mask'] = None
     return inputs
 
 
 def refuse_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """transformers' entry to `generate_batch`, which pages the keys of attention: a recurrent state has no pages."""
+    """transformers' entry to `generate_batch`."""
     raise NotImplementedError(
         f'generate_batch, transformers\' continuous batching, pages the keys of attention, and {type(self).__name__} keeps '
         'recurrent states: call generate with a batch that is padded on the left and its attention_mask'

@@ -1,9 +1,7 @@
-"""Checkpoints that load with `trust_remote_code=True` in programs that do not import the package, and name it where it is not
-installed.
+"""Checkpoints that load with `trust_remote_code=True` in programs that do not import the package.
 
-transformers runs the file that `auto_map` in `config.json` names. Here that is an import: the code stays the installed
-package's, and a checkpoint never carries an old copy of it. Without the file, transformers takes the model type for one of
-its newer versions' and advises to upgrade.
+transformers runs the file that `auto_map` in `config.json` names. This file only imports the installed package, or raises an
+error that names it; a checkpoint carries no copy of the code.
 """
 
 from __future__ import annotations
@@ -13,14 +11,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
 MODULE = 'longhorn'
+AUTO_CLASSES = ('AutoModel', 'AutoModelForCausalLM', 'AutoModelForSequenceClassification', 'AutoModelForTokenClassification')
 CODE = '''\
 """This checkpoint's classes, from installed packages: pip install fla-longhorn"""
 
@@ -32,19 +26,14 @@ except ImportError as error:
 '''
 
 
-def has_longhorn(config: Any) -> bool:
-    """Whether a config's model is Longhorn's own, or one of fla's with Longhorn as its mixer."""
-    return config.model_type == 'longhorn' or getattr(config, 'attn_mode', None) == 'longhorn'
-
-
 def wrap_save_pretrained(save: Callable) -> Callable:
-    """`save_pretrained` of a config, which models and the Trainer come through too: writes the file as well."""
+    """Wrap a config's `save_pretrained`, which models and the Trainer call too, so that it writes the file."""
     @wraps(save)
     def save_pretrained(self, save_directory, *args, **kwargs):
-        if has_longhorn(self):
+        if 'longhorn' in (self.model_type, getattr(self, 'attn_mode', None)):
             write_code(self, Path(save_directory))
         elif refers_to_code(getattr(self, 'auto_map', None)):
-            # no longer: its `attn_mode` was set to another
+            # `attn_mode` has changed since the config was saved
             del self.auto_map
         return save(self, save_directory, *args, **kwargs)
 
@@ -54,11 +43,12 @@ def wrap_save_pretrained(save: Callable) -> Callable:
 def write_code(config: Any, folder: Path) -> None:
     """Write the file into `folder`, and `auto_map` into `config`."""
     classes: dict[str, Any] = {'AutoConfig': type(config)}
-    for auto in (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification):
-        if type(config) in auto._model_mapping:
-            classes[auto.__name__] = auto._model_mapping[type(config)]
+    for name in AUTO_CLASSES:
+        mapping = getattr(transformers, name)._model_mapping
+        if type(config) in mapping:
+            classes[name] = mapping[type(config)]
     config.auto_map = {auto: f'{MODULE}.{cls.__name__}' for auto, cls in classes.items()}
-    # transformers would copy the file that defines a class which it has loaded by `auto_map`
+    # else transformers copies the source file of a class that it loaded by `auto_map`
     config._auto_class = None
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f'{MODULE}.py').write_text(CODE.format(names=', '.join(sorted(cls.__name__ for cls in classes.values()))))
@@ -71,5 +61,9 @@ def refers_to_code(auto_map: dict[str, str] | None) -> bool:
 
 
 def is_remote_code() -> bool:
-    """What a model with Longhorn answers: transformers must not copy the files of its classes into a checkpoint."""
+    """transformers' method: it must not copy the source files of a model with Longhorn into a checkpoint."""
     return False
+
+
+def register_for_auto_class(auto_class: str | type | None = None) -> None:
+    """transformers' method, which it calls when it has loaded a class: does nothing, all checkpoints have `auto_map`."""

@@ -1,4 +1,4 @@
-"""A model's plan of tensor parallelism by PyTorch's styles, from the one that its config has by transformers' names."""
+"""A model's tensor-parallel plan in PyTorch's styles, from the plan of its config in transformers' names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 class TieWeights(ParallelStyle):
-    """The styles make parameters of their own of a weight that two modules share."""
+    """Ties weights again, which the styles replace separately in each module."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         module.tie_weights()
@@ -35,8 +35,8 @@ class TieWeights(ParallelStyle):
 def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
     """A plan for `torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)`.
 
-    All parameters become DTensors on the mesh, those of norms replicated, so that optimizers and the clipping of gradients can
-    put them together.
+    All parameters become DTensors on the mesh, those of norms replicated, because optimizers and gradient clipping cannot mix
+    DTensors and tensors.
 
     Raises:
         TypeError: the model is not one of Longhorn's own.

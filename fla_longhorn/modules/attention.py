@@ -1,4 +1,4 @@
-"""fla's attention for Longhorn's models: without flash_attn too, and behind a cache where rows have padding."""
+"""fla's attention for Longhorn's models: also without flash_attn, and with padding beside a cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fla_longhorn.modules.tensor_parallel import local_kv_dim
 
 
 def load_again(name: str) -> ModuleType:
-    """A second copy of a module of fla, with PyTorch's attention where it finds no flash_attn; fla's own stays as it is."""
+    """A copy of a module of fla, with PyTorch's attention if flash_attn is missing; fla's own module is not changed."""
     copy = f'{__package__}._{name.replace(".", "_")}'
     if copy not in sys.modules:
         spec: Any = importlib.util.spec_from_file_location(copy, importlib.import_module(name).__file__)
@@ -36,27 +36,22 @@ _Attention: Any = load_again('fla.layers.attn').Attention
 
 
 class RowwiseAttention(Attention):
-    """:class:`fla.layers.attn.Attention` with padding anywhere in the rows, and behind a cache.
+    """:class:`fla.layers.attn.Attention` with padding anywhere in the rows, also with a cache.
 
-    fla refuses several tokens with a cache and a mask at once. Beside a cache it counts positions from the end of a row, so
-    that tokens before other padding than on the left lose their keys. Here such rows are taken one by one, without padding.
-    It reads the mask on the host for a single token too; here that goes without.
+    fla raises for several tokens with a filled cache and a mask. With a cache it counts positions from the end of a row, so
+    keys are lost unless the padding is on the left. Such rows run one by one here, without padding. For a single token, fla
+    reads the mask on the host; this class does not.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # fla's own refuses to be built without flash_attn
+        # fla's own constructor raises without flash_attn
         self.__class__ = _Attention
         _Attention.__init__(self, *args, **kwargs)
         self.__class__ = RowwiseAttention
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Any = None,
-        output_attentions: bool = False,
-        use_cache: bool = False,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Any = None,
+        output_attentions: bool = False, use_cache: bool = False, **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As fla's; `attention_mask` `[B, tokens in the cache + T]`."""
         if under_transform():
@@ -78,7 +73,7 @@ class RowwiseAttention(Attention):
         return _Attention.forward(self, hidden_states, attention_mask, cache, output_attentions, use_cache, **kwargs)
 
     def _read_token(self, hidden_states: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
-        """One token of each row, without a wait for the device, where fla reads the mask."""
+        """Attention of one token per row, without reading the mask on the host."""
         q, k, v = (p(hidden_states).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -93,7 +88,7 @@ class RowwiseAttention(Attention):
             )['attn_state']
             k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in states)
         kept = mask[:, -k.shape[1]:] != 0
-        # a row without a key would be 0/0
+        # a row without any key would be 0/0
         visible = torch.cat([kept[:, :-1], torch.ones_like(kept[:, -1:])], 1)[:, None, None]
         o = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, enable_gqa=self.num_kv_groups > 1,
@@ -101,7 +96,7 @@ class RowwiseAttention(Attention):
         return self.o_proj(torch.where(kept[:, -1:, None], o.transpose(1, 2).flatten(-2), 0))
 
     def _check_window(self, kept: torch.Tensor) -> None:
-        """Refuse padding between tokens where the columns that a window keeps lack tokens that it sees."""
+        """Raise if a window's columns in the cache, of which some are padding, lack tokens that the window covers."""
         if self.window_size is None:
             return
         known = kept[:, -self.window_size:].sum(1)
@@ -120,7 +115,7 @@ class RowwiseAttention(Attention):
         new = [hidden_states.new_zeros(B, T, kv_dim) for _ in range(2)]
         past = cache[self.layer_idx]['attn_state'] if seen else new
         before, own = kept[:, :kept.shape[1] - T], kept[:, -T:]
-        # a window keeps the last columns only
+        # a window keeps only the last columns
         known = before[:, -past[0].shape[1]:]
         for i in range(B):
             columns = own[i].nonzero().flatten()
@@ -145,7 +140,7 @@ class RowwiseAttention(Attention):
 
 
 def attention_options(config: Any, layer_idx: int) -> dict[str, Any] | None:
-    """Arguments of fla's `Attention` for layer `layer_idx` by `config.attn`; `None` for a layer without attention."""
+    """Arguments of fla's `Attention` for layer `layer_idx`, from `config.attn`; `None` for a layer without attention."""
     spec = get_attention_spec(getattr(config, 'attn', None), layer_idx=layer_idx)
     if spec is None:
         return None
@@ -156,7 +151,7 @@ def attention_options(config: Any, layer_idx: int) -> dict[str, Any] | None:
 
 
 def has_gaps(kept: torch.Tensor, at_the_end: bool) -> bool:
-    """Whether a row has padding between tokens, or behind them too."""
+    """Whether a row has padding between tokens; with `at_the_end`, also after them."""
     if at_the_end:
         return bool((kept[:, 1:] < kept[:, :-1]).any())
     return bool(((kept[:, 1:] > kept[:, :-1]) & (kept.cumsum(1)[:, :-1] > 0)).any())

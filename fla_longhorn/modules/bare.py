@@ -1,4 +1,4 @@
-"""Whether a call of a module is its function of the weights and nothing else, which may then run in its place."""
+"""Whether a module's weights may be used directly instead of calling the module."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _FORWARDS = {cls: cls.forward for cls in (nn.Linear, ShortConvolution)}
 
 
 def is_bare(module: nn.Module, device: torch.device) -> bool:
-    """Whether a call of a linear layer or a convolution on `device` is what its class says and nothing else.
+    """Whether calling a linear layer or a convolution on `device` runs its class's forward and nothing else.
 
-    Not so where libraries put something of theirs in: adapters, quantisation and parametrisations change the class,
-    accelerate sets an attribute `forward` and leaves the weights elsewhere until it is called, others register hooks.
+    Libraries change that: adapters, quantisation and parametrisations replace the class, accelerate sets an attribute
+    `forward` and keeps the weights elsewhere until the call, others register hooks.
     """
     cls = type(module)
     if cls not in _FORWARDS or cls.forward is not _FORWARDS[cls] or 'forward' in module.__dict__:

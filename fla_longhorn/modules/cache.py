@@ -1,4 +1,4 @@
-"""fla's cache: reading a layer's states from it, and looking ahead without changing it."""
+"""fla's cache: reading a layer's states, and calls that leave the cache unchanged."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ if TYPE_CHECKING:
 
     from fla_longhorn.modules.tensor_parallel import Part
 
+
 def read_states(
     layer: Any, state: dict[str, Any] | None, N: int, part: Part | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """`(recurrent_state, conv_state)` of N sequences in what a cache holds for a layer, `(None, None)` for nothing.
+    """`(recurrent_state, conv_state)` of N sequences from a cache's entry for a layer; `(None, None)` for an empty entry.
 
-    They are of the channels of `part`, where the layer's are split over ranks.
+    With tensor parallelism, they are those of this rank's channels, `part`.
 
     Raises:
-        ValueError: the cache holds something else for this layer, as the cache of another model does.
-        TypeError: it holds states in a dtype that the operators don't take.
+        ValueError: the entry is not this layer's, such as that of another model's cache.
+        TypeError: a state has a dtype that the operators do not accept.
     """
     if state is None:
         return None, None
     H, D = (layer.num_heads, layer.intermediate_size) if part is None else (part.num_heads, part.num_channels)
-    wanted = {
-        'recurrent_state': (N, H, layer.state_size, D // H),
-        'conv_state': (N, D, layer.conv_size),
-    }
+    wanted = {'recurrent_state': (N, H, layer.state_size, D // H), 'conv_state': (N, D, layer.conv_size)}
     for name, shape in wanted.items():
         x = state.get(name)
         if not isinstance(x, torch.Tensor) or x.shape != shape:
@@ -51,7 +49,7 @@ def read_states(
                 f'past_key_values must hold a {name} of float16, bfloat16 or float32 in layer {layer.layer_idx}, got {x.dtype}'
             )
     recurrent_state, conv_state = state['recurrent_state'], state['conv_state']
-    # made under `torch.inference_mode`, neither autograd nor an update in place can use them; a trace can't ask
+    # states from `torch.inference_mode` can be used neither by autograd nor in place; a trace cannot ask for it
     if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()):
         if recurrent_state.is_inference() or conv_state.is_inference():
             return recurrent_state.clone(), conv_state.clone()
@@ -59,14 +57,14 @@ def read_states(
 
 
 def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Whether decoding may overwrite the cache's state: nothing differentiates through it."""
+    """Whether decoding may update the cache's state in place: nothing differentiates through it."""
     if state is None or torch.is_grad_enabled() or state.requires_grad or is_transformed():
         return False
     return state.dtype == torch.float32 and state.is_contiguous()
 
 
 def look_ahead(cache: Cache | list | None) -> Cache | None:
-    """A copy of `cache` that may be updated without changing it; the states themselves, which are not copied, may not."""
+    """A copy that may be updated without changing `cache`. It shares the state tensors, so they must not be overwritten."""
     if cache is None:
         return None
     if not isinstance(cache, FLACache):
@@ -83,9 +81,9 @@ def seen_tokens(cache: Cache | None) -> int:
 
 
 def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
-    """Raise for a filled cache of another model, with which some of the blocks `layers` would start without a state.
+    """Raise for a filled cache of another model, in which attention layers of `layers` have no state.
 
-    What a layer of Longhorn finds in the cache, it checks itself.
+    Longhorn's layers check their own states.
     """
     if isinstance(cache, HFCache) and not isinstance(cache, (FLACache, LegacyFLACache)):
         raise TypeError(

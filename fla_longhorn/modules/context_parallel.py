@@ -1,7 +1,7 @@
 """The causal convolution of one rank's part of sequences that are split over several ranks (fla's `FLACPContext`).
 
-An output looks back at W - 1 inputs, so a part's first sequence needs as many of the tokens before the part. They are put
-in front of it and their outputs dropped: any convolution serves, on any device, and a part may be shorter than W - 1.
+An output depends on the W - 1 inputs before it. So the W - 1 tokens before a part are put in front of it, and their outputs
+dropped. This works with any convolution, on any device, and for parts shorter than W - 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TokensBefore(torch.autograd.Function):
-    """The `count` tokens `[count, D]` before this rank's `x` `[T, D]`, zeros where there are none; all ranks have T tokens."""
+    """The `count` tokens `[count, D]` before this rank's `x` `[T, D]`, zeros before the first; all ranks have T tokens."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, count: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -39,7 +39,7 @@ class TokensBefore(torch.autograd.Function):
         dx = dbefore.new_zeros(T, D)
         dtail = dx[T - m:]
         for distance, later in enumerate(gather(dbefore, ctx.group)[rank + 1:], 1):
-            # where this rank's tail begins among the tokens that the later rank was given
+            # index of this rank's tail among the tokens that the later rank received
             first = count - distance * m
             if first > -m:
                 dtail[max(-first, 0):] += later[max(first, 0):first + m]
@@ -57,7 +57,7 @@ def gather(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
 def convolve_part(
     convolution: ShortConvolution, x: torch.Tensor, cp_context: FLACPContext, recompute: Recompute | None = None,
 ) -> torch.Tensor:
-    """Outputs `[1, T, D]` of fla's `ShortConvolution`; `x` `[1, T, D]` is this rank's part."""
+    """Convolve this rank's part `x` `[1, T, D]`."""
     cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
     if group is None or width == 1:
         y = convolution(x=x, cu_seqlens=cu_seqlens)[0]
@@ -67,7 +67,7 @@ def convolve_part(
     if cp_context.pre_num_conv_tokens is None:
         raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
     count = min(width - 1, cp_context.pre_num_conv_tokens)
-    # all ranks take part in the exchange, also those that use nothing of it
+    # a collective: ranks that need no token call it too
     before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
     bounds = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
 

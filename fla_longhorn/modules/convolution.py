@@ -1,7 +1,7 @@
-"""fla's causal depthwise convolution, traceable, and of rows whose padding is known on the device alone.
+"""fla's causal depthwise convolution: traceable, and for rows whose lengths are known on the device only.
 
-A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1. An output looks back at W - 1
-inputs, so column 0 is kept but never convolved.
+A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1. An output depends on the W - 1
+inputs before it, so column 0 is stored but not read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
 
 
 def _convolve_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: torch.Tensor | None,
-    lengths: torch.Tensor | None,
+    x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor | None, lengths: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Convolve the rows of `x` `[B, T, D]`; the new state `[B, D, W]` ends after the first `lengths` `[B]` inputs."""
     B, T, D = x.shape
@@ -41,31 +38,15 @@ def _convolve_rows(
     return y, stream.gather(1, last[..., None].expand(B, W, D)).mT
 
 
-def _step(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: torch.Tensor,
-    lengths: torch.Tensor | None,
-) -> torch.Tensor:
-    """Convolve one token of each sequence, `x` `[B, 1, D]`, and update `state` `[B, D, W]` in place."""
-    window = torch.cat([state[..., 1:].to(x.dtype), x.mT], -1)
-    y = (window * weight).sum(-1)[:, None]
-    state.copy_(window if lengths is None else torch.where(lengths[:, None, None] > 0, window, state))
-    return y
-
-
 def _convolve_packed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: torch.Tensor | None,
-    cu_seqlens: torch.Tensor,
+    x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor | None, cu_seqlens: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convolve the sequences packed in `x` `[1, T, D]` between the bounds `cu_seqlens` `[N + 1]`; return the new states."""
+    """Convolve the sequences packed in `x` `[1, T, D]` with boundaries `cu_seqlens` `[N + 1]`; return the new states."""
     _, T, D = x.shape
     W, N = weight.shape[1], cu_seqlens.shape[0] - 1
     starts, stops = cu_seqlens[:-1, None], cu_seqlens[1:, None]
     tokens = torch.arange(T, dtype=cu_seqlens.dtype, device=x.device)
-    # the last sequence that starts at or before the token: empty ones start there too, but earlier in the list
+    # counted from the last sequence that starts at or before the token: empty sequences may start there too
     position = tokens - cu_seqlens[torch.searchsorted(cu_seqlens[:-1].contiguous(), tokens, right=True) - 1]
     stream = F.pad(x, (0, 0, W - 1, 0))
     y = x * weight[:, -1]
@@ -80,7 +61,7 @@ def _convolve_packed(
         return y, torch.where((last >= starts)[..., None], ends, 0).mT
     history = state.mT.to(x.dtype)
     if W > 1:
-        # what the state adds to the first W - 1 outputs of its sequence
+        # contribution of the state to the first W - 1 outputs of its sequence
         heads = _taps(F.pad(history[:, 1:], (0, 0, 0, W - 1)), weight, W - 1)
         rows = starts + offsets[:-1]
         heads = torch.where((rows < stops)[..., None], heads, 0)
@@ -90,24 +71,17 @@ def _convolve_packed(
 
 
 class ShortConvolution(modules.ShortConvolution):
-    """:class:`fla.modules.ShortConvolution`, in PyTorch for `lengths` and under compilers, faster for a plain token."""
+    """:class:`fla.modules.ShortConvolution`, in PyTorch with `lengths` and under compilers; one token takes a shorter path."""
 
     def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
-        cache: torch.Tensor | None = None,
-        output_final_state: bool = False,
-        cu_seqlens: torch.Tensor | None = None,
-        chunk_indices: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-        **kwargs,
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, mask: torch.Tensor | None = None,
+        cache: torch.Tensor | None = None, output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None,
+        chunk_indices: torch.Tensor | None = None, lengths: torch.Tensor | None = None, **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As fla's; `lengths` `[B]` says how many inputs of each row count, the rest being padding, and is read on the device.
+        """As fla's, with `lengths` `[B]`: the number of inputs per row, the rest being padding; not read on the host.
 
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
-        Without it, or where `cache` has a graph, `cache` stays as it is.
+        Without it, or if `cache` requires a gradient, `cache` is not changed.
         """
         one_token = x.dim() == 3 and x.shape[1] == 1 and residual is mask is cu_seqlens is lengths is None
         if one_token and cache is not None and output_final_state and self.backend == 'triton':
@@ -122,7 +96,7 @@ class ShortConvolution(modules.ShortConvolution):
             if state is None:
                 return y, None
             state = torch.where(lengths[:, None, None] > 0, state, cache)
-            # where a token updates the cache in place, its address stays
+            # a CUDA graph needs the state at the same address
             return y, state if torch.is_grad_enabled() or cache.requires_grad else cache.copy_(state)
         if lengths is None and (not in_pytorch or kwargs.get('cp_context') is not None):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
@@ -136,12 +110,7 @@ class ShortConvolution(modules.ShortConvolution):
 
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
-        stepping = output_final_state and cu_seqlens is None and x.shape[1] == 1
-        stepping = stepping and not (torch.is_grad_enabled() or is_transformed())
-        in_place = cache if stepping and cache is not None and not cache.requires_grad else None
-        if in_place is not None:
-            y, state = _step(rows, weight, in_place, lengths), in_place
-        elif cu_seqlens is None:
+        if cu_seqlens is None:
             y, state = _convolve_rows(rows, weight, cache, lengths)
         else:
             y, state = _convolve_packed(rows, weight, cache, cu_seqlens)
@@ -154,4 +123,6 @@ class ShortConvolution(modules.ShortConvolution):
         y = y.to(x.dtype).view(x.shape)
         if not output_final_state:
             return y, None
-        return y, state if in_place is not None else state.to(x.dtype).contiguous()
+        if cache is None or cu_seqlens is not None or x.shape[1] > 1 or torch.is_grad_enabled() or is_transformed():
+            return y, state.to(x.dtype).contiguous()
+        return y, state.to(x.dtype).contiguous() if cache.requires_grad else cache.copy_(state)

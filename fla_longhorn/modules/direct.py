@@ -1,4 +1,4 @@
-"""A module's parameters and children without `nn.Module.__getattr__`, which takes a microsecond: for decoding."""
+"""A module's parameters and children without `nn.Module.__getattr__`, which costs a microsecond per access in decoding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch.nn as nn
 
 
 def get_parameter(module: nn.Module, name: str) -> Any:
-    """`getattr`, which here serves only what replaced a parameter."""
+    """A parameter, or what replaced it (a parametrisation)."""
     parameters = module._parameters
     return parameters[name] if name in parameters else getattr(module, name)
 
 
 def get_child(module: nn.Module, name: str) -> Any:
-    """The same for a module."""
+    """A submodule, or what replaced it."""
     modules = module._modules
     return modules[name] if name in modules else getattr(module, name)

@@ -1,4 +1,4 @@
-"""fla's gated MLP: traceable, and with its last projection called where that is wrapped."""
+"""fla's gated MLP: traceable, and with `down_proj` called as a module if a library wraps it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def powglu(x: torch.Tensor, y: torch.Tensor, power: float) -> torch.Tensor:
     """`sigmoid(x) * x^p * y` with `p = power / (sqrt(x) + 1)` where x > 0 and p = 1 elsewhere, computed in float32."""
     wide = widen(x)
     positive = wide > 0
-    # neither the root nor the logarithm may see the other values, in backward too
+    # root and logarithm of other values would give NaN, in backward too
     base = torch.where(positive, wide, 1.0)
     gate = torch.where(positive, torch.exp(power / (base.sqrt() + 1) * base.log()), wide) * torch.sigmoid(wide)
     return (gate * widen(y)).to(x.dtype)
@@ -32,13 +32,7 @@ def powglu(x: torch.Tensor, y: torch.Tensor, power: float) -> torch.Tensor:
 class SwiGLULinear(mlp.SwiGLULinear):
     """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch under a compiler or `torch.func`."""
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`(silu(x) * y) @ weight.T + bias`."""
         if not (torch.compiler.is_compiling() or is_transformed()):
             return super().forward(x, y, weight, bias)
@@ -48,8 +42,8 @@ class SwiGLULinear(mlp.SwiGLULinear):
 class GatedMLP(mlp.GatedMLP):
     """:class:`fla.modules.GatedMLP`, in PyTorch under a compiler or `torch.func`.
 
-    fla's fused activation takes the weight of `down_proj`, which saves an array `[B, T, intermediate_size]` in training. Where
-    `down_proj` is wrapped (see :func:`fla_longhorn.modules.bare.is_bare`), it is called instead.
+    fla's fused activation uses the weight of `down_proj`, which saves memory for `[B, T, intermediate_size]` in training. If
+    `down_proj` is not bare (:func:`fla_longhorn.modules.bare.is_bare`), it is called instead.
     """
 
     def __init__(self, *args, **kwargs) -> None:

@@ -1,4 +1,4 @@
-"""fla's RMSNorm and L2Norm: traceable, and under `torch.func`; on the CPU a plain RMSNorm is its loop and nothing else."""
+"""fla's RMSNorm and L2Norm: traceable, and under `torch.func`; on the CPU RMSNorm calls its compiled loop directly."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ class RMSNorm(modules.RMSNorm):
     """:class:`fla.modules.RMSNorm`, in PyTorch under a compiler or `torch.func`."""
 
     def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
         weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')

@@ -1,11 +1,11 @@
-"""Values that backward computes again, so that autograd does not keep them.
+"""Values that backward recomputes, so that autograd does not save them.
 
-PyTorch's hooks on saved tensors see what each function keeps for its backward. A tensor in the memory of a value that can be
-computed again is replaced by its place in that value; all others are kept, by the hooks around these where there are some:
-those of activation checkpointing, of offloading or of a profiler.
+PyTorch's hooks on saved tensors see each tensor that a function saves for its backward. A view of a value that can be
+recomputed is replaced by its place in the value. All other tensors are saved, through the next outer hooks if there are any
+(activation checkpointing, offloading, a profiler).
 
-Between forward and backward a module may be given other weights, hooks or adapters: a value is computed by the module as it
-was, and raises where the weights themselves have changed in place.
+Between forward and backward a module may get other weights, hooks or adapters. A value is recomputed by the module as it was
+in forward; weights that were changed in place raise.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -26,15 +27,12 @@ _autograd: Any = torch._C._autograd
 
 
 def can_recompute() -> bool:
-    """Whether a backward may follow in which values can be computed again.
-
-    A compiler chooses by itself what to compute again; transforms of `torch.func` and traces have no hooks on saved tensors.
-    """
+    """Whether autograd records and its hooks work: not in traces, where the compiler recomputes, nor in `torch.func`."""
     return is_recorded() and _autograd._saved_tensors_hooks_is_enabled()
 
 
 class Kept:
-    """A tensor that backward needs: packed by the hooks around, or the tensor itself with its version."""
+    """A saved tensor: packed by the outer hooks, or the tensor itself with its version."""
 
     def __init__(self, x: Tensor, hooks: tuple[Callable, Callable] | None) -> None:
         self.hooks = hooks
@@ -44,7 +42,7 @@ class Kept:
     def get(self) -> Tensor:
         if self.hooks is not None:
             return self.hooks[1](self.x)
-        # with hooks, autograd leaves this check to them
+        # autograd's own check, which it skips for hooked tensors
         if self.x._version != self.version:
             raise RuntimeError(
                 'one of the variables needed for gradient computation has been modified by an inplace operation: '
@@ -54,11 +52,9 @@ class Kept:
 
 
 class Value:
-    """A value that is recomputed when the first of its places is unpacked, and dropped after the last one."""
+    """A value that is recomputed when its first place is unpacked, and freed after the last one."""
 
-    def __init__(
-        self, function: Callable[..., Tensor], module: nn.Module, inputs: list[Kept | None], x: Tensor,
-    ) -> None:
+    def __init__(self, function: Callable[..., Tensor], module: nn.Module, inputs: list[Kept | None], x: Tensor) -> None:
         self.function, self.module, self.inputs = function, as_now(module), inputs
         self.weights = [Kept(y, None) for y in self.module.parameters()]
         self.autocast, self.dtype, self.version = autocast_as_now(x.device.type), x.dtype, x._version
@@ -79,14 +75,14 @@ class Value:
 
 
 def as_now(module: nn.Module) -> nn.Module:
-    """A module with the weights that `module` has now; call its `forward`, for the hooks are those of `module`."""
+    """A copy of `module` with its current weights. It shares the hooks, so call its `forward`."""
     copied = object.__new__(type(module))
     vars(copied).update(vars(module), _parameters=module._parameters.copy())
     return copied
 
 
 class Place(NamedTuple):
-    """A tensor in the memory of a value."""
+    """A view of a value."""
 
     value: Value
     size: torch.Size
@@ -98,17 +94,17 @@ class Place(NamedTuple):
 
 
 class Recompute:
-    """A context in which autograd saves the inputs of the values passed to :meth:`add` in their place."""
+    """A context in which autograd does not save the values passed to :meth:`add`, but recomputes them from their inputs."""
 
     def __init__(self) -> None:
         self.values: dict[int, Value] = {}
-        # while tensors are packed, no other tensor is given a value's memory
+        # keeps the memory of values from being reused for other tensors while tensors are packed
         self.storages: list[torch.UntypedStorage] = []
-        # PyTorch calls the innermost hooks only
+        # of the hooks, PyTorch calls only the innermost
         self.hooks = _autograd._top_saved_tensors_default_hooks(True)
 
     def __enter__(self) -> Recompute:
-        _autograd._push_saved_tensors_default_hooks(self.pack, get)
+        _autograd._push_saved_tensors_default_hooks(self.pack, methodcaller('get'))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -116,7 +112,10 @@ class Recompute:
         _autograd._pop_saved_tensors_default_hooks()
 
     def add(self, module: nn.Module, x: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> None:
-        """`x` is what a call of `module` gave, which must be bare: `function(module, *inputs)`, by the module's `forward`."""
+        """Recompute `x`, the output of a call of `module`, as `function(module, *inputs)`; ignored unless `module` is bare.
+
+        `function` calls the module's `forward`.
+        """
         if not (is_bare(module, x.device) and x.is_contiguous()):
             return
         storage = x.untyped_storage()
@@ -127,21 +126,17 @@ class Recompute:
         self.storages.append(storage)
 
     def pack(self, x: Tensor) -> Kept | Place:
-        # not the address of the memory, which is 0 on `meta`
+        # the storage, because the address of the memory is 0 on `meta`
         value = self.values.get(x.untyped_storage()._cdata)
-        # an earlier version is not what was changed in place since
+        # recomputing gives the value before changes in place
         if value is None or value.dtype != x.dtype or value.version != x._version:
             return Kept(x, self.hooks)
         value.places += 1
         return Place(value, x.shape, x.stride(), x.storage_offset())
 
 
-def get(kept: Kept | Place) -> Tensor:
-    return kept.get()
-
-
 def autocast_as_now(device_type: str) -> Callable[[], AbstractContextManager]:
-    """Makes a context in which autocast is as it is now."""
+    """A factory of contexts with the current settings of autocast."""
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext
     return partial(

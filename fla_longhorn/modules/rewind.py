@@ -1,8 +1,8 @@
-"""A cache that can go back: to an earlier token while it records, and to a snapshot at any time.
+"""A cache that can be reverted: to an earlier token while it records, and to a snapshot at any time.
 
-A state of fixed size forgets, so what came before a token can't be read from it. While it records, the cache keeps for each
-piece of tokens the states before it and what the layers need to read the piece's first tokens again. This is what assisted
-generation needs in transformers, by `activate_past_recording` and `crop`.
+A recurrent state cannot be cut back to fewer tokens. While the cache records, it keeps for each piece of tokens the states
+before it and the inputs from which the layers recompute the states inside it. transformers' assisted generation uses this
+through `activate_past_recording` and `crop`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +18,11 @@ from fla.models.cache_utils import FLALayer
 from fla.models.utils import Cache
 
 
-class Replay:
-    """The states of a layer after the first n tokens of a piece: `function(n, **kept)`.
+class Replay(partial[dict[str, Any]]):
+    """A function of n that returns a layer's states after the first n tokens of a piece.
 
-    A copy of a cache shares it: nothing of it is changed, and the layer behind the function is not to be copied.
+    Copies of a cache share it, because it holds the layer.
     """
-
-    def __init__(self, function: Callable[..., dict[str, Any]], **kept: Any) -> None:
-        self.function, self.kept = function, kept
-
-    def __call__(self, n: int) -> dict[str, Any]:
-        return self.function(n, **self.kept)
 
     def __deepcopy__(self, memo: dict) -> Replay:
         return self
@@ -35,21 +30,18 @@ class Replay:
 
 @dataclass
 class Piece:
-    """Tokens that a layer read in one call, and what the layer was before it.
+    """The tokens of one call."""
 
-    Args:
-        before (FLALayer): The layer's cache before the piece.
-        length (int): Number of tokens.
-        updates (list): The arguments of each update of the piece, with its :class:`Replay` or `None`.
-    """
-
+    # the layer's cache before the call
     before: FLALayer
+    # number of tokens
     length: int
+    # the arguments of each update by the call, with its Replay or None
     updates: list[tuple[dict[str, Any], Replay | None]] = field(default_factory=list)
 
 
 class RewindableLayer(FLALayer):
-    """fla's cache of one layer, with the pieces that it has recorded since the last :meth:`crop`."""
+    """fla's cache of one layer, with the pieces recorded since the last :meth:`crop`."""
 
     is_croppable = True
 
@@ -59,19 +51,16 @@ class RewindableLayer(FLALayer):
         self.pieces: list[Piece] = []
 
     def __copy__(self) -> RewindableLayer:
-        """A layer with a `state` and records of its own, whose tensors it shares."""
+        """Copies `state` and `pieces`, and shares the tensors in them."""
         again = type(self).__new__(type(self))
         again.__dict__.update(self.__dict__, state=copy(self.state), pieces=list(self.pieces))
         return again
-
-    def activate_past_recording(self) -> None:
-        self.record_past = True
 
     def update(self, *, offset: int = 1, replay: Replay | None = None, **states: Any) -> dict[str, Any]:
         if not self.record_past:
             self.pieces.clear()
         elif offset == 0 and self.pieces:
-            # of the tokens that the layer's mixer has counted
+            # a second update for tokens that are already counted
             self.pieces[-1].updates.append((states, replay))
         else:
             before = copy(self)
@@ -81,16 +70,13 @@ class RewindableLayer(FLALayer):
             self.pieces.append(Piece(before, length, [(states, replay)]))
         return super().update(offset=offset, **states)
 
-    def _validate_crop(self, max_length: int) -> int:
-        return max(0, self._seen_tokens + max_length) if max_length < 0 else min(max_length, self._seen_tokens)
-
     def crop(self, max_length: int) -> None:
-        """Keep the first `max_length` tokens, or remove `-max_length`; what was recorded so far is forgotten.
+        """Keep the first `max_length` tokens, or remove `-max_length`; drops the recorded pieces.
 
         Raises:
             RuntimeError: the tokens to remove were not recorded, or not by every part of the layer.
         """
-        length = self._validate_crop(max_length)
+        length = max(0, self._seen_tokens + max_length) if max_length < 0 else min(max_length, self._seen_tokens)
         pieces, self.pieces = self.pieces, []
         while length < self._seen_tokens:
             if not pieces:
@@ -109,7 +95,7 @@ class RewindableLayer(FLALayer):
 
     @staticmethod
     def _first(n: int, states: dict[str, Any], replay: Replay | None) -> dict[str, Any]:
-        """The arguments of the update by a piece's first n tokens."""
+        """The arguments of an update, for the first n tokens of its piece."""
         recurrent = [name for name, x in states.items() if name not in ('attn_state', 'cache_kwargs') and x is not None]
         if recurrent and replay is None:
             raise NotImplementedError(
@@ -127,7 +113,7 @@ class RewindableLayer(FLALayer):
 
 
 class RewindableCache(Cache):
-    """fla's cache, made of :class:`RewindableLayer`; the models make one where they are given none.
+    """fla's cache, made of :class:`RewindableLayer`; the models make one if they get none.
 
     Examples::
         >>> cache = model(prompt, use_cache=True).past_key_values
@@ -143,16 +129,13 @@ class RewindableCache(Cache):
         super().__init__(seen_tokens, **kwargs)
         self.record_past = False
 
-    def update(self, *args: Any, layer_idx: int = 0, replay: Replay | None = None, **kwargs: Any) -> dict[str, Any]:
-        if args:
-            raise TypeError('update takes the states by name')
+    def update(self, *, layer_idx: int = 0, offset: int | None = 1, **kwargs: Any) -> dict[str, Any]:
         while len(self.layers) <= layer_idx:
             self.layers.append(RewindableLayer(self.record_past))
-        kwargs['offset'] = 1 if kwargs.get('offset', 1) is None else kwargs.get('offset', 1)
-        return self.layers[layer_idx].update(replay=replay, **kwargs)
+        return self.layers[layer_idx].update(offset=1 if offset is None else offset, **kwargs)
 
     def activate_past_recording(self) -> None:
-        """Record what is read from now on, so that :meth:`crop` can revert it."""
+        """Record the tokens of later calls, so that :meth:`crop` can remove them."""
         self.record_past = True
         for layer in self.layers:
             layer.record_past = True
@@ -160,12 +143,12 @@ class RewindableCache(Cache):
     def crop(self, max_length: int) -> None:
         """Remove the last `-max_length` tokens, or keep the first `max_length`.
 
-        While the cache records, 0 removes nothing, as in transformers from 5.20 on, whose argument is the number of tokens to
-        remove, negative. The recorded tokens are forgotten: another `crop` can't go back further.
+        While the cache records, 0 removes nothing, as in transformers from 5.20 on, which passes minus the number of tokens to
+        remove. The recorded pieces are dropped: another `crop` cannot go back further.
 
         Raises:
             RuntimeError: some of the tokens were not recorded.
-            NotImplementedError: they end inside a piece, and a layer does not record what it needs to read a part of it.
+            NotImplementedError: the crop ends inside a piece, and a layer did not record its inputs.
         """
         if max_length == 0 and self.record_past:
             max_length = self.get_seq_length()
@@ -176,7 +159,7 @@ class RewindableCache(Cache):
         self.layers = cropped
 
     def snapshot(self) -> RewindableCache:
-        """A copy that no later call changes, and itself a cache to continue from in another way."""
+        """A copy that later calls do not change, which is a cache itself."""
         again = copy(self)
         again.layers = [copy(layer) for layer in self.layers]
         for layer in again.layers:
@@ -184,23 +167,23 @@ class RewindableCache(Cache):
         return again
 
     def restore(self, snapshot: RewindableCache) -> None:
-        """Be as `snapshot` was made, which can be restored again."""
+        """Return to `snapshot`, which may be restored again."""
         self.layers = snapshot.snapshot().layers
 
     def detach(self) -> None:
-        """Keep the states and drop their graphs: no gradient reaches what was read before."""
+        """Detach the states from their autograd graphs."""
         for layer in self.layers:
             layer.state, layer.pieces = layer._map_state(torch.Tensor.detach), []
 
     def _transform_states(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Of beams that branch; what was recorded of their rows is no longer theirs."""
+        """Reorder rows, for beam search; drops the pieces, whose rows are in the old order."""
         super()._transform_states(function)
         for layer in self.layers:
             layer.pieces.clear()
 
 
 def is_recording(layer: Any, cache: Any) -> bool:
-    """Whether `crop` may need the states of `layer` in `cache`, so that they must not be overwritten."""
+    """Whether `crop` may need the states of `layer` in `cache`, which must not be overwritten then."""
     if not isinstance(cache, RewindableCache):
         return False
     i = layer.layer_idx

@@ -1,7 +1,7 @@
-"""How the rows of a call hold their tokens: one sequence a row, padded, or several packed ones.
+"""How the rows of a call hold their tokens: one sequence per row, padded rows, or packed sequences.
 
-A model makes one of these for all of its layers, so that a mask on a device is read once per call. A call of one token reads
-nothing: a decoding step never waits for the device, and a CUDA graph can hold it.
+A model makes one of these for all its layers, so that a mask on a device is read once per call. A call of one token reads
+nothing on the host, so decoding does not synchronise and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import torch
 import torch.nn.functional as F
 from fla.layers.utils import index_first_axis, pad_input
 
-# tokens of one program of fla's convolution, which it calls chunk_size
+# tokens per program of fla's convolution (its chunk_size)
 CONVOLUTION_CHUNK = 64
 
 
 class Rows:
-    """Rows of tokens without padding; what comes before them in a cache may have some.
+    """Rows of tokens without padding; the tokens before them in a cache may have some.
 
-    Args:
-        mask (torch.Tensor, Optional): The attention mask where it was read, bool `[B, tokens in the cache + T]` on the CPU.
+    `mask` is the attention mask if it was read: bool `[B, tokens in the cache + T]` on the CPU.
     """
 
-    # what is beside the tokens; the rest is on the CPU
+    # attributes on the device of the tokens; the others are on the CPU
     on_device: tuple[str, ...] = ()
     cu_seqlens: torch.Tensor | None = None
     cu_seqlens_cpu: torch.Tensor | None = None
-    # whether `first` serves
+    # whether `first` is supported
     can_replay = True
 
     def __init__(self, mask: torch.Tensor | None = None):
@@ -36,7 +35,7 @@ class Rows:
         self._copies: dict[torch.device, Rows] = {}
 
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
-        """The same for a layer on another device, as accelerate spreads models."""
+        """A copy for a layer on another device, where accelerate splits a model."""
         if device not in self._copies:
             again = copy(self)
             for name in self.on_device:
@@ -45,38 +44,33 @@ class Rows:
         return self._copies[device]
 
     def count(self, B: int) -> int:
-        """Sequences of B rows."""
+        """Number of sequences in B rows."""
         return B
 
     @property
     def of_convolution(self) -> dict[str, Any]:
-        """Keywords of :class:`fla_longhorn.modules.ShortConvolution`."""
+        """Keywords for :class:`fla_longhorn.modules.ShortConvolution`."""
         return {}
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """The tokens of `x` `[B, T, D]` as the layer mixes them."""
+        """From `x` `[B, T, D]` to the layout in which the layer mixes tokens."""
         return x
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """`[B, T, D]` again, with zeros for the padding."""
+        """Back to `[B, T, D]`, with zeros for the padding."""
         return x
 
     def silence(self, k: torch.Tensor) -> torch.Tensor:
-        """Keys `[B, T, D]`, zero where they must leave the state as it is."""
+        """Set keys `[B, T, D]` of padding to zero, which leaves the state unchanged."""
         return k
 
     def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows | None]:
-        """Of the convolution's inputs `x`, those of the first n columns, with their rows."""
+        """The convolution's inputs `x` of the first n columns, and their rows."""
         return x[:, :n], None
 
 
 class Packed(Rows):
-    """Sequences packed into one row.
-
-    Args:
-        cu_seqlens (torch.Tensor): Their boundaries `[N + 1]`.
-        cu_seqlens_cpu (torch.Tensor, Optional): A copy on the CPU; a trace or a capture has none.
-    """
+    """Sequences packed into one row, with boundaries `[N + 1]`; those on the CPU are `None` in a trace or a capture."""
 
     on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices')
     cu_seqlens: torch.Tensor
@@ -96,9 +90,9 @@ class Packed(Rows):
 
 
 def chunk_indices(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> torch.Tensor | None:
-    """`[chunks, 2]`, the sequence and the place in it of each chunk of a convolution on a GPU, without a wait for it.
+    """`[chunks, 2]`: for each chunk of fla's convolution on a GPU, its sequence and its index in it.
 
-    fla's own keeps what it computed for a tensor, also where the tensor has changed in place since.
+    fla's own function reads `cu_seqlens` on the host, and caches by tensor even if the tensor was changed in place.
     """
     if cu_seqlens_cpu is None or cu_seqlens.device.type == 'cpu':
         return None
@@ -110,13 +104,7 @@ def chunk_indices(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None)
 
 
 class Unpadded(Packed):
-    """Padded rows whose mask was read: their tokens are packed.
-
-    Args:
-        mask (torch.Tensor): bool `[B, tokens in the cache + T]` on the CPU.
-        T (int): Tokens of a row in this call.
-        device (torch.device): Where the tokens are.
-    """
+    """Padded rows, of T tokens on `device`, whose mask was read; the layer mixes their tokens packed."""
 
     on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices', 'indices')
     can_replay = True
@@ -143,14 +131,10 @@ class Unpadded(Packed):
 
 
 class Padded(Rows):
-    """Padded rows whose mask can't be read, or has no tokens: each row is moved to the left, its padding behind it.
+    """Padded rows whose 0-1 mask `[B, T]` cannot be read, or has no tokens; the layer mixes them with the tokens moved left.
 
-    Causal mixing of the moved rows gives the tokens what they get without padding. The padding behind them gets keys of zero,
-    which leave the state as it is.
-
-    Args:
-        mask (torch.Tensor): 0-1 mask `[B, T]`, 0 for padding, which may be anywhere.
-        read (torch.Tensor, Optional): The whole mask, as :class:`Rows` takes it.
+    Mixing is causal, so padding after the tokens does not change them. Its keys are zero, which leaves the state unchanged.
+    `read` is the mask of :class:`Rows`.
     """
 
     on_device: tuple[str, ...] = ('kept', 'lengths', 'order', 'moved', 'zero')
@@ -161,15 +145,15 @@ class Padded(Rows):
         kept = mask != 0
         self.kept = kept[..., None]
         self.lengths = kept.sum(1)
-        # one tensor for all layers, of no dimension, which keeps the dtype of what it fills
+        # without dimensions, it does not change the dtype in `where`
         self.zero = torch.zeros((), dtype=torch.float32, device=mask.device)
         self.order: torch.Tensor | None = None
         self.moved = self.kept
-        if mask.shape[1] == 1:
-            return
-        order = torch.where(kept, kept.cumsum(1) - 1, self.lengths[:, None] + (~kept).cumsum(1) - 1)
-        self.order = order[..., None]
-        self.moved = (torch.arange(mask.shape[1], dtype=torch.int64, device=mask.device) < self.lengths[:, None])[..., None]
+        if mask.shape[1] > 1:
+            order = torch.where(kept, kept.cumsum(1) - 1, self.lengths[:, None] + (~kept).cumsum(1) - 1)
+            self.order = order[..., None]
+            columns = torch.arange(mask.shape[1], dtype=torch.int64, device=mask.device)
+            self.moved = (columns < self.lengths[:, None])[..., None]
 
     @property
     def of_convolution(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A linear map whose output is two tensors, without a copy of their gradients into one."""
+"""A linear map with two outputs, whose backward does not concatenate their gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fla_longhorn.modules.bare import is_bare
 class SplitLinear(torch.autograd.Function):
     """`(x @ weight.T + bias).chunk(2, -1)`, whose backward multiplies each half's gradient by its half of the weight.
 
-    Autograd's would concatenate the gradients first, which reads and writes each of them once more.
+    Autograd would concatenate the gradients first, which reads and writes each of them once more.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ class SplitLinear(torch.autograd.Function):
 
 
 def split_linear(linear: nn.Linear, x: Tensor) -> tuple[Tensor, ...]:
-    """`linear(x).chunk(2, -1)`, by :class:`SplitLinear` where autograd records a call of a bare `linear`."""
+    """`linear(x).chunk(2, -1)`, by :class:`SplitLinear` if autograd records and `linear` is bare."""
     if not (is_recorded() and is_bare(linear, x.device)):
         return linear(x).chunk(2, dim=-1)
     args = x, linear.weight, linear.bias

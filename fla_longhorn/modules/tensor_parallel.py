@@ -1,8 +1,8 @@
-"""Channels split over the ranks of a device mesh: what a layer does beside the styles that split its parameters.
+"""Tensor parallelism of a layer: its channels split over the ranks of a device mesh.
 
-A channel's state is its own, so a rank runs the convolution and the operator on its channels. The queries and keys belong to
-all channels of a head: `x_proj` sums them over the ranks, and their gradients are sums over the ranks too. The parameters are
-DTensors, by the styles of PyTorch or transformers; a layer is split where its `D` is.
+Channels are independent, so a rank runs the convolution and the operator on its own. The queries and keys belong to all
+channels of a head: `x_proj` sums them over the ranks, and their gradients are summed over the ranks too. The styles of PyTorch
+or transformers make the parameters DTensors; a layer is split if its `D` is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Part(NamedTuple):
     """A rank's channels: whole heads, or a part of one."""
 
     mesh: DeviceMesh
-    # that the rank has channels of
+    # heads of which the rank has channels
     heads: slice
     num_channels: int
 
@@ -29,14 +29,10 @@ class Part(NamedTuple):
     def num_heads(self) -> int:
         return self.heads.stop - self.heads.start
 
-    def own(self, parameter: Any) -> torch.Tensor:
-        """This rank's part of a parameter, as a plain tensor."""
-        return parameter.to_local()
-
     def exchange(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The rank's channels of both halves, from its columns `[B, T, 2 d / n]` of the halves side by side.
+        """From this rank's columns `[B, T, 2 d / n]` of `[x, z]` to its channels `[B, T, d / n]` of x and of z.
 
-        The halves are 2n blocks of columns. Rank r has the blocks 2r and 2r + 1, and needs the blocks r and n + r.
+        `[x, z]` is 2n blocks of columns. Rank r has the blocks 2r and 2r + 1, and needs the blocks r and n + r.
         """
         n, rank = self.mesh.size(), self.mesh.get_local_rank()
         blocks = y.unflatten(-1, (2, -1)).movedim(-2, 0)
@@ -47,7 +43,7 @@ class Part(NamedTuple):
         return all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)
 
     def of_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's heads of `x` `[B, T, H, ...]`, which all ranks have, each of them with a part of its gradient."""
+        """This rank's heads of `x` `[B, T, H, ...]`, which all ranks have; its gradient is summed over the ranks."""
         if x.requires_grad:
             x = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
         return x[:, :, self.heads]
@@ -58,7 +54,7 @@ class Part(NamedTuple):
 
 
 def find_part(layer: Any) -> Part | None:
-    """This rank's channels of a layer of Longhorn, `None` where they are not split.
+    """This rank's channels of a Longhorn layer, `None` if they are not split.
 
     Raises:
         ValueError: the mesh does not fit the layer.
@@ -80,10 +76,10 @@ def find_part(layer: Any) -> Part | None:
 
 
 def local_kv_dim(attention: Any) -> int:
-    """Width of the keys that this rank has of an attention layer of fla.
+    """Width of this rank's keys of an attention layer of fla.
 
     Raises:
-        ValueError: a head would be on several ranks.
+        ValueError: a head would be split over ranks.
     """
     weight = getattr(attention.k_proj, 'weight', None)
     n = weight.device_mesh.size() if isinstance(weight, DTensor) else 1
@@ -96,7 +92,7 @@ def local_kv_dim(attention: Any) -> int:
 
 
 class ShardParameters(ParallelStyle):
-    """A module's own parameters as DTensors of one placement."""
+    """Make a module's own parameters DTensors with one placement."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__()
@@ -110,7 +106,7 @@ class ShardParameters(ParallelStyle):
 
 
 class LocalParameters(ShardParameters):
-    """The same, and a forward that sees this rank's parts as plain tensors."""
+    """The same, with a forward that sees this rank's parts as plain tensors."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         whole: list[dict[str, Any]] = []

@@ -1,8 +1,7 @@
-"""How the tokens of a call are padded or packed, by all the names in use, and which keywords a forward takes.
+"""Padding and packing of a call, from the arguments of fla, transformers and TRL; and the keywords that a forward accepts.
 
-Padding goes by `attention_mask`. Packed sequences go by `cu_seqlens` in fla. transformers' `DataCollatorWithFlattening` and
-TRL's `padding_free` and `packing` say them by `position_ids` that start again, by `cu_seq_lens_q` and `cu_seq_lens_k`, and by
-`seq_idx`, one of them or several.
+fla passes packed sequences as `cu_seqlens`. transformers' `DataCollatorWithFlattening` and TRL's `padding_free` and `packing`
+pass one or more of `position_ids` that restart, `cu_seq_lens_q`, `cu_seq_lens_k` and `seq_idx`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fla_cpu.plain import is_transformed
-from fla_longhorn.modules.cache import seen_tokens
+from fla_longhorn.modules.cache import check_layers, seen_tokens
 from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
 from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 
 CU_SEQLENS = ('cu_seq_lens_q', 'cu_seq_lens_k')
 PER_TOKEN = ('position_ids', 'seq_idx')
-# what libraries pass to every model and this one ignores: longest sequences, positions in a cache,
-# segments of a tokenizer, experts, the tokenizer of `generate(stop_strings=...)`
+# libraries pass these to every model; here they are ignored
 WITHOUT_EFFECT = (
     'max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits', 'tokenizer',
     'assistant_tokenizer',
@@ -33,35 +31,39 @@ KEYWORDS = ('cu_seqlens', 'cu_seqlens_cpu', 'cp_context', *CU_SEQLENS, *PER_TOKE
 
 
 def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ()) -> None:
-    """Raise `TypeError`, as Python does, for a keyword that nothing reads; arguments that are None are ignored."""
+    """Raise `TypeError`, as Python does, for an unknown keyword whose value is not None."""
     for name, value in kwargs.items():
         if value is not None and name not in KEYWORDS and name not in more:
             raise TypeError(f'{owner} got an unexpected keyword argument {name!r}; those it takes are {", ".join(KEYWORDS)}')
 
 
 def resolve_call(
-    kwargs: dict[str, Any],
-    attention_mask: torch.Tensor | None,
-    tokens: torch.Tensor,
-    cache: Cache | None,
-    has_attention: bool,
+    model: Any, kwargs: dict[str, Any], attention_mask: torch.Tensor | None, tokens: torch.Tensor | None, cache: Cache | None,
 ) -> tuple[torch.Tensor | None, dict[str, Any]]:
-    """The mask and the keywords for the layers of a model that is called on `tokens` `[B, T, ...]`: as `rows`, read once.
+    """Check a model's call on `tokens` `[B, T, ...]` and resolve it once for all layers.
 
-    Attention needs the mask of what the cache has seen too; without padding there is no mask.
+    With attention layers, the mask covers the tokens in the cache too.
+
+    Returns:
+        The mask, `None` without padding, and the keywords, with the result of :func:`resolve_rows` as `rows`.
 
     Raises:
-        ValueError: there is no token; for the rest see :func:`resolve_rows`.
+        ValueError: there is no token, the cache is of another model, or as :func:`resolve_rows`.
+        TypeError: an unknown keyword, or as :func:`resolve_rows`.
     """
+    check_keywords(f'{type(model).__name__}.forward', kwargs)
+    check_layers(cache, model.layers)
+    if tokens is None:
+        return attention_mask, kwargs
     if tokens.dim() < 2 or not (torch.compiler.is_compiling() or tokens.numel()):
         raise ValueError(
             'input_ids must have the shape [B, T], or inputs_embeds [B, T, D], with at least one row and one token, '
             f'got {list(tokens.shape)}'
         )
     (B, T), seen = tokens.shape[:2], seen_tokens(cache)
-    length = T + seen if has_attention else None
+    length = None if getattr(model.config, 'attn', None) is None else T + seen
     rows, kwargs = resolve_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)
-    # an object of ours does not pass through the checkpoints of a trace
+    # traced activation checkpoints accept no object of ours as an argument
     if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
         return attention_mask, kwargs
     if rows is None:
@@ -70,28 +72,23 @@ def resolve_call(
 
 
 def resolve_rows(
-    kwargs: dict[str, Any],
-    B: int,
-    T: int,
-    device: torch.device,
-    attention_mask: torch.Tensor | None = None,
-    length: int | None = None,
-    filled: bool = False,
+    kwargs: dict[str, Any], B: int, T: int, device: torch.device, attention_mask: torch.Tensor | None = None,
+    length: int | None = None, filled: bool = False,
 ) -> tuple[Rows | None, dict[str, Any]]:
-    """How B rows hold their T tokens, `None` for one sequence a row, and `kwargs` with boundaries as `cu_seqlens` alone.
+    """How B rows hold their T tokens (`None`: one sequence per row), and `kwargs` with the boundaries as `cu_seqlens` only.
 
-    What is on a device is read once, and not at all for one token.
+    Tensors on a device are read on the host at most once, and not at all for one token.
 
     Args:
         kwargs (dict):
-            With `cu_seqlens`, `cp_context`, `cu_seq_lens_q`, `cu_seq_lens_k`, `position_ids` and `seq_idx` or some of them.
+            May hold `cu_seqlens`, `cp_context`, `cu_seq_lens_q`, `cu_seq_lens_k`, `position_ids` and `seq_idx`.
         length (int, Optional):
-            Columns that the mask must have; `None` for T or more, of which the last count.
+            Columns that the mask must have; `None` allows any number from T on, and the last T are used.
         filled (bool, Optional):
-            Whether the tokens continue a cache, whose states are of the rows.
+            Whether the tokens continue a cache.
 
     Raises:
-        ValueError: names contradict each other, or what they say can't be done.
+        ValueError: the arguments contradict each other or are not supported together.
         TypeError: one of them is not a tensor of integers, or the mask is not a tensor.
     """
     if attention_mask is None and not kwargs:
@@ -104,8 +101,8 @@ def resolve_rows(
     for name in PER_TOKEN:
         if name in given:
             given[name] = _per_token(name, given[name], B, T)
-            if T == 1:
-                del given[name]
+    if T == 1:
+        given = {name: x for name, x in given.items() if name not in PER_TOKEN}
     cp_context = kwargs.get('cp_context')
     own = kwargs.get('cu_seqlens') if cp_context is None else cp_context.cu_seqlens
     if attention_mask is None and own is None and not given:
@@ -116,7 +113,6 @@ def resolve_rows(
     own_cpu = kwargs.get('cu_seqlens_cpu') if cp_context is None else cp_context.cu_seqlens_cpu
     if own is not None and cp_context is None:
         check_cu_seqlens_layout(own, own_cpu, B, device)
-    # a capture can't read
     unread = is_capturing(device)
     mask_read = attention_mask is not None and (attention_mask.device.type == 'cpu' or not (unread or T == 1))
     wanted = {**given, 'attention_mask': attention_mask if mask_read else None}
@@ -126,29 +122,39 @@ def resolve_rows(
     own_cpu = host.get('cu_seqlens', own_cpu)
     mask = host.get('attention_mask')
     if mask is not None:
-        mask = _as_bool(mask)
+        wrong = mask[(mask != 0) & (mask != 1)]
+        if wrong.numel():
+            raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
+        mask = mask != 0
 
+    found: dict[str, Any] = {}
+    if own is not None:
+        if cp_context is None:
+            check_cu_seqlens(own, own_cpu, B, T, device)
+        found['cu_seqlens'] = own_cpu
     for name in CU_SEQLENS:
         if name in given:
             if B != 1:
                 raise ValueError(f'{name} packs all sequences into one row, so the batch must have B = 1, got B = {B}')
             check_cu_seqlens(host.get(name, given[name]), None, B, T, torch.device('cpu'), name)
-    if own is not None and cp_context is None:
-        check_cu_seqlens(own, own_cpu, B, T, device)
-    found: dict[str, Any] = {} if own is None else {'cu_seqlens': own_cpu}
-    found.update((name, host[name]) for name in CU_SEQLENS if name in given)
+            found[name] = host[name]
     alone = not found
-    for name, read_starts in (('position_ids', _restarts), ('seq_idx', _changes)):
+    for name, find_starts in (('position_ids', _restarts), ('seq_idx', _changes)):
         if name in given:
-            starts = read_starts(host[name].expand(B, T), mask)
-            if starts is not None and B != 1:
-                raise ValueError(f'{name} packs sequences into rows, so the batch must have B = 1, got B = {B}')
-            if starts is not None and alone:
-                _check_fresh(name, mask, T, filled)
-            starts = torch.arange(0, dtype=torch.int64, device='cpu') if starts is None else starts
+            starts = find_starts(host[name].expand(B, T), mask)
+            if len(starts):
+                if B != 1:
+                    raise ValueError(f'{name} packs sequences into rows, so the batch must have B = 1, got B = {B}')
+                if alone and filled:
+                    raise ValueError(
+                        f'{name} must be of one sequence where past_key_values is filled, got several packed ones'
+                    )
+                if alone and mask is not None and not mask[:, -T:].all():
+                    raise ValueError(
+                        f'attention_mask must be None or all ones with the packed sequences of {name}, got padding'
+                    )
             found[name] = F.pad(F.pad(starts, (1, 0)), (0, 1), value=T).int()
-    if len(found) > 1:
-        _check_agreement(found)
+    _check_agreement(found)
     if cp_context is not None:
         return None, rest
 
@@ -158,15 +164,17 @@ def resolve_rows(
         bounds = next(iter(found.values()))
         packed = Packed(bounds.to(device, non_blocking=True), bounds)
         return packed, {**rest, 'cu_seqlens': packed.cu_seqlens, 'cu_seqlens_cpu': bounds}
-    if attention_mask is None:
-        return None, rest
-    if mask is None:
-        return Padded(attention_mask[:, -T:]), rest
-    return _rows_of(mask, attention_mask, T, device), rest
+    if mask is not None:
+        kept = mask[:, -T:]
+        if kept.all():
+            return None if mask.all() else Rows(mask), rest
+        if T > 1 and kept.any():
+            return Unpadded(mask, T, device), rest
+    return None if attention_mask is None else Padded(attention_mask[:, -T:], mask), rest
 
 
 def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies on the CPU, for one wait for the device."""
+    """Copies on the CPU, with one synchronisation for all tensors of a device."""
     away = {name: x.detach() for name, x in tensors.items() if x.device.type != 'cpu'}
     if len({x.device for x in away.values()}) == 1 and len(away) > 1:
         # float64 holds masks, positions and boundaries exactly
@@ -178,18 +186,15 @@ def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: copies.get(name, x) for name, x in tensors.items()}
 
 
-def check_attention_mask(
-    mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None,
-) -> None:
-    """Raise unless the mask has shape `[B, >= T]`, or `[B, length]` where that is given, on `device`; values are not read."""
+def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None) -> None:
+    """Raise unless the mask is `[B, >= T]`, or `[B, length]`, on `device`; its values are not read."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f'attention_mask must be a torch.Tensor or None, got {type(mask).__name__}')
     if mask.dim() != 2:
         raise ValueError(
-            'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], '
-            f'got shape {list(mask.shape)}'
+            f'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], got shape {list(mask.shape)}'
         )
     if mask.shape[0] != B or mask.shape[1] < T or (length is not None and mask.shape[1] != length):
         wanted = f'[{B}, {length}], the tokens in the cache included' if length is not None else f'[B, >= T] = [{B}, >= {T}]'
@@ -198,35 +203,11 @@ def check_attention_mask(
         raise ValueError(f'attention_mask must be on the device of the input ({device}), got {mask.device}')
 
 
-def _as_bool(mask: torch.Tensor) -> torch.Tensor:
-    if mask.dtype != torch.bool:
-        wrong = mask[(mask != 0) & (mask != 1)]
-        if wrong.numel():
-            raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
-    return mask != 0
-
-
-def _rows_of(mask: torch.Tensor, attention_mask: torch.Tensor, T: int, device: torch.device) -> Rows | None:
-    """By a mask that was read."""
-    kept = mask[:, -T:]
-    if mask.all():
-        return None
-    if kept.all():
-        return Rows(mask)
-    if T == 1 or not kept.any():
-        return Padded(attention_mask[:, -T:], mask)
-    return Unpadded(mask, T, device)
-
-
 def _in_a_trace(
-    given: dict[str, Any],
-    rest: dict[str, Any],
-    own: torch.Tensor | None,
-    attention_mask: torch.Tensor | None,
-    T: int,
+    given: dict[str, Any], rest: dict[str, Any], own: torch.Tensor | None, attention_mask: torch.Tensor | None, T: int,
     device: torch.device,
 ) -> tuple[Rows | None, dict[str, Any]]:
-    """The values of a traced tensor can't be read, neither to find boundaries nor to compare them."""
+    """In a trace, tensors have no values to find boundaries in or to compare."""
     if rest.get('cp_context') is not None:
         return None, rest
     if own is None and given:
@@ -243,7 +224,7 @@ def _in_a_trace(
 
 
 def _per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
-    """`[T]`, as flame passes positions, is one row."""
+    """Check a tensor of one integer per token, `[B, T]` or, as flame passes positions, `[T]` for one row."""
     if not isinstance(x, torch.Tensor) or x.dtype.is_floating_point or x.dtype.is_complex:
         got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         raise TypeError(f'{name} must be a tensor of integers, got {got}')
@@ -253,10 +234,8 @@ def _per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
     return rows
 
 
-def _restarts(position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Where positions start again, `None` for nowhere; those of padding don't count."""
-    if (position_ids.diff() == 1).all():
-        return None
+def _restarts(position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Columns where the positions `[B, T]` restart; positions of padding are ignored."""
     T = position_ids.shape[1]
     kept = torch.ones_like(position_ids, dtype=torch.bool) if mask is None else mask[:, -T:]
     jumps = (position_ids.diff() > 1) & kept[:, 1:] & kept[:, :-1]
@@ -266,30 +245,22 @@ def _restarts(position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Te
         raise ValueError(f'position_ids must rise by 1 or start again, got {before} followed by {after}')
     rows, columns = kept.nonzero(as_tuple=True)
     starts = (position_ids[kept].diff() <= 0) & (rows.diff() == 0)
-    return columns[1:][starts] if starts.any() else None
+    return columns[1:][starts]
 
 
-def _changes(seq_idx: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Where another sequence begins, `None` for nowhere."""
-    changes = seq_idx.diff() != 0
-    return changes.nonzero()[:, 1] + 1 if changes.any() else None
-
-
-def _check_fresh(name: str, mask: torch.Tensor | None, T: int, filled: bool) -> None:
-    if filled:
-        raise ValueError(f'{name} must be of one sequence where past_key_values is filled, got several packed ones')
-    if mask is not None and not mask[:, -T:].all():
-        raise ValueError(f'attention_mask must be None or all ones with the packed sequences of {name}, got padding')
+def _changes(seq_idx: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Columns where `seq_idx` `[B, T]` changes."""
+    return (seq_idx.diff() != 0).nonzero()[:, 1] + 1
 
 
 def _check_agreement(found: dict[str, torch.Tensor]) -> None:
     """Raise for different boundaries; empty sequences make no difference."""
-    first, *others = found
-    for name in others:
-        a, b = (found[x].unique().tolist() for x in (first, name))
+    names = list(found)
+    for name in names[1:]:
+        a, b = (found[x].unique().tolist() for x in (names[0], name))
         if a != b:
             raise ValueError(
-                f'{first} and {name} must agree on where packed sequences begin and end, got {_short(a)} and {_short(b)}'
+                f'{names[0]} and {name} must agree on where packed sequences begin and end, got {_short(a)} and {_short(b)}'
             )
 
 

@@ -1,4 +1,4 @@
-"""From a public operator's arguments to its result: checks, then the operator, on one rank or on each rank's part."""
+"""Check a public operator's arguments, then run it: alone, or on this rank's part of the tokens."""
 
 from __future__ import annotations
 
@@ -18,21 +18,17 @@ if TYPE_CHECKING:
 
 
 def apply(
-    args: Arguments,
-    cu_seqlens_cpu: Tensor | None,
-    cp_context: FLACPContext | None,
-    *,
-    parallel: bool,
-    intermediate: bool = False,
+    args: Arguments, cu_seqlens_cpu: Tensor | None, cp_context: FLACPContext | None, *, parallel: bool, intermediate: bool,
 ) -> Result:
-    """Return `o [B, T, H, V]` and the final state; with `parallel` the operator may split time into segments or chunks."""
+    """Return `o [B, T, H, V]` and the final state; `parallel` allows splitting sequences into segments or chunks."""
     if cp_context is not None:
         if intermediate:
             raise ValueError('return_intermediate_states must be False with cp_context, got True')
         return context_parallel.run(args, cp_context, parallel=parallel)
     plain = is_plain(*get_tensors(args))
     check_inputs(args, cu_seqlens_cpu)
-    if not plain and takes_other_derivatives(args):
+    # operators of `torch.library` have a formula for backward alone: forward mode would drop the tangents silently
+    if not plain and (under_transform() or has_tangent(args)):
         results = recurrence(args, cu_seqlens_cpu)
         return results if intermediate else results[:2]
     if intermediate:
@@ -40,14 +36,7 @@ def apply(
     return operator.run(args, parallel, plain=plain)
 
 
-def takes_other_derivatives(args: Arguments) -> bool:
-    """Whether a transform of `torch.func` or forward-mode differentiation is at work, which the operators don't serve.
-
-    `torch.library` operators have one formula, backward's: forward mode would drop the tangents without a word.
-    """
-    return under_transform() or has_tangent(args)
-
-
 def has_tangent(args: Arguments) -> bool:
+    """Whether forward-mode differentiation is active for an input."""
     tensors = (x for x in args.differentiable.values() if x is not None)
     return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)

@@ -1,4 +1,4 @@
-"""What a Longhorn operator is called with: one value from the public function down to the backend."""
+"""The arguments of a Longhorn operator, passed from the public function to the backend as one value."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-# outputs, the final state or None, and the states between where they are returned
+# outputs, the final state or None, and intermediate states if requested
 Result = tuple[Any, ...]
 
 
 class StepOptions(NamedTuple):
-    """The flags of :class:`Arguments` that say what beta holds. Backends pass them on as one value to where steps are made."""
+    """The flags of :class:`Arguments` that say what beta holds; backends pass them on as one value."""
 
     use_beta_sigmoid_in_kernel: bool
 
 
 class Arguments(NamedTuple):
-    """The arguments of :func:`fla_longhorn.ops.chunk_longhorn`, in its order, as far as a backend needs them.
+    """The arguments of :func:`fla_longhorn.ops.chunk_longhorn` that a backend needs, in its order.
 
-    A field with a new option is all that checks, operator and context parallelism need to hand it on: the operators' schema
-    is made from the fields. Tensors are those whose annotation says so; all but `cu_seqlens` have a gradient.
+    Checks, the operators' schema and context parallelism follow the fields, so an option is one more field. Tensors are the
+    fields annotated so; all but `cu_seqlens` have a gradient.
     """
 
     q: Tensor
@@ -45,24 +45,23 @@ class Arguments(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """`B, T, H, K, V`: rows, tokens, heads, entries of a key, channels of a head."""
+        """`B, T, H, K, V`: rows, tokens, heads, entries of a key, channels per head."""
         B, T, H, K = self.q.shape
         return B, T, H, K, self.v.shape[-1]
 
     @property
     def num_sequences(self) -> int:
-        """N: one a row, or as many as `cu_seqlens` packs into the only row."""
+        """N: the number of rows, or of sequences that `cu_seqlens` packs into one row."""
         return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the states before the first tokens and after the last ones."""
+        """Shape of the initial and final states."""
         _, _, H, K, V = self.sizes
         return (self.num_sequences, H, V, K) if self.state_v_first else (self.num_sequences, H, K, V)
 
     @property
     def differentiable(self) -> dict[str, Tensor | None]:
-        """The tensors that have a gradient, by name."""
         return {name: getattr(self, name) for name in DIFFERENTIABLE}
 
     def contiguous(self) -> Arguments:
@@ -70,7 +69,7 @@ class Arguments(NamedTuple):
         return self._replace(**fields)
 
     def without(self, names: Iterable[str]) -> Arguments:
-        """The others, with `None` in place of these tensors."""
+        """A copy with `None` in place of these tensors."""
         absent: dict[str, Any] = dict.fromkeys(names)
         return self._replace(**absent)
 
@@ -80,7 +79,7 @@ class Arguments(NamedTuple):
 
 
 def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
-    """A result, or an empty float32 tensor in place of one that was not requested."""
+    """A result, or an empty float32 tensor for one that was not requested."""
     return like.new_empty(0, dtype=torch.float32) if x is None else x
 
 
@@ -92,5 +91,5 @@ _PLACES = tuple(Arguments._fields.index(name) for name in TENSORS)
 
 
 def get_tensors(args: Arguments) -> list[Any]:
-    """In the order of `TENSORS`, for less than :attr:`Arguments.tensors`."""
+    """The values of :attr:`Arguments.tensors`, in less time."""
     return [args[i] for i in _PLACES]

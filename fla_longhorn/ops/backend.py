@@ -1,4 +1,4 @@
-"""The one place that decides which implementation of the Longhorn ops serves a device."""
+"""Choose the implementation of the Longhorn operators for a device."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from types import ModuleType
 
 import torch
 
-# folders beside this file
 OP_BACKENDS = ('triton', 'numba', 'torch')
 
 
 def select_backend(device: torch.device) -> ModuleType:
     """The module with `longhorn_fwd` and `longhorn_bwd` for tensors on `device`.
 
-    `FLA_LONGHORN_BACKEND` (triton, numba, torch) asks for one by name; one that can't serve raises, and never falls back.
+    `FLA_LONGHORN_BACKEND` (triton, numba, torch) selects one; if it cannot run there, this raises and never falls back.
     """
-    return load_backend(backend_name(device.type, *environment()))
-
-
-def environment() -> tuple[str | None, str | None]:
-    """The variables that decide, as they are now; what follows from their values is remembered, for decoding asks often."""
-    return os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')
+    name, interpret = os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')
+    return load_backend(backend_name(device.type, name, interpret))
 
 
 @cache
@@ -38,9 +33,8 @@ def backend_name(device_type: str, asked: str | None, interpret: str | None) -> 
     return name
 
 
-@cache
 def default_backend(device_type: str, interpret: str | None) -> str:
-    """Triton on an accelerator or under its interpreter; on the CPU Numba where it is installed, else PyTorch."""
+    """Triton on an accelerator or in its interpreter; on the CPU Numba if it is installed, else PyTorch."""
     if device_type != 'cpu' or interpret == '1':
         return 'triton'
     return 'torch' if importlib.util.find_spec('numba') is None else 'numba'

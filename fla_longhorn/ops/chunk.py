@@ -1,4 +1,4 @@
-"""`chunk_longhorn`: training and prefill, in parallel over time where the batch alone doesn't fill the device."""
+"""`chunk_longhorn`: training and prefill, parallel along the sequence where the batch alone does not fill the device."""
 
 from __future__ import annotations
 
@@ -14,22 +14,11 @@ if TYPE_CHECKING:
 
 
 def chunk_longhorn(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    scale: float | None = None,
-    initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,
-    exact: bool = False,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
-    cu_seqlens_cpu: torch.Tensor | None = None,
-    cp_context: FLACPContext | None = None,
-    return_intermediate_states: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, scale: float | None = None,
+    initial_state: torch.Tensor | None = None, output_final_state: bool = False, exact: bool = False,
+    D: torch.Tensor | None = None, z: torch.Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False,
+    state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
 ) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) over whole sequences.
 
@@ -48,18 +37,18 @@ def chunk_longhorn(
             Queries of shape `[B, T, H, K]`, 1 <= K <= 256, shared by the head's channels.
         k (torch.Tensor):
             Keys of shape `[B, T, H, K]`. They need no normalisation: the update is stable, and results are finite, up to
-            `|k|` of about 1e17. Beyond 2^63 (9e18) float32 has no such step size: results are NaN on the CPU, and on a GPU
-            the token writes nothing to the state. For large keys small gradients underflow: that of `beta` from `|k|` of
-            about 1e4 on, that of `k` from 1e7 on. Where one entry holds nearly all of `|k|^2`, as with K = 1, `1 - eps k^2`
-            cancels: from `|k|` of about 30 on, what an old state leaves behind and its gradient lose digits.
+            `|k|` of about 1e17. Beyond 2^63 (9e18) the step size underflows float32: results are NaN on the CPU, and on a
+            GPU the token does not change the state. For large keys small gradients underflow: that of `beta` from `|k|` of
+            about 1e4 on, that of `k` from 1e7 on. If one entry is nearly all of `|k|^2`, as with K = 1, `1 - eps k^2`
+            cancels: from `|k|` of about 30 on, what remains of an old state loses digits, and so does its gradient.
         v (torch.Tensor):
             Values of shape `[B, T, H, V]` (the paper's x).
         beta (torch.Tensor):
             Step sizes in (0, 1), of shape `[B, T, H, V]` (one per channel) or `[B, T, H]` (one per head).
         scale (float, Optional):
-            Factor of the queries. Default: `None`, which is 1.0, as in the paper.
+            Factor applied to the queries. Default: `None`, which means 1.0, as in the paper.
         initial_state (torch.Tensor, Optional):
-            State before the first token, of shape `[N, H, K, V]` for `N` sequences. Default: `None`, which is zero.
+            State before the first token, of shape `[N, H, K, V]` for `N` sequences. Default: `None`, which means zero.
         output_final_state (bool, Optional):
             Whether to return the state after the last token. Default: `False`.
         exact (bool, Optional):
@@ -70,19 +59,19 @@ def chunk_longhorn(
         z (torch.Tensor, Optional):
             Output gate of shape `[B, T, H, V]`; the output is multiplied by `silu(z)`. Default: `None`.
         use_beta_sigmoid_in_kernel (bool, Optional):
-            Whether `beta` holds logits, to be passed through a sigmoid inside the kernel. Default: `False`.
+            Whether `beta` holds logits; the kernel applies the sigmoid. Default: `False`.
         state_v_first (bool, Optional):
             Whether the states are `[N, H, V, K]` instead of `[N, H, K, V]`. Default: `False`.
         cu_seqlens (torch.Tensor, Optional):
             Boundaries `[N + 1]` (int32 or int64, from 0 to T) of sequences packed into one row; B must be 1.
             Empty sequences keep their initial state. Default: `None`.
         cu_seqlens_cpu (torch.Tensor, Optional):
-            Host copy of `cu_seqlens`, so that checking it doesn't wait for the device. On a GPU it is checked in place of
-            `cu_seqlens` and not compared with it: kernels read the latter. Default: `None`.
+            Host copy of `cu_seqlens`, so that checking it does not synchronise with the device. On a GPU only the copy is
+            checked, and not compared with `cu_seqlens`, which the kernels read. Default: `None`.
         cp_context (FLACPContext, Optional):
             fla's context of this rank, from `fla.ops.cp.build_cp_context`: q, k, v, beta and z are this rank's tokens of
-            sequences split over the ranks of its group. `cu_seqlens` is taken from it;
-            `initial_state` and `output_final_state` are refused. D's gradient is this rank's part of the sum over ranks.
+            sequences split over the ranks of its group. `cu_seqlens` is taken from it; `initial_state` and
+            `output_final_state` must keep their defaults. D's gradient is this rank's part of the sum over ranks.
             Default: `None`.
         return_intermediate_states (bool, Optional):
             Whether to return a third tensor, the states before every n-th token, `n = checkpoint_interval(K)` of
@@ -93,19 +82,18 @@ def chunk_longhorn(
         o (torch.Tensor):
             Outputs of shape `[B, T, H, V]` in the dtype of `v`.
         final_state (torch.Tensor or None):
-            float32 states of shape `[N, H, K, V]` (`[N, H, V, K]` with `state_v_first`) if wanted, else `None`.
+            float32 states of shape `[N, H, K, V]` (`[N, H, V, K]` with `state_v_first`) if requested, else `None`.
         states (torch.Tensor):
-            Only with `return_intermediate_states`: float32 `[B, ceil(T / n), H, K, V]` (or `[..., V, K]`), of packed
-            sequences one after the other, `[1, sum(ceil(T_i / n)), H, K, V]`.
+            Only with `return_intermediate_states`: float32 `[B, ceil(T / n), H, K, V]` (or `[..., V, K]`); those of packed
+            sequences are concatenated, `[1, sum(ceil(T_i / n)), H, K, V]`.
 
-    q, k, v, beta, D and z are float16, bfloat16 or float32, each its own, in any strides; the state and all sums are
-    float32. Differentiable in all of them and in `initial_state`, through `o` and `final_state`; no atomics, so that two
-    runs are bit-equal. `torch.func` transforms and forward-mode differentiation run the recurrence of
-    :func:`fla_longhorn.ops.naive_recurrent_longhorn`, which is slow and right; a second backward (`create_graph=True`) is
-    refused.
+    q, k, v, beta, D and z are float16, bfloat16 or float32, each with its own dtype and any strides; the state and all sums
+    are float32. Differentiable in all of them and in `initial_state`, through `o` and `final_state`. Deterministic: two runs
+    are bit-equal. `torch.func` transforms and forward-mode differentiation run the slow recurrence of
+    :func:`fla_longhorn.ops.naive_recurrent_longhorn`; a second backward (`create_graph=True`) raises an error.
 
     Raises:
-        ValueError: a shape, a device or boundaries don't fit. TypeError: a type or a dtype doesn't.
+        ValueError: a shape, device or boundary does not fit. TypeError: a type or dtype does not.
 
     Examples::
         >>> q, k = torch.randn(2, 2, 64, 1, 16)

@@ -15,22 +15,11 @@ if TYPE_CHECKING:
 
 
 def fused_recurrent_longhorn(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    scale: float | None = None,
-    initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,
-    exact: bool = False,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
-    cu_seqlens_cpu: torch.Tensor | None = None,
-    cp_context: FLACPContext | None = None,
-    return_intermediate_states: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, scale: float | None = None,
+    initial_state: torch.Tensor | None = None, output_final_state: bool = False, exact: bool = False,
+    D: torch.Tensor | None = None, z: torch.Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False,
+    state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
 ) -> Result:
     return apply(
         Arguments(

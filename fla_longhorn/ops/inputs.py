@@ -1,4 +1,4 @@
-"""One check of the arguments for every Longhorn op: each error names the argument, what it got and what it takes."""
+"""The argument checks of every Longhorn op; each error names the argument, what is wanted and what it got."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
 
 MAX_STATE_SIZE = 256
-# set to 1, it has values on a device compared too, for a wait at each call
+# if 1, values on a device are compared too, which synchronises at each call
 CHECK_VALUES = 'FLA_LONGHORN_CHECK_VALUES'
 LOW_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -25,15 +25,11 @@ _last_read = LastRead()
 
 
 def check_inputs(
-    args: Arguments,
-    cu_seqlens_cpu: torch.Tensor | None,
-    *,
-    allow_float64: bool = False,
-    cu_seqlens_name: str = 'cu_seqlens',
+    args: Arguments, cu_seqlens_cpu: torch.Tensor | None, *, allow_float64: bool = False, cu_seqlens_name: str = 'cu_seqlens',
 ) -> None:
-    """Raise `ValueError` (shape, device, `cu_seqlens`) or `TypeError` (type, dtype) unless the arguments fit together.
+    """Raise `ValueError` (shape, device, boundaries) or `TypeError` (type, dtype) unless the arguments fit together.
 
-    `cu_seqlens_name` is what the caller calls them.
+    `cu_seqlens_name` is the name of `cu_seqlens` in messages.
     """
     q, k, v, beta, D, z, cu_seqlens = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens
     tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': args.initial_state}
@@ -49,7 +45,7 @@ def check_inputs(
     if q.dim() != 4:
         raise ValueError(f'q must have shape [B, T, H, K], got {list(q.shape)}')
     B, T, H, K = q.shape
-    # one by one: the least of them would tie sizes of an exported program to each other
+    # one by one: min() would make the sizes of an exported program depend on each other
     if B < 1 or T < 1 or H < 1 or K < 1:
         raise ValueError(f'q must have at least one sequence, token, head and state entry, got {list(q.shape)}')
     if K > MAX_STATE_SIZE:
@@ -76,7 +72,7 @@ def check_inputs(
 
 
 def check_pool(pool: Pool, args: Arguments) -> None:
-    """Refuse states that can't be updated in place, or choices that don't fit, as far as shapes and types tell."""
+    """Raise unless the states can be updated in place and the indices have the right type, shape and device."""
     state: object = pool.states
     if not isinstance(state, torch.Tensor):
         raise TypeError(f'state must be a torch.Tensor, got {type(state).__name__}')
@@ -84,7 +80,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
         raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
     _check_tensor('state', state, args.q, False)
     _check_state_shape('state', state, args, pooled=pool.state_indices is not None)
-    # a trace can't ask
+    # `is_neg` cannot be traced
     if not torch.compiler.is_compiling() and state.is_neg():
         raise ValueError('state must not be a negative view to be updated in place: give state.resolve_neg()')
     row = state[0]
@@ -112,7 +108,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
 
 
 def check_rows(pool: Pool, N: int) -> None:
-    """Refuse rows outside the pool, and rows that one sequence writes and another reads or writes."""
+    """Raise if a row is outside the pool, or one sequence writes a row that another reads or writes."""
     P = len(pool.states)
     for name in ('state_indices', 'final_state_indices'):
         indices = pool.choices[name]
@@ -136,23 +132,21 @@ def check_cu_seqlens(
     cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, B: int, T: int, device: torch.device,
     cu: str = 'cu_seqlens',
 ) -> None:
-    """Refuse boundaries that are not `0 = c_0 <= c_1 <= ... <= c_N = T` with B == 1."""
+    """Raise unless the boundaries are `0 = c_0 <= c_1 <= ... <= c_N = T` and B == 1; `cu` is their name in messages."""
     check_cu_seqlens_layout(cu_seqlens, cu_seqlens_cpu, B, device, cu)
     # the values of a traced or captured tensor can't be read
     if torch.compiler.is_compiling() or is_capturing(device):
         return
     if cu_seqlens_cpu is not None and (device.type == 'cpu' or os.environ.get(CHECK_VALUES) == '1'):
         if not torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu):
-            raise ValueError(
-                f'{cu}_cpu must be the host copy of {cu} ({cu_seqlens.tolist()}), got {cu_seqlens_cpu.tolist()}'
-            )
+            raise ValueError(f'{cu}_cpu must be the host copy of {cu} ({cu_seqlens.tolist()}), got {cu_seqlens_cpu.tolist()}')
     check_boundaries(cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, T, cu)
 
 
 def check_cu_seqlens_layout(
     cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, B: int, device: torch.device, cu: str = 'cu_seqlens',
 ) -> None:
-    """The same as far as types, shapes and devices tell."""
+    """Check types, shapes and devices, but no values."""
     if B != 1:
         raise ValueError(f'{cu} packs all sequences into one row, so q must have B = 1, got B = {B}')
     for name, x in ((cu, cu_seqlens), (f'{cu}_cpu', cu_seqlens_cpu)):
@@ -173,12 +167,12 @@ def check_cu_seqlens_layout(
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph records what runs on `device`, so that nothing can be read from there."""
+    """Whether a CUDA graph is being captured on `device`, so that no value can be read from it."""
     return device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
 
 
 def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -> None:
-    """Refuse values that don't run from 0 to T without decreasing."""
+    """Raise unless the values go from 0 to T without decreasing."""
     bounds = _last_read.values(cu_seqlens)
     if bounds[0] != 0:
         raise ValueError(f'{cu} must start at 0, got {bounds[0]}')
@@ -192,8 +186,8 @@ def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -
 def check_cp_context(
     cp_context: FLACPContext, initial_state: torch.Tensor | None = None, output_final_state: bool = False,
 ) -> None:
-    """Refuse what isn't one contiguous part of the tokens on each rank, and states, which no rank has to itself."""
-    # who has a context has imported it
+    """Raise unless each rank has one contiguous part of the tokens, or if an initial or final state is asked for."""
+    # imported already, if this is a context
     fla_cp = sys.modules.get('fla.ops.cp')
     if fla_cp is None or not isinstance(cp_context, fla_cp.FLACPContext):
         raise TypeError(f'cp_context must be a fla.ops.cp.FLACPContext or None, got {type(cp_context).__name__}')

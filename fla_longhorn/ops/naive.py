@@ -1,4 +1,4 @@
-"""The recurrence as the paper writes it: the readable reference, and the only oracle of the tests."""
+"""The recurrence as the paper writes it: the reference that every test compares with."""
 
 from __future__ import annotations
 
@@ -15,22 +15,11 @@ if TYPE_CHECKING:
 
 
 def naive_recurrent_longhorn(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    scale: float | None = None,
-    initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,
-    exact: bool = False,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
-    cu_seqlens_cpu: torch.Tensor | None = None,
-    cp_context: FLACPContext | None = None,
-    return_intermediate_states: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, scale: float | None = None,
+    initial_state: torch.Tensor | None = None, output_final_state: bool = False, exact: bool = False,
+    D: torch.Tensor | None = None, z: torch.Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False,
+    state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
 ) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) as one PyTorch loop over time.
 
@@ -44,10 +33,9 @@ def naive_recurrent_longhorn(
         S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t) \\
         S_t = S_{t-1} + k_t \otimes \epsilon_t \odot (v_t - k_t^\top S_{t-1})
 
-    The code's letters in the paper's: `K` is the state size m, `V` the channels d, `v` the input x, `q` and `k` the
-    same, `beta` the step size. Computes in float32, or in float64 where an input is float64; any device.
-    Arguments, shapes, results and errors are those of :func:`fla_longhorn.ops.chunk_longhorn`, which this one checks;
-    `cp_context` is refused.
+    In the paper's letters, `K` is the state size m, `V` the channels d, `v` the input x; `q`, `k` and `beta` are the same.
+    Computes in float32, or in float64 if an input is float64, on any device. Arguments, shapes, results and errors are those
+    of :func:`fla_longhorn.ops.chunk_longhorn`; `cp_context` raises `ValueError`.
     """
     if cp_context is not None:
         raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
@@ -60,10 +48,8 @@ def naive_recurrent_longhorn(
     return (o, final_state, states) if return_intermediate_states else (o, final_state)
 
 
-def recurrence(
-    args: Arguments, cu_seqlens_cpu: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The loop, on checked arguments; the third result are the states before every `checkpoint_interval(K)`-th token."""
+def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The loop, on checked arguments; also returns the states before every `checkpoint_interval(K)`-th token."""
     _, T, H, K, V = args.sizes
     N, cu_seqlens, D, z = args.num_sequences, args.cu_seqlens, args.D, args.z
     is_double = any(x is not None and x.dtype == torch.float64 for x in args.differentiable.values())
@@ -76,10 +62,10 @@ def recurrence(
         beta = beta[..., None].expand_as(v)
     # [B, T, H, V]
     norm = k.square().sum(-1, keepdim=True)
-    # NaN for keys so long that float32 has no such step: a step of zero would pass for one
+    # NaN where the step size underflows, rather than a zero that looks valid
     eps = beta / (1 + beta * norm) + 0 * (4 * norm)
 
-    # (row of the batch, first token, last token + 1) of each sequence
+    # (rows of the batch, first token, end) of each sequence
     if cu_seqlens is None:
         spans = [(slice(None), 0, T)]
     else:

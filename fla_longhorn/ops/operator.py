@@ -1,8 +1,7 @@
 """The operators behind the public functions: `torch.library` custom ops, forward and backward, with fakes and autograd.
 
-Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, and its schema is made from them. A backend is a module
-with `longhorn_fwd` and `longhorn_bwd` (the contract is the docstring of :mod:`fla_longhorn.ops.triton`), which
-:mod:`fla_longhorn.ops.backend` chooses by the device of `q`.
+Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, which its schema follows, and calls the backend's
+`longhorn_fwd` or `longhorn_bwd`; the docstring of :mod:`fla_longhorn.ops.triton` is their contract.
 
 Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
 for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence.
@@ -27,17 +26,16 @@ SCHEMA_TYPES = {Tensor: 'Tensor', Tensor | None: 'Tensor?', float: 'float', bool
 FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in TYPES.items()}
 SCHEMA = ', '.join(FIELDS.values())
 GRADIENTS = ', '.join(['Tensor'] * len(DIFFERENTIABLE))
-# `Tensor(a!)` is a tensor that the operator writes to
-POOL_FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in get_type_hints(Pool).items()} | {
-    'states': 'Tensor(a!) states',
-}
+POOL_FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in get_type_hints(Pool).items()}
+# written to
+POOL_FIELDS['states'] = 'Tensor(a!) states'
 UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
-# up to this length one pass over time is at least as fast as splitting it
+# up to this length, one pass over the sequence is at least as fast as splitting it
 MAX_RECURRENT_LENGTH = 64
 
 
 def with_boundaries_checked(args: Arguments) -> Arguments:
-    """Check boundaries on the CPU, where the values of a compiled program's are known only now."""
+    """Check boundaries on the CPU again: while a program is compiled, their values are unknown."""
     if args.cu_seqlens is not None and args.cu_seqlens.device.type == 'cpu':
         check_boundaries(args.cu_seqlens, args.q.shape[1])
     return args
@@ -92,8 +90,7 @@ def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(*args.tensors.values(), states)
     ctx.mark_non_differentiable(states)
     ctx.set_materialize_grads(False)
-    ctx.args, ctx.parallel = args.without(TENSORS), parallel
-    ctx.shape = o.shape
+    ctx.args, ctx.parallel, ctx.shape = args.without(TENSORS), parallel, o.shape
 
 
 def _backward(ctx, do, dht, _):
@@ -102,7 +99,7 @@ def _backward(ctx, do, dht, _):
     if do is None:
         do = args.v.new_zeros(ctx.shape)
     gradients = dict(zip(DIFFERENTIABLE, longhorn_bwd(do, dht, states, *args, ctx.parallel), strict=True))
-    # one for each field; neither save_states nor parallel has any
+    # one per field; save_states and parallel have none
     of_fields = (gradients[name] if args.tensors.get(name) is not None and name in gradients else None for name in FIELDS)
     return *of_fields, None, None
 
@@ -120,9 +117,7 @@ def _second_backward(ctx, *gradients):
 longhorn_bwd.register_autograd(_second_backward)
 
 
-@torch.library.custom_op(
-    'fla_longhorn::longhorn_update', mutates_args=('states',), schema=f'({UPDATE_SCHEMA}) -> Tensor',
-)
+@torch.library.custom_op('fla_longhorn::longhorn_update', mutates_args=('states',), schema=f'({UPDATE_SCHEMA}) -> Tensor')
 def longhorn_update(*inputs) -> Tensor:
     """Return `o [B, T, H, V]` of sequences whose states are rows of a pool, and leave the final states there.
 
@@ -134,7 +129,7 @@ def longhorn_update(*inputs) -> Tensor:
 
 
 def update(pool: Pool, args: Arguments) -> Tensor:
-    """What the operator does, on boundaries that are checked."""
+    """The operator, on checked boundaries."""
     if pool.is_chosen_from and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
     args = apart_from(pool.states, args)
@@ -146,10 +141,10 @@ def update(pool: Pool, args: Arguments) -> Tensor:
 
 
 def apart_from(states: Tensor, args: Arguments) -> Arguments:
-    """The arguments, copied where they share memory with states, which a kernel may write before it has read all inputs."""
+    """Copy the arguments that share memory with `states`, which a kernel may write before it has read all inputs."""
     start, end = span(states)
+    # a meta tensor has no memory
     if start == 0:
-        # meta tensors have no memory
         return args
     shared: dict[str, Any] = {}
     for name, x in zip(TENSORS, get_tensors(args), strict=True):
@@ -159,7 +154,7 @@ def apart_from(states: Tensor, args: Arguments) -> Arguments:
 
 
 def span(x: Tensor) -> tuple[int, int]:
-    """Where the elements of a tensor start and end in memory."""
+    """First address of a tensor's elements, and the address after the last."""
     start = x.data_ptr()
     if x.is_contiguous():
         return start, start + x.nbytes
@@ -172,9 +167,9 @@ def _(*inputs):
 
 
 def _count_update(keyset, states: Tensor, *inputs) -> Tensor:
-    """Tell autograd that the states change, and go on to the operator.
+    """Tell autograd that the states change, then call the operator.
 
-    In place of what `custom_op` registers, which asks the schema for all arguments once an argument: 0.3 ms a call.
+    Replaces what `custom_op` registers, which goes through the whole schema for each argument: 0.3 ms per call.
     """
     increment_version(states)
     return _OPERATOR.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, states, *inputs)
@@ -192,20 +187,19 @@ def split_update(inputs: tuple) -> tuple[Pool, Arguments]:
 
 
 def is_long(args: Arguments) -> bool:
-    """Whether to cut time, as far as shapes tell: of lengths on a device nothing is known."""
+    """Whether to split along the sequence; lengths on a device are unknown, so only shapes count."""
     T = args.q.shape[1]
     return T > MAX_RECURRENT_LENGTH and (args.cu_seqlens is None or args.num_sequences < T)
 
 
 def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Call the operator on checked arguments, saving states only where a gradient will ask for them.
+    """Call the operator on checked arguments; states are saved only if a backward may follow.
 
-    A plain call (:func:`fla_cpu.plain.is_plain`) goes to the backend by itself.
+    A plain call (:func:`fla_cpu.plain.is_plain`) skips the dispatcher.
     """
     if parallel and args.beta.dim() == 3 and not torch.compiler.is_compiling():
         shortcut = getattr(select_backend(args.q.device), 'longhorn_shortcut', None)
-        result = None if shortcut is None else shortcut(args)
-        if result is not None:
+        if shortcut is not None and (result := shortcut(args)) is not None:
             return result
     args = with_float(args)
     if plain:
@@ -216,7 +210,7 @@ def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, T
 
 
 def run_with_states(args: Arguments, cu_seqlens_cpu: Tensor | None, parallel: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The same with the states before every `checkpoint_interval(K)`-th token."""
+    """As :func:`run`, and return the states before every `checkpoint_interval(K)`-th token too."""
     if needs_gradient(args):
         raise ValueError('return_intermediate_states must be False where an input needs a gradient, which the states have not')
     o, final_state, states = longhorn_fwd(*with_float(args), True, parallel)
@@ -232,7 +226,7 @@ def run_with_states(args: Arguments, cu_seqlens_cpu: Tensor | None, parallel: bo
 
 
 def with_float(args: Arguments) -> Arguments:
-    """Arguments as the operators take them: the scale a float, the state float32."""
+    """Convert the scale to a float and the initial state to float32."""
     if type(args.scale) is not float:
         args = args._replace(scale=float(args.scale))
     if args.initial_state is not None and args.initial_state.dtype != torch.float32:
@@ -241,7 +235,7 @@ def with_float(args: Arguments) -> Arguments:
 
 
 def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
-    """The same for :func:`longhorn_update`."""
+    """As :func:`run`, for :func:`longhorn_update`."""
     args = with_float(args)
     if not plain:
         return longhorn_update(*pool, *args)
@@ -251,18 +245,18 @@ def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
 
 
 def step(states: Tensor, args: Arguments) -> Tensor:
-    """The same for a plain call of one token a sequence; `states`, the `initial_state` too, are dense."""
+    """As :func:`run_update`, for a plain call of one token per sequence; dense `states` are also `args.initial_state`."""
     o = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
     count_update(states)
     return o
 
 
 def count_update(states: Tensor) -> None:
-    """As the operator does: what autograd has saved of them is no longer theirs."""
+    """Tell autograd that the states changed, as the operator does: a backward that saved them must fail."""
     if not states.is_inference():
         increment_version(states)
 
 
 def needs_gradient(args: Arguments) -> bool:
-    """Whether a backward may follow, which starts from the saved states."""
+    """Whether a backward may follow, which needs saved states."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())

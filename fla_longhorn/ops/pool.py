@@ -1,4 +1,4 @@
-"""A pool of states, and which of its rows belong to the sequences of a call."""
+"""A pool of states, and the rows of it that a call's sequences use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ PAD_SLOT_ID = -1
 
 
 class Pool(NamedTuple):
-    """States `[P, H, K, V]` and the arguments of :func:`fla_longhorn.ops.longhorn_state_update` that choose among them.
+    """States `[P, H, K, V]` and the arguments of :func:`fla_longhorn.ops.longhorn_state_update` that select rows of them.
 
-    The state before sequence n is row `state_indices[n]` (row n without it), or zero where `has_initial_state[n]` is false;
-    the state after it goes to row `final_state_indices[n]` (without it, to the row of the state before). A negative index,
-    and `pad_slot_id`, stand for no row.
+    The initial state of sequence n is row `state_indices[n]` (default: n), or zero where `has_initial_state[n]` is false.
+    Its final state goes to row `final_state_indices[n]` (default: the same row). A negative index or `pad_slot_id` is no row.
     """
 
     states: Tensor
@@ -30,18 +29,17 @@ class Pool(NamedTuple):
 
     @property
     def is_chosen_from(self) -> bool:
-        """Whether the states are more, or in another order, than those of the sequences."""
+        """Whether any of the choices is given; else row n is the state of sequence n."""
         return not (self.state_indices is None and self.final_state_indices is None and self.has_initial_state is None)
 
     def contiguous(self) -> Pool:
-        """The same states, with contiguous index tensors."""
         choices: dict[str, Any] = {name: None if x is None else x.contiguous() for name, x in self.choices.items()}
         return self._replace(**choices)
 
     def locate(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Row indices to read and to write (int64 `[N]`, -1 = none), and a bool mask `[N]` of the sequences that take part.
+        """Rows to read and to write (int64 `[N]`, -1: none), and a bool mask `[N]` of the sequences that have a row.
 
-        Sequences without a row are skipped: zero output, no reads, no writes.
+        The others are skipped: their output is zero, nothing is read or written.
         """
         if self.state_indices is None:
             first = torch.arange(N, dtype=torch.int64, device=self.states.device)
@@ -55,17 +53,17 @@ class Pool(NamedTuple):
         return first, last, used
 
     def gather(self, N: int) -> Tensor:
-        """The states before the sequences, `[N, ...]`; zero where there is none."""
-        first, _, _ = self.locate(N)
+        """Initial states `[N, ...]` of the sequences; zero where there is none."""
+        first = self.locate(N)[0]
         return torch.where((first >= 0).view(-1, 1, 1, 1), self.states[first.clamp_min(0)], 0)
 
     def scatter(self, states: Tensor) -> None:
-        """Put the states after the sequences, `[N, ...]`, into their rows."""
-        _, last, _ = self.locate(len(states))
+        """Write the sequences' final states `[N, ...]` to their rows."""
+        last = self.locate(len(states))[1]
         self.states[last[last >= 0]] = states[last >= 0]
 
     def without_absent(self, o: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        """The outputs `[B, T, ...]`, those of sequences without a row set to zero, in place."""
+        """Set the outputs `[B, T, ...]` of sequences without a row to zero, in place, and return all."""
         rows, N = o[0] if cu_seqlens is not None else o, len(o) if cu_seqlens is None else len(cu_seqlens) - 1
         for n in (~self.locate(N)[2]).nonzero().flatten().tolist():
             (rows[n] if cu_seqlens is None else rows[cu_seqlens[n]:cu_seqlens[n + 1]]).zero_()

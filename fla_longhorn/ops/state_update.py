@@ -1,4 +1,4 @@
-"""`longhorn_state_update`: decoding and prefill with states updated in place, each in its row of a pool."""
+"""`longhorn_state_update`: decoding and prefill that update states in place, in a tensor or in rows of a pool."""
 
 from __future__ import annotations
 
@@ -13,70 +13,57 @@ from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 
 def longhorn_state_update(
-    state: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    scale: float | None = None,
-    exact: bool = False,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
-    cu_seqlens_cpu: torch.Tensor | None = None,
-    state_indices: torch.Tensor | None = None,
-    final_state_indices: torch.Tensor | None = None,
-    has_initial_state: torch.Tensor | None = None,
+    state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, scale: float | None = None,
+    exact: bool = False, D: torch.Tensor | None = None, z: torch.Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False, state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None, state_indices: torch.Tensor | None = None,
+    final_state_indices: torch.Tensor | None = None, has_initial_state: torch.Tensor | None = None,
     pad_slot_id: int = PAD_SLOT_ID,
 ) -> torch.Tensor:
-    r"""Update `state` in place, as decoding does, and return their outputs.
+    r"""Update `state` in place, as decoding does, and return the tokens' outputs.
 
-    The same as :func:`fla_longhorn.ops.fused_recurrent_longhorn` with `initial_state=state`, whose final state ends up in
-    `state` (from 65 tokens on as :func:`fla_longhorn.ops.chunk_longhorn`). With `state_indices`, `state` is a pool, as serving
-    engines keep one, and each sequence has a row of it: rows are read and written in place, without a gather. In terms
-    of that function, with `i` the indices:
+    Equals :func:`fla_longhorn.ops.fused_recurrent_longhorn` (from 65 tokens on :func:`fla_longhorn.ops.chunk_longhorn`) with
+    `initial_state=state`, whose final state replaces `state`. With `state_indices`, `state` is a pool, as serving engines
+    keep one, and each sequence has a row of it, read and written in place, without a gather. With `i` the indices:
 
     .. math::
         o, S = \mathrm{fused\_recurrent\_longhorn}(\ldots, \mathrm{initial\_state} = \mathrm{state}[i]), \qquad
         \mathrm{state}[i] \leftarrow S
 
     A decoding batch is q of shape `[N, 1, H, K]` without `cu_seqlens`: a single kernel on a GPU. Packed in one row with
-    `cu_seqlens` it gives the same results by slower kernels, for lengths on the device are not known to be one. No call waits
-    for the device, and nothing that is allocated depends on values, so that a CUDA graph can hold it (with `cu_seqlens`
-    that are checked outside of a capture, see `cu_seqlens_cpu`). It has no gradient.
+    `cu_seqlens`, it takes slower kernels, because the host does not know that all lengths are one. With
+    `cu_seqlens_cpu` beside `cu_seqlens`, no call synchronises with the device. No allocation depends on values, so a CUDA
+    graph can capture it; boundaries are not checked during a capture. It has no gradient.
 
     Args:
         state (torch.Tensor):
             float32 states of shape `[N, H, K, V]`, or with `state_indices` a pool `[P, H, K, V]` (`[.., H, V, K]` with
-            `state_v_first`), overwritten. Each row is contiguous; between rows there may be room (`state.stride(0)`), which
-            stays untouched. Inputs may be views of it: those are copied.
+            `state_v_first`), overwritten. Each row is contiguous; gaps between rows (`state.stride(0)`) stay untouched.
+            Inputs may be views of it: those are copied.
         q, k, v, beta, scale, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, cu_seqlens_cpu:
             As in :func:`fla_longhorn.ops.chunk_longhorn`.
         state_indices (torch.Tensor, Optional):
             The pool's row of each sequence, `[N]`, int32 or int64. A sequence without a row (a negative index, or
             `pad_slot_id`) is skipped: nothing of the pool is read or written, and its output is zero. Default: `None`.
         final_state_indices (torch.Tensor, Optional):
-            Rows for the states after the last tokens, like `state_indices`, whose rows then stay as they are: for prefixes
-            that others share, or tokens that may be reverted. Where it holds no row the state after is not kept.
-            Default: `None`, which is `state_indices`.
+            Rows for the final states, like `state_indices`, whose rows then stay unchanged: for shared prefixes, or tokens
+            that may be reverted. A final state without a row is dropped. Default: `None`, which means `state_indices`.
         has_initial_state (torch.Tensor, Optional):
-            Whether a sequence starts from its row, bool of shape `[N]`. One that doesn't starts from zero, whatever the row
-            holds, NaN included. Default: `None`, which is all.
+            Whether a sequence starts from its row, bool of shape `[N]`. Others start from zero, whatever the row holds, NaN
+            included. Default: `None`, which means all do.
         pad_slot_id (int, Optional):
-            An index that stands for no row, beside the negative ones; vLLM's null block is 0. Default: -1.
+            Another index that means no row, like the negative ones; vLLM's null block is 0. Default: -1.
 
     Returns:
         o (torch.Tensor):
             Outputs of shape `[B, T, H, V]` in the dtype of `v`.
 
     Raises:
-        ValueError: a shape, a device or boundaries don't fit, the rows of `state` aren't contiguous, it is a negative view,
-            gradients are required or a `torch.func` transform is active. On the CPU also: an index is outside the pool,
-            or a sequence writes a row that another one reads or writes. On a GPU such indices are not found, for that would
-            take reading them: the results are undefined.
-        TypeError: a type or a dtype doesn't fit.
+        ValueError: a shape, device or boundary does not fit, the rows of `state` are not contiguous, it is a negative view,
+            a gradient is required or a `torch.func` transform is active. On the CPU also: an index is outside the pool, or
+            a sequence writes a row that another one reads or writes. On a GPU indices are not read, and such results are
+            undefined.
+        TypeError: a type or dtype does not fit.
 
     Examples::
         >>> q, k = torch.randn(2, 2, 1, 1, 16)
@@ -115,9 +102,9 @@ def longhorn_state_update(
 
 
 def is_step(pool: Pool, args: Arguments) -> bool:
-    """Whether a plain call is what decoding makes for each token and layer: one token a sequence, beside dense states.
+    """Whether a plain call is the usual decoding step: one token per sequence and dense states, which no input overlaps.
 
-    Then the checks have nothing to find, and nothing shares memory with the states. This takes less time than to ask them.
+    Such arguments pass all checks; this test takes less time than the checks.
     """
     state, rows, final_rows, is_filled, pad_slot_id = pool
     q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens = args
@@ -125,9 +112,9 @@ def is_step(pool: Pool, args: Arguments) -> bool:
         return False
     if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is bool):
         return False
-    if state_v_first is not False or state is None or state.dtype is not torch.float32 or not state.is_contiguous():
+    if state_v_first is not False or state is None or state.dtype is not torch.float32:
         return False
-    if state.dim() != 4:
+    if not state.is_contiguous() or state.dim() != 4:
         return False
     (N, H, K, V), device, start = state.shape, q.device, state.data_ptr()
     end, keys, values = start + state.nbytes, (N, 1, H, K), (N, 1, H, V)

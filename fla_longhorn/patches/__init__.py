@@ -1,4 +1,4 @@
-"""What importing the package changes in fla and transformers: the one place that does, by parts, each reverted exactly."""
+"""All changes that importing the package makes in fla and transformers, in parts that can be reverted."""
 
 from fla_longhorn.patches.apply import DEFAULT, VARIABLE, patch, register, unregister
 from fla_longhorn.patches.parts import PARTS

@@ -1,4 +1,4 @@
-"""Applying parts and reverting them. Nothing here starts a kernel or touches a GPU."""
+"""Apply and revert parts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from fla_cpu.changes import Changes
 from fla_longhorn.patches.parts import PARTS
 
-# chooses parts for programs that nobody edits: their names, separated by commas, or `none`
+# environment variable with the names of the parts to apply, separated by commas, or `none`
 VARIABLE = 'FLA_LONGHORN_PATCH'
-# `flash_attn` changes what native models of fla do
+# without `flash_attn`, which changes native models of fla
 DEFAULT = tuple(name for name in PARTS if name != 'flash_attn')
 
-# what is applied, in that order
+# the applied parts, in order
 _applied: dict[str, Changes] = {}
 
 
 def register() -> None:
-    """Apply the parts that `FLA_LONGHORN_PATCH` names, without it those of :data:`DEFAULT`; importing the package does.
+    """Apply the parts in `FLA_LONGHORN_PATCH`, by default :data:`DEFAULT`; called when the package is imported.
 
     Raises:
-        ValueError: the variable names a part that there is not.
+        ValueError: the variable names an unknown part.
     """
     patch(**dict.fromkeys(asked(os.environ.get(VARIABLE)), True))
 
@@ -34,16 +34,15 @@ def asked(value: str | None) -> tuple[str, ...]:
 
 
 def patch(**parts: bool) -> None:
-    """Apply the parts that are true and revert those that are false; others stay as they are.
+    """Apply the parts that are true and revert those that are false; others do not change.
 
     Args:
         parts (bool):
-            `names`, `attn_mode`, `cpu`, `trainer`, `served` and `flash_attn`, by keyword: what each changes, and why, is
-            in `docs/patches.md`.
+            `names`, `attn_mode`, `cpu`, `trainer`, `served` and `flash_attn`, described in `docs/patches.md`.
 
     Raises:
-        ValueError: there is no such part.
-        RuntimeError: what a part to revert had set was replaced by others since; nothing is reverted then.
+        ValueError: an unknown part.
+        RuntimeError: other code has replaced a change of a part to revert; nothing is reverted then.
 
     Examples::
         >>> fla_longhorn.patch(cpu=False, flash_attn=True)
@@ -62,19 +61,18 @@ def patch(**parts: bool) -> None:
 
 
 def unregister() -> None:
-    """Leave fla and transformers as they were before the import; :func:`register` and :func:`patch` work again afterwards.
+    """Revert all parts; :func:`register` and :func:`patch` can be called again.
 
-    What was built keeps its classes. `fla_longhorn`'s own ops, layer and models stay importable; on the CPU the layer and the
-    models need the part `cpu`.
+    Modules that are already built keep their classes. On the CPU, `fla_longhorn`'s layer and models need the part `cpu`.
 
     Raises:
-        RuntimeError: something that was set has been replaced by others since; nothing is reverted then.
+        RuntimeError: other code has replaced a change; nothing is reverted then.
     """
     revert(list(_applied))
 
 
 def revert(names: Iterable[str]) -> None:
-    """The parts among `names` that are applied, the last one first."""
+    """Revert the applied parts among `names`, the last one first."""
     names = set(names)
     chosen = [name for name in reversed(_applied) if name in names]
     Changes.revert_all([_applied[name] for name in chosen])

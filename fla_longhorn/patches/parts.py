@@ -1,4 +1,4 @@
-"""The parts of what importing changes. Each is a function that notes its changes, to be reverted exactly."""
+"""The parts. Each is a function that records its changes, so that they can be reverted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import fla_cpu
 from fla_cpu.changes import Changes
 
-# fla's package -> (our module that it holds as `longhorn`, the names it gains)
+# fla's package -> (our module that becomes its `longhorn`, names that are added to it)
 EXPORTS = {
     'fla.ops': ('fla_longhorn.ops', ('chunk_longhorn', 'fused_recurrent_longhorn')),
     'fla.layers': ('fla_longhorn.layers.longhorn', ('Longhorn',)),
@@ -21,19 +21,16 @@ EXPORTS = {
         'LonghornModel',
     )),
 }
-# transformers' Auto class -> ours
+# transformers' Auto class -> (our class, the list of class names that the Trainer, pipelines and model cards look in)
 AUTO_CLASSES = {
-    'AutoModel': 'LonghornModel',
-    'AutoModelForCausalLM': 'LonghornForCausalLM',
-    'AutoModelForSequenceClassification': 'LonghornForSequenceClassification',
-    'AutoModelForTokenClassification': 'LonghornForTokenClassification',
+    'AutoModel': ('LonghornModel', None),
+    'AutoModelForCausalLM': ('LonghornForCausalLM', 'MODEL_FOR_CAUSAL_LM_MAPPING_NAMES'),
+    'AutoModelForSequenceClassification': (
+        'LonghornForSequenceClassification', 'MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES',
+    ),
+    'AutoModelForTokenClassification': ('LonghornForTokenClassification', 'MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES'),
 }
-# and the lists of class names by which the Trainer, pipelines and model cards decide
-LISTS = {
-    'AutoModelForCausalLM': 'MODEL_FOR_CAUSAL_LM_MAPPING_NAMES',
-    'AutoModelForSequenceClassification': 'MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES',
-    'AutoModelForTokenClassification': 'MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES',
-}
+
 
 def register_names(changes: Changes) -> None:
     """`fla.ops.chunk_longhorn`, `fla.layers.Longhorn`, `fla.models.LonghornConfig`, `fla.ops.longhorn` and so on."""
@@ -44,23 +41,15 @@ def register_names(changes: Changes) -> None:
             sys.modules[f'{package_name}.longhorn'] = module
         changes.set_attribute(package, 'longhorn', module)
         for name in names:
-            export(changes, package, name, getattr(module, name))
-            # as fla does for its own layers and models
-            if package_name != 'fla.ops' and not name.endswith('Config'):
-                export(changes, root, name, getattr(module, name))
+            # fla itself has the layers and models, too
+            for owner in (package,) if package_name == 'fla.ops' or name.endswith('Config') else (package, root):
+                changes.set_attribute(owner, name, getattr(module, name))
+                changes.append(f'{owner.__name__}.__all__', owner.__all__, name)
     register_auto_classes(changes)
 
 
-def export(changes: Changes, package: ModuleType, name: str, value: Any) -> None:
-    changes.set_attribute(package, name, value)
-    changes.append(f'{package.__name__}.__all__', package.__all__, name)
-
-
 def register_auto_classes(changes: Changes) -> None:
-    """Let transformers' Auto classes build a model from a config of type `longhorn`.
-
-    The Trainer shifts the labels of `label_smoothing_factor` for classes that transformers lists by name.
-    """
+    """Register the models with transformers' Auto classes."""
     import transformers
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -70,18 +59,18 @@ def register_auto_classes(changes: Changes) -> None:
     config = models.LonghornConfig
     with changes.of_mapping('AutoConfig', CONFIG_MAPPING._extra_content):
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-    for auto_name, name in AUTO_CLASSES.items():
+    for auto_name, (name, list_name) in AUTO_CLASSES.items():
         auto, cls = getattr(transformers, auto_name), getattr(models, name)
         with changes.of_mapping(auto_name, auto._model_mapping._extra_content):
             auto.register(config, cls, exist_ok=True)
-        if auto_name in LISTS:
-            listed = getattr(modeling_auto, LISTS[auto_name])
-            with changes.of_mapping(LISTS[auto_name], listed):
+        if list_name is not None:
+            listed = getattr(modeling_auto, list_name)
+            with changes.of_mapping(list_name, listed):
                 listed[config.model_type] = name
 
 
 def register_served_classes(changes: Changes) -> None:
-    """The names under which `transformers serve` looks for the class of a checkpoint: attributes of the package itself."""
+    """Add the classes to the package `transformers`, where `transformers serve` looks for them."""
     import transformers
     from fla.models.modeling_utils import FLAForCausalLM
 
@@ -96,9 +85,9 @@ def register_served_classes(changes: Changes) -> None:
 
 
 def register_flash_attention(changes: Changes) -> None:
-    """PyTorch's attention in the modules of fla that looked for the package `flash_attn` and did not find it.
+    """Put PyTorch's attention into the modules of fla that did not find the package `flash_attn`.
 
-    Longhorn's models and swapped families have it without this part (:mod:`fla_longhorn.modules.attention`).
+    Longhorn's models and swapped families do not need it (:mod:`fla_longhorn.modules.attention`).
     """
     from fla_cpu import flash_attention
 
@@ -113,43 +102,34 @@ def register_flash_attention(changes: Changes) -> None:
 
 
 def register_attn_mode(changes: Changes) -> None:
-    """`attn_mode='longhorn'` in the configs of fla's families; a family that this fla lacks or names otherwise is left out.
+    """Support `attn_mode='longhorn'` in fla's configs, for the families that the installed fla has.
 
-    Wrapped are `__init__` of fla's models, to check and complete the config; `__init__` of each family's block, and of the
-    modules in it that Longhorn's take the place of; the two `forward` of linear_attn; logits and loss; the making of a cache;
-    and `save_pretrained` of the configs, which adds a file for `trust_remote_code=True`. A config without the word gets the
-    original.
+    Every wrapper calls the original method unless the config has `attn_mode='longhorn'`.
     """
     from fla.layers.attn import Attention
     from fla.models import generation_utils, modeling_utils
     from fla.modules.mlp import GatedMLP
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from fla_longhorn.attn_mode import (
-        FAMILIES,
-        wrap_block_init,
-        wrap_causal_lm,
-        wrap_forward,
-        wrap_model_init,
-        wrap_module_init,
-    )
+    from fla_longhorn import attn_mode
+    from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
+    from fla_longhorn.models.causal_lm import compute_logits_and_loss
     from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
     from fla_longhorn.models.remote_code import wrap_save_pretrained
-    from fla_longhorn.models.swapped import logits_and_loss
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
-    wrap(modeling_utils.FLAPreTrainedModel, '__init__', wrap_model_init)
-    wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, logits_and_loss)
+    wrap(modeling_utils.FLAPreTrainedModel, '__init__', attn_mode.wrap_model_init)
+    wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, compute_logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
-    families = {model_type: family for model_type, family in FAMILIES.items() if family.find_block() is not None}
+    families = {name: family for name, family in attn_mode.FAMILIES.items() if family.find_block() is not None}
     for native in {Attention, GatedMLP, *(family.find_native() for family in families.values())}:
-        wrap(native, '__init__', wrap_module_init)
+        wrap(native, '__init__', attn_mode.wrap_module_init)
     for model_type, family in families.items():
         wrap(CONFIG_MAPPING[model_type], 'save_pretrained', wrap_save_pretrained)
-        wrap(family.find_block(), '__init__', wrap_block_init, family)
+        wrap(family.find_block(), '__init__', attn_mode.wrap_block_init, family)
         for name, shared in family.forwards.items():
             owner = getattr(importlib.import_module(family.module), name)
             wrap(owner, 'forward', wrap_forward, getattr(modeling_utils, shared).forward)
@@ -158,17 +138,17 @@ def register_attn_mode(changes: Changes) -> None:
             if own and 'forward' in vars(owner) and owner.__name__ not in family.forwards:
                 wrap(owner, 'forward', wrap_causal_lm)
     if getattr(sys.modules.get('fla_longhorn_vllm'), 'registered', False):
-        # vLLM must refuse swapped families, which it may come to by remote code
+        # raises for swapped families, which vLLM may load by remote code
         importlib.import_module('fla_longhorn.contrib.vllm.config')
 
 
 def register_trainer(changes: Changes) -> None:
-    """Let transformers' Trainer leave `D` out of weight decay, which goes by the names of parameters alone."""
+    """Let transformers' Trainer, which selects parameters by name, exclude `D` from weight decay."""
     from transformers import trainer_pt_utils
 
     from fla_longhorn.layers.weight_decay import wrap_get_parameter_names
 
-    # it imports the function by name: before this, and then it has the original, or later
+    # the Trainer imports the function by name, and may have done so already
     trainer, name = 'transformers.trainer', 'get_parameter_names'
     if trainer in sys.modules:
         wrap_attribute(changes, sys.modules[trainer], name, wrap_get_parameter_names)
@@ -176,19 +156,15 @@ def register_trainer(changes: Changes) -> None:
 
 
 def wrap_attribute(
-    changes: Changes,
-    owner: ModuleType | type,
-    name: str,
-    wrapper: Callable[..., Callable],
-    *args: Any,
+    changes: Changes, owner: ModuleType | type, name: str, wrapper: Callable[..., Callable], *args: Any,
     imported_by: tuple[str, ...] = (),
 ) -> None:
-    """Replace a function or method by `wrapper(function, *args)`."""
+    """Replace a function or method with `wrapper(function, *args)`."""
     function = getattr(owner, name)
     changes.set_attribute(owner, name, wraps(function)(wrapper(function, *args)), imported_by)
 
 
-# in the order in which they are applied
+# in the order of application
 PARTS: dict[str, Callable[[Changes], Any]] = {
     'names': register_names,
     'attn_mode': register_attn_mode,

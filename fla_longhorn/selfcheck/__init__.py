@@ -1,7 +1,4 @@
-"""`python -m fla_longhorn.selfcheck`: every op on this machine's device against the float64 reference.
-
-A case is run as its user would run it. The exit status is 1 where anything is off.
-"""
+"""`python -m fla_longhorn.selfcheck`: compares every op on this machine's device with the float64 reference."""
 
 from fla_longhorn.selfcheck.cases import CASES, DTYPES, OPS
 from fla_longhorn.selfcheck.command import main

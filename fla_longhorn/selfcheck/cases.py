@@ -1,4 +1,4 @@
-"""What is run: inputs and options of a call, by sizes and flags."""
+"""The calls to check: inputs and options from sizes and flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPS = ('chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update')
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs and options of a call; `lengths` are those of packed sequences, whose sum is T."""
+    """Sizes and options of a call; `lengths` are those of packed sequences, and sum to T."""
 
     name: str
     B: int = 2
@@ -48,27 +48,27 @@ CASES = (
     Case('K = 1', T=19, K=1, V=33),
     Case('K = 128', B=1, T=70, H=1, K=128, V=40, z=True),
     Case('one token', T=1, sigmoid=True, D=True, z=True),
-    # long and narrow: on a GPU time is cut into segments, which chunk_longhorn combines
+    # long and narrow: on a GPU, chunk_longhorn splits the sequence into segments
     Case('long', B=1, T=1100, H=1, K=16, V=33, sigmoid=True, D=True, z=True),
     Case('long, packed', H=1, K=8, V=32, state_v_first=True).packed(515, 7, 700),
 )
 QUICK = ('as in the model', 'scalar beta', 'packed', 'odd sizes, strided', 'long')
-# tokens that longhorn_state_update is taken over; decoding is about short calls
+# longest call of longhorn_state_update, which is for decoding
 UPDATE_TOKENS = 4
 
 
 def cases_of(op: str, quick: bool) -> list[Case]:
-    """The cases that `op` is checked on."""
+    """The cases for `op`."""
     cases = [case for case in CASES if not quick or case.name in QUICK]
     if op != 'longhorn_state_update':
         return cases
-    # decoding: short, and not packed unevenly
+    # it takes no sequences of different lengths
     short = [replace(case, T=min(case.T, UPDATE_TOKENS)) for case in cases if case.lengths is None]
     return list({replace(case, name=''): case for case in short}.values())
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-    """Leaf tensors by argument name, standard normal, with `beta` in (0, 1) or its logits; the same numbers in every run."""
+    """Leaf tensors by argument name, standard normal, `beta` in (0, 1) or its logits; the same in every run."""
     generator = torch.Generator('cpu').manual_seed(0)
     B, T, H, K, V = case.B, case.T, case.H, case.K, case.V
     N = B if case.lengths is None else len(case.lengths)
@@ -87,17 +87,12 @@ def make_inputs(case: Case, dtype: torch.dtype, device: torch.device) -> dict[st
         inputs['D'] = draw(H, V)
     if case.z:
         inputs['z'] = draw(B, T, H, V)
+    inputs = {name: x.to(device) for name, x in inputs.items()}
     for name in ('q', 'k', 'v', 'z') if case.strided else ():
         if name in inputs:
             # every other element of a larger tensor
             inputs[name] = torch.stack([inputs[name], torch.full_like(inputs[name], float('nan'))], -1)[..., 0]
-    return {name: copy_to(x, device).requires_grad_() for name, x in inputs.items()}
-
-
-def copy_to(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy that keeps gaps between the elements."""
-    copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-    return copy.copy_(x)
+    return {name: x.requires_grad_() for name, x in inputs.items()}
 
 
 def make_options(case: Case, device: torch.device, exact: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: options, a run of the checks, the exit status."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
 from fla_longhorn.selfcheck.cases import DTYPES
 from fla_longhorn.selfcheck.compare import BOUNDS, Result, run_checks
-from fla_longhorn.selfcheck.report import Table, describe
+from fla_longhorn.selfcheck.report import describe, print_table
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the checks that `args` ask for and print the table; 0 where all is right, 1 where not (2 for a wrong option)."""
+    """Run the checks and print a table; returns 0 if all is right and 1 if not, and exits with 2 for a wrong option."""
     options = parse_args(args)
     about = describe(options.device)
     for name, value in about.items():
@@ -29,10 +29,12 @@ def main(args: list[str] | None = None) -> int:
             print(f'{result.op} {result.update} {result.dtype} {result.case}: {state}, {result.seconds:.2f} s', flush=True)
 
     started = time.perf_counter()
-    dtypes = options.dtype or supported_dtypes(options.device)
+    # an older GPU has no bfloat16
+    has_bfloat16 = options.device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
+    dtypes = options.dtype or [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]
     results = run_checks(options.device, dtypes, options.quick, report, options.workers)
     seconds = time.perf_counter() - started
-    Table(results).print()
+    print_table(results)
     wrong = [result for result in results if not result.ok]
     for result in wrong:
         print(f'WRONG: {result.op}, {result.update}, {result.dtype}, case "{result.case}": {"; ".join(result.problems)}')
@@ -59,7 +61,7 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--verbose', action='store_true', help='a line for each case as it is done')
     options = parser.parse_args(args)
     try:
-        options.device = default_device() if options.device is None else torch.device(options.device)
+        options.device = torch.device(options.device or torch.accelerator.current_accelerator(check_available=True) or 'cpu')
         torch.empty(0, dtype=torch.float32, device=options.device)
         if options.backend:
             os.environ['FLA_LONGHORN_BACKEND'] = options.backend
@@ -67,13 +69,3 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     except (RuntimeError, AssertionError, ValueError, ImportError) as error:
         parser.error(str(error).splitlines()[0])
     return options
-
-
-def default_device() -> torch.device:
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device('cpu')
-
-
-def supported_dtypes(device: torch.device) -> list[str]:
-    """What the device computes in; an older GPU has no bfloat16."""
-    has_bfloat16 = device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
-    return [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]

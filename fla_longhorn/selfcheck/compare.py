@@ -1,7 +1,7 @@
-"""How it is judged: an op's outputs and gradients against the float64 reference, and against a second run.
+"""The checks of an op's outputs and gradients.
 
-Outputs and gradients are compared with `naive_recurrent_longhorn` in float64 on the CPU by `|a - ref| / |ref|`. A second
-run, in which memory that nobody has written yet holds NaN, must give the same bits.
+Their error `|a - ref| / |ref|` is that against `naive_recurrent_longhorn` in float64 on the CPU. A second run, with unwritten
+memory filled with NaN, must give the same bits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -27,7 +28,7 @@ OUTPUTS = ('o', 'final_state')
 
 @dataclass
 class Result:
-    """One op on one case: errors by the name of what was compared (`o`, `final_state`, `dq`, ...), and what is wrong."""
+    """Errors of one op on one case by name (`o`, `final_state`, `dq`, ...), and what is wrong."""
 
     op: str
     update: str
@@ -41,19 +42,15 @@ class Result:
     def ok(self) -> bool:
         return not self.problems
 
-    def worst(self, outputs: bool) -> float | None:
-        """The largest error of the outputs or of the gradients; None where there are none."""
-        return max((error for name, error in self.errors.items() if (name in OUTPUTS) == outputs), default=None)
-
 
 def random_like(x: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Standard normal numbers that `dtype` can hold, as a tensor like x."""
+    """Standard normal numbers, rounded to `dtype`, as a tensor like `x`."""
     generator = torch.Generator('cpu').manual_seed(seed)
     return torch.randn(x.shape, generator=generator, dtype=torch.float32, device='cpu').to(dtype).to(x)
 
 
 def differentiate(op: Callable, inputs: dict[str, torch.Tensor], options: dict, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Outputs, and the gradients of all inputs for random gradients of both outputs."""
+    """The outputs, and the gradients of all inputs for random gradients of the outputs."""
     o, final_state = op(**inputs, output_final_state=True, **options)
     upstream = random_like(o, 1, dtype), random_like(final_state, 2, torch.float32)
     gradients = torch.autograd.grad((o, final_state), list(inputs.values()), upstream)
@@ -64,7 +61,7 @@ def differentiate(op: Callable, inputs: dict[str, torch.Tensor], options: dict, 
 
 
 def update(inputs: dict[str, torch.Tensor], options: dict, like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What `longhorn_state_update` returns and leaves in the state, which starts at zero where the case gives none."""
+    """The output of `longhorn_state_update` and the updated state, which starts at zero unless the case has one."""
     arguments: dict[str, Any] = {name: x.detach() for name, x in inputs.items()}
     state = arguments.pop('initial_state', torch.zeros_like(like)).clone()
     return {'o': ops.longhorn_state_update(state, **arguments, **options), 'final_state': state}
@@ -72,7 +69,7 @@ def update(inputs: dict[str, torch.Tensor], options: dict, like: torch.Tensor) -
 
 @contextmanager
 def unwritten_memory_is_nan() -> Iterator[None]:
-    """Have `torch.empty` and its kin return NaN, as PyTorch does where it is told to be deterministic."""
+    """Fill the memory of `torch.empty` and similar functions with NaN, by PyTorch's deterministic mode."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic
     filled = settings.fill_uninitialized_memory
@@ -86,7 +83,7 @@ def unwritten_memory_is_nan() -> Iterator[None]:
 
 
 def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
-    """`|a - ref| / |ref|`; infinite where a value isn't finite, or where nothing but zeros is right."""
+    """`|a - ref| / |ref|`; infinite if a value is not finite, or if `ref` is zero and `a` is not."""
     a, ref = a.double().cpu(), ref.double().cpu()
     if not torch.isfinite(a).all():
         return float('inf')
@@ -94,21 +91,15 @@ def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
     return difference / norm if norm else (float('inf') if difference else 0.0)
 
 
-class Reference:
-    """Float64 results on the CPU, each computed once for the ops that share a case."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[Case, torch.dtype, bool], dict[str, torch.Tensor]] = {}
-
-    def __call__(self, case: Case, dtype: torch.dtype, exact: bool) -> dict[str, torch.Tensor]:
-        if (key := (case, dtype, exact)) not in self.known:
-            cpu = torch.device('cpu')
-            inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case, dtype, cpu).items()}
-            self.known = {key: differentiate(ops.naive_recurrent_longhorn, inputs, make_options(case, cpu, exact), dtype)}
-        return self.known[key]
+@lru_cache(maxsize=1)
+def reference(case: Case, dtype: torch.dtype, exact: bool) -> dict[str, torch.Tensor]:
+    """Float64 results on the CPU, kept for the next op on the same case."""
+    cpu = torch.device('cpu')
+    inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case, dtype, cpu).items()}
+    return differentiate(ops.naive_recurrent_longhorn, inputs, make_options(case, cpu, exact), dtype)
 
 
-def check(op: str, case: Case, dtype: str, exact: bool, device: torch.device, reference: Reference) -> Result:
+def check(op: str, case: Case, dtype: str, exact: bool, device: torch.device) -> Result:
     """Run one op on one case, twice, and compare."""
     result = Result(op, 'exact' if exact else 'diagonal', dtype, case.name)
     started = time.perf_counter()
@@ -141,7 +132,7 @@ def check(op: str, case: Case, dtype: str, exact: bool, device: torch.device, re
 def run_checks(
     device: torch.device, dtypes: list[str], quick: bool, report: Callable[[Result], None], workers: int = 1,
 ) -> list[Result]:
-    """All ops, both updates, all cases, each handed to `report` as it is done; `workers` processes share them."""
+    """Check all ops, both updates and all cases in `workers` processes, and call `report` with each result."""
     plan = [(device, dtype, exact, case.name, quick) for dtype in dtypes for exact in (False, True) for case in cases.CASES]
     pool = None if workers == 1 else ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
     results = []
@@ -154,9 +145,5 @@ def run_checks(
 
 
 def check_case(device: torch.device, dtype: str, exact: bool, name: str, quick: bool) -> list[Result]:
-    """All ops on the case of this name."""
-    reference = Reference()
-    return [
-        check(op, case, dtype, exact, device, reference)
-        for op in OPS for case in cases_of(op, quick) if case.name == name
-    ]
+    """Check all ops on the case of this name."""
+    return [check(op, case, dtype, exact, device) for op in OPS for case in cases_of(op, quick) if case.name == name]

@@ -35,7 +35,7 @@ def walked_tokens(launch: Launch) -> int | None:
     if launch.other is None or launch.other.grid != launch.grid:
         return None
     growing = {n: x for n, x in launch.scalars.items() if launch.other.scalars[n] != x}
-    lengths = [x for n, x in growing.items() if n in ('T', 'L')] or list(growing.values())
+    lengths = [x for n, x in growing.items() if n in ('T', 'L', 'TS')] or list(growing.values())
     return min(lengths, default=None)
 
 

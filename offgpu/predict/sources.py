@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # blocks that read a sector from which on it is taken as being in L2: one of them has brought it
 READERS = 4
+# times that a stored tensor is touched, over all blocks, from which on blocks do so again and again
+REWRITTEN = 1.5
 
 
 @dataclass
@@ -72,6 +74,7 @@ def sources_of(
     """
     source, room = Source(), machine.l2_size * L2_PART
     again: set[str] = set()
+    stored: set[str] = set()
     seldom: set[str] = set()
     if parts is None:
         sectors = touched_by_some(runs.paths(1.0, blocks))
@@ -80,6 +83,7 @@ def sources_of(
         times = (1 - parts[0]) / (parts[1] - parts[0])
         before = {t: a.get(t, (0, 0)) for t in b}
         sectors = {t: before[t][0] + times * (n - before[t][0]) for t, (n, _) in b.items()}
+        stored = {x.tensor for x in runs.base(parts[1]).accesses if x is not None and x.store}
         # the longer walk touches the same memory more often
         again = {t for t, (n, every) in b.items() if n < 1.1 * before[t][0] and every > 1.5 * before[t][1]}
         # both walks touch the same, for both are shorter than its period: states that are saved now and then
@@ -91,8 +95,11 @@ def sources_of(
         source.storages.add(argument.storage)
         readers = 32 * sectors[name] * launch.blocks / size
         kept = argument.storage in seen and size <= room
+        if name in stored and readers > REWRITTEN:
+            # no others read it: a block touches its own again and again, in a longer period than those of the walks
+            again.add(name)
         source.needed_bytes += 0 if kept else size
-        if kept or readers >= READERS or name in again and size <= room:
+        if kept or name in again and size <= room or readers >= READERS and name not in again:
             source.levels[name] = 'l2'
             source.shared_bytes += 0 if kept else size
         elif name in seldom:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,10 +15,22 @@ from offgpu.predict.capture import Copies
 from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
 from offgpu.predict.needed import IGNORED, needed, needed_at
-from offgpu.predict.runs import Runs, first_touches
-from offgpu.predict.sources import touched, touched_by_some
+from offgpu.predict.runs import Runs, first_touches, walked_tokens
+from offgpu.predict.sources import sources_of, touched, touched_by_some
 from offgpu.predict.times import Prediction, occupancy, predict_pass
-from offgpu.predict.warp import ACCESS, BRANCH, EVERYTHING, HANDLE, TENSOR_SPACE, Layout, Trace, Warp, bank_passes, needed_of
+from offgpu.predict.warp import (
+    ACCESS,
+    BRANCH,
+    EVERYTHING,
+    HANDLE,
+    TENSOR_SPACE,
+    Access,
+    Layout,
+    Trace,
+    Warp,
+    bank_passes,
+    needed_of,
+)
 from offgpu.sass import Instruction, Program, read_cubin, tool
 
 HEAD = '''.version VERSION
@@ -256,6 +269,31 @@ def test_blocks_that_have_other_work_take_their_own_path():
     assert [touched(block).get('p', (0, 0))[0] for block in blocks] == [0, 4, 0, 4, 4]
     assert touched_by_some(blocks) == {'p': 12 / 5}
     assert [set(block[0].shift.values()) for block in (blocks[1], blocks[4])] == [set(), {4 * 128}]
+
+
+def test_scratch_larger_than_l2_comes_from_dram():
+    """In walks shorter than its period, a block seems to touch as much of it as of a tensor that many blocks read."""
+
+    def base(part):
+        n, pattern = round(64 * part), np.arange(4)
+        reads = [Access('global', False, 1, 'rows', pattern, 4 * i) for i in range(n)]
+        writes = [Access('global', True, 1, 'scratch', pattern, 4 * i) for i in range(n)]
+        return Trace(steps=[0] * n + [1] * n, accesses=reads + writes)
+
+    machine, size = h100(), 256 * 2**20
+    runs = SimpleNamespace(base=base, paths=lambda part, blocks: [[simulate.Path(base(part))] for _ in blocks])
+    arguments = [SimpleNamespace(name=name, nbytes=size, storage=i) for i, name in enumerate(('rows', 'scratch'))]
+    # five times the tensor
+    launch = SimpleNamespace(arguments=arguments, blocks=5 * size // (32 * 256))
+    source = sources_of(launch, runs, (0.25, 0.5), machine, set(), [0])
+    assert source.levels == {'rows': 'l2'}
+    assert source.shares == {'scratch': pytest.approx(1 - machine.l2_size * simulate.L2_PART / size)}
+
+
+def test_a_slice_walks_its_own_tokens():
+    scalars = {'T': 2048, 'T0': 1536, 'TS': 512, 'H': 1}
+    other = SimpleNamespace(grid=[8], scalars=scalars | {'T': 4096, 'T0': 3072, 'TS': 1024})
+    assert walked_tokens(SimpleNamespace(grid=[8], scalars=scalars, other=other)) == 512
 
 
 @pytest.mark.parametrize('capability', [90, 100])

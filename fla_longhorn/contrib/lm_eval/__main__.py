@@ -1,7 +1,7 @@
-"""Where the tasks are, or a run's results beside the paper's.
+"""Print the folder of the tasks, or a run's results beside the paper's.
 
     python -m fla_longhorn.contrib.lm_eval                   the folder for lm_eval's --include_path
-    python -m fla_longhorn.contrib.lm_eval results_*.json    what lm_eval wrote, as the paper's tables have it
+    python -m fla_longhorn.contrib.lm_eval results_*.json    lm_eval's results in the paper's tables
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""lm_eval's results beside the figures of the paper (Table 2) and of its reviews (recall, read once and twice)."""
+"""lm_eval's results beside the figures of the paper (Table 2) and of its reviews (recall, texts read once and twice)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """`columns` are tasks and the metric of each; `printed` has their figures in percent, without the mean."""
+    """`columns` maps labels to `(task, metric)`; `printed` maps models to published figures in percent, without the mean."""
 
     title: str
     columns: dict[str, tuple[str, str]]
@@ -47,24 +47,20 @@ TABLES = (
 
 
 def row(name: str, values: list[float | None]) -> str:
-    """A line of a table, with the mean where nothing is missing."""
+    """A line of a table, with the mean if no value is missing."""
     there = [x for x in values if x is not None]
     mean = f'{sum(there) / len(there):.2f}' if len(there) == len(values) else 'not run'
     return f'| {name} | ' + ' | '.join('not run' if x is None else f'{x:.2f}' for x in values) + f' | {mean} |'
 
 
 def value_of(results: Mapping[str, Mapping], task: str, metric: str) -> float | None:
-    """In percent, or `None` where the task was not run."""
+    """In percent, or `None` if the task was not run."""
     found = results.get(task, {}).get(f'{metric},none')
     return None if found is None else 100 * found
 
 
 def markdown(results: Mapping[str, Mapping]) -> str:
-    """The tables of which `results`, lm_eval's of one model, has at least one task.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """The tables of which lm_eval's `results` of a model have at least one task; raises `ValueError` if there are none."""
     blocks = []
     for table in TABLES:
         ours = [value_of(results, *column) for column in table.columns.values()]

@@ -1,7 +1,7 @@
 """Longhorn for images: the paper's Vision Longhorn (Table 3) among timm's models.
 
 Importing it registers `vision_longhorn_{tiny,small,base}_patch16_224` with timm, and so with transformers' `TimmWrapper`
-models. It is imported on request only, and needs the extra: `pip install 'fla-longhorn[vision]'`.
+models. Needs `pip install 'fla-longhorn[vision]'`.
 """
 
 try:

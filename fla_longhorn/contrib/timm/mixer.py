@@ -1,15 +1,17 @@
-"""The token mixer of images: Longhorn over the patches in both directions, in one call of the operator."""
+"""The token mixer for images, Longhorn over the patches in both directions in one call of the operator; and its block."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from timm.layers import DropPath
 
 from fla_longhorn.contrib.timm.packing import Packing, reverse
-from fla_longhorn.contrib.timm.tracing import in_one_call
+from fla_longhorn.contrib.timm.tracing import RMSNorm, in_one_call
 from fla_longhorn.layers.options import check_options
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import ShortConvolution
@@ -17,7 +19,7 @@ from fla_longhorn.ops import chunk_longhorn
 
 
 class DirectionalLinear(nn.Module):
-    """A linear map for each direction: `[B, T, G, in_features]` to `[B, T, G, out_features]`."""
+    """One linear map per direction: `[B, T, G, in_features]` to `[B, T, G, out_features]`."""
 
     def __init__(self, directions: int, in_features: int, out_features: int, bias: bool, device=None, dtype=None) -> None:
         super().__init__()
@@ -27,7 +29,7 @@ class DirectionalLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn.Linear` for each direction, with a bias of zero."""
+        """As `torch.nn.Linear`, but with a bias of zero."""
         bound = 1 / math.sqrt(self.weight.shape[-1])
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -50,24 +52,14 @@ class BidirectionalLonghorn(NoWeightDecay):
         y = \tfrac{1}{2} \big( L_\rightarrow(x) + \mathrm{flip}(L_\leftarrow(\mathrm{flip}(x))) \big), \quad
         o = W_{out} (y \odot \mathrm{silu}(z))
 
-    where each :math:`L` has a convolution, projections to step sizes, keys and queries, and a skip weight `D` of its own. The
+    where each :math:`L` has its own convolution, projections to step sizes, keys and queries, and skip weight `D`. The
     directions are two heads of one call of the operator: head 0 reads the tokens, head 1 reads them in reverse.
 
     Args:
         hidden_size (int):
             Width of the input and output.
-        state_size (int, Optional):
-            Memory entries per channel (K). Default: 16.
-        expand (float, Optional):
-            Channels of a direction as a multiple of `hidden_size`. Default: 2.
-        conv_size (int, Optional):
-            Width of the convolution. Default: 4.
-        beta_rank (int or str, Optional):
-            Rank of the projection to the step sizes; `'auto'` is `ceil(hidden_size / 16)`. Default: `'auto'`.
-        exact (bool, Optional):
-            Whether the memory solves each token's problem exactly (Theorem 3.1). Default: `False`.
-        scalar_beta (bool, Optional):
-            Whether a direction has one step size a token instead of one a channel. Default: `False`.
+        state_size, expand, conv_size, beta_rank, exact, scalar_beta (Optional):
+            Those of :class:`fla_longhorn.layers.Longhorn`, for each direction.
         bidirectional (bool, Optional):
             Whether there is the second direction. Default: `True`.
     """
@@ -90,8 +82,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         super().__init__()
         check_options(
             mode='chunk', hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=1, conv_size=conv_size,
-            conv_bias=True, beta_rank=beta_rank, use_bias=False, exact=exact, scalar_beta=scalar_beta, k_norm=None,
-            norm_eps=1e-5,
+            beta_rank=beta_rank, exact=exact, scalar_beta=scalar_beta, k_norm=None, norm_eps=1e-5,
         )
         dd = {'device': device, 'dtype': dtype}
         G, V = 2 if bidirectional else 1, round(hidden_size * expand)
@@ -109,26 +100,16 @@ class BidirectionalLonghorn(NoWeightDecay):
         self.out_proj = nn.Linear(V, hidden_size, bias=False, **dd)
 
     def reset_parameters(self) -> None:
-        # its submodules reset their own
+        # submodules reset themselves
         nn.init.ones_(self.D)
 
     @in_one_call
     def forward(self, hidden_states: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
-        """Mix tokens.
-
-        Args:
-            hidden_states (torch.Tensor):
-                Tokens of shape `[B, T, hidden_size]`.
-            packing (Packing, Optional):
-                The places of the images in a single row (B = 1) of tokens. Default: `None`, one image per row.
-
-        Returns:
-            Output of the shape and dtype of `hidden_states`.
-        """
+        """Mix tokens `[B, T, hidden_size]`, one image per row, or images packed into one row (B = 1) as `packing` says."""
         x, z = self.in_proj(hidden_states).chunk(2, dim=-1)
         if self.directions == 2:
             x = torch.cat([x, reverse(x, packing)], -1)
-        cu_seqlens, cu_seqlens_cpu = (None, None) if packing is None else (packing.cu_seqlens, packing.cu_seqlens_cpu)
+        cu_seqlens = None if packing is None else packing.cu_seqlens
         x, _ = self.conv1d(x, cu_seqlens=cu_seqlens)
         # [B, T, G, V]
         v = x.unflatten(-1, (self.directions, -1))
@@ -136,10 +117,30 @@ class BidirectionalLonghorn(NoWeightDecay):
         beta = self.beta_proj(beta)
         o, _ = chunk_longhorn(
             q, k, v, beta.squeeze(-1) if self.scalar_beta else beta, D=self.D.unflatten(0, (self.directions, -1)),
-            exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+            exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
+            cu_seqlens_cpu=None if packing is None else packing.cu_seqlens_cpu,
         )
-        # both directions have the same gate, so that their mean is gated
+        # the directions share a gate, so the mean is gated once
         y = o[:, :, 0]
         if self.directions == 2:
             y = (y + reverse(o[:, :, 1], packing)) / 2
         return self.out_proj(y * F.silu(z))
+
+
+class Block(nn.Module):
+    """`x + mixer(norm(x))` with `x` in float32; there is no MLP, as in Vision Mamba."""
+
+    def __init__(self, dim: int, drop_path: float = 0., device=None, dtype=None, **mixer: Any) -> None:
+        super().__init__()
+        self.norm = RMSNorm(dim, eps=1e-5, device=device, dtype=dtype)
+        self.mixer = BidirectionalLonghorn(dim, device=device, dtype=dtype, **mixer)
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
+        y = self.mixer(self.norm(x).to(self.mixer.in_proj.weight.dtype), packing)
+        if packing is None:
+            return x + self.drop_path(y)
+        # drop images, not the row that holds all of them
+        kept = self.drop_path(y.new_ones(packing.lengths.shape[0], 1))
+        # without output_size, PyTorch reads the sum of the lengths on the host
+        return x + y * kept.repeat_interleave(packing.lengths, 0, output_size=y.shape[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -21,10 +21,10 @@ from timm.layers import (
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 
-from fla_longhorn.contrib.timm.block import Block
-from fla_longhorn.contrib.timm.mixer import BidirectionalLonghorn
+from fla_longhorn.contrib.timm.mixer import Block
 from fla_longhorn.contrib.timm.packing import Packing
 from fla_longhorn.contrib.timm.tracing import RMSNorm
+from fla_longhorn.layers.weight_decay import no_weight_decay
 
 POOLS = ('', 'token', 'avg', 'max', 'avgmax')
 
@@ -32,36 +32,29 @@ POOLS = ('', 'token', 'avg', 'max', 'avgmax')
 class VisionLonghorn(nn.Module):
     """Vision Mamba's architecture (arXiv 2401.09417) with Longhorn's update in both directions.
 
-    The class token is in the middle of the patches while the blocks run. Outside of them it comes first, where timm's
-    functions look for it: in `pos_embed`, in what `forward_features` returns, and in the prefix tokens of
-    `forward_intermediates`.
+    The blocks run with the class token in the middle of the patches. Everywhere else it comes first, as timm's functions
+    expect: in `pos_embed`, in what `forward_features` returns, and in the prefix tokens of `forward_intermediates`.
 
     Args:
-        img_size (int or tuple, Optional):
-            Height and width of the images. Default: 224.
-        patch_size (int, Optional):
-            Height and width of a patch. Default: 16.
-        in_chans (int, Optional):
-            Channels of the images. Default: 3.
-        num_classes (int, Optional):
-            Classes; 0 leaves out the classifier. Default: 1000.
+        img_size, patch_size (int or tuple, Optional):
+            Height and width of the images and of a patch. Default: 224, 16.
+        in_chans, num_classes (int, Optional):
+            Channels of the images, and classes; 0 leaves out the classifier. Default: 3, 1000.
         global_pool (str, Optional):
-            What the classifier reads: `'token'` (the class token), `'avg'`, `'max'`, `'avgmax'` (of the patches) or `''`
+            Input of the classifier: `'token'` (the class token), `'avg'`, `'max'`, `'avgmax'` (of the patches) or `''`
             (all tokens). Default: `'token'`.
-        embed_dim (int, Optional):
-            Width. Default: 192.
-        depth (int, Optional):
-            Number of blocks. Default: 24.
+        embed_dim, depth (int, Optional):
+            Width and number of the blocks. Default: 192, 24.
         class_token (bool, Optional):
             Whether there is a class token. Default: `True`.
-        state_size, expand, conv_size, beta_rank, exact, scalar_beta, bidirectional:
-            Of each block's :class:`BidirectionalLonghorn`.
         dynamic_img_size (bool, Optional):
-            Whether other sizes than `img_size` are taken, with the position embedding resampled. Default: `False`.
+            Whether to accept sizes other than `img_size`, and resample the position embedding. Default: `False`.
         dynamic_img_pad (bool, Optional):
-            Whether sizes that `patch_size` does not divide are padded. Default: `False`.
+            Whether to pad sizes that `patch_size` does not divide. Default: `False`.
         drop_rate, pos_drop_rate, drop_path_rate (float, Optional):
             Dropout before the classifier and after the position embedding, and stochastic depth. Default: 0.
+        state_size, expand, conv_size, beta_rank, exact, scalar_beta, bidirectional (Optional):
+            Options of each block's :class:`BidirectionalLonghorn`.
     """
 
     def __init__(
@@ -74,13 +67,6 @@ class VisionLonghorn(nn.Module):
         embed_dim: int = 192,
         depth: int = 24,
         class_token: bool = True,
-        state_size: int = 16,
-        expand: float = 2,
-        conv_size: int = 4,
-        beta_rank: int | str = 'auto',
-        exact: bool = False,
-        scalar_beta: bool = False,
-        bidirectional: bool = True,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.,
@@ -88,6 +74,7 @@ class VisionLonghorn(nn.Module):
         drop_path_rate: float = 0.,
         device=None,
         dtype=None,
+        **mixer: Any,
     ) -> None:
         super().__init__()
         check_pool(global_pool, class_token)
@@ -108,11 +95,7 @@ class VisionLonghorn(nn.Module):
         self.pos_embed = nn.Parameter(torch.empty(1, num_tokens, embed_dim, **dd))
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.blocks = nn.ModuleList(
-            Block(
-                embed_dim, drop_path=rate, state_size=state_size, expand=expand, conv_size=conv_size, beta_rank=beta_rank,
-                exact=exact, scalar_beta=scalar_beta, bidirectional=bidirectional, **dd,
-            )
-            for rate in calculate_drop_path_rates(drop_path_rate, depth)
+            Block(embed_dim, rate, **dd, **mixer) for rate in calculate_drop_path_rates(drop_path_rate, depth)
         )
         self.feature_info = [
             dict(module=f'blocks.{i}', num_chs=embed_dim, reduction=self.patch_embed.feat_ratio()) for i in range(depth)
@@ -124,21 +107,20 @@ class VisionLonghorn(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, needs_reset: bool = True) -> None:
-        """Vision Mamba's initial values; with `needs_reset` also those that modules give themselves, as after `to_empty`."""
-        if needs_reset:
-            for module in self.modules():
-                reset = getattr(module, 'reset_parameters', None)
-                if callable(reset):
-                    reset()
+        """Initialise as Vision Mamba does; `needs_reset`, as after `to_empty`, first calls each `reset_parameters`."""
+        for module in self.modules() if needs_reset else ():
+            if callable(reset := getattr(module, 'reset_parameters', None)):
+                reset()
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)
         for parameter in (self.pos_embed, self.cls_token):
             if parameter is not None:
                 trunc_normal_(parameter, std=0.02)
-        for mixer in self.mixers():
+        for block in self.blocks:
             # the residual is a sum over the blocks
-            nn.init.kaiming_uniform_(mixer.out_proj.weight, a=math.sqrt(5))
-            mixer.out_proj.weight.div_(math.sqrt(len(self.blocks)))
+            weight = block.get_parameter('mixer.out_proj.weight')
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+            weight.div_(math.sqrt(len(self.blocks)))
         self.init_head()
 
     @torch.no_grad()
@@ -147,15 +129,9 @@ class VisionLonghorn(nn.Module):
             trunc_normal_(self.head.weight, std=0.02)
             nn.init.zeros_(self.head.bias)
 
-    def mixers(self) -> list[BidirectionalLonghorn]:
-        return [cast(Block, block).mixer for block in self.blocks]
-
-    # What timm asks a model for
-
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        skip = {f'blocks.{i}.mixer.{name}' for i, mixer in enumerate(self.mixers()) for name in mixer.no_weight_decay}
-        return skip | {'pos_embed', 'cls_token'}
+        return no_weight_decay(self) | {'pos_embed', 'cls_token'}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -170,7 +146,7 @@ class VisionLonghorn(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier for `num_classes`, on the old one's device; `global_pool` as in the constructor."""
+        """Replace the classifier; the arguments are the constructor's."""
         if global_pool is not None:
             check_pool(global_pool, self.cls_token is not None)
             self.global_pool = global_pool
@@ -180,15 +156,13 @@ class VisionLonghorn(nn.Module):
         self.init_head()
 
     def set_input_size(self, img_size: tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None) -> None:
-        """Take images of another size from now on; weights of the patches and positions are resampled."""
+        """Change the size of the images or patches; the weights of the patches and positions are resampled."""
         before = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         if self.patch_embed.grid_size != before:
             self.pos_embed = nn.Parameter(self.positions(self.patch_embed.grid_size, before))
         for info in self.feature_info:
             info['reduction'] = self.patch_embed.feat_ratio()
-
-    # From images to tokens
 
     def positions(self, grid: tuple[int, int], before: tuple[int, int] | None = None) -> torch.Tensor:
         """The position embedding `[1, N, D]` of a grid of patches."""
@@ -201,23 +175,28 @@ class VisionLonghorn(nn.Module):
         """Patches `[B, h, w, D]` to tokens `[B, N, D]` in float32, the class token in the middle."""
         B, h, w, _ = x.shape
         x, positions = x.flatten(1, 2), self.positions((h, w)) if any_size else self.pos_embed
-        if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(B, -1, -1).to(x.dtype), x], 1)
-        return class_token_to_middle(self.pos_drop(x + positions).float(), self.num_prefix_tokens)
+        if self.cls_token is None:
+            return self.pos_drop(x + positions).float()
+        x = torch.cat([self.cls_token.expand(B, -1, -1).to(x.dtype), x], 1)
+        x = self.pos_drop(x + positions).float()
+        # of an odd number of patches, the smaller half comes first
+        middle = 1 + (x.shape[1] - 1) // 2
+        return torch.cat([x[:, 1:middle], x[:, :1], x[:, middle:]], 1)
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         return self.place_tokens(self.patch_embed(x), any_size=not self.patch_embed.strict_img_size)
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
         """The blocks' output to features: the class token first, in the dtype of the parameters."""
-        return class_token_to_front(x, self.num_prefix_tokens).to(self.pos_embed.dtype)
+        if self.cls_token is not None:
+            middle = (x.shape[1] - 1) // 2
+            x = torch.cat([x[:, middle:middle + 1], x[:, :middle], x[:, middle + 1:]], 1)
+        return x.to(self.pos_embed.dtype)
 
     def run_block(self, block: nn.Module, x: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
         if self.grad_checkpointing and not torch.jit.is_scripting():
             return checkpoint(block, x, packing)
         return block(x, packing)
-
-    # Calls
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
         """Images `[B, C, H, W]` to tokens `[B, N, D]`, the class token first."""
@@ -241,13 +220,10 @@ class VisionLonghorn(nn.Module):
 
         Args:
             images (Sequence[torch.Tensor]):
-                N images of shape `[C, H, W]`, H and W multiples of `patch_size`.
+                N images of shape `[C, H, W]`, with H and W multiples of `patch_size`; else raises `ValueError`.
 
         Returns:
             Logits `[N, num_classes]`; with `global_pool=''` those of all tokens, `[T, num_classes]`.
-
-        Raises:
-            ValueError: an image has another shape.
         """
         tokens = [self.place_tokens(x, any_size=True) for x in self.embed_each(images)]
         packing = Packing.of([x.shape[1] for x in tokens], tokens[0].device)
@@ -267,8 +243,7 @@ class VisionLonghorn(nn.Module):
             shape = tuple(image.shape)
             if len(shape) != 3 or shape[0] != self.in_chans or shape[1] % p or shape[2] % q or 0 in shape:
                 raise ValueError(
-                    f'images[{i}] must be [{self.in_chans}, H, W] with H a multiple of {p} and W of {q}, '
-                    f'got {list(shape)}'
+                    f'images[{i}] must be [{self.in_chans}, H, W] with H a multiple of {p} and W of {q}, got {list(shape)}'
                 )
         patches = [rearrange(x, 'c (h p) (w q) -> (h w) (c p q)', p=p, q=q) for x in images]
         proj = self.patch_embed.proj
@@ -277,39 +252,20 @@ class VisionLonghorn(nn.Module):
         return [row.view(1, image.shape[1] // p, image.shape[2] // q, -1) for row, image in zip(rows, images, strict=True)]
 
     def forward_intermediates(
-        self,
-        x: torch.Tensor,
-        indices: int | list[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = 'NCHW',
-        intermediates_only: bool = False,
-        output_dict: bool = False,
+        self, x: torch.Tensor, indices: int | list[int] | None = None, return_prefix_tokens: bool = False, norm: bool = False,
+        stop_early: bool = False, output_fmt: str = 'NCHW', intermediates_only: bool = False, output_dict: bool = False,
     ) -> Any:
-        """Features after some of the blocks, as timm's models give them.
+        """Features after the blocks `indices` (the last n, those listed, or all) of images `[B, C, H, W]`, as timm's models.
 
-        Args:
-            x (torch.Tensor):
-                Images of shape `[B, C, H, W]`.
-            indices (int or list, Optional):
-                Which blocks: the last n, or those listed. Default: `None`, all.
-            return_prefix_tokens (bool, Optional):
-                Whether the class token is returned beside the patches. Default: `False`.
-            norm (bool, Optional):
-                Whether the last norm is applied to each. Default: `False`.
-            stop_early (bool, Optional):
-                Whether blocks after the last of them are left out. Default: `False`.
-            output_fmt (str, Optional):
-                `'NCHW'`, maps `[B, D, h, w]`, or `'NLC'`, patches `[B, h * w, D]`. Default: `'NCHW'`.
-            intermediates_only (bool, Optional):
-                Whether to leave out the features of the whole model. Default: `False`.
-            output_dict (bool, Optional):
-                Whether to return a dictionary (`image_intermediates`, `image_intermediates_prefix`, `image_features`).
-                Default: `False`.
+        Each is a map `[B, D, h, w]`, or patches `[B, h * w, D]` with `output_fmt='NLC'`, with `norm` after the last norm, with
+        `return_prefix_tokens` in a pair with the class token `[B, 1, D]`. `stop_early` skips the blocks that nothing needs.
 
         Returns:
-            `(features, intermediates)`, the list of intermediates, or a dictionary.
+            `(features, intermediates)`; with `intermediates_only` the list of intermediates; with `output_dict` a dictionary
+            (`image_intermediates`, `image_intermediates_prefix`, `image_features`).
+
+        Raises:
+            ValueError: another `output_fmt`.
         """
         if output_fmt not in ('NCHW', 'NLC'):
             raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
@@ -339,7 +295,7 @@ class VisionLonghorn(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True,
     ) -> list[int]:
-        """Drop the blocks behind the last of `indices`, and the norm and the classifier if asked to."""
+        """Remove the blocks after the last of `indices`, and optionally the norm and the classifier."""
         taken, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[:last + 1]
         if prune_norm:
@@ -353,18 +309,3 @@ def check_pool(global_pool: str, class_token: bool) -> None:
     if global_pool not in POOLS or (global_pool == 'token' and not class_token):
         pools = [x for x in POOLS if class_token or x != 'token']
         raise ValueError(f'global_pool must be one of {pools}, got {global_pool!r}')
-
-
-def class_token_to_middle(x: torch.Tensor, num_prefix_tokens: int) -> torch.Tensor:
-    """`[cls, patches]` to `[first half of the patches, cls, the others]`; the first half is the smaller one."""
-    if num_prefix_tokens == 0:
-        return x
-    middle = 1 + (x.shape[1] - 1) // 2
-    return torch.cat([x[:, 1:middle], x[:, :1], x[:, middle:]], 1)
-
-
-def class_token_to_front(x: torch.Tensor, num_prefix_tokens: int) -> torch.Tensor:
-    if num_prefix_tokens == 0:
-        return x
-    middle = (x.shape[1] - 1) // 2
-    return torch.cat([x[:, middle:middle + 1], x[:, :middle], x[:, middle + 1:]], 1)

@@ -1,4 +1,4 @@
-"""Images of any size in one row of tokens."""
+"""Images of any size packed into one row of tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 @dataclass(frozen=True)
 class Packing:
-    """The places of the images in a row of T tokens.
+    """Where the N images are in a row of T tokens.
 
     Attributes:
-        lengths: tokens of each image, `[N]`.
-        cu_seqlens: their boundaries, `[N + 1]` (int32), and `cu_seqlens_cpu` a copy on the CPU.
-        reverse: `[T]`, for each place its token when every image is read in reverse.
+        lengths: tokens per image, `[N]`, int64.
+        cu_seqlens: boundaries of the images, `[N + 1]`, int32; `cu_seqlens_cpu` is a copy on the CPU.
+        reverse: indices `[T]`, int64, that reverse the tokens of each image.
     """
 
     lengths: torch.Tensor
@@ -35,5 +35,5 @@ class Packing:
 
 
 def reverse(x: torch.Tensor, packing: Packing | None) -> torch.Tensor:
-    """The tokens of each image in reverse; `x` is `[B, T, ...]`."""
+    """Reverse the tokens of each image; `x` is `[B, T, ...]`."""
     return x.flip(1) if packing is None else x.index_select(1, packing.reverse)

@@ -1,4 +1,4 @@
-"""What torch.fx records as one call of a module, for it can not look into it."""
+"""Modules that torch.fx records as one call, because it cannot trace into them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fla_longhorn import modules
 
 
 def in_one_call(forward: Callable) -> Callable:
-    """A module's `forward` that every tracer of torch.fx records as a call of the module, as it does those of torch.nn.
+    """Wrap a module's `forward` so that every tracer of torch.fx records a call of the module, as for modules of torch.nn.
 
-    `torch.fx.symbolic_trace` and the feature extraction of timm and torchvision have tracers of their own.
+    A list of leaf modules does not serve: `torch.fx.symbolic_trace`, timm and torchvision each have their own tracer.
     """
     @wraps(forward)
     def run(self: nn.Module, x: torch.Tensor | Proxy, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from fla_longhorn.contrib.timm.model import VisionLonghorn
 
 
 def resize_positions(state_dict: dict[str, torch.Tensor], model: VisionLonghorn) -> dict[str, torch.Tensor]:
-    """A checkpoint whose images had another size: its position embedding for the model's grid."""
+    """Resample the position embedding of a checkpoint of another image size to the model's grid."""
     positions = state_dict.get('pos_embed')
     if positions is not None and positions.shape != model.pos_embed.shape:
         state_dict = dict(state_dict, pos_embed=resample_abs_pos_embed(
@@ -22,18 +22,13 @@ def resize_positions(state_dict: dict[str, torch.Tensor], model: VisionLonghorn)
     return state_dict
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return dict(
+default_cfgs = generate_default_cfgs({
+    f'vision_longhorn_{size}_patch16_224': dict(
         url='', num_classes=1000, input_size=(3, 224, 224), pool_size=None, crop_pct=0.875, interpolation='bicubic',
         fixed_input_size=True, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD, first_conv='patch_embed.proj',
-        classifier='head', license='mit', **kwargs,
+        classifier='head', license='mit',
     )
-
-
-default_cfgs = generate_default_cfgs({
-    'vision_longhorn_tiny_patch16_224': _cfg(),
-    'vision_longhorn_small_patch16_224': _cfg(),
-    'vision_longhorn_base_patch16_224': _cfg(),
+    for size in ('tiny', 'small', 'base')
 })
 
 

@@ -1,4 +1,4 @@
-"""Longhorn that classifies texts, as reward models do, and tokens: transformers' own heads on :class:`LonghornModel`."""
+"""Classification of sequences and tokens: transformers' heads on :class:`LonghornModel`."""
 
 from __future__ import annotations
 

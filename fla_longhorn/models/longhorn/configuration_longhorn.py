@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
@@ -11,10 +10,13 @@ from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.options import check_integer, check_number, check_options
+from fla_longhorn.models.remote_code import register_for_auto_class, wrap_save_pretrained
 
-# those of the layer that the config has by the same name
+# options of the layer that the config has under the same name
 MIXER_OPTIONS = tuple(name for name in inspect.signature(Longhorn).parameters if name not in ('mode', 'layer_idx'))
-# transformers' kinds of layers
+# arguments of transformers' base class
+SHARED = ('pad_token_id', 'bos_token_id', 'eos_token_id', 'tie_word_embeddings')
+# transformers' layer types
 LINEAR, FULL, SLIDING = 'linear_attention', 'full_attention', 'sliding_attention'
 
 
@@ -23,20 +25,19 @@ class LonghornConfig(PreTrainedConfig):
 
     Args:
         attn_mode (str, Optional):
-            Op that runs on more than 64 tokens, `chunk` or `fused_recurrent`. Default: `'chunk'`.
+            Op for more than 64 tokens, `chunk` or `fused_recurrent`. Default: `'chunk'`.
         hidden_size, num_hidden_layers, vocab_size (int, Optional):
             Size of the model. Default: 768, 24, 50304.
         state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta, k_norm, tie_qk, \
         value_proj, recompute (Optional):
-            The mixer, see :class:`fla_longhorn.layers.Longhorn`.
+            Options of the mixer, :class:`fla_longhorn.layers.Longhorn`.
         attn (dict or list of dict, Optional):
             Layers of fla's attention instead of Longhorn: `{'layers': [3], 'num_heads': 12}`, also with `num_kv_heads`,
             `qkv_bias`, `window_size` and `rope_theta`. Default: `None`, the paper's model.
         layer_types (list of str, Optional):
-            The kind of each layer as transformers' hybrid models say it: `'linear_attention'` is Longhorn,
-            `'full_attention'` fla's attention, `'sliding_attention'` the same with a `window_size`. They say the layers of an
-            `attn` without `layers`, and else must agree with it. They are not in `config.json`, where `attn` says the same.
-            Default: `None`, by `attn`.
+            Type of each layer, as in transformers' hybrid models: `'linear_attention'` is Longhorn, `'full_attention'` fla's
+            attention, `'sliding_attention'` the same with a `window_size`. They select the layers of an `attn` without
+            `layers`, and otherwise must agree with it. Not saved in `config.json`. Default: `None`, from `attn`.
         hidden_ratio, intermediate_size, hidden_act (Optional):
             fla's gated MLP after each mixer. `hidden_ratio=None`, the default and the paper's model, has none.
         norm_eps (float, Optional):
@@ -49,8 +50,10 @@ class LonghornConfig(PreTrainedConfig):
 
     model_type = 'longhorn'
     keys_to_ignore_at_inference = ['past_key_values']
-    # transformers' default with fla's name of the embeddings
+    # transformers' default, with fla's name for the embeddings
     base_model_fsdp_plan = {'embeddings': 'free_full_weight', 'layers.*': 'free_full_weight', 'norm': 'keep_full_weight'}
+    save_pretrained = wrap_save_pretrained(PreTrainedConfig.save_pretrained)
+    register_for_auto_class = staticmethod(register_for_auto_class)
 
     def __init__(
         self,
@@ -91,66 +94,52 @@ class LonghornConfig(PreTrainedConfig):
         layer_types: list[str] | None = None,
         **kwargs,
     ):
-        options = {name: x for name, x in locals().items() if name in MIXER_OPTIONS}
-        check_options(mode=attn_mode, **options)
-        for name, x in options.items():
-            setattr(self, name, x)
+        arguments = {name: x for name, x in locals().items() if name not in ('self', 'kwargs', '__class__')}
+        check_options(mode=attn_mode, **{name: arguments[name] for name in MIXER_OPTIONS})
         for name, size in (('num_hidden_layers', num_hidden_layers), ('vocab_size', vocab_size)):
             check_integer(name, size)
         if hidden_ratio is not None:
             check_number('hidden_ratio', hidden_ratio)
         if intermediate_size is not None:
             check_integer('intermediate_size', intermediate_size)
-        self.attn_mode = attn_mode
-        self.num_hidden_layers = num_hidden_layers
+        validate_loss_config(fuse_cross_entropy=fuse_cross_entropy, fuse_linear_cross_entropy=fuse_linear_cross_entropy)
         if not isinstance(layer_types, (list, tuple, type(None))):
             raise TypeError(f'layer_types must be a list of str, got {layer_types!r}')
         if layer_types is not None and isinstance(attn, dict) and 'layers' not in attn:
             attn = {**attn, 'layers': [i for i, kind in enumerate(layer_types) if kind != LINEAR]}
-        self.attn = parse_attention_config(attn, num_hidden_layers=num_hidden_layers)
+        arguments['attn'] = parse_attention_config(attn, num_hidden_layers=num_hidden_layers)
+        shared = {name: arguments.pop(name) for name in SHARED}
+        del arguments['layer_types']
+        for name, x in arguments.items():
+            setattr(self, name, x)
         if layer_types is not None and list(layer_types) != self.layer_types:
             raise ValueError(f'layer_types must be those that attn = {attn} gives, {self.layer_types}, got {layer_types}')
-        self.hidden_ratio = hidden_ratio
-        self.intermediate_size = intermediate_size
-        self.hidden_act = hidden_act
-        self.max_position_embeddings = max_position_embeddings
-        self.use_cache = use_cache
-        self.initializer_range = initializer_range
-        self.fuse_norm = fuse_norm
-        self.fuse_swiglu = fuse_swiglu
-        self.fuse_cross_entropy = fuse_cross_entropy
-        self.fuse_linear_cross_entropy = fuse_linear_cross_entropy
-        self.use_l2warp = use_l2warp
-        self.vocab_size = vocab_size
-        validate_loss_config(fuse_cross_entropy=fuse_cross_entropy, fuse_linear_cross_entropy=fuse_linear_cross_entropy)
-        shared: dict[str, Any] = {
-            'pad_token_id': pad_token_id,
-            'bos_token_id': bos_token_id,
-            'eos_token_id': eos_token_id,
-            'tie_word_embeddings': tie_word_embeddings,
-        }
         super().__init__(**shared, **kwargs)
 
     @property
     def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
-        """`None` in versions of transformers whose styles of tensor parallelism make no DTensors."""
+        """`None` in versions of transformers whose tensor-parallel styles do not use DTensors."""
         return tensor_parallel_styles(self) if 'local_params' in ALL_PARALLEL_STYLES else None
 
     @property
+    def has_mlp(self) -> bool:
+        return self.hidden_ratio is not None or self.intermediate_size is not None
+
+    @property
     def layer_types(self) -> list[str]:
-        """transformers' names of the layers' kinds, by `attn`."""
+        """transformers' types of the layers, from `attn`."""
         specs = (get_attention_spec(self.attn, layer_idx=i) for i in range(self.num_hidden_layers))
         return [LINEAR if spec is None else FULL if spec.get('window_size') is None else SLIDING for spec in specs]
 
 
 def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
-    """transformers' styles of tensor parallelism by module and parameter, exactly those that the base model has."""
+    """transformers' tensor-parallel styles by module and parameter, for exactly those that the base model has."""
     kinds = set(config.layer_types)
     styles = {'embeddings': 'embedding_rowwise'}
     if LINEAR in kinds:
         styles.update({
             'layers.*.attn.in_proj': 'colwise',
-            # split along its first dimension, for which a convolution has no style of its own
+            # splits the first dimension; there is no style for convolutions
             'layers.*.attn.conv1d.weight': 'embedding_rowwise',
             'layers.*.attn.conv1d': 'local_params',
             'layers.*.attn.x_proj': 'rowwise',
@@ -166,7 +155,7 @@ def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
     if kinds - {LINEAR}:
         styles.update({f'layers.*.attn.{name}_proj': 'colwise' for name in 'qkv'})
         styles['layers.*.attn.o_proj'] = 'rowwise'
-    if config.hidden_ratio is not None or config.intermediate_size is not None:
+    if config.has_mlp:
         styles.update({f'layers.*.mlp.{name}_proj': 'colwise' for name in ('gate', 'up')})
         styles['layers.*.mlp.down_proj'] = 'rowwise'
     return styles

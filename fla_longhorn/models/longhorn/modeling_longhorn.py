@@ -1,7 +1,8 @@
-"""Longhorn language models in the paper's architecture: a stack of mixers, an MLP after each only where asked for."""
+"""Longhorn language models: a stack of mixers as in the paper, optionally with attention layers and MLPs."""
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,11 +11,10 @@ from fla.layers.attn import Attention
 from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.layers.weight_decay import no_weight_decay
-from fla_longhorn.models.causal_lm import compute_logits_and_loss
+from fla_longhorn.models.causal_lm import compute_logits_and_loss, with_shift_labels
 from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
 from fla_longhorn.models.generation import (
     prepare_cache_for_generation,
@@ -22,20 +22,21 @@ from fla_longhorn.models.generation import (
     refuse_continuous_batching,
 )
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, LonghornConfig
+from fla_longhorn.models.remote_code import register_for_auto_class
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
-from fla_longhorn.modules.cache import check_layers, look_ahead
+from fla_longhorn.modules.cache import look_ahead
 from fla_longhorn.modules.direct import get_child
 from fla_longhorn.modules.rewind import RewindableCache
-from fla_longhorn.modules.varlen import check_keywords, resolve_call
+from fla_longhorn.modules.varlen import resolve_call
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
-    from transformers.modeling_outputs import BaseModelOutputWithPast
+    from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 
 class LonghornBlock(GradientCheckpointingLayer):
-    """Pre-norm residual block: Longhorn, or attention in the layers of `config.attn`, then fla's gated MLP if there is one."""
+    """Pre-norm residual block: Longhorn, or attention in the layers of `config.attn`, then optionally fla's gated MLP."""
 
     def __init__(self, config: LonghornConfig, layer_idx: int):
         super().__init__()
@@ -44,25 +45,21 @@ class LonghornBlock(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.attn_norm = norm(config.hidden_size, eps=config.norm_eps)
         attention = attention_options(config, layer_idx)
-        self.attn = build_mixer(config, layer_idx) if attention is None else RowwiseAttention(**attention)
-        self.has_mlp = config.hidden_ratio is not None or config.intermediate_size is not None
+        if attention is None:
+            options = {name: getattr(config, name) for name in MIXER_OPTIONS}
+            self.attn = Longhorn(mode=config.attn_mode, layer_idx=layer_idx, **options)
+        else:
+            self.attn = RowwiseAttention(**attention)
+        ends: list[Any] = [self.attn.out_proj if attention is None else self.attn.o_proj]
+        self.has_mlp = config.has_mlp
         if self.has_mlp:
             self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)
-            self.mlp = GatedMLP(
-                hidden_size=config.hidden_size,
-                hidden_ratio=config.hidden_ratio,
-                intermediate_size=config.intermediate_size,
-                hidden_act=config.hidden_act,
-                fuse_swiglu=config.fuse_swiglu,
-            )
-        projection: Any
-        for projection in self.residual_projections():
-            # transformers never hands a module without parameters of its own, such as the MLP, to `_init_weights`
+            names = ('hidden_size', 'hidden_ratio', 'intermediate_size', 'hidden_act', 'fuse_swiglu')
+            self.mlp = GatedMLP(**{name: getattr(config, name) for name in names})
+            ends.append(self.mlp.down_proj)
+        for projection in ends:
+            # for `_init_weights`, which transformers does not call for a module without own parameters, such as the MLP
             projection.ends_residual_branch = True
-
-    def residual_projections(self) -> list[nn.Linear]:
-        mixer = self.attn.out_proj if isinstance(self.attn, Longhorn) else self.attn.o_proj
-        return [mixer, self.mlp.down_proj] if self.has_mlp else [mixer]
 
     def forward(
         self,
@@ -76,15 +73,11 @@ class LonghornBlock(GradientCheckpointingLayer):
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
         residual, cache, attn = hidden_states, past_key_values, get_child(self, 'attn')
         if isinstance(attn, Attention) and not use_cache:
-            # fla's attention always updates what it is given
+            # fla's attention updates any cache that it gets
             cache = look_ahead(cache)
         hidden_states, attentions, _ = attn(
-            hidden_states=get_child(self, 'attn_norm')(hidden_states),
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=use_cache,
-            output_attentions=output_attentions,
-            **kwargs,
+            hidden_states=get_child(self, 'attn_norm')(hidden_states), attention_mask=attention_mask, past_key_values=cache,
+            use_cache=use_cache, output_attentions=output_attentions, **kwargs,
         )
         hidden_states = residual + hidden_states
         if self.has_mlp:
@@ -92,22 +85,18 @@ class LonghornBlock(GradientCheckpointingLayer):
         return hidden_states, attentions, past_key_values, attnres_states
 
 
-def build_mixer(config: LonghornConfig, layer_idx: int) -> Longhorn:
-    options = {name: getattr(config, name) for name in MIXER_OPTIONS}
-    return Longhorn(mode=config.attn_mode, layer_idx=layer_idx, **options)
-
-
 class LonghornPreTrainedModel(FLAPreTrainedModel):
-    """Initialisation as in the authors' code, from any starting point: fresh, on `meta`, or partly loaded."""
+    """Initialisation as in the authors' code, of a fresh model, one on `meta`, or one partly loaded."""
 
     config_class = LonghornConfig
     base_model_prefix = 'model'
     supports_gradient_checkpointing = True
     _no_split_modules = ['LonghornBlock']
+    register_for_auto_class = staticmethod(register_for_auto_class)
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """transformers' method of this name, whose pipeline takes blocks that return a tensor."""
+        """transformers' method; its pipeline parallelism needs blocks that return a tensor."""
         own = isinstance(distributed_config, dict)
         pp_size = distributed_config.get('pp_size') if own else getattr(distributed_config, 'pp_size', None)
         if (pp_size or 1) > 1:
@@ -118,7 +107,7 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
         return super().prepare_distribute_model(distributed_config, *args, **kwargs)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay leaves alone."""
+        """Names of the parameters without weight decay."""
         return no_weight_decay(self)
 
     @torch.no_grad()
@@ -129,20 +118,16 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
                 if getattr(module, 'ends_residual_branch', False):
-                    self._init_residual_projection(module)
+                    # PyTorch's default, uniform in +-1/sqrt(fan_in), over the square root of the number of residual branches
+                    branches = self.config.num_hidden_layers * (2 if self.config.has_mlp else 1)
+                    bound = (module.in_features * branches) ** -0.5
+                    nn.init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, Longhorn):
             nn.init.ones_(module.D)
         elif callable(reset_parameters := getattr(module, 'reset_parameters', None)):
             reset_parameters()
-
-    def _init_residual_projection(self, projection: nn.Linear) -> None:
-        """PyTorch's default, uniform in +-1/sqrt(fan_in), over the square root of the number of residual branches."""
-        has_mlp = self.config.hidden_ratio is not None or self.config.intermediate_size is not None
-        branches = self.config.num_hidden_layers * (2 if has_mlp else 1)
-        bound = (projection.in_features * branches) ** -0.5
-        nn.init.uniform_(projection.weight, -bound, bound)
 
 
 class LonghornModel(LonghornPreTrainedModel, FLAModel):
@@ -172,16 +157,11 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> tuple | BaseModelOutputWithPast:
-        """As fla's models; the keywords are those of :class:`fla_longhorn.layers.Longhorn`, which says what they mean."""
-        check_keywords(f'{type(self).__name__}.forward', kwargs)
+        """As fla's models; `kwargs` are those of :class:`fla_longhorn.layers.Longhorn`."""
         if kwargs.get('cp_context') is not None and self.config.attn is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
-        check_layers(past_key_values, self.layers)
         tokens = inputs_embeds if input_ids is None else input_ids
-        if tokens is not None:
-            attention_mask, kwargs = resolve_call(
-                kwargs, attention_mask, tokens, past_key_values, has_attention=self.config.attn is not None,
-            )
+        attention_mask, kwargs = resolve_call(self, kwargs, attention_mask, tokens, past_key_values)
         use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
         paused = pause_checkpointing(self, past_key_values)
         if use_cache and past_key_values is None:
@@ -196,11 +176,14 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
 
 
 class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):
-    """:class:`LonghornModel` with a language modelling head."""
+    """:class:`LonghornModel` with a language modelling head.
+
+    Called as fla's models, and with labels that are already shifted, `shift_labels` `[B, T]`, which win over `labels`.
+    """
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
     _tp_plan = {'lm_head': 'colwise_gather_output'}
-    # its states can be rolled back
+    # assisted generation can revert its states
     _is_stateful = False
     _compute_logits_and_loss = compute_logits_and_loss
     _prepare_cache_for_generation = prepare_cache_for_generation
@@ -216,50 +199,11 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        # FSDP2 keeps a tied head tied from `meta` on, and the embeddings' initialisation is the one that counts
+        # under FSDP2 a tied head is already tied on `meta`, and must get the embeddings' initialisation
         if module is not self.lm_head or module.weight is not self.model.embeddings.weight:
             super()._init_weights(module)
 
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        past_key_values: Cache | list[torch.FloatTensor] | None = None,
-        labels: torch.LongTensor | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        logits_to_keep: int | torch.Tensor | None = 0,
-        num_items_in_batch: int | torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple | CausalLMOutputWithPast:
-        """As fla's, and with labels that are shifted already, `shift_labels` `[B, T]`, which win over `labels`."""
-        # not in the signature: the Trainer takes every name with `label` in it for one that each batch has
-        shift_labels = kwargs.pop('shift_labels', None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-            **kwargs,
-        )
-        loss, logits = self._compute_logits_and_loss(
-            outputs.last_hidden_state, labels, logits_to_keep, shift_labels=shift_labels,
-            num_items_in_batch=num_items_in_batch,
-        )
-        if not (self.config.return_dict if return_dict is None else return_dict):
-            output = (logits, *outputs.to_tuple()[1:])
-            return output if loss is None else (loss, *output)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    # `shift_labels` must not be in the signature: the Trainer takes arguments named `*label*` for columns of every batch
+    @wraps(FLAForCausalLM.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> tuple | CausalLMOutputWithPast:
+        return with_shift_labels(FLAForCausalLM.forward, self, *args, **kwargs)

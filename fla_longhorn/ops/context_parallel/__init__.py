@@ -1,14 +1,43 @@
 """Context parallelism: packed sequences in contiguous parts, one on each rank of a group (fla's `FLACPContext`).
 
-A rank's part begins inside a sequence that earlier ranks began, if `pre_num_ranks` is not 0, and ends inside one that later
-ranks finish, if `post_num_ranks` is not 0. What passes between ranks is the state there, and its gradient the other way.
+A rank's first sequence began on the `pre_num_ranks` ranks before, its last one goes on to the `post_num_ranks` ranks after.
+The ranks pass on the state at their boundaries, and its gradient the other way.
 
-The diagonal update is elementwise, so a part is summarised by what it does to any state: `decay * state + local`. All ranks
-gather all summaries, two `[H, K, V]` each, and every rank folds those of earlier tokens: one exchange, whatever the number
-of ranks. A token of the exact update multiplies the state by a matrix, another one in each channel, so its summary would be
-`[H, V, K, K]`; there the state itself, `[H, K, V]`, goes from rank to rank, each waiting for the one before.
+The diagonal update is elementwise, so a part maps any state to `decay * state + local`. All ranks gather these summaries, two
+`[H, K, V]` each, and every rank composes those of earlier tokens: one exchange for any number of ranks. A token of the exact
+update multiplies the state by a matrix that differs between channels, so a summary would be `[H, V, K, K]`. There the state
+itself, `[H, K, V]`, goes from rank to rank, and each waits for the one before.
 """
 
-from fla_longhorn.ops.context_parallel.dispatch import run
+from __future__ import annotations
 
-__all__ = ['run']
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fla_longhorn.ops import operator
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments
+from fla_longhorn.ops.context_parallel.gather import GatherFunction
+from fla_longhorn.ops.context_parallel.part import Call, Part
+from fla_longhorn.ops.context_parallel.ring import RingFunction
+from fla_longhorn.ops.inputs import check_cp_context, check_inputs
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
+
+
+@torch.compiler.disable
+def run(args: Arguments, cp_context: FLACPContext, *, parallel: bool) -> tuple[Tensor, None]:
+    """Check the arguments and call the operator on this rank's part. All ranks of the group call it, in the same order."""
+    check_cp_context(cp_context, args.initial_state, args.output_final_state)
+    args = args._replace(cu_seqlens=cp_context.cu_seqlens)
+    check_inputs(args, cp_context.cu_seqlens_cpu, cu_seqlens_name='cp_context.cu_seqlens')
+    if cp_context.group is None or dist.get_world_size(cp_context.group) == 1:
+        return operator.run(args, parallel)[0], None
+    # all ranks exchange states [H, K, V]
+    args = args._replace(scale=float(args.scale), state_v_first=False)
+    call = Call(args.without(DIFFERENTIABLE), Part.of(cp_context), operator.needs_gradient(args), parallel)
+    function = RingFunction if args.exact else GatherFunction
+    return function.apply(args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens, call), None

@@ -12,7 +12,7 @@ from fla_longhorn.ops.context_parallel.summaries import backward_summary, forwar
 
 
 class GatherFunction(torch.autograd.Function):
-    """Every rank folds the summaries of the ranks before it into the state that its part starts from."""
+    """Every rank composes the summaries of the ranks before it into its initial state."""
 
     @staticmethod
     def forward(ctx, q, k, v, beta, D, z, cu_seqlens, call: Call):
@@ -23,8 +23,7 @@ class GatherFunction(torch.autograd.Function):
         if part.after:
             tail = part.tail
             args = call.args._replace(q=k[:, tail], k=k[:, tail], v=v[:, tail], beta=beta[:, tail], cu_seqlens=None)
-            decay, local = forward_summary(args, with_decay=part.inside)
-            summary[1] = local
+            decay, summary[1] = forward_summary(args, with_decay=part.inside)
             if decay is not None:
                 summary[0] = decay
         incoming = fold(summary, part, range(part.rank - part.before, part.rank))
@@ -43,10 +42,8 @@ class GatherFunction(torch.autograd.Function):
         summary = q.new_zeros(2, 1, H, K, V, dtype=torch.float32)
         if part.before:
             head = part.head
-            args = call.args._replace(
-                q=q[:, head], k=k[:, head], v=v[:, head], beta=beta[:, head], z=None if z is None else z[:, head],
-                cu_seqlens=None,
-            )
+            z_head = None if z is None else z[:, head]
+            args = call.args._replace(q=q[:, head], k=k[:, head], v=v[:, head], beta=beta[:, head], z=z_head, cu_seqlens=None)
             summary[1] = backward_summary(do[:, head], states, args, parallel=call.parallel)
             if decay is not None:
                 summary[0] = decay
@@ -57,7 +54,7 @@ class GatherFunction(torch.autograd.Function):
 
 
 def fold(summary: Tensor, part: Part, ranks: range) -> Tensor:
-    """Gather the ranks' summaries `[2, 1, H, K, V]`; what a state of zero becomes on its way over `ranks`."""
+    """Gather all ranks' summaries `[2, 1, H, K, V]` and return what a state of zero becomes after those of `ranks`."""
     gathered = [torch.empty_like(summary) for _ in range(dist.get_world_size(part.group))]
     dist.all_gather(gathered, summary, group=part.group)
     state = torch.zeros_like(summary[0])

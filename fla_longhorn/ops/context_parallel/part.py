@@ -1,4 +1,4 @@
-"""What a rank holds of the sequences, and the operator called on it."""
+"""A rank's part of the sequences, and calls of the operator on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """This rank's part: how many ranks before and after it hold its first and its last sequence, and where these are."""
+    """This rank's part: `before` ranks hold earlier tokens of its first sequence, `after` ranks later ones of its last."""
 
     group: dist.ProcessGroup
     rank: int
@@ -46,13 +46,13 @@ class Part:
 
     @property
     def inside(self) -> bool:
-        """Whether a state passes through: all of the part is the middle of one sequence."""
+        """Whether the part is the middle of one sequence, so that a state passes through."""
         return self.num_sequences == 1 and self.before > 0 and self.after > 0
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the operator on this rank's part: `args` holds all but the tensors that have a gradient."""
+    """A call of the operator on this rank's part; `args` lacks the tensors that have a gradient."""
 
     args: Arguments
     part: Part
@@ -61,7 +61,7 @@ class Call:
 
     def fwd(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor | None, z: Tensor | None, cu_seqlens: Tensor | None,
-        h0: Tensor | None, output_final_state: bool,
+        h0: Tensor | None, *, output_final_state: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         args = self.args._replace(
             q=q, k=k, v=v, beta=beta, D=D, z=z, cu_seqlens=cu_seqlens, initial_state=h0, output_final_state=output_final_state,
@@ -77,7 +77,7 @@ class Call:
 
 
 def state_at(row: int, state: Tensor, N: int) -> Tensor:
-    """States `[N, H, K, V]` that are zero but for one sequence's, `[1, H, K, V]`."""
+    """States `[N, H, K, V]` of zeros, but `state [1, H, K, V]` in one row."""
     states = state.new_zeros(N, *state.shape[1:])
     states[row] = state[0]
     return states

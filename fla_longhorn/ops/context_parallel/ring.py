@@ -1,4 +1,4 @@
-"""The exact update over several ranks: the state goes from each rank to the next, its gradient back."""
+"""The exact update over several ranks: each sends the state to the next, and its gradient to the one before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Given = TypeVar('Given', Tensor, None)
 
 @dataclass(frozen=True)
 class Piece:
-    """Sequences that run together, and whether their first state comes from, their last one goes to, another rank."""
+    """Sequences of one call, and whether it receives their first state from a rank and sends their last one on."""
 
     tokens: slice
     cu_seqlens: Tensor | None
@@ -28,7 +28,7 @@ class Piece:
 
 
 def pieces_of(part: Part, cu_seqlens: Tensor) -> list[Piece]:
-    """One piece; or two where a state comes and another one goes, so that what goes need not wait for what comes."""
+    """One piece, or two where one state comes and another goes, so that sending need not wait for receiving."""
     N, T = part.num_sequences, part.bounds[-1]
     if N == 1 or not (part.before and part.after):
         return [Piece(slice(0, T), None if N == 1 else cu_seqlens, N, part.before > 0, part.after > 0)]
@@ -38,7 +38,7 @@ def pieces_of(part: Part, cu_seqlens: Tensor) -> list[Piece]:
 
 
 class RingFunction(torch.autograd.Function):
-    """Each rank waits for the state that its first sequence starts from."""
+    """Each rank waits for its first sequence's state from the rank before."""
 
     @staticmethod
     def forward(ctx, q, k, v, beta, D, z, cu_seqlens, call: Call):
@@ -48,13 +48,9 @@ class RingFunction(torch.autograd.Function):
         saved: list[Tensor | None] = []
         sent: list[tuple[dist.Work | None, Tensor]] = []
         for piece in reversed(pieces):
-            h0 = None
-            if piece.receives:
-                h0 = state_at(0, receive(part, part.rank - 1, shape, q.device), piece.num_sequences)
-            o, ht, states = call.fwd(
-                take(piece, q), take(piece, k), take(piece, v), take(piece, beta), D, take(piece, z), piece.cu_seqlens, h0,
-                output_final_state=piece.sends,
-            )
+            h0 = state_at(0, receive(part, part.rank - 1, shape, q.device), piece.num_sequences) if piece.receives else None
+            inputs = (*(take(piece, x) for x in (q, k, v, beta)), D, take(piece, z), piece.cu_seqlens, h0)
+            o, ht, states = call.fwd(*inputs, output_final_state=piece.sends)
             if piece.sends:
                 sent.append(send(part, part.rank + 1, ht[-1:]))
             outputs.insert(0, o)
@@ -72,13 +68,9 @@ class RingFunction(torch.autograd.Function):
         shape = (1, *q.shape[2:], v.shape[-1])
         gradients, sent = [], []
         for piece, h0, states in zip(ctx.pieces, saved[::2], saved[1::2], strict=True):
-            dht = None
-            if piece.sends:
-                dht = state_at(-1, receive(part, part.rank + 1, shape, q.device), piece.num_sequences)
-            *dx, dh0, dD, dz = call.bwd(
-                take(piece, do), dht, states, take(piece, q), take(piece, k), take(piece, v), take(piece, beta), D,
-                take(piece, z), piece.cu_seqlens, h0,
-            )
+            dht = state_at(-1, receive(part, part.rank + 1, shape, q.device), piece.num_sequences) if piece.sends else None
+            inputs = (*(take(piece, x) for x in (q, k, v, beta)), D, take(piece, z), piece.cu_seqlens, h0)
+            *dx, dh0, dD, dz = call.bwd(take(piece, do), dht, states, *inputs)
             if piece.receives:
                 sent.append(send(part, part.rank - 1, dh0[:1]))
             gradients.append((*dx, None if z is None else dz, None if D is None else dD))
@@ -104,7 +96,7 @@ def receive(part: Part, rank: int, shape: tuple[int, ...], device: torch.device)
 
 
 def send(part: Part, rank: int, x: Tensor) -> tuple[dist.Work | None, Tensor]:
-    """The work, and what must live until it is done."""
+    """Start sending; the returned tensor must live until the work is done."""
     x = x.contiguous()
     return dist.isend(x, group=part.group, group_dst=rank), x
 

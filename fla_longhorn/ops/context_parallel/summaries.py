@@ -1,7 +1,7 @@
-"""What tokens of the diagonal update do to any state that enters them: `decay * state + local`, elementwise.
+"""What tokens of the diagonal update do to an initial state: `decay * state + local`, elementwise.
 
-Of one sequence `[1, T, H, *]`; results are float32 `[1, H, K, V]`. A backend may have kernels for it. With any other one the
-operator itself tells: `local` is what becomes of a state of zeros, and `decay` of one of ones where all values are zero.
+For one sequence `[1, T, H, *]`; results are float32 `[1, H, K, V]`. A backend may have kernels for this. Else the operator
+runs: `local` is the final state from zeros, `decay` the one from ones with all values zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd
 
 
 def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None, Tensor]:
-    """(decay, local), or (None, local) where nobody asks for the decay. `k`, `v` and `beta` of `args` count."""
+    """(decay, local) of the tokens, from `k`, `v` and `beta`; decay may be None without `with_decay`."""
     own = getattr(select_backend(args.k.device), 'forward_summary', None)
     if own is not None:
         return own(args)
@@ -33,7 +33,7 @@ def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None
 
 
 def backward_summary(do: Tensor, states: Tensor, args: Arguments, *, parallel: bool) -> Tensor:
-    """The gradient of the state before the tokens, where none comes from behind them; `states` as the forward saved them."""
+    """Gradient of the initial state where the final state has none; `states` are those that forward saved."""
     own = getattr(select_backend(args.q.device), 'backward_summary', None)
     if own is not None:
         return own(do, args)

@@ -1,9 +1,8 @@
-"""Both updates on the CPU, compiled by Numba on the first call (seconds, once: the machine code is kept on disk).
+"""Both updates on the CPU, compiled by Numba on the first call (seconds; the machine code is cached on disk).
 
-The backend's interface: tensors in the order and layout that the loops take (:mod:`fla_longhorn.ops.numba.forward`),
-and how many threads run them. float32 tensors are passed as they are, without a copy, and so are v, z, beta and the output
-where all are bfloat16; others are converted, here and back. Deterministic, and bit-equal for any number of threads and for
-either way.
+This file passes tensors in the order and layout of the loops (:mod:`fla_longhorn.ops.numba.forward`) and chooses the number of
+threads. float32 tensors are passed without a copy, and so are v, z, beta and the output if all are bfloat16; others are
+converted. Results are bit-equal for any number of threads, with or without conversion.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from fla_longhorn.ops.numba import backward, forward, places
 from fla_longhorn.ops.numba.wide import W
 from fla_longhorn.ops.pool import Pool
 
-# bytes of a forward block's states (first cache), and of the states that backward keeps of a strip (second cache)
+# bytes of a forward block's states (L1 cache), and of the states of a strip in backward (L2 cache)
 L1_BYTES, L2_BYTES = 2**14, 2**18
 
-# what a caller's default dtype or device must not change
+# whatever the caller's default dtype and device are
 FLOAT32: Any = dict(dtype=torch.float32, device='cpu')
 
 _ABSENT = {dtype: np.empty(0, bits) for dtype, bits in BITS.items()}
@@ -37,18 +36,16 @@ def longhorn_fwd(
 ):
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`.
 
-    Blocks of channels run in parallel, time doesn't: `parallel` changes nothing here. Where `final_state` is given it is
-    written and returned; it may be `initial_state` itself, as each block reads its part of the one before it writes the other.
-    The loops update the rows of a pool in place; in the other layout they work on copies.
+    Blocks of channels run in parallel; `parallel` has no effect. A given `final_state` is written and returned; it may be
+    `initial_state`, because each block reads its initial state before it writes its final one. The loops update the rows of a
+    pool in place, or with `state_v_first` copies of them.
     """
     B, T, H, K, V = args.sizes
     if T == 1 and final_state is not None and final_state is args.initial_state and not save_states and is_step(args):
         return step(args, final_state), final_state, None
     N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
     if pool is not None and state_v_first:
-        o, last, states = longhorn_fwd(
-            args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel,
-        )
+        o, last, states = longhorn_fwd(args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel)
         pool.scatter(last)
         return pool.without_absent(o, args.cu_seqlens), last, states
     C = checkpoint_interval(K) if save_states else T
@@ -61,10 +58,10 @@ def longhorn_fwd(
     else:
         where = places.in_pool(pool, N)
         h0 = ht = places.span(pool.states)
-    # a sequence without a row is left out
+    # the loops skip sequences without a row
     dtype = common_dtype(args.v, args.beta, args.z)
     o = (torch.empty if len(where) == N else torch.zeros)(args.v.shape, dtype=dtype, device='cpu')
-    # packed sequences leave slots that no one writes
+    # packed sequences leave slots unwritten
     new = torch.zeros if is_varlen else torch.empty
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0, **FLOAT32)
     BV = block_size(K, T)
@@ -82,7 +79,7 @@ def longhorn_fwd(
 
 
 def is_step(args: Arguments) -> bool:
-    """Whether :func:`step` serves a call: all inputs of one dtype, one token a row, few of them."""
+    """Whether :func:`step` can run the call: inputs of one dtype, one token per row, too few rows for several threads."""
     if args.cu_seqlens is not None or args.state_v_first or args.scale != 1:
         return False
     if args.q.numel() * args.v.shape[-1] >= MIN_PARALLEL_STEPS:
@@ -90,7 +87,7 @@ def is_step(args: Arguments) -> bool:
     dtype = args.q.dtype
     if dtype not in BITS or (args.D is not None and args.D.dtype not in BITS):
         return False
-    # a generator takes longer
+    # faster than a generator
     for x in (args.q, args.k, args.v, args.beta, args.z):  # noqa: SIM110
         if x is not None and (x.dtype is not dtype or x.is_neg()):
             return False
@@ -98,10 +95,10 @@ def is_step(args: Arguments) -> bool:
 
 
 def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
-    """The outputs of one token a sequence; `states` `[N, H, K, V]` are updated in place.
+    """The outputs of one token per sequence; `states` `[N, H, K, V]` are updated in place.
 
-    The loops are given addresses: an array of NumPy takes longer to make than to compute with, and its maker would keep torch
-    from ever resizing the memory of `D`, as FSDP2 does to free parameters.
+    The loops take addresses: making a NumPy array takes longer than the computation, and torch could no longer resize the
+    memory of `D`, as FSDP2 does to free parameters.
     """
     (N, _, H, K), V = args.q.shape, args.v.shape[-1]
     given = args.q, args.k, args.v, args.beta, in_place('states', states), args.D, args.z
@@ -116,14 +113,15 @@ def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
 
 
 def block_size(K: int, T: int) -> int:
-    """Channels of a block: two vectors, for the threads' sake; a single token only reads its states, in long rows."""
+    """Channels of a block: two vectors, so that there are blocks for all threads; more for one token, to read long rows."""
     return min(max(L1_BYTES // (4 * K) // W, 1), 2 if T > 1 else 8) * W
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty.
+    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; empty if the input is absent.
 
-    Blocks of channels, at least twice the keys `KP` of whole vectors, leave their parts of dq and dk to be added here.
+    A block of `BG` channels writes its part of dq and dk, `KP` wide, which are added here. With `BG >= 2 * KP` channels in a
+    block, the parts take no more memory than v.
     """
     q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
     B, T, H, K, V = args.sizes
@@ -137,7 +135,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dqk = torch.empty(NG, *q.shape[:-1], 2, KP, **FLOAT32)
     dtype = common_dtype(do, v, beta, z)
     dv = torch.empty(v.shape, dtype=dtype, device='cpu')
-    # parts are sums of float32
+    # a float32 part per block
     dbeta_dtype = torch.float32 if is_scalar else dtype
     dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape, dtype=dbeta_dtype, device='cpu')
     dh0 = torch.empty(0 if args.initial_state is None else (N, H, K, V), **FLOAT32)
@@ -154,24 +152,22 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq, dk = add_parts(dqk)[..., :K].unbind(-2)
     if is_scalar:
         dbeta = add_parts(dbeta)
-    if args.initial_state is not None and state_v_first:
-        dh0 = dh0.transpose(-1, -2).contiguous()
     dD = q.new_empty(0) if D is None else add_parts(dD).to(D.dtype)
     dz = q.new_empty(0) if z is None else dz.to(z.dtype)
-    dh0 = q.new_empty(0) if args.initial_state is None else dh0
-    # copies: dq and dk must not share memory
+    dh0 = q.new_empty(0) if args.initial_state is None else k_first(dh0, state_v_first).contiguous()
+    # copies, because dq and dk must not share memory
     dq = scaled(dq, args.scale)
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, q), (dk, k)))
     return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
 
 
 def common_dtype(*tensors) -> torch.dtype:
-    """bfloat16 where all of these are, else float32: what the loops take them in."""
+    """The dtype in which the loops take these: bfloat16 if all are, else float32."""
     return torch.bfloat16 if all(x is None or x.dtype is torch.bfloat16 for x in tensors) else torch.float32
 
 
 def flat(x, dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """The tensor's elements in order as `dtype`, of those in `BITS`, without a copy where they are contiguous."""
+    """The tensor's elements in order as `dtype` (one of `BITS`), copied only if strided or of another dtype."""
     if x is None:
         return _ABSENT[dtype]
     x = (x.detach() if x.requires_grad else x).to(dtype).contiguous()
@@ -179,7 +175,7 @@ def flat(x, dtype: torch.dtype = torch.float32) -> np.ndarray:
 
 
 def flat_output(name: str, x, dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """The same of a buffer that the loops write to: they would fill a copy, and leave the buffer as it was."""
+    """:func:`flat` of a buffer that the loops write to, which must not be copied."""
     return flat(in_place(name, x, dtype), dtype)
 
 
@@ -193,7 +189,7 @@ def in_place(name: str, x: torch.Tensor, dtype: torch.dtype = torch.float32) -> 
 
 
 def flat_rows(x, size: int, dtype: torch.dtype) -> tuple[np.ndarray, int]:
-    """The same of `x` `[B, T, H, V]`, whose token stride may exceed their `size`, and that stride."""
+    """:func:`flat` of `x` `[B, T, H, V]` and its token stride, which may exceed `size = H * V`."""
     if x is None or x.is_contiguous() or x.dtype is not dtype:
         return flat(x, dtype), size
     (B, T, H, V), (over_B, over_T, over_H, over_V) = x.shape, x.stride()
@@ -205,7 +201,7 @@ def flat_rows(x, size: int, dtype: torch.dtype) -> tuple[np.ndarray, int]:
 
 
 def flat_copy(x) -> np.ndarray:
-    """The same of a parameter: torch never again resizes memory that NumPy has seen, as FSDP2 does to free parameters."""
+    """:func:`flat` of a copy of a parameter: torch cannot resize memory that NumPy uses, as FSDP2 does to free parameters."""
     return flat(None if x is None else x.detach().clone())
 
 
@@ -218,5 +214,5 @@ def scaled(q, scale: float):
 
 
 def add_parts(parts):
-    """Sum over the first dimension, one part after the other: NumPy's order doesn't depend on the number of threads."""
+    """Sum over the first dimension, in NumPy's order, which does not depend on the number of threads."""
     return torch.from_numpy(parts.numpy().sum(0)) if len(parts) > 1 else parts[0]

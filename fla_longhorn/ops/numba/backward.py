@@ -1,8 +1,8 @@
 """The compiled loops of the Numba backend's backward; names and layouts as in :mod:`fla_longhorn.ops.numba.forward`.
 
-A block of `BG` channels walks its sequence chunk by chunk from the end, each chunk from the state that forward saved at its
-start. The chunk's states are computed again, `W` channels at a time, and kept in the cache; where `C` of them don't fit,
-the chunk is cut into strips of `BT` tokens, whose first states are computed beforehand.
+A block of `BG` channels goes through its sequence from the last interval of `C` tokens to the first. It recomputes the states
+of an interval, `W` channels at a time, from the one that forward saved. If these do not fit in the cache, the interval is
+split into strips of `BT` tokens, whose initial states are computed first.
 
 With `G_t` the gradient of `S_t`, `du = sum_j G k` and `dy = do * silu(z)`, channelwise:
 
@@ -11,11 +11,11 @@ With `G_t` the gradient of `S_t`, `du = sum_j G k` and `dy = do * silu(z)`, chan
     exact:     dk_j = sum_v (G eps r - S_{t-1} eps du) + e_j,    with r = v - k^T S_{t-1},    G_{t-1} += G - k (x) (eps du),
                deps = du r
     both:      dq_j = sum_v dy S_t,    dv = eps du + D dy,    e_j = -2 k_j sum_v deps eps^2,
-               dbeta = deps / (1 + beta |k|^2)^2, and of a sigmoid's input deps e eps^2, with e = exp(-x),
+               dbeta = deps / (1 + beta |k|^2)^2, or for a sigmoid's input x deps e eps^2, with e = exp(-x),
                dz = do * y * silu'(z),    dD = sum_t dy * v
 
-Sums over the channels (dq, dk, dbeta of a head) are left as one part a block, dD as one a sequence, for the caller to add.
-Those of all keys of a token are made together: a row of partial sums for each key, which are added at last.
+The caller adds the parts of sums over channels (dq, dk, dbeta of a head), one per block, and those of dD, one per sequence.
+Sums over a token's channels are collected in `rows`: one row of partial sums for each key, added at the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ONE, TWO = np.float32(1), np.float32(2)
 
 @helper
 def prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, options, s_k2, tokens):
-    """For `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, d eps/d beta and dz/y."""
+    """Fill `tokens` for `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, deps/dbeta and dz/y."""
     s_v, s_eps, s_dy, s_slope, s_dz = tokens
     n = V - o_v
     for t in range(L):
@@ -69,7 +69,7 @@ def prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, op
 
 @helper
 def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
-    """The state after the strip of `L` tokens that starts `i_s` tokens into the chunk at `t0`."""
+    """The final state of the strip of `L` tokens that starts `i_s` tokens into the interval at `t0`."""
     p_k = ((t0 + i_s) * H + i_h) * K
     b_x = read(S, p_old, k, p_k, K) if exact else splat(np.float32(0))
     for t in range(L):
@@ -84,9 +84,9 @@ def strip_start(t0, L, i_s, i_h, q, k, H, K, exact, S, p_old, p_new, tokens):
 
 @helper
 def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S, tokens, written):
-    """The states around the strip's tokens, from the first one in `S`; dz and dD; for the exact update r in v's place.
+    """Recompute the strip's states from the first one in `S`; add up dD, store dz and, for the exact update, r over v.
 
-    `written` are the addresses of the chunk's rows of dv, dbeta and dz, for which it asks.
+    `written` are the addresses of the interval's rows of dv, dbeta and dz, to prefetch.
     """
     row_bytes = H * V * dz.itemsize
     s_v, s_eps, s_dy, _, s_dz = tokens
@@ -118,7 +118,7 @@ def strip_forward(t0, L, i_s, i_h, o_v, q, k, D, dz, dD, p_dD, H, K, V, exact, S
 
 @inlined
 def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, rows, p_rows):
-    """Take `G` one token back; returns du and deps. `rows` take these channels' parts of dq, and from `p_rows` on of dk."""
+    """Move `G` one token back; returns du and deps. `rows` get these channels' parts of dq, and from `p_rows` on of dk."""
     b_du, b_km = splat(np.float32(0)), splat(np.float32(0))
     for j in range(K):
         b_k, b_s = load_one(k, p_k + j), load(S, p_s + j * W)
@@ -134,7 +134,7 @@ def diagonal_backward(S, p_s, G, p_g, q, k, p_k, K, b_v, b_eps, b_dy, rows, p_ro
 
 @helper
 def add_output(G, p_g, q, k, p_k, K, b_dy):
-    """Add the output's part to `G`, so that it is the whole gradient of a token's state; returns du, `k^T G`."""
+    """Add the output's part to `G`, which is then the full gradient of a token's state; returns du, `k^T G`."""
     b_du = splat(np.float32(0))
     for j in range(K):
         b_g = load(G, p_g + j * W) + load_one(q, p_k + j) * b_dy
@@ -145,9 +145,9 @@ def add_output(G, p_g, q, k, p_k, K, b_dy):
 
 @inlined
 def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_next, rows, p_rows):
-    """Take the whole `G` one token back, `w = eps du`; `rows` as in :func:`diagonal_backward`.
+    """Move the full `G` one token back, with `w = eps du`; `rows` as in :func:`diagonal_backward`.
 
-    The token before, whose key is at `p_next`, comes next: the sweep does its `add_output`, and returns its du.
+    Includes `add_output` of the token before, whose key is at `p_next`, and returns its du.
     """
     b_du = splat(np.float32(0))
     for j in range(K):
@@ -162,7 +162,7 @@ def exact_backward(S, p_s, G, p_g, q, k, p_k, p_next, K, b_u, b_w, b_dy, b_dy_ne
 
 @inlined
 def add_rows(rows, p_rows, k, p_k, K, norm, dqk, p_dqk):
-    """Add the sums of the rows to a token's dq and dk, `[2, KP]`, and `e_j = -2 k_j norm`."""
+    """Add the sums of the rows, and `e_j = -2 k_j norm`, to a token's dq and dk, `[2, KP]`."""
     for j in range(0, K, LANES):
         p, p_dk = p_dqk + j, p_dqk + p_rows // LANES + j
         store(dqk, p, memory.load(dqk, p) + sum_rows(rows, j * LANES))
@@ -175,7 +175,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
                    ahead, z_stride):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`.
 
-    `ahead` are the addresses in do, v, beta and z of the next channels' rows of this chunk, to prefetch.
+    `ahead` are the addresses of the next channels' rows of do, v, beta and z, to prefetch.
     """
     row_bytes, z_bytes = H * V * dv.itemsize, z_stride * dv.itemsize
     s_r, s_eps, s_dy, s_slope, _ = tokens
@@ -232,7 +232,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
             o_v = o_g + i
             prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, options, s_k2, tokens)
             load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
-            # the next channels, or the first ones of the chunk before
+            # the next channels, or the first ones of the interval before
             t, o_next = (t0, o_v + W) if i + W < channels.stop else (max(t0 - C, bos), o_g)
             p = (t * H + i_h) * V + o_next
             ahead = address_of(do, p), *rows_ahead(p, t * z_stride + i_h * V + o_next, v, beta, z, is_scalar)
@@ -257,10 +257,10 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
 @compiled
 def backward(i_w, n_w, do, dht, q, k, v, beta, D, z, z_stride, cu_seqlens, states, dqk, dv, dbeta, dh0, dD, dz, H, K, V, C,
              BG, BT, NT, exact, is_scalar, options, is_varlen):
-    """One worker's blocks of the backward pass; no chunk has more than `NT` tokens."""
+    """One worker's blocks of backward; no interval has more than `NT` tokens."""
     NG = (V + BG - 1) // BG
     num_rows = cu_seqlens[-1] * H
-    # dq and dk of a token, their keys in whole groups of lanes
+    # dq and dk of a token, K rounded up to whole vectors
     rows = np.zeros(2 * ((K + LANES - 1) // LANES * LANES) * LANES, np.float32)
     G = np.empty(K * BG, np.float32)
     S = np.empty((BT + 1 + (NT + BT - 1) // BT) * K * W, np.float32)

@@ -4,16 +4,16 @@
     exact:     S_t = S_{t-1} + k_t (x) (eps_t * r_t),                      r_t = v_t - k_t^T S_{t-1}
     both:      y_t = q_t^T S_t + D * v_t,    o_t = y_t * silu(z_t)
 
-Arrays are flat, in the order of their shapes: q, k `[T, H, K]` and v, z, o `[T, H, V]` with the rows of a batch as further
-tokens, beta like v or `[T, H]`, D `[H, V]`, states `[H, K, V]`, at the places that :mod:`fla_longhorn.ops.numba.places` says.
-v, z, beta and o are read and written as they are, in float32 or bfloat16; the others are float32. The tokens of z lie
-`z_stride` elements apart, for it is often half of a projection's output. An absent array has no elements.
+Arrays are flat: q, k `[T, H, K]` and v, z, o `[T, H, V]`, where T goes over all rows of a batch, beta like v or `[T, H]`, D
+`[H, V]`, states `[H, K, V]` at the offsets of :mod:`fla_longhorn.ops.numba.places`. v, z, beta and o are float32 or bfloat16,
+the others float32. The token stride of z is `z_stride`, because z is often half of a projection's output. An absent array is
+empty.
 
-With a sigmoid, eps = beta / (1 + beta |k|^2) of beta = 1 / (1 + e), e = exp(-x), is 1 / (1 + e + |k|^2): one division.
+With a sigmoid, beta = 1 / (1 + e) and e = exp(-x), so eps = beta / (1 + beta |k|^2) = 1 / (1 + e + |k|^2): one division.
 
-Tiles of a state are `[K, W]`, so that an instruction takes channels of one key (:mod:`fla_longhorn.ops.numba.wide`).
+Tiles of a state are `[K, W]`: a vector holds channels of one key (:mod:`fla_longhorn.ops.numba.wide`).
 
-A worker takes every `n_w`-th block. No result depends on how many there are: what one block writes no other does.
+Worker `i_w` of `n_w` computes every `n_w`-th block. No two blocks write to the same place, so results do not depend on `n_w`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_
 ONE, FOUR = np.float32(1), np.float32(4)
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
 STRIP = 16
-# keys whose products are added one after the other
+# keys in one partial sum
 KEYS = 8
 
 
 @helper
 def load_tile(x, p, V, K, n, tile, p_t):
-    """A tile `[K, W]` from `n` channels of a state `[K, V]`; zero where there is no state or no channel."""
+    """Load a tile `[K, W]` from `n` channels of a state `[K, V]`; zero without a state and beyond `n`."""
     for j in range(K):
         store(tile, p_t + j * W, load_lanes(x, p + j * V, n if len(x) > 0 else 0))
 
@@ -55,7 +55,7 @@ def copy_tile(tile, p_from, p_to, K):
 
 @helper
 def square_norm(k, p, K):
-    """`|k|^2` of one key; NaN from 2^126 on, where 1 / |k|^2 is no normal number: a step of zero would pass for one."""
+    """`|k|^2` of one key; NaN from 2^126 on, where 1 / |k|^2 is subnormal, rather than a step size that looks valid."""
     b_sum = memory.splat(np.float32(0))
     for j in range(0, K, LANES):
         b_k = memory.load_lanes(k, p + j, K - j)
@@ -71,7 +71,7 @@ def load_beta(beta, row, p, n, is_scalar):
 
 @helper
 def step_size(b_b, k2, options):
-    """eps, and its slope in beta (or in the sigmoid's input), for `|k|^2`; `options` is `StepOptions`, as a plain tuple."""
+    """eps and its derivative by beta (or by the sigmoid's input), given `|k|^2`; `options` is `StepOptions` as a tuple."""
     use_sigmoid, = options
     if use_sigmoid:
         b_e = exp_neg(b_b)
@@ -83,7 +83,7 @@ def step_size(b_b, k2, options):
 
 @inlined
 def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps):
-    """Channels of one key after a token; returns them."""
+    """Update the channels of one key by a token and return them."""
     b_k, b_s = load_one(k, p_k), load(S, p_old)
     b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
     store(S, p_new, b_s)
@@ -92,9 +92,9 @@ def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps):
 
 @inlined
 def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
-    """The state after a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`.
+    """Update the state by a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`.
 
-    A sum of sums over few keys: fewer roundings, and one sum at a time is in registers, of which AVX2 has few.
+    Partial sums of `KEYS` keys round less, and only one at a time takes registers, of which AVX2 has few.
     """
     b_o = splat(np.float32(0))
     for first in range(0, K, KEYS):
@@ -124,7 +124,7 @@ def read(S, p_s, k, p_k, K):
 
 @inlined
 def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
-    """`diagonal_update` for the exact update, `u = eps r`; the same sweep also returns `k^T S` for the key at `p_next`."""
+    """`diagonal_update` for the exact update, with `u = eps r`; also returns `k^T S` for the key at `p_next`."""
     b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
     for first in range(0, K, KEYS):
         b_o_part, b_x_part = splat(np.float32(0)), splat(np.float32(0))
@@ -138,16 +138,16 @@ def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
 
 @helper
 def rows_ahead(p, p_z, v, beta, z, is_scalar):
-    """Addresses of v and beta at `p` and of z at `p_z`; where there is no such row, that of v in its place."""
+    """Addresses to prefetch: v and beta at `p`, z at `p_z`; that of v in place of absent ones."""
     ahead = address_of(v, p)
     return ahead, ahead if is_scalar else address_of(beta, p), address_of(z, p_z) if len(z) > 0 else ahead
 
 
 @helper
 def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, options, S, p_s, tokens):
-    """`W` channels of `L` tokens; `tokens` holds `|k|^2` of each, and room for eps and v.
+    """`W` channels of `L` tokens; `tokens` holds their `|k|^2` and buffers for eps and v.
 
-    What doesn't depend on the state goes first, so that nothing waits for a division between two tokens.
+    Step sizes come first, so that no token waits for a division.
     """
     s_k2, s_eps, s_v = tokens
     n = V - o_v
@@ -159,7 +159,7 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, ex
     p = ((t0 + L) * H + i_h) * V + o_v
     ahead, beta_ahead, z_ahead = rows_ahead(p, (t0 + L) * z_stride + i_h * V + o_v, v, beta, z, is_scalar)
     row_bytes, z_bytes, written = H * V * v.itemsize, z_stride * v.itemsize, address_of(o, p - L * H * V)
-    # eps isn't needed again: its place takes the output
+    # outputs overwrite eps
     if exact:
         b_x = read(S, p_s, k, (t0 * H + i_h) * K, K)
         for t in range(L):
@@ -201,7 +201,7 @@ def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z
                   exact, is_scalar, options, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`.
 
-    `first` and `last` index the states before and after the sequence in `h0` and `ht`; -1 reads zero and writes nothing.
+    `first` and `last` are the offsets of the initial state in `h0` and the final state in `ht`; -1 means zero, or no write.
     """
     channels = range(0, min(BV, V - o_v), W)
     p_h = i_h * K * V + o_v
@@ -224,14 +224,14 @@ def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z
 
 @helper
 def first_slot(i_n, bos, eos, C, is_varlen):
-    """Where the saved states of a sequence start (`fla_longhorn.ops.checkpoints`)."""
+    """First slot of a sequence in the saved states (`fla_longhorn.ops.checkpoints`)."""
     return bos // C + i_n if is_varlen else i_n * ((eos - bos + C - 1) // C)
 
 
 @compiled
 def forward(i_w, n_w, q, k, v, beta, h0, D, z, z_stride, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
             is_scalar, options, is_varlen):
-    """One worker's blocks of the forward pass, over the sequences of `places`: (sequence, `first`, `last`)."""
+    """One worker's blocks of forward; a row of `places` is (sequence, `first`, `last`)."""
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
     tokens = np.empty(STRIP, np.float32), np.empty(STRIP * W, np.float32), np.empty(STRIP * W, np.float32)
@@ -246,7 +246,7 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, z_stride, cu_seqlens, places, o, 
 
 @compiled
 def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
-    """`forward` of one token a sequence, at the addresses of its arrays; `states` `[N, H, K, V]` are updated in place.
+    """`forward` of one token per sequence, given addresses; `states` `[N, H, K, V]` are updated in place.
 
     `dtype` is that of q, k, v, beta, z and o.
     """

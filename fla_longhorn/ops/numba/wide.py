@@ -1,7 +1,6 @@
-"""The vectors of the operators' loops: `W` channels of one key, several registers of any CPU.
+"""The vectors of the operators' loops: `W` channels of one key, several registers on any CPU.
 
-What the channels of a token have in common, such as its key, is read once for all of them, and sums over channels are of
-few lanes more than those of one register.
+What a token's channels share, such as its key, is read once per vector; a sum over channels first adds a vector's registers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The PyTorch backend, for CPUs without Numba (any device works): strips of `STRIP` tokens, one after the other.
+"""The PyTorch backend, for CPUs without Numba; it runs on any device.
 
-What happens inside a strip is the update's own: :mod:`fla_longhorn.ops.torch.diagonal`, or for the exact one
-:mod:`fla_longhorn.ops.torch.exact`. Backward restarts from the states that forward saved every
-`checkpoint_interval(K)` tokens. Tensors inside are float32 with time first, `[L, B, H, *]` for L tokens.
+Strips of `STRIP` tokens run one after the other, by :mod:`fla_longhorn.ops.torch.diagonal` or
+:mod:`fla_longhorn.ops.torch.exact`. Backward restarts from the states that forward saved every `checkpoint_interval(K)`
+tokens. Tensors inside are float32 with time first, `[L, B, H, *]` for L tokens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.torch import diagonal as diagonal_update
 from fla_longhorn.ops.torch import exact as exact_update
 
-# tokens whose states `[STRIP, B, H, K, V]` are held at a time
+# tokens whose states `[STRIP, B, H, K, V]` are held in memory at once
 STRIP = 16
 
 
 def longhorn_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None, pool: Pool | None = None,
 ):
-    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` changes nothing here."""
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` has no effect."""
     B, T, H, K, V = args.sizes
     N, is_varlen = args.num_sequences, args.cu_seqlens is not None
     update = exact_update if args.exact else diagonal_update
@@ -31,7 +31,7 @@ def longhorn_fwd(
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
     C = checkpoint_interval(K)
     o = torch.empty_like(v)
-    # packed sequences leave slots that no one writes
+    # packed sequences leave slots unwritten
     new = q.new_zeros if is_varlen else q.new_empty
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
@@ -60,7 +60,7 @@ def longhorn_fwd(
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; an absent one's is empty."""
+    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; empty if the input is absent."""
     B, T, _, K, _ = args.sizes
     inputs, D, z, scale = (args.q, args.k, args.v, args.beta), args.D, args.z, args.scale
     update = exact_update if args.exact else diagonal_update
@@ -72,7 +72,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dy = do if z is None else do * time_first(z) * gate
     C = checkpoint_interval(K)
     dq, dk = torch.empty_like(q), torch.empty_like(k)
-    # y: what the gate multiplies
+    # y: outputs before the gate
     du, deps, y = (torch.empty_like(v) for _ in range(3))
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
         sequences = slice(0, B) if args.cu_seqlens is None else slice(i, i + 1)
@@ -84,9 +84,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
                 starts.append(update.strip_end(k[t, rows], v[t, rows], eps[t, rows], starts[-1]))
             for t in reversed(strips):
                 strip = t, rows
-                grads, G = update.strip_backward(
-                    q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G,
-                )
+                grads, G = update.strip_backward(q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G)
                 dq[strip], dk[strip], du[strip], deps[strip], y[strip] = grads
         dh[sequences] = G
 
@@ -111,19 +109,19 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
 
 
 def step_sizes(k, beta, options: StepOptions):
-    """`eps = b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]` or `[T, B, H, 1]` for one step size a head."""
+    """`eps = b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]`, or `[T, B, H, 1]` for one step size per head."""
     if beta.dim() == 3:
         beta = beta[..., None]
     b = beta.sigmoid() if options.use_beta_sigmoid_in_kernel else beta
     norm = k.square().sum(-1, keepdim=True)
-    # NaN for keys so long that float32 has no such step: a step of zero would pass for one
+    # NaN where the step size underflows, rather than a zero that looks valid
     f = 1 / (1 + b * norm) + 0 * (4 * norm)
     chain = f.square()
     return b * f, chain * b * (-beta).sigmoid() if options.use_beta_sigmoid_in_kernel else chain
 
 
 def sequence_spans(B: int, T: int, K: int, cu_seqlens):
-    """(rows, first token, last token + 1, first slot in the saved states of each row) of what can run together."""
+    """(rows, first token, end, first slot of each row in the saved states) of sequences that run together."""
     C = checkpoint_interval(K)
     if cu_seqlens is None:
         slots = (T + C - 1) // C
@@ -136,7 +134,7 @@ def sequence_spans(B: int, T: int, K: int, cu_seqlens):
 
 
 def initial_states(args: Arguments, state):
-    """A fresh float32 `[N, H, K, V]`: a copy of `state`, or zeros."""
+    """A new float32 `[N, H, K, V]`: a copy of `state`, or zeros."""
     if state is None:
         _, _, H, K, V = args.sizes
         return args.q.new_zeros(args.num_sequences, H, K, V, dtype=torch.float32)

@@ -1,5 +1,4 @@
-"""The diagonal update on a strip of tokens in PyTorch: all that doesn't depend on the state before at once, then one
-`addcmul_` a token.
+"""The diagonal update on a strip of tokens in PyTorch: all that is independent of the state, then one `addcmul_` per token.
 
     S_t = a_t * S_{t-1} + k_t (x) u_t,    a_t = 1 - k_t^2 (x) eps_t,    u_t = eps_t * v_t
 
@@ -12,13 +11,13 @@ import torch
 
 
 def strip_forward(q, k, v, eps, S):
-    """`y_t = q_t^T S_t` of L tokens from the state `S` before them, and the state after them."""
+    """`y_t = q_t^T S_t` of L tokens from the initial state `S`, and the final state."""
     states = strip_states(k, v, eps, S)[0]
     return (q[..., None, :] @ states[1:])[..., 0, :], states[-1]
 
 
 def strip_end(k, v, eps, S):
-    """The state after L tokens."""
+    """The final state of the strip."""
     return strip_states(k, v, eps, S)[0][-1]
 
 
@@ -34,11 +33,10 @@ def strip_states(k, v, eps, S):
 
 
 def strip_backward(q, k, v, eps, dy, S, G):
-    """Gradients of L tokens from `S`, the state before them, and `G`, the gradient of the state after them.
+    """Return `(dq, dk, du, deps, y)` and the gradient of the initial state `S`; `G` is that of the final state.
 
     With `G_t` the gradient of `S_t` and `r = v - k * S_{t-1}`: `dq = sum_v dy S_t`, `du = sum_j G_t k`,
-    `deps = sum_j G_t k r`, `dk = sum_v eps G_t (r - k S_{t-1})` (without eps' own part) and `y = sum_j q S_t`.
-    Returns them, and the gradient of `S`.
+    `deps = sum_j G_t k r`, `dk = sum_v eps G_t (r - k S_{t-1})` (without the part through eps) and `y = sum_j q S_t`.
     """
     S, a = strip_states(k, v, eps, S)
     dS = q[..., None] * dy[..., None, :]

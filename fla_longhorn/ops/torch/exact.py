@@ -1,6 +1,6 @@
 """The exact update (arXiv 2407.14207, Theorem 3.1) on a strip of tokens in PyTorch: matrix products and a substitution.
 
-With the strip's keys and queries `K, Q [L, K]`, values, steps and residuals `V, E, R [L, V]`, `S` the state before it,
+With the strip's keys and queries `K, Q [L, K]`, values, step sizes and residuals `V, E, R [L, V]`, its initial state `S`,
 `G = strict_tril(K K^T)` and `A = tril(Q K^T)`:
 
     R = V - K S - G (E * R),    U = E * R,    Y = Q S + A U,    S <- S + K^T U
@@ -12,23 +12,23 @@ from __future__ import annotations
 
 
 def strip_forward(q, k, v, eps, S):
-    """`y_t = q_t^T S_t` of L tokens from the state `S` before them, and the state after them."""
+    """`y_t = q_t^T S_t` of L tokens from the initial state `S`, and the final state."""
     U = eps * residuals(k, v, eps, S)
     return outputs(q, k, U, S), add_strip(k, U, S)
 
 
 def strip_end(k, v, eps, S):
-    """The state after L tokens."""
+    """The final state of the strip."""
     return add_strip(k, eps * residuals(k, v, eps, S), S)
 
 
 def strip_backward(q, k, v, eps, dy, S, dS):
-    """Gradients of L tokens from `S`, the state before them, and `dS`, the gradient of the state after them.
+    """Return `(dq, dk, du, deps, y)` and the gradient of the initial state `S`; `dS` is that of the final state.
 
     With `X = dL/dU`: `X = A^T dY + K dS`, then `X[:s] -= G[s, :s]^T (E[s] X[s])` from the last s down; `W = E * X`,
     `du = X`, `deps = X * R`, `dA = tril(dY U^T)`, `dG = -strict_tril(W U^T)`, `dQ = dY S^T + dA K` and
-    `dK = dA^T Q + U dS^T - W S^T + dG K + dG^T K` (without eps' own part). Returns `(dq, dk, du, deps, y)` and the gradient
-    of `S`, which is `dS + Q^T dY - K^T W`.
+    `dK = dA^T Q + U dS^T - W S^T + dG K + dG^T K` (without the part through eps). The gradient of `S` is
+    `dS + Q^T dY - K^T W`.
     """
     R = residuals(k, v, eps, S)
     U = eps * R

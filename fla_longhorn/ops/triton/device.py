@@ -1,4 +1,4 @@
-"""What launch parameters take from the device."""
+"""Properties of the device that launch parameters depend on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import cache
 import torch
 import triton
 
-# whether Triton's asynchronous copies serve: up to 3.6 it leaves out the fence between a copy and a warp group's product that
-# reads it, and copies tiles with short rows in branches
+# whether Triton's asynchronous copies are usable: up to 3.6 there is no fence between a copy and a warp group's product that
+# reads it, and tiles with short rows are copied in branches
 ASYNC_COPIES = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3, 7)
 INTERPRETED_MULTIPROCESSORS = 4
 
 
 def device_capability(device: torch.device) -> int:
-    """CUDA's major compute capability of the current device; 0 for others, which are taken as having registers enough."""
+    """CUDA's major compute capability of the current device; 0 for others, which are assumed to have enough registers."""
     if device.type == 'cpu':
         return 9
     target = triton.runtime.driver.active.get_current_target()
@@ -33,5 +33,5 @@ def _multiprocessor_count(index: int) -> int:
 
 
 def custom_device_ctx(device: torch.device) -> AbstractContextManager:
-    """Kernels run on the device of their tensors, also where PyTorch's current one is another."""
+    """Make the tensors' device PyTorch's current one, for launches."""
     return nullcontext() if device.index is None else torch.get_device_module(device).device(device.index)

@@ -1,12 +1,13 @@
-"""One step size a head, through fla's kernels: the diagonal update is then GLA, the exact one the delta rule.
+"""One step size per head, by fla's kernels: the diagonal update is then GLA, the exact one the delta rule.
 
 .. math::
     \\mathrm{diagonal:}\\; g_k = \\log(1 - \\epsilon k^2),\\; v' = \\epsilon v \\;\\text{in GLA}, \\qquad
     \\mathrm{exact:}\\; \\beta' = \\epsilon \\;\\text{in DeltaNet}, \\qquad \\epsilon = \\beta / (1 + \\beta |k|^2)
 
-Calls on a GPU in one 16-bit dtype go this way where fla's kernels should be faster: the diagonal update from K = 32 on, whose
-own kernels' cost grows with K while GLA's are matrix products. The exact update's own kernels are such products too and move
-fewer bytes than the delta rule's (`python -m benchmarks traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides that.
+GPU calls in one 16-bit dtype use fla's kernels where these should be faster: for the diagonal update from K = 32 on, because
+the cost of Longhorn's kernels grows with K, while GLA's are matrix products. The exact update's own kernels are such products
+too, and move fewer bytes than the delta rule's (`python -m benchmarks traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own`
+overrides the choice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from fla_longhorn.ops.arguments import Arguments, StepOptions
 
 ROUTES = ('auto', 'fla', 'own')
-# the smallest state of the diagonal update that `auto` sends to fla
+# smallest K of the diagonal update for which `auto` uses fla
 FLA_STATE_SIZE = 32
 
 
@@ -70,12 +71,12 @@ def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:
 def steps(k: Tensor, beta: Tensor, options: StepOptions) -> tuple[Tensor, Tensor]:
     """`eps [B, T, H]` and `log(1 - eps k^2) [B, T, H, K]`, float32 or float64.
 
-    `1 - eps k_j^2 = (1 + beta (|k|^2 - k_j^2)) / (1 + beta |k|^2)` doesn't cancel where `eps k_j^2` is near 1.
+    `1 - eps k_j^2 = (1 + beta (|k|^2 - k_j^2)) / (1 + beta |k|^2)` does not cancel where `eps k_j^2` is near 1.
     """
     k, beta = (x if x.dtype == torch.float64 else x.float() for x in (k, beta))
     beta = beta.sigmoid() if options.use_beta_sigmoid_in_kernel else beta
     squares = k.square()
-    # the sum of the other entries' squares, without taking one off their total, nor a product that TF32 may round
+    # the sum of the other entries' squares, by sums alone: a difference would cancel, TF32 round a product
     before = F.pad(squares[..., :-1], (1, 0)).cumsum(-1)
     behind = F.pad(squares[..., 1:].flip(-1), (1, 0)).cumsum(-1).flip(-1)
     others = before + behind

@@ -10,7 +10,7 @@ from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 @triton.jit
 def first_slot(bos, i_n, T, SIZE, IS_VARLEN: tl.constexpr):
-    """Slot (int64) of the first `SIZE` tokens of sequence `i_n`, by the rule of `ops/checkpoints.py`."""
+    """Slot (int64) of the first `SIZE` tokens of sequence `i_n`."""
     if IS_VARLEN:
         return bos // SIZE + i_n
     else:
@@ -19,9 +19,9 @@ def first_slot(bos, i_n, T, SIZE, IS_VARLEN: tl.constexpr):
 
 @triton.jit
 def has_spare_slot(bos, eos, SIZE):
-    """Whether a packed sequence owns a slot more than its tokens fill: none or one, behind the others.
+    """Whether a packed sequence owns one slot more than its tokens fill.
 
-    Forward writes zeros to that one, because an operator's outputs have no elements that nobody wrote.
+    Forward writes zeros to it, so that an operator's output has no unwritten elements.
     """
     return tl.cdiv(eos - bos, SIZE) <= eos // SIZE - bos // SIZE
 
@@ -54,7 +54,7 @@ def sequence_of_slot(cu_seqlens, i_c, T, N, SIZE, IS_VARLEN: tl.constexpr):
 
 @triton.jit
 def locate_slot(cu_seqlens, i_c, T, N, SIZE, IS_VARLEN: tl.constexpr):
-    """The sequence of slot `i_c`, its first token and length, and the slot's first token counted from the sequence's."""
+    """The sequence of slot `i_c`, its first token and length, and the position of the slot's first token in it."""
     i_n = sequence_of_slot(cu_seqlens, i_c, T, N, SIZE, IS_VARLEN)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     return i_n, bos, T_n, (i_c - first_slot(bos, i_n, T, SIZE, IS_VARLEN)) * SIZE
@@ -62,10 +62,7 @@ def locate_slot(cu_seqlens, i_c, T, N, SIZE, IS_VARLEN: tl.constexpr):
 
 @triton.jit
 def locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id):
-    """Rows (int64) of the states before and after sequence `i_n`, whether to read and to write them, whether it has any.
-
-    The rules are those of `ops/pool.py`.
-    """
+    """Rows (int64) of a sequence's initial and final state, whether to read and to write them, whether it has a row."""
     first = i_n.to(tl.int64)
     used = first >= 0
     if state_indices is not None:
@@ -82,13 +79,13 @@ def locate_states(i_n, state_indices, final_state_indices, has_initial_state, pa
 
 @triton.jit
 def only_if(flag, m):
-    """The mask `m` where the scalar `flag` holds, else false."""
-    # not `m & flag`: the interpreter's masks can't come from a scalar
+    """The mask `m` if the scalar `flag` holds, else false."""
+    # not `m & flag`, which fails in the interpreter
     return m & (tl.zeros(m.shape, tl.int32) + flag.to(tl.int32) > 0)
 
 
 def row_arguments(pool: Pool | None, size: int) -> dict:
-    """Arguments of a kernel for `locate_states`, and the stride of the states of `size` elements."""
+    """A kernel's arguments for `locate_states`, and the row stride of states of `size` elements."""
     if pool is None:
         choices = dict(state_indices=None, final_state_indices=None, has_initial_state=None)
         return dict(**choices, pad_slot_id=PAD_SLOT_ID, s_h=size, POOLED=False)

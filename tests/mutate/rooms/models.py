@@ -18,7 +18,7 @@ MUTATIONS = [
         MODEL + 'TestInitialisation::test_weights', 'meta',
     ),
     Mutation(
-        'labels-shifted-twice', MODELLING, 'logits_to_keep, shift_labels=shift_labels,', 'logits_to_keep,',
+        'labels-shifted-twice', CAUSAL, "kwargs['labels'] = ShiftedLabels(shift_labels)", 'pass',
         'labels that are shifted already are ignored', LOSS + 'test_shifted_labels', 'longhorn', env=TORCH,
     ),
     Mutation(

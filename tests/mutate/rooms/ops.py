@@ -19,7 +19,7 @@ MUTATIONS = [
         'tests/torch_compile/test_ops.py::test_opcheck', 'lengths diagonal', env=TORCH,
     ),
     Mutation(
-        'forward-mode-dropped', 'ops/apply.py', 'return under_transform() or has_tangent(args)', 'return under_transform()',
+        'forward-mode-dropped', 'ops/apply.py', '(under_transform() or has_tangent(args))', 'under_transform()',
         'forward-mode differentiation loses its tangents', TRANSFORMS, 'diagonal forward_ad chunk', env=TORCH,
     ),
     Mutation(

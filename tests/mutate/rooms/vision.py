@@ -17,7 +17,7 @@ MUTATIONS = [
     ),
     Mutation(
         'residual-narrow', 'contrib/timm/model.py',
-        '(self.pos_drop(x + positions).float(), ', '(self.pos_drop(x + positions), ',
+        'x = self.pos_drop(x + positions).float()', 'x = self.pos_drop(x + positions)',
         'the sum over the blocks is kept in 16 bits', 'tests/contrib/timm/test_precision.py::test_weights_in_bfloat16',
     ),
 ]

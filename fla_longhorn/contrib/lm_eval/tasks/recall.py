@@ -1,7 +1,7 @@
-"""Texts and prompts of the recall suite, as `Just read twice` (arXiv 2407.05483) sets them; written for lm_eval's YAML files.
+"""Texts and prompts of the recall suite of `Just read twice` (arXiv 2407.05483), for lm_eval's YAML files.
 
-Each text is followed by a question whose answer it contains; a continuation with the answer in it counts.
-Longer texts are cut to 950 tokens around what is asked for, as that paper's runs were (1000 with 50 for the answer).
+A text is followed by a question whose answer it contains; a continuation that contains the answer is right. As in that paper,
+longer texts are cut to 950 tokens around the answer (1000 with 50 for the continuation).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def documents(
     source: str, field: str, pretrained: str | None = None, tokenizer: str | None = None, recall_data: str | None = None,
     **metadata,
 ) -> dict[str, datasets.Dataset]:
-    """The validation documents of `source`, their `field` cut to its part around the answer.
+    """The validation documents of `source`, with `field` cut around the answer.
 
-    `pretrained` and `tokenizer` are lm_eval's model arguments; `recall_data` a folder with a JSON-lines file by the last part
-    of each source's name, in place of the hub.
+    `pretrained` and `tokenizer` are lm_eval's model arguments. `recall_data` replaces the hub by a folder with one JSON-lines
+    file per source, named by the last part of the source's name.
     """
     name = tokenizer or pretrained
     if not name:
@@ -34,23 +34,19 @@ def documents(
         data = datasets.load_dataset('json', data_files={'validation': str(file)}, split='validation')
     else:
         data = datasets.load_dataset(source, split='validation')
-    rows = [cut(without_summary(row, field), field, encoder) for row in data if len(answers(row)[0]) > 1]
+    # SWDE's texts end with the authors' own prompt
+    rows = [cut(row | {field: row[field].split(SUMMARY)[0]}, field, encoder) for row in data if len(answers(row)[0]) > 1]
     return {'validation': datasets.Dataset.from_list(rows)}
 
 
 def answers(row: dict) -> list[str]:
-    """All that count as right; the first is never missing."""
+    """All right answers; there is always a first one."""
     found = row.get('answers') or [row.get('value') or '']
     return [x.strip() for x in found]
 
 
-def without_summary(row: dict, field: str) -> dict:
-    """SWDE's texts end with the authors' own prompt."""
-    return row | {field: row[field].split(SUMMARY)[0]}
-
-
 def cut(row: dict, field: str, tokenizer) -> dict:
-    """`TEXT_TOKENS` tokens of the text, with the first mention of what is asked for in their middle; a short text is kept."""
+    """Cut the text to `TEXT_TOKENS` tokens with the first mention of the key or an answer in the middle."""
     text = row[field].strip()
     tokens = tokenizer(text, add_special_tokens=False)['input_ids']
     if len(tokens) <= TEXT_TOKENS:
@@ -63,7 +59,7 @@ def cut(row: dict, field: str, tokenizer) -> dict:
 
 
 def without_ending(text: str, ending: str) -> str:
-    """The text without its repeated ending, in any case of letters, and without a last full stop."""
+    """Remove a repeated ending, case-insensitively, and a final full stop."""
     text = text.strip()
     while ending and text.lower().endswith(ending.lower()):
         text = text[:-len(ending)].strip()
@@ -75,7 +71,7 @@ def key_of(row: dict) -> str:
 
 
 def keyed(row: dict) -> str:
-    """FDA, SWDE: the text, then the name of one of its facts."""
+    """FDA, SWDE: the text, then the name of a fact in it."""
     return f'{without_ending(row["text"], row["key"] + ":")}. {key_of(row)}:'
 
 
@@ -85,7 +81,7 @@ def keyed_twice(row: dict) -> str:
 
 
 def asked(row: dict) -> str:
-    """NQ, TriviaQA, DROP: the text, then a question in the form of a sentence to end."""
+    """NQ, TriviaQA, DROP: the text, then a question as an incomplete sentence."""
     return f'{passage(row)}. {row["question"].strip()}'
 
 
@@ -94,12 +90,12 @@ def asked_twice(row: dict) -> str:
 
 
 def passage(row: dict) -> str:
-    """Without the marks of paragraphs, documents and titles that TriviaQA has."""
+    """The text without TriviaQA's marks of paragraphs, documents and titles."""
     return without_ending(re.sub(r'\[(PAR|DOC|TLE)\]', '', row['context']), row['question'].strip())
 
 
 def completed(row: dict) -> str:
-    """SQuAD: a text whose last sentence is to be ended."""
+    """SQuAD: a text whose last sentence is incomplete."""
     return row['text'].strip()
 
 
@@ -112,5 +108,5 @@ def target(row: dict) -> str:
 
 
 def contains(row: dict, results: list[str]) -> dict[str, int]:
-    """Whether one of the answers is in what the model wrote, in any case of letters."""
+    """Whether the model's output contains an answer, case-insensitively."""
     return {'contains': int(any(x.lower() in results[0].lower() for x in answers(row)))}

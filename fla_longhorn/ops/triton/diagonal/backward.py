@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, no_step, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, given, no_step, padded_state_size
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
@@ -34,57 +34,14 @@ from fla_longhorn.ops.triton.diagonal.configs import PROGRAMS_PER_MULTIPROCESSOR
 from fla_longhorn.ops.triton.slots import first_slot
 
 
-@triton.heuristics({
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'HAS_D': lambda args: args['D'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-    'MASKED': lambda args: args['V'] % args['BV'] != 0,
-})
+@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(IS_VARLEN='cu_seqlens', HAS_D='D', HAS_Z='z')})
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS', 'T0', 'TS', 'TP'])
 def longhorn_bwd_kernel(
-    rows,
-    v,
-    beta,
-    D,
-    z,
-    do,
-    states,
-    dh,
-    dv,
-    dbeta,
-    dD,
-    dz,
-    part,
-    scratch,
-    cu_seqlens,
-    T,
-    TT,
-    N,
-    L,
-    NS,
-    T0,
-    TS,
-    TP,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_V: tl.constexpr,
-    S_Z: tl.constexpr,
-    S_DO: tl.constexpr,
-    R: tl.constexpr,
-    KP: tl.constexpr,
-    INTERVAL: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    ROWS: tl.constexpr,
-    PRECISE: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    MASKED: tl.constexpr,
+    rows, v, beta, D, z, do, states, dh, dv, dbeta, dD, dz, part, scratch, cu_seqlens, T, TT, N, L, NS, T0, TS, TP,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_DO: tl.constexpr,
+    R: tl.constexpr, KP: tl.constexpr, INTERVAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+    PRECISE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr,
 ):
     """All gradients of TS tokens from the T0-th of each segment on, but those summed over channels: `part` takes sums over BV.
 
@@ -117,9 +74,8 @@ def longhorn_bwd_kernel(
         i_w = tl.program_id(0) + i * tl.num_programs(0)
         i_v, i_h, i_s = i_w % NV, (i_w // NV) % H, i_w // (NV * H)
         i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
-        # the last token of these, counted from the segment's first
-        n_t = tl.minimum((end - beg).to(tl.int32), T0 + TS)
-        n_t = tl.where(used, n_t, 0)
+        beg += T0
+        n_t = tl.where(used, tl.minimum((end - beg).to(tl.int32), TS), 0)
         o_v = i_v * BV + o_x
         m_v = o_v < V
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
@@ -127,8 +83,8 @@ def longhorn_bwd_kernel(
         i_c = (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) + (beg - bos) // INTERVAL) * H + i_h
 
         p_dh = dh + (i_s.to(tl.int64) * H + i_h) * K * V
-        for j in range(0, tl.cdiv(n_t - T0, INTERVAL)):
-            i_t = T0 + (tl.cdiv(n_t - T0, INTERVAL) - 1 - j) * INTERVAL
+        for j in range(0, tl.cdiv(n_t, INTERVAL)):
+            i_t = (tl.cdiv(n_t, INTERVAL) - 1 - j) * INTERVAL
             n_c = tl.minimum(n_t - i_t, INTERVAL)
             t = beg + i_t
             p_r = rows + (i_h.to(tl.int64) * TT + t) * R
@@ -140,7 +96,7 @@ def longhorn_bwd_kernel(
             p_dv = dv + i_o + o_x
             p_dbeta = dbeta + i_o + o_x
             p_dz = dz + i_o + o_x if HAS_Z else p_dv
-            i_p = t if IS_VARLEN else i_s.to(tl.int64) * TS + (i_t - T0)
+            i_p = t if IS_VARLEN else i_s.to(tl.int64) * TS + i_t
             p_token = part + ((i_v * H + i_h).to(tl.int64) * TP + i_p) * PR
             n_b = tl.cdiv(n_c, 4)
             p_last = p_r + (n_b - 1) * 4 * R
@@ -225,26 +181,8 @@ def longhorn_bwd_kernel(
 
 @triton.jit(do_not_specialize=['T', 'TT', 'L', 'T0', 'TS', 'TP'])
 def longhorn_reduce_kernel(
-    part,
-    rows,
-    dq,
-    dk,
-    dbeta,
-    scale,
-    T,
-    TT,
-    L,
-    T0,
-    TS,
-    TP,
-    NV: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    KP: tl.constexpr,
-    BT: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
+    part, rows, dq, dk, dbeta, scale, T, TT, L, T0, TS, TP, NV: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    R: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr, SCALAR_BETA: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
     """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
     PR: tl.constexpr = 2 * KP + 4

@@ -100,32 +100,11 @@ def weighted_rows(b_a, b_m, R: tl.constexpr):
         return b_acc if R == 1 else tl.sum(b_acc, 0)[None, :]
 
 
-@triton.heuristics({
-    'PADDED': lambda args: args['K'] != args['BK'],
-})
+@triton.heuristics({'PADDED': lambda args: args['K'] != args['BK']})
 @triton.jit(do_not_specialize=['T', 'TT', 's_qb', 's_qt', 's_qh', 's_kb', 's_kt', 's_kh'])
 def longhorn_prepare_kernel(
-    q,
-    k,
-    rows,
-    scale,
-    T,
-    TT,
-    s_qb,
-    s_qt,
-    s_qh,
-    s_qk,
-    s_kb,
-    s_kt,
-    s_kh,
-    s_kk,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    R: tl.constexpr,
-    PADDED: tl.constexpr,
-    SQUARES: tl.constexpr,
+    q, k, rows, scale, T, TT, s_qb, s_qt, s_qh, s_qk, s_kb, s_kt, s_kh, s_kk, H: tl.constexpr, K: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PADDED: tl.constexpr, SQUARES: tl.constexpr,
 ):
     """Write float32 rows `(k, scale * q, |k|^2 and three unused, k^2)` for every head and token; K is zero-padded to BK."""
     i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)

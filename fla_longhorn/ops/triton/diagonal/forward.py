@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import FUSED, given, sigmoid, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
@@ -103,61 +103,17 @@ def forward_token(
     return b_h, b_o
 
 
-@triton.heuristics({
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
-    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
-    'SAVE_STATES': lambda args: args['states'] is not None,
-    'HAS_D': lambda args: args['D'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-    'MASKED': lambda args: args['V'] % args['BV'] != 0,
-})
+@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(
+    IS_VARLEN='cu_seqlens', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states', HAS_D='D', HAS_Z='z',
+)})
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'INTERVAL'])
 def longhorn_fwd_kernel(
-    rows,
-    v,
-    beta,
-    D,
-    z,
-    o,
-    h0,
-    ht,
-    states,
-    cu_seqlens,
-    T,
-    TT,
-    N,
-    L,
-    INTERVAL,
-    state_indices,
-    final_state_indices,
-    has_initial_state,
-    pad_slot_id,
-    s_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_V: tl.constexpr,
-    S_Z: tl.constexpr,
-    R: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    BC: tl.constexpr,
-    U: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr,
-    SAVE_STATES: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    MASKED: tl.constexpr,
-    POOLED: tl.constexpr,
-    CUT: tl.constexpr,
+    rows, v, beta, D, z, o, h0, ht, states, cu_seqlens, T, TT, N, L, INTERVAL, state_indices, final_state_indices,
+    has_initial_state, pad_slot_id, s_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr,
+    S_Z: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr, U: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr, USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, CUT: tl.constexpr,
 ):
     """o_t = (q_t^T S_t + D v_t) silu(z_t) along one segment, for BV channels of a head; a thread has BC of them.
 

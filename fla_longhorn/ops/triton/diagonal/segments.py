@@ -13,7 +13,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, no_step, padded_state_size, sigmoid, step_sizes, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, given, no_step, padded_state_size, sigmoid, step_sizes, with_token_stride
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import from_word, load_four, load_keys, load_next
 from fla_longhorn.ops.triton.diagonal.common import load_masked, locate_segment, state_offsets, unstack
@@ -73,40 +73,13 @@ def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, REVERSE: tl.c
     return b_h, b_a * b_decay
 
 
-@triton.heuristics({
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-    'MASKED': lambda args: args['V'] % args['BV'] != 0,
-})
+@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(IS_VARLEN='cu_seqlens', HAS_Z='z')})
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L'])
 def longhorn_segment_kernel(
-    rows,
-    x,
-    beta,
-    z,
-    decay,
-    local,
-    cu_seqlens,
-    T,
-    TT,
-    N,
-    L,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_X: tl.constexpr,
-    S_Z: tl.constexpr,
-    R: tl.constexpr,
-    KP: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    REVERSE: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    MASKED: tl.constexpr,
+    rows, x, beta, z, decay, local, cu_seqlens, T, TT, N, L, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    S_X: tl.constexpr, S_Z: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REVERSE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    IS_VARLEN: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr,
 ):
     """Decay product of a segment, and its end state from zero; REVERSE: the gradient at its start, from zero at its end.
 
@@ -175,31 +148,12 @@ def longhorn_segment_kernel(
     tl.store(decay + o_h, b_a, mask=(o_k < K) & m_v)
 
 
-@triton.heuristics({
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'USE_START': lambda args: args['start'] is not None,
-})
+@triton.heuristics(given(IS_VARLEN='cu_seqlens', USE_START='start'))
 @triton.jit(do_not_specialize=['T', 'L'])
 def longhorn_combine_kernel(
-    decay,
-    local,
-    start,
-    bounds,
-    cu_seqlens,
-    T,
-    L,
-    state_indices,
-    final_state_indices,
-    has_initial_state,
-    pad_slot_id,
-    s_h,
-    H: tl.constexpr,
-    KV: tl.constexpr,
-    BS: tl.constexpr,
-    REVERSE: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    USE_START: tl.constexpr,
-    POOLED: tl.constexpr,
+    decay, local, start, bounds, cu_seqlens, T, L, state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
+    H: tl.constexpr, KV: tl.constexpr, BS: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+    USE_START: tl.constexpr, POOLED: tl.constexpr,
 ):
     """Write the state that enters each segment of a sequence: x = start, then x = decay x + local, segment by segment.
 

@@ -8,56 +8,19 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, given, sigmoid, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import state_offsets, update
 from fla_longhorn.ops.triton.diagonal.configs import for_step
 from fla_longhorn.ops.triton.slots import locate_states, only_if, row_arguments
 
 
-@triton.heuristics({
-    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
-    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
-    'HAS_D': lambda args: args['D'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-})
+@triton.heuristics(given(USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', HAS_D='D', HAS_Z='z'))
 @triton.jit
 def longhorn_step_kernel(
-    q,
-    k,
-    v,
-    beta,
-    D,
-    z,
-    o,
-    h0,
-    ht,
-    scale,
-    s_qb,
-    s_qh,
-    s_qk,
-    s_kb,
-    s_kh,
-    s_kk,
-    s_vb,
-    s_zb,
-    state_indices,
-    final_state_indices,
-    has_initial_state,
-    pad_slot_id,
-    s_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    POOLED: tl.constexpr,
+    q, k, v, beta, D, z, o, h0, ht, scale, s_qb, s_qh, s_qk, s_kb, s_kh, s_kk, s_vb, s_zb, state_indices, final_state_indices,
+    has_initial_state, pad_slot_id, s_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, POOLED: tl.constexpr,
 ):
     """One token of every sequence in one launch; reads q and k themselves, not prepared rows.
 

@@ -4,8 +4,8 @@
     \\epsilon_t = \\beta_t / (1 + \\beta_t |k_t|^2), \\qquad
     S_t = S_{t-1} + k_t \\otimes \\epsilon_t \\odot (v_t - k_t^\\top S_{t-1})
 
-`exact_fwd` and `exact_bwd` keep the contract of :mod:`fla_longhorn.ops.triton`. With `parallel` the forward is the chunkwise
-form of `forward.py`, else the recurrence of `recurrent.py`; both save the same states, and `backward.py` serves both.
+`exact_fwd` and `exact_bwd` follow the contract of :mod:`fla_longhorn.ops.triton`. With `parallel` the forward is the chunkwise
+form of `forward.py`, else the recurrence of `recurrent.py`; both save the same states, from which `backward.py` starts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exa
 def exact_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not requested.
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty if not requested.
 
-    `final_state` may be the initial state itself: a program reads its block of that before it writes it.
+    `final_state` may be the initial state: a program reads its block before it writes it.
     """
     B, T, H, K, V = args.sizes
-    ht, states = final_state, None
-    if pool is not None:
-        ht = pool.states
+    ht, states = final_state if pool is None else pool.states, None
     if ht is None and args.output_final_state:
         ht = args.q.new_empty(args.state_shape, dtype=torch.float32)
     if save_states:
@@ -42,14 +40,10 @@ def exact_fwd(
     return o, or_empty(ht, o), or_empty(states, o)
 
 
-def exact_bwd(
-    do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k, v, beta, initial_state, D and z in their dtypes; an absent input's is empty.
+def exact_bwd(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v, beta, initial_state, D and z in their dtypes, empty if the input is absent.
 
-    The chunkwise backward serves both forms: `parallel` changes nothing here.
+    Both forms have the chunkwise backward: `parallel` has no effect.
     """
-    gradients = chunk_longhorn_exact_bwd(
-        do, None if dht is None else dht.contiguous(), states, args,
-    )
+    gradients = chunk_longhorn_exact_bwd(do, None if dht is None else dht.contiguous(), states, args)
     return tuple(args.q.new_empty(0) if dx is None else dx for dx in gradients)

@@ -1,4 +1,4 @@
-"""Exact update, chunkwise backward: a replay of all intervals, one reverse pass over time, then the sums over channels."""
+"""Exact update, chunkwise backward: a replay of all intervals, a reverse pass over the sequence, the sums over channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, keeps_slopes, step_factors, step_sizes, strided_inputs, with_token_stride
+from fla_longhorn.ops.triton.common import FUSED, given, step_factors, step_sizes, stores_cs, strided_inputs, with_token_stride
 from fla_longhorn.ops.triton.device import device_capability
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.triton.exact.common import (
@@ -24,11 +24,10 @@ from fla_longhorn.ops.triton.exact.common import (
     reverse_substitution,
     rounded,
     split_product,
-    split_product_t,
     tile_mask,
     tile_offsets,
 )
-from fla_longhorn.ops.triton.exact.configs import for_backward, for_replay, lengths, state_parts
+from fla_longhorn.ops.triton.exact.configs import for_backward, for_replay, span_size, state_parts
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay
 from fla_longhorn.ops.triton.exact.state import load_slice, load_state, store_state, zero_state
@@ -41,10 +40,10 @@ def backward_chunk(
     K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, STORE_W: tl.constexpr,
     PREFETCH: tl.constexpr, ROWS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Store the gradients of v and beta of one chunk; return that of the state before it, in slices, and the next tiles.
+    """Store one chunk's gradients of v and beta; return that of its initial state, in slices, and the next chunk's tiles.
 
-    Chunks go backwards: the next one is before this one. With `PREFETCH`, this chunk's tiles of q, k, dY and beta come
-    as arguments, and those of the next are loaded before anything is stored, which no load may cross.
+    The next chunk is the one before this one in the sequence. With `PREFETCH`, this chunk's tiles of q, k, dY and beta are
+    arguments, and the next chunk's are loaded before anything is stored, because loads do not move across stores.
     """
     dy, q, k, beta, gram, a, cs = inputs
     ws, dv, dbeta = outputs
@@ -58,7 +57,7 @@ def backward_chunk(
     if SCALAR_BETA:
         EARLY: tl.constexpr = False
     else:
-        # above K = 16 there are not enough registers for float32
+        # above K = 16, there are not enough registers for float32
         EARLY: tl.constexpr = PREFETCH and (o_k.shape[0] == 16 or cs.dtype.element_ty != tl.float32)
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT)
@@ -66,12 +65,12 @@ def backward_chunk(
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     if not PREFETCH:
         if SLICES == 1:
-            # first, for after dY's load the compiler spills thousands of values at K = 256 on an A100
+            # loaded before dY: after it, thousands of values spill at K = 256 on an A100
             b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
             b_k = load_slice(p_k, o_t, o_k, 0, left, K, PARTIAL)
         # [BT, BV]
         b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
-    # X^T [BV, BT]; `a` holds A^T, which this product takes transposed
+    # X^T [BV, BT]; `a` holds A^T
     b_x, b_ks, b_next = tl.zeros([BV, BT], dtype=tl.float32), (), ()
     b_dyt = tl.trans(operand(b_dy, DOT))
     for s in tl.static_range(SLICES):
@@ -102,22 +101,22 @@ def backward_chunk(
     # [BT]
     b_n = tl.load(p_gram + BT * BT + o_t)
     # [BT, BV]
-    if keeps_slopes(OPTIONS):
+    if stores_cs(OPTIONS):
         b_e = step_sizes(b_b, b_n[:, None], OPTIONS)
     else:
         b_e, _, b_slope = step_factors(b_b, b_n[:, None], OPTIONS)
     b_e = tl.broadcast_to(b_e, (BT, BV))
-    # the sum with a loaded tile gives X that tile's layout
+    # adding a loaded tile gives X that tile's layout
     if SCALAR_BETA:
         b_x = tl.trans(b_x) + 0.0 * b_dy.to(tl.float32)
     else:
-        b_x = tl.trans(b_x) + 0.0 * (b_b if keeps_slopes(OPTIONS) else b_e)
+        b_x = tl.trans(b_x) + 0.0 * (b_b if stores_cs(OPTIONS) else b_e)
     b_x = reverse_substitution(b_x, b_e, rows, p_gram, BT, ROWS)
     b_w = b_x * b_e
     b_dv = b_w
     if b_D is not None:
         if not PREFETCH:
-            # a second time: there are not enough registers to hold it
+            # again, because there are not enough registers to hold it
             b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
         b_dv += b_D[None, :] * b_dy.to(tl.float32)
     tl.store(dv + i_x * S_X + x_x, rounded(b_dv, dv.dtype.element_ty), mask=m_v)
@@ -127,7 +126,7 @@ def backward_chunk(
         if not EARLY:
             b_c = load_tile(cs + i_x * S_X + x_x, o_t, o_v, left, V, PARTIAL)
         b_c = b_c.to(tl.float32)
-        if not keeps_slopes(OPTIONS):
+        if not stores_cs(OPTIONS):
             b_c *= b_slope
         tl.store(dbeta + i_x * S_X + x_x, rounded(b_x * b_c, dbeta.dtype.element_ty), mask=m_v)
         if STORE_W:
@@ -137,9 +136,9 @@ def backward_chunk(
         if SLICES > 1:
             b_k = b_ks[s]
         elif not PREFETCH:
-            # a second time: there are not enough registers to hold it
+            # again, because there are not enough registers to hold it
             b_k = load_slice(p_k, o_t, o_k, 0, left, K, PARTIAL)
-        b_next = b_next + (split_product_t(b_w, operand(-b_k.to(tl.float32), DOT), b_dh[s], DOT),)
+        b_next = b_next + (split_product(b_w, operand(-b_k.to(tl.float32), DOT), b_dh[s], DOT, True),)
     b_dh = b_next
     if PREFETCH:
         return b_dh, n_q, n_k, n_dy, n_b
@@ -148,59 +147,19 @@ def backward_chunk(
 
 
 @triton.heuristics({
-    'HAS_D': lambda args: args['D'] is not None,
     'HAS_SCALE': lambda args: args['scale'] != 1.0,
-    'USE_INITIAL_STATE': lambda args: args['dh0'] is not None,
-    'USE_FINAL_STATE_GRADIENT': lambda args: args['dht'] is not None,
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
     'STORE_W': lambda args: args['ws'] is not args['dv'],
+    **given(HAS_D='D', USE_INITIAL_STATE='dh0', USE_FINAL_STATE_GRADIENT='dht', IS_VARLEN='cu_seqlens'),
 })
 @triton.jit(do_not_specialize=['T'])
 def chunk_longhorn_exact_bwd_kernel(
-    dy,
-    dht,
-    q,
-    k,
-    beta,
-    D,
-    gram,
-    a,
-    cs,
-    ws,
-    dhs,
-    dv,
-    dbeta,
-    dh0,
-    cu_seqlens,
-    scale,
-    T,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_Q: tl.constexpr,
-    S_K: tl.constexpr,
-    S_B: tl.constexpr,
-    S_DY: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    VEC: tl.constexpr,
-    STAGES: tl.constexpr,
-    SPAN: tl.constexpr,
-    PARTS: tl.constexpr,
-    DOT: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    ROWS: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr,
-    USE_FINAL_STATE_GRADIENT: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    STORE_W: tl.constexpr,
+    dy, dht, q, k, beta, D, gram, a, cs, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, S_B: tl.constexpr,
+    S_DY: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr,
+    STAGES: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr, PREFETCH: tl.constexpr,
+    ROWS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_SCALE: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
+    USE_FINAL_STATE_GRADIENT: tl.constexpr, IS_VARLEN: tl.constexpr, STORE_W: tl.constexpr,
 ):
     r"""One block of channels of one sequence, chunk by chunk from its end, with the state's gradient `[BV, BK]` in registers.
 
@@ -210,9 +169,9 @@ def chunk_longhorn_exact_bwd_kernel(
         X = A^\top dY + K\,dS - \mathrm{tril}_{<}(G)^\top W, \quad W = E \odot X, \quad
         dV = W, \quad d\epsilon = X \odot R, \quad dS \leftarrow dS + Q^\top dY - K^\top W
 
-    `a` includes the scale, q does not. dbeta is X times `cs`; without `keeps_slopes`, `cs` holds U, and the slope of
-    the step size is a factor too. For the kernel that sums over channels, `ws` takes W (X for a scalar step) and `dhs` the
-    gradients of the state at the ends of the spans.
+    `a` includes the scale, q does not. dbeta is X times `cs`; without `stores_cs`, `cs` holds U and the slope of the step size
+    is a factor too. For the sums over channels, the kernel stores W (X for a scalar step) in `ws`, and the gradients of the
+    states at the ends of the spans in `dhs`.
     """
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
@@ -231,13 +190,13 @@ def chunk_longhorn_exact_bwd_kernel(
         cs += i_h * V
     inputs, outputs = (dy, q, k, beta, gram, a, cs), (ws, dv, dbeta)
     strides = (S_Q, S_K, S_B, S_DY, H * V)
-    # int32, for int64 takes registers that there are not at K = 64
+    # int32, because there are not enough registers for int64 at K = 64
     x_q, x_k = o_t[:, None] * S_Q + o_k[None, :], o_t[:, None] * S_K + o_k[None, :]
     x_b, x_dy, x_x = tile_offsets(S_B, o_t, o_b), tile_offsets(S_DY, o_t, o_v), tile_offsets(H * V, o_t, o_v)
     offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_b, x_dy, x_x)
     factor = scale if HAS_SCALE else None
 
-    # the position of the last full chunk
+    # the last full chunk
     i_x = bos + (NT - 1) * BT
     i_gram = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
     p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (PARTS * K * V)
@@ -246,7 +205,7 @@ def chunk_longhorn_exact_bwd_kernel(
         b_dh = load_state(dht + o_state, o_k, o_v, None, K, V, SLICES, STATE_V_FIRST)
     else:
         b_dh = zero_state(BV, BS, SLICES)
-    # whether the tokens after the last full chunk are in its span, whose dS is then stored already
+    # 1 if the tokens after the last full chunk are in its span, whose dS is then stored already
     shared = left * 0
     if left > 0:
         store_state(p_dhs, b_dh, o_k, o_v, None, K, V, True, PARTS)
@@ -258,7 +217,7 @@ def chunk_longhorn_exact_bwd_kernel(
             b_dh, None, None, None, None, b_D, inputs, outputs, strides, offsets, i_x + BT, i_gram + H, left, 0, factor,
             K, V, DOT, OPTIONS, STORE_W, False, 0, True,
         )[0]
-    # of the last full chunk; without PREFETCH the compiler drops these loads
+    # the last full chunk; without PREFETCH the compiler drops these loads
     b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
     b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, NT, K, False)
     b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, NT, V, False)
@@ -293,17 +252,17 @@ def chunk_longhorn_exact_bwd(
     B, T, H, K, V = args.sizes
     N = args.num_sequences
     interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
-    span, parts = lengths(K, precision).span, state_parts(K, precision)
-    scalar_beta, keeps = beta.dim() == 3, keeps_slopes(args.step_options)
+    span, parts = span_size(K, precision), state_parts(K, precision)
+    scalar_beta, has_cs = beta.dim() == 3, stores_cs(args.step_options)
     dtype = operand_dtype(precision)
     gram, a = chunk_longhorn_exact_gram(q, k, strides['S_Q'], strides['S_K'], cu_seqlens, precision, scale)
 
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
     dz = None if z is None else z.new_empty(z.shape)
-    cs = v.new_empty(v.shape, dtype=torch.float32) if keeps and not scalar_beta else None
+    cs = v.new_empty(v.shape, dtype=torch.float32) if has_cs and not scalar_beta else None
     us = v.new_empty(v.shape, dtype=dtype)
-    # one buffer where dv is W
+    # no buffer of its own where W is dv
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
     dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
@@ -320,11 +279,9 @@ def chunk_longhorn_exact_bwd(
     strides = {name: strides[name] for name in ('S_Q', 'S_K', 'S_B')} | {'S_DY': s_dy}
     kernel, config = chunk_longhorn_exact_bwd_kernel, for_backward(*about)
     kernel[(H * N * triton.cdiv(V, config.BV),)](
-        dy, dht, q, k, beta, D, gram, a, cs if keeps else us, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T,
+        dy, dht, q, k, beta, D, gram, a, cs if has_cs else us, ws, dhs, dv, dbeta, dh0, cu_seqlens, scale, T,
         H=H, K=K, V=V, **strides, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
         **config.of(kernel), **FUSED,
     )
-    dq, dk = chunk_longhorn_exact_bwd_qk(
-        q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, flags, strides,
-    )
+    dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, flags, strides)
     return dq, dk, dv, dbeta, dh0, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

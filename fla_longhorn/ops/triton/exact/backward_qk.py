@@ -1,14 +1,14 @@
-"""Exact update, the last kernel of backward: the sums over channels, dq and dk (and dbeta of a scalar step)."""
+"""Exact update, the last kernel of backward: sums over channels, which are dq and dk (and dbeta of a scalar step)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from fla_longhorn.ops.triton.common import FUSED, step_factors
+from fla_longhorn.ops.triton.common import FUSED, given, step_factors
 from fla_longhorn.ops.triton.device import device_capability
 from fla_longhorn.ops.triton.exact.common import head_and_index, product, rounded, split_product, tile_pointers
 from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
@@ -17,7 +17,7 @@ from fla_longhorn.ops.triton.slots import locate_slot
 
 @triton.jit
 def squares(p_k, m_t, K: tl.constexpr, BK: tl.constexpr):
-    """`|k|^2 [BT]` of the tokens whose keys are at `p_k [BT, 1]`."""
+    """`|k|^2 [BT]` of the keys at `p_k [BT, 1]`."""
     b_n = tl.zeros([p_k.shape[0]], dtype=tl.float32)
     for i_k in range(0, K, BK):
         o_k = i_k + tl.arange(0, BK)
@@ -26,45 +26,15 @@ def squares(p_k, m_t, K: tl.constexpr, BK: tl.constexpr):
     return b_n
 
 
-@triton.heuristics({
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'HAS_SCALE': lambda args: args['scale'] != 1.0,
-})
+@triton.heuristics({'HAS_SCALE': lambda args: args['scale'] != 1.0, **given(IS_VARLEN='cu_seqlens')})
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_bwd_kernel_qk(
-    q,
-    k,
-    beta,
-    dy,
-    us,
-    ws,
-    hs,
-    dhs,
-    dq,
-    dk,
-    dbeta,
-    cu_seqlens,
-    scale,
-    T,
-    N,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_Q: tl.constexpr,
-    S_K: tl.constexpr,
-    S_B: tl.constexpr,
-    S_DY: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    PARTS: tl.constexpr,
-    DOT: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
+    q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, S_B: tl.constexpr,
+    S_DY: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
+    HAS_SCALE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
-    r"""dq and dk of one span of `BT` tokens, summed over the channels block by block.
+    r"""dq and dk of one span of `BT` tokens, summed over blocks of channels.
 
     With `S` the state at the span's start and `dS` the gradient of the state at its end:
 
@@ -74,7 +44,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
 
     The diagonal of M, :math:`\sum_v d\epsilon\,\epsilon^2`, is the gradient through :math:`|k|^2`. For a scalar step, `us` and
     `ws` hold R and X, and the sums over channels are multiplied by the step sizes of their rows. A program computes `BK`
-    entries of dq and dk; the programs of a span each compute dA and M.
+    entries of dq and dk; each program of a span computes dA and M.
     """
     i_h, i_c = head_and_index(H)
     i_k = tl.program_id(1)
@@ -145,22 +115,10 @@ def chunk_longhorn_exact_bwd_kernel_qk(
 
 
 def chunk_longhorn_exact_bwd_qk(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    beta: torch.Tensor,
-    dy: torch.Tensor,
-    us: torch.Tensor,
-    ws: torch.Tensor,
-    hs: torch.Tensor,
-    dhs: torch.Tensor,
-    dbeta: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    scale: float,
-    precision: str,
-    flags: dict[str, Any],
-    strides: dict[str, int],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; fill in a scalar dbeta."""
+    q: Tensor, k: Tensor, beta: Tensor, dy: Tensor, us: Tensor, ws: Tensor, hs: Tensor, dhs: Tensor, dbeta: Tensor,
+    cu_seqlens: Tensor | None, scale: float, precision: str, flags: dict[str, Any], strides: dict[str, int],
+) -> tuple[Tensor, Tensor]:
+    """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; store dbeta of a scalar step."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     kernel = chunk_longhorn_exact_bwd_kernel_qk

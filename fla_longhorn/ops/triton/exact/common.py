@@ -1,4 +1,4 @@
-"""What the kernels of the exact update share: tiles, operand precision, products, step sizes, the two substitutions."""
+"""Helpers of the exact update's kernels: tiles, operand precision, products and the two substitutions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import triton.language as tl
 
 from fla_longhorn.ops.triton.common import INTERPRETING
 from fla_longhorn.ops.triton.device import multiprocessor_count
-from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE
 
-# split in time only a launch with at most this many warps a multiprocessor and at least this many saved states a sequence
+# most warps per multiprocessor and fewest saved states per sequence of a launch that is split along the sequence
 WARPS_PER_MULTIPROCESSOR = 2
 LEAST_INTERVALS = 8
 
 
 def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    """How products round their operands: `bf16`, `ieee` (float32, not at all) or `tf32`, which holds every float16 exactly."""
+    """How products round their operands: `bf16`, `ieee` (float32, unrounded) or `tf32`, which holds every float16 exactly."""
     dtypes = {q.dtype, k.dtype, v.dtype}
     if torch.float32 in dtypes:
         return 'ieee'
@@ -26,27 +25,22 @@ def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
 
 
 def operand_dtype(precision: str) -> torch.dtype:
-    """The dtype in which a kernel stores what a later kernel multiplies."""
+    """The dtype in which a kernel stores operands of a later kernel's products."""
     return torch.bfloat16 if precision == 'bf16' else torch.float32
 
 
 def is_split(warps: int, T: int, interval: int, device: torch.device) -> bool:
-    """Whether the forward over T tokens is split in time: the states first, then the outputs of all intervals at once.
+    """Whether to split the forward along its T tokens: the states first, then the outputs of all intervals at once.
 
-    So where that many warps leave half of the device's schedulers empty, as one long sequence does. The states alone take
-    about 0.6 of the whole time, the outputs less the fewer the warps are (predicted for an H100).
+    That pays where so few warps leave half of the device's schedulers idle, as with one long sequence: the states alone take
+    about 0.6 of the unsplit time, the outputs less the fewer warps there are (predicted for an H100).
     """
     return warps <= WARPS_PER_MULTIPROCESSOR * multiprocessor_count(device) and LEAST_INTERVALS * interval <= T
 
 
-def chunk_slots(B: int, T: int, N: int, is_varlen: bool) -> int:
-    """Slots of per-chunk buffers, by the rule of :func:`fla_longhorn.ops.checkpoints.num_checkpoints`."""
-    return T // CHUNK_SIZE + N if is_varlen else B * triton.cdiv(T, CHUNK_SIZE)
-
-
 @triton.jit
 def head_and_index(H: tl.constexpr):
-    """This program's head, and its sequence or slot. Both are in the grid's first dimension: the other two end at 65535."""
+    """This program's head, and its sequence or slot; both in the grid's first dimension, as others are limited to 65535."""
     i = tl.program_id(0)
     return i % H, i // H
 
@@ -71,12 +65,10 @@ def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.con
 
 
 @triton.jit
-def chunk_offsets(
-    i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
-):
-    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta: those of v, or one of a scalar step."""
+def chunk_offsets(i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr):
+    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta: those of v, or one for a scalar step."""
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    # what a thread may load at once decides which columns it owns; a hint on the sum is lost where i_v is always 0
+    # the vector width decides which columns a thread owns; on the sum, the hint is lost where i_v is always 0
     o_v = i_v * BV + tl.multiple_of(tl.arange(0, BV), VEC)
     o_b = tl.arange(0, 1) if SCALAR_BETA else o_v
     return o_t, o_k, o_v, o_b
@@ -91,11 +83,8 @@ def gram_pointers(gram, a, i_gram, BT: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def tile_offsets(S: tl.constexpr, o_t, o_c):
-    """Offsets of a tile `[BT, BX]` of a tensor with token stride `S`.
-
-    Kernels compute them before their loops: in the loops, the compiler takes registers for them that spill others.
-    """
-    # int64, so that a row's offset is a constant of the load
+    """Offsets of a tile `[BT, BX]` of a tensor with token stride `S`; in a loop, computing them spills registers."""
+    # int64, so that a row's offset is the load's immediate offset
     return o_t[:, None].to(tl.int64) * S + o_c[None, :]
 
 
@@ -106,24 +95,20 @@ def tile_pointers(x, S: tl.constexpr, i_t, o_t, o_c):
 
 
 @triton.jit
-def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
-    """Tile `[BT, BX]` at the addresses `p_x`, of a tensor that has `X` columns and, with `PARTIAL`, `left` more tokens."""
+def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr, AGAIN: tl.constexpr = False):
+    """Tile `[BT, BX]` at the addresses `p_x`, of a tensor that has `X` columns and, with `PARTIAL`, `left` more tokens.
+
+    `AGAIN`: it was loaded before, and `.ca`, which is the default, keeps the compiler from merging the loads and holding it.
+    """
     BX: tl.constexpr = o_c.shape[0]
     # a scalar step has one column
-    return tl.load(p_x, mask=tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL), other=0.0)
-
-
-@triton.jit
-def load_again(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr):
-    """:func:`load_tile` of a tile that was loaded before: the compiler would take two equal loads for one, and hold it."""
-    # `.ca`, which is the default, only tells the two apart
-    m_x = tile_mask(o_t, o_c, left, X, o_c.shape[0], PARTIAL)
-    return tl.load(p_x, mask=m_x, other=0.0, cache_modifier='.ca')
+    m_x = tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL)
+    return tl.load(p_x, mask=m_x, other=0.0, cache_modifier='.ca' if AGAIN else '')
 
 
 @triton.jit
 def rounded(b_x, dtype: tl.constexpr):
-    """`b_x` rounded to the nearest value of `dtype`; the interpreter's own conversion to bfloat16 truncates."""
+    """`b_x` rounded to nearest in `dtype`; the interpreter's conversion to bfloat16 truncates."""
     if INTERPRETING and dtype == tl.bfloat16:
         b_i = b_x.to(tl.float32).to(tl.int32, bitcast=True)
         b_x = ((b_i + 0x7fff + ((b_i >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -135,7 +120,7 @@ def product(b_a, b_b, b_acc, DOT: tl.constexpr):
     """`b_acc + b_a b_b` with operands rounded to `DOT` and float32 sums."""
     if DOT == 'bf16':
         if INTERPRETING:
-            # the interpreter's products of bfloat16 are wrong: round, then multiply in float32
+            # the interpreter's bfloat16 products are wrong
             b_acc = tl.dot(rounded(b_a, tl.bfloat16).to(tl.float32), rounded(b_b, tl.bfloat16).to(tl.float32), acc=b_acc)
         else:
             b_acc = tl.dot(b_a.to(tl.bfloat16), b_b.to(tl.bfloat16), acc=b_acc)
@@ -146,7 +131,7 @@ def product(b_a, b_b, b_acc, DOT: tl.constexpr):
 
 @triton.jit
 def split(b_x, DOT: tl.constexpr):
-    """`b_x` as two operands: the digits that `DOT` holds exactly, and the rest. Two products keep twice the digits."""
+    """`b_x` as a sum of two operands: the digits that `DOT` holds exactly, and the rest."""
     cut: tl.constexpr = -65536 if DOT == 'bf16' else -8192
     b_hi = (b_x.to(tl.int32, bitcast=True) & cut).to(tl.float32, bitcast=True)
     return operand(b_hi, DOT), operand(b_x - b_hi, DOT)
@@ -154,7 +139,7 @@ def split(b_x, DOT: tl.constexpr):
 
 @triton.jit
 def kept(b_x, DOT: tl.constexpr):
-    """What products keep of `b_x`, in float32: rounded to nearest for `bf16` (a NaN may get lost), truncated for `tf32`."""
+    """`b_x` as products round it, in float32: to nearest for `bf16` (a NaN may get lost), truncated for `tf32`."""
     if DOT == 'bf16':
         return ((b_x.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
     elif DOT == 'tf32':
@@ -164,41 +149,34 @@ def kept(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
-def split_product(b_x, b_b, b_acc, DOT: tl.constexpr):
-    """`b_acc + b_x b_b` with `b_x` in two parts, so that it does not lose digits to `DOT`."""
+def split_product(b_x, b_b, b_acc, DOT: tl.constexpr, TRANS: tl.constexpr = False):
+    """`b_acc + b_x b_b` (`TRANS`: `b_x^T b_b`) with `b_x` in two parts, so that it does not lose digits to `DOT`."""
     if DOT == 'ieee':
-        return product(b_x, b_b, b_acc, DOT)
+        return product(tl.trans(b_x) if TRANS else b_x, b_b, b_acc, DOT)
     else:
         b_hi, b_lo = split(b_x, DOT)
+        if TRANS:
+            # cheaper than to transpose b_x
+            b_lo, b_hi = tl.trans(b_lo), tl.trans(b_hi)
         return product(b_lo, b_b, product(b_hi, b_b, b_acc, DOT), DOT)
 
 
 @triton.jit
-def split_product_t(b_x, b_b, b_acc, DOT: tl.constexpr):
-    """`b_acc + b_x^T b_b`, as :func:`split_product`; the two parts are cheaper to transpose than `b_x`."""
-    if DOT == 'ieee':
-        return product(tl.trans(b_x), b_b, b_acc, DOT)
-    else:
-        b_hi, b_lo = split(b_x, DOT)
-        return product(tl.trans(b_lo), b_b, product(tl.trans(b_hi), b_b, b_acc, DOT), DOT)
-
-
-@triton.jit
 def operand(b_x, DOT: tl.constexpr):
-    """`b_x` as an operand of products, rounded before it changes its layout."""
+    """`b_x` as an operand of products, rounded before its layout changes."""
     return rounded(b_x, tl.bfloat16) if DOT == 'bf16' else b_x
 
 
 @triton.jit
 def row(b_x, s: tl.constexpr):
-    """Row `s` of `[BT, BV]`. Where a thread owns whole columns it takes no instructions: the compiler drops sums with -0.0."""
+    """Row `s` of `[BT, BV]`: no instructions where a thread owns whole columns, because the compiler drops sums with -0.0."""
     o_t = tl.arange(0, b_x.shape[0])
     return tl.sum(tl.where((o_t == s)[:, None], b_x, -0.0), 0)
 
 
 @triton.jit
 def gram_rows(p_gram, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
-    """The first `ROWS` rows of G, or those from the last on, each `[BT]`: a substitution then does not wait for each load."""
+    """The first `ROWS` rows `[BT]` of G, or the last ones, last first: a substitution then does not wait for their loads."""
     rows = ()
     for s in tl.static_range(ROWS):
         rows = rows + (tl.load(p_gram + (BT - 1 - s if REVERSE else s) * BT + tl.arange(0, BT)),)
@@ -206,13 +184,11 @@ def gram_rows(p_gram, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexp
 
 
 @triton.jit
-def forward_substitution(
-    b_r, b_e, rows, p_gram, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
-):
+def forward_substitution(b_r, b_e, rows, p_gram, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr):
     """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`.
 
-    `rows` holds the first `ROWS` rows of G, which is at `p_gram`. With `ROUND`, later rows use a row of U as products round
-    it, and so correct the rounding error. Otherwise the error would grow with every repetition of a key.
+    `rows` holds the first `ROWS` rows of G, which is at `p_gram`. With `ROUND`, later rows use U as products round it, and so
+    correct its rounding error, which would otherwise grow with every repetition of a key.
     """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):

@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import FUSED, given, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.device import device_capability
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
@@ -19,7 +19,6 @@ from fla_longhorn.ops.triton.exact.common import (
     head_index_and_channels,
     is_split,
     kept,
-    load_again,
     load_tile,
     operand_precision,
     product,
@@ -31,16 +30,6 @@ from fla_longhorn.ops.triton.exact.configs import for_forward, for_states
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram
 from fla_longhorn.ops.triton.exact.state import add_updates, load_slice, load_state, store_state, zero_state
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_slot, locate_states, row_arguments, sequence_range
-
-
-@triton.jit
-def chunk_updates(b_p, b_v, b_e, rows, p_gram, DOT: tl.constexpr, ROWS: tl.constexpr):
-    """U of one chunk `[BT, BV]`, given its step sizes and `(K S)^T` at its start in `b_p`."""
-    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_gram, b_v.shape[0], DOT, True, ROWS) * b_e
-    if DOT == 'tf32':
-        # the substitution used these digits of U
-        b_u = kept(b_u, DOT)
-    return b_u
 
 
 @triton.jit
@@ -67,11 +56,11 @@ def forward_chunk(
     V: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
     ROWS: tl.constexpr, OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Store the output of one chunk, with `OUTPUT`; return the state at its end, in slices, and the next chunk's tiles.
+    """Store the output of one chunk, with `OUTPUT`; return its final state, in slices, and the next chunk's tiles.
 
-    With `PREFETCH`, this chunk's tiles of q, k, v, beta and z come as arguments and those of the next are loaded before the
-    output is stored, which no load may cross. Without it they are loaded here. With `RELOAD`, k is loaded a second time: it is
-    not held during the substitution. `b_z` is b_v where there is no z.
+    With `PREFETCH`, this chunk's tiles of q, k, v, beta and z are arguments, and the next chunk's are loaded before the output
+    is stored, because loads do not move across stores. Without it they are loaded here. With `RELOAD`, k is loaded twice
+    instead of being held during the substitution. Without z, `b_z` is b_v.
     """
     q, k, v, beta, z, gram, a, o = tensors
     S_Q, S_K, S_V, S_B, S_Z, S_O = strides
@@ -80,7 +69,7 @@ def forward_chunk(
     BS: tl.constexpr = o_k.shape[0]
     SLICES: tl.constexpr = len(b_h)
     BV: tl.constexpr = o_v.shape[0]
-    # Q S after the substitution, which needs the registers; with several slices it would take more, for the rounded state
+    # Q S after the substitution, which needs the registers; not with several slices, whose rounded state would take more
     LATE: tl.constexpr = SLICES == 1 and BS > 16 and (b_D is not None or z is not None)
     AGAIN: tl.constexpr = RELOAD and not PREFETCH and (LATE or SLICES > 1)
     i_next = i_x + BT
@@ -98,7 +87,7 @@ def forward_chunk(
         b_ks = b_ks + (b_k_s,)
     if SLICES == 1 and not PREFETCH and not AGAIN:
         b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
-    # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
+    # [BT, BV]; loaded after the products, they keep the layout in which a thread owns columns
     if PREFETCH:
         n_q = load_tile(q + i_next * S_Q + x_q, o_t, o_k, left_next, K, False)
         n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
@@ -114,23 +103,24 @@ def forward_chunk(
     b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], OPTIONS), b_v.shape)
     if SLICES == 1 and OUTPUT and not LATE:
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
-    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_gram, DOT, ROWS)
+    b_u = forward_substitution(b_v.to(tl.float32) - tl.trans(b_p), b_e, rows, p_gram, BT, DOT, True, ROWS) * b_e
+    if DOT == 'tf32':
+        # the substitution used these digits of U
+        b_u = kept(b_u, DOT)
     if OUTPUT and LATE:
         if AGAIN:
             b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
-    b_h, b_o = add_updates(
-        b_h, b_o, b_u, None if AGAIN else b_ks, p_k, o_t, o_k, left, p_a, K, DOT, False, OUTPUT, PARTIAL,
-    )
+    b_h, b_o = add_updates(b_h, b_o, b_u, None if AGAIN else b_ks, p_k, o_t, o_k, left, p_a, K, DOT, False, OUTPUT, PARTIAL)
     if AGAIN and SLICES > 1 and b_D is not None:
-        b_v = load_again(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
+        b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL, True)
     if not OUTPUT:
         return b_h, n_q, n_k, n_v, n_b, b_z
     if z is None:
         b_y, n_z = gated_output(b_o, b_D, b_v, None, scale, o.dtype.element_ty), n_v
     elif PREFETCH:
         b_y = gated_output(b_o, b_D, b_v, b_z, scale, o.dtype.element_ty)
-        # there are not enough registers to hold two of it
+        # there are not enough registers to hold two tiles of z
         n_z = load_tile(z + i_next * S_Z + x_z, o_t, o_v, left_next, V, False)
     else:
         n_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, left, V, PARTIAL)
@@ -139,70 +129,20 @@ def forward_chunk(
     return b_h, n_q, n_k, n_v, n_b, n_z
 
 
-@triton.heuristics({
-    'HAS_D': lambda args: args['D'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-    'HAS_SCALE': lambda args: args['scale'] != 1.0,
-    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
-    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
-    'SAVE_STATES': lambda args: args['states'] is not None,
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-})
+@triton.heuristics({'HAS_SCALE': lambda args: args['scale'] != 1.0, **given(
+    HAS_D='D', HAS_Z='z', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states', IS_VARLEN='cu_seqlens',
+)})
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_fwd_kernel_o(
-    q,
-    k,
-    v,
-    beta,
-    D,
-    z,
-    gram,
-    a,
-    h0,
-    o,
-    ht,
-    states,
-    cu_seqlens,
-    scale,
-    T,
-    N,
-    state_indices,
-    final_state_indices,
-    has_initial_state,
-    pad_slot_id,
-    s_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_Q: tl.constexpr,
-    S_K: tl.constexpr,
-    S_V: tl.constexpr,
-    S_B: tl.constexpr,
-    S_Z: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    VEC: tl.constexpr,
-    STAGES: tl.constexpr,
-    INTERVAL: tl.constexpr,
-    DOT: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    RELOAD: tl.constexpr,
-    ROWS: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr,
-    SAVE_STATES: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    POOLED: tl.constexpr,
-    OUTPUT: tl.constexpr,
-    BY_INTERVAL: tl.constexpr,
+    q, k, v, beta, D, z, gram, a, h0, o, ht, states, cu_seqlens, scale, T, N,
+    state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, S_V: tl.constexpr,
+    S_B: tl.constexpr, S_Z: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
+    VEC: tl.constexpr, STAGES: tl.constexpr, INTERVAL: tl.constexpr, DOT: tl.constexpr, PREFETCH: tl.constexpr,
+    RELOAD: tl.constexpr, ROWS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_SCALE: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr, POOLED: tl.constexpr,
+    OUTPUT: tl.constexpr, BY_INTERVAL: tl.constexpr,
 ):
     r"""The outputs of one block of channels of one sequence, chunk by chunk, with the state `[BV, BK]` in registers.
 
@@ -213,18 +153,16 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     This is Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk: DeltaNet's chunkwise form with a step size per channel.
     The state and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`, so that the
-    substitution takes FMA only.
+    substitution takes only FMA.
 
-    With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
-
-    Without OUTPUT, only the states are computed. With BY_INTERVAL, a program serves one interval, whose first state is in
-    `states`.
+    With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's. Without OUTPUT, only the
+    states are computed. With BY_INTERVAL, a program computes one interval, from the state in `states`.
     """
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n = i_c
     if BY_INTERVAL:
         i_n, bos, T_n, t_0 = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
-        # none in a slot that no sequence uses
+        # none in an unused slot
         T_n = tl.maximum(tl.minimum(T_n - t_0, INTERVAL), 0).to(tl.int32)
     i_r = i_n.to(tl.int64)
     i_w = i_r
@@ -267,7 +205,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
         b_h = zero_state(BV, BS, SLICES)
 
     NT = T_n // BT
-    # of the first full chunk; without PREFETCH the compiler drops these loads
+    # the first full chunk; without PREFETCH the compiler drops these loads
     b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
     b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, NT, K, False)
     b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, NT, V, False)
@@ -275,7 +213,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     b_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, NT, V, False) if HAS_Z else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES and not BY_INTERVAL:
-            # as [V, K], the order of the registers
+            # [V, K], as in registers
             store_state(p_s, b_h, o_k, o_v, None, K, V, True)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=STAGES):
@@ -310,7 +248,7 @@ def chunk_longhorn_exact_fwd(
     precision, interval, N = operand_precision(x.q, x.k, x.v), checkpoint_interval(K), x.num_sequences
     gram, a = chunk_longhorn_exact_gram(x.q, x.k, strides['S_Q'], strides['S_K'], x.cu_seqlens, precision)
     h0 = x.initial_state if pool is None else pool.states
-    # programs of a sequence without a row leave at once
+    # programs of a sequence without a row write nothing
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
     kernel, about = chunk_longhorn_exact_fwd_kernel_o, (K, precision, device_capability(x.q.device))
     config = for_forward(*about)

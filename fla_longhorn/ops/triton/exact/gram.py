@@ -1,4 +1,4 @@
-"""Gram matrices of the chunks, which all channels of a head share: one small kernel before forward and before backward."""
+"""Gram matrices of the chunks, shared by all channels of a head: one small kernel before forward and before backward."""
 
 from __future__ import annotations
 
@@ -6,39 +6,23 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import FUSED, padded_state_size
-from fla_longhorn.ops.triton.exact.common import chunk_slots, head_and_index, product, rounded, tile_pointers
+from fla_longhorn.ops.checkpoints import num_checkpoints
+from fla_longhorn.ops.triton.common import FUSED, given, padded_state_size
+from fla_longhorn.ops.triton.exact.common import head_and_index, operand_dtype, product, rounded, tile_pointers
 from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE
 from fla_longhorn.ops.triton.slots import locate_slot
 
 
-@triton.heuristics({
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-    'HAS_SCALE': lambda args: args['scale'] != 1.0,
-})
+@triton.heuristics({'HAS_SCALE': lambda args: args['scale'] != 1.0, **given(IS_VARLEN='cu_seqlens')})
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_kernel_gram(
-    q,
-    k,
-    gram,
-    a,
-    cu_seqlens,
-    scale,
-    T,
-    N,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    S_Q: tl.constexpr,
-    S_K: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    DOT: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
+    q, k, gram, a, cu_seqlens, scale, T, N,
+    H: tl.constexpr, K: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    DOT: tl.constexpr, HAS_SCALE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
-    """Write `G = K K^T`, its diagonal in float32 as one more row, and `A^T` with `A = tril(scale Q K^T)`.
+    """Store `G = K K^T`, its diagonal in float32 as one more row, and `A^T` with `A = tril(scale Q K^T)`.
 
-    `A^T` is stored in two parts whose sum keeps its digits, unless `DOT` is `ieee`.
+    Unless `DOT` is `ieee`, `A^T` is stored in two parts, so that it does not lose digits.
     """
     i_h, i_c = head_and_index(H)
     _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
@@ -60,12 +44,12 @@ def chunk_longhorn_exact_kernel_gram(
     i_gram = i_c.to(tl.int64) * H + i_h
     p_gram = gram + i_gram * ((BT + 1) * BT)
     tl.store(p_gram + o_g, b_gram)
-    # one term each: a sum over lanes may differ in its last bit from lane to lane, and all write it
+    # sums of one term: others may differ between lanes in their last bit, and all lanes store them
     tl.store(p_gram + BT * BT + o_t, tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_gram, 0.0), 1))
     if DOT == 'ieee':
         tl.store(a + i_gram * (BT * BT) + o_g, b_a)
     else:
-        # rounded to the nearest: outputs use the first part alone
+        # rounded to nearest, because outputs use the first part alone
         b_hi = rounded(b_a, a.dtype.element_ty)
         b_lo = rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty)
         tl.store(a + i_gram * (2 * BT * BT) + o_g, b_hi)
@@ -78,11 +62,10 @@ def chunk_longhorn_exact_gram(
     """Return `gram [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed; s_q, s_k: strides of tokens."""
     B, T, H, K = q.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    slots = chunk_slots(B, T, N, cu_seqlens is not None)
+    slots = num_checkpoints(B, T, N, CHUNK_SIZE, cu_seqlens is not None)
     gram = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
     parts = 1 if precision == 'ieee' else 2
-    a_dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
-    a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=a_dtype)
+    a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=operand_dtype(precision))
     chunk_longhorn_exact_kernel_gram[(H * slots,)](
         q, k, gram, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=s_q, S_K=s_k, BT=CHUNK_SIZE, BK=padded_state_size(K),
         DOT=precision, num_warps=1, **FUSED,

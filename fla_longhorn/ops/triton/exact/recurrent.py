@@ -1,4 +1,4 @@
-"""Exact update as the plain recurrence, 3 FMA a state entry: decoding and short sequences, in one launch."""
+"""The exact update as a recurrence, 3 FMA per state entry and token: decoding and short sequences, in one launch."""
 
 from __future__ import annotations
 
@@ -9,74 +9,36 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, given, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded
 from fla_longhorn.ops.triton.exact.configs import for_recurrent
 from fla_longhorn.ops.triton.exact.state import state_offsets
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_states, only_if, row_arguments, sequence_range
 
 
-@triton.heuristics({
-    'HAS_D': lambda args: args['D'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-    'USE_INITIAL_STATE': lambda args: args['h0'] is not None,
-    'STORE_FINAL_STATE': lambda args: args['ht'] is not None,
-    'SAVE_STATES': lambda args: args['states'] is not None,
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-})
+@triton.heuristics(given(
+    HAS_D='D', HAS_Z='z', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states', IS_VARLEN='cu_seqlens',
+))
 @triton.jit(do_not_specialize=['T'])
 def fused_recurrent_longhorn_exact_fwd_kernel(
-    q,
-    k,
-    v,
-    beta,
-    D,
-    z,
-    h0,
-    o,
-    ht,
-    states,
-    cu_seqlens,
-    scale,
-    T,
-    s_q,
-    s_k,
-    s_v,
-    s_z,
-    state_indices,
-    final_state_indices,
-    has_initial_state,
-    pad_slot_id,
-    s_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    VEC: tl.constexpr,
-    INTERVAL: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr,
-    SAVE_STATES: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    POOLED: tl.constexpr,
+    q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, scale, T, s_q, s_k, s_v, s_z,
+    state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr,
+    INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr,
+    SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr, POOLED: tl.constexpr,
 ):
     r"""One block of channels of one sequence, token by token (arXiv 2407.14207, Theorem 3.1, Eq. 6):
 
     .. math::
         u_t = \epsilon_t \odot (v_t - k_t^\top S_{t-1}), \qquad S_t = S_{t-1} + k_t \otimes u_t, \qquad o_t = q_t^\top S_t
 
-    With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
+    With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's.
     """
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k = tl.arange(0, BK)
-    # what a thread may load at once decides which channels it owns
+    # the vector width decides which channels a thread owns
     o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
     m_k, m_v = o_k < K, o_v < V
     m_h = m_k[:, None] & m_v[None, :]
@@ -136,7 +98,7 @@ def fused_recurrent_longhorn_exact_fwd(
     x, strides = strided_inputs(args, ('q', 'k', 'v', 'z'))
     h0 = x.initial_state if pool is None else pool.states
     o = x.v.new_empty(B, T, H, V)
-    # a state [V, K] is loaded by several lanes to a channel, which then share its sums
+    # several lanes load a channel of a state [V, K], and each has the channel's sums
     options = SAME_IN_ALL_LANES if args.state_v_first else FUSED
     kernel[(H * x.num_sequences * triton.cdiv(V, config.BV),)](
         x.q, x.k, x.v, x.beta, x.D, x.z, h0, o, ht, states, x.cu_seqlens, x.scale, T,

@@ -1,11 +1,11 @@
-"""Exact update, the first kernel of backward: all intervals at once compute the forward again from their saved states."""
+"""Exact update, the first kernel of backward: recompute the forward of all intervals at once from their saved states."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import sigmoid, step_factors
+from fla_longhorn.ops.triton.common import given, sigmoid, step_factors
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
     forward_substitution,
@@ -28,14 +28,14 @@ def replay_chunk(
     b_h, b_dD, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, scale, K: tl.constexpr, V: tl.constexpr,
     DOT: tl.constexpr, OPTIONS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """The forward step of one chunk: store what the other kernels need, return the state's slices and the sum of dD."""
+    """One chunk of the forward: store what the other kernels need, return the state's slices and the sum of dD."""
     q, k, v, beta, z, do, gram, a = inputs
     us, cs, dy, dz = outputs
     S_Q, S_K, S_V, S_B, S_Z, S_DO, S_X = strides
     o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_do, x_x = offsets
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
-    # bfloat16 rounds U as the sums over channels do, which take R for a scalar step; with one product of tf32, several warps
-    # would lay the state out anew
+    # bfloat16 needs it only for a scalar step, whose sums over channels use R; the others round U in the same way. In tf32,
+    # a single product would make several warps convert the state's layout
     SPLIT: tl.constexpr = DOT == 'tf32' or (SCALAR_BETA and DOT == 'bf16')
     BT: tl.constexpr = o_t.shape[0]
     SLICES: tl.constexpr = len(b_h)
@@ -48,7 +48,7 @@ def replay_chunk(
         b_s = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
         b_p = split_product(b_h[s], tl.trans(b_s), b_p, DOT)
         b_k = b_k + (b_s,)
-    # [BT, BV]; loads placed after the products keep the layout in which a thread owns columns
+    # [BT, BV]; loaded after the products, they keep the layout in which a thread owns columns
     b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL).to(tl.float32)
     b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL).to(tl.float32)
     # [BT]
@@ -65,14 +65,14 @@ def replay_chunk(
         if cs is not None:
             tl.store(cs + i_x * S_X + x_x, rounded(b_r * b_f * b_slope, cs.dtype.element_ty), mask=m_v)
     if z is not None:
-        # (Q S)^T is computed after the substitution, which needs the registers
+        # (Q S)^T after the substitution, which needs the registers
         p_q = q + i_x * S_Q + x_q
         for s in tl.static_range(SLICES):
             b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
             b_o = product(b_h[s], tl.trans(b_q), b_o, DOT)
         if scale is not None:
             b_o *= scale
-    # k a second time where there are not enough registers to hold it
+    # reload k if there are not enough registers to hold it
     b_h, b_o = add_updates(
         b_h, b_o, b_u, None if SLICES > 1 else b_k, p_k, o_t, o_k, left, p_a, K, DOT, SPLIT, z is not None, PARTIAL,
     )
@@ -86,11 +86,9 @@ def replay_chunk(
 
 @triton.jit
 def gate_gradients(b_o, b_D, b_dD, p_v, p_z, p_do, p_dy, p_dz, m_v):
-    """Store the gradients of the gate z and of what it gates, return the sum of dD.
+    """Given `(scale O)^T`, store the gradients of the gate z and of what it multiplies; return the sum of dD.
 
-    Given is `(scale O)^T`; b_D or p_z may be None.
-
-    v is loaded a second time: there are not enough registers to hold it.
+    b_D or p_z may be None. v is reloaded, because there are not enough registers to hold it.
     """
     # [BT, BV]
     b_do = tl.load(p_do, mask=m_v, other=0.0).to(tl.float32)
@@ -114,70 +112,26 @@ def gate_gradients(b_o, b_D, b_dD, p_v, p_z, p_do, p_dy, p_dz, m_v):
     return b_dD
 
 
-@triton.heuristics({
-    'HAS_D': lambda args: args['D'] is not None,
-    'HAS_Z': lambda args: args['z'] is not None,
-    'HAS_SCALE': lambda args: args['scale'] != 1.0,
-    'IS_VARLEN': lambda args: args['cu_seqlens'] is not None,
-})
+@triton.heuristics({'HAS_SCALE': lambda args: args['scale'] != 1.0, **given(HAS_D='D', HAS_Z='z', IS_VARLEN='cu_seqlens')})
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_bwd_kernel_replay(
-    q,
-    k,
-    v,
-    beta,
-    D,
-    z,
-    do,
-    gram,
-    a,
-    states,
-    us,
-    cs,
-    hs,
-    dD,
-    dy,
-    dz,
-    cu_seqlens,
-    scale,
-    T,
-    N,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    S_Q: tl.constexpr,
-    S_K: tl.constexpr,
-    S_V: tl.constexpr,
-    S_B: tl.constexpr,
-    S_Z: tl.constexpr,
-    S_DO: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    BS: tl.constexpr,
-    BV: tl.constexpr,
-    VEC: tl.constexpr,
-    STAGES: tl.constexpr,
-    INTERVAL: tl.constexpr,
-    SPAN: tl.constexpr,
-    PARTS: tl.constexpr,
-    DOT: tl.constexpr,
-    OPTIONS: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
+    q, k, v, beta, D, z, do, gram, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, S_V: tl.constexpr,
+    S_B: tl.constexpr, S_Z: tl.constexpr, S_DO: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+    BV: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, INTERVAL: tl.constexpr, SPAN: tl.constexpr,
+    PARTS: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_SCALE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
-    r"""Compute one block of channels of one interval again, and store what the other kernels of backward need.
+    r"""Recompute one block of channels of one interval, and store what the other kernels of backward need.
 
-    In the notation of the forward kernel, these are U in `us`, R times the slopes of the steps in `cs`, which is the factor
-    of X in dbeta, and the states at the starts of the spans in `hs`. For a scalar step, `us` takes R. There is no `cs` for a
-    scalar step, nor without `keeps_slopes`. With z or D, the kernel also stores `dz`, `dy` (the gradient of what z gates)
-    and this interval's part of `dD`.
+    In the notation of the forward kernel, these are U in `us`, R times the slopes of the step sizes in `cs`, which is the
+    factor of X in dbeta, and the states at the starts of the spans in `hs`. For a scalar step, `us` holds R. There is no `cs`
+    for a scalar step, nor without `stores_cs`. With z or D, the kernel also stores `dz`, `dy` (the gradient of what z
+    multiplies) and this interval's part of `dD`.
     """
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n, bos, T_n, bos_i = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
-    # tokens of this interval: none in a slot that no sequence uses
+    # tokens of this interval, none in an unused slot
     T_i = tl.maximum(tl.minimum(T_n - bos_i, INTERVAL), 0).to(tl.int32)
     NT = T_i // BT
 

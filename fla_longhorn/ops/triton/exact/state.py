@@ -1,4 +1,4 @@
-"""The state `[BV, BK]` as a tuple of slices `[BV, BS]` of its keys: loads, stores, and what a chunk's updates add to it."""
+"""The state `[BV, BK]` as a tuple of slices `[BV, BS]` of its keys: loads, stores and the update by a chunk."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def load_slice(
-    p_x, o_t, o_k, s: tl.constexpr, left, K: tl.constexpr, PARTIAL: tl.constexpr, AGAIN: tl.constexpr = False,
-):
-    """Slice `s` `[BT, BS]` of a tile of keys or queries, with `p_x` the addresses of slice 0; `AGAIN`: :func:`load_again`."""
+def load_slice(p_x, o_t, o_k, s: tl.constexpr, left, K: tl.constexpr, PARTIAL: tl.constexpr, AGAIN: tl.constexpr = False):
+    """Slice `s` `[BT, BS]` of a tile of keys or queries; `p_x` has the addresses of slice 0, `AGAIN` is as in `load_tile`."""
     BS: tl.constexpr = o_k.shape[0]
     cache: tl.constexpr = '.ca' if AGAIN else ''
     m_x = tile_mask(o_t, o_k, left, BS, BS, PARTIAL)
@@ -34,7 +32,7 @@ def load_slice(
 
 @triton.jit
 def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr):
-    """Offsets `[BV, BK]` in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`; as int64 they are constants of the load."""
+    """Offsets `[BV, BK]` in a state `[K, V]`, or `[V, K]` with `STATE_V_FIRST`; int64 makes them immediate offsets."""
     if STATE_V_FIRST:
         return o_v[:, None].to(tl.int64) * K + o_k[None, :]
     else:
@@ -42,9 +40,7 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
 
 
 @triton.jit
-def load_state(
-    p_h, o_k, o_v, flag, K: tl.constexpr, V: tl.constexpr, SLICES: tl.constexpr, STATE_V_FIRST: tl.constexpr,
-):
+def load_state(p_h, o_k, o_v, flag, K: tl.constexpr, V: tl.constexpr, SLICES: tl.constexpr, STATE_V_FIRST: tl.constexpr):
     """The state `[BV, BK]` at `p_h`, as a tuple of slices `[BV, BS]`; zeros unless the scalar `flag` holds or is None."""
     BV: tl.constexpr = o_v.shape[0]
     BS: tl.constexpr = o_k.shape[0]
@@ -61,7 +57,7 @@ def load_state(
 def store_state(
     p_h, b_h, o_k, o_v, flag, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.constexpr, PARTS: tl.constexpr = 1,
 ):
-    """Store the slices of a state, if the scalar `flag` holds or is None: rounded, or as two states of its parts."""
+    """Store a state if the scalar `flag` holds or is None: rounded, or with `PARTS = 2` as the two states of its parts."""
     BV: tl.constexpr = o_v.shape[0]
     BS: tl.constexpr = o_k.shape[0]
     for s in tl.static_range(len(b_h)):
@@ -91,9 +87,9 @@ def add_updates(
     b_h, b_o, b_u, b_k, p_k, o_t, o_k, left, p_a, K: tl.constexpr, DOT: tl.constexpr, SPLIT: tl.constexpr,
     OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Add what a chunk's U `[BT, BV]` gives to the state and, with `OUTPUT`, to `O^T [BV, BT]`; return both.
+    """Add a chunk's `K^T U` to the state and, with `OUTPUT`, `(A U)^T` to `b_o [BV, BT]`; return both. `b_u` is U `[BT, BV]`.
 
-    `b_k` has the slices of k; None: they are loaded from `p_k`, a second time. With `SPLIT`, U does not lose digits to `DOT`.
+    `b_k` holds the slices of k; if None, they are loaded from `p_k` again. With `SPLIT`, U does not lose digits to `DOT`.
     """
     BT: tl.constexpr = b_u.shape[0]
     if OUTPUT:
