@@ -16,6 +16,8 @@ from fla_longhorn.attn_mode.config import is_swapped
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn_vllm import ARCHITECTURES
 
+# of the classes that a checkpoint may name; vLLM derives the others from the first
+SUFFIXES = ('ForCausalLM', 'ForSequenceClassification', 'ForTokenClassification', 'Model')
 # tokens between two states that prefix caching keeps
 BLOCK_SIZE = 128
 
@@ -29,7 +31,9 @@ class LonghornConvertor(ModelArchConfigConvertorBase):
     def __init__(self, hf_config: LonghornConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(hf_config, *args, **kwargs)
         # vLLM's loader reads them there
-        hf_config.architectures = ['LonghornForCausalLM' if hf_config.attn is None else 'LonghornHybridForCausalLM']
+        name = (hf_config.architectures or [''])[0]
+        suffix = next(filter(name.endswith, SUFFIXES), SUFFIXES[0])
+        hf_config.architectures = [('Longhorn' if hf_config.attn is None else 'LonghornHybrid') + suffix]
 
     def get_total_num_attention_heads(self) -> int:
         return self._of_attention('num_heads')
@@ -82,5 +86,6 @@ MODEL_ARCH_CONFIG_CONVERTORS['longhorn'] = LonghornConvertor
 for _model_type in FAMILIES:
     MODEL_ARCH_CONFIG_CONVERTORS.setdefault(_model_type, SwappedConvertor)
 for _name in ARCHITECTURES:
-    # sets the length of the tokens that share a state, which a model without attention layers gets nowhere else
-    MODELS_CONFIG_MAP[_name] = LonghornServingConfig
+    for _suffix in SUFFIXES:
+        # sets the length of the tokens that share a state, which a model without attention layers gets nowhere else
+        MODELS_CONFIG_MAP[_name.replace(SUFFIXES[0], _suffix)] = LonghornServingConfig

@@ -117,7 +117,7 @@ class LonghornMixer(nn.Module, MambaBase):
         # one step size for each head, which every rank has, or for each channel
         self.beta_proj = ColumnParallelLinear(
             self.beta_rank, config.num_heads if config.scalar_beta else size, bias=True, disable_tp=config.scalar_beta,
-            prefix=f'{prefix}.beta_proj',
+            quant_config=quant, prefix=f'{prefix}.beta_proj',
         )
         self.D = sharded(size // tp_size)
         self.out_proj = RowParallelLinear(
@@ -152,31 +152,42 @@ class LonghornMixer(nn.Module, MambaBase):
             output.copy_(self.out_proj(x.contiguous())[0])
             return
         metadata = metadata[self.prefix]
-        decoded, read = metadata.num_decode_tokens, metadata.num_prefill_tokens
-        parts = []
+        decoded = metadata.num_decode_tokens
+        total = decoded + metadata.num_prefill_tokens
+        # adapters know a token by its place in the batch, so that projections take all tokens
+        x = self.convolve(x[:total], decoded, metadata)
+        inputs, parts = self.inputs(x, z[:total]), []
         if decoded > 0:
-            parts.append(self.decode(x[:decoded], z[:decoded], metadata))
-        if read > 0:
-            parts.append(self.prefill(x[decoded:decoded + read], z[decoded:decoded + read], metadata))
-        output[:decoded + read] = self.out_proj(torch.cat(parts))[0]
+            tokens = {name: value[:decoded].unsqueeze(1) for name, value in inputs.items()}
+            parts.append(self.update(metadata.state_indices_tensor_d[:, 0], tokens))
+        if decoded < total:
+            tokens = {name: value[decoded:].unsqueeze(0) for name, value in inputs.items()}
+            parts.append(self.update(
+                metadata.state_indices_tensor_p, tokens, cu_seqlens=metadata.query_start_loc_p,
+                has_initial_state=metadata.has_initial_states_p,
+            ))
+        output[:total] = self.out_proj(torch.cat([o.reshape(-1, x.shape[-1]) for o in parts]))[0]
 
-    def decode(self, x: torch.Tensor, z: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """One token of each request: `x` and `z` `[N, channels]`."""
-        rows = metadata.state_indices_tensor_d[:, 0]
-        x = causal_conv1d_update(x, self.conv_states(), self.taps(), self.conv1d.bias, 'silu', conv_state_indices=rows)
-        return self.update(rows, self.inputs(x, z, dim=1)).reshape(x.shape)
+    def convolve(self, x: torch.Tensor, decoded: int, metadata: Any) -> torch.Tensor:
+        """One token of each of `decoded` requests, then prompts, or the next pieces of them: `[T, channels]`."""
+        taps, states, parts = self.conv1d.weight.squeeze(1), self.conv_states(), []
+        if decoded > 0:
+            rows = metadata.state_indices_tensor_d[:, 0]
+            parts.append(causal_conv1d_update(x[:decoded], states, taps, self.conv1d.bias, 'silu', conv_state_indices=rows))
+        if decoded < x.shape[0]:
+            parts.append(causal_conv1d_fn(
+                x[decoded:].transpose(0, 1), taps, self.conv1d.bias, activation='silu', conv_states=states,
+                has_initial_state=metadata.has_initial_states_p, cache_indices=metadata.state_indices_tensor_p,
+                query_start_loc=metadata.query_start_loc_p, metadata=metadata,
+            ).transpose(0, 1))
+        return torch.cat(parts)
 
-    def prefill(self, x: torch.Tensor, z: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """Prompts, or the next pieces of them, packed into `x` and `z` `[T, channels]`."""
-        rows, known = metadata.state_indices_tensor_p, metadata.has_initial_states_p
-        x = causal_conv1d_fn(
-            x.transpose(0, 1), self.taps(), self.conv1d.bias, activation='silu', conv_states=self.conv_states(),
-            has_initial_state=known, cache_indices=rows, query_start_loc=metadata.query_start_loc_p, metadata=metadata,
-        ).transpose(0, 1).contiguous()
-        inputs = dict(self.inputs(x, z, dim=0), cu_seqlens=metadata.query_start_loc_p, has_initial_state=known)
-        return self.update(rows, inputs).reshape(x.shape)
-
-    def update(self, rows: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+    def update(self, rows: torch.Tensor, tokens: dict[str, torch.Tensor], **sequences: torch.Tensor) -> torch.Tensor:
+        """The recurrence from the states in the pages `rows`, which it replaces."""
+        inputs = dict(
+            tokens, **sequences, D=self.D.unflatten(0, (self.num_heads, -1)), exact=self.config.exact,
+            use_beta_sigmoid_in_kernel=True,
+        )
         states = self.kv_cache[1]
         if states.dtype == torch.float32:
             return longhorn_state_update(states, **inputs, state_indices=rows, pad_slot_id=NULL_BLOCK_ID)
@@ -190,14 +201,12 @@ class LonghornMixer(nn.Module, MambaBase):
         """`[pages, channels, conv_size - 1]`."""
         return self.kv_cache[0] if is_conv_state_dim_first() else self.kv_cache[0].transpose(-1, -2)
 
-    def taps(self) -> torch.Tensor:
-        return self.conv1d.weight.squeeze(1)
-
-    def inputs(self, x: torch.Tensor, z: torch.Tensor, dim: int) -> dict[str, Any]:
-        """The op's arguments for the flat `x` and `z`, with a dimension for the batch (0) or the time (1) put in."""
+    def inputs(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The op's `q` and `k` `[T, H, K]`, and what has a number for each channel, `[T, H, V]`."""
         config, own = self.config, slice(self.first_head, self.first_head + self.num_heads)
         beta, k, *q = self.x_proj(x)[0].split(self.x_sizes, dim=-1)
-        beta = self.beta_proj(beta)[0]
+        # kernels of adapters need it contiguous
+        beta = self.beta_proj(beta.contiguous())[0]
         beta = beta[:, own] if config.scalar_beta else self.by_head(beta)
         q, k = (y.unflatten(-1, (config.num_heads, -1))[:, own] for y in (q[0] if q else k, k))
         if config.k_norm == 'l2':
@@ -205,11 +214,7 @@ class LonghornMixer(nn.Module, MambaBase):
             k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(k.dtype)
         if config.value_proj:
             x = self.v_proj(tensor_model_parallel_all_gather(x))[0]
-        tokens = {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z)}
-        return dict(
-            {name: value.unsqueeze(dim) for name, value in tokens.items()},
-            D=self.D.unflatten(0, (self.num_heads, -1)), exact=config.exact, use_beta_sigmoid_in_kernel=True,
-        )
+        return {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z)}
 
     def by_head(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (self.num_heads, -1))

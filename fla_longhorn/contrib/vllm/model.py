@@ -6,12 +6,14 @@ The parameters have the names of :class:`fla_longhorn.LonghornForCausalLM`, but 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import torch
 from fla.models.configuration_utils import get_attention_spec
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
@@ -22,9 +24,19 @@ from vllm.model_executor.models.interfaces import (
     HasInnerState,
     IsAttentionFree,
     IsHybrid,
+    SupportsLoRA,
     SupportsMambaPrefixCaching,
+    SupportsPP,
 )
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    WeightsMapper,
+    extract_layer_index,
+    make_empty_intermediate_tensors_factory,
+    make_layers,
+    maybe_prefix,
+)
+from vllm.sequence import IntermediateTensors
 
 from fla_longhorn.contrib.vllm.attention import LonghornAttention
 from fla_longhorn.contrib.vllm.mixer import LonghornMixer, state_dtype, state_shape
@@ -57,10 +69,10 @@ class LonghornMLP(nn.Module):
 class LonghornBlock(nn.Module):
     """Longhorn, or attention in the layers of `config.attn`, then the MLP if there is one."""
 
-    def __init__(self, vllm_config: VllmConfig, layer_idx: int, prefix: str) -> None:
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
-        spec = get_attention_spec(config.attn, layer_idx=layer_idx)
+        spec = get_attention_spec(config.attn, layer_idx=extract_layer_index(prefix))
         self.has_mlp = config.hidden_ratio is not None or config.intermediate_size is not None
         self.has_attention = spec is not None
         self.attn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
@@ -86,16 +98,16 @@ class LonghornBlock(nn.Module):
         return hidden_states, residual
 
 
-@support_torch_compile(dynamic_arg_dims={'input_ids': 0, 'positions': -1, 'inputs_embeds': 0})
+@support_torch_compile(dynamic_arg_dims={'input_ids': 0, 'positions': -1, 'intermediate_tensors': 0, 'inputs_embeds': 0})
 class LonghornModel(nn.Module):
-    """Embeddings, blocks and a final norm."""
+    """Embeddings, blocks and a final norm; under pipeline parallelism, this rank's blocks."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = '') -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
         self.embeddings = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            LonghornBlock(vllm_config, i, prefix=f'{prefix}.layers.{i}') for i in range(config.num_hidden_layers)
+        self.start_layer, self.end_layer, self.layers = make_layers(
+            config.num_hidden_layers, lambda prefix: LonghornBlock(vllm_config, prefix), prefix=f'{prefix}.layers',
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
@@ -103,23 +115,32 @@ class LonghornModel(nn.Module):
         self,
         input_ids: torch.Tensor | None,
         positions: torch.Tensor,
-        intermediate_tensors: None = None,
+        intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        hidden_states, residual = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds, None
-        for layer in self.layers:
+    ) -> torch.Tensor | IntermediateTensors:
+        if intermediate_tensors is None:
+            hidden_states, residual = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds, None
+        else:
+            hidden_states, residual = intermediate_tensors['hidden_states'], intermediate_tensors['residual']
+        for layer in islice(self.layers, self.start_layer, self.end_layer):
             hidden_states, residual = layer(hidden_states, residual, positions)
+        if not get_pp_group().is_last_rank:
+            return IntermediateTensors({'hidden_states': hidden_states, 'residual': residual})
         return self.norm(hidden_states, residual)[0]
 
 
-class LonghornBase(nn.Module):
+class LonghornBase(nn.Module, HasInnerState, SupportsLoRA, SupportsPP, SupportsMambaPrefixCaching):
     """A language model, whether it has attention layers or not."""
 
-    packed_modules_mapping = {'gate_up_proj': ['gate_proj', 'up_proj'], 'qkv_proj': ['q_proj', 'k_proj', 'v_proj']}
+    # an adapter of `in_proj` is one, though vLLM's layer has two parts
+    packed_modules_mapping = {
+        'gate_up_proj': ['gate_proj', 'up_proj'], 'qkv_proj': ['q_proj', 'k_proj', 'v_proj'], 'in_proj': ['in_proj'],
+    }
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = '') -> None:
         super().__init__()
-        config = vllm_config.model_config.hf_config
+        # vLLM's classifiers and adapters read it
+        self.config = config = vllm_config.model_config.hf_config
         stacked: dict[str, tuple[str, int | str]] = {'.gate_proj': ('.gate_up_proj', 0), '.up_proj': ('.gate_up_proj', 1)}
         for i in range(config.num_hidden_layers):
             # other layers' `v_proj` is apart
@@ -131,6 +152,9 @@ class LonghornBase(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embeddings)
         self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
+            ['hidden_states', 'residual'], config.hidden_size,
+        )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model.embeddings(input_ids)
@@ -139,10 +163,10 @@ class LonghornBase(nn.Module):
         self,
         input_ids: torch.Tensor | None,
         positions: torch.Tensor,
-        intermediate_tensors: None = None,
+        intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: object,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | IntermediateTensors:
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
@@ -164,9 +188,9 @@ class LonghornBase(nn.Module):
         return MambaStateCopyFuncCalculator.mamba1_state_copy_func()
 
 
-class LonghornForCausalLM(LonghornBase, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
+class LonghornForCausalLM(LonghornBase, IsAttentionFree):
     """The paper's architecture, without attention layers: a request needs a page, however long it is."""
 
 
-class LonghornHybridForCausalLM(LonghornBase, HasInnerState, IsHybrid, SupportsMambaPrefixCaching):
+class LonghornHybridForCausalLM(LonghornBase, IsHybrid):
     """With the attention layers of `config.attn`."""

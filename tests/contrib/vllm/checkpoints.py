@@ -12,6 +12,10 @@ from tests.integration.scripts.byte_tokenizer import byte_tokenizer
 
 LENGTHS = (1, 3, 7, 16, 31, 64, 100, 129)
 NEW_TOKENS = 24
+# of an engine
+OPTIONS = {
+    'skip_tokenizer_init': True, 'dtype': 'float32', 'enforce_eager': True, 'max_model_len': 256, 'max_num_seqs': 8,
+}
 SIZES = {'hidden_size': 64, 'num_hidden_layers': 3, 'vocab_size': 256, 'bos_token_id': None, 'eos_token_id': None}
 VARIANTS = {
     'paper': {},
@@ -23,7 +27,9 @@ VARIANTS = {
     'hybrid': {
         'attn': {'layers': [1], 'num_heads': 2, 'num_kv_heads': 1, 'qkv_bias': True}, 'hidden_ratio': 2, 'value_proj': True,
     },
-    'window': {'attn': {'layers': [0, 2], 'num_heads': 2, 'window_size': 24}, 'num_heads': 2, 'exact': True},
+    'window': {
+        'attn': {'layers': [0, 2], 'num_heads': 2, 'window_size': 24}, 'num_heads': 2, 'exact': True, 'num_hidden_layers': 4,
+    },
 }
 
 
@@ -43,7 +49,7 @@ class Checkpoint:
 
 def make(name: str, folder: Path) -> Checkpoint:
     torch.manual_seed(0)
-    model = LonghornForCausalLM(LonghornConfig(**SIZES, **VARIANTS[name])).eval()
+    model = LonghornForCausalLM(LonghornConfig(**SIZES | VARIANTS[name])).eval()
     # random weights of the default size repeat one token
     with torch.no_grad():
         for parameter, value in model.named_parameters():

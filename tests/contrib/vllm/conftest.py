@@ -47,9 +47,7 @@ def engine():
         platform.has_overrides, platform.register_triton_kernel_overrides = True, classmethod(lambda cls: None)
 
     def start(folder, **options) -> LLM:
-        return LLM(str(folder), skip_tokenizer_init=True, **{
-            'dtype': 'float32', 'enforce_eager': True, 'max_model_len': 256, 'max_num_seqs': 8, 'seed': 0, **options,
-        })
+        return LLM(str(folder), **{**checkpoints.OPTIONS, 'seed': 0, **options})
 
     yield start
     gc.collect()

@@ -7,11 +7,15 @@ from transformers import AutoModelForCausalLM
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from tests.contrib.vllm.checkpoints import SIZES, VARIANTS
 
+# without inductor
+TRACED = {'enforce_eager': False, 'compilation_config': {'backend': 'eager'}}
+
 
 # with tensor parallelism, whole heads for each of two processes, or one head in two parts beside an attention layer
 @pytest.mark.parametrize(('name', 'options'), [
     *((name, {}) for name in VARIANTS), ('heads', {'enforce_eager': False}),
     ('heads', {'tensor_parallel_size': 2}), ('hybrid', {'tensor_parallel_size': 2}),
+    *((name, {'pipeline_parallel_size': 2, **TRACED}) for name in ('paper', 'window')),
 ], ids=str)
 def test_batch(serve, name, options):
     assert serve(name, **options)[0] == [True, True]
