@@ -57,18 +57,16 @@ def layers(report: dict) -> str:
     lines = []
     for model, name in dict.fromkeys((model, name) for model, name, _ in rows):
         step, token = (rows.get((model, name, what)) for what in ('step', 'token'))
-        line = [model, name]
+        line = [model, name, *([''] * 6)]
         if step:
-            parts = step['ours_us'], step['products_us']
-            line += [f'{step["us"] / 1e3:.2f}', *(f'{x / 1e3:.2f}' if x else '' for x in parts)]
-        else:
-            line += ['', '', '']
-        line += [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}', token['launches']] if token else ['', '', '']
+            line[2:5] = [f'{step[part] / 1e3:.2f}' if step[part] else '' for part in ('us', 'ours_us', 'products_us')]
+        if token:
+            line[5:] = [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}', token['launches']]
         lines.append(line)
     bars = ', '.join(f'{bar["within"]:.0%} for {kind}' for kind, bar in report['bars'].items())
     shapes = '; '.join(dict.fromkeys(
-        f'{row["model"]}: width {row["width"]}, a step of {row["B"]} x {row["T"]} tokens, a token of each of {row["sequences"]} '
-        f'sequences, {row["layers"]} layers' for row in report['rows']
+        f'{row["model"]}: {row["layers"]} layers of width {row["width"]}, a step of {row["B"]} x {row["T"]} tokens, '
+        f'a token of each of {row["sequences"]} sequences' for row in report['rows']
     ))
     text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars)
     columns = ['model', 'layer', 'step, ms', "Longhorn's kernels", 'products', 'token, us', 'of all layers, ms', 'launches']

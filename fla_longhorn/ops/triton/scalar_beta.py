@@ -4,10 +4,10 @@
     \\mathrm{diagonal:}\\; g_k = \\log(1 - \\epsilon k^2),\\; v' = \\epsilon v \\;\\text{in GLA}, \\qquad
     \\mathrm{exact:}\\; \\beta' = \\epsilon \\;\\text{in DeltaNet}, \\qquad \\epsilon = \\beta / (1 + \\beta |k|^2)
 
-GPU calls in one 16-bit dtype use fla's kernels where these should be faster: for the diagonal update from K = 32 on, because
-the cost of Longhorn's kernels grows with K, while GLA's are matrix products. The exact update's own kernels are such products
-too, and move fewer bytes than the delta rule's (`python -m benchmarks traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own`
-overrides the choice.
+GPU calls in one 16-bit dtype use fla's kernels where these should be faster: for the diagonal update from K = 64 on, because
+the cost of Longhorn's kernels grows with K, while GLA's are matrix products (at K = 32, D and z in PyTorch cost more than that
+saves). The exact update's own kernels are such products too, and move fewer bytes than the delta rule's
+(`python -m benchmarks traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides the choice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fla_longhorn.ops.arguments import Arguments, StepOptions
 
 ROUTES = ('auto', 'fla', 'own')
 # smallest K of the diagonal update for which `auto` uses fla
-FLA_STATE_SIZE = 32
+FLA_STATE_SIZE = 64
 
 
 def longhorn_shortcut(args: Arguments) -> tuple[Tensor, Tensor | None] | None:

@@ -56,8 +56,8 @@ def test_route(monkeypatch):
 
     for asked, small, large, exact in (('', False, True, False), ('fla', True, True, True), ('own', False, False, False)):
         monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', asked)
-        assert route(*arguments(16), exact=False) is small
-        assert route(*arguments(32), exact=False) is large
+        assert route(*arguments(32), exact=False) is small
+        assert route(*arguments(64), exact=False) is large
         assert route(*arguments(128), exact=True) is exact
         assert not route(*arguments(128, torch.float32), exact=False)
         assert not route(*arguments(128, scalar=False), exact=False)

@@ -51,6 +51,19 @@ def gated_output(b_o, b_D, b_v, b_z, scale, dtype: tl.constexpr):
 
 
 @triton.jit
+def chunk_updates(b_p, b_v, b_e, rows, p_gram, DOT: tl.constexpr, ROWS: tl.constexpr):
+    """U of one chunk `[BT, BV]`, given its step sizes and `(K S)^T` at its start in `b_p`.
+
+    Inlined by hand, its constants would come in another order, and ptxas would schedule the kernel worse.
+    """
+    b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, p_gram, b_v.shape[0], DOT, True, ROWS) * b_e
+    if DOT == 'tf32':
+        # the substitution used these digits of U
+        b_u = kept(b_u, DOT)
+    return b_u
+
+
+@triton.jit
 def forward_chunk(
     b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, left, left_next, scale, K: tl.constexpr,
     V: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
@@ -103,10 +116,7 @@ def forward_chunk(
     b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], OPTIONS), b_v.shape)
     if SLICES == 1 and OUTPUT and not LATE:
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
-    b_u = forward_substitution(b_v.to(tl.float32) - tl.trans(b_p), b_e, rows, p_gram, BT, DOT, True, ROWS) * b_e
-    if DOT == 'tf32':
-        # the substitution used these digits of U
-        b_u = kept(b_u, DOT)
+    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_gram, DOT, ROWS)
     if OUTPUT and LATE:
         if AGAIN:
             b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
