@@ -156,6 +156,7 @@ def main(args: list[str] | None = None) -> int:
             continue
         gpu, size, name, what = key
         row = dict(zip(names, key, strict=True)) | asdict(MODELS[size])
+        row['parameters'] = sum(p.numel() for p in block(name, MODELS[size].width).parameters())
         row |= measure(name, what, MODELS[size], gpu, tuning, walks)
         most = ', '.join(f'{kernel} {us:.1f}' for kernel, us in list(row['kernels'].items())[:6])
         parts = f'ours {row["ours_us"]:.1f}, products {row["products_us"]:.1f}, {row["launches"]} launches'

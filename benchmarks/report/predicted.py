@@ -14,8 +14,7 @@ INTRODUCTION = """## Times predicted without a GPU
 **Predicted: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call makes, reads the
 machine code and simulates one multiprocessor. Milliseconds on an {gpu} for {shape}, one head, bfloat16; Longhorn as
 the layer calls it, with gate, skip and logits of beta, fla's operators without. "of the floor" is a multiple of what any
-implementation needs for its bytes or for the best known algorithm's instructions. Commit {commit}: from before the model's
-last changes, and fla's operators with tiles for a smaller GPU.
+implementation needs for its bytes or for the best known algorithm's instructions. Commit {commit}.
 
 ± says within what nine of ten published timings of kernels like it are predicted ([below](#how-far-predicted-times-are-off)):
 {bars}."""
@@ -25,10 +24,12 @@ KINDS = {'chunks': 'of matrix products of chunks', 'recurrences': 'of recurrence
 LAYERS = """## A training step and a token of a layer, predicted
 
 **Predicted: these are not measurements.** `python -m benchmarks layers`: norm, layer and residual in bfloat16 on an {gpu}, all
-their kernels; {shapes}. Kernels by Triton are simulated (nine of ten published timings within {bars}). Matrix products
-take 780 TFLOPS or their bytes, PyTorch's other kernels their bytes, and each launch 1.5 us. Longhorn has K = 16, fla's layers
-their defaults with heads as in their papers. Nothing is fused by a compiler. Mamba and Mamba-2 are missing: their CUDA
-kernels do not compile here."""
+their kernels. Those by Triton are simulated (nine of ten published timings within {bars}). Matrix
+products take 780 TFLOPS or their bytes, PyTorch's other kernels their bytes, and each launch 1.5 us. Longhorn has K = 16,
+fla's layers their defaults with heads as in their papers. Nothing is fused by a compiler. The last column has as many of each
+layer as Longhorn's model has. Mamba and Mamba-2 are missing: their CUDA kernels do not compile here.
+
+{shapes}."""
 
 
 def time_of(row: dict | None) -> str:
@@ -57,11 +58,11 @@ def layers(report: dict) -> str:
     lines = []
     for model, name in dict.fromkeys((model, name) for model, name, _ in rows):
         step, token = (rows.get((model, name, what)) for what in ('step', 'token'))
-        line = [model, name, *([''] * 6)]
+        line = [model, name, f'{(step or token or {})["parameters"] / 1e6:.1f}', *([''] * 5)]
         if step:
-            line[2:5] = [f'{step[part] / 1e3:.2f}' if step[part] else '' for part in ('us', 'ours_us', 'products_us')]
+            line[3:6] = [f'{step[part] / 1e3:.2f}' if step[part] else '' for part in ('us', 'ours_us', 'products_us')]
         if token:
-            line[5:] = [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}', token['launches']]
+            line[6:] = [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}']
         lines.append(line)
     bars = ', '.join(f'{bar["within"]:.0%} for {kind}' for kind, bar in report['bars'].items())
     shapes = '; '.join(dict.fromkeys(
@@ -69,5 +70,5 @@ def layers(report: dict) -> str:
         f'a token of each of {row["sequences"]} sequences' for row in report['rows']
     ))
     text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars)
-    columns = ['model', 'layer', 'step, ms', "Longhorn's kernels", 'products', 'token, us', 'of all layers, ms', 'launches']
+    columns = ['model', 'layer', 'parameters, M', 'step, ms', "Longhorn's kernels", 'products', 'token, us', 'all layers, ms']
     return text + '\n\n' + table(columns, lines)
