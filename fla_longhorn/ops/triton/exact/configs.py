@@ -85,8 +85,9 @@ def state_block(K: int, precision: str, capability: int) -> ExactConfig:
         return ExactConfig(BK, 64, 2)
     if precision == 'bf16' and BK in (64, 128) and capability < 10:
         # one warp needs no synchronisation; from Blackwell on, a warp group holds the state in tensor memory. Slices take
-        # fewer registers for operands; those of 32 would have v's shape, and so k's layout
-        return ExactConfig(BK, 32, 1, BS=64, STAGES=1 if BK == 64 and not ASYNC_COPIES else 2)
+        # fewer registers for operands; those of 32 would have v's shape, and so k's layout. Before Hopper, two stages fit.
+        stages = 1 if BK == 64 and not ASYNC_COPIES else 3 if BK == 128 and ASYNC_COPIES and capability == 9 else 2
+        return ExactConfig(BK, 32, 1, BS=64, STAGES=stages)
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (32, 2)}[BK]
     return ExactConfig(BK, BV, num_warps)
 
@@ -99,8 +100,8 @@ def for_forward(K: int, precision: str, capability: int) -> ExactConfig:
     if block.BK == 32:
         return replace(block, PREFETCH=True, ROWS=4 if precision == 'bf16' else 0)
     if block.num_warps == 1:
-        # at K = 64 k is reloaded only if D or z need registers, at K = 128 v too
-        return replace(block, RELOAD=True, ROWS=2 if block.BK == 64 else 0)
+        # at K = 64 k is reloaded only if D or z need registers, at K = 128 v too; with three stages one program less fits
+        return replace(block, RELOAD=True, ROWS=2 if block.BK == 64 else 0, STAGES=min(block.STAGES, 2))
     return block
 
 
@@ -128,8 +129,10 @@ def for_backward(K: int, precision: str, capability: int) -> ExactConfig:
         block = replace(block, BV=128, num_warps=4, BS=64, STAGES=1)
     if precision != 'bf16' or block.BK > 64:
         return block
+    # copies of G and A: their loads from L2 would share a scoreboard with the next chunk's, and wait for DRAM
+    stages = 2 if block.BK <= 32 and ASYNC_COPIES and capability in (8, 9) else block.STAGES
     BV = 32 if block.BK == 16 else block.BV
-    return replace(block, BV=BV, PREFETCH=True, ROWS={16: 6, 32: 4, 64: 0}[block.BK])
+    return replace(block, BV=BV, PREFETCH=True, ROWS={16: 6, 32: 4, 64: 0}[block.BK], STAGES=stages)
 
 
 def for_products(K: int, precision: str, capability: int) -> ExactConfig:
