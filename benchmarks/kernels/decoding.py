@@ -14,32 +14,16 @@ from collections import Counter
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops import operator
 from offgpu.launches import rehearsal
+from offgpu.predict.capture import Operators
 
 BATCH_SIZE, PROMPT = 8, 5
 LAYERS, HIDDEN_SIZE = 24, 768
-# they allocate, and launch nothing
-ALLOCATIONS = {'empty', 'empty_like', 'empty_strided', 'new_empty', '_unsafe_view'}
-
-
-class Kernels(TorchDispatchMode):
-    """Adds the names of PyTorch's kernels to `counts`."""
-
-    def __init__(self, counts: Counter) -> None:
-        super().__init__()
-        self.counts = counts
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        if not function.is_view and name not in ALLOCATIONS:
-            self.counts[name] += 1
-        return function(*args, **(kwargs or {}))
 
 
 def count_launches(layers: int = LAYERS, **options) -> Counter:
@@ -48,15 +32,14 @@ def count_launches(layers: int = LAYERS, **options) -> Counter:
     with torch.device('meta'):
         model = LonghornForCausalLM(config).bfloat16().eval()
         ids = torch.zeros(BATCH_SIZE, PROMPT, dtype=torch.long)
-    counts: Counter = Counter()
     # on meta the dispatcher would call the operator's fake implementation
     kernels = mock.patch.object(operator, 'longhorn_update', operator.longhorn_update._init_fn)
     with torch.no_grad(), rehearsal('sm_90', 'launch') as launches, kernels:
         cache = model(ids, use_cache=True).past_key_values
         launches.clear()
-        with Kernels(counts):
+        with Operators(launches):
             model(ids[:, :1], past_key_values=cache, use_cache=True)
-    return counts + Counter(launch.kernel for launch in launches)
+        return Counter(launch.kernel.removeprefix('torch.') for launch in launches)
 
 
 def main(args: list[str] | None = None) -> None:

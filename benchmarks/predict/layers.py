@@ -112,7 +112,7 @@ def summary(parts: list[Prediction]) -> dict:
     kernels: dict[str, float] = {}
     for p in parts:
         kernels[p.kernel] = kernels.get(p.kernel, 0.0) + p.seconds * 1e6
-    products = sum(p.seconds for p in parts if 'matrix products' in p.share or p.kernel in ('torch.mm', 'torch.addmm'))
+    products = sum(p.seconds for p in parts if 'matrix products' in p.share)
     return {
         'us': round(sum(kernels.values()), 2), 'ours_us': round(sum(x for n, x in kernels.items() if OURS in n), 2),
         'products_us': round(products * 1e6, 2), 'launches': len(parts),

@@ -58,7 +58,7 @@ def layers(report: dict) -> str:
     lines = []
     for model, name in dict.fromkeys((model, name) for model, name, _ in rows):
         step, token = (rows.get((model, name, what)) for what in ('step', 'token'))
-        line = [model, name, f'{(step or token or {})["parameters"] / 1e6:.1f}', *([''] * 5)]
+        line = [model, name, f'{(step or token)["parameters"] / 1e6:.1f}', *([''] * 5)]
         if step:
             line[3:6] = [f'{step[part] / 1e3:.2f}' if step[part] else '' for part in ('us', 'ours_us', 'products_us')]
         if token:

@@ -129,7 +129,7 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
         dram, products = launch.nbytes / machine.dram_bandwidth, launch.flops / machine.product_flops
         return Prediction(
             launch.kernel, max(dram, products) + machine.launch_seconds, products, dram, launch.nbytes,
-            share={'matrix products' if products > dram else 'copies by PyTorch': 1.0},
+            share={'matrix products' if launch.flops else 'copies by PyTorch': 1.0},
             storages={a.storage for a in launch.arguments},
         )
     total, occ = launch.blocks, occupancy(launch, machine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -79,3 +80,22 @@ def distributions(model: LonghornForCausalLM, prompt: list[int], tokens: list[in
 def log_probabilities(model: LonghornForCausalLM, prompt: list[int], tokens: list[int]) -> torch.Tensor:
     """Of each of `tokens`."""
     return distributions(model, prompt, tokens).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def served_log_probabilities(llm: Any) -> tuple[list[list[int]], torch.Tensor]:
+    """The likeliest tokens behind each prompt, and their log-probabilities `[prompt, NEW_TOKENS]`, as vLLM gives them."""
+    # not before the conftest has set what vLLM reads at import
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, logprobs=1)
+    outputs = [x.outputs[0] for x in llm.generate([{'prompt_token_ids': x} for x in prompts()], sampling, use_tqdm=False)]
+    tokens = [list(x.token_ids) for x in outputs]
+    return tokens, torch.tensor([
+        [step[token].logprob for step, token in zip(x.logprobs, some, strict=True)]
+        for x, some in zip(outputs, tokens, strict=True)
+    ])
+
+
+def all_log_probabilities(model: LonghornForCausalLM, tokens: list[list[int]]) -> torch.Tensor:
+    """:func:`log_probabilities` behind each prompt."""
+    return torch.stack([log_probabilities(model, *pair) for pair in zip(prompts(), tokens, strict=True)])

@@ -6,9 +6,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vllm import SamplingParams
 
-from tests.contrib.vllm.checkpoints import NEW_TOKENS, log_probabilities, make, prompts
+from tests.contrib.vllm.checkpoints import all_log_probabilities, make, served_log_probabilities
 
 ROUNDED = {'num_bits': 8, 'type': 'int', 'symmetric': True}
 QUANTISED = {
@@ -42,17 +41,6 @@ def test_log_probabilities(engine, tmp_path, name):
     config = json.loads((tmp_path / 'config.json').read_text())
     (tmp_path / 'config.json').write_text(json.dumps(config | {'quantization_config': QUANTISED}))
 
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, logprobs=0)
-    requests = [{'prompt_token_ids': x} for x in prompts()]
-    outputs = [x.outputs[0] for x in engine(tmp_path).generate(requests, sampling, use_tqdm=False)]
-    tokens = [list(x.token_ids) for x in outputs]
-    served = torch.tensor([
-        [step[token].logprob for step, token in zip(x.logprobs, some, strict=True)]
-        for x, some in zip(outputs, tokens, strict=True)
-    ])
-
-    def of(model) -> torch.Tensor:
-        return torch.stack([log_probabilities(model, *pair) for pair in zip(prompts(), tokens, strict=True)])
-
-    of_rounded, of_float = of(rounded), of(checkpoint.model)
+    tokens, served = served_log_probabilities(engine(tmp_path))
+    of_rounded, of_float = (all_log_probabilities(model, tokens) for model in (rounded, checkpoint.model))
     assert (served - of_rounded).norm() < 0.1 * (of_rounded - of_float).norm()

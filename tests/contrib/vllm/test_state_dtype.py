@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from vllm import SamplingParams
 
-from tests.contrib.vllm.checkpoints import NEW_TOKENS, log_probabilities, prompts
+from tests.contrib.vllm.checkpoints import all_log_probabilities, prompts, served_log_probabilities
 
 
 def rounded_log_probabilities(model, prompt: list[int], tokens: list[int], dtype: torch.dtype) -> torch.Tensor:
@@ -26,17 +25,9 @@ def rounded_log_probabilities(model, prompt: list[int], tokens: list[int], dtype
 ])
 def test_log_probabilities(engine, variant, name, options, dtype):
     model = variant(name).model
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, logprobs=0)
-    requests = [{'prompt_token_ids': x} for x in prompts()]
-    served, wanted, rounded = [], [], []
-    for prompt, request in zip(prompts(), engine(variant(name).folder, **options).generate(
-        requests, sampling, use_tqdm=False,
-    ), strict=True):
-        tokens = list(request.outputs[0].token_ids)
-        served.append(torch.tensor([step[x].logprob for step, x in zip(request.outputs[0].logprobs, tokens, strict=True)]))
-        wanted.append(log_probabilities(model, prompt, tokens))
-        rounded.append(rounded_log_probabilities(model, prompt, tokens, dtype))
-    served, wanted, rounded = map(torch.stack, (served, wanted, rounded))
+    tokens, served = served_log_probabilities(engine(variant(name).folder, **options))
+    wanted = all_log_probabilities(model, tokens)
+    rounded = torch.stack([rounded_log_probabilities(model, *pair, dtype) for pair in zip(prompts(), tokens, strict=True)])
     error, of_rounding = (served - wanted).norm(), (rounded - wanted).norm()
     print(f'{dtype}: {error / wanted.norm():.1e} of the log-probabilities')
     assert 0.5 * of_rounding < error < 1.5 * of_rounding
