@@ -29,7 +29,7 @@ products take 780 TFLOPS or their bytes, PyTorch's other kernels their bytes, an
 fla's layers their defaults with heads as in their papers. Nothing is fused by a compiler. The last column has as many of each
 layer as Longhorn's model has. Mamba and Mamba-2 are missing: their CUDA kernels do not compile here.
 
-{shapes}."""
+{shapes}"""
 
 
 def time_of(row: dict | None) -> str:
@@ -65,8 +65,8 @@ def layers(report: dict) -> str:
             line[6:] = [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}']
         lines.append(line)
     bars = ', '.join(f'{bar["within"]:.0%} for {kind}' for kind, bar in report['bars'].items())
-    shapes = '; '.join(dict.fromkeys(
-        f'{row["model"]}: {row["layers"]} layers of width {row["width"]}, a step of {row["B"]} x {row["T"]} tokens, '
+    shapes = '\n'.join(dict.fromkeys(
+        f'- {row["model"]}: {row["layers"]} layers of width {row["width"]}, a step of {row["B"]} x {row["T"]} tokens, '
         f'a token of each of {row["sequences"]} sequences' for row in report['rows']
     ))
     text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars)
