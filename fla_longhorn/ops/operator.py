@@ -244,8 +244,11 @@ def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
     return o
 
 
-def step(states: Tensor, args: Arguments) -> Tensor:
-    """As :func:`run_update`, for a plain call of one token per sequence; dense `states` are also `args.initial_state`."""
+def step(pool: Pool, args: Arguments) -> Tensor:
+    """As :func:`run_update`, for a plain call of one token per sequence, on states that are also `args.initial_state`."""
+    states = pool.states
+    if pool.is_chosen_from:
+        return run_update(pool, args._replace(initial_state=None), plain=True)
     o = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
     count_update(states)
     return o

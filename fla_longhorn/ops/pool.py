@@ -45,9 +45,9 @@ class Pool(NamedTuple):
             first = torch.arange(N, dtype=torch.int64, device=self.states.device)
         else:
             first = self._rows(self.state_indices)
-        last = first if self.final_state_indices is None else self._rows(self.final_state_indices)
-        used = first >= 0
-        last = torch.where(used, last, -1)
+        last, used = first, first >= 0
+        if self.final_state_indices is not None:
+            last = torch.where(used, self._rows(self.final_state_indices), -1)
         if self.has_initial_state is not None:
             first = torch.where(self.has_initial_state, first, -1)
         return first, last, used

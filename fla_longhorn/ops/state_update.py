@@ -82,7 +82,7 @@ def longhorn_state_update(
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
     plain = is_plain(q, k, v, beta, D, z, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
     if plain and cu_seqlens_cpu is None and is_step(pool, everything):
-        return step(state, everything)
+        return step(pool, everything)
     args = everything._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)
@@ -102,22 +102,33 @@ def longhorn_state_update(
 
 
 def is_step(pool: Pool, args: Arguments) -> bool:
-    """Whether a plain call is the usual decoding step: one token per sequence and dense states, which no input overlaps.
+    """Whether a plain call is the usual decoding step: one token per sequence, and dense states or rows of a pool, which no
+    input overlaps.
 
     Such arguments pass all checks; this test takes less time than the checks.
     """
     state, rows, final_rows, is_filled, pad_slot_id = pool
     q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens = args
-    if not (rows is final_rows is is_filled is cu_seqlens is None) or q is None or k is None or v is None or beta is None:
+    if not (is_filled is cu_seqlens is None) or q is None or k is None or v is None or beta is None:
         return False
     if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is bool):
         return False
     if state_v_first is not False or state is None or state.dtype is not torch.float32:
         return False
-    if not state.is_contiguous() or state.dim() != 4:
+    if state.dim() != 4:
         return False
-    (N, H, K, V), device, start = state.shape, q.device, state.data_ptr()
-    end, keys, values = start + state.nbytes, (N, 1, H, K), (N, 1, H, V)
+    (N, H, K, V), device, (start, end) = state.shape, q.device, span(state)
+    if rows is None:
+        if final_rows is not None or not state.is_contiguous():
+            return False
+    else:
+        if state.stride() != (state.stride(0), K * V, V, 1) or state.stride(0) < H * K * V:
+            return False
+        N = rows.numel()
+        for x in (rows, rows if final_rows is None else final_rows):
+            if x.shape != (N,) or x.dtype not in (torch.int32, torch.int64) or x.device != device:
+                return False
+    keys, values = (N, 1, H, K), (N, 1, H, V)
     steps = values if beta.dim() == 4 else values[:3]
     for x, shape in ((q, keys), (k, keys), (v, values), (beta, steps), (z, values), (D, (H, V))):
         if x is None:

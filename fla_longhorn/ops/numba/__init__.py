@@ -41,9 +41,12 @@ def longhorn_fwd(
     pool in place, or with `state_v_first` copies of them.
     """
     B, T, H, K, V = args.sizes
-    if T == 1 and final_state is not None and final_state is args.initial_state and not save_states and is_step(args):
-        return step(args, final_state), final_state, None
     N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
+    in_place = pool is not None or (final_state is not None and final_state is args.initial_state)
+    if T == 1 and in_place and not save_states and is_step(args):
+        if pool is not None:
+            return step(args, pool.states, places.in_pool(pool, N)), None, None
+        return step(args, dense('states', final_state), places.in_order(N, H * K * V, True, True)), final_state, None
     if pool is not None and state_v_first:
         o, last, states = longhorn_fwd(args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel)
         pool.scatter(last)
@@ -94,18 +97,19 @@ def is_step(args: Arguments) -> bool:
     return True
 
 
-def step(args: Arguments, states: torch.Tensor) -> torch.Tensor:
-    """The outputs of one token per sequence; `states` `[N, H, K, V]` are updated in place.
+def step(args: Arguments, states: torch.Tensor, where: np.ndarray) -> torch.Tensor:
+    """The outputs of one token per sequence; `states` are updated in place, those of each sequence at the place in `where`.
 
     The loops take addresses: making a NumPy array takes longer than the computation, and torch could no longer resize the
     memory of `D`, as FSDP2 does to free parameters.
     """
     (N, _, H, K), V = args.q.shape, args.v.shape[-1]
-    given = args.q, args.k, args.v, args.beta, in_place('states', states), args.D, args.z
+    given = args.q, args.k, args.v, args.beta, args.D, args.z
     inputs = [x if x is None or x.is_contiguous() else x.contiguous() for x in given]
-    o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
+    empty = torch.empty_like if len(where) == N else torch.zeros_like
+    o = empty(args.v, memory_format=torch.contiguous_format)
     notice.call(
-        forward.step, *[0 if x is None else x.data_ptr() for x in inputs], o.data_ptr(),
+        forward.step, *[0 if x is None else x.data_ptr() for x in inputs], o.data_ptr(), states.data_ptr(), where,
         N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, tuple(args.step_options),
         BITS[o.dtype], BITS[o.dtype if args.D is None else args.D.dtype],
     )
@@ -176,10 +180,10 @@ def flat(x, dtype: torch.dtype = torch.float32) -> np.ndarray:
 
 def flat_output(name: str, x, dtype: torch.dtype = torch.float32) -> np.ndarray:
     """:func:`flat` of a buffer that the loops write to, which must not be copied."""
-    return flat(in_place(name, x, dtype), dtype)
+    return flat(dense(name, x, dtype), dtype)
 
 
-def in_place(name: str, x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def dense(name: str, x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     if x.dtype is not dtype or not x.is_cpu or not x.is_contiguous() or x.is_neg():
         raise RuntimeError(
             f'internal error: {name} is written in place, so it must be dense {dtype} on the CPU, got {x.dtype} of '

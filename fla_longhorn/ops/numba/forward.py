@@ -245,21 +245,22 @@ def forward(i_w, n_w, q, k, v, beta, h0, D, z, z_stride, cu_seqlens, places, o, 
 
 
 @compiled
-def step(q, k, v, beta, states, D, z, o, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
-    """`forward` of one token per sequence, given addresses; `states` `[N, H, K, V]` are updated in place.
+def step(q, k, v, beta, D, z, o, states, places, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
+    """`forward` of one token per sequence, given addresses; the `states` at `places` are updated in place.
 
     `dtype` is that of q, k, v, beta, z and o.
     """
     q, k = widened(array_at(q, N * H * K, dtype)), widened(array_at(k, N * H * K, dtype))
-    v, o, states = array_at(v, N * H * V, dtype), array_at(o, N * H * V, dtype), array_at(states, N * H * K * V)
+    v, o = array_at(v, N * H * V, dtype), array_at(o, N * H * V, dtype)
+    states = array_at(states, np.max(places) + H * K * V if len(places) > 0 else 0)
     beta = array_at(beta, N * H if is_scalar else N * H * V, dtype)
     D, z = array_at(D, H * V if D != 0 else 0, D_dtype), array_at(z, N * H * V if z != 0 else 0, dtype)
     kept = array_at(0, 0)
     S = np.empty(K * BV, np.float32)
     tokens = np.empty(1, np.float32), np.empty(W, np.float32), np.empty(W, np.float32)
-    for i_n in range(N):
+    for i_p in range(len(places)):
+        i_n, first, last = places[i_p, 0], places[i_p, 1], places[i_p, 2]
         for i_h in range(H):
             for o_v in range(0, V, BV):
-                p = i_n * H * K * V
-                forward_block(p, p, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, states, D, z, H * V, o, states, kept, H, K, V, 1,
-                              BV, exact, is_scalar, options, S, tokens)
+                forward_block(first, last, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, states, D, z, H * V, o, states, kept, H,
+                              K, V, 1, BV, exact, is_scalar, options, S, tokens)

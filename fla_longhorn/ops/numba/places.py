@@ -23,10 +23,10 @@ def in_order(N: int, size: int, reads: bool, writes: bool) -> np.ndarray:
 
 def in_pool(pool: Pool, N: int) -> np.ndarray:
     """:func:`in_order` for rows of a pool, without the sequences that have none."""
-    first, last, used = (x.numpy() for x in pool.locate(N))
-    stride = pool.states.stride(0)
-    places = np.stack([np.arange(N), np.where(first < 0, -1, first * stride), np.where(last < 0, -1, last * stride)], 1)
-    return places[used]
+    rows, stride = zip(*(x.tolist() for x in pool.locate(N)), strict=True), pool.states.stride(0)
+    # without NumPy's own loops, which take longer for the few rows of a batch
+    found = [(n, max(first * stride, -1), max(last * stride, -1)) for n, (first, last, used) in enumerate(rows) if used]
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def span(states: Tensor) -> np.ndarray:
