@@ -46,6 +46,11 @@ def serve(folder, *arguments, env=()):
             yield client
         finally:
             server.terminate()
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                # vLLM's does not listen while it starts
+                server.kill()
 
 
 class Answers:

@@ -61,11 +61,14 @@ class LonghornServingConfig(MambaModelConfig):
     @classmethod
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         speculative, cache = vllm_config.speculative_config, vllm_config.cache_config
-        if speculative is not None:
+        if speculative is not None and speculative.method != 'ngram':
             raise ValueError(
-                'speculative_config must be None for Longhorn in vLLM, which keeps the states of tokens that are rejected, '
-                f'got method {speculative.method!r}: generate(assistant_model=...) of transformers rolls them back'
+                f"speculative_config must have method 'ngram' for Longhorn in vLLM, got {speculative.method!r}: "
+                'generate(assistant_model=...) of transformers takes drafts from another model'
             )
+        if speculative is not None and cache.enable_prefix_caching:
+            # vLLM would then move states by counts of accepted drafts; with attention layers it is on by default
+            raise ValueError('enable_prefix_caching must be False with speculative_config for Longhorn in vLLM, got True')
         if cache.enable_prefix_caching and not cache.user_specified_block_size:
             # states are kept at the ends of blocks, and vLLM settles the block of a CPU only later
             cache.block_size = BLOCK_SIZE

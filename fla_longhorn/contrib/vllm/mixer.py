@@ -29,9 +29,11 @@ from vllm.model_executor.layers.mamba.mamba_utils import (
 from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.utils.torch_utils import _encode_layer_name
+from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
+from fla_longhorn.contrib.vllm.speculative import DraftBackend, DraftMetadata, Pages
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops import longhorn_state_update
 
@@ -86,6 +88,25 @@ def load_shard(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
     parameter.data.copy_(loaded.chunk(get_tensor_model_parallel_world_size())[get_tensor_model_parallel_rank()])
 
 
+def pages(metadata: Any) -> tuple[list, Pages]:
+    """Places and pages of the decoding requests' tokens, as in :class:`DraftMetadata`, and pages of prompts."""
+    if isinstance(metadata, DraftMetadata):
+        return metadata.steps, metadata.pages_p
+    steps, of_prompts = [], metadata.state_indices_tensor_p
+    if metadata.num_decode_tokens:
+        rows = metadata.state_indices_tensor_d[:, 0]
+        steps.append((slice(metadata.num_decode_tokens), (rows, rows)))
+    return steps, (of_prompts, of_prompts)
+
+
+def carried(states: torch.Tensor, rows: Pages) -> torch.Tensor:
+    """The second pages, into which the first ones have been copied if they differ."""
+    before, after = rows
+    if after is not before:
+        states[after] = states[before]
+    return after
+
+
 class LonghornMixer(nn.Module, MambaBase):
     """:class:`fla_longhorn.layers.Longhorn` for tokens `[T, hidden_size]`: those of decoding requests, then prompts."""
 
@@ -138,6 +159,9 @@ class LonghornMixer(nn.Module, MambaBase):
     def get_state_dtype(self) -> tuple[torch.dtype, torch.dtype]:
         return state_dtype(self.vllm_config)
 
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return DraftBackend if self.vllm_config.num_speculative_tokens else super().get_attn_backend()
+
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Through vLLM's own op, which its compiler does not look into; it calls `forward_impl`."""
         output = torch.empty_like(hidden_states)
@@ -154,47 +178,52 @@ class LonghornMixer(nn.Module, MambaBase):
         metadata = metadata[self.prefix]
         decoded = metadata.num_decode_tokens
         total = decoded + metadata.num_prefill_tokens
+        steps, prompts = pages(metadata)
         # adapters know a token by its place in the batch, so that projections take all tokens
-        x = self.convolve(x[:total], decoded, metadata)
-        inputs, parts = self.inputs(x, z[:total]), []
-        if decoded > 0:
-            tokens = {name: value[:decoded].unsqueeze(1) for name, value in inputs.items()}
-            parts.append(self.update(metadata.state_indices_tensor_d[:, 0], tokens))
+        x = self.convolve(x[:total], decoded, metadata, steps, prompts)
+        inputs, o = self.inputs(x, z[:total]), torch.empty_like(x)
+        for places, rows in steps:
+            tokens = {name: value[places].unsqueeze(1) for name, value in inputs.items()}
+            o[places] = self.update(rows, tokens).flatten(1)
         if decoded < total:
             tokens = {name: value[decoded:].unsqueeze(0) for name, value in inputs.items()}
-            parts.append(self.update(
-                metadata.state_indices_tensor_p, tokens, cu_seqlens=metadata.query_start_loc_p,
-                has_initial_state=metadata.has_initial_states_p,
-            ))
-        output[:total] = self.out_proj(torch.cat([o.reshape(-1, x.shape[-1]) for o in parts]))[0]
+            o[decoded:] = self.update(
+                prompts, tokens, cu_seqlens=metadata.query_start_loc_p, has_initial_state=metadata.has_initial_states_p,
+            )[0].flatten(1)
+        output[:total] = self.out_proj(o)[0]
 
-    def convolve(self, x: torch.Tensor, decoded: int, metadata: Any) -> torch.Tensor:
-        """One token of each of `decoded` requests, then prompts, or the next pieces of them: `[T, channels]`."""
-        taps, states, parts = self.conv1d.weight.squeeze(1), self.conv_states(), []
-        if decoded > 0:
-            rows = metadata.state_indices_tensor_d[:, 0]
-            parts.append(causal_conv1d_update(x[:decoded], states, taps, self.conv1d.bias, 'silu', conv_state_indices=rows))
+    def convolve(self, x: torch.Tensor, decoded: int, metadata: Any, steps: list, prompts: Pages) -> torch.Tensor:
+        """`decoded` tokens of decoding requests, then prompts, or the next pieces of them: `[T, channels]`."""
+        taps, states, y = self.conv1d.weight.squeeze(1), self.conv_states(), torch.empty_like(x)
+        for places, rows in steps:
+            y[places] = causal_conv1d_update(
+                x[places], states, taps, self.conv1d.bias, 'silu', conv_state_indices=carried(states, rows),
+            )
         if decoded < x.shape[0]:
-            parts.append(causal_conv1d_fn(
+            y[decoded:] = causal_conv1d_fn(
                 x[decoded:].transpose(0, 1), taps, self.conv1d.bias, activation='silu', conv_states=states,
-                has_initial_state=metadata.has_initial_states_p, cache_indices=metadata.state_indices_tensor_p,
+                has_initial_state=metadata.has_initial_states_p, cache_indices=carried(states, prompts),
                 query_start_loc=metadata.query_start_loc_p, metadata=metadata,
-            ).transpose(0, 1))
-        return torch.cat(parts)
+            ).transpose(0, 1)
+        return y
 
-    def update(self, rows: torch.Tensor, tokens: dict[str, torch.Tensor], **sequences: torch.Tensor) -> torch.Tensor:
-        """The recurrence from the states in the pages `rows`, which it replaces."""
+    def update(self, rows: Pages, tokens: dict[str, torch.Tensor], **sequences: torch.Tensor) -> torch.Tensor:
+        """The recurrence from the states in the first pages to those in the second, which may be the same."""
+        before, after = rows
         inputs = dict(
             tokens, **sequences, D=self.D.unflatten(0, (self.num_heads, -1)), exact=self.config.exact,
             use_beta_sigmoid_in_kernel=True,
         )
         states = self.kv_cache[1]
         if states.dtype == torch.float32:
-            return longhorn_state_update(states, **inputs, state_indices=rows, pad_slot_id=NULL_BLOCK_ID)
+            return longhorn_state_update(
+                states, **inputs, state_indices=before, final_state_indices=None if after is before else after,
+                pad_slot_id=NULL_BLOCK_ID,
+            )
         # 16 bits are for storage
-        wide = states[rows].float()
+        wide = states[before].float()
         o = longhorn_state_update(wide, **inputs)
-        states[rows] = wide.to(states.dtype)
+        states[after] = wide.to(states.dtype)
         return o
 
     def conv_states(self) -> torch.Tensor:

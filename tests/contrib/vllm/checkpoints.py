@@ -48,15 +48,20 @@ class Checkpoint:
     tokens: list[list[int]]
 
 
-def make(name: str, folder: Path) -> Checkpoint:
+def build(name: str, folder: Path, **options: Any) -> LonghornForCausalLM:
     torch.manual_seed(0)
-    model = LonghornForCausalLM(LonghornConfig(**SIZES | VARIANTS[name])).eval()
+    model = LonghornForCausalLM(LonghornConfig(**SIZES | VARIANTS[name] | options)).eval()
     # random weights of the default size repeat one token
     with torch.no_grad():
         for parameter, value in model.named_parameters():
             if parameter.endswith('_proj.weight'):
                 value.mul_(4)
     model.save_pretrained(folder)
+    return model
+
+
+def make(name: str, folder: Path) -> Checkpoint:
+    model = build(name, folder)
     byte_tokenizer().save_pretrained(folder)
     tokens = [generate(model, prompt) for prompt in prompts()]
     assert all(len(set(some)) > 8 for some in tokens)

@@ -55,13 +55,6 @@ def test_longer_than_in_training(engine, variant):
         engine(variant('hybrid').folder, max_model_len=4096)
 
 
-@pytest.mark.parametrize('name', ['paper', 'hybrid'])
-def test_speculative_decoding_is_refused(engine, variant, name):
-    options = {'method': 'ngram', 'num_speculative_tokens': 3, 'prompt_lookup_max': 3}
-    with pytest.raises(ValueError, match="speculative_config must be None .* got method 'ngram'"):
-        engine(variant(name).folder, speculative_config=options)
-
-
 def test_refused(engine, tmp_path):
     """A convolution that vLLM has no kernel for, and a family with Longhorn in it."""
     LonghornForCausalLM(LonghornConfig(**SIZES, conv_size=5)).save_pretrained(tmp_path / 'wide')
