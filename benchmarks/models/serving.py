@@ -41,6 +41,7 @@ def make(folder: str):
 
 
 def engine(folder: str, places: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """vLLM, for `places` requests at a time; `.llm` is its engine."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(folder, skip_tokenizer_init=True, dtype='float32', max_model_len=PROMPT + NEW, max_num_seqs=places,
@@ -51,6 +52,7 @@ def engine(folder: str, places: int) -> Callable[[torch.Tensor], torch.Tensor]:
         outputs = llm.generate([{'prompt_token_ids': x} for x in ids.tolist()], sampling, use_tqdm=False)
         return torch.tensor([list(x.outputs[0].token_ids) for x in outputs])
 
+    run.llm = llm
     return run
 
 

@@ -17,6 +17,7 @@ from benchmarks.report.calibration import calibrated
 from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import generation, models
 from benchmarks.report.predicted import layers, predicted
+from benchmarks.report.serving import arrivals, serving_parts
 from benchmarks.report.summary import replaced, summary
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
@@ -62,6 +63,8 @@ SECTIONS: tuple[Section, ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), generation, None),
+    (('arrivals',), arrivals, None),
+    (('serving_parts',), serving_parts, None),
     (('memory',), memory, None),
     (('recompute',), recomputation, None),
     (('predicted',), predicted, None),

@@ -1,0 +1,186 @@
+"""Requests that arrive at random, served by vLLM and by static batches of `generate`: throughput and latencies on a CPU.
+
+    .venv-serving/bin/python -m benchmarks arrivals [--json FILE] [--requests 32] [--loads 0.3 0.9] [--slots 8]
+
+Arrivals are a Poisson process, lengths of prompts and answers are uniform; all systems get the same requests at the same
+times. A rate is a part of what vLLM does with Longhorn when all requests are there at once. Static batches start when `slots`
+requests wait or the first has waited for `WAIT` seconds, and end with the longest answer. All answers are streams: latencies
+are from a request's arrival to its first token, its last token, and per token in between. Each system is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from benchmarks.measure.machine import describe_machine, installed
+from benchmarks.models.serving import SIZE, make
+
+PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
+PERCENTILES = (50, 90, 99)
+# vLLM's own models, of as many layers and channels; the state of Mamba-2 makes up for its smaller projections
+MAMBAS = {'vllm mamba': ('mamba', {}), 'vllm mamba-2': ('mamba2', {'num_heads': 8, 'head_dim': 64, 'n_groups': 1})}
+SYSTEMS = ('vllm longhorn', 'generate longhorn', *MAMBAS)
+# `(arrival, prompt, tokens of the answer)`, and the times of each answer's tokens
+Request = tuple[float, list[int], int]
+Server = Callable[[list[Request]], list[list[float]]]
+
+
+def requests(number: int, rate: float, seed: int = 0) -> list[Request]:
+    """At `rate` a second."""
+    random = np.random.default_rng(seed)
+    times = np.cumsum(random.exponential(1, number)) / rate
+    lengths = random.integers(*PROMPTS, number, endpoint=True), random.integers(*ANSWERS, number, endpoint=True)
+    return [(float(at), random.integers(SIZE['vocab_size'], size=n).tolist(), int(new))
+            for at, n, new in zip(times, *lengths, strict=True)]
+
+
+def in_vllm(folder: str, slots: int) -> Server:
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(folder, skip_tokenizer_init=True, dtype='float32', max_model_len=PROMPTS[1] + ANSWERS[1], max_num_seqs=slots,
+                 enforce_eager=True, enable_prefix_caching=False).llm_engine
+
+    def serve(asked: list[Request]) -> list[list[float]]:
+        answers, sent, start = [[] for _ in asked], 0, time.perf_counter()
+        while sent < len(asked) or engine.has_unfinished_requests():
+            now = time.perf_counter() - start
+            while sent < len(asked) and asked[sent][0] <= now:
+                _, prompt, new = asked[sent]
+                engine.add_request(str(sent), {'prompt_token_ids': prompt}, SamplingParams(
+                    temperature=0, max_tokens=new, ignore_eos=True, detokenize=False,
+                ))
+                sent += 1
+            if not engine.has_unfinished_requests():
+                time.sleep(asked[sent][0] - now)
+                continue
+            for output in engine.step():
+                times = answers[int(output.request_id)]
+                times += [time.perf_counter() - start] * (len(output.outputs[0].token_ids) - len(times))
+        return answers
+
+    return serve
+
+
+class Clock:
+    """A streamer that notes when each token of a batch comes."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def in_batches(model, slots: int) -> Server:
+    def serve(asked: list[Request]) -> list[list[float]]:
+        answers, start = [], time.perf_counter()
+        while len(answers) < len(asked):
+            waiting = asked[len(answers):][:slots]
+            # full, or the first has waited long enough
+            begin = min(waiting[0][0] + WAIT, waiting[-1][0])
+            time.sleep(max(0.0, begin - (time.perf_counter() - start)))
+            now, clock = time.perf_counter() - start, Clock()
+            batch = [x for x in waiting if x[0] <= now]
+            longest = max(len(prompt) for _, prompt, _ in batch)
+            ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for _, prompt, _ in batch])
+            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for _, prompt, _ in batch])
+            model.generate(ids, attention_mask=mask, max_new_tokens=max(new for *_, new in batch), do_sample=False,
+                           streamer=clock)
+            # the first is the prompt
+            answers += [[t - start for t in clock.times[1:new + 1]] for *_, new in batch]
+        return answers
+
+    return serve
+
+
+def figures(asked: list[Request], answers: list[list[float]]) -> dict:
+    """Tokens per second, and percentiles of the latencies in ms."""
+    if [len(times) for times in answers] != [new for *_, new in asked]:
+        raise ValueError('every request must get as many tokens as it asked for')
+    span = max(times[-1] for times in answers) - asked[0][0]
+    latencies = {
+        'first token': [times[0] - at for (at, *_), times in zip(asked, answers, strict=True)],
+        'per token': [(times[-1] - times[0]) / (len(times) - 1) for times in answers],
+        'whole answer': [times[-1] - at for (at, *_), times in zip(asked, answers, strict=True)],
+    }
+    return {'tokens_per_s': sum(map(len, answers)) / span, 'requests_per_s': len(asked) / span, 'latency_ms': {
+        name: {f'p{p}': float(np.percentile(values, p)) * 1e3 for p in PERCENTILES} for name, values in latencies.items()
+    }}
+
+
+def run_system(name: str, number: int, slots: int, loads: list[float], rates: list[float] | None) -> dict:
+    with TemporaryDirectory() as folder:
+        if name in MAMBAS:
+            from transformers import AutoConfig, AutoModelForCausalLM
+
+            kind, options = MAMBAS[name]
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZE, **options))
+            model.save_pretrained(folder)
+        else:
+            model = make(folder)
+        parameters = sum(x.numel() for x in model.parameters())
+        serve = in_batches(model, slots) if name.startswith('generate') else in_vllm(folder, slots)
+        # compiles
+        serve(requests(slots, 1e6, seed=1))
+        at_once = requests(number, 1e6)
+        peak = figures(at_once, serve(at_once))
+        rates = rates or [load * peak['requests_per_s'] for load in loads]
+        rows = []
+        for load, rate in zip(loads, rates, strict=True):
+            asked = requests(number, rate)
+            rows.append({'load': load, 'rate': rate, **figures(asked, serve(asked))})
+    return {'system': name, 'parameters': parameters, 'peak_tokens_per_s': peak['tokens_per_s'], 'rates': rates, 'rows': rows}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog='python -m benchmarks arrivals', description=__doc__.partition('\n')[0])
+    parser.add_argument('--json', type=Path, help='file for the results')
+    parser.add_argument('--requests', type=int, default=32)
+    parser.add_argument('--loads', type=float, nargs='+', default=[0.3, 0.9], help='parts of the throughput of vLLM')
+    parser.add_argument('--slots', type=int, default=8, help='requests at a time')
+    parser.add_argument('--systems', nargs='+', choices=SYSTEMS, default=SYSTEMS)
+    parser.add_argument('--rates', type=float, nargs='+', help=argparse.SUPPRESS)
+    parser.add_argument('--part', type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.part:
+        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING='0', VLLM_CPU_KVCACHE_SPACE='1', VLLM_LOGGING_LEVEL='ERROR',
+                          VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind')
+        result = run_system(options.systems[0], options.requests, options.slots, options.loads, options.rates)
+        options.part.write_text(json.dumps(result))
+        return 0
+    systems, rates, given = [], [], [str(x) for x in options.loads]
+    with TemporaryDirectory() as folder:
+        for name in options.systems:
+            part = Path(folder) / 'part.json'
+            subprocess.run([
+                sys.executable, '-m', 'benchmarks', 'arrivals', '--part', part, '--systems', name, '--loads', *given,
+                '--requests', str(options.requests), '--slots', str(options.slots), *(['--rates', *rates] if rates else []),
+            ], check=True, stdout=subprocess.DEVNULL)
+            systems.append(json.loads(part.read_text()))
+            rates = [str(x) for x in systems[0]['rates']]
+            for row in systems[-1]['rows']:
+                print(f"{name}: load {row['load']}, {row['tokens_per_s']:.0f} tokens/s, median of the first token "
+                      f"{row['latency_ms']['first token']['p50']:.0f} ms", flush=True)
+    # at the end, so that the load shows what else ran
+    machine = describe_machine('cpu')
+    machine['versions']['vllm-cpu'] = installed('vllm-cpu')
+    result = {'machine': machine, 'model': SIZE, 'prompts': PROMPTS, 'answers': ANSWERS, 'requests': options.requests,
+              'slots': options.slots, 'wait_s': WAIT, 'systems': systems}
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + '\n')
+    return 0
