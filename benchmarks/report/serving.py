@@ -6,7 +6,7 @@ from benchmarks.report.tables import measured_on, table
 
 
 def load_of(machine: dict) -> str:
-    return f'{measured_on(machine)} The load average at the end was {machine["load_average"]}, on {machine["cpu_count"]} cores.'
+    return f'{measured_on(machine)} Load average at the end: {machine["load_average"]}, on {machine["cpu_count"]} cores.'
 
 
 def arrivals(report: dict) -> str:
@@ -24,8 +24,8 @@ def arrivals(report: dict) -> str:
     (low, high), (fewest, most) = report['prompts'], report['answers']
     return (
         f'## Requests that arrive at random, on a CPU\n\n`python -m benchmarks arrivals`. {load_of(report["machine"])}\n\n'
-        f'{report["requests"]} requests of a Poisson process, prompts of {low} to {high} tokens, answers of {fewest} to {most}, '
-        f'{report["slots"]} at a time, random weights, float32. `generate` takes static batches, which wait at most '
+        f'{report["requests"]} requests of a Poisson process, prompts of {low} to {high} tokens, answers of {fewest} to '
+        f'{most}, {report["slots"]} at a time, random weights, float32. `generate` takes static batches, which wait at most '
         f'{report["wait_s"]} s. Latencies in ms are p50 / p90 / p99, from the arrival. Tokens per second with all requests '
         f'there at once: {peaks}.\n\n'
         + table(['system', 'requests per s', 'tokens per s', *names], lines)

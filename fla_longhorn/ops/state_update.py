@@ -125,8 +125,8 @@ def is_step(pool: Pool, args: Arguments) -> bool:
         if state.stride() != (state.stride(0), K * V, V, 1) or state.stride(0) < H * K * V:
             return False
         N = rows.numel()
-        for x in (rows, rows if final_rows is None else final_rows):
-            if x.shape != (N,) or x.dtype not in (torch.int32, torch.int64) or x.device != device:
+        for index in (rows, rows if final_rows is None else final_rows):
+            if index.shape != (N,) or index.dtype not in (torch.int32, torch.int64) or index.device != device:
                 return False
     keys, values = (N, 1, H, K), (N, 1, H, V)
     steps = values if beta.dim() == 4 else values[:3]

@@ -122,6 +122,13 @@ def test_pool_equals_gather_update_scatter(case, rows, exact, device):
     Call(case, exact, INDICES[rows], index, device).check()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('rows', INDICES)
+def test_decoding_without_gradients(rows, exact, device):
+    """The usual step of a server, which skips most checks."""
+    Call(replace(DECODE, scale=None), exact, INDICES[rows], torch.int32, device).check()
+
+
 def test_absent_tokens_may_be_anything(exact, device):
     """What fills a batch up to the size of a captured graph."""
     call = Call(DECODE, exact, INDICES['one absent'], torch.int64, device)

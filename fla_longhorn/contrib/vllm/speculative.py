@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends.mamba1_attn import (
     Mamba1AttentionBackend,
     Mamba1AttentionMetadata,
@@ -31,6 +31,8 @@ class DraftMetadata(Mamba1AttentionMetadata):
 
 class DraftMetadataBuilder(Mamba1AttentionMetadataBuilder):
     metadata_cls = DraftMetadata
+    # these pages are new tensors, which a graph of the whole model would not read
+    _cudagraph_support = AttentionCGSupport.NEVER
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False, **kwargs: Any,

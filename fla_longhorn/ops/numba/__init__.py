@@ -42,11 +42,11 @@ def longhorn_fwd(
     """
     B, T, H, K, V = args.sizes
     N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
-    in_place = pool is not None or (final_state is not None and final_state is args.initial_state)
-    if T == 1 and in_place and not save_states and is_step(args):
+    if T == 1 and not save_states and is_step(args):
         if pool is not None:
             return step(args, pool.states, places.in_pool(pool, N)), None, None
-        return step(args, dense('states', final_state), places.in_order(N, H * K * V, True, True)), final_state, None
+        if final_state is not None and final_state is args.initial_state:
+            return step(args, dense('states', final_state), places.in_order(N, H * K * V, True, True)), final_state, None
     if pool is not None and state_v_first:
         o, last, states = longhorn_fwd(args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel)
         pool.scatter(last)

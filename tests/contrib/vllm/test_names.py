@@ -10,6 +10,7 @@ import pytest
 from vllm.config.compilation import CompilationConfig
 from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from vllm.transformers_utils import config, configs
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 import fla_longhorn.contrib.vllm
@@ -26,6 +27,7 @@ METADATA = (
     'num_decode_tokens', 'num_prefill_tokens', 'num_accepted_tokens', 'state_indices_tensor_d', 'state_indices_tensor_p',
     'query_start_loc_d', 'query_start_loc_p', 'has_initial_states_p',
 )
+BATCH = ('query_start_loc', 'query_start_loc_cpu', 'seq_lens', 'block_table_tensor', 'is_prefilling')
 CONVOLUTION = {
     causal_conv1d_fn: ('conv_states', 'has_initial_state', 'cache_indices', 'query_start_loc', 'activation'),
     causal_conv1d_update: ('conv_state', 'activation', 'conv_state_indices'),
@@ -47,6 +49,11 @@ def test_tables():
 def test_metadata(name):
     backend = MambaAttentionBackendEnum[LonghornMixer.mamba_type.name].get_class()
     assert name in {field.name for field in dataclasses.fields(backend.get_builder_cls().metadata_cls)}
+
+
+@pytest.mark.parametrize('name', BATCH)
+def test_batch(name):
+    assert name in {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
 
 
 @pytest.mark.parametrize('op', CONVOLUTION, ids=lambda op: op.__name__)
