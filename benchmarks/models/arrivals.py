@@ -28,9 +28,7 @@ from benchmarks.models.serving import SIZE, make
 
 PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
 PERCENTILES = (50, 90, 99)
-# vLLM's own models, of as many layers and channels; the state of Mamba-2 makes up for its smaller projections
-MAMBAS = {'vllm mamba': ('mamba', {}), 'vllm mamba-2': ('mamba2', {'num_heads': 8, 'head_dim': 64, 'n_groups': 1})}
-SYSTEMS = ('vllm longhorn', 'generate longhorn', *MAMBAS)
+SYSTEMS = ('vllm longhorn', 'generate longhorn')
 # `(arrival, prompt, tokens of the answer)`, and the times of each answer's tokens
 Request = tuple[float, list[int], int]
 Server = Callable[[list[Request]], list[list[float]]]
@@ -124,15 +122,7 @@ def figures(asked: list[Request], answers: list[list[float]]) -> dict:
 
 def run_system(name: str, number: int, slots: int, loads: list[float], rates: list[float] | None) -> dict:
     with TemporaryDirectory() as folder:
-        if name in MAMBAS:
-            from transformers import AutoConfig, AutoModelForCausalLM
-
-            kind, options = MAMBAS[name]
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZE, **options))
-            model.save_pretrained(folder)
-        else:
-            model = make(folder)
+        model = make(folder)
         parameters = sum(x.numel() for x in model.parameters())
         serve = in_batches(model, slots) if name.startswith('generate') else in_vllm(folder, slots)
         # compiles

@@ -64,7 +64,7 @@ def watch(parts: Parts, llm) -> None:
     parts.wrap('sampler', runner, 'sample_tokens')
     parts.wrap('head', runner.model, 'compute_logits')
     parts.wrap('model, without its parts', runner, '_model_forward')
-    parts.wrap('norms', RMSNorm, 'forward_cpu')
+    parts.wrap('norms', RMSNorm, 'forward')
     parts.wrap('projections', UnquantizedLinearMethod, 'apply')
     parts.wrap('mixer, without its parts', mixer.LonghornMixer, 'forward_impl')
     parts.wrap('convolution', mixer, 'causal_conv1d_update', 'causal_conv1d_fn')

@@ -88,8 +88,8 @@ def load_shard(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
     parameter.data.copy_(loaded.chunk(get_tensor_model_parallel_world_size())[get_tensor_model_parallel_rank()])
 
 
-def pages(metadata: Any) -> tuple[list, Pages]:
-    """Places and pages of the decoding requests' tokens, as in :class:`DraftMetadata`, and pages of prompts."""
+def pages(metadata: Any) -> tuple[list, Any]:
+    """Places and pages of the decoding requests' tokens, as in :class:`DraftMetadata`, and pages of prompts, if any."""
     if isinstance(metadata, DraftMetadata):
         return metadata.steps, metadata.pages_p
     steps, of_prompts = [], metadata.state_indices_tensor_p
