@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.report.page import ROOT, Section, body, main_of
 from benchmarks.report.tables import measured_on, table
+from experiments import state_size
 from experiments.mqar import best_runs
 
 RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.md'
@@ -179,6 +180,24 @@ def ablations(*reports: dict) -> str:
             + table(['change', *next(iter(changes.values()))], rows) + '\n\n' + ABLATIONS)
 
 
+def by_state_size(report: dict) -> str:
+    """Recall of each state size, beside the operator's predicted time."""
+    setting, found = report['setting'], state_size.points(report)
+    rows = [
+        [mixer, K, shares(recalls), 'not predicted' if ms is None else f'{ms:.2f}', len(recalls)]
+        for mixer, some in found.items() for K, ms, recalls in some
+    ]
+    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
+    time = f'predicted ms, {state_size.GPU}'
+    return (
+        f'## {setting["title"]}\n\n`python -m experiments mqar experiments/settings/{setting["name"]}.json`. '
+        f'{measured_on(report["machine"])} {options}; {setting["note"]} The times are forward and backward of the operator, '
+        f'for B = {state_size.B}, T = {state_size.T:,} and V = {state_size.V:,} in bfloat16 '
+        '([how they are predicted](results.md)). No model of this size was timed.\n\n'
+        + table(['mixer', 'K', 'recall', time, 'seeds'], rows) + '\n\n' + predictions(setting)
+    )
+
+
 def two_layers(report: dict) -> str:
     """Each run's change and recall, and the distance from the losses of a model in plain PyTorch."""
     rows = []
@@ -281,6 +300,7 @@ def why_larger(report: dict) -> str:
 
 SECTIONS: tuple[Section, ...] = (
     (('mqar_exact',), recall, 'mqar_exact'),
+    (('mqar_state',), by_state_size, 'mqar_state'),
     (('mqar_small',), recall_by_width, 'mqar_small'),
     (('mqar_depth',), two_layers, 'mqar_depth'),
     (('mqar_depth_why',), why_larger, None),
