@@ -5,7 +5,10 @@
 A block of the paper's models without MLP, eager: norm, layer, residual, in bfloat16. fla's layers have their own defaults,
 with heads as in their papers. Kernels by Triton are simulated; matrix products and PyTorch's other kernels take what their
 bytes or operations take. `step` is forward and backward of one block; `token` is one of every sequence in a batch, whose
-launches follow each other as in a CUDA graph. Mamba and Mamba-2 are not there: their kernels in CUDA cannot be compiled here.
+launches follow each other as in a CUDA graph.
+
+Mamba and Mamba-2 need mamba_ssm; a checkout of github.com/state-spaces/mamba on PYTHONPATH is enough. Their convolution is
+fla's in place of CUDA's, and Mamba's scan, which is CUDA, takes a lower bound.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from unittest import mock
@@ -29,6 +33,7 @@ from benchmarks.calibration.errors import error_bars
 from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
+from benchmarks.predict import mamba
 from benchmarks.predict.run import CALIBRATION, write
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import operator
@@ -43,6 +48,8 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     'DeltaNet': lambda width: DeltaNet(hidden_size=width, num_heads=width // 128, layer_idx=0),
     'Gated DeltaNet': lambda width: GatedDeltaNet(hidden_size=width, num_heads=width * 3 // 4 // 256 or 1, layer_idx=0),
     'KDA': lambda width: KimiDeltaAttention(hidden_size=width, num_heads=width // 128, layer_idx=0),
+    'Mamba': lambda width: mamba.Mamba(hidden_size=width, intermediate_size=2 * width, layer_idx=0, backend='triton'),
+    'Mamba-2': lambda width: mamba.Mamba2(hidden_size=width, layer_idx=0, backend='triton'),
 }
 # the kernels that are ours, by the names that Triton gives them
 OURS = 'longhorn'
@@ -108,14 +115,14 @@ PASSES = {'step': step, 'token': token}
 
 
 def summary(parts: list[Prediction]) -> dict:
-    """Microseconds: in all, of our kernels, of matrix products; and of each kernel, the largest first."""
+    """Microseconds: in all, of our kernels, of matrix products, of lower bounds; and of each kernel, the largest first."""
     kernels: dict[str, float] = {}
     for p in parts:
         kernels[p.kernel] = kernels.get(p.kernel, 0.0) + p.seconds * 1e6
-    products = sum(p.seconds for p in parts if 'matrix products' in p.share)
+    products, bounds = (sum(p.seconds for p in parts if what in p.share) for what in ('matrix products', 'lower bound'))
     return {
         'us': round(sum(kernels.values()), 2), 'ours_us': round(sum(x for n, x in kernels.items() if OURS in n), 2),
-        'products_us': round(products * 1e6, 2), 'launches': len(parts),
+        'products_us': round(products * 1e6, 2), 'bounds_us': round(bounds * 1e6, 2), 'launches': len(parts),
         'kernels': {n: round(x, 2) for n, x in sorted(kernels.items(), key=lambda item: -item[1])},
     }
 
@@ -128,7 +135,9 @@ def measure(name: str, what: str, model: Model, gpu: str, tuning: Tuning, walks:
         for op in (operator.longhorn_fwd, operator.longhorn_bwd, operator.longhorn_update)
     ]
     length = model.T if what == 'step' else model.sequences
-    with real[0], real[1], real[2]:
+    with ExitStack() as stack:
+        for patch in real + mamba.replaced():
+            stack.enter_context(patch)
         parts = predict_tuned(PASSES[what](name, model), length, MACHINES[gpu](), tuning, walks)
     return summary(parts) | {'seconds': round(time.perf_counter() - started, 1)}
 
