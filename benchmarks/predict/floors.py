@@ -30,11 +30,11 @@ HALF = 2
 ELEMENTWISE = {('fwd', False): 17.5, ('bwd', False): 34.0, ('fwd', True): 7.0, ('bwd', True): 17.5}
 # lanes a clock and SM that issue, and those of the special functions
 LANES, SPECIAL_LANES = 128, 16
-# Mamba-1's scan (state-spaces/mamba, csrc/selective_scan/selective_scan_{fwd,bwd}_kernel.cuh): instructions of an entry of the
+# Mamba-1's scan (state-spaces/mamba, csrc/selective_scan/selective_scan_{fwd,bwd}_kernel.cuh): instructions of an entry of a
 # state, and of the rest. Forward, an entry: delta A and its exp2, B delta u, the converted B and C, the product and two FMA of
 # cub's two passes over a thread's tokens, the output's FMA. Back, an entry: the converted B and C, delta A and its exp2,
-# B delta u, C dout, two scans of 3, the nine products and sums of du, ddelta, dA, dB and dC, the last two through shared memory
-# (4) and added to L2 (2). The rest: loads and stores, conversions, softplus, gate and their derivatives. Left out are shuffles
+# B delta u, C dout, two scans of 3, nine for the sums du, ddelta and dA and for dB and dC, and dB and dC through shared memory
+# (4) and added in L2 (2). The rest: loads and stores, conversions, softplus, gate and their derivatives. Left out are shuffles
 # between threads, barriers, and what L2 takes for additions.
 SCAN = {'fwd': (9, 20), 'bwd': (27, 38)}
 SCAN_ENTRY_SPECIAL = 1
@@ -83,7 +83,7 @@ def floor_of(name: str, s: Shape, machine: Machine, plain: bool = False) -> Floo
 
 
 def scan_instructions(direction: str, K: int) -> float:
-    """Of a lane, for one (token, channel) of Mamba-1's scan with N = K; the special functions' count as they hold up others."""
+    """Of a lane, for one (token, channel) of Mamba-1's scan with N = K, or as many as take as long as its exponentials."""
     entry, rest = SCAN[direction]
     return max(entry * K + rest, SCAN_ENTRY_SPECIAL * K * LANES / SPECIAL_LANES)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -34,7 +33,7 @@ from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.predict import mamba
-from benchmarks.predict.run import CALIBRATION, write
+from benchmarks.predict.run import CALIBRATION, known_rows, write
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import operator
 from offgpu.predict.capture import Pass
@@ -50,6 +49,11 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     'KDA': lambda width: KimiDeltaAttention(hidden_size=width, num_heads=width // 128, layer_idx=0),
     'Mamba': lambda width: mamba.Mamba(hidden_size=width, intermediate_size=2 * width, layer_idx=0, backend='triton'),
     'Mamba-2': lambda width: mamba.Mamba2(hidden_size=width, layer_idx=0, backend='triton'),
+}
+# steps that show what recomputation costs
+WITHOUT_RECOMPUTATION = {
+    'Longhorn, diagonal, recompute=False': lambda width: Longhorn(hidden_size=width, recompute=False, layer_idx=0),
+    'Longhorn, exact, recompute=False': lambda width: Longhorn(hidden_size=width, exact=True, recompute=False, layer_idx=0),
 }
 # the kernels that are ours, by the names that Triton gives them
 OURS = 'longhorn'
@@ -80,7 +84,7 @@ class Block(nn.Module):
 
 def block(name: str, width: int) -> Block:
     with torch.device('meta'):
-        return Block(LAYERS[name](width), width).bfloat16()
+        return Block((LAYERS | WITHOUT_RECOMPUTATION)[name](width), width).bfloat16()
 
 
 def hidden(B: int, T: int, width: int) -> torch.Tensor:
@@ -145,23 +149,25 @@ def measure(name: str, what: str, model: Model, gpu: str, tuning: Tuning, walks:
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks layers', description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--model', nargs='+', choices=MODELS, default=[*MODELS])
-    parser.add_argument('--layer', nargs='+', choices=LAYERS, default=[*LAYERS])
+    known = [*LAYERS, *WITHOUT_RECOMPUTATION]
+    parser.add_argument('--layer', nargs='+', choices=known, default=known)
     parser.add_argument('--pass', dest='passes', nargs='+', choices=PASSES, default=[*PASSES])
     parser.add_argument('--gpu', default='H100', choices=[name for name in MACHINES if MACHINES[name]().timed])
     parser.add_argument('--json', metavar='FILE', help='file for the rows; its rows of this commit are kept')
     options = parser.parse_args(args)
-    report: dict = {'machine': describe_machine(), 'rows': []}
-    if options.json and os.path.exists(options.json):
-        with open(options.json) as file:
-            old = json.load(file)
-        if old['machine']['commit'] == report['machine']['commit']:
-            report['rows'] = old['rows']
+    report: dict = {'machine': describe_machine()}
+    report['rows'] = known_rows(options.json, report)
     report['bars'] = error_bars(json.loads(CALIBRATION.read_text())['rows'])
+    if version := mamba.version():
+        report['machine']['versions']['mamba-ssm'] = version
+    elif left := [name for name in options.layer if name.startswith('Mamba')]:
+        print(f'{" and ".join(left)}: left out, there is no mamba_ssm (a checkout on PYTHONPATH is enough)', flush=True)
+        options.layer = [name for name in options.layer if name not in left]
     walks, tuning = Walks(KEPT), Tuning(KEPT / 'tuning.json')
     names = ('gpu', 'model', 'layer', 'pass')
     done = {tuple(row[n] for n in names) for row in report['rows']}
     for key in ((options.gpu, m, n, p) for m in options.model for p in options.passes for n in options.layer):
-        if key in done:
+        if key in done or key[2] in WITHOUT_RECOMPUTATION and key[3] == 'token':
             continue
         gpu, size, name, what = key
         row = dict(zip(names, key, strict=True)) | asdict(MODELS[size])

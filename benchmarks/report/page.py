@@ -63,7 +63,7 @@ SECTIONS: tuple[Section, ...] = (
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), generation, None),
     (('memory',), memory, None),
-    (('recompute',), recomputation, None),
+    (('recompute', 'layers'), recomputation, None),
     (('predicted',), predicted, None),
     (('layers',), layers, None),
     (('calibration',), calibrated, 'calibration'),
