@@ -57,6 +57,19 @@ def predicted(report: dict) -> str:
     return text + '\n\n' + table(['pass', 'K', 'ms', 'of the floor', *(f'`{peer}`' for peer in PEERS)], lines)
 
 
+def standing(rows: dict[tuple[str, str, str], dict], model: str) -> str:
+    """A model's steps relative to that of the exact form, and the part of Longhorn's own kernels."""
+    exact, diagonal = 'Longhorn, exact', 'Longhorn, diagonal'
+    steps = {name: row['us'] for (size, name, what), row in rows.items() if (size, what) == (model, 'step')}
+    order = sorted((name for name in steps if 'recompute' not in name and name != exact), key=steps.__getitem__)
+    times = ', '.join(f'{name} {steps[name] / steps[exact]:.2f}' for name in order)
+    own = [f'{rows[model, name, "step"]["ours_us"] / steps[name]:.0%}' for name in (exact, diagonal)]
+    return (
+        f"- {model}: in units of the exact form's step, {times}. Longhorn's own kernels take {own[0]} of it, and {own[1]} of the "
+        "diagonal form's."
+    )
+
+
 def layers(report: dict) -> str:
     """Each model's layers: a step in milliseconds, a token in microseconds, and their parts."""
     rows = {(row['model'], row['layer'], row['pass']): row for row in report['rows']}
@@ -80,4 +93,5 @@ def layers(report: dict) -> str:
     mamba = MAMBA.format(version=report['machine']['versions']['mamba-ssm'], bounds=', '.join(bounds)) if bounds else ''
     text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars, mamba=mamba)
     columns = ['model', 'layer', 'parameters, M', 'step, ms', "Longhorn's kernels", 'products', 'token, us', 'all layers, ms']
-    return text + '\n\n' + table(columns, lines)
+    places = '\n'.join(standing(rows, model) for model in dict.fromkeys(model for model, *_ in rows))
+    return '\n\n'.join([text, table(columns, lines), places])
