@@ -65,8 +65,8 @@ def standing(rows: dict[tuple[str, str, str], dict], model: str) -> str:
     times = ', '.join(f'{name} {steps[name] / steps[exact]:.2f}' for name in order)
     own = [f'{rows[model, name, "step"]["ours_us"] / steps[name]:.0%}' for name in (exact, diagonal)]
     return (
-        f"- {model}: in units of the exact form's step, {times}. Longhorn's own kernels take {own[0]} of it, and {own[1]} of the "
-        "diagonal form's."
+        f"- {model}: in units of the exact form's step, {times}. Longhorn's own kernels take {own[0]} of that step, "
+        f"{own[1]} of the diagonal form's."
     )
 
 

@@ -67,6 +67,30 @@ def test_launches_are_those_that_the_wrappers_make():
     forks.output('-c', LAUNCHES)
 
 
+SCALAR = """
+from benchmarks.predict.calls import SCALAR, Shape
+from offgpu.predict.capture import capture
+
+gla = {'fwd': 'chunk_gla_fwd_kernel_o', 'bwd': 'chunk_gla_bwd_kernel_inter'}
+gate = {'fwd': 'torch.silu', 'bwd': 'torch.silu_backward'}
+for name, make in SCALAR.items():
+    for plain in (False, True):
+        found = {x.kernel for x in capture(make(Shape(1, 512, 256, 32), plain), 512, 'sm_90', 'launch')}
+        own, direction = name.startswith('diagonal'), name[-3:]
+        of_longhorn = {x for x in found if 'longhorn' in x}
+        assert of_longhorn == ({x for x in found if not x.startswith('torch.')} if own else set()), (name, found)
+        assert (gla[direction] in found, gate[direction] in found) == (not own, not own and not plain), (name, plain, found)
+        assert f'longhorn_{direction}_kernel' in found or not own, (name, found)
+        # one direction alone
+        assert not found & {gla['fwd' if direction == 'bwd' else 'bwd']}
+"""
+
+
+def test_one_step_size_per_head_has_two_routes():
+    """Longhorn's kernels alone, or fla's with PyTorch's around them, without a gate if plain."""
+    forks.output('-c', SCALAR)
+
+
 SCAN = """
 import torch
 from benchmarks.predict.mamba import Scan, convolution_bwd, convolution_fwd
