@@ -76,10 +76,11 @@ def language_modeling(report: dict) -> str:
         losses = [run['loss'] for run in runs]
         mean = sum(losses) / len(losses)
         rows.append([name, f'{runs[0]["parameters"]:,}', f'{mean:.4f} ({min(losses):.4f} to {max(losses):.4f})',
-                     f'{math.exp(mean):.3f}', len(runs)])
-    return (f'## {report["setting"]["title"]}\n\n{measured_on(report["machine"])} '
-            f'{report["setting"]["training"]["max_steps"]} steps.\n\n'
-            + table(['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds'], rows))
+                     f'{math.exp(mean):.3f}', f'{min(run["seconds"] for run in runs) / 60:.1f}', len(runs)])
+    columns = ['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'minutes, fastest run', 'seeds']
+    setting = report['setting']
+    return (f'## {setting["title"]}\n\n{measured_on(report["machine"])} {setting["training"]["max_steps"]} steps.\n\n'
+            + table(columns, rows) + ('\n\n' + predictions(setting) if 'predictions' in setting else ''))
 
 
 def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
