@@ -62,7 +62,8 @@ def standing(rows: dict[tuple[str, str, str], dict], model: str) -> str:
     exact, diagonal = 'Longhorn, exact', 'Longhorn, diagonal'
     steps = {name: row['us'] for (size, name, what), row in rows.items() if (size, what) == (model, 'step')}
     order = sorted((name for name in steps if 'recompute' not in name and name != exact), key=steps.__getitem__)
-    times = ', '.join(f'{name} {steps[name] / steps[exact]:.2f}' for name in order)
+    least = {name: '≥ ' if rows[model, name, 'step']['bounds_us'] else '' for name in order}
+    times = '; '.join(f'{name} {least[name]}{steps[name] / steps[exact]:.2f}' for name in order)
     own = [f'{rows[model, name, "step"]["ours_us"] / steps[name]:.0%}' for name in (exact, diagonal)]
     return (
         f"- {model}: in units of the exact form's step, {times}. Longhorn's own kernels take {own[0]} of that step, "

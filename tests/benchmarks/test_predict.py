@@ -75,12 +75,14 @@ gla = {'fwd': 'chunk_gla_fwd_kernel_o', 'bwd': 'chunk_gla_bwd_kernel_inter'}
 gate = {'fwd': 'torch.silu', 'bwd': 'torch.silu_backward'}
 for name, make in SCALAR.items():
     for plain in (False, True):
-        found = {x.kernel for x in capture(make(Shape(1, 512, 256, 32), plain), 512, 'sm_90', 'launch')}
+        launches = capture(make(Shape(1, 512, 256, 32), plain), 512, 'sm_90', 'launch')
+        found = {x.kernel for x in launches}
         own, direction = name.startswith('diagonal'), name[-3:]
         of_longhorn = {x for x in found if 'longhorn' in x}
         assert of_longhorn == ({x for x in found if not x.startswith('torch.')} if own else set()), (name, found)
         assert (gla[direction] in found, gate[direction] in found) == (not own, not own and not plain), (name, plain, found)
         assert f'longhorn_{direction}_kernel' in found or not own, (name, found)
+        assert {a.nbytes for x in launches for a in x.arguments if a.name == 'beta'} == ({2 * 512} if own else set())
         # one direction alone
         assert not found & {gla['fwd' if direction == 'bwd' else 'bwd']}
 """
