@@ -6,7 +6,8 @@ COMMANDS = {
     'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'traffic': 'benchmarks.kernels.traffic',
     'decoding': 'benchmarks.kernels.decoding', 'waits': 'benchmarks.waits', 'memory': 'benchmarks.memory',
     'recompute': 'benchmarks.recompute',
-    'predict': 'benchmarks.predict.command', 'layers': 'benchmarks.predict.layers_command',
+    'predict': 'benchmarks.predict.command:benchmarks.predict.run',
+    'layers': 'benchmarks.predict.command:benchmarks.predict.layers',
     'calibrate': 'benchmarks.calibration.run', 'all': 'benchmarks.all',
     'report': 'benchmarks.report.page', 'pictures': 'benchmarks.report.pictures',
 }

@@ -2,17 +2,14 @@
 
     python -m benchmarks recompute [--json FILE]
 
-Predicted for a GPU: the operators' times are those of `results/predicted.json`; everything else, recomputation included, takes
-the least time for its bytes or products. Measured on this machine: steps with and without recomputation in turn, by process
-time, which other load hardly changes.
+Measured on this machine: steps with and without recomputation in turn, by process time, which other load hardly changes.
+`python -m benchmarks layers` predicts the cost on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -21,45 +18,9 @@ import torch
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from fla_longhorn.layers import Longhorn
-from offgpu.predict.machine import MACHINES, Machine
 
-PREDICTED = Path(__file__).parent / 'results' / 'predicted.json'
-# widths of the paper's models, and (B, T) of their predicted rows
-MODELS = {'120M': (768, 64, 2048), '1.3B': (2048, 8, 2048)}
-STATE_SIZE, HALF = 16, 2
-
-
-def product_ms(tokens: int, inputs: int, outputs: int, machine: Machine) -> float:
-    """The least time of a product of `[tokens, inputs]` and `[inputs, outputs]` in 16 bits."""
-    fma = tokens * inputs * outputs / (machine.multiprocessors * machine.tensor_rate * machine.clock)
-    moved = HALF * (tokens * inputs + inputs * outputs + tokens * outputs) / machine.dram_bandwidth
-    return 1e3 * max(fma, moved)
-
-
-def predicted_cost(model: str, exact: bool, rows: list[dict], machine: Machine) -> dict[str, Any]:
-    """Milliseconds of the operators, of the rest of a step (with the norm before the layer), and of recomputation."""
-    width, B, T = MODELS[model]
-    d, rank, tokens = 2 * width, width // 16, B * T
-    update = 'exact' if exact else 'diagonal'
-    times = {
-        row['pass']: row['ms'] for row in rows
-        if (row['gpu'], row['B'], row['T'], row['V'], row['K']) == (machine.name, B, T, d, STATE_SIZE)
-    }
-    def moved_ms(tensors: float, channels: int) -> float:
-        return 1e3 * HALF * tensors * tokens * channels / machine.dram_bandwidth
-
-    # forward reads x and writes y, backward reads x and dy and writes dx; the norm before the layer also the residual
-    convolution = moved_ms(2, d)
-    around = moved_ms(3, d) + moved_ms(8, width)
-    sizes = ((width, 2 * d), (d, rank + 2 * STATE_SIZE), (rank, d), (d, width))
-    # forward, and backward for the input and for the weight
-    products = 3 * sum(product_ms(tokens, *size, machine) for size in sizes)
-    operators = sum(times[f'{update}_{direction}'] for direction in ('fwd', 'bwd'))
-    rest, again = products + convolution + around, convolution + product_ms(tokens, rank, d, machine)
-    return {
-        'model': model, 'update': update, 'gpu': machine.name, 'operators_ms': round(operators, 3), 'rest_ms': round(rest, 3),
-        'again_ms': round(again, 3), 'share': round(again / (operators + rest), 4),
-    }
+# of the paper's 120M model
+WIDTH = 768
 
 
 def measured_cost(width: int, exact: bool, dtype: torch.dtype, tokens: int, pairs: int) -> dict[str, Any]:
@@ -95,21 +56,17 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument('--tokens', type=int, default=128)
     parser.add_argument('--json', metavar='FILE', help='file for the rows')
     options = parser.parse_args(args)
-    rows, machine = json.loads(PREDICTED.read_text())['rows'], MACHINES['H100']()
-    predicted = [predicted_cost(model, exact, rows, machine) for model in MODELS for exact in (False, True)]
-    for x in predicted:
-        print(f'{x["gpu"]}, {x["model"]}, {x["update"]}: {x["share"]:.1%} of a step, predicted', flush=True)
     measured = []
     for dtype in (torch.bfloat16, torch.float32):
         for exact in (False, True):
             # the short steps vary more
             pairs = options.pairs * (5 if dtype == torch.float32 else 1)
-            x = measured_cost(MODELS['120M'][0], exact, dtype, options.tokens, pairs)
+            x = measured_cost(WIDTH, exact, dtype, options.tokens, pairs)
             measured.append(x)
             print(f'{x["update"]}, {x["dtype"]}: x {x["ratio"]:.3f} ({x["ratio_low"]:.3f} to {x["ratio_high"]:.3f}) of '
                   f'{x["ms"]:.1f} ms', flush=True)
     if options.json:
-        timing.write_report({'machine': describe_machine(), 'predicted': predicted, 'measured': measured}, options.json)
+        timing.write_report({'machine': describe_machine(), 'measured': measured}, options.json)
 
 
 if __name__ == '__main__':

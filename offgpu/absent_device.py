@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from unittest import mock
 
@@ -74,6 +74,7 @@ def announced(active: AbsentDevice):
     capability = divmod(int(active.target[3:]), 10)
     answers = {
         'get_device_name': NAMES[active.target], 'get_device_capability': capability, 'device_count': 1, 'current_device': 0,
+        'device': nullcontext(),
         'get_device_properties': SimpleNamespace(
             name=NAMES[active.target], major=capability[0], minor=capability[1],
             multi_processor_count=MULTIPROCESSORS[active.target], shared_memory_per_block_optin=SHARED_MEMORY[active.target],

@@ -56,7 +56,10 @@ class Argument:
 
 @dataclass
 class Launch:
-    """A launch of a kernel or, without arguments, a PyTorch operation. `other` is the same launch for other tokens."""
+    """A launch of a kernel or, without arguments, one that is no Triton kernel: `nbytes`, `flops` and `issued` bound its time.
+
+    `other` is the same launch for other tokens.
+    """
 
     kernel: str
     grid: list[int] = field(default_factory=lambda: [1, 1, 1])
@@ -71,6 +74,8 @@ class Launch:
     shared: int = 0
     nbytes: int = 0
     flops: int = 0
+    # instructions that warps issue at least, of a kernel that cannot be compiled here
+    issued: float = 0.0
     # the number of this launch among the autotuned ones of a call, of which one counts; its configuration, and the
     # autotuner's key
     choice: int | None = None
@@ -219,13 +224,19 @@ def launch_candidates(active: Driver, choose: Choose):
         dtypes = sorted({str(x.dtype) for x in given.values() if isinstance(x, torch.Tensor)})
         key = [f'{name}={given[name]}' for name in self.keys if name in given]
         active.tuned_for = ' '.join([self.base_fn.__name__, active.target, *key, *dtypes])
-        result, active.choice = None, 0
-        for config in choose(active.tuned_for, self.prune_configs(kwargs)):
+        result, configs = None, choose(active.tuned_for, self.prune_configs(kwargs))
+        if configs[0].pre_hook is not None:
+            # what it launches is launched once, whichever configuration is chosen
+            configs[0].pre_hook({**given, **configs[0].all_kwargs()})
+        active.choice = 0
+        for config in configs:
             active.configuration = str(config)
             try:
                 result = self.fn.run(*args, **kwargs, **config.all_kwargs())
             except OutOfResources:
                 continue
+            # wrappers look it up
+            self.best_config = config
             active.choice += 1
         if not active.choice:
             raise RuntimeError(f'no configuration of {self.base_fn.__name__} fits {active.target}')
@@ -233,6 +244,11 @@ def launch_candidates(active: Driver, choose: Choose):
         return result
 
     return mock.patch.object(Autotuner, 'run', run)
+
+
+def add_launch(launch: Launch) -> None:
+    """Of a kernel that is no Triton kernel, by the stand-in for its wrapper, to those of the rehearsal."""
+    driver.active.launches.append(launch)
 
 
 @contextmanager

@@ -29,7 +29,8 @@ def bounds(name: str, s: Shape, machine: Machine, plain: bool = False) -> dict:
         })
     floor = floor_of(name, s, machine, plain)
     return {
-        'gpu': machine.name, **asdict(s), 'pass': name, 'issue_ms': round(sum(k['issue_ms'] for k in kernels), 4),
+        'gpu': machine.name, **asdict(s), 'pass': name, 'plain': plain,
+        'issue_ms': round(sum(k['issue_ms'] for k in kernels), 4),
         'instructions': round(32 * sum(k['instructions'] for k in kernels) / (s.B * s.T * s.V), 1),
         'instructions_needed': floor.instructions, 'dram_floor_ms': round(floor.dram_seconds * 1e3, 4),
         'issue_floor_ms': round(floor.issue_seconds * 1e3, 4), 'kernels': kernels,

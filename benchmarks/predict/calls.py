@@ -11,6 +11,7 @@ import torch
 from benchmarks.operators import operator
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.triton.scalar_beta import chunk_scalar_beta
 from offgpu.predict.capture import Pass
 
 
@@ -31,30 +32,31 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device='meta')
 
 
-def layer_arguments(s: Shape, T: int, exact: bool, plain: bool) -> Arguments:
+def layer_arguments(s: Shape, T: int, exact: bool, plain: bool, scalar: bool = False) -> Arguments:
     """The operator's inputs as the layer passes them, in bfloat16: q and k are slices of one projection, z is half of another.
 
-    `plain` omits z, D and the logits of beta.
+    `plain` omits z, D and the logits of beta; `scalar`: beta is one per head.
     """
     rank = s.V // 32
     _, k, q = empty(s.B, T, rank + 2 * s.K).split([rank, s.K, s.K], -1)
-    z, v, beta, D = empty(s.B, T, 2 * s.V)[..., s.V:], empty(s.B, T, 1, s.V), empty(s.B, T, 1, s.V), empty(1, s.V)
+    z, v, D = empty(s.B, T, 2 * s.V)[..., s.V:], empty(s.B, T, 1, s.V), empty(1, s.V)
+    beta = empty(s.B, T, 1, *([] if scalar else [s.V]))
     gate = {} if plain else dict(D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True)
     return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, exact=exact, **gate)
 
 
-def longhorn_forward(s: Shape, exact: bool, plain: bool = False) -> Pass:
+def longhorn_forward(s: Shape, exact: bool, plain: bool = False, scalar: bool = False) -> Pass:
     def prepare(T: int) -> Callable[[], object]:
-        return partial(longhorn_fwd, layer_arguments(s, T, exact, plain), save_states=True, parallel=True)
+        return partial(longhorn_fwd, layer_arguments(s, T, exact, plain, scalar), save_states=True, parallel=True)
     return prepare
 
 
-def longhorn_backward(s: Shape, exact: bool, plain: bool = False) -> Pass:
+def longhorn_backward(s: Shape, exact: bool, plain: bool = False, scalar: bool = False) -> Pass:
     """The backward alone, with states as a forward saves them."""
     from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
     def prepare(T: int) -> Callable[[], object]:
-        args = layer_arguments(s, T, exact, plain)
+        args = layer_arguments(s, T, exact, plain, scalar)
         slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
         states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
         return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True)
@@ -92,4 +94,27 @@ PEERS = {
     f'{name}_{direction}': peer(module, name, direction == 'bwd')
     for module, name in (('gla', 'chunk_gla'), ('delta_rule', 'chunk_delta_rule'), ('kda', 'chunk_kda'))
     for direction in ('fwd', 'bwd')
+}
+
+
+def scalar_by_gla(backward: bool) -> Callable[[Shape, bool], Pass]:
+    """The diagonal update with one step size per head, by fla's `chunk_gla` and PyTorch's kernels around it."""
+    def make(s: Shape, plain: bool) -> Pass:
+        def prepare(T: int) -> Callable[[], object]:
+            args = layer_arguments(s, T, False, plain, scalar=True)
+            inputs = {n: x.detach().requires_grad_(backward) for n, x in args._asdict().items() if isinstance(x, torch.Tensor)}
+            forward = partial(chunk_scalar_beta, args._replace(**inputs))
+            if not backward:
+                return forward
+            o, _ = forward()
+            return partial(torch.autograd.grad, o, [*inputs.values()], torch.empty_like(o))
+        return prepare
+    return make
+
+
+# one step size per head: both routes of the diagonal update
+SCALAR = {
+    'diagonal_scalar_fwd': lambda s, plain: longhorn_forward(s, False, plain, scalar=True),
+    'diagonal_scalar_bwd': lambda s, plain: longhorn_backward(s, False, plain, scalar=True),
+    'chunk_gla_scalar_fwd': scalar_by_gla(backward=False), 'chunk_gla_scalar_bwd': scalar_by_gla(backward=True),
 }

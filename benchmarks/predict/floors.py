@@ -30,10 +30,14 @@ HALF = 2
 ELEMENTWISE = {('fwd', False): 17.5, ('bwd', False): 34.0, ('fwd', True): 7.0, ('bwd', True): 17.5}
 # lanes a clock and SM that issue, and those of the special functions
 LANES, SPECIAL_LANES = 128, 16
-# Mamba-1's forward (state-spaces/mamba, csrc/selective_scan/selective_scan_fwd_kernel.cuh). Of an entry of the state: delta A
-# and its exp2, B delta u, the converted B and C, the scan's product and FMA in both of cub's passes over a thread's tokens,
-# the output's FMA; the shuffles between threads are left out. Elementwise: loads and stores, conversions, softplus, gate.
-SCAN_ENTRY, SCAN_ENTRY_SPECIAL, SCAN_ELEMENTWISE = 10, 1, 20
+# Mamba-1's scan (state-spaces/mamba, csrc/selective_scan/selective_scan_{fwd,bwd}_kernel.cuh): instructions of an entry of a
+# state, and of the rest. Forward, an entry: delta A and its exp2, B delta u, the converted B and C, the product and two FMA of
+# cub's two passes over a thread's tokens, the output's FMA. Back, an entry: the converted B and C, delta A and its exp2,
+# B delta u, C dout, two scans of 3, nine for the sums du, ddelta and dA and for dB and dC, and dB and dC through shared memory
+# (4) and added in L2 (2). The rest: loads and stores, conversions, softplus, gate and their derivatives. Left out are shuffles
+# between threads, barriers, and what L2 takes for additions.
+SCAN = {'fwd': (9, 20), 'bwd': (27, 38)}
+SCAN_ENTRY_SPECIAL = 1
 # u, delta, z, out and the gated out
 SCAN_TENSORS = 5
 
@@ -78,10 +82,16 @@ def floor_of(name: str, s: Shape, machine: Machine, plain: bool = False) -> Floo
     )
 
 
+def scan_instructions(direction: str, K: int) -> float:
+    """Of a lane, for one (token, channel) of Mamba-1's scan with N = K, or as many as take as long as its exponentials."""
+    entry, rest = SCAN[direction]
+    return max(entry * K + rest, SCAN_ENTRY_SPECIAL * K * LANES / SPECIAL_LANES)
+
+
 def scan_bound(s: Shape, machine: Machine) -> dict:
     """A lower bound of Mamba-1's forward scan with N = K, from the arithmetic of its source, without simulation."""
     work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
-    issue = max((SCAN_ENTRY * s.K + SCAN_ELEMENTWISE) / LANES, SCAN_ENTRY_SPECIAL * s.K / SPECIAL_LANES)
     size = HALF * (SCAN_TENSORS + 2 * s.K / s.V)
-    seconds = {'dram_ms': work * size / machine.dram_stream, 'issue_ms': work * issue / clocks}
+    issue = work * scan_instructions('fwd', s.K) / LANES / clocks
+    seconds = {'dram_ms': work * size / machine.dram_stream, 'issue_ms': issue}
     return {'K': s.K} | {name: round(1e3 * x, 4) for name, x in seconds.items()}

@@ -5,16 +5,19 @@
 A block of the paper's models without MLP, eager: norm, layer, residual, in bfloat16. fla's layers have their own defaults,
 with heads as in their papers. Kernels by Triton are simulated; matrix products and PyTorch's other kernels take what their
 bytes or operations take. `step` is forward and backward of one block; `token` is one of every sequence in a batch, whose
-launches follow each other as in a CUDA graph. Mamba and Mamba-2 are not there: their kernels in CUDA cannot be compiled here.
+launches follow each other as in a CUDA graph.
+
+Mamba and Mamba-2 need mamba_ssm; a checkout of github.com/state-spaces/mamba on PYTHONPATH is enough. Their convolution is
+fla's in place of CUDA's, and Mamba's scan, which is CUDA, takes a lower bound.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from unittest import mock
@@ -29,7 +32,8 @@ from benchmarks.calibration.errors import error_bars
 from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
-from benchmarks.predict.run import CALIBRATION, write
+from benchmarks.predict import mamba
+from benchmarks.predict.run import CALIBRATION, known_rows, write
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import operator
 from offgpu.predict.capture import Pass
@@ -43,6 +47,13 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     'DeltaNet': lambda width: DeltaNet(hidden_size=width, num_heads=width // 128, layer_idx=0),
     'Gated DeltaNet': lambda width: GatedDeltaNet(hidden_size=width, num_heads=width * 3 // 4 // 256 or 1, layer_idx=0),
     'KDA': lambda width: KimiDeltaAttention(hidden_size=width, num_heads=width // 128, layer_idx=0),
+    'Mamba': lambda width: mamba.Mamba(hidden_size=width, intermediate_size=2 * width, layer_idx=0, backend='triton'),
+    'Mamba-2': lambda width: mamba.Mamba2(hidden_size=width, layer_idx=0, backend='triton'),
+}
+# steps that show what recomputation costs
+WITHOUT_RECOMPUTATION = {
+    'Longhorn, diagonal, recompute=False': lambda width: Longhorn(hidden_size=width, recompute=False, layer_idx=0),
+    'Longhorn, exact, recompute=False': lambda width: Longhorn(hidden_size=width, exact=True, recompute=False, layer_idx=0),
 }
 # the kernels that are ours, by the names that Triton gives them
 OURS = 'longhorn'
@@ -73,7 +84,7 @@ class Block(nn.Module):
 
 def block(name: str, width: int) -> Block:
     with torch.device('meta'):
-        return Block(LAYERS[name](width), width).bfloat16()
+        return Block((LAYERS | WITHOUT_RECOMPUTATION)[name](width), width).bfloat16()
 
 
 def hidden(B: int, T: int, width: int) -> torch.Tensor:
@@ -108,14 +119,14 @@ PASSES = {'step': step, 'token': token}
 
 
 def summary(parts: list[Prediction]) -> dict:
-    """Microseconds: in all, of our kernels, of matrix products; and of each kernel, the largest first."""
+    """Microseconds: in all, of our kernels, of matrix products, of lower bounds; and of each kernel, the largest first."""
     kernels: dict[str, float] = {}
     for p in parts:
         kernels[p.kernel] = kernels.get(p.kernel, 0.0) + p.seconds * 1e6
-    products = sum(p.seconds for p in parts if 'matrix products' in p.share)
+    products, bounds = (sum(p.seconds for p in parts if what in p.share) for what in ('matrix products', 'lower bound'))
     return {
         'us': round(sum(kernels.values()), 2), 'ours_us': round(sum(x for n, x in kernels.items() if OURS in n), 2),
-        'products_us': round(products * 1e6, 2), 'launches': len(parts),
+        'products_us': round(products * 1e6, 2), 'bounds_us': round(bounds * 1e6, 2), 'launches': len(parts),
         'kernels': {n: round(x, 2) for n, x in sorted(kernels.items(), key=lambda item: -item[1])},
     }
 
@@ -128,7 +139,9 @@ def measure(name: str, what: str, model: Model, gpu: str, tuning: Tuning, walks:
         for op in (operator.longhorn_fwd, operator.longhorn_bwd, operator.longhorn_update)
     ]
     length = model.T if what == 'step' else model.sequences
-    with real[0], real[1], real[2]:
+    with ExitStack() as stack:
+        for patch in real + mamba.replaced():
+            stack.enter_context(patch)
         parts = predict_tuned(PASSES[what](name, model), length, MACHINES[gpu](), tuning, walks)
     return summary(parts) | {'seconds': round(time.perf_counter() - started, 1)}
 
@@ -136,23 +149,25 @@ def measure(name: str, what: str, model: Model, gpu: str, tuning: Tuning, walks:
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks layers', description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--model', nargs='+', choices=MODELS, default=[*MODELS])
-    parser.add_argument('--layer', nargs='+', choices=LAYERS, default=[*LAYERS])
+    known = [*LAYERS, *WITHOUT_RECOMPUTATION]
+    parser.add_argument('--layer', nargs='+', choices=known, default=known)
     parser.add_argument('--pass', dest='passes', nargs='+', choices=PASSES, default=[*PASSES])
     parser.add_argument('--gpu', default='H100', choices=[name for name in MACHINES if MACHINES[name]().timed])
     parser.add_argument('--json', metavar='FILE', help='file for the rows; its rows of this commit are kept')
     options = parser.parse_args(args)
-    report: dict = {'machine': describe_machine(), 'rows': []}
-    if options.json and os.path.exists(options.json):
-        with open(options.json) as file:
-            old = json.load(file)
-        if old['machine']['commit'] == report['machine']['commit']:
-            report['rows'] = old['rows']
+    report: dict = {'machine': describe_machine()}
+    report['rows'] = known_rows(options.json, report)
     report['bars'] = error_bars(json.loads(CALIBRATION.read_text())['rows'])
+    if version := mamba.version():
+        report['machine']['versions']['mamba-ssm'] = version
+    elif left := [name for name in options.layer if name.startswith('Mamba')]:
+        print(f'{" and ".join(left)}: left out, there is no mamba_ssm (a checkout on PYTHONPATH is enough)', flush=True)
+        options.layer = [name for name in options.layer if name not in left]
     walks, tuning = Walks(KEPT), Tuning(KEPT / 'tuning.json')
     names = ('gpu', 'model', 'layer', 'pass')
     done = {tuple(row[n] for n in names) for row in report['rows']}
     for key in ((options.gpu, m, n, p) for m in options.model for p in options.passes for n in options.layer):
-        if key in done:
+        if key in done or key[2] in WITHOUT_RECOMPUTATION and key[3] == 'token':
             continue
         gpu, size, name, what = key
         row = dict(zip(names, key, strict=True)) | asdict(MODELS[size])

@@ -23,7 +23,7 @@ from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.predict.bounds import bounds, describe_bounds
-from benchmarks.predict.calls import PASSES, PEERS, Shape
+from benchmarks.predict.calls import PASSES, PEERS, SCALAR, Shape
 from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
 from offgpu.predict.machine import MACHINES, Machine, changed
 from offgpu.predict.times import Prediction
@@ -58,11 +58,11 @@ def kernel_row(p: Prediction) -> dict:
 def measure(name: str, s: Shape, machine: Machine, tuning: Tuning, walks: Walks, plain: bool = False) -> dict:
     """One row: a pass's predicted time, its floors and what its kernels' cycles went to."""
     started = time.perf_counter()
-    call = {**PASSES, **PEERS}[name](s, plain)
+    call = {**PASSES, **PEERS, **SCALAR}[name](s, plain)
     parts = predict_tuned(call, s.T, machine, tuning, walks)
     work = s.B * s.T * s.V
     row = {
-        'gpu': machine.name, **asdict(s), 'pass': name, 'ms': round(sum(p.seconds for p in parts) * 1e3, 4),
+        'gpu': machine.name, **asdict(s), 'pass': name, 'plain': plain, 'ms': round(sum(p.seconds for p in parts) * 1e3, 4),
         'bytes': round(sum(p.dram_bytes for p in parts) / work, 2),
         'instructions': round(32 * sum(p.instructions for p in parts) / work, 1),
         'causes': causes(parts), 'kernels': [kernel_row(p) for p in parts],
@@ -79,7 +79,8 @@ def measure(name: str, s: Shape, machine: Machine, tuning: Tuning, walks: Walks,
 
 
 def describe(row: dict) -> str:
-    title = ' '.join([row['gpu'], row['pass'], *(f'{n}={row[n]}' for n in 'BTVK')]) + f': {row["ms"]:.3f} ms'
+    sizes, plain = ' '.join(f'{n}={row[n]}' for n in 'BTVK'), ' plain' if row['plain'] else ''
+    title = f'{row["gpu"]} {row["pass"]} {sizes}{plain}: {row["ms"]:.3f} ms'
     if 'ratio' in row:
         title += f', floors: DRAM {row["dram_floor_ms"]:.3f}, issue {row["issue_floor_ms"]:.3f}, ratio {row["ratio"]}'
     title += f'; bytes {row["bytes"]} of {row.get("bytes_needed", "?")}, instructions {row["instructions"]}'
@@ -95,14 +96,14 @@ def describe(row: dict) -> str:
     return '\n'.join(lines)
 
 
-def plan(options: argparse.Namespace) -> list[tuple[str, str, Shape]]:
-    """(GPU, pass, shape) of each row: all, or those selected by the options."""
+def plan(options: argparse.Namespace) -> list[tuple[str, str, Shape, bool]]:
+    """(GPU, pass, shape, plain) of each row: all, or those selected by the options."""
     names, sizes, shapes = options.passes or [*PASSES], options.K or STATE_SIZES, options.shape or SHAPES
-    rows = [(options.gpu or 'H100', n, Shape(*shape, K)) for shape in shapes for K in sizes for n in names]
+    rows = [(options.gpu or 'H100', n, Shape(*shape, K), options.plain) for shape in shapes for K in sizes for n in names]
     if not (options.passes or options.K or options.shape or options.gpu):
-        rows += [('H100', n, Shape(*MAIN_SHAPE, K)) for n in PEERS for K in STATE_SIZES]
-        rows += [('A100', n, Shape(*MAIN_SHAPE, 16)) for n in PASSES]
-        rows += [('B200', n, Shape(*MAIN_SHAPE, K)) for n in PASSES for K in STATE_SIZES]
+        rows += [('H100', n, Shape(*MAIN_SHAPE, K), False) for n in PEERS for K in STATE_SIZES]
+        rows += [('A100', n, Shape(*MAIN_SHAPE, 16), False) for n in PASSES]
+        rows += [('B200', n, Shape(*MAIN_SHAPE, K), False) for n in PASSES for K in STATE_SIZES]
     return rows
 
 
@@ -120,6 +121,12 @@ def write(path: str, report: dict) -> None:
     os.replace(path + '.part', path)
 
 
+def known_rows(path: str | None, report: dict) -> list[dict]:
+    """Those that the file has of the report's commit."""
+    old = json.loads(Path(path).read_text()) if path and os.path.exists(path) else None
+    return old['rows'] if old and old['machine']['commit'] == report['machine']['commit'] else []
+
+
 def new_report() -> dict:
     machine = MACHINES['H100']()
     bounds = [scan_bound(Shape(*MAIN_SHAPE, K), machine) for K in STATE_SIZES]
@@ -134,7 +141,7 @@ def machine_of(name: str, changes: list[str]) -> Machine:
 
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks predict', description='Predict kernel times without a GPU.')
-    names = [*PASSES, *PEERS]
+    names = [*PASSES, *PEERS, *SCALAR]
     parser.add_argument('--pass', dest='passes', nargs='+', choices=names, metavar='PASS', help=', '.join(names))
     parser.add_argument('--K', type=int, nargs='+')
     parser.add_argument('--shape', type=shape_argument, nargs='+', metavar='B,T,V')
@@ -144,23 +151,20 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--json', metavar='FILE', help='file for the rows; its rows of this commit are kept')
     options = parser.parse_args(args)
     report = new_report()
-    if options.json and os.path.exists(options.json):
-        with open(options.json) as file:
-            old = json.load(file)
-        if old['machine']['commit'] == report['machine']['commit']:
-            report['rows'] = old['rows']
+    report['rows'] = known_rows(options.json, report)
     calibration = json.loads(CALIBRATION.read_text())['rows']
     walks, tuning = Walks(KEPT), Tuning(KEPT / 'tuning.json')
-    done = {(r['gpu'], r['pass'], r['B'], r['T'], r['V'], r['K']) for r in report['rows']}
-    for gpu, name, s in plan(options):
-        if (gpu, name, s.B, s.T, s.V, s.K) in done:
+    done = {(r['gpu'], r['pass'], Shape(*(r[n] for n in 'BTVK')), r['plain']) for r in report['rows']}
+    for key in plan(options):
+        if key in done:
             continue
+        gpu, name, s, plain = key
         machine = machine_of(gpu, options.set)
         if machine.timed:
-            row = measure(name, s, machine, tuning, walks, options.plain)
+            row = measure(name, s, machine, tuning, walks, plain)
             print(describe(row), flush=True)
         elif name in PASSES:
-            row = bounds(name, s, machine, options.plain)
+            row = bounds(name, s, machine, plain)
             print(describe_bounds(row), flush=True)
         else:
             raise ValueError(f'pass must be one of {sorted(PASSES)} for {gpu}, whose latencies are not known, got {name}')

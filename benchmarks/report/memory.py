@@ -21,8 +21,8 @@ training step:
 
 {points}
 
-The predictions take the operators' times from below, and for the rest the least time that its bytes or products need. The
-measurements are medians (and quartiles), width {width}, {tokens} tokens. {machine}"""
+The predictions are those of whole layers, below. The measurements are medians (and quartiles), width {width}, {tokens} tokens.
+{machine}"""
 SCRATCH = (
     'In backward, the operators also take scratch memory, in bytes per token and channel of the mixer (two channels per unit '
     'of width) at most {bytes}; the diagonal update takes more for packed sequences.'
@@ -43,15 +43,16 @@ def memory(report: dict) -> str:
     ])
 
 
-def recomputation(report: dict) -> str:
+def recomputation(report: dict, layers: dict) -> str:
     """The predicted share at the paper's sizes and the measured one in each dtype."""
-    points = []
-    for update in dict.fromkeys(x['update'] for x in report['predicted']):
-        shares = [f'{x["share"]:.1%} ({x["model"]})' for x in report['predicted'] if x['update'] == update]
+    points, gpu, models = [], layers['rows'][0]['gpu'], dict.fromkeys(x['model'] for x in layers['rows'])
+    steps = {(x['layer'], x['model']): x['us'] for x in layers['rows'] if x['pass'] == 'step'}
+    for update in dict.fromkeys(x['update'] for x in report['measured']):
+        name = f'Longhorn, {update}'
+        shares = [f'{steps[name, m] / steps[f"{name}, recompute=False", m] - 1:.1%} ({m})' for m in models]
         ratios = [
             f'{x["ratio"] - 1:.1%} ({x["ratio_low"] - 1:.1%} to {x["ratio_high"] - 1:.1%}) in {x["dtype"]}'
             for x in report['measured'] if x['update'] == update
         ]
-        gpu = report['predicted'][0]['gpu']
         points.append(f'- {update}: {" and ".join(shares)}, predicted for an {gpu}; {" and ".join(ratios)}, measured on a CPU')
     return RECOMPUTED.format(machine=measured_on(report['machine']), points='\n'.join(points), **report['measured'][0])

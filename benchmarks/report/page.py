@@ -66,7 +66,7 @@ SECTIONS: tuple[Section, ...] = (
     (('arrivals',), arrivals, None),
     (('serving_parts',), serving_parts, None),
     (('memory',), memory, None),
-    (('recompute',), recomputation, None),
+    (('recompute', 'layers'), recomputation, None),
     (('predicted',), predicted, None),
     (('layers',), layers, None),
     (('calibration',), calibrated, 'calibration'),

@@ -27,9 +27,14 @@ LAYERS = """## A training step and a token of a layer, predicted
 their kernels. Those by Triton are simulated (nine of ten published timings within {bars}). Matrix
 products take 780 TFLOPS or their bytes, PyTorch's other kernels their bytes, and each launch 1.5 us. Longhorn has K = 16,
 fla's layers their defaults with heads as in their papers. Nothing is fused by a compiler. The last column has as many of each
-layer as Longhorn's model has. Mamba and Mamba-2 are missing: their CUDA kernels do not compile here.
-
+layer as Longhorn's model has.
+{mamba}
 {shapes}"""
+MAMBA = """
+Mamba and Mamba-2 are fla's layers with the Triton kernels of mamba_ssm {version}. Their convolution is fla's in Triton, as for
+the others, in place of causal_conv1d's in CUDA. Mamba's scan is CUDA, too: it counts with the least time for its bytes or its
+source's instructions, so its step is a lower bound, marked ≥ ({bounds}).
+"""
 
 
 def time_of(row: dict | None) -> str:
@@ -52,15 +57,32 @@ def predicted(report: dict) -> str:
     return text + '\n\n' + table(['pass', 'K', 'ms', 'of the floor', *(f'`{peer}`' for peer in PEERS)], lines)
 
 
+def standing(rows: dict[tuple[str, str, str], dict], model: str) -> str:
+    """A model's steps relative to that of the exact form, and the part of Longhorn's own kernels."""
+    exact, diagonal = 'Longhorn, exact', 'Longhorn, diagonal'
+    steps = {name: row['us'] for (size, name, what), row in rows.items() if (size, what) == (model, 'step')}
+    order = sorted((name for name in steps if 'recompute' not in name and name != exact), key=steps.__getitem__)
+    least = {name: '≥ ' if rows[model, name, 'step']['bounds_us'] else '' for name in order}
+    times = '; '.join(f'{name} {least[name]}{steps[name] / steps[exact]:.2f}' for name in order)
+    own = [f'{rows[model, name, "step"]["ours_us"] / steps[name]:.0%}' for name in (exact, diagonal)]
+    return (
+        f"- {model}: in units of the exact form's step, {times}. Longhorn's own kernels take {own[0]} of that step, "
+        f"{own[1]} of the diagonal form's."
+    )
+
+
 def layers(report: dict) -> str:
     """Each model's layers: a step in milliseconds, a token in microseconds, and their parts."""
     rows = {(row['model'], row['layer'], row['pass']): row for row in report['rows']}
-    lines = []
-    for model, name in dict.fromkeys((model, name) for model, name, _ in rows):
+    lines, bounds = [], []
+    for model, name in dict.fromkeys((model, name) for model, name, _ in rows if 'recompute' not in name):
         step, token = (rows.get((model, name, what)) for what in ('step', 'token'))
         line = [model, name, f'{(step or token)["parameters"] / 1e6:.1f}', *([''] * 5)]
         if step:
             line[3:6] = [f'{step[part] / 1e3:.2f}' if step[part] else '' for part in ('us', 'ours_us', 'products_us')]
+            if step['bounds_us']:
+                line[3] = f'≥ {line[3]}'
+                bounds.append(f'{step["bounds_us"] / 1e3:.2f} ms of it at {model}')
         if token:
             line[6:] = [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}']
         lines.append(line)
@@ -69,6 +91,8 @@ def layers(report: dict) -> str:
         f'- {row["model"]}: {row["layers"]} layers of width {row["width"]}, a step of {row["B"]} x {row["T"]} tokens, '
         f'a token of each of {row["sequences"]} sequences' for row in report['rows']
     ))
-    text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars)
+    mamba = MAMBA.format(version=report['machine']['versions']['mamba-ssm'], bounds=', '.join(bounds)) if bounds else ''
+    text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars, mamba=mamba)
     columns = ['model', 'layer', 'parameters, M', 'step, ms', "Longhorn's kernels", 'products', 'token, us', 'all layers, ms']
-    return text + '\n\n' + table(columns, lines)
+    places = '\n'.join(standing(rows, model) for model in dict.fromkeys(model for model, *_ in rows))
+    return '\n\n'.join([text, table(columns, lines), places])

@@ -127,9 +127,11 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
     if launch.binary is None:
         dram, products = launch.nbytes / machine.dram_bandwidth, launch.flops / machine.product_flops
+        issue = launch.issued / (4 * machine.multiprocessors) / machine.clock
+        what = 'matrix products' if launch.flops else 'lower bound' if launch.issued else 'copies by PyTorch'
         return Prediction(
-            launch.kernel, max(dram, products) + machine.launch_seconds, products, dram, launch.nbytes,
-            share={'matrix products' if launch.flops else 'copies by PyTorch': 1.0},
+            launch.kernel, max(dram, products, issue) + machine.launch_seconds, max(products, issue), dram, launch.nbytes,
+            share={what: 1.0},
             storages={a.storage for a in launch.arguments},
         )
     total, occ = launch.blocks, occupancy(launch, machine)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.predict.calls import Shape
-from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
+from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound, scan_instructions
 from benchmarks.predict.run import machine_of, main
 from offgpu.predict.machine import h100
 from tests import forks
@@ -27,7 +27,9 @@ def test_floors_by_hand():
     # nine products of the state and five of Gram matrices at 2048 FMA a clock outweigh 49 instructions at 128 lanes
     exact = floor_of('exact_bwd', Shape(8, 2048, 4096, 128), machine)
     assert exact.issue_seconds == pytest.approx(work * (9 * 128 + 80) / 2048 / (132 * 1.755e9))
-    assert scan_bound(s, machine)['issue_ms'] == pytest.approx(1e3 * work * 180 / (132 * 128 * 1.755e9), rel=1e-3)
+    # forward 9 instructions of each of 16 entries and 20 others, back 27 and 38; exponentials bound no direction
+    assert scan_instructions('bwd', 16) == 470
+    assert scan_bound(s, machine)['issue_ms'] == pytest.approx(1e3 * work * 164 / (132 * 128 * 1.755e9), rel=1e-3)
 
 
 def test_what_is_not_known_is_refused():
@@ -63,6 +65,85 @@ for B, T, V, K in (8, 2048, 4096, 16), (1, 131072, 4096, 16), (1, 200, 1024, 16)
 
 def test_launches_are_those_that_the_wrappers_make():
     forks.output('-c', LAUNCHES)
+
+
+SCALAR = """
+from benchmarks.predict.calls import SCALAR, Shape
+from offgpu.predict.capture import capture
+
+gla = {'fwd': 'chunk_gla_fwd_kernel_o', 'bwd': 'chunk_gla_bwd_kernel_inter'}
+gate = {'fwd': 'torch.silu', 'bwd': 'torch.silu_backward'}
+for name, make in SCALAR.items():
+    for plain in (False, True):
+        launches = capture(make(Shape(1, 512, 256, 32), plain), 512, 'sm_90', 'launch')
+        found = {x.kernel for x in launches}
+        own, direction = name.startswith('diagonal'), name[-3:]
+        of_longhorn = {x for x in found if 'longhorn' in x}
+        assert of_longhorn == ({x for x in found if not x.startswith('torch.')} if own else set()), (name, found)
+        assert (gla[direction] in found, gate[direction] in found) == (not own, not own and not plain), (name, plain, found)
+        assert f'longhorn_{direction}_kernel' in found or not own, (name, found)
+        assert {a.nbytes for x in launches for a in x.arguments if a.name == 'beta'} == ({2 * 512} if own else set())
+        # one direction alone
+        assert not found & {gla['fwd' if direction == 'bwd' else 'bwd']}
+"""
+
+
+def test_one_step_size_per_head_has_two_routes():
+    """Longhorn's kernels alone, or fla's with PyTorch's around them, without a gate if plain."""
+    forks.output('-c', SCALAR)
+
+
+SCAN = """
+import torch
+from benchmarks.predict.mamba import Scan, convolution_bwd, convolution_fwd
+from offgpu.launches import rehearsal, spread
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device='meta')
+
+B, D, T, N, f32 = 2, 64, 4097, 16, torch.float32
+u, delta, z, dout = (empty(B, D, T) for _ in range(4))
+A, bias, skip, b = empty(D, N, dtype=f32), empty(D, dtype=f32), empty(D, dtype=f32), empty(B, 1, N, T)
+with rehearsal('sm_90', 'launch', spread(1)) as launches:
+    out, states, gated = Scan.fwd(u, delta, A, b, b, skip, z, bias, True)
+    assert states.shape == (B, D, 3, 2 * N) and out.shape == gated.shape == u.shape
+    du, ddelta, dA, dB, dC, dD, dbias, dz, again = Scan.bwd(
+        u, delta, A, b, b, skip, z, bias, dout, states, out, None, True, True,
+    )
+    for x, y in (du, u), (ddelta, delta), (dA, A), (dB, b), (dC, b), (dD, skip), (dbias, bias), (dz, z), (again, out):
+        assert x.shape == y.shape and x.dtype == y.dtype
+    of_channels, of_entries, vectors, saved = 2 * B * D * T, 2 * B * N * T, 4 * D * (N + 2), 4 * B * D * 3 * 2 * N
+    forward, backward = launches
+    assert forward.nbytes == 5 * of_channels + 2 * of_entries + vectors + saved
+    # the sums over channels are float32
+    assert backward.nbytes == 9 * of_channels + 2 * of_entries + 2 * 2 * of_entries + 2 * vectors + saved
+    assert (forward.issued, backward.issued) == (B * D * T * 164 / 32, B * D * T * 470 / 32)
+    launches.clear()
+
+    # fla's convolution reads channels that lie side by side; a gradient is written to the tensor that is given
+    side = empty(B, T, D + 8)[..., :D].transpose(1, 2)
+    for x in u, side:
+        y = convolution_fwd(x, empty(D, 4), None, None, None, None, True)
+        dx = torch.empty_like(x)
+        result, dw, db, _ = convolution_bwd(x, empty(D, 4), empty(D), y, None, None, None, dx, False, True)
+        assert y.shape == x.shape and y.stride(1 if x is side else 2) == 1
+        assert result is dx and dw.shape == (D, 4) and db.shape == (D,)
+    kernels = [launch.kernel for launch in launches]
+    assert kernels == 2 * ['causal_conv1d_fwd_kernel', 'causal_conv1d_fwd_kernel', 'causal_conv1d_bwd_kernel'], kernels
+    strides = [launch.constants.get('stride_x_d', launch.scalars.get('stride_x_d')) for launch in launches]
+    assert strides == 6 * [1], strides
+"""
+
+
+def test_what_stands_in_for_mambas_cuda_kernels():
+    """What they return, and what is counted of them: each tensor once, by hand."""
+    forks.output('-c', SCAN)
+
+
+def test_mamba_is_left_out_without_its_package(tmp_path):
+    file = tmp_path / 'layers.json'
+    text = forks.output('-m', 'benchmarks', 'layers', '--layer', 'Mamba', 'Mamba-2', '--json', str(file))
+    assert text.startswith('Mamba and Mamba-2: left out, there is no mamba_ssm') and not file.exists()
 
 
 @pytest.mark.slow

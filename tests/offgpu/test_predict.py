@@ -347,6 +347,17 @@ def test_bytes_of_what_pytorch_moves():
     ]
 
 
+@pytest.mark.parametrize(('about', 'seconds', 'what'), [
+    (dict(nbytes=28 * 10**9), 28e9 / 2.8e12, 'copies by PyTorch'),
+    (dict(nbytes=1, flops=78 * 10**12), 0.1, 'matrix products'),
+    (dict(nbytes=28 * 10**9, issued=1e6), 28e9 / 2.8e12, 'lower bound'),
+    (dict(nbytes=1, issued=132 * 4 * 1.755e9), 1.0, 'lower bound'),
+])
+def test_what_is_not_compiled_takes_its_bytes_operations_or_instructions(about, seconds, what):
+    (p,) = predict_pass([Launch('k', **about)], h100())
+    assert p.seconds == pytest.approx(seconds + 1.5e-6) and p.share == {what: 1.0}
+
+
 def test_of_equal_times_the_one_whose_sms_wait_less():
     """An autotuned kernel's configurations that DRAM bounds alike differ where another length leaves bandwidth over."""
     made = [Prediction('k', seconds, 0, 0, 0, sm_seconds=sm, configuration=name)
