@@ -1,0 +1,43 @@
+"""What SGLang asks of the config of a model with recurrent states."""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.runtime_context import get_parallel
+
+from fla_longhorn.models import LonghornConfig
+
+
+class ServedConfig(LonghornConfig):
+    """Longhorn's config with the sizes of a request's states."""
+
+    # SGLang counts them, though a model without attention layers has none
+    num_attention_heads = num_key_value_heads = 1
+
+    @property
+    def full_attention_layer_ids(self) -> list[int]:
+        return []
+
+    @property
+    def mamba2_cache_params(self) -> Mamba2CacheParams:
+        """The convolution's last `conv_size` inputs and the state `[H, K, V]` of each layer, both in float32.
+
+        Raises:
+            ValueError: the config or SGLang's options ask for what is not served.
+        """
+        if self.attn is not None:
+            raise ValueError(f'attn must be None for SGLang, got {self.attn}')
+        if get_parallel().tp_size > 1 or get_parallel().pp_size > 1:
+            raise ValueError('tp_size and pp_size must be 1 for Longhorn in SGLang, got '
+                             f'{get_parallel().tp_size} and {get_parallel().pp_size}')
+        size = round(self.hidden_size * self.expand)
+        shape = Mamba2StateShape(
+            conv=[(size, self.conv_size)], temporal=(self.num_heads, self.state_size, size // self.num_heads),
+            intermediate_size=size, conv_dim=size, ssm_state_size=self.state_size, num_heads=self.num_heads,
+            head_dim=size // self.num_heads, state_size=self.state_size, conv_kernel=self.conv_size,
+        )
+        return Mamba2CacheParams(
+            shape=shape, layers=list(range(self.num_hidden_layers)),
+            dtype=Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
+        )
