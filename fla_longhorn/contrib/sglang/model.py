@@ -39,9 +39,6 @@ class LonghornForCausalLM(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch, **kwargs: Any,
     ) -> LogitsProcessorOutput:
-        if forward_batch.forward_mode.is_idle():
-            hidden_states = self.model.embeddings(input_ids)
-            return self.logits_processor(input_ids, hidden_states, self.lm_head, forward_batch)
         backend = get_attn_backend()
         slots, pool = backend.forward_metadata.mamba_cache_indices, backend.req_to_token_pool
         layers = [pool.mamba2_layer_cache(i) for i in range(self.config.num_hidden_layers)]
