@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, get_spec
 
 from fla_longhorn.models import LonghornConfig
 
@@ -28,9 +28,13 @@ class ServedConfig(LonghornConfig):
         """
         if self.attn is not None:
             raise ValueError(f'attn must be None for SGLang, got {self.attn}')
-        if get_parallel().tp_size > 1 or get_parallel().pp_size > 1:
-            raise ValueError('tp_size and pp_size must be 1 for Longhorn in SGLang, got '
-                             f'{get_parallel().tp_size} and {get_parallel().pp_size}')
+        parallel, algorithm = get_parallel(), get_spec().speculative_algorithm
+        for name, value in (('tp_size', parallel.tp_size), ('pp_size', parallel.pp_size)):
+            if value > 1:
+                raise ValueError(f'{name} must be 1 for Longhorn in SGLang, got {value}')
+        if algorithm is not None:
+            raise ValueError('speculative_algorithm must be None for Longhorn in SGLang, which has no way back to the state '
+                             f'before a rejected token, got {algorithm!r}')
         size = round(self.hidden_size * self.expand)
         shape = Mamba2StateShape(
             conv=[(size, self.conv_size)], temporal=(self.num_heads, self.state_size, size // self.num_heads),
