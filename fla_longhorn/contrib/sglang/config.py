@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.runtime_context import get_parallel, get_spec
@@ -14,6 +16,10 @@ class ServedConfig(LonghornConfig):
 
     # SGLang counts them, though a model without attention layers has none
     num_attention_heads = num_key_value_heads = 1
+
+    # transformers gives a config without this method one of its own, which sets no defaults
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
 
     @property
     def full_attention_layer_ids(self) -> list[int]:
