@@ -123,4 +123,4 @@ bench: setup
 	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(SERVING) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(SERVING) $(SGLANG) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
