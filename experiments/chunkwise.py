@@ -135,8 +135,10 @@ STAND_INS = (
 )
 
 
-def install() -> None:
-    """Put them in the place of fla's kernels, which need a GPU, in this process; Mamba-2 lacks a norm alone."""
+def install_without_gpu() -> None:
+    """Without a GPU, put them in the place of fla's kernels in this process; Mamba-2 lacks a norm alone."""
+    if torch.cuda.is_available():
+        return
     layernorm_gated.rmsnorm_fn = layernorm_gated.rms_norm_ref
     for module, names, function in STAND_INS:
         for name in names:

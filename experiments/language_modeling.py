@@ -41,6 +41,7 @@ from transformers.trainer_utils import get_last_checkpoint
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
+from experiments import chunkwise
 from experiments.text import TextArguments, vocabulary_size
 from experiments.tokens import token_blocks
 
@@ -130,6 +131,7 @@ def main(args: list[str] | None = None) -> None:
     output = options.output_dir or Path('outputs') / options.setting.stem
     output.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
+    chunkwise.install_without_gpu()
 
     results = output / 'results.json'
     runs = json.loads(results.read_text())['runs'] if results.exists() else []

@@ -310,8 +310,7 @@ def main(args: list[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
-    if not torch.cuda.is_available():
-        chunkwise.install()
+    chunkwise.install_without_gpu()
     results = output / 'results.json'
     report = json.loads(results.read_text()) if results.exists() else {'runs': []}
     cells = grid_cells(setting)

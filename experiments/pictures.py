@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.report.pictures import main_of
-from experiments import depth, extrapolation, language_modeling, mqar, objectives, synthetic
+from experiments import depth, extrapolation, language_modeling, mqar, objectives, state_size, synthetic
 from experiments.report import RESULTS
 
 # the function that draws files by the end of their name
 DRAW: dict[str, Callable] = {
-    'mqar_exact': mqar.draw, 'mqar_small': mqar.draw, 'mqar_zoology_small': mqar.draw, 'mqar_depth': depth.draw,
-    'state_tracking': synthetic.draw, 'lm_small': language_modeling.draw, 'extrapolation': extrapolation.draw,
+    'mqar_exact': mqar.draw, 'mqar_state': state_size.draw, 'mqar_small': mqar.draw, 'mqar_zoology_small': mqar.draw,
+    'mqar_depth': depth.draw, 'state_tracking': synthetic.draw, 'lm_small': language_modeling.draw,
+    'lm_families': language_modeling.draw, 'extrapolation': extrapolation.draw, 'extrapolation_families': extrapolation.draw,
     'objectives': objectives.draw,
 }
 

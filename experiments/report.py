@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.report.page import ROOT, Section, body, main_of
 from benchmarks.report.tables import measured_on, table
+from experiments import state_size
 from experiments.mqar import best_runs
 
 RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.md'
@@ -76,10 +77,11 @@ def language_modeling(report: dict) -> str:
         losses = [run['loss'] for run in runs]
         mean = sum(losses) / len(losses)
         rows.append([name, f'{runs[0]["parameters"]:,}', f'{mean:.4f} ({min(losses):.4f} to {max(losses):.4f})',
-                     f'{math.exp(mean):.3f}', len(runs)])
-    return (f'## {report["setting"]["title"]}\n\n{measured_on(report["machine"])} '
-            f'{report["setting"]["training"]["max_steps"]} steps.\n\n'
-            + table(['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds'], rows))
+                     f'{math.exp(mean):.3f}', f'{min(run["seconds"] for run in runs) / 60:.1f}', len(runs)])
+    columns = ['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'minutes, fastest run', 'seeds']
+    setting = report['setting']
+    return (f'## {setting["title"]}\n\n{measured_on(report["machine"])} {setting["training"]["max_steps"]} steps.\n\n'
+            + table(columns, rows) + ('\n\n' + predictions(setting) if 'predictions' in setting else ''))
 
 
 def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
@@ -176,6 +178,24 @@ def ablations(*reports: dict) -> str:
             'to highest). Recall is in percentage points, higher is better. Loss is in nats per token, lower is better. The '
             f'last column is the loss of the {reports[-1]["block_size"]} tokens before that position.\n\n'
             + table(['change', *next(iter(changes.values()))], rows) + '\n\n' + ABLATIONS)
+
+
+def by_state_size(report: dict) -> str:
+    """Recall of each state size, beside the operator's predicted time."""
+    setting, found = report['setting'], state_size.points(report)
+    rows = [
+        [mixer, K, shares(recalls), 'not predicted' if ms is None else f'{ms:.2f}', len(recalls)]
+        for mixer, some in found.items() for K, ms, recalls in some
+    ]
+    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
+    time = f'predicted ms, {state_size.GPU}'
+    return (
+        f'## {setting["title"]}\n\n`python -m experiments mqar experiments/settings/{setting["name"]}.json`. '
+        f'{measured_on(report["machine"])} {options}; {setting["note"]} The times are forward and backward of the operator, '
+        f'for B = {state_size.B}, T = {state_size.T:,} and V = {state_size.V:,} in bfloat16 '
+        '([how they are predicted](results.md)). No model of this size was timed.\n\n'
+        + table(['mixer', 'K', 'recall', time, 'seeds'], rows) + '\n\n' + predictions(setting)
+    )
 
 
 def two_layers(report: dict) -> str:
@@ -280,6 +300,7 @@ def why_larger(report: dict) -> str:
 
 SECTIONS: tuple[Section, ...] = (
     (('mqar_exact',), recall, 'mqar_exact'),
+    (('mqar_state',), by_state_size, 'mqar_state'),
     (('mqar_small',), recall_by_width, 'mqar_small'),
     (('mqar_depth',), two_layers, 'mqar_depth'),
     (('mqar_depth_why',), why_larger, None),

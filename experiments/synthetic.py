@@ -225,9 +225,10 @@ def draw(report: dict, path: Path | str) -> None:
     runs = report['runs']
     groups = list(dict.fromkeys(run['cell']['task_options']['group'] for run in runs))
     mixers = list(dict.fromkeys(run['cell']['mixer'] for run in runs))
-    figure = Figure(figsize=(3.4 + 4.6 * len(groups), 3.8), dpi=140, layout='constrained')
-    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    for group, axis in zip(groups, axes, strict=True):
+    rows = math.ceil(len(groups) / 2)
+    figure = Figure(figsize=(11, 0.6 + 3.2 * rows), dpi=140, layout='constrained')
+    axes = figure.subplots(rows, 2, sharey=True, squeeze=False).flat
+    for group, axis in zip(groups, axes, strict=False):
         for run in runs:
             if run['cell']['task_options']['group'] == group:
                 name = run['cell']['mixer']

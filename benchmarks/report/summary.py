@@ -23,10 +23,10 @@ def operators(report: dict) -> str:
 
     machine = report['machine']
     return (
-        f'- **Speed on a CPU.** Forward and backward of `chunk_longhorn` take '
+        f'- **Speed on a CPU.** Forward and backward of `chunk_longhorn` (diagonal) take '
         f'{times["chunk_longhorn", "numba"]["ms"]:.1f} ms at '
         f"the paper's 120M width ({machine['device'].removeprefix('CPU ').strip('()')}, {machine['threads']} threads, "
-        f"{report['dtype']}, {found[0]['T']} tokens). transformers' Mamba-2 scan takes "
+        f"{report['dtype']}, {found[0]['T']} tokens). transformers' Mamba-2 scan in PyTorch takes "
         f'{against("mamba2_chunk_scan", "transformers")}. [All operators](docs/results.md#operators-on-a-cpu).'
     )
 
@@ -42,8 +42,9 @@ def training(report: dict) -> str:
     return (
         f'- **A small model on a CPU.** Longhorn trains {1 - rate["Longhorn"] / rate["Llama"]:.0%} slower than transformers\' '
         f'Llama ({rate["Longhorn"]:,.0f} and {rate["Llama"]:,.0f} tokens a second, {report["size"]["seq_len"]} tokens a row, '
-        f'{report["machine"]["threads"]} threads). Generating a token after 8,192 takes {token_ms("Longhorn"):.1f} ms; '
-        f'Llama takes {token_ms("Llama"):.1f} ms. [All models](docs/results.md#models-on-a-cpu).'
+        f'{report["machine"]["threads"]} threads). Generating one token after a prompt of 8,192 takes '
+        f'{token_ms("Longhorn"):.1f} ms; Llama takes {token_ms("Llama"):.1f} ms. '
+        '[All models](docs/results.md#models-on-a-cpu).'
     )
 
 
@@ -52,9 +53,9 @@ def memory(report: dict) -> str:
     kept = {row['layer']: row['kept'] for row in report['rows']}
     own, mamba = kept['Longhorn'], kept['Mamba, by its source']
     return (
-        f'- **Memory in training.** For backward, a layer saves {own:.0f} bytes per token and unit of model width (counted, '
-        f"bfloat16). Mamba's fused block saves {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet {kept['DeltaNet']:.0f} "
-        f"and KDA {kept['KDA']:.0f}, softmax attention {kept['softmax attention']:.0f}. "
+        f'- **Memory in training.** For backward, a Longhorn layer of either form saves {own:.0f} bytes per token and unit of '
+        f"model width (counted, bfloat16). Mamba's fused block saves {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet "
+        f"{kept['DeltaNet']:.0f} and KDA {kept['KDA']:.0f}, softmax attention {kept['softmax attention']:.0f}. "
         '[All layers](docs/results.md#memory-of-a-layer).'
     )
 
@@ -69,7 +70,7 @@ def extrapolation(report: dict) -> str:
         return f'from {low:.2f} to {high:.2f}'
 
     return (
-        f'- **Longer texts than in training.** Small models trained on {report["block_size"]} bytes of Python sources at a '
+        f'- **Texts longer than in training.** Small models trained on {report["block_size"]} bytes of Python sources at a '
         f'time are tested on up to {ends[1]}, {round(ends[1] / ends[0])} times as far. The perplexity goes '
         f'{change("Longhorn, exact")} with the exact update, {change("Longhorn, diagonal")} with the diagonal one, and '
         f'{change("attention")} with attention (means over {seeds} seeds). [Picture and '

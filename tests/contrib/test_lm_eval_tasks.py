@@ -1,5 +1,5 @@
-"""lm_eval on a saved checkpoint: the tasks of Table 2 and of the recall suite on small local data of the same format, and
-local tasks of its three kinds, whose figures are those that the model gives for one text at a time."""
+"""lm_eval on a saved checkpoint: the tasks of Table 2, of the recall suite and of long texts on small local data of the same
+format, and local tasks of its three kinds, whose figures are those that the model gives for one text at a time."""
 
 import importlib.util
 import json
@@ -13,9 +13,19 @@ from fla_longhorn.contrib.lm_eval.tables import TABLES, markdown
 from tests import forks
 
 pytestmark = pytest.mark.xdist_group('evaluation')
-spec = importlib.util.spec_from_file_location('recall', TASKS / 'recall.py')
-recall = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(recall)
+
+
+def load(name: str):
+    """The module beside the tasks, which lm_eval loads by its path."""
+    spec = importlib.util.spec_from_file_location(name, TASKS / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+recall = load('recall')
+# the values of S-NIAH 1 to 3
+VALUES = {1: r'\d{7}', 2: r'\d{7}', 3: r'[0-9a-f]{8}-[0-9a-f-]{27}'}
 
 LONG = ' '.join(f'sentence {i}.' for i in range(300))
 KEYED = {'key': 'device name', 'value': ' Longhorn 3 ', 'text': f'{LONG} The device is a Longhorn 3. {LONG} device name:'}
@@ -55,19 +65,33 @@ TABLE_2 = {
     },
     ('aps/super_glue', 'boolq'): {'passage': 'Cows eat grass.', 'question': 'do cows eat grass', 'label': 1},
 }
+LONG_TEXTS = {
+    ('EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1'): {'page': ' = Cows = \n Cows eat 5 @,@ 000 blades . \n'},
+    ('EleutherAI/lambada_openai', 'default'): {'text': 'Cows eat grass.'},
+    ('baber/paul_graham_essays', 'default'): {'text': 'I like cows. They eat grass and sleep in the sun. ' * 50},
+    **{('Xnhyacinth/LongBench', task): {
+        'context': 'Cows eat grass.', 'question': 'What do cows eat?', 'answers': ['Paragraph 1, 段落1'],
+        'all_classes': ['grass', 'hay'],
+    } for task in (
+        '2wikimqa', 'dureader', 'gov_report', 'hotpotqa', 'lcc', 'lsht', 'multi_news', 'multifieldqa_en', 'multifieldqa_zh',
+        'musique', 'narrativeqa', 'passage_count', 'passage_retrieval_en', 'passage_retrieval_zh', 'qasper', 'qmsum',
+        'repobench-p', 'samsum', 'trec', 'triviaqa', 'vcsum',
+    )},
+}
+NEEDLES = {'max_seq_lengths': [4096, 8192], 'num_samples': 3}
 
 
-def write_table_2(folder) -> None:
+def write_datasets(folder, documents) -> None:
     """Each dataset as a folder of its name, which `datasets` reads in place of the hub's."""
-    for path in {path for path, _ in TABLE_2}:
-        configs = [name for other, name in TABLE_2 if other == path]
+    for path in {path for path, _ in documents}:
+        configs = [name for other, name in documents if other == path]
         (folder / path).mkdir(parents=True)
         head = ['---', 'configs:']
         for name in configs:
             head += [f'- config_name: {name}', '  data_files:']
             for split in ('train', 'validation', 'test'):
                 head += [f'  - split: {split}', f'    path: {name}.jsonl']
-            (folder / path / f'{name}.jsonl').write_text(3 * (json.dumps(TABLE_2[path, name]) + '\n'))
+            (folder / path / f'{name}.jsonl').write_text(3 * (json.dumps(documents[path, name]) + '\n'))
         (folder / path / 'README.md').write_text('\n'.join([*head, '---', '']))
 
 
@@ -79,20 +103,30 @@ def write_recall(folder) -> None:
         (folder / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
 
+def write_sentence_tokenizer(folder) -> None:
+    """NLTK's tables for English, without abbreviations: RULER cuts its haystack into sentences."""
+    tables = folder / 'tokenizers' / 'punkt_tab' / 'english'
+    tables.mkdir(parents=True)
+    for name in ('collocations.tab', 'sent_starters.txt', 'abbrev_types.txt', 'ortho_context.tab'):
+        (tables / name).write_text('')
+
+
 @pytest.fixture(scope='module')
 def evaluated(tmp_path_factory, device):
     """A report, its results by task and its samples by task, on a small checkpoint, and the figures of the local tasks."""
     folder = tmp_path_factory.mktemp('evaluation')
     printed = forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
-    write_table_2(folder)
+    write_datasets(folder, TABLE_2 | LONG_TEXTS)
     write_recall(folder / 'recall')
+    write_sentence_tokenizer(folder / 'nltk')
     tasks = forks.output('-m', 'fla_longhorn.contrib.lm_eval', cwd=folder).strip()
     forks.output(
-        '-m', 'fla_longhorn', '-m', 'lm_eval', 'run', '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32',
-        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', forks.SCRIPTS / 'tasks' / '*.yaml',
-        '--include_path', tasks, '--device', device,
-        '--metadata', json.dumps({'recall_data': str(folder / 'recall')}), '--batch_size', 4, '--output_path', 'out',
-        '--log_samples', cwd=folder,
+        '-m', 'fla_longhorn', '-m', 'lm_eval', 'run',
+        '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32,max_length=8192',
+        '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', 'longhorn_long',
+        forks.SCRIPTS / 'tasks' / '*.yaml', '--include_path', tasks, '--device', device,
+        '--metadata', json.dumps({'recall_data': str(folder / 'recall')} | NEEDLES), '--batch_size', 4,
+        '--output_path', 'out', '--log_samples', cwd=folder, env={'NLTK_DATA': str(folder / 'nltk')},
     )
     report, = (folder / 'out').rglob('results_*.json')
     samples = {
@@ -144,6 +178,51 @@ def test_recall(evaluated):
     # a byte is a token of this checkpoint
     assert len(doc['text'].encode()) == recall.TEXT_TOKENS
     assert 'The device is a Longhorn 3.' in doc['text']
+
+
+@pytest.mark.slow
+def test_long_texts(evaluated):
+    """Each task has its figures; needles fill their length, lie at their depth, and are found where the output has them."""
+    _, results, samples, _ = evaluated
+    assert {'word_perplexity,none', 'bits_per_byte,none'} <= set(results['wikitext'])
+    assert {'perplexity,none', 'acc,none'} <= set(results['lambada_openai'])
+    assert all('score,none' in results[f'longbench_{name}'] for path, name in LONG_TEXTS if path.endswith('LongBench'))
+    for i, pattern in VALUES.items():
+        task = f'longhorn_niah_single_{i}'
+        some = samples[task]
+        assert len(some) == 6
+        for sample in some:
+            doc = sample['doc']
+            value, = doc['outputs']
+            assert re.fullmatch(pattern, value) and doc['input'].count(value) == 1
+            # a byte is a token of this checkpoint
+            assert doc['max_length'] / 2 < len(doc['input'].encode()) + 128 == doc['length'] <= doc['max_length']
+            before = doc['input'][:round(doc['depth'] * len(doc['input']))]
+            assert value not in before and doc['input'].startswith(value, len(before))
+            prompt = sample['arguments']['gen_args_0']['arg_0']
+            assert prompt.startswith(doc['input']) and prompt.endswith(' mentioned in the provided text is')
+            assert sample[str(doc['max_length'])] == (value in sample['resps'][0][0])
+        for length in NEEDLES['max_seq_lengths']:
+            mean = sum(sample[str(length)] for sample in some if sample['doc']['max_length'] == length) / 3
+            assert results[task][f'{length},none'] == mean
+
+
+def test_needle_lengths(monkeypatch):
+    """Refused: a length without a metric, and one that the generator's texts are far from."""
+    niah = load('niah')
+    with pytest.raises(ValueError, match=r'max_seq_lengths must be some of \(1024, .*\), got \[1000\]'):
+        niah.documents('repeat', 'numbers', max_seq_lengths=[1000], pretrained='none')
+    monkeypatch.setattr(niah, 'get_tokenizer', lambda name: None)
+    monkeypatch.setattr(niah, 'generate_samples', lambda *args, **options: [{'length': 414}])
+    with pytest.raises(ValueError, match='max_seq_lengths holds 1024, for which lm_eval makes a text of 414 tokens'):
+        niah.documents('repeat', 'numbers', pretrained='none')
+
+
+def test_needle_is_found():
+    doc = {'max_length': 2048, 'outputs': ['7654321']}
+    niah = load('niah')
+    assert niah.found(doc, [' 7654321.']) == {'2048': 1}
+    assert niah.found(doc, [' 765432']) == {'2048': 0}
 
 
 def test_prompts():

@@ -19,7 +19,7 @@ def test_train_and_extrapolate(tmp_path):
         'title': 'tiny', 'text': {'files': [str(tmp_path / 'text' / '*.txt')]}, 'block_size': 32, 'eval_blocks': 3,
         'sequences_per_step': 8,
         'model': {'hidden_size': 16, 'num_hidden_layers': 1, 'bos_token_id': None, 'eos_token_id': None},
-        'models': {'a model': {'model_type': 'longhorn'}, 'exact': {'model_type': 'longhorn', 'exact': True}},
+        'models': {'a model': {'model_type': 'longhorn'}, 'GLA': {'model_type': 'gla', 'num_heads': 1}},
         'seeds': [0, 1],
         'training': {
             'max_steps': 4, 'eval_steps': 2, 'per_device_train_batch_size': 4, 'learning_rate': 1e-2, 'use_cpu': True,
@@ -31,7 +31,7 @@ def test_train_and_extrapolate(tmp_path):
     options = ['--tokens_dir', str(tmp_path / 'tokens')]
     language_modeling.main([str(path), '--output_dir', str(output), *options])
     runs = json.loads((output / 'results.json').read_text())['runs']
-    assert [(run['model'], run['seed']) for run in runs] == [('a model', 0), ('exact', 0), ('a model', 1), ('exact', 1)]
+    assert [(run['model'], run['seed']) for run in runs] == [('a model', 0), ('GLA', 0), ('a model', 1), ('GLA', 1)]
     assert runs[0]['loss'] != runs[2]['loss']
     assert all([step for step, _ in run['history']] == [2, 4] for run in runs)
     assert all(run['perplexity'] == pytest.approx(math.exp(run['loss'])) and run['loss'] < math.log(256) for run in runs)

@@ -1,14 +1,11 @@
 """The tasks of state tracking and of MAD, and fla's operators in PyTorch."""
 
 import json
-from contextlib import ExitStack
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.modules.norm import layernorm_gated
 from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
 from fla.ops.gla.naive import naive_recurrent_gla
 from fla.ops.kda.naive import naive_recurrent_kda
@@ -129,18 +126,7 @@ def test_doubled_steps(exact):
     assert (got - expected).norm() < 1e-12 * expected.norm()
 
 
-@pytest.fixture
-def kernels():
-    """fla's, in the place of which a run puts others."""
-    with ExitStack() as stack:
-        for module, names, _ in chunkwise.STAND_INS:
-            for name in names:
-                stack.enter_context(patch.object(module, name, getattr(module, name)))
-        stack.enter_context(patch.object(layernorm_gated, 'rmsnorm_fn', layernorm_gated.rmsnorm_fn))
-        yield
-
-
-def test_run(tmp_path, kernels):
+def test_run(tmp_path):
     """A grid from the setting to accuracies by length, and a task with a decoder of its own."""
     setting = {
         'title': 'tiny', 'rules': 'synthetic', 'columns': ['task', 'mixer'], 'plot': {'x': 'step', 'panels': 'seq_len'},

@@ -52,7 +52,7 @@ def diagonal_bwd(
     q, T = args.q, args.q.shape[1]
     do, strides['S_DO'] = with_token_stride(do)
 
-    # a program of the backward takes two segments, one after the other; of their summaries twice as many warps run at a time
+    # twice as many segments as programs: backward runs two in turn, and the summaries' programs fit twice as often
     L = segment_length(args, parallel, for_blocks().BV, rounds=2)
     rows = prepare_rows(q, args.k, args.scale, squares=L <= T)
     if L <= T:
@@ -69,7 +69,7 @@ def diagonal_bwd(
 
 
 def first_segments(x: Tensor, args: Arguments, L: int) -> Tensor:
-    """Of `x`, which has a slot for each segment of L tokens, those of the sequences' first segments."""
+    """The slots of each sequence's first segment in `x`, which has a slot for each segment of L tokens."""
     if args.cu_seqlens is None:
         return x[::len(x) // args.num_sequences].contiguous()
     bos = args.cu_seqlens[:-1]
@@ -77,7 +77,7 @@ def first_segments(x: Tensor, args: Arguments, L: int) -> Tensor:
 
 
 def segment_length(args: Arguments, parallel: bool, channels: int, rounds: int = 1) -> int:
-    """Tokens to a segment, for programs of one warp with so many channels."""
+    """Segment length in tokens, for programs of one warp with `channels` channels each."""
     _, T, H, K, V = args.sizes
     if not parallel:
         return segments.one_segment(T, K)

@@ -43,10 +43,10 @@ def longhorn_bwd_kernel(
     PRECISE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr,
 ):
-    """All gradients of TS tokens from the T0-th of each segment on, but those summed over channels: `part` takes sums over BV.
+    """All gradients of TS tokens from the T0-th of each segment on; of those summed over channels, `part` gets sums over BV.
 
-    A program loops over (segment, head, channel block) with one scratch buffer. For each saved state, from the
-    last, and each block of BK entries of K, it computes the states after it again, keeps every fourth, and walks back along
+    A program loops over (segment, head, channel block) with one scratch buffer. For each checkpoint, from the
+    last, and each block of BK entries of K, it recomputes the states after it, keeps every fourth, and walks back along
     them. `dh` holds the gradient of the state behind these tokens in each segment slot, and then of the one before them.
     """
     PR: tl.constexpr = 2 * KP + 4
@@ -66,7 +66,7 @@ def longhorn_bwd_kernel(
     DO_TYPE: tl.constexpr = do.dtype.element_ty
     Z_TYPE: tl.constexpr = z.dtype.element_ty if HAS_Z else DO_TYPE
     NONE: tl.constexpr = no_step(OPTIONS)
-    # what stands for channels beyond V; without it a load takes an instruction less
+    # the value of channels beyond V; a load without one takes an instruction less
     V_BEYOND: tl.constexpr = 0. if MASKED else None
     BETA_BEYOND: tl.constexpr = NONE if MASKED else None
 
@@ -222,9 +222,9 @@ def longhorn_bwd_segments(
     rows: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dh: torch.Tensor, states: torch.Tensor, *,
     L: int,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Run every segment of L tokens back from the state's gradient in `dh`, which becomes that at the segment's start.
+    """Backward through every segment of L tokens from the state's gradient in `dh`, which becomes that at the segment's start.
 
-    Returns (dq, dk, dv, dbeta, dD, dz). Slices of the segments go one after the other, with one buffer for the partial sums.
+    Returns (dq, dk, dv, dbeta, dD, dz). Slices of the segments run in turn and share one buffer for the partial sums.
     """
     q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
     B, T, H, K, V = args.sizes

@@ -15,7 +15,7 @@ def sum_channels(b_x, PRECISE: tl.constexpr):
 
     A thread has one channel v and all j. The right operand has rows [j, v % 4] and columns v / 4: then its layout is the one
     that the values have, and none changes its thread. The product selects j and adds over v % 4.
-    Operands are rounded to TF32, with PRECISE in two parts.
+    Operands are rounded to TF32, or with PRECISE split into two parts.
     """
     BK: tl.constexpr = b_x.shape[0]
     BV: tl.constexpr = b_x.shape[1]
@@ -99,7 +99,7 @@ def load_next(p, m, S: tl.constexpr, OTHER: tl.constexpr):
 
 @triton.jit
 def to_word(b_x):
-    """What was loaded, unconverted, in a register of its own: a loop would copy 16 bits from one to another."""
+    """A loaded value in a 32-bit register, unconverted: a loop would copy 16-bit values between registers."""
     if b_x.dtype.primitive_bitwidth == 16:
         return b_x.to(tl.int16, bitcast=True).to(tl.int32)
     else:
@@ -129,7 +129,7 @@ def load_keys(p_r, p_k, n_u, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr
 
 @triton.jit
 def copy_rows(p_to, p_r, n_u, R: tl.constexpr, KP: tl.constexpr):
-    """Copy the rows of n_u tokens, the last one as often as makes four."""
+    """Copy the rows of n_u tokens, and the last one again until there are four."""
     o_r = tl.arange(0, 4 * KP)
     for u in range(0, 4):
         # key, query and |k|^2: the elements between them and the squares are uninitialised
@@ -197,7 +197,7 @@ def finish_block(
     S_B: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
     SCALAR_BETA: tl.constexpr,
 ):
-    """:func:`finish_token` for four tokens, of which n_u exist; keeps what is summed over the channels later at `p_w`."""
+    """:func:`finish_token` for four tokens, of which n_u exist; stores what is summed over the channels later at `p_w`."""
     ws, dbs = (), ()
     for u in tl.static_range(4):
         b_w, b_db = finish_token(
@@ -221,8 +221,8 @@ def backward_block(
 ):
     """Four tokens forward from the state before them, with each one's x kept, and back; only the first n_u exist.
 
-    The others have the last one's key, and no step size, value or gradient: they change nothing. Stores come last, because
-    loads don't move up across them. Between two blocks of K, the sums over K are in scratch.
+    The others have the last one's key and a step size, value and gradient of zero: they change nothing. Stores come last,
+    because the compiler moves no load above them. Between two blocks of K, the sums over K are in scratch.
     """
     p_k = p_r + i_k * BK + tl.arange(0, BK)
     b_dq, b_dk = tl.zeros([BK, 8], dtype=tl.float32), tl.zeros([BK, 8], dtype=tl.float32)

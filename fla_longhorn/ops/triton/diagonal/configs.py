@@ -1,4 +1,4 @@
-"""Tile sizes of the diagonal update's kernels, and where the parts of backward's scratch are."""
+"""Tile sizes of the diagonal update's kernels, and the layout of backward's scratch buffer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import triton
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 
-# a program each of 32 channels that a multiprocessor should hold: two for each of its four schedulers
+# programs of 32 channels that a multiprocessor should hold: two for each of its four schedulers
 PROGRAMS_PER_MULTIPROCESSOR = 8
-# tokens below which a second pass costs more than it hides
+# a segment is not shorter: a second pass would cost more than it saves
 MIN_SEGMENT_LENGTH = 256
-# tokens of a segment from which on backward goes through it in slices
+# from this segment length on, backward processes a segment in slices
 MIN_SLICED_LENGTH = 1024
-# launch option, which only Triton for NVIDIA takes: as few as let a multiprocessor hold the 16 programs that it is given
+# launch option of Triton for NVIDIA only: with 128 registers a thread, 16 programs fit on a multiprocessor
 FEW_REGISTERS = {} if torch.version.hip or torch.version.xpu else dict(maxnreg=128)
 
 
@@ -62,9 +62,9 @@ def for_step(K: int, V: int) -> DiagonalConfig:
 
 
 def slice_length(length: int, K: int, is_varlen: bool) -> int:
-    """Tokens of a segment of `length` that one launch of backward takes: the partial sums of dq and dk are of so many.
+    """Tokens of a segment of `length` that one launch of backward processes, and keeps partial sums of dq and dk for.
 
-    Packed sequences are taken whole: of unequal ones, a slice would leave programs without work.
+    Packed sequences are not sliced: where their lengths differ, a slice would leave programs without work.
     """
     if is_varlen or length < MIN_SLICED_LENGTH:
         return length
@@ -74,10 +74,10 @@ def slice_length(length: int, K: int, is_varlen: bool) -> int:
 
 @triton.constexpr_function
 def scratch_offset(part, INTERVAL, NK, BK, BV, SCALAR_BETA, R):
-    """Where a part of a program's scratch begins, in floats; `end` is the scratch's size.
+    """Offset of a part of a program's scratch buffer, in floats; `end` is the buffer's size.
 
-    `ring`: every fourth state of a chunk; `sums`: by token and channel what is summed later, and what the blocks of K add up;
-    `rows`: four zero rows of keys and queries.
+    `ring`: every fourth state of a chunk; `sums`: for each token and channel, terms to sum over channels, and sums over the
+    blocks of K so far; `rows`: keys and queries of a chunk's last, incomplete block of four tokens.
     """
     sizes = {
         'ring': INTERVAL // 4 * BK * BV,

@@ -117,8 +117,8 @@ def longhorn_fwd_kernel(
 ):
     """o_t = (q_t^T S_t + D v_t) silu(z_t) along one segment, for BV channels of a head; a thread has BC of them.
 
-    `h0` holds the state at the start of each segment slot; `states` takes those to save. With POOLED, `ht`
-    is a pool whose rows the indices tell, and unless sequences are CUT into segments so is `h0`.
+    `h0` holds the state at the start of each segment slot; checkpoints are written to `states`. With POOLED, `ht`
+    is a pool whose rows are given by the indices, and so is `h0` unless sequences are CUT into segments.
     """
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -162,7 +162,7 @@ def longhorn_fwd_kernel(
 
     n_t = (end - beg).to(tl.int32)
     n_b = n_t // U
-    # a load never moves up across a store, so inputs are prefetched a block ahead, and outputs stored at its end
+    # the compiler moves no load above a store: inputs are prefetched a block ahead, and outputs stored at its end
     vs, betas, zs = load_inputs(
         p_v, p_beta, p_z, o_x, m_v, n_b * U, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
     )
@@ -199,7 +199,7 @@ def longhorn_fwd_kernel(
         vs, betas, zs = load_inputs(
             p_v, p_beta, p_z, o_x, m_v, n_u, S_V, S_B, S_Z, BV, U, PAIRS, MASKED, HAS_Z, SCALAR_BETA, True,
         )
-        # past the end the key is zero and the state stays
+        # past the end the key is zero and the state does not change
         b_rows, ns = load_rows(p_r, n_u, R, BK, U, True)
         ks, qs = keys_and_queries(b_rows)
         for u in tl.static_range(U):
@@ -233,7 +233,7 @@ def longhorn_fwd_segments(
     """Run every segment of L tokens from its state in `h0` and return `o [B, T, H, V]`."""
     B, T, H, K, V = args.sizes
     N, v, beta, cu_seqlens = args.num_sequences, args.v, args.beta, args.cu_seqlens
-    # programs of a sequence without a row leave at once
+    # programs of a sequence without a row return at once
     o = (torch.empty if pool is None else torch.zeros)(B, T, H, V, dtype=v.dtype, device=v.device)
     config = for_forward(K, V)
     grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, config.BV),)

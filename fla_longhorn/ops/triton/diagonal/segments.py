@@ -1,4 +1,4 @@
-"""Parallel in time: the decay and the end state from zero of each segment, and their combination in order.
+"""Parallel along the sequence: each segment's decay and its end state from zero, and their combination in order.
 
 A segment of L tokens maps the state that enters it to `decay * state + local`, elementwise on `[K, V]`, and the gradient
 that leaves it backwards likewise. Segments combine by `(a2 a1, a2 b1 + b2)`. Slots are those of `ops/checkpoints.py`.
@@ -22,10 +22,10 @@ from fla_longhorn.ops.triton.slots import first_slot, locate_states, only_if, ro
 
 
 def choose_segment_length(T: int, blocks: int, K: int, device: torch.device, rounds: int = 1) -> int:
-    """Tokens to a segment, a multiple of the checkpoint interval, for rows of T tokens and `blocks` programs without cuts.
+    """Tokens to a segment, a multiple of the checkpoint interval, for rows of T tokens and `blocks` programs a segment.
 
     One segment where the blocks fill at least half of the device, because segments double the arithmetic. Else as many as
-    the device holds at a time, or `rounds` times as many.
+    fit on the device at a time, or `rounds` times as many.
     """
     wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(device) // blocks
     L = one_segment(T, K)
@@ -157,7 +157,7 @@ def longhorn_combine_kernel(
 ):
     """Write the state that enters each segment of a sequence: x = start, then x = decay x + local, segment by segment.
 
-    With POOLED, `start` is a pool whose rows the indices tell.
+    With POOLED, `start` is a pool whose rows are given by the indices.
     """
     i_p = tl.program_id(0)
     NS: tl.constexpr = (KV + BS - 1) // BS
@@ -189,7 +189,7 @@ def longhorn_combine_kernel(
 def summarize_segments(
     rows: torch.Tensor, args: Arguments, do: torch.Tensor | None = None, *, L: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; with `do`, of the gradient on its way back.
+    """(decay, local), each float32 `[S, H, K, V]`, of segments of L tokens; with `do`, of the state's gradient, in reverse.
 
     For that, rows hold the keys' squares.
     """

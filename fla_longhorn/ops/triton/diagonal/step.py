@@ -1,4 +1,4 @@
-"""A single token of the diagonal update, as decoding takes it."""
+"""One token of the diagonal update, for decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def longhorn_step_kernel(
 ):
     """One token of every sequence in one launch; reads q and k themselves, not prepared rows.
 
-    With POOLED, `h0` and `ht` are a pool whose rows the indices tell; else rows are those of the batch.
+    With POOLED, `h0` and `ht` are a pool whose rows are given by the indices; else row b is sequence b's.
     """
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -67,7 +67,7 @@ def longhorn_step_kernel(
 def longhorn_fwd_step(
     args: Arguments, strides: dict[str, int], h0: torch.Tensor | None, ht: torch.Tensor | None, pool: Pool | None,
 ) -> torch.Tensor:
-    """One token of B sequences: a single launch, without q and k prepared beforehand."""
+    """One token of B sequences in a single launch; returns `o [B, 1, H, V]`."""
     B, _, H, K, V = args.sizes
     q, k, v, beta = args.q, args.k, args.v, args.beta
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)

@@ -1,0 +1,60 @@
+"""Recall by state size against the predicted time of the operator on a GPU: what a larger state gives, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, PercentFormatter, StrMethodFormatter
+
+from benchmarks.report.page import ROOT
+from benchmarks.report.plots import style, tidy
+from experiments.mqar import best_runs, mixers_of
+
+PREDICTED = ROOT / 'benchmarks' / 'results' / 'predicted.json'
+GPU, B, T, V = 'H100', 8, 2048, 4096
+
+
+def predicted_ms(mixer: str, K: int) -> float | None:
+    """Forward and backward at the benchmarks' main shape, or `None` where they are not predicted."""
+    rows = json.loads(PREDICTED.read_text())['rows']
+    times = [
+        row['ms'] for row in rows
+        if [row[name] for name in ('gpu', 'B', 'T', 'V', 'K')] == [GPU, B, T, V, K] and row['pass'].rpartition('_')[0] == mixer
+    ]
+    return sum(times) if len(times) == 2 else None
+
+
+def points(report: dict) -> dict[str, list[tuple[int, float | None, list[float]]]]:
+    """By mixer, (K, predicted ms, recall of each seed) at the selected learning rate."""
+    runs, found = best_runs(report['runs']), {}
+    for mixer in mixers_of(runs):
+        recalls: dict[int, list[float]] = {}
+        for run in runs:
+            if run['cell']['mixer'] == mixer:
+                recalls.setdefault(run['cell']['state_size'], []).append(run['recall'])
+        found[mixer] = [(K, predicted_ms(mixer, K), recalls[K]) for K in sorted(recalls)]
+    return found
+
+
+def draw(report: dict, path: Path | str) -> None:
+    figure = Figure(figsize=(7, 4), dpi=140, layout='constrained')
+    axis = figure.subplots()
+    found = points(report)
+    for mixer, some in found.items():
+        known = [(K, ms, recalls) for K, ms, recalls in some if ms is not None]
+        times, means = [ms for _, ms, _ in known], [sum(x) / len(x) for *_, x in known]
+        options = style(mixer, list(found))
+        axis.plot(times, means, **options)
+        axis.vlines(times, [min(x) for *_, x in known], [max(x) for *_, x in known], color=options['color'], alpha=0.5)
+        for (K, ms, _), mean in zip(known, means, strict=True):
+            axis.annotate(f'K = {K}', (ms, mean), (4, -11), textcoords='offset points', fontsize=8, color=options['color'])
+    axis.set(title=report['setting']['title'], ylabel='recall', ylim=(0, 1.03), xscale='log',
+             xlabel=f'predicted ms, forward and backward, {GPU} (B = {B}, T = {T:,}, V = {V:,})')
+    axis.xaxis.set_major_formatter(StrMethodFormatter('{x:g}'))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_major_formatter(PercentFormatter(1))
+    tidy(axis)
+    axis.legend(frameon=False, fontsize=9)
+    figure.savefig(path)
