@@ -14,10 +14,11 @@ from tests.contrib.vllm import checkpoints
 NEED_IT = {path.name for path in Path(__file__).parent.glob('test_*.py')} - {'test_entry_point.py'}
 collect_ignore = [] if find_spec('sglang') else sorted(NEED_IT)
 if not collect_ignore:
+    stubs = str(Path(__file__).parent / 'stubs')
+    sys.path.append(stubs)
     # processes of the engine inherit them
     os.environ.update(
-        SGLANG_USE_CPU_ENGINE='1', HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1',
-        PYTHONPATH=os.pathsep.join([str(forks.ROOT), str(Path(__file__).parent / 'stubs')]),
+        SGLANG_USE_CPU_ENGINE='1', HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join([str(forks.ROOT), stubs]),
     )
 OPTIONS = {
     'device': 'cpu', 'dtype': 'float32', 'skip_tokenizer_init': True, 'mem_fraction_static': 0.2, 'max_total_tokens': 4096,
@@ -42,7 +43,6 @@ def variant(tmp_path_factory):
 @pytest.fixture(scope='session')
 def engine():
     """An engine; it ends when one with other options starts."""
-    sys.path.append(str(Path(__file__).parent / 'stubs'))
     from sglang.srt.entrypoints.engine import Engine
 
     running: dict = {}
