@@ -18,7 +18,8 @@ if not collect_ignore:
     sys.path.append(stubs)
     # processes of the engine inherit them
     os.environ.update(
-        SGLANG_USE_CPU_ENGINE='1', HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join([str(forks.ROOT), stubs]),
+        SGLANG_USE_CPU_ENGINE='1', HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1',
+        PYTHONPATH=os.pathsep.join([str(forks.ROOT), stubs]),
     )
 OPTIONS = {
     'device': 'cpu', 'dtype': 'float32', 'skip_tokenizer_init': True, 'mem_fraction_static': 0.2, 'max_total_tokens': 4096,
