@@ -10,11 +10,12 @@ PINS   := -c constraints.txt
 endif
 # vLLM's own
 SERVING := .venv-serving
+SGLANG := .venv-sglang
 # timm beside the packages of .venv
 VISION := .venv-vision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-vision mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -91,6 +92,19 @@ $(SERVING)/.ready: pyproject.toml constraints-serving.txt
 	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt --no-deps flash-linear-attention fla-core -e .
 	touch $@
 
+# served by SGLang on the CPU
+test-sglang: export OMP_NUM_THREADS := 1
+test-sglang: $(SGLANG)/.ready
+	$(SGLANG)/bin/python -m pytest tests/contrib/sglang -q
+
+# beside the packages of `.venv`: what SGLang asks for at its import, without the CUDA builds that it also names
+$(SGLANG)/.ready: $(STAMP) pyproject.toml constraints-sglang.txt tests/contrib/timm/sitecustomize.py
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	site=$$($(SGLANG)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
+	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/contrib/timm/sitecustomize.py $$site
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints-sglang.txt
+	touch $@
+
 # does a test notice each of the wrong edits listed in tests/mutate
 mutate: setup
 	$(RUN) -m tests.mutate
@@ -109,4 +123,4 @@ bench: setup
 	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(SERVING) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(SERVING) $(SGLANG) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

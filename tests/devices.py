@@ -26,6 +26,7 @@ ON_THE_CPU = {
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/contrib/test_kernels.py': 'the variant for the CPU',
+    'tests/contrib/sglang': 'served by SGLang on the CPU',
     'tests/contrib/vllm': 'served by vLLM on the CPU',
     'tests/test_devices.py': 'reads source files',
     'tests/test_layout.py': 'reads source files',
