@@ -156,7 +156,7 @@ class TestDistributions:
             names = set(archive.namelist())
             (about,) = (archive.read(name).decode() for name in names if name.endswith('.dist-info/METADATA'))
         modules = [path for name in ('fla_cpu', 'fla_longhorn') for path in (ROOT / name).rglob('*.py')]
-        files = [*modules, ROOT / 'fla_longhorn_vllm.py', *(ROOT / 'fla_longhorn/contrib/lm_eval/tasks').iterdir()]
+        files = [*modules, *ROOT.glob('fla_longhorn_*.py'), *(ROOT / 'fla_longhorn/contrib/lm_eval/tasks').iterdir()]
         sources = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
         assert sources | {'fla_cpu/py.typed', 'fla_longhorn/py.typed'} == {name for name in names if '.dist-info/' not in name}
         assert any(name.endswith('licenses/LICENSE') for name in names)

@@ -3,8 +3,7 @@
 import torch
 
 from benchmarks.memory import Memory
-from benchmarks.predict.run import machine_of
-from benchmarks.recompute import measured_cost, predicted_cost
+from benchmarks.recompute import measured_cost
 from benchmarks.report.memory import recomputation
 
 
@@ -46,17 +45,12 @@ def test_kept_for_backward():
         assert memory.peak >= 84
 
 
-def test_cost_of_recomputation():
-    """Of a step: the operators' predicted times and at least what the rest moves; of a convolution, x and y."""
-    machine = machine_of('H100', [])
-    shape = {'gpu': 'H100', 'B': 8, 'T': 2048, 'V': 4096, 'K': 16}
-    rows = [shape | {'pass': 'diagonal_fwd', 'ms': 1}, shape | {'pass': 'diagonal_bwd', 'ms': 4}]
-    row = predicted_cost('1.3B', False, rows, machine)
-    convolution = 1e3 * 4 * 8 * 2048 * 4096 / machine.dram_bandwidth
-    assert row['operators_ms'] == 5 and convolution < row['again_ms'] < 2 * convolution < row['rest_ms']
-    assert abs(row['share'] - row['again_ms'] / (5 + row['rest_ms'])) < 1e-3
+def test_recomputation():
+    """The predicted share is that of two layers' steps, and the measured one that of the ratio."""
     measured = measured_cost(32, False, torch.float32, tokens=16, pairs=2)
     assert measured['ratio_low'] <= measured['ratio'] <= measured['ratio_high']
-    place = {'device': 'CPU', 'threads': 1, 'versions': {}, 'commit': None}
-    report = {'machine': place, 'predicted': [row], 'measured': [measured]}
-    assert f'{row["share"]:.1%}' in recomputation(report)
+    report = {'machine': {'device': 'CPU', 'threads': 1, 'versions': {}, 'commit': None}, 'measured': [measured]}
+    times = {'Longhorn, diagonal': 103.0, 'Longhorn, diagonal, recompute=False': 100.0}
+    rows = [{'gpu': 'H100', 'model': '1.3B', 'pass': 'step', 'layer': name, 'us': us} for name, us in times.items()]
+    page = recomputation(report, {'rows': rows})
+    assert '3.0% (1.3B), predicted for an H100' in page and f'{measured["ratio"] - 1:.1%} (' in page

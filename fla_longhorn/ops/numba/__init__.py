@@ -106,8 +106,10 @@ def step(args: Arguments, states: torch.Tensor, where: np.ndarray) -> torch.Tens
     (N, _, H, K), V = args.q.shape, args.v.shape[-1]
     given = args.q, args.k, args.v, args.beta, args.D, args.z
     inputs = [x if x is None or x.is_contiguous() else x.contiguous() for x in given]
-    empty = torch.empty_like if len(where) == N else torch.zeros_like
-    o = empty(args.v, memory_format=torch.contiguous_format)
+    o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
+    if len(where) < N:
+        # sequences without a row
+        o.zero_()
     notice.call(
         forward.step, *[0 if x is None else x.data_ptr() for x in inputs], o.data_ptr(), states.data_ptr(), where,
         N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, tuple(args.step_options),
