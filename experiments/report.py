@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 
 from benchmarks.report.page import ROOT, Section, body, main_of
@@ -89,7 +88,7 @@ def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
     return [(name, [run for run in runs if run['model'] == name]) for name in dict.fromkeys(run['model'] for run in runs)]
 
 
-def extrapolation(report: dict, of: str) -> str:
+def extrapolation(report: dict) -> str:
     ends = [x['end'] for x in report['runs'][0]['spans']]
     shown = [i for i, end in enumerate(ends) if (i + 1) & i == 0 or i == len(ends) - 1]
     rows = []
@@ -99,8 +98,7 @@ def extrapolation(report: dict, of: str) -> str:
             values = [run['spans'][i]['perplexity'] for run in runs]
             cells.append(f'{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})')
         rows.append([name, *cells])
-    title = 'Length extrapolation' + (', beside other families' if of == 'lm_families' else '')
-    return (f'## {title}\n\n`python -m experiments extrapolation outputs/{of}/results.json`. Each model was trained on '
+    return (f'## Length extrapolation\n\n`python -m experiments extrapolation`. Each model was trained on '
             f'{report["block_size"]} tokens at a time. It then reads {report["texts"]} longer held-out texts from an empty '
             f'state. The table holds the perplexity of the {report["block_size"]} tokens up to a position: mean over the '
             'seeds (lowest to highest).\n\n'
@@ -310,8 +308,7 @@ SECTIONS: tuple[Section, ...] = (
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('lm_families',), language_modeling, 'lm_families'),
-    (('extrapolation',), partial(extrapolation, of='lm_small'), 'extrapolation'),
-    (('extrapolation_families',), partial(extrapolation, of='lm_families'), 'extrapolation_families'),
+    (('extrapolation',), extrapolation, 'extrapolation'),
     (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),
 )
 

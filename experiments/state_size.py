@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from benchmarks.report.page import ROOT
 from benchmarks.report.plots import style, tidy
@@ -48,13 +48,15 @@ def draw(report: dict, path: Path | str) -> None:
         options = style(mixer, list(found))
         axis.plot(times, means, **options)
         axis.vlines(times, [min(x) for *_, x in known], [max(x) for *_, x in known], color=options['color'], alpha=0.5)
-        for (K, ms, _), mean in zip(known, means, strict=True):
-            axis.annotate(f'K = {K}', (ms, mean), (4, -11), textcoords='offset points', fontsize=8, color=options['color'])
-    axis.set(title=report['setting']['title'], ylabel='recall', ylim=(0, 1.03), xscale='log',
+        for i, ((K, ms, _), mean) in enumerate(zip(known, means, strict=True)):
+            axis.annotate(
+                f'K = {K}', (ms, mean), (4, 6 if i % 2 else -11), textcoords='offset points', fontsize=8, color=options['color'],
+            )
+    axis.set(title=report['setting']['title'], ylabel='recall', xscale='log',
              xlabel=f'predicted ms, forward and backward, {GPU} (B = {B}, T = {T:,}, V = {V:,})')
-    axis.xaxis.set_major_formatter(StrMethodFormatter('{x:g}'))
+    axis.set_xticks([1, 2, 5, 10, 20], ['1', '2', '5', '10', '20'])
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.yaxis.set_major_formatter(PercentFormatter(1))
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     tidy(axis)
     axis.legend(frameon=False, fontsize=9)
     figure.savefig(path)
