@@ -92,6 +92,9 @@ def main(args: list[str] | None = None) -> None:
         runs.append({'model': run['model'], 'seed': run['seed'], 'spans': spans})
         described = '  '.join(f'{x["end"]}: {x["perplexity"]:.3f}' for x in spans[:16])
         print(f'{run["model"]:>20}, seed {run["seed"]}: {described}')
-    report = {'block_size': setting['block_size'], 'texts': count, 'machine': describe_machine(device), 'runs': runs}
+    report = {
+        'name': output.name, 'block_size': setting['block_size'], 'texts': count, 'machine': describe_machine(device),
+        'runs': runs,
+    }
     (output / 'extrapolation.json').write_text(json.dumps(report, indent=1) + '\n')
     draw(report, output / 'extrapolation.png')

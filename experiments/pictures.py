@@ -16,7 +16,7 @@ DRAW: dict[str, Callable] = {
     'mqar_exact': mqar.draw, 'mqar_state': state_size.draw, 'mqar_small': mqar.draw, 'mqar_zoology_small': mqar.draw,
     'mqar_depth': depth.draw, 'state_tracking': synthetic.draw, 'lm_small': language_modeling.draw,
     'lm_families': language_modeling.draw, 'extrapolation': extrapolation.draw,
-    'objectives': objectives.draw,
+    'extrapolation_families': extrapolation.draw, 'objectives': objectives.draw,
 }
 
 

@@ -50,7 +50,8 @@ def draw(report: dict, path: Path | str) -> None:
         axis.vlines(times, [min(x) for *_, x in known], [max(x) for *_, x in known], color=options['color'], alpha=0.5)
         for i, ((K, ms, _), mean) in enumerate(zip(known, means, strict=True)):
             axis.annotate(
-                f'K = {K}', (ms, mean), (4, 6 if i % 2 else -11), textcoords='offset points', fontsize=8, color=options['color'],
+                f'K = {K}', (ms, mean), (4, 6 if i % 2 else -11), textcoords='offset points', fontsize=8,
+                color=options['color'],
             )
     axis.set(title=report['setting']['title'], ylabel='recall', xscale='log',
              xlabel=f'predicted ms, forward and backward, {GPU} (B = {B}, T = {T:,}, V = {V:,})')
