@@ -101,7 +101,7 @@ def extrapolation(report: dict) -> str:
     name = report.get('name', 'lm_small')
     return (f'## Length extrapolation, {name}\n\n`python -m experiments extrapolation outputs/{name}/results.json`. Each '
             f'model was trained on {report["block_size"]} tokens at a time. It then reads {report["texts"]} longer held-out '
-            f'texts from an empty state. The table holds the perplexity of the {report["block_size"]} tokens up to a position: '
+            f'texts from an empty state. The table has the perplexity of the {report["block_size"]} tokens up to a position: '
             'mean over the seeds (lowest to highest).\n\n'
             + table(['model', *(f'up to {ends[i]}' for i in shown)], rows))
 
