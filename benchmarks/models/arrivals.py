@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure.machine import describe_machine, installed
-from benchmarks.models.serving import SIZE, make
+from benchmarks.models.serving import ONE_PROCESS, SIZE, make
 
 PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
 PERCENTILES = (50, 90, 99)
@@ -148,8 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--part', type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.part:
-        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING='0', VLLM_CPU_KVCACHE_SPACE='1', VLLM_LOGGING_LEVEL='ERROR',
-                          VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind')
+        os.environ.update(ONE_PROCESS, VLLM_LOGGING_LEVEL='ERROR', VLLM_CPU_OMP_THREADS_BIND='nobind')
         result = run_system(options.systems[0], options.requests, options.slots, options.loads, options.rates)
         options.part.write_text(json.dumps(result))
         return 0

@@ -24,6 +24,11 @@ from benchmarks.measure.machine import describe_machine, installed
 
 SIZE = {'hidden_size': 256, 'num_hidden_layers': 4, 'vocab_size': 4096, 'bos_token_id': None, 'eos_token_id': None}
 PROMPT, NEW = 64, 64
+# one process, as for `generate`; vLLM reads these variables when it is imported
+ONE_PROCESS = {
+    'VLLM_ENABLE_V1_MULTIPROCESSING': '0', 'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_LOGGING_LEVEL': 'WARNING',
+    'VLLM_NO_USAGE_STATS': '1',
+}
 
 
 def make(folder: str):
@@ -83,9 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--requests', type=int, nargs='+', default=[1, 8, 32], help='at a time')
     parser.add_argument('--repeats', type=int, default=3)
     options = parser.parse_args(arguments)
-    # one process, as for `generate`; vLLM reads them when it is imported
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING='0', VLLM_CPU_KVCACHE_SPACE='1', VLLM_LOGGING_LEVEL='WARNING',
-                      VLLM_NO_USAGE_STATS='1')
+    os.environ.update(ONE_PROCESS)
     with TemporaryDirectory() as folder:
         model = make(folder)
         # before Numba is imported, at which vLLM 0.32 fails

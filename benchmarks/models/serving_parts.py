@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.measure.machine import describe_machine, installed
-from benchmarks.models.serving import NEW, PROMPT, SIZE, engine, make
+from benchmarks.models.serving import NEW, ONE_PROCESS, PROMPT, SIZE, engine, make
 
 
 class Parts:
@@ -77,8 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--requests', type=int, nargs='+', default=[1, 8], help='at a time')
     parser.add_argument('--repeats', type=int, default=8)
     options = parser.parse_args(arguments)
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING='0', VLLM_CPU_KVCACHE_SPACE='1', VLLM_LOGGING_LEVEL='WARNING',
-                      VLLM_NO_USAGE_STATS='1')
+    os.environ.update(ONE_PROCESS)
     with TemporaryDirectory() as folder:
         model = make(folder)
         serve = engine(folder, max(options.requests))

@@ -37,7 +37,7 @@ class Submodules:
     """Finds and loads `sgl_kernel.*`."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.startswith('sgl_kernel.') else None  # type: ignore[arg-type]
+        return ModuleSpec(name, self, is_package=True) if name.startswith('sgl_kernel.') else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return Stub(spec.name)
@@ -46,6 +46,6 @@ class Submodules:
         pass
 
 
-sys.meta_path.append(Submodules())  # type: ignore[arg-type]
+sys.meta_path.append(Submodules())
 sys.modules[__name__].__class__ = Stub
 __path__: list[str] = []
