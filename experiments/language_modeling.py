@@ -70,7 +70,7 @@ def accumulated_batches(sequences: int, arguments: TrainingArguments) -> int:
 
 def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path) -> dict:
     """Train one model of the setting; return its losses on held-out text."""
-    started = time.perf_counter()
+    started = time.process_time()
     text = TextArguments(**setting['text'])
     options = {'vocab_size': vocabulary_size(text)} | setting.get('model', {}) | setting['models'][name]
     folder = checkpoint_folder(output, name, seed)
@@ -95,7 +95,7 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path)
     history = [(x['step'], x['eval_loss']) for x in trainer.state.log_history if 'eval_loss' in x]
     return {
         'model': name, 'seed': seed, 'options': options, 'parameters': model.num_parameters(), 'history': history,
-        'loss': history[-1][1], 'perplexity': math.exp(history[-1][1]), 'seconds': time.perf_counter() - started,
+        'loss': history[-1][1], 'perplexity': math.exp(history[-1][1]), 'seconds': time.process_time() - started,
     }
 
 

@@ -202,14 +202,14 @@ def run_cell(cell: dict, output_dir: Path, build_model: Callable) -> dict:
     data, held_out, test = (Sequences(cell, size, 3 * cell['seed'] + i) for i, size in enumerate(
         (cell['train_size'], cell['test_size'], cell['test_size']),
     ))
-    started = time.perf_counter()
+    started = time.process_time()
     trainer = zoology.build_trainer(model, cell, data, held_out, output_dir / 'run', TaskTrainer)
     trainer.train()
     log = trainer.state.log_history
     result = {
         'cell': cell, 'parameters': parameters, 'history': [(x['step'], x['eval_recall']) for x in log if 'eval_recall' in x],
         'loss': [x['loss'] for x in log if 'loss' in x][-1],
-        'recall': zoology.recall(model, test, cell['batch_size'], answers), 'seconds': time.perf_counter() - started,
+        'recall': zoology.recall(model, test, cell['batch_size'], answers), 'seconds': time.process_time() - started,
     }
     if 'longest' in cell:
         T, longest = cell['seq_len'], cell['longest']

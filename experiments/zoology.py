@@ -3,7 +3,7 @@
 Differences from `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
 `num_pairs` pairs; the token after a query is blank, so that no answer is ever shown; AdamW decays every parameter; the rate
 falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have dropout and are tied to the
-head; training stops once the recall passes `stop_recall`. zoology reports the recall on the sequences that stop the training
+head; training stops once the recall passes `stop_recall`, or early after `last_epoch` of the `epochs` that are planned. zoology reports the recall on the sequences that stop the training
 and select the learning rate. Here those are validation sequences, and the result is the recall on as many others.
 
 Logits are computed at the queries only: the same loss and gradients with a fraction of the work.
@@ -85,12 +85,12 @@ class RecallTrainer(Trainer):
         return self.lr_scheduler
 
     def train(self, *args, **kwargs):
-        self.since = time.perf_counter()
+        self.since = time.process_time()
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         metrics = {'eval_recall': recall(self.model, self.eval_dataset, self.args.eval_batch_size, self.answers)}
-        now = time.perf_counter()
+        now = time.process_time()
         self.log(metrics | {'eval_seconds': now - self.since})
         self.since = now
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -110,13 +110,13 @@ def recall(model: torch.nn.Module, data: Dataset, batch_size: int, answers: Call
 
 
 class StopAbove(TrainerCallback):
-    """Stop once the recall is above `recall`."""
+    """Stop once the recall is above `recall`, or after `last_epoch`."""
 
-    def __init__(self, recall: float) -> None:
-        self.recall = recall
+    def __init__(self, recall: float, last_epoch: int) -> None:
+        self.recall, self.last_epoch = recall, last_epoch
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        if metrics['eval_recall'] > self.recall:
+        if metrics['eval_recall'] > self.recall or round(state.epoch) >= self.last_epoch:
             control.should_training_stop = True
 
 
@@ -138,7 +138,7 @@ def build_trainer(
     embeddings.register_forward_hook(lambda module, _, out: dropout.train(module.training)(out))
     trainer = trainer_class(
         model=model, args=arguments, train_dataset=data, eval_dataset=held_out,
-        callbacks=[Progress, StopAbove(cell['stop_recall'])],
+        callbacks=[Progress, StopAbove(cell['stop_recall'], cell.get('last_epoch', cell['epochs']))],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -67,6 +67,14 @@ def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
     assert not rows[2] & (rows[0] | rows[1])
 
 
+def test_ends_before_the_planned_epochs(tmp_path):
+    """With the rates of the plan, so that the recalls up to there are those of the whole plan."""
+    planned, ended = (
+        zoology.run_cell(CELL | {'embed_dropout': 0.} | cell, tmp_path, mqar.build_model) for cell in ({}, {'last_epoch': 2})
+    )
+    assert len(planned['history']) == 4 and ended['history'] == planned['history'][:2]
+
+
 def test_the_rule():
     """One rate for all seeds, chosen by the mean on validation sequences; what is told is its recall on test sequences."""
     runs = [
