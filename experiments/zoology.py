@@ -3,8 +3,9 @@
 Differences from `examples/mqar`: a fixed set of training sequences, read for `epochs` epochs; each sequence has all
 `num_pairs` pairs; the token after a query is blank, so that no answer is ever shown; AdamW decays every parameter; the rate
 falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipped; embeddings have dropout and are tied to the
-head; training stops once the recall passes `stop_recall`, or early after `last_epoch` of the `epochs` that are planned. zoology reports the recall on the sequences that stop the training
-and select the learning rate. Here those are validation sequences, and the result is the recall on as many others.
+head; training stops once the recall passes `stop_recall`, or early after `last_epoch` of the planned `epochs`. zoology
+reports the recall on the sequences that stop the training and select the learning rate. Here those are validation sequences,
+and the result is the recall on as many others.
 
 Logits are computed at the queries only: the same loss and gradients with a fraction of the work.
 """
