@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import forks
-from tests.contrib.vllm import checkpoints
+from tests.contrib import checkpoints
 
 # `make test-sglang` has SGLang
 NEED_IT = {path.name for path in Path(__file__).parent.glob('test_*.py')} - {'test_entry_point.py'}
@@ -26,19 +26,6 @@ OPTIONS = {
     'max_mamba_cache_size': 8, 'max_running_requests': 8, 'context_length': 256, 'log_level': 'warning',
 }
 GREEDY = {'temperature': 0, 'max_new_tokens': checkpoints.NEW_TOKENS, 'ignore_eos': True}
-
-
-@pytest.fixture(scope='session')
-def variant(tmp_path_factory):
-    """A variant's checkpoint by its name, made once."""
-    made = {}
-
-    def get(name: str) -> checkpoints.Checkpoint:
-        if name not in made:
-            made[name] = checkpoints.make(name, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return get
 
 
 @pytest.fixture(scope='session')

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
+from tests.contrib.checkpoints import generate, log_probabilities, prompts
 from tests.contrib.sglang.conftest import GREEDY
-from tests.contrib.vllm.checkpoints import generate, log_probabilities, prompts
 
 WITHOUT_CACHE = {'disable_radix_cache': True}
 

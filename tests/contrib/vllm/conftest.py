@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contrib.vllm import checkpoints
+from tests.contrib import checkpoints
 
 # `make test-serving` has vLLM
 NEED_IT = {path.name for path in Path(__file__).parent.glob('test_*.py')} - {'test_register.py'}
@@ -18,19 +18,6 @@ if not collect_ignore:
         VLLM_ENABLE_V1_MULTIPROCESSING='0', VLLM_CPU_KVCACHE_SPACE='1', VLLM_NO_USAGE_STATS='1', HF_HUB_OFFLINE='1',
         OMP_NUM_THREADS='1', VLLM_LOGGING_LEVEL='WARNING', VLLM_CPU_OMP_THREADS_BIND='nobind',
     )
-
-
-@pytest.fixture(scope='session')
-def variant(tmp_path_factory):
-    """A variant's checkpoint by its name, made once."""
-    made = {}
-
-    def get(name: str) -> checkpoints.Checkpoint:
-        if name not in made:
-            made[name] = checkpoints.make(name, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return get
 
 
 @pytest.fixture

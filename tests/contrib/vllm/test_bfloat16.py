@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from tests.contrib.vllm.checkpoints import all_log_probabilities, served_log_probabilities
+from tests.contrib.checkpoints import all_log_probabilities, served_log_probabilities
 
 
 @pytest.mark.parametrize('name', ['heads', 'exact', 'hybrid'])

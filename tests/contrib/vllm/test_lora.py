@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
-from tests.contrib.vllm.checkpoints import NEW_TOKENS, generate, prompts
+from tests.contrib.checkpoints import NEW_TOKENS, generate, prompts
 
 
 @pytest.mark.parametrize(('name', 'options'), [

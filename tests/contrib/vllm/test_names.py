@@ -1,10 +1,8 @@
 """What the package uses of vLLM, by name: a version that lacks one fails here, and says which."""
 
-import ast
 import dataclasses
 import importlib
 import inspect
-from pathlib import Path
 
 import pytest
 from vllm.config.compilation import CompilationConfig
@@ -13,15 +11,10 @@ from vllm.transformers_utils import config, configs
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-import fla_longhorn.contrib.vllm
 import fla_longhorn_vllm
 from fla_longhorn.contrib.vllm.mixer import LonghornMixer
+from tests.contrib.names import imported
 
-FILES = sorted(Path(fla_longhorn.contrib.vllm.__file__).parent.glob('*.py'))
-IMPORTED = sorted({
-    (node.module, name.name) for path in FILES for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.ImportFrom) and node.module.startswith('vllm') for name in node.names
-})
 # what is read of the metadata of a batch, and handed to the convolution
 METADATA = (
     'num_decode_tokens', 'num_prefill_tokens', 'num_accepted_tokens', 'state_indices_tensor_d', 'state_indices_tensor_p',
@@ -34,7 +27,7 @@ CONVOLUTION = {
 }
 
 
-@pytest.mark.parametrize(('module', 'name'), IMPORTED, ids='.'.join)
+@pytest.mark.parametrize(('module', 'name'), imported('vllm'), ids=str)
 def test_imported(module, name):
     assert hasattr(importlib.import_module(module), name)
 

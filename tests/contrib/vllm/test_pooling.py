@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from fla_longhorn import LonghornConfig, LonghornForSequenceClassification, LonghornForTokenClassification
-from tests.contrib.vllm.checkpoints import SIZES, VARIANTS, prompts
+from tests.contrib.checkpoints import SIZES, VARIANTS, prompts
 from tests.integration.scripts.byte_tokenizer import byte_tokenizer
 from tests.integration.server import PROMPTS
 

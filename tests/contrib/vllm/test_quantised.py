@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.contrib.vllm.checkpoints import all_log_probabilities, make, served_log_probabilities
+from tests.contrib.checkpoints import all_log_probabilities, make, served_log_probabilities
 
 ROUNDED = {'num_bits': 8, 'type': 'int', 'symmetric': True}
 QUANTISED = {

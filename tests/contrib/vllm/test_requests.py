@@ -11,7 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from tests.contrib.vllm.checkpoints import NEW_TOKENS, OPTIONS, distributions, generate, log_probabilities, prompts
+from tests.contrib.checkpoints import NEW_TOKENS, OPTIONS, distributions, generate, log_probabilities, prompts
 from tests.integration.server import PROMPTS
 
 GREEDY = {'temperature': 0, 'max_tokens': NEW_TOKENS, 'ignore_eos': True, 'detokenize': False}

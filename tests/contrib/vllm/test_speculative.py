@@ -3,7 +3,7 @@
 import pytest
 from vllm import SamplingParams
 
-from tests.contrib.vllm.checkpoints import NEW_TOKENS, build, generate, prompts
+from tests.contrib.checkpoints import NEW_TOKENS, build, generate, prompts
 
 DRAFTS = {'method': 'ngram', 'num_speculative_tokens': 3, 'prompt_lookup_min': 1, 'prompt_lookup_max': 3}
 # so few that an n-gram was often followed by the token that comes next

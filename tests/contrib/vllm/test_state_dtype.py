@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.contrib.vllm.checkpoints import all_log_probabilities, prompts, served_log_probabilities
+from tests.contrib.checkpoints import all_log_probabilities, prompts, served_log_probabilities
 
 
 def rounded_log_probabilities(model, prompt: list[int], tokens: list[int], dtype: torch.dtype) -> torch.Tensor:

@@ -5,7 +5,7 @@ from fla.models import GLAConfig
 from transformers import AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
-from tests.contrib.vllm.checkpoints import SIZES, VARIANTS
+from tests.contrib.checkpoints import SIZES, VARIANTS
 
 # without inductor
 TRACED = {'enforce_eager': False, 'compilation_config': {'backend': 'eager'}}

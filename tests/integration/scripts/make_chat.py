@@ -17,4 +17,12 @@ config = AutoConfig.for_model(
     model_type, hidden_size=32, num_hidden_layers=2, vocab_size=258, pad_token_id=256, bos_token_id=None, eos_token_id=257,
     initializer_range=0.5, **swapped,
 )
-AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+model = AutoModelForCausalLM.from_config(config)
+# random weights of the default size repeat the last token, whatever the state
+with torch.no_grad():
+    for name, value in model.named_parameters():
+        if name.endswith('_proj.weight'):
+            value.mul_(4)
+    # only characters of one byte, as servers hold the bytes of others back until they are whole
+    model.get_output_embeddings().weight[128:256] = 0
+model.save_pretrained(folder)
