@@ -1,4 +1,4 @@
-"""Requests that arrive at random, served by vLLM and by static batches of `generate`: throughput and latencies on a CPU.
+"""Requests that arrive at random, served by vLLM (Longhorn, Mamba-2) and by static batches of `generate`, on a CPU.
 
     .venv-serving/bin/python -m benchmarks arrivals [--json FILE] [--requests 32] [--loads 0.3 0.9] [--slots 8]
 
@@ -28,7 +28,7 @@ from benchmarks.models.serving import ONE_PROCESS, SIZE, make
 
 PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
 PERCENTILES = (50, 90, 99)
-SYSTEMS = ('vllm longhorn', 'generate longhorn')
+SYSTEMS = ('vllm longhorn', 'vllm mamba2', 'generate longhorn')
 # `(arrival, prompt, tokens of the answer)`, and the times of each answer's tokens
 Request = tuple[float, list[int], int]
 Server = Callable[[list[Request]], list[list[float]]]
@@ -122,7 +122,7 @@ def figures(asked: list[Request], answers: list[list[float]]) -> dict:
 
 def run_system(name: str, number: int, slots: int, loads: list[float], rates: list[float] | None) -> dict:
     with TemporaryDirectory() as folder:
-        model = make(folder)
+        model = make(folder, name.split()[1])
         parameters = sum(x.numel() for x in model.parameters())
         serve = in_batches(model, slots) if name.startswith('generate') else in_vllm(folder, slots)
         # compiles

@@ -23,6 +23,8 @@ import torch
 from benchmarks.measure.machine import describe_machine, installed
 
 SIZE = {'hidden_size': 256, 'num_hidden_layers': 4, 'vocab_size': 4096, 'bos_token_id': None, 'eos_token_id': None}
+# as many parameters as Longhorn of the same width
+MAMBA2 = {'num_heads': 8, 'head_dim': 64, 'state_size': 64, 'n_groups': 1, 'tie_word_embeddings': True}
 PROMPT, NEW = 64, 64
 # one process, as for `generate`; vLLM reads these variables when it is imported
 ONE_PROCESS = {
@@ -31,12 +33,17 @@ ONE_PROCESS = {
 }
 
 
-def make(folder: str):
-    """A model whose greedy tokens vary, saved in `folder`."""
+def make(folder: str, model_type: str = 'longhorn'):
+    """A model, `longhorn` or `mamba2`, whose greedy tokens vary, saved in `folder`."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
     from fla_longhorn import LonghornConfig, LonghornForCausalLM
 
     torch.manual_seed(0)
-    model = LonghornForCausalLM(LonghornConfig(**SIZE)).eval()
+    if model_type == 'mamba2':
+        model = Mamba2ForCausalLM(Mamba2Config(**SIZE, **MAMBA2)).eval()
+    else:
+        model = LonghornForCausalLM(LonghornConfig(**SIZE)).eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
             if name.endswith('_proj.weight'):
