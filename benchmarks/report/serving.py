@@ -11,7 +11,7 @@ def load_of(machine: dict) -> str:
 
 def arrivals(report: dict) -> str:
     def latencies(row: dict, name: str) -> str:
-        return ' / '.join(f'{ms:.0f}' for ms in row['latency_ms'][name].values())
+        return ' / '.join(f'{ms:.1f}' for ms in row['latency_ms'][name].values())
 
     names = ('first token', 'per token', 'whole answer')
     lines = [
