@@ -19,6 +19,9 @@ import torch.nn.functional as F
 from fla.layers import delta_net, gated_deltanet, gla, kda
 from fla.modules.norm import layernorm_gated
 from torch import Tensor
+from transformers.models.mamba import modeling_mamba
+
+from experiments.selective_scan import mamba_selective_scan
 
 CHUNK = 16
 
@@ -126,17 +129,18 @@ def normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-# fla's module -> the names of operators in it, and what serves for both
+# a module of fla's or transformers', the names of operators in it, and what serves for them
 STAND_INS = (
     (gla, ('chunk_gla', 'fused_recurrent_gla'), chunk_gla),
     (delta_net, ('chunk_delta_rule', 'fused_recurrent_delta_rule'), chunk_delta_rule),
     (gated_deltanet, ('chunk_gated_delta_rule', 'fused_recurrent_gated_delta_rule'), chunk_gated_delta_rule),
     (kda, ('chunk_kda', 'fused_recurrent_kda'), chunk_gated_delta_rule),
+    (modeling_mamba, ('mamba_selective_scan',), mamba_selective_scan),
 )
 
 
 def install_without_gpu() -> None:
-    """Without a GPU, put them in the place of fla's kernels in this process; Mamba-2 lacks a norm alone."""
+    """Without a GPU, put them in the place of kernels in this process, and of Mamba's loop; Mamba-2 lacks a norm alone."""
     if torch.cuda.is_available():
         return
     layernorm_gated.rmsnorm_fn = layernorm_gated.rms_norm_ref

@@ -20,6 +20,7 @@ import math
 import os
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,13 +55,13 @@ LONGHORN = {
     'exact, value projection': {'exact': True, 'value_proj': True},
     **{f'{name}, {DOUBLED}': {'exact': name == 'exact'} for name in ('diagonal', 'exact')},
 }
-# fla's models, with what makes one the size of a Longhorn of the same width
+# fla's models, and transformers' Mamba, whose scan can be replaced; with what makes one as large as a Longhorn of its width
 OTHERS = {
     'GLA': ('gla', lambda cell: {'num_heads': 1, 'use_short_conv': True}),
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
     'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
     'DeltaNet, negative eigenvalues': ('delta_net', lambda cell: {'num_heads': 1, 'allow_neg_eigval': True}),
-    'Mamba': ('mamba', lambda cell: {'state_size': cell['state_size']}),
+    'Mamba': (transformers.MambaConfig, lambda cell: {'state_size': cell['state_size']}),
     'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
     'Mamba3': ('mamba3', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
     'KDA': ('kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
@@ -90,9 +91,10 @@ def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
         if cell['mixer'] == 'attention':
             options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
         return LonghornConfig(**config.to_dict() | options)
-    model_type, options = OTHERS[cell['mixer']]
-    return transformers.AutoConfig.for_model(
-        model_type, hidden_size=cell['hidden_size'], num_hidden_layers=cell['num_hidden_layers'], vocab_size=task.vocab_size,
+    kind, options = OTHERS[cell['mixer']]
+    config = kind if isinstance(kind, type) else partial(transformers.AutoConfig.for_model, kind)
+    return config(
+        hidden_size=cell['hidden_size'], num_hidden_layers=cell['num_hidden_layers'], vocab_size=task.vocab_size,
         bos_token_id=None, eos_token_id=None, tie_word_embeddings=cell.get('tie_word_embeddings', False),
         initializer_range=cell.get('initializer_range', 0.02),
         **({'hidden_ratio': cell['mlp_ratio']} if cell['mlp_ratio'] else {}), **options(cell),

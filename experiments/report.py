@@ -14,6 +14,7 @@ from benchmarks.report.page import ROOT, Section, body, main_of
 from benchmarks.report.tables import measured_on, table
 from experiments import state_size
 from experiments.mqar import best_runs
+from experiments.synthetic import describe_task
 
 RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.md'
 HEADER = """# The paper's experiments, at a small size
@@ -270,12 +271,6 @@ def synthetic(report: dict) -> str:
         f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours, beside other work.\n\n'
         + table(['mixer', 'parameters', *tasks], rows) + '\n\n' + predictions(report['setting'])
     )
-
-
-def describe_task(cell: dict) -> str:
-    if cell['task'] == 'products':
-        return cell['task_options']['group']
-    return ('noisy ' if 'noise' in cell['task_options'] else '') + cell['task']
 
 
 def predictions(setting: dict) -> str:

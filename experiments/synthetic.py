@@ -220,27 +220,40 @@ def run_cell(cell: dict, output_dir: Path, build_model: Callable) -> dict:
     return result
 
 
+def describe_task(cell: dict) -> str:
+    if cell['task'] == 'products':
+        return cell['task_options']['group']
+    return ('noisy ' if 'noise' in cell['task_options'] else '') + cell['task']
+
+
 def draw(report: dict, path: Path | str) -> None:
-    """A panel for each group: accuracy by length, a line for each mixer."""
+    """A panel for each task, a line for each mixer: accuracy by length, or in training where no longer sequences were read."""
     runs = report['runs']
-    groups = list(dict.fromkeys(run['cell']['task_options']['group'] for run in runs))
-    mixers = list(dict.fromkeys(run['cell']['mixer'] for run in runs))
-    rows = math.ceil(len(groups) / 2)
-    figure = Figure(figsize=(11, 0.6 + 3.2 * rows), dpi=140, layout='constrained')
-    axes = figure.subplots(rows, 2, sharey=True, squeeze=False).flat
-    for group, axis in zip(groups, axes, strict=False):
+    tasks, mixers = (list(dict.fromkeys(x)) for x in (
+        [describe_task(run['cell']) for run in runs], [run['cell']['mixer'] for run in runs],
+    ))
+    columns = 2 if len(tasks) < 5 else 3
+    rows = math.ceil(len(tasks) / columns)
+    figure = Figure(figsize=(5.5 * columns, 0.6 + 3.2 * rows), dpi=140, layout='constrained')
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    for task, axis in zip(tasks, axes, strict=False):
         for run in runs:
-            if run['cell']['task_options']['group'] == group:
+            if describe_task(run['cell']) == task:
                 name = run['cell']['mixer']
                 options = style(name, mixers) | ({'linestyle': ':'} if 'negative' in name else {})
-                axis.plot([int(n) for n in run['by_length']], list(run['by_length'].values()), **options)
-        axis.set(title=f'{group}, guessing {1 / len(cayley_table(group)):.0%}', xlabel='tokens up to', ylim=(0, 1.03))
-        axis.set_xscale('log', base=2)
-        axis.set_xticks([int(n) for n in runs[0]['by_length']], list(runs[0]['by_length']))
+                points = run['by_length'].items() if 'by_length' in run else run['history']
+                axis.plot(*zip(*((int(x), y) for x, y in points), strict=True), **options)
+        axis.set(title=task, xlabel='step', ylim=(0, 1.03))
+        if 'by_length' in runs[0]:
+            axis.set(title=f'{task}, guessing {1 / len(cayley_table(task)):.0%}', xlabel='tokens up to')
+            axis.set_xscale('log', base=2)
+            axis.set_xticks([int(n) for n in runs[0]['by_length']], list(runs[0]['by_length']))
         axis.yaxis.set_major_formatter(PercentFormatter(1))
         tidy(axis)
+    for axis in axes[len(tasks):]:
+        axis.remove()
+    for axis in figure.axes:
+        label_ends(axis)
     axes[0].set_ylabel('accuracy')
     figure.suptitle(report['setting']['title'], fontsize=11)
-    for axis in axes:
-        label_ends(axis)
     figure.savefig(path)
