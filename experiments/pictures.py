@@ -14,8 +14,8 @@ from experiments.report import RESULTS
 # the function that draws files by the end of their name
 DRAW: dict[str, Callable] = {
     'mqar_exact': mqar.draw, 'mqar_state': state_size.draw, 'mqar_small': mqar.draw, 'mqar_zoology_small': mqar.draw,
-    'mqar_depth': depth.draw, 'state_tracking': synthetic.draw, 'lm_small': language_modeling.draw,
-    'lm_families': language_modeling.draw, 'extrapolation': extrapolation.draw,
+    'mqar_depth': depth.draw, 'state_tracking': synthetic.draw, 'mad_small': synthetic.draw,
+    'lm_small': language_modeling.draw, 'lm_families': language_modeling.draw, 'extrapolation': extrapolation.draw,
     'extrapolation_families': extrapolation.draw, 'objectives': objectives.draw,
 }
 

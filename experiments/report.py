@@ -236,15 +236,16 @@ def smallest_column(report: dict) -> str:
         for run in report['runs']
     ]
     options = report['setting']['options']
-    columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', 'minutes']
+    columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', "processor's minutes"]
     return (
         f'## {report["setting"]["title"]}\n\n'
         '`python -m experiments mqar experiments/settings/mqar_zoology_small.json`. '
         f'{measured_on(report["machine"])} {options["num_hidden_layers"]} layers, {options["seq_len"]} tokens with '
         f'{options["num_pairs"]} pairs of {options["vocab_size"]} tokens, {options["train_size"]:,} training sequences, '
         f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
-        f'{options["stop_recall"]:.0%}, or after {options["epochs"]}. One seed; {report["setting"]["note"]}\n\n'
-        + table(columns, rows)
+        f'{options["stop_recall"]:.0%}, or after {options["last_epoch"]} of {options["epochs"]} planned. One seed; '
+        f'{report["setting"]["note"]}\n\n'
+        + table(columns, rows) + '\n\n' + predictions(report['setting'])
     )
 
 
@@ -301,6 +302,7 @@ SECTIONS: tuple[Section, ...] = (
     (('mqar_depth',), two_layers, 'mqar_depth'),
     (('mqar_depth_why',), why_larger, None),
     (('state_tracking',), synthetic, 'state_tracking'),
+    (('mad_small',), synthetic, 'mad_small'),
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('lm_families',), language_modeling, 'lm_families'),

@@ -60,6 +60,17 @@ def test_batch(engine, variant, name, repeat, options):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
 
 
+def test_retraction(engine, variant):
+    """A request that has to wait for memory in the middle of its answer is read again."""
+    checkpoint = variant('heads')
+    served = engine(checkpoint.folder, **WITHOUT_CACHE, max_total_tokens=420, schedule_conservativeness=0.0)
+    # with a known length of the answer it would not have been started
+    for _ in range(2):
+        outputs = served.generate(input_ids=prompts(), sampling_params=GREEDY | {'ignore_eos': False})
+        assert [x['output_ids'] for x in outputs] == checkpoint.tokens
+    assert sum(x['meta_info']['num_retractions'] for x in outputs) > 0
+
+
 def test_prefix_cache(engine, variant):
     """An answer and more tokens continue from the state at the answer's end."""
     checkpoint = variant('paper')
