@@ -27,9 +27,9 @@ def engine():
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.platforms import current_platform
 
-    # vLLM 0.32 looks at all modules there, and fails at llvmlite's where Numba has been imported: before that, and once
+    # vLLM looks at all modules there since 0.31, and fails at llvmlite's where Numba has been imported: before that, and once
     platform = type(current_platform)
-    if not getattr(platform, 'has_overrides', False):
+    if hasattr(platform, 'register_triton_kernel_overrides') and not hasattr(platform, 'has_overrides'):
         platform.register_triton_kernel_overrides()
         platform.has_overrides, platform.register_triton_kernel_overrides = True, classmethod(lambda cls: None)
 
