@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -20,7 +21,12 @@ RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.m
 HEADER = """# The paper's experiments, at a small size
 
 `python -m experiments report` writes this page from the files in [`experiments/results`](../experiments/results).
-[paper.md](paper.md) lists the paper's experiments and the commands that run them.
+[paper.md](paper.md) lists the paper's experiments and the commands that run them. The runs took {hours:.0f} hours of one or
+two processor cores, in part beside other work.
+
+Not run: the smallest column of Fig. 4 at its three other rates, at width 128 but for one model, and with 128 tokens; recall by
+state size with more than 64 tokens; MAD at its own size; language models of more than 400,000 parameters, and a search of
+their learning rate; more than one seed where a section says so.
 """
 
 
@@ -313,7 +319,9 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def pages() -> dict[Path, str]:
-    return {PAGE: HEADER + '\n' + body(SECTIONS, RESULTS, '../experiments/results')}
+    runs = (run for path in RESULTS.glob('*.json') for run in json.loads(path.read_text()).get('runs', ()))
+    header = HEADER.format(hours=sum(run.get('seconds', 0) for run in runs) / 3600)
+    return {PAGE: header + '\n' + body(SECTIONS, RESULTS, '../experiments/results')}
 
 
 def main(args: list[str] | None = None) -> int:
