@@ -242,7 +242,7 @@ def smallest_column(report: dict) -> str:
         for run in report['runs']
     ]
     options = report['setting']['options']
-    columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', "processor's minutes"]
+    columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', 'processor minutes']
     return (
         f'## {report["setting"]["title"]}\n\n'
         '`python -m experiments mqar experiments/settings/mqar_zoology_small.json`. '
