@@ -101,7 +101,7 @@ def mamba_selective_scan(
 ) -> Tensor:
     """In the place of transformers' function of that name: `hidden_states`, `dt`, `z` `[B, D, T]`, `B`, `C` `[B, N, T]`."""
     if return_last_state or not delta_softplus:
-        raise NotImplementedError('Mamba compiled for a CPU trains on whole sequences')
+        raise NotImplementedError('Mamba compiled for a CPU takes delta_softplus, and no return_last_state')
     dt = F.softplus(dt + delta_bias[:, None])
     y = Scan.apply((dt * hidden_states).mT, dt.mT, A, B.mT, C.mT).mT
     return (y + hidden_states * D[:, None]) * F.silu(z)
