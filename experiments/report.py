@@ -25,7 +25,7 @@ HEADER = """# The paper's experiments, at a small size
 two processor cores, in part beside other work.
 
 Not run: the smallest column of Fig. 4 for GLA and RWKV-4, at its three other rates, at width 128 but for one model, and with
-128 tokens; recall by state size with more than 64 tokens; MAD at its own size; language models of more than 400,000 parameters,
+128 tokens; recall by state size with more than 64 tokens; MAD at its own size; language models above 400,000 parameters,
 and a search of their learning rate; more than one seed where a section says so.
 """
 
