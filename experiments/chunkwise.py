@@ -1,11 +1,12 @@
-"""The operators of fla's GLA, DeltaNet, Gated DeltaNet and KDA in PyTorch, so that their layers train without a GPU.
+"""The operators of fla's GLA, DeltaNet, Gated DeltaNet, KDA and Mamba-2 in PyTorch: their layers train without a GPU.
 
 All of them are one recurrence. With a decay `exp(g)` of each entry of the key,
 
     S_t = exp(g_t) S_{t-1} + k_t u_t^T,        u_t = beta_t (v_t - k_t^T exp(g_t) S_{t-1}),        o_t = scale q_t^T S_t
 
-where GLA has `u_t = v_t`. A chunk of C tokens with decays `G_t = g_1 + ... + g_t` from its start is two products and one
-triangular system (arXiv 2406.06484, 2510.26692): with `A_ts = k_t^T exp(G_t - G_s) k_s` for s < t, and S before the chunk,
+where GLA and Mamba-2 have `u_t = v_t`. A chunk of C tokens with decays `G_t = g_1 + ... + g_t` from its start is two products
+and one triangular system (arXiv 2406.06484, 2510.26692): with `A_ts = k_t^T exp(G_t - G_s) k_s` for s < t, and the state S
+before the chunk,
 
     (I + diag(beta) A) U = diag(beta) (V - (K exp(G)) S).
 """
@@ -16,36 +17,36 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fla.layers import delta_net, gated_deltanet, gla, kda
+from fla.layers import delta_net, gated_deltanet, gla, kda, mamba2
 from fla.modules.norm import layernorm_gated
 from torch import Tensor
 from transformers.models.mamba import modeling_mamba
 
 from experiments.selective_scan import mamba_selective_scan
 
-CHUNK = 16
-
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, scale: float | None = None,
-) -> Tensor:
-    """Outputs `[B, T, H, V]` from a state of zeros.
+) -> tuple[Tensor, Tensor]:
+    """Outputs `[B, T, H, V]` from a state of zeros, and the last state `[B, H, K, V]`.
 
     Args:
         q, k, g (Tensor): `[B, T, H, K]`; `g`, the logarithm of the decay, is at most 0. One a head is `[B, T, H, 1]`.
         v (Tensor): `[B, T, H, V]`.
-        beta (Tensor, Optional): Step sizes `[B, T, H]`; `None` for GLA, which adds the values as they are.
+        beta (Tensor, Optional): Step sizes `[B, T, H]`; `None` to add the values as they are.
         scale (float, Optional): Of the queries. Default: `K ** -0.5`.
     """
     T, K = q.shape[1], q.shape[-1]
-    # tokens of zeros at the end change no output before them
-    q, k, v, g = (F.pad(x, (0, 0, 0, 0, 0, -T % CHUNK)).transpose(1, 2).unflatten(2, (-1, CHUNK)) for x in (q, k, v, g))
+    # with a decay of each entry, the scores of a chunk are no matrix product
+    C = 8 if g.shape[-1] > 1 else 32
+    # tokens of zeros at the end change no output before them, nor the state
+    q, k, v, g = (F.pad(x, (0, 0, 0, 0, 0, -T % C)).transpose(1, 2).unflatten(2, (-1, C)) for x in (q, k, v, g))
     G = g.cumsum(-2)
     decay = (G[..., :, None, :] - G[..., None, :, :]).clamp_max(0).exp()
     scores = products(q, decay, k).tril() * (K**-0.5 if scale is None else scale)
     if beta is not None:
-        beta = F.pad(beta, (0, 0, 0, -T % CHUNK)).transpose(1, 2).unflatten(2, (-1, CHUNK))[..., None]
-        system = products(k, decay, k).tril(-1) * beta + torch.eye(CHUNK, dtype=q.dtype, device=q.device)
+        beta = F.pad(beta, (0, 0, 0, -T % C)).transpose(1, 2).unflatten(2, (-1, C))[..., None]
+        system = products(k, decay, k).tril(-1) * beta + torch.eye(C, dtype=q.dtype, device=q.device)
         # what a state of zeros leaves, and how the state before the chunk changes it
         values = torch.linalg.solve_triangular(system, torch.cat([v, k * G.exp()], -1) * beta, upper=False)
         v, keys = values.split([v.shape[-1], K], -1)
@@ -56,7 +57,7 @@ def gated_delta_rule(
         u = v[:, :, i] if beta is None else v[:, :, i] - keys[:, :, i] @ state
         outputs.append(queries[:, :, i] @ state + scores[:, :, i] @ u)
         state = kept[:, :, i] * state + k[:, :, i].mT @ u
-    return torch.cat(outputs, 2)[:, :, :T].transpose(1, 2)
+    return torch.cat(outputs, 2)[:, :, :T].transpose(1, 2), state
 
 
 def products(a: Tensor, decay: Tensor, b: Tensor) -> Tensor:
@@ -75,14 +76,14 @@ def whole(name: str, given: dict[str, Any]) -> None:
 
 def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, **kwargs) -> tuple:
     whole('GLA', kwargs)
-    return gated_delta_rule(q, k, v, gk if g is None else g, None), None
+    return gated_delta_rule(q, k, v, gk if g is None else g, None)[0], None
 
 
 def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, use_qk_l2norm_in_kernel: bool = False, **kwargs) -> tuple:
     whole('DeltaNet', kwargs)
     if use_qk_l2norm_in_kernel:
         q, k = normalised(q), normalised(k)
-    return gated_delta_rule(q, k, v, torch.zeros_like(k[..., :1]), beta), None
+    return gated_delta_rule(q, k, v, torch.zeros_like(k[..., :1]), beta)[0], None
 
 
 def chunk_gated_delta_rule(
@@ -102,7 +103,33 @@ def chunk_gated_delta_rule(
         q, k = normalised(q), normalised(k)
     # heads of values share queries and keys
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
-    return gated_delta_rule(q, k, v, g.view(*g.shape[:3], -1), beta), None
+    return gated_delta_rule(q, k, v, g.view(*g.shape[:3], -1), beta)[0], None
+
+
+def mamba_chunk_scan_combined(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int, D: Tensor, dt_bias: Tensor,
+    dt_softplus: bool, return_final_states: bool, **kwargs,
+) -> tuple[Tensor, Tensor]:
+    """Mamba-2's recurrence: GLA with queries `C`, keys `B`, values `dt x` and the decay `dt A`.
+
+    Args:
+        x (Tensor): `[B, T, H, V]`; dt (Tensor): `[B, T, H]`; A, dt_bias (Tensor): `[H]`.
+        B, C (Tensor): `[B, T, groups, K]`, each for `H / groups` heads.
+        D (Tensor): `[H]` or `[H, V]`.
+    """
+    whole('Mamba-2', kwargs)
+    dt = F.softplus(dt + dt_bias)
+    q, k = (a.repeat_interleave(x.shape[2] // a.shape[2], 2) for a in (C, B))
+    y, state = gated_delta_rule(q, k, dt[..., None] * x, (dt * A)[..., None], None, scale=1.)
+    return (y + D.view(len(A), -1) * x).contiguous(), state.mT
+
+
+def mamba2_forward(layer: mamba2.Mamba2, x: Tensor, last_state: dict | None, use_cache: bool, mask: Tensor | None) -> tuple:
+    """A sequence by the operator above; tokens after it by fla's loop."""
+    if last_state is not None:
+        return mamba2_loop(layer, x, last_state, use_cache, mask)
+    # without `use_cache`, training takes a kernel with the convolution and the projection in it
+    return layer.cuda_kernels_forward(x, None, True, mask)
 
 
 def longhorn_with_doubled_steps(
@@ -129,18 +156,21 @@ def normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-# a module of fla's or transformers', the names of operators in it, and what serves for them
+mamba2_loop = mamba2.Mamba2.torch_forward
+# a module or class of fla's or transformers', the names of operators in it, and what serves for them
 STAND_INS = (
     (gla, ('chunk_gla', 'fused_recurrent_gla'), chunk_gla),
     (delta_net, ('chunk_delta_rule', 'fused_recurrent_delta_rule'), chunk_delta_rule),
     (gated_deltanet, ('chunk_gated_delta_rule', 'fused_recurrent_gated_delta_rule'), chunk_gated_delta_rule),
     (kda, ('chunk_kda', 'fused_recurrent_kda'), chunk_gated_delta_rule),
     (modeling_mamba, ('mamba_selective_scan',), mamba_selective_scan),
+    (mamba2, ('mamba_chunk_scan_combined',), mamba_chunk_scan_combined),
+    (mamba2.Mamba2, ('torch_forward',), mamba2_forward),
 )
 
 
 def install_without_gpu() -> None:
-    """Without a GPU, put them in the place of kernels in this process, and of Mamba's loop; Mamba-2 lacks a norm alone."""
+    """Without a GPU, put them in the place of kernels in this process, and of Mamba's and Mamba-2's loops."""
     if torch.cuda.is_available():
         return
     layernorm_gated.rmsnorm_fn = layernorm_gated.rms_norm_ref

@@ -5,8 +5,10 @@
 
 A setting is a JSON file: `text` (:class:`experiments.text.TextArguments`), `block_size`, `models` (by name, the keywords of
 `AutoConfig.for_model`, which override those in `model`), `training` (transformers' `TrainingArguments`) and, optionally,
-`seeds`, `eval_blocks` (number of held-out blocks per evaluation, always the first ones) and `sequences_per_step` (over all
-processes, by gradient accumulation).
+`seeds`, `eval_blocks` (number of held-out blocks per evaluation, always the first ones), `sequences_per_step` (over all
+processes, by gradient accumulation) and `search`. With `search`, `{"learning_rates": [...], "max_steps": N}`, a model first
+trains N steps at each rate; it is then trained at the rate with the lowest loss on other held-out blocks, those after the
+first `eval_blocks`.
 
 The text is converted to a file of tokens once (:mod:`experiments.tokens`). The models are trained in turn, with checkpoints in
 the output folder. A finished model is not trained again; an interrupted one continues from its last checkpoint, if `training`
@@ -68,8 +70,8 @@ def accumulated_batches(sequences: int, arguments: TrainingArguments) -> int:
     return sequences // at_once
 
 
-def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path) -> dict:
-    """Train one model of the setting; return its losses on held-out text."""
+def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path, first_block: int = 0) -> dict:
+    """Train one model of the setting; return its losses on `eval_blocks` of held-out text from `first_block`."""
     started = time.process_time()
     text = TextArguments(**setting['text'])
     options = {'vocab_size': vocabulary_size(text)} | setting.get('model', {}) | setting['models'][name]
@@ -82,11 +84,14 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path)
         arguments.gradient_accumulation_steps = accumulated_batches(setting['sequences_per_step'], arguments)
     with arguments.main_process_first(desc='tokens'):
         train, held_out = (token_blocks(text, setting['block_size'], part, tokens) for part in (False, True))
+    eval_blocks = range(first_block, min(len(held_out), first_block + setting.get('eval_blocks', len(held_out))))
+    if not eval_blocks:
+        raise ValueError(f'eval_blocks={first_block} leaves none of the {len(held_out)} held-out blocks to search on')
     set_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
     trainer = MatrixDecayTrainer(
         model=model, args=arguments, data_collator=default_data_collator, train_dataset=train,
-        eval_dataset=torch.utils.data.Subset(held_out, range(min(len(held_out), setting.get('eval_blocks', len(held_out))))),
+        eval_dataset=torch.utils.data.Subset(held_out, eval_blocks),
     )
     trainer.remove_callback(PrinterCallback)
     has_checkpoint = (folder / 'trainer').is_dir() and get_last_checkpoint(str(folder / 'trainer'))
@@ -94,26 +99,43 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path)
     trainer.save_model(str(folder / 'checkpoint'))
     history = [(x['step'], x['eval_loss']) for x in trainer.state.log_history if 'eval_loss' in x]
     return {
-        'model': name, 'seed': seed, 'options': options, 'parameters': model.num_parameters(), 'history': history,
-        'loss': history[-1][1], 'perplexity': math.exp(history[-1][1]), 'seconds': time.process_time() - started,
+        'model': name, 'seed': seed, 'learning_rate': arguments.learning_rate, 'options': options,
+        'parameters': model.num_parameters(), 'history': history, 'loss': history[-1][1],
+        'perplexity': math.exp(history[-1][1]), 'seconds': time.process_time() - started,
     }
 
 
+def with_training(setting: dict, **options) -> dict:
+    return setting | {'training': setting['training'] | options}
+
+
+def best_rate(searched: list[dict], name: str) -> dict[str, float]:
+    """The `learning_rate` with the lowest loss of a model's short runs, if there are any."""
+    runs = [run for run in searched if run['model'] == name]
+    return {'learning_rate': min(runs, key=lambda run: run['loss'])['learning_rate']} if runs else {}
+
+
 def draw(report: dict, path: Path | str) -> None:
-    figure = Figure(figsize=(8.5, 4.4), dpi=140, layout='constrained')
-    axis = figure.subplots()
+    """Losses against steps and, if the setting has `against_time`, against processor time, even over a run's steps."""
+    scales = {'step': lambda run: 1.}
+    if report['setting'].get('against_time'):
+        scales['processor minutes'] = lambda run: run['seconds'] / 60 / run['history'][-1][0]
+    figure = Figure(figsize=(8.5 if len(scales) == 1 else 12, 4.4), dpi=140, layout='constrained')
+    axes = figure.subplots(1, len(scales), squeeze=False)[0]
     runs = {}
     for run in report['runs']:
         runs.setdefault(run['model'], []).append(run)
     losses = {name: sum(run['loss'] for run in some) / len(some) for name, some in runs.items()}
     names = shown(list(runs), losses)
-    for name in names:
-        curves = [run['history'] for run in runs[name]]
-        plot_band(axis, [step for step, _ in curves[0]], [[loss for _, loss in x] for x in curves],
-                  f'{losses[name]:.3f}  {name}', style(name, names))
-    axis.set(title=report['setting']['title'], xlabel='step', ylabel='held-out loss (nats a token)')
-    tidy(axis)
-    label_ends(axis)
+    for axis, (label, scale) in zip(axes, scales.items(), strict=True):
+        for name in names:
+            curves, factor = [run['history'] for run in runs[name]], sum(map(scale, runs[name])) / len(runs[name])
+            plot_band(axis, [factor * step for step, _ in curves[0]], [[loss for _, loss in x] for x in curves],
+                      f'{losses[name]:.3f}  {name}', style(name, names))
+        axis.set(xlabel=label, ylabel='held-out loss (nats a token)')
+        tidy(axis)
+        label_ends(axis)
+    figure.suptitle(report['setting']['title'], fontsize=10)
     figure.savefig(path)
 
 
@@ -134,22 +156,31 @@ def main(args: list[str] | None = None) -> None:
     chunkwise.install_without_gpu()
 
     results = output / 'results.json'
-    runs = json.loads(results.read_text())['runs'] if results.exists() else []
-    done = [(run['model'], run['seed']) for run in runs]
+    report = {'search': [], 'runs': []} | (json.loads(results.read_text()) if results.exists() else {})
+    tokens, seeds = options.tokens_dir or Path('outputs/tokens'), setting.get('seeds', [0])
+    search = setting.get('search', {'learning_rates': []})
     # torchrun's; a process of its own has none
     first = int(os.environ.get('RANK', 0)) == 0
-    for seed, name in itertools.product(setting.get('seeds', [0]), names):
-        if (name, seed) in done:
+    for part, seed, rate, name in (
+        *itertools.product(['search'], seeds[:1], search['learning_rates'], names),
+        *itertools.product(['runs'], seeds, [None], names),
+    ):
+        if any((run['model'], run['seed']) == (name, seed) and rate in (None, run['learning_rate']) for run in report[part]):
             continue
         if first:
-            print(f'{name}, seed {seed}', flush=True)
-        runs.append(train_model(setting, name, seed, output, options.tokens_dir or Path('outputs/tokens')))
+            print(f'{name}, seed {seed}' + (f', {search["max_steps"]} steps at the rate {rate}' if rate else ''), flush=True)
+        if rate:
+            short = with_training(setting, learning_rate=rate, max_steps=search['max_steps'], save_strategy='no')
+            run = train_model(short, name, seed, output / f'search-{rate}', tokens, first_block=setting['eval_blocks'])
+        else:
+            run = train_model(with_training(setting, **best_rate(report['search'], name)), name, seed, output, tokens)
+        report[part].append(run)
         if first:
-            report = {'setting': setting, 'machine': describe_machine(), 'runs': runs}
+            report |= {'setting': setting, 'machine': describe_machine()}
             results.write_text(json.dumps(report, indent=1) + '\n')
     if not first:
         return
-    for run in runs:
+    for run in report['runs']:
         print(f'{run["model"]:>20}, seed {run["seed"]}: {run["parameters"]:,} parameters, loss {run["loss"]:.4f}, '
               f'perplexity {run["perplexity"]:.3f}, {run["seconds"]:.0f} s')
-    draw({'setting': setting, 'runs': runs}, output / 'results.png')
+    draw(report | {'setting': setting}, output / 'results.png')

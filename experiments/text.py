@@ -17,7 +17,9 @@ from transformers import AutoTokenizer
 class TextArguments:
     """The source of the text; a wrong option raises `ValueError`, which names it."""
 
-    files: list[str] = field(default_factory=list, metadata={'help': 'Files or patterns; `stdlib` is the Python library.'})
+    files: list[str] = field(default_factory=list, metadata={
+        'help': 'Files or patterns; `stdlib` is the Python library, `descriptions` are those of all installed packages.',
+    })
     dataset: str | None = field(default=None, metadata={'help': 'Name of a dataset for `datasets.load_dataset`.'})
     dataset_config: str | None = field(default=None, metadata={'help': 'Its configuration.'})
     column: str = field(default='text', metadata={'help': 'The column with the text.'})
@@ -48,8 +50,10 @@ class TextArguments:
 def paths(arguments: TextArguments) -> list[Path]:
     """The files that match the patterns."""
     some: list[str] = []
+    folders = sysconfig.get_paths()
+    installed = {'stdlib': f'{folders["stdlib"]}/*.py', 'descriptions': f'{folders["purelib"]}/*.dist-info/METADATA'}
     for pattern in arguments.files:
-        found = sorted(glob(str(Path(sysconfig.get_paths()['stdlib']) / '*.py') if pattern == 'stdlib' else pattern))
+        found = sorted(glob(installed.get(pattern, pattern)))
         if not found:
             raise ValueError(f'files holds {pattern!r}, which matches nothing')
         some += found

@@ -20,9 +20,9 @@ def test_train_and_extrapolate(tmp_path):
         'sequences_per_step': 8,
         'model': {'hidden_size': 16, 'num_hidden_layers': 1, 'bos_token_id': None, 'eos_token_id': None},
         'models': {'a model': {'model_type': 'longhorn'}, 'GLA': {'model_type': 'gla', 'num_heads': 1}},
-        'seeds': [0, 1],
+        'seeds': [0, 1], 'search': {'learning_rates': [1e-9, 1e-2], 'max_steps': 3}, 'against_time': True,
         'training': {
-            'max_steps': 4, 'eval_steps': 2, 'per_device_train_batch_size': 4, 'learning_rate': 1e-2, 'use_cpu': True,
+            'max_steps': 4, 'eval_steps': 2, 'per_device_train_batch_size': 4, 'learning_rate': 1e-9, 'use_cpu': True,
             'dataloader_pin_memory': False, 'disable_tqdm': True,
         },
     }
@@ -30,7 +30,12 @@ def test_train_and_extrapolate(tmp_path):
     path.write_text(json.dumps(setting))
     options = ['--tokens_dir', str(tmp_path / 'tokens')]
     language_modeling.main([str(path), '--output_dir', str(output), *options])
-    runs = json.loads((output / 'results.json').read_text())['runs']
+    report = json.loads((output / 'results.json').read_text())
+    runs, searched = report['runs'], report['search']
+    assert [(run['model'], run['learning_rate'], run['history'][-1][0]) for run in searched] == [
+        (name, rate, 3) for rate in (1e-9, 1e-2) for name in ('a model', 'GLA')
+    ]
+    assert all(run['learning_rate'] == 1e-2 for run in runs)
     assert [(run['model'], run['seed']) for run in runs] == [('a model', 0), ('GLA', 0), ('a model', 1), ('GLA', 1)]
     assert runs[0]['loss'] != runs[2]['loss']
     assert all([step for step, _ in run['history']] == [2, 4] for run in runs)
@@ -38,7 +43,8 @@ def test_train_and_extrapolate(tmp_path):
 
     # a finished model is not trained again
     language_modeling.main([str(path), '--output_dir', str(output), *options])
-    assert json.loads((output / 'results.json').read_text())['runs'] == runs
+    again = json.loads((output / 'results.json').read_text())
+    assert (again['runs'], again['search']) == (runs, searched)
 
     extrapolation.main([str(output / 'results.json'), '--factor', '4', *options])
     report = json.loads((output / 'extrapolation.json').read_text())

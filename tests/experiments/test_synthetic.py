@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fla.layers.mamba2 import Mamba2
 from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
 from fla.ops.gla.naive import naive_recurrent_gla
 from fla.ops.kda.naive import naive_recurrent_kda
+from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from examples.mqar.data import IGNORE
 from experiments import chunkwise, mqar
@@ -111,6 +113,34 @@ def test_chunks(T):
         do = torch.randn_like(a)
         for dx, dy in zip(torch.autograd.grad(a, inputs, do), torch.autograd.grad(b, inputs, do), strict=True):
             assert (dx - dy).norm() < 1e-4 * dy.norm()
+
+
+@pytest.mark.parametrize('heads', [{'n_groups': 1}, {'n_groups': 4}])
+def test_mamba2(heads, monkeypatch):
+    """fla's layer with the chunked operator against its own loop: outputs, gradients, and a token after the sequence."""
+    set_seed(0)
+    model = AutoConfig.for_model(
+        'mamba2', hidden_size=32, num_hidden_layers=2, num_heads=4, head_dim=16, state_size=8, vocab_size=20, chunk_size=8,
+        **heads,
+    )
+    model = AutoModelForCausalLM.from_config(model)
+    tokens = torch.randint(0, 20, (2, 37))
+    results = []
+    chunkwise.install_without_gpu()
+    for forward in (chunkwise.mamba2_loop, chunkwise.mamba2_forward):
+        monkeypatch.setattr(Mamba2, 'torch_forward', forward)
+        model.zero_grad()
+        loss = model.train()(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        with torch.no_grad():
+            past = model.eval()(input_ids=tokens[:, :-1], use_cache=True).past_key_values
+            step = model(input_ids=tokens[:, -1:], past_key_values=past, use_cache=True).logits
+        results.append((loss.detach(), step, {name: x.grad.clone() for name, x in model.named_parameters()}))
+    expected, got = results
+    assert torch.allclose(expected[0], got[0], rtol=1e-6)
+    assert (expected[1] - got[1]).norm() < 1e-5 * expected[1].norm()
+    for name, dx in expected[2].items():
+        assert (dx - got[2][name]).norm() < 1e-4 * dx.norm(), name
 
 
 @pytest.mark.parametrize('exact', [False, True])
