@@ -17,12 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fla.layers import delta_net, gated_deltanet, gla, kda, mamba2
-from fla.modules.norm import layernorm_gated
 from torch import Tensor
-from transformers.models.mamba import modeling_mamba
-
-from experiments.selective_scan import mamba_selective_scan
 
 
 def gated_delta_rule(
@@ -124,14 +119,6 @@ def mamba_chunk_scan_combined(
     return (y + D.view(len(A), -1) * x).contiguous(), state.mT
 
 
-def mamba2_forward(layer: mamba2.Mamba2, x: Tensor, last_state: dict | None, use_cache: bool, mask: Tensor | None) -> tuple:
-    """A sequence by the operator above; tokens after it by fla's loop."""
-    if last_state is not None:
-        return mamba2_loop(layer, x, last_state, use_cache, mask)
-    # without `use_cache`, training takes a kernel with the convolution and the projection in it
-    return layer.cuda_kernels_forward(x, None, True, mask)
-
-
 def longhorn_with_doubled_steps(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor, z: Tensor, exact: bool, **kwargs,
 ) -> tuple[Tensor, None]:
@@ -154,26 +141,3 @@ def longhorn_with_doubled_steps(
 
 def normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
-
-mamba2_loop = mamba2.Mamba2.torch_forward
-# a module or class of fla's or transformers', the names of operators in it, and what serves for them
-STAND_INS = (
-    (gla, ('chunk_gla', 'fused_recurrent_gla'), chunk_gla),
-    (delta_net, ('chunk_delta_rule', 'fused_recurrent_delta_rule'), chunk_delta_rule),
-    (gated_deltanet, ('chunk_gated_delta_rule', 'fused_recurrent_gated_delta_rule'), chunk_gated_delta_rule),
-    (kda, ('chunk_kda', 'fused_recurrent_kda'), chunk_gated_delta_rule),
-    (modeling_mamba, ('mamba_selective_scan',), mamba_selective_scan),
-    (mamba2, ('mamba_chunk_scan_combined',), mamba_chunk_scan_combined),
-    (mamba2.Mamba2, ('torch_forward',), mamba2_forward),
-)
-
-
-def install_without_gpu() -> None:
-    """Without a GPU, put them in the place of kernels in this process, and of Mamba's and Mamba-2's loops."""
-    if torch.cuda.is_available():
-        return
-    layernorm_gated.rmsnorm_fn = layernorm_gated.rms_norm_ref
-    for module, names, function in STAND_INS:
-        for name in names:
-            setattr(module, name, function)

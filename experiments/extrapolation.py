@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import finish, label_ends, plot_band, shown, style
-from experiments import chunkwise
+from experiments import without_gpu
 from experiments.language_modeling import checkpoint_folder
 from experiments.text import TextArguments
 from experiments.tokens import token_blocks
@@ -78,7 +78,7 @@ def main(args: list[str] | None = None) -> None:
     trained = json.loads(options.results.read_text())
     setting, output = trained['setting'], options.results.parent
     transformers.logging.set_verbosity_error()
-    chunkwise.install_without_gpu()
+    without_gpu.install()
     blocks = token_blocks(
         TextArguments(**setting['text']), options.factor * setting['block_size'], held_out=True, folder=options.tokens_dir,
     )

@@ -43,7 +43,7 @@ from transformers.trainer_utils import get_last_checkpoint
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
-from experiments import chunkwise
+from experiments import without_gpu
 from experiments.text import TextArguments, vocabulary_size
 from experiments.tokens import token_blocks
 
@@ -153,7 +153,7 @@ def main(args: list[str] | None = None) -> None:
     output = options.output_dir or Path('outputs') / options.setting.stem
     output.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
-    chunkwise.install_without_gpu()
+    without_gpu.install()
 
     results = output / 'results.json'
     report = {'search': [], 'runs': []} | (json.loads(results.read_text()) if results.exists() else {})

@@ -36,7 +36,7 @@ from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
-from experiments import chunkwise, synthetic, zoology
+from experiments import chunkwise, synthetic, without_gpu, zoology
 from experiments.baselines import MIXERS, Baseline
 from fla_longhorn import LonghornConfig
 
@@ -312,7 +312,7 @@ def main(args: list[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
-    chunkwise.install_without_gpu()
+    without_gpu.install()
     results = output / 'results.json'
     report = json.loads(results.read_text()) if results.exists() else {'runs': []}
     cells = grid_cells(setting)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -87,8 +88,29 @@ def language_modeling(report: dict) -> str:
                      f'{math.exp(mean):.3f}', len(runs)])
     columns = ['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds']
     setting = report['setting']
-    return (f'## {setting["title"]}\n\n{measured_on(report["machine"])} {setting["training"]["max_steps"]} steps.\n\n'
-            + table(columns, rows) + ('\n\n' + predictions(setting) if 'predictions' in setting else ''))
+    parts = [f'## {setting["title"]}', ' '.join((
+        measured_on(report['machine']), f'{setting["training"]["max_steps"]} steps.', *filter(None, [setting.get('note')]),
+    )), table(columns, rows)]
+    if 'search' in setting:
+        parts.append(searched(report))
+    if 'predictions' in setting:
+        parts.append(predictions(setting))
+    return '\n\n'.join(parts)
+
+
+def searched(report: dict) -> str:
+    """The short runs of each model, at all rates."""
+    search, times = report['setting']['search'], {run['model']: run['seconds'] / 60 for run in report['runs']}
+    rows = []
+    for name, runs in by_model(report['search']):
+        losses = {run['learning_rate']: run['loss'] for run in runs}
+        rows.append([name, *(f'{losses[rate]:.4f}' for rate in search['learning_rates']), min(losses, key=losses.get),
+                     f'{times[name]:.0f}'])
+    return (
+        f'The rate is selected by the loss after {search["max_steps"]} steps, on held-out text that the table above does not '
+        'have. The minutes are processor time of the run above.\n\n'
+        + table(['model', *(f'rate {rate}' for rate in search['learning_rates']), 'selected', 'minutes'], rows)
+    )
 
 
 def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
@@ -234,25 +256,33 @@ PyTorch model (`python -m experiments plain`) with the same weights and data has
 
 
 def smallest_column(report: dict) -> str:
-    """Each run by zoology's rules: training time and recall."""
+    """Each run by zoology's rules, also those of the grid that were not run."""
+    setting, options = report['setting'], report['setting']['options']
+    names = ('mixer', 'hidden_size', 'learning_rate')
+    runs = {tuple(run['cell'][name] for name in names): run for run in report['runs']}
+    columns = list(itertools.product(*(setting['grid'][name] for name in names[1:])))
     rows = [
-        [run['cell']['mixer'], run['cell']['hidden_size'], run['cell']['learning_rate'], run['history'][-1][0],
-         ', '.join(f'{recall:.1%}' for _, recall in run['history']),
-         f'{run["recall"]:.1%}', f'{run["seconds"] / 60:.0f}']
-        for run in report['runs']
+        [mixer, *(passed(runs.get((mixer, *column)), options['stop_recall']) for column in columns)]
+        for mixer in setting['grid']['mixer']
     ]
-    options = report['setting']['options']
-    columns = ['mixer', 'width', 'rate', 'steps', 'validation recall after each epoch', 'test recall', 'processor minutes']
     return (
-        f'## {report["setting"]["title"]}\n\n'
+        f'## {setting["title"]}\n\n'
         '`python -m experiments mqar experiments/settings/mqar_zoology_small.json`. '
         f'{measured_on(report["machine"])} {options["num_hidden_layers"]} layers, {options["seq_len"]} tokens with '
         f'{options["num_pairs"]} pairs of {options["vocab_size"]} tokens, {options["train_size"]:,} training sequences, '
         f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
-        f'{options["stop_recall"]:.0%}, or after {options["last_epoch"]} of {options["epochs"]} planned. One seed; '
-        f'{report["setting"]["note"]}\n\n'
-        + table(columns, rows) + '\n\n' + predictions(report['setting'])
+        f'{options["stop_recall"]:.0%}, or after {options["last_epoch"]} of {options["epochs"]} planned. The table has the '
+        f'epochs and the recall on test sequences, in brackets if it did not get there; - was not run. {setting["note"]}\n\n'
+        + table(['mixer', *(f'width {width}, rate {rate}' for width, rate in columns)], rows) + '\n\n' + predictions(setting)
     )
+
+
+def passed(run: dict | None, stop_recall: float) -> str:
+    """A run's epochs and test recall, in brackets if it did not pass `stop_recall`."""
+    if run is None:
+        return '-'
+    text = f'{len(run["history"])}: {run["recall"]:.1%}'
+    return text if run['history'][-1][1] > stop_recall else f'({text})'
 
 
 def synthetic(report: dict) -> str:
@@ -319,7 +349,8 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def pages() -> dict[Path, str]:
-    runs = (run for path in RESULTS.glob('*.json') for run in json.loads(path.read_text()).get('runs', ()))
+    reports = [json.loads(path.read_text()) for path in RESULTS.glob('*.json')]
+    runs = (run for report in reports for part in ('search', 'runs') for run in report.get(part, ()))
     header = HEADER.format(hours=sum(run.get('seconds', 0) for run in runs) / 3600)
     return {PAGE: header + '\n' + body(SECTIONS, RESULTS, '../experiments/results')}
 

@@ -13,7 +13,7 @@ from fla.ops.kda.naive import naive_recurrent_kda
 from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from examples.mqar.data import IGNORE
-from experiments import chunkwise, mqar
+from experiments import chunkwise, mqar, without_gpu
 from experiments.synthetic import TASKS, Sequences, cayley_table
 from fla_longhorn.ops import naive_recurrent_longhorn
 
@@ -126,8 +126,8 @@ def test_mamba2(heads, monkeypatch):
     model = AutoModelForCausalLM.from_config(model)
     tokens = torch.randint(0, 20, (2, 37))
     results = []
-    chunkwise.install_without_gpu()
-    for forward in (chunkwise.mamba2_loop, chunkwise.mamba2_forward):
+    without_gpu.install()
+    for forward in (without_gpu.mamba2_loop, without_gpu.mamba2_forward):
         monkeypatch.setattr(Mamba2, 'torch_forward', forward)
         model.zero_grad()
         loss = model.train()(input_ids=tokens, labels=tokens).loss
