@@ -124,6 +124,10 @@ def test_mamba2(heads, monkeypatch):
         **heads,
     )
     model = AutoModelForCausalLM.from_config(model)
+    for x in model.parameters():
+        # the state is near zero with fla's initialisation
+        if x.dim() > 1:
+            x.data.normal_(std=0.5)
     tokens = torch.randint(0, 20, (2, 37))
     results = []
     without_gpu.install()
