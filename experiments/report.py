@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report.page import ROOT, Section, body, main_of
@@ -44,9 +45,21 @@ def shares(values: list[float]) -> str:
 
 
 def recall(report: dict) -> str:
-    """All learning rates, and the selected one."""
-    setting, runs = report['setting'], report['runs']
-    names = [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]
+    """Recall at every rate, by the options of the setting's columns."""
+    setting = report['setting']
+    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
+    pairs = sorted({run['cell']['num_pairs'] for run in report['runs']})
+    guesses = ', '.join(f'{guessing(n):.1%} with up to {n} pairs' for n in pairs)
+    return (
+        f'## {setting["title"]}\n\n{measured_on(report["machine"])} {options}. Guessing among the values that a sequence has '
+        f'not yet shown as answers recalls {guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
+        f'{RULE}\n{OLDER}\n\n' + recall_table(report)
+    )
+
+
+def recall_table(report: dict, **more: Callable[..., str]) -> str:
+    """A row for each combination of the setting's columns; `more` are functions of those, by the name of their column."""
+    runs, names = report['runs'], [x for x in report['setting']['columns'] if x not in ('seed', 'learning_rate')]
     rates = sorted({run['cell']['learning_rate'] for run in runs})
 
     def by_group(some: list[dict]) -> dict[tuple, list[float]]:
@@ -61,18 +74,11 @@ def recall(report: dict) -> str:
     rate_of = {tuple(run['cell'][name] for name in names): run['cell']['learning_rate'] for run in best}
     rows = [
         [*key, *(shares(groups[key]) if key in groups else 'not run' for groups in at), rate_of[key], shares(result[key]),
-         len(result[key])]
+         len(result[key]), *(column(*key) for column in more.values())]
         for key in sorted(result, key=lambda key: key[::-1])
     ]
-    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
-    pairs = sorted({run['cell']['num_pairs'] for run in runs})
-    guesses = ', '.join(f'{guessing(n):.1%} with up to {n} pairs' for n in pairs)
-    return (
-        f'## {setting["title"]}\n\n{measured_on(report["machine"])} {options}. Guessing among the values that a sequence has '
-        f'not yet shown as answers recalls {guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
-        f'{RULE}\n\n'
-        + table([*names, *(f'rate {rate}' for rate in rates), 'selected', 'recall at the selected rate', 'seeds'], rows)
-    )
+    columns = [*names, *(f'rate {rate}' for rate in rates), 'selected', 'recall at the selected rate', 'seeds']
+    return table([*columns, *more], rows)
 
 
 def recall_by_width(report: dict) -> str:
@@ -158,8 +164,8 @@ With branches at a tenth of their size throughout, embeddings of 0.1 learn as th
 those of 1.0 stay at guessing. Branches that only start small (above) grow within some steps. One seed each; frozen embeddings
 of 0.1 learn too, which size alone does not explain."""
 RULE = """Recall on test sequences: mean over the seeds (lowest to highest). One learning rate is selected for all seeds, by
-the mean recall on validation sequences at the end of training. All rates that were tried have a column.
-These runs are older than this rule; it was applied to the recalls that they kept."""
+the mean recall on validation sequences at the end of training. All rates that were tried have a column."""
+OLDER = 'These runs are older than this rule; it was applied to the recalls that they kept.'
 RATES = """At width 32 the order of diagonal and exact depends on the learning rate. With 32 tokens, exact is ahead at
 0.0046 and diagonal at 0.01; with 64 tokens, it is the other way round. Attention's 100% hides one failed run at each
 length, both at 0.01: 36% with 32 tokens and 14% with 64."""
@@ -212,19 +218,19 @@ def ablations(*reports: dict) -> str:
 
 def by_state_size(report: dict) -> str:
     """Recall of each state size, beside the operator's predicted time."""
-    setting, found = report['setting'], state_size.points(report)
-    rows = [
-        [mixer, K, shares(recalls), 'not predicted' if ms is None else f'{ms:.2f}', len(recalls)]
-        for mixer, some in found.items() for K, ms, recalls in some
-    ]
+    setting = report['setting']
+
+    def predicted(mixer: str, K: int) -> str:
+        ms = state_size.predicted_ms(mixer, K)
+        return 'not predicted' if ms is None else f'{ms:.2f}'
+
     options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
-    time = f'predicted ms, {state_size.GPU}'
     return (
         f'## {setting["title"]}\n\n`python -m experiments mqar experiments/settings/{setting["name"]}.json`. '
         f'{measured_on(report["machine"])} {options}; {setting["note"]} The times are forward and backward of the operator, '
         f'for B = {state_size.B}, T = {state_size.T:,} and V = {state_size.V:,} in bfloat16 '
-        '([how they are predicted](results.md)). No model of this size was timed.\n\n'
-        + table(['mixer', 'K', 'recall', time, 'seeds'], rows) + '\n\n' + predictions(setting)
+        f'([how they are predicted](results.md)). No model of this size was timed.\n\n{RULE}\n\n'
+        + recall_table(report, **{f'predicted ms, {state_size.GPU}': predicted}) + '\n\n' + predictions(setting)
     )
 
 
