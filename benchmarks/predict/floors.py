@@ -38,8 +38,6 @@ LANES, SPECIAL_LANES = 128, 16
 # between threads, barriers, and what L2 takes for additions.
 SCAN = {'fwd': (9, 20), 'bwd': (27, 38)}
 SCAN_ENTRY_SPECIAL = 1
-# u, delta, z, out and the gated out
-SCAN_TENSORS = 5
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,3 @@ def scan_instructions(direction: str, K: int) -> float:
     """Of a lane, for one (token, channel) of Mamba-1's scan with N = K, or as many as take as long as its exponentials."""
     entry, rest = SCAN[direction]
     return max(entry * K + rest, SCAN_ENTRY_SPECIAL * K * LANES / SPECIAL_LANES)
-
-
-def scan_bound(s: Shape, machine: Machine) -> dict:
-    """A lower bound of Mamba-1's forward scan with N = K, from the arithmetic of its source, without simulation."""
-    work, clocks = s.B * s.T * s.V, machine.multiprocessors * machine.clock
-    size = HALF * (SCAN_TENSORS + 2 * s.K / s.V)
-    issue = work * scan_instructions('fwd', s.K) / LANES / clocks
-    seconds = {'dram_ms': work * size / machine.dram_stream, 'issue_ms': issue}
-    return {'K': s.K} | {name: round(1e3 * x, 4) for name, x in seconds.items()}

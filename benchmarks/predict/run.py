@@ -24,7 +24,7 @@ from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, SCALAR, Shape
-from benchmarks.predict.floors import floor_of, needed_bytes, scan_bound
+from benchmarks.predict.floors import floor_of, needed_bytes
 from offgpu.predict.machine import MACHINES, Machine, changed
 from offgpu.predict.times import Prediction
 
@@ -127,12 +127,6 @@ def known_rows(path: str | None, report: dict) -> list[dict]:
     return old['rows'] if old and old['machine']['commit'] == report['machine']['commit'] else []
 
 
-def new_report() -> dict:
-    machine = MACHINES['H100']()
-    bounds = [scan_bound(Shape(*MAIN_SHAPE, K), machine) for K in STATE_SIZES]
-    return {'machine': describe_machine(), 'rows': [], 'scan_bounds': bounds}
-
-
 def machine_of(name: str, changes: list[str]) -> Machine:
     if name not in MACHINES:
         raise ValueError(f"gpu must be one of {sorted(MACHINES)}, got {name}: no others' constants are known to us")
@@ -150,7 +144,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
     parser.add_argument('--json', metavar='FILE', help='file for the rows; its rows of this commit are kept')
     options = parser.parse_args(args)
-    report = new_report()
+    report = {'machine': describe_machine(), 'rows': []}
     report['rows'] = known_rows(options.json, report)
     calibration = json.loads(CALIBRATION.read_text())['rows']
     walks, tuning = Walks(KEPT), Tuning(KEPT / 'tuning.json')
