@@ -60,7 +60,6 @@ class Kernel:
     local_bytes: int = 0
 
 
-SPECIAL = {'%tid', '%ntid', '%ctaid', '%nctaid', '%laneid', '%warpid', '%clock', '%clock64', '%globaltimer'}
 WIDTH = {'pred': 1, 'b8': 8, 'b16': 16, 'b32': 32, 'b64': 64, 'f32': 32, 'f64': 64}
 
 
