@@ -150,6 +150,8 @@ def main(args: list[str] | None = None) -> None:
     names = options.models or list(setting['models'])
     if unknown := [name for name in names if name not in setting['models']]:
         parser.error(f'--models: {unknown} are not in {options.setting}, which has {list(setting["models"])}')
+    if 'search' in setting and 'eval_blocks' not in setting:
+        parser.error(f'search in {options.setting} needs eval_blocks: it takes the held-out blocks after those')
     output = options.output_dir or Path('outputs') / options.setting.stem
     output.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()

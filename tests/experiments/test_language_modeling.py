@@ -51,6 +51,14 @@ def test_train_and_extrapolate(tmp_path):
     assert [[x['end'] for x in run['spans']] for run in report['runs']] == [[33, 65, 97, 128]] * 4
 
 
+def test_a_search_needs_text_of_its_own(tmp_path, capsys):
+    setting = {'text': {'files': ['stdlib']}, 'block_size': 32, 'models': {}, 'training': {}, 'search': {'learning_rates': [1e-2]}}
+    (tmp_path / 'setting.json').write_text(json.dumps(setting))
+    with pytest.raises(SystemExit):
+        language_modeling.main([str(tmp_path / 'setting.json')])
+    assert 'needs eval_blocks' in capsys.readouterr().err
+
+
 def test_perplexity():
     """A batch of texts of different lengths gives what each gives alone."""
     set_seed(0)
