@@ -52,8 +52,7 @@ def test_train_and_extrapolate(tmp_path):
 
 
 def test_a_search_needs_text_of_its_own(tmp_path, capsys):
-    setting = {'text': {'files': ['stdlib']}, 'block_size': 32, 'models': {}, 'training': {}, 'search': {'learning_rates': [1e-2]}}
-    (tmp_path / 'setting.json').write_text(json.dumps(setting))
+    (tmp_path / 'setting.json').write_text(json.dumps({'models': {}, 'search': {'learning_rates': [1e-2], 'max_steps': 1}}))
     with pytest.raises(SystemExit):
         language_modeling.main([str(tmp_path / 'setting.json')])
     assert 'needs eval_blocks' in capsys.readouterr().err
