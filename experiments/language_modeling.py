@@ -8,7 +8,7 @@ A setting is a JSON file: `text` (:class:`experiments.text.TextArguments`), `blo
 `seeds`, `eval_blocks` (number of held-out blocks per evaluation, always the first ones), `sequences_per_step` (over all
 processes, by gradient accumulation) and `search`. With `search`, `{"learning_rates": [...], "max_steps": N}`, a model first
 trains N steps at each rate; it is then trained at the rate with the lowest loss on other held-out blocks, those after the
-first `eval_blocks`.
+first `eval_blocks`. A model with a `learning_rate` of its own keeps it.
 
 The text is converted to a file of tokens once (:mod:`experiments.tokens`). The models are trained in turn, with checkpoints in
 the output folder. A finished model is not trained again; an interrupted one continues from its last checkpoint, if `training`
@@ -75,6 +75,7 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path,
     started = time.process_time()
     text = TextArguments(**setting['text'])
     options = {'vocab_size': vocabulary_size(text)} | setting.get('model', {}) | setting['models'][name]
+    options.pop('learning_rate', None)
     folder = checkpoint_folder(output, name, seed)
     arguments = TrainingArguments(**{
         'output_dir': str(folder / 'trainer'), 'eval_strategy': 'steps', 'logging_strategy': 'steps', 'report_to': 'none',
@@ -109,8 +110,10 @@ def with_training(setting: dict, **options) -> dict:
     return setting | {'training': setting['training'] | options}
 
 
-def best_rate(searched: list[dict], name: str) -> dict[str, float]:
-    """The `learning_rate` with the lowest loss of a model's short runs, if there are any."""
+def own_rate(setting: dict, searched: list[dict], name: str) -> dict[str, float]:
+    """A model's own `learning_rate`, or that with the lowest loss of its short runs, if there are any."""
+    if 'learning_rate' in setting['models'][name]:
+        return {'learning_rate': setting['models'][name]['learning_rate']}
     runs = [run for run in searched if run['model'] == name]
     return {'learning_rate': min(runs, key=lambda run: run['loss'])['learning_rate']} if runs else {}
 
@@ -161,10 +164,11 @@ def main(args: list[str] | None = None) -> None:
     report = {'search': [], 'runs': []} | (json.loads(results.read_text()) if results.exists() else {})
     tokens, seeds = options.tokens_dir or Path('outputs/tokens'), setting.get('seeds', [0])
     search = setting.get('search', {'learning_rates': []})
+    searched = [name for name in names if 'learning_rate' not in setting['models'][name]]
     # torchrun's; a process of its own has none
     first = int(os.environ.get('RANK', 0)) == 0
     for part, seed, rate, name in (
-        *itertools.product(['search'], seeds[:1], search['learning_rates'], names),
+        *itertools.product(['search'], seeds[:1], search['learning_rates'], searched),
         *itertools.product(['runs'], seeds, [None], names),
     ):
         if any((run['model'], run['seed']) == (name, seed) and rate in (None, run['learning_rate']) for run in report[part]):
@@ -175,7 +179,7 @@ def main(args: list[str] | None = None) -> None:
             short = with_training(setting, learning_rate=rate, max_steps=search['max_steps'], save_strategy='no')
             run = train_model(short, name, seed, output / f'search-{rate}', tokens, first_block=setting['eval_blocks'])
         else:
-            run = train_model(with_training(setting, **best_rate(report['search'], name)), name, seed, output, tokens)
+            run = train_model(with_training(setting, **own_rate(setting, report['search'], name)), name, seed, output, tokens)
         report[part].append(run)
         if first:
             report |= {'setting': setting, 'machine': describe_machine()}

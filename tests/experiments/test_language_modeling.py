@@ -19,7 +19,10 @@ def test_train_and_extrapolate(tmp_path):
         'title': 'tiny', 'text': {'files': [str(tmp_path / 'text' / '*.txt')]}, 'block_size': 32, 'eval_blocks': 3,
         'sequences_per_step': 8,
         'model': {'hidden_size': 16, 'num_hidden_layers': 1, 'bos_token_id': None, 'eos_token_id': None},
-        'models': {'a model': {'model_type': 'longhorn'}, 'GLA': {'model_type': 'gla', 'num_heads': 1}},
+        'models': {
+            'a model': {'model_type': 'longhorn'}, 'GLA': {'model_type': 'gla', 'num_heads': 1},
+            'a rate of its own': {'model_type': 'longhorn', 'learning_rate': 1e-3},
+        },
         'seeds': [0, 1], 'search': {'learning_rates': [1e-9, 1e-2], 'max_steps': 3}, 'against_time': True,
         'training': {
             'max_steps': 4, 'eval_steps': 2, 'per_device_train_batch_size': 4, 'learning_rate': 1e-9, 'use_cpu': True,
@@ -35,9 +38,10 @@ def test_train_and_extrapolate(tmp_path):
     assert [(run['model'], run['learning_rate'], run['history'][-1][0]) for run in searched] == [
         (name, rate, 3) for rate in (1e-9, 1e-2) for name in ('a model', 'GLA')
     ]
-    assert all(run['learning_rate'] == 1e-2 for run in runs)
-    assert [(run['model'], run['seed']) for run in runs] == [('a model', 0), ('GLA', 0), ('a model', 1), ('GLA', 1)]
-    assert runs[0]['loss'] != runs[2]['loss']
+    assert [run['learning_rate'] for run in runs] == 2 * [1e-2, 1e-2, 1e-3]
+    names = ['a model', 'GLA', 'a rate of its own']
+    assert [(run['model'], run['seed']) for run in runs] == [(name, seed) for seed in (0, 1) for name in names]
+    assert runs[0]['loss'] != runs[3]['loss']
     assert all([step for step, _ in run['history']] == [2, 4] for run in runs)
     assert all(run['perplexity'] == pytest.approx(math.exp(run['loss'])) and run['loss'] < math.log(256) for run in runs)
 
@@ -48,7 +52,7 @@ def test_train_and_extrapolate(tmp_path):
 
     extrapolation.main([str(output / 'results.json'), '--factor', '4', *options])
     report = json.loads((output / 'extrapolation.json').read_text())
-    assert [[x['end'] for x in run['spans']] for run in report['runs']] == [[33, 65, 97, 128]] * 4
+    assert [[x['end'] for x in run['spans']] for run in report['runs']] == [[33, 65, 97, 128]] * 6
 
 
 def test_a_search_needs_text_of_its_own(tmp_path, capsys):
