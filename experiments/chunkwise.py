@@ -13,6 +13,7 @@ before the chunk,
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def chunk_gated_delta_rule(
 
 def mamba_chunk_scan_combined(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int, D: Tensor, dt_bias: Tensor,
-    dt_softplus: bool, return_final_states: bool, **kwargs,
+    dt_softplus: bool, return_final_states: bool, dt_limit: tuple[float, float] = (0., math.inf), **kwargs,
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2's recurrence: GLA with queries `C`, keys `B`, values `dt x` and the decay `dt A`.
 
@@ -113,7 +114,7 @@ def mamba_chunk_scan_combined(
         D (Tensor): `[H]` or `[H, V]`.
     """
     whole('Mamba-2', kwargs)
-    dt = F.softplus(dt + dt_bias)
+    dt = F.softplus(dt + dt_bias).clamp(*dt_limit)
     q, k = (a.repeat_interleave(x.shape[2] // a.shape[2], 2) for a in (C, B))
     y, state = gated_delta_rule(q, k, dt[..., None] * x, (dt * A)[..., None], None, scale=1.)
     return (y + D.view(len(A), -1) * x).contiguous(), state.mT

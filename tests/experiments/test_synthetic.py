@@ -115,13 +115,13 @@ def test_chunks(T):
             assert (dx - dy).norm() < 1e-4 * dy.norm()
 
 
-@pytest.mark.parametrize('heads', [{'n_groups': 1}, {'n_groups': 4}])
-def test_mamba2(heads, monkeypatch):
+@pytest.mark.parametrize('options', [{'n_groups': 1}, {'n_groups': 4}, {'dt_limit': [0.01, 0.05]}], ids=str)
+def test_mamba2(options, monkeypatch):
     """fla's layer with the chunked operator against its own loop: outputs, gradients, and a token after the sequence."""
     set_seed(0)
     model = AutoConfig.for_model(
         'mamba2', hidden_size=32, num_hidden_layers=2, num_heads=4, head_dim=16, state_size=8, vocab_size=20, chunk_size=8,
-        **heads,
+        **options,
     )
     model = AutoModelForCausalLM.from_config(model)
     for x in model.parameters():
