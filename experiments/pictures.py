@@ -15,8 +15,9 @@ from experiments.report import RESULTS
 DRAW: dict[str, Callable] = {
     'mqar_exact': mqar.draw, 'mqar_state': state_size.draw, 'mqar_small': mqar.draw, 'mqar_zoology_small': mqar.draw,
     'mqar_depth': depth.draw, 'state_tracking': synthetic.draw, 'mad_small': synthetic.draw,
-    'lm_small': language_modeling.draw, 'lm_families': language_modeling.draw, 'extrapolation': extrapolation.draw,
-    'extrapolation_families': extrapolation.draw, 'objectives': objectives.draw,
+    'lm_small': language_modeling.draw, 'lm_families': language_modeling.draw, 'lm_2M': language_modeling.draw,
+    'extrapolation': extrapolation.draw, 'extrapolation_families': extrapolation.draw, 'extrapolation_2M': extrapolation.draw,
+    'objectives': objectives.draw,
 }
 
 

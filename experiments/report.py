@@ -26,9 +26,9 @@ HEADER = """# The paper's experiments, at a small size
 [paper.md](paper.md) lists the paper's experiments and the commands that run them. The runs took {hours:.0f} hours of one or
 two processor cores, in part beside other work.
 
-Not run: the smallest column of Fig. 4 for GLA and RWKV-4, at its three other rates, at width 128 but for one model, and with
-128 tokens; recall by state size with more than 64 tokens; MAD at its own size; language models above 400,000 parameters,
-and a search of their learning rate; more than one seed where a section says so.
+Not run: GLA in the smallest column of Fig. 4, most of its rates, its width 128 but for one model, and 128 tokens (its table
+shows what was run); recall by state size with more than 64 tokens; MAD at its own size; language models above two million
+parameters, or on more than 3.3 million tokens; more than one seed where a section says so.
 """
 
 
@@ -38,10 +38,14 @@ def guessing(num_pairs: int) -> float:
     return right / (num_pairs * (num_pairs + 1) / 2)
 
 
+def spread(values: list[float], form: str) -> str:
+    """The mean and, of several values, the lowest and highest."""
+    mean = f'{sum(values) / len(values):{form}}'
+    return f'{mean} ({min(values):{form}} to {max(values):{form}})' if len(values) > 1 else mean
+
+
 def shares(values: list[float]) -> str:
-    """Mean, lowest and highest in percent."""
-    mean = f'{sum(values) / len(values):.1%}'
-    return f'{mean} ({min(values):.1%} to {max(values):.1%})' if len(values) > 1 else mean
+    return spread(values, '.1%')
 
 
 def recall(report: dict) -> str:
@@ -89,9 +93,8 @@ def language_modeling(report: dict) -> str:
     rows = []
     for name, runs in by_model(report['runs']):
         losses = [run['loss'] for run in runs]
-        mean = sum(losses) / len(losses)
-        rows.append([name, f'{runs[0]["parameters"]:,}', f'{mean:.4f} ({min(losses):.4f} to {max(losses):.4f})',
-                     f'{math.exp(mean):.3f}', len(runs)])
+        rows.append([name, f'{runs[0]["parameters"]:,}', spread(losses, '.4f'),
+                     f'{math.exp(sum(losses) / len(losses)):.3f}', len(runs)])
     columns = ['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds']
     setting = report['setting']
     parts = [f'## {setting["title"]}', ' '.join((
@@ -110,8 +113,8 @@ def searched(report: dict) -> str:
     rows = []
     for name, runs in by_model(report['search']):
         losses = {run['learning_rate']: run['loss'] for run in runs}
-        rows.append([name, *(f'{losses[rate]:.4f}' for rate in search['learning_rates']), min(losses, key=losses.get),
-                     f'{times[name]:.0f}'])
+        tried = (f'{losses[rate]:.4f}' if rate in losses else '-' for rate in search['learning_rates'])
+        rows.append([name, *tried, min(losses, key=losses.get), f'{times[name]:.1f}'])
     return (
         f'The rate is selected by the loss after {search["max_steps"]} steps, on held-out text that the table above does not '
         'have. The minutes are processor time of the run above.\n\n'
@@ -131,7 +134,7 @@ def extrapolation(report: dict) -> str:
         cells = []
         for i in shown:
             values = [run['spans'][i]['perplexity'] for run in runs]
-            cells.append(f'{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})')
+            cells.append(spread(values, '.2f'))
         rows.append([name, *cells])
     name = report.get('name', 'lm_small')
     return (f'## Length extrapolation, {name}\n\n`python -m experiments extrapolation outputs/{name}/results.json`. Each '
@@ -348,8 +351,10 @@ SECTIONS: tuple[Section, ...] = (
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
     (('lm_families',), language_modeling, 'lm_families'),
+    (('lm_2M',), language_modeling, 'lm_2M'),
     (('extrapolation',), extrapolation, 'extrapolation'),
     (('extrapolation_families',), extrapolation, 'extrapolation_families'),
+    (('extrapolation_2M',), extrapolation, 'extrapolation_2M'),
     (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),
 )
 

@@ -26,7 +26,7 @@ RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'result
 # quoted in the README
 FIGURES = {
     'cpu_ops': RESULTS / 'cpu_ops.json', 'cpu_model': RESULTS / 'cpu_model.json', 'memory': RESULTS / 'memory.json',
-    'extrapolation_families': ROOT / 'experiments' / 'results' / 'extrapolation_families.json',
+    'extrapolation_2M': ROOT / 'experiments' / 'results' / 'extrapolation_2M.json',
 }
 HEADER = """# Results
 

@@ -70,11 +70,12 @@ def extrapolation(report: dict) -> str:
         return 'from {:.2f} to {:.2f}'.format(*(mean(x[i]['perplexity'] for x in spans) for i in (0, -1)))
 
     return (
-        f'- **Texts longer than in training.** Small models trained on {report["block_size"]} bytes of Python sources at a '
-        f'time are tested on up to {ends[1]}. The perplexity goes {change("Longhorn, exact")} with the exact update, '
+        f'- **Texts longer than in training.** Models of two million parameters, trained on {report["block_size"]} bytes at a '
+        f'time, are tested on up to {ends[1]}. The perplexity goes {change("Longhorn, exact")} with the exact update, '
         f'{change("Longhorn, diagonal")} with the diagonal one, {change("Mamba-2")} with Mamba-2, {change("DeltaNet")} with '
-        f'DeltaNet and {change("attention")} with attention (means over {seeds} seeds). '
-        '[Pictures and spreads](docs/experiments.md#length-extrapolation-lm_families).'
+        f'DeltaNet and {change("attention")} with attention (seeds: {seeds}). '
+        '[These](docs/experiments.md#length-extrapolation-lm_2m) and [smaller models, in some of which the diagonal one rises]'
+        '(docs/experiments.md#length-extrapolation-lm_families).'
     )
 
 
@@ -85,7 +86,7 @@ def summary(files: dict[str, Path], timed_on_gpu: bool) -> str:
 
     missing = ("models of the paper's sizes" if timed_on_gpu else "times on any GPU, and models of the paper's sizes")
     points = (
-        extrapolation(read('extrapolation_families')), memory(read('memory')),
+        extrapolation(read('extrapolation_2M')), memory(read('memory')),
         operators(read('cpu_ops')), training(read('cpu_model')),
     )
     last = (
