@@ -7,8 +7,9 @@ A setting is a JSON file: `text` (:class:`experiments.text.TextArguments`), `blo
 `AutoConfig.for_model`, which override those in `model`), `training` (transformers' `TrainingArguments`) and, optionally,
 `seeds`, `eval_blocks` (number of held-out blocks per evaluation, always the first ones), `sequences_per_step` (over all
 processes, by gradient accumulation) and `search`. With `search`, `{"learning_rates": [...], "max_steps": N}`, a model first
-trains N steps at each rate; it is then trained at the rate with the lowest loss on other held-out blocks, those after the
-first `eval_blocks`. A model with a `learning_rate` of its own keeps it.
+trains N steps at each rate, and at half the lowest or twice the highest for as long as that is the best; it is then trained
+at the rate with the lowest loss on other held-out blocks, those after the first `eval_blocks`. A model with a `learning_rate`
+of its own keeps it.
 
 The text is converted to a file of tokens once (:mod:`experiments.tokens`). The models are trained in turn, with checkpoints in
 the output folder. A finished model is not trained again; an interrupted one continues from its last checkpoint, if `training`
@@ -110,12 +111,33 @@ def with_training(setting: dict, **options) -> dict:
     return setting | {'training': setting['training'] | options}
 
 
+def short_losses(searched: list[dict], name: str) -> dict[float, float]:
+    """The losses of a model's short runs, by learning rate; infinite if training diverged."""
+    losses = {run['learning_rate']: run['loss'] for run in searched if run['model'] == name}
+    return {rate: math.inf if math.isnan(loss) else loss for rate, loss in losses.items()}
+
+
+def next_rate(setting: dict, searched: list[dict], name: str) -> float | None:
+    """The rate of a model's next short run, or `None` after the search.
+
+    After `learning_rates` the search goes on, by factors of two, while the best rate is the lowest or the highest.
+    """
+    if 'search' not in setting or 'learning_rate' in setting['models'][name]:
+        return None
+    losses = short_losses(searched, name)
+    for rate in setting['search']['learning_rates']:
+        if rate not in losses:
+            return rate
+    best = min(losses, key=losses.__getitem__)
+    return best / 2 if best == min(losses) else 2 * best if best == max(losses) else None
+
+
 def own_rate(setting: dict, searched: list[dict], name: str) -> dict[str, float]:
     """A model's own `learning_rate`, or that with the lowest loss of its short runs, if there are any."""
     if 'learning_rate' in setting['models'][name]:
         return {'learning_rate': setting['models'][name]['learning_rate']}
-    runs = [run for run in searched if run['model'] == name]
-    return {'learning_rate': min(runs, key=lambda run: run['loss'])['learning_rate']} if runs else {}
+    losses = short_losses(searched, name)
+    return {'learning_rate': min(losses, key=losses.__getitem__)} if losses else {}
 
 
 def draw(report: dict, path: Path | str) -> None:
@@ -142,6 +164,45 @@ def draw(report: dict, path: Path | str) -> None:
     figure.savefig(path)
 
 
+def is_first() -> bool:
+    """Whether this is torchrun's first process, or a process of its own."""
+    return int(os.environ.get('RANK', 0)) == 0
+
+
+def train_models(setting: dict, names: list[str], output: Path, tokens: Path) -> dict:
+    """Search the models' rates and train them, except for the runs that `results.json` has; return the report."""
+    results = output / 'results.json'
+    report = {'search': [], 'runs': []} | (json.loads(results.read_text()) if results.exists() else {})
+
+    def add(part: str, run: dict) -> None:
+        report[part].append(run)
+        if is_first():
+            report.update({'setting': setting, 'machine': describe_machine()})
+            temporary = results.with_suffix('.tmp')
+            temporary.write_text(json.dumps(report, indent=1) + '\n')
+            os.replace(temporary, results)
+
+    def announce(described: str) -> None:
+        if is_first():
+            print(described, flush=True)
+
+    seeds = setting.get('seeds', [0])
+    for name in names:
+        while rate := next_rate(setting, report['search'], name):
+            steps = setting['search']['max_steps']
+            announce(f'{name}, seed {seeds[0]}, {steps} steps at the rate {rate:g}')
+            short = with_training(setting, learning_rate=rate, max_steps=steps, save_strategy='no')
+            folder = output / f'search-{rate:g}'
+            add('search', train_model(short, name, seeds[0], folder, tokens, first_block=setting['eval_blocks']))
+    for seed, name in itertools.product(seeds, names):
+        if any((run['model'], run['seed']) == (name, seed) for run in report['runs']):
+            continue
+        announce(f'{name}, seed {seed}')
+        chosen = with_training(setting, **own_rate(setting, report['search'], name))
+        add('runs', train_model(chosen, name, seed, output, tokens))
+    return report
+
+
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments language_modeling', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with text, models and training')
@@ -160,31 +221,8 @@ def main(args: list[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     without_gpu.install()
 
-    results = output / 'results.json'
-    report = {'search': [], 'runs': []} | (json.loads(results.read_text()) if results.exists() else {})
-    tokens, seeds = options.tokens_dir or Path('outputs/tokens'), setting.get('seeds', [0])
-    search = setting.get('search', {'learning_rates': []})
-    searched = [name for name in names if 'learning_rate' not in setting['models'][name]]
-    # torchrun's; a process of its own has none
-    first = int(os.environ.get('RANK', 0)) == 0
-    for part, seed, rate, name in (
-        *itertools.product(['search'], seeds[:1], search['learning_rates'], searched),
-        *itertools.product(['runs'], seeds, [None], names),
-    ):
-        if any((run['model'], run['seed']) == (name, seed) and rate in (None, run['learning_rate']) for run in report[part]):
-            continue
-        if first:
-            print(f'{name}, seed {seed}' + (f', {search["max_steps"]} steps at the rate {rate}' if rate else ''), flush=True)
-        if rate:
-            short = with_training(setting, learning_rate=rate, max_steps=search['max_steps'], save_strategy='no')
-            run = train_model(short, name, seed, output / f'search-{rate}', tokens, first_block=setting['eval_blocks'])
-        else:
-            run = train_model(with_training(setting, **own_rate(setting, report['search'], name)), name, seed, output, tokens)
-        report[part].append(run)
-        if first:
-            report |= {'setting': setting, 'machine': describe_machine()}
-            results.write_text(json.dumps(report, indent=1) + '\n')
-    if not first:
+    report = train_models(setting, names, output, options.tokens_dir or Path('outputs/tokens'))
+    if not is_first():
         return
     for run in report['runs']:
         print(f'{run["model"]:>20}, seed {run["seed"]}: {run["parameters"]:,} parameters, loss {run["loss"]:.4f}, '

@@ -109,16 +109,18 @@ def language_modeling(report: dict) -> str:
 
 def searched(report: dict) -> str:
     """The short runs of each model, at all rates."""
-    search, times = report['setting']['search'], {run['model']: run['seconds'] / 60 for run in report['runs']}
-    rows = []
+    search = report['setting']['search']
+    minutes = {name: [run['seconds'] / 60 for run in runs] for name, runs in by_model(report['runs'])}
+    rates, rows = sorted({run['learning_rate'] for run in report['search']}), []
     for name, runs in by_model(report['search']):
         losses = {run['learning_rate']: run['loss'] for run in runs}
-        tried = (f'{losses[rate]:.4f}' if rate in losses else '-' for rate in search['learning_rates'])
-        rows.append([name, *tried, min(losses, key=losses.get), f'{times[name]:.1f}'])
+        tried = (f'{losses[rate]:.4f}' if rate in losses else '-' for rate in rates)
+        rows.append([name, *tried, min(losses, key=losses.get), spread(minutes[name], '.1f')])
     return (
         f'The rate is selected by the loss after {search["max_steps"]} steps, on held-out text that the table above does not '
-        'have. The minutes are processor time of the run above.\n\n'
-        + table(['model', *(f'rate {rate}' for rate in search['learning_rates']), 'selected', 'minutes'], rows)
+        'have. Lower and higher rates were tried while the lowest or the highest was the best. The minutes are processor time '
+        'of the runs above.\n\n'
+        + table(['model', *(f'rate {rate:g}' for rate in rates), 'selected', 'minutes'], rows)
     )
 
 

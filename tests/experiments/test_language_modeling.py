@@ -35,10 +35,14 @@ def test_train_and_extrapolate(tmp_path):
     language_modeling.main([str(path), '--output_dir', str(output), *options])
     report = json.loads((output / 'results.json').read_text())
     runs, searched = report['runs'], report['search']
-    assert [(run['model'], run['learning_rate'], run['history'][-1][0]) for run in searched] == [
-        (name, rate, 3) for rate in (1e-9, 1e-2) for name in ('a model', 'GLA')
-    ]
-    assert [run['learning_rate'] for run in runs] == 2 * [1e-2, 1e-2, 1e-3]
+    assert all(run['history'][-1][0] == 3 for run in searched)
+    selected = {}
+    for name in ('a model', 'GLA'):
+        losses = {run['learning_rate']: run['loss'] for run in searched if run['model'] == name}
+        assert list(losses)[:4] == [1e-9, 1e-2, 2e-2, 4e-2]
+        selected[name] = min(losses, key=losses.get)
+        assert min(losses) < selected[name] < max(losses)
+    assert [run['learning_rate'] for run in runs] == 2 * [*selected.values(), 1e-3]
     names = ['a model', 'GLA', 'a rate of its own']
     assert [(run['model'], run['seed']) for run in runs] == [(name, seed) for seed in (0, 1) for name in names]
     assert runs[0]['loss'] != runs[3]['loss']
@@ -53,6 +57,26 @@ def test_train_and_extrapolate(tmp_path):
     extrapolation.main([str(output / 'results.json'), '--factor', '4', *options])
     report = json.loads((output / 'extrapolation.json').read_text())
     assert [[x['end'] for x in run['spans']] for run in report['runs']] == [[33, 65, 97, 128]] * 6
+
+
+def test_the_search_goes_on_past_its_best_end():
+    setting = {'models': {'a': {}, 'b': {'learning_rate': 1.}}, 'search': {'learning_rates': [2., 4.], 'max_steps': 1}}
+
+    def rates(loss) -> list[float]:
+        searched = []
+        while rate := language_modeling.next_rate(setting, searched, 'a'):
+            searched.append({'model': 'a', 'learning_rate': rate, 'loss': loss(rate)})
+        assert language_modeling.own_rate(setting, searched, 'a') == {'learning_rate': min(searched, key=lambda run: (
+            math.isnan(run['loss']), run['loss']))['learning_rate']}
+        return [run['learning_rate'] for run in searched]
+
+    assert rates(lambda rate: abs(rate - 0.4)) == [2, 4, 1, 0.5, 0.25]
+    assert rates(lambda rate: abs(rate - 9)) == [2, 4, 8, 16]
+    # a plateau, and training that diverges
+    assert rates(lambda rate: 1.) == [2, 4, 1]
+    assert rates(lambda rate: math.nan if rate < 3 else 1.) == [2, 4, 8]
+    assert language_modeling.next_rate(setting, [], 'b') is None
+    assert language_modeling.own_rate(setting, [], 'b') == {'learning_rate': 1.}
 
 
 def test_a_search_needs_text_of_its_own(tmp_path, capsys):
