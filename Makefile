@@ -13,9 +13,11 @@ SERVING := .venv-serving
 SGLANG := .venv-sglang
 # timm beside the packages of .venv
 VISION := .venv-vision
+# read by PYTHONPATH beside .venv, where each program that imports transformers would import torchao, which prints
+QUANTIZED := build/quantized
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision test-quantized mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -77,6 +79,17 @@ $(VISION)/.ready: $(STAMP) constraints-vision.txt tests/contrib/timm/sitecustomi
 	site=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
 	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/contrib/timm/sitecustomize.py $$site
 	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints-vision.txt --no-deps timm torchvision mlxtend
+	touch $@
+
+test-quantized: export OMP_NUM_THREADS := 1
+test-quantized: export PYTHONPATH := $(QUANTIZED)
+test-quantized: $(QUANTIZED)/.ready
+	$(RUN) -m pytest tests/integration/quantized -q
+	$(RUN) -m offgpu.pretend.build
+	PRETEND_FAST=2 $(ON_DEVICE) tests/integration/quantized --device cuda
+
+$(QUANTIZED)/.ready: $(STAMP) constraints-quantized.txt
+	$(RUN) -m pip install --quiet --upgrade --target $(QUANTIZED) --no-deps -r constraints-quantized.txt
 	touch $@
 
 # served by vLLM on the CPU, and loaded by the library `kernels`

@@ -6,6 +6,7 @@ import torch
 import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from fla_cpu.plain import ORDINARY
 from fla_longhorn.modules.convolution import ShortConvolution
 
 _FORWARDS = {cls: cls.forward for cls in (nn.Linear, ShortConvolution)}
@@ -14,12 +15,12 @@ _FORWARDS = {cls: cls.forward for cls in (nn.Linear, ShortConvolution)}
 def is_bare(module: nn.Module, device: torch.device) -> bool:
     """Whether calling a linear layer or a convolution on `device` runs its class's forward and nothing else.
 
-    Libraries change that: adapters, quantisation and parametrisations replace the class, accelerate sets an attribute
-    `forward` and keeps the weights elsewhere until the call, others register hooks.
+    Libraries change that: adapters, quantisation and parametrisations replace the class or that of the weight, accelerate sets
+    an attribute `forward` and keeps the weights elsewhere until the call, others register hooks.
     """
     cls = type(module)
     if cls not in _FORWARDS or cls.forward is not _FORWARDS[cls] or 'forward' in module.__dict__:
         return False
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return False
-    return not _has_any_global_hook() and module.weight.device == device
+    return not _has_any_global_hook() and type(module.weight) in ORDINARY and module.weight.device == device

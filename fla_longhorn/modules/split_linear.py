@@ -45,11 +45,9 @@ class SplitLinear(torch.autograd.Function):
 
 def split_linear(linear: nn.Linear, x: Tensor) -> tuple[Tensor, ...]:
     """`linear(x).chunk(2, -1)`, by :class:`SplitLinear` if autograd records and `linear` is bare."""
-    if not (is_recorded() and is_bare(linear, x.device)):
+    if not (is_recorded() and is_bare(linear, x.device) and type(x) in ORDINARY):
         return linear(x).chunk(2, dim=-1)
     args = x, linear.weight, linear.bias
-    if any(type(y) not in ORDINARY for y in args if y is not None):
-        return linear(x).chunk(2, dim=-1)
     device_type = x.device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)

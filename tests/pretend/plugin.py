@@ -26,6 +26,7 @@ LEFT_OUT = {
     'tests/offgpu': 'other stand-ins for a GPU',
     'tests/pretend': 'of the device itself, run without --device',
     'tests/ops/test_longhorn.py::test_too_large_keys': 'Numba stands in for the kernels, and gives NaN',
+    'tests/integration/quantized/test_quantized.py::test_bitsandbytes': "calls bitsandbytes' own kernels",
     'tests/ptx': 'executes compiled kernels',
     **dict.fromkeys((
         'tests/torch_compile/test_model.py::test_inductor',
