@@ -6,6 +6,7 @@ MLP make Longhorn and our classes of the other two. Everything else is the famil
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -15,6 +16,7 @@ import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.modeling_utils import FLAForCausalLM
 from fla.modules import mlp
+from transformers.generation import GenerationMixin
 
 from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, settle
 from fla_longhorn.attn_mode.families import Family
@@ -25,6 +27,7 @@ from fla_longhorn.models.remote_code import is_remote_code
 from fla_longhorn.models.swapped import after_forward, before_forward
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
+from fla_longhorn.modules.cache import CACHE
 
 # while a block is built: what the constructors of fla's classes make instead
 _becomes: ContextVar[dict[Any, Callable]] = ContextVar('becomes', default={})  # noqa: B039  never changed
@@ -113,6 +116,16 @@ def wrap_forward(forward: Callable, shared: Callable) -> Callable:
     def run(self, *args, **kwargs):
         return (shared if is_swapped(self.config) else forward)(self, *args, **kwargs)
 
+    return run
+
+
+def wrap_prepare_inputs(method: Callable) -> Callable:
+    """transformers' `prepare_inputs_for_generation` if the mixer is Longhorn: fla's knows the cache by its old name only."""
+    run: Any = wrap_forward(method, GenerationMixin.prepare_inputs_for_generation)
+    # `generate` takes the names of arguments from there
+    *named, rest = inspect.signature(method).parameters.values()
+    name = inspect.Parameter(CACHE, inspect.Parameter.KEYWORD_ONLY, default=None)
+    run.__signature__ = inspect.Signature([*named, *([] if CACHE in {x.name for x in named} else [name]), rest])
     return run
 
 

@@ -14,6 +14,7 @@ from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
 from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.modules.cache import rename_cache
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 
 
@@ -25,7 +26,12 @@ class ShiftedLabels:
 
 
 def with_shift_labels(forward: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """fla's `forward` of a causal language model, with `shift_labels` `[B, T]`, already shifted, which win over `labels`."""
+    """fla's `forward` of a causal language model, with the cache by either name, and `shift_labels` `[B, T]`.
+
+    They are already shifted, and win over `labels`.
+    """
+    if 'cache' in kwargs:
+        kwargs = rename_cache(kwargs)
     if (shift_labels := kwargs.pop('shift_labels', None)) is not None:
         kwargs['labels'] = ShiftedLabels(shift_labels)
     return forward(self, *args, **kwargs)

@@ -5,30 +5,35 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from fla.models.generation_utils import FLAGenerationMixin
+import torch
 from transformers.generation import GenerationMixin
 
+from fla_longhorn.modules.cache import CACHE
 from fla_longhorn.modules.rewind import RewindableCache
 
 
 def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
     """transformers' method of this name, with a cache that assisted generation can crop."""
     result = GenerationMixin._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
-    if model_kwargs.get('past_key_values') is None and generation_config.use_cache is not False:
-        model_kwargs['past_key_values'] = RewindableCache()
+    if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
+        model_kwargs[CACHE] = RewindableCache()
         if getattr(generation_config, 'is_assistant', False):
-            model_kwargs['past_key_values'].activate_past_recording()
+            model_kwargs[CACHE].activate_past_recording()
     return result
 
 
 # `generate` looks for `inputs_embeds` in the signature
-@wraps(FLAGenerationMixin.prepare_inputs_for_generation)
+@wraps(GenerationMixin.prepare_inputs_for_generation)
 def prepare_inputs_for_generation(
-    self: Any, *args: Any, next_sequence_length: int | None = None, is_first_iteration: bool = False, **kwargs: Any,
+    self: Any, input_ids: torch.LongTensor, next_sequence_length: int | None = None, is_first_iteration: bool = False,
+    **kwargs: Any,
 ) -> dict[str, Any]:
-    """fla's method of this name, without a mask for the tokens that `generate` appends, which are not padding."""
-    inputs = FLAGenerationMixin.prepare_inputs_for_generation(
-        self, *args, next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration, **kwargs,
+    """transformers' method of this name, without a mask for the tokens that `generate` appends, which are not padding.
+
+    fla's, in between, knows the cache by its old name only.
+    """
+    inputs = GenerationMixin.prepare_inputs_for_generation(
+        self, input_ids, next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration, **kwargs,
     )
     # attention layers need the mask of the tokens before
     if next_sequence_length == 1 and not is_first_iteration and getattr(self.config, 'attn', None) is None:

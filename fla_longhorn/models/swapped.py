@@ -12,7 +12,7 @@ import torch.nn as nn
 from fla.models.modeling_utils import FLAModel
 
 from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
-from fla_longhorn.modules.cache import look_ahead
+from fla_longhorn.modules.cache import CACHE, look_ahead, rename_cache
 from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.varlen import resolve_call
 
@@ -23,6 +23,7 @@ ARGUMENTS = tuple(inspect.signature(FLAModel.forward).parameters)[1:-1]
 def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     if args:
         kwargs = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+    kwargs = rename_cache(kwargs)
     known = {name: kwargs[name] for name in ARGUMENTS if name in kwargs}
     rest = {name: x for name, x in kwargs.items() if name not in ARGUMENTS}
     tokens = known.get('inputs_embeds') if known.get('input_ids') is None else known['input_ids']
@@ -48,7 +49,8 @@ def after_forward(model: nn.Module, args: tuple, output: Any) -> Any:
         return None
     if isinstance(output, tuple):
         return tuple(getattr(x, 'looks_ahead_of', x) for x in output)
-    if output.past_key_values is not None:
-        output.past_key_values = getattr(output.past_key_values, 'looks_ahead_of', output.past_key_values)
+    cache = getattr(output, CACHE)
+    if cache is not None:
+        setattr(output, CACHE, getattr(cache, 'looks_ahead_of', cache))
     return output
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from copy import copy
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -11,6 +13,7 @@ import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.cache_utils import FLACache, LegacyFLACache
 from transformers.cache_utils import Cache as HFCache
+from transformers.generation import GenerationMixin
 
 from fla_cpu.plain import is_transformed
 from fla_longhorn.ops.inputs import LOW_PRECISIONS
@@ -19,6 +22,32 @@ if TYPE_CHECKING:
     from fla.models.utils import Cache
 
     from fla_longhorn.modules.tensor_parallel import Part
+
+# transformers' name of the cache in calls and outputs: `past_key_values` before 5.24, and in fla
+_ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = 'cache' if 'cache' in _ARGUMENTS else 'past_key_values'
+
+
+def rename_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a call, with a cache that is passed as `cache` under fla's name.
+
+    Raises:
+        ValueError: the cache is passed by both names.
+    """
+    if kwargs.get('cache') is None:
+        return {name: x for name, x in kwargs.items() if name != 'cache'}
+    if kwargs.get('past_key_values') is not None:
+        raise ValueError('cache must be None where past_key_values is given: they are one argument')
+    return {'past_key_values' if name == 'cache' else name: x for name, x in kwargs.items() if name != 'past_key_values'}
+
+
+def accept_cache(forward: Callable) -> Callable:
+    """Let `forward` of a model take the cache by either name."""
+    @wraps(forward)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **(rename_cache(kwargs) if 'cache' in kwargs else kwargs))
+
+    return run
 
 
 def read_states(

@@ -123,12 +123,16 @@ def register_attn_mode(changes: Changes) -> None:
     wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, compute_logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
+    wrap(generation, 'prepare_inputs_for_generation', attn_mode.wrap_prepare_inputs)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
     families = {name: family for name, family in attn_mode.FAMILIES.items() if family.find_block() is not None}
     for native in {Attention, GatedMLP, *(family.find_native() for family in families.values())}:
         wrap(native, '__init__', attn_mode.wrap_module_init)
     for model_type, family in families.items():
-        wrap(CONFIG_MAPPING[model_type], 'save_pretrained', wrap_save_pretrained)
+        config: Any = CONFIG_MAPPING[model_type]
+        wrap(config, 'save_pretrained', wrap_save_pretrained)
+        # of the Trainer's predictions; transformers' name from 5.24 on
+        changes.set_attribute(config, 'keys_to_ignore_at_inference', [*config.keys_to_ignore_at_inference, 'cache'])
         wrap(family.find_block(), '__init__', attn_mode.wrap_block_init, family)
         for name, shared in family.forwards.items():
             owner = getattr(importlib.import_module(family.module), name)

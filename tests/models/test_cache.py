@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.models.cache_utils import Cache, FLALayer, LegacyFLACache
+from transformers import Trainer, TrainingArguments
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.attn_mode import FAMILIES
@@ -179,3 +180,27 @@ def test_cache_of_another_kind_of_layers(device):
     cache = build(device)(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match='past_key_values must hold attention states in layer 1'):
         build(device, attn={'layers': [1], 'num_heads': 2})(ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize('name', [*VARIANTS, *SWAPPED])
+def test_by_either_name(name, device):
+    """transformers calls the cache `cache` from 5.24 on, and fla `past_key_values`."""
+    model, ids = make(name, device), torch.randint(3, 50, (2, 12), device=device)
+    with torch.no_grad():
+        for part in (model, model.base_model):
+            cache = part(ids[:, :8], use_cache=True).past_key_values
+            continued, again = (part(ids[:, 8:], **{x: copy.deepcopy(cache)})[0] for x in ('cache', 'past_key_values'))
+            equal(continued, again)
+            assert not near(continued, part(ids[:, 8:], cache=None)[0], name)
+            with pytest.raises(ValueError, match='cache must be None'):
+                part(ids[:, 8:], cache=cache, past_key_values=cache)
+
+
+@pytest.mark.parametrize('name', ['paper', 'gla'])
+def test_predictions_of_the_trainer_are_without_cache(name, tmp_path, device):
+    model, ids = make(name, device), torch.randint(3, 50, (3, 12))
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), report_to='none', use_cache=True, use_cpu=device.type == 'cpu'))
+    predicted = trainer.predict([{'input_ids': row, 'labels': row} for row in ids]).predictions
+    with torch.no_grad():
+        expected = model(ids.to(device)).logits.cpu()
+    assert near(torch.from_numpy(predicted), expected, name)

@@ -49,7 +49,8 @@ class LonghornConfig(PreTrainedConfig):
     """
 
     model_type = 'longhorn'
-    keys_to_ignore_at_inference = ['past_key_values']
+    # the cache, by transformers' names before and from 5.24
+    keys_to_ignore_at_inference = ['past_key_values', 'cache']
     # transformers' default, with fla's name for the embeddings
     base_model_fsdp_plan = {'embeddings': 'free_full_weight', 'layers.*': 'free_full_weight', 'norm': 'keep_full_weight'}
     save_pretrained = wrap_save_pretrained(PreTrainedConfig.save_pretrained)

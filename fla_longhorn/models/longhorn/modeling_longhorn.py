@@ -25,7 +25,7 @@ from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, L
 from fla_longhorn.models.remote_code import register_for_auto_class
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
-from fla_longhorn.modules.cache import look_ahead
+from fla_longhorn.modules.cache import accept_cache, look_ahead
 from fla_longhorn.modules.direct import get_child
 from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.varlen import resolve_call
@@ -145,6 +145,7 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @accept_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
