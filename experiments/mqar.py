@@ -207,7 +207,7 @@ def summarize(runs: list[dict], names: list[str]) -> list[dict]:
 
 
 def draw(report: dict, path: Path | str) -> None:
-    """One panel per value of the setting's `panels`; runs as dots if there are too few x for a line."""
+    """One panel per value of the setting's `panels` (an option, or a list); runs as dots if there are too few x for a line."""
     x_name = report['setting']['plot']['x']
     if x_name != 'step' and len({run['cell'][x_name] for run in report['runs']}) < 3:
         draw_runs(report, path)
@@ -218,8 +218,13 @@ def draw(report: dict, path: Path | str) -> None:
 def draw_lines(report: dict, path: Path | str) -> None:
     """One line per mixer at the selected learning rate, with the seeds as a band around their mean."""
     plot = report['setting']['plot']
-    x_name, panel_name, runs = plot['x'], plot['panels'], best_runs(report['runs'])
-    panels = sorted({run['cell'][panel_name] for run in runs})
+    x_name, runs = plot['x'], best_runs(report['runs'])
+    names = plot['panels'] if isinstance(plot['panels'], list) else [plot['panels']]
+
+    def panel_of(run: dict) -> tuple:
+        return tuple(run['cell'][name] for name in names)
+
+    panels = sorted({panel_of(run) for run in runs})
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(4.1 * columns, 3.2 * rows), dpi=140, layout='constrained')
@@ -230,7 +235,7 @@ def draw_lines(report: dict, path: Path | str) -> None:
         for mixer in mixers:
             curves = [
                 run['history'] if x_name == 'step' else [(run['cell'][x_name], run['recall'])]
-                for run in runs if (run['cell'][panel_name], run['cell']['mixer']) == (panel, mixer)
+                for run in runs if (panel_of(run), run['cell']['mixer']) == (panel, mixer)
             ]
             # a grid may be unfinished
             if not curves:
@@ -243,7 +248,8 @@ def draw_lines(report: dict, path: Path | str) -> None:
             options = style(mixer, mixers)
             axis.plot(list(points), means, **options)
             axis.fill_between(list(points), low, high, color=options['color'], alpha=0.12, linewidth=0)
-        axis.set(title=f'{LABELS.get(panel_name, panel_name)} {panel}', xlabel=LABELS.get(x_name, x_name), ylim=(0, 1.03))
+        title = ', '.join(f'{LABELS.get(name, name)} {x}' for name, x in zip(names, panel, strict=True))
+        axis.set(title=title, xlabel=LABELS.get(x_name, x_name), ylim=(0, 1.03))
         if x_name != 'step':
             axis.set_xscale('log', base=2)
         axis.yaxis.set_major_formatter(PercentFormatter(1))

@@ -26,9 +26,9 @@ HEADER = """# The paper's experiments, at a small size
 [paper.md](paper.md) lists the paper's experiments and the commands that run them. The runs took {hours:.0f} hours of one or
 two processor cores, in part beside other work.
 
-Not run: GLA in the smallest column of Fig. 4, most of its rates, its width 128 but for one model, and 128 tokens (its table
-shows what was run); recall by state size with more than 64 tokens; MAD at its own size; language models above two million
-parameters, or on more than 3.3 million tokens; more than one seed where a section says so.
+Not run: in the smallest column of Fig. 4 what its table lacks, most of the rates, widths and 128 tokens; recall by state size
+with more than 128 tokens; MAD at its own size; language models above two million parameters, or on more than 3.3 million
+tokens; more than one seed where a section says so.
 """
 
 
@@ -225,14 +225,14 @@ def by_state_size(report: dict) -> str:
     """Recall of each state size, beside the operator's predicted time."""
     setting = report['setting']
 
-    def predicted(mixer: str, K: int) -> str:
+    def predicted(mixer: str, seq_len: int, num_pairs: int, K: int) -> str:
         ms = state_size.predicted_ms(mixer, K)
         return 'not predicted' if ms is None else f'{ms:.2f}'
 
     options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
     return (
         f'## {setting["title"]}\n\n`python -m experiments mqar experiments/settings/{setting["name"]}.json`. '
-        f'{measured_on(report["machine"])} {options}; {setting["note"]} The times are forward and backward of the operator, '
+        f'{measured_on(report["machine"])} {options}. {setting["note"]} The times are forward and backward of the operator, '
         f'for B = {state_size.B}, T = {state_size.T:,} and V = {state_size.V:,} in bfloat16 '
         f'([how they are predicted](results.md)). No model of this size was timed.\n\n{RULE}\n\n'
         + recall_table(report, **{f'predicted ms, {state_size.GPU}': predicted}) + '\n\n' + predictions(setting)
@@ -267,33 +267,40 @@ PyTorch model (`python -m experiments plain`) with the same weights and data has
 
 
 def smallest_column(report: dict) -> str:
-    """Each run by zoology's rules, also those of the grid that were not run."""
+    """The runs by zoology's rules, and what of the grid was not run."""
     setting, options = report['setting'], report['setting']['options']
-    names = ('mixer', 'hidden_size', 'learning_rate')
-    runs = {tuple(run['cell'][name] for name in names): run for run in report['runs']}
-    columns = list(itertools.product(*(setting['grid'][name] for name in names[1:])))
+    runs: dict[tuple[tuple, tuple], list[dict]] = {}
+    for run in report['runs']:
+        mixer, seq_len, num_pairs, *column = (
+            run['cell'][name] for name in ('mixer', 'seq_len', 'num_pairs', 'hidden_size', 'learning_rate')
+        )
+        runs.setdefault(((mixer, seq_len, num_pairs), tuple(column)), []).append(run)
+    grid = setting['grid']
+    columns = [x for x in itertools.product(grid['hidden_size'], grid['learning_rate']) if any(x == y for _, y in runs)]
     rows = [
-        [mixer, *(passed(runs.get((mixer, *column)), options['stop_recall']) for column in columns)]
-        for mixer in setting['grid']['mixer']
+        [*row, *(passed(runs.get((row, column), []), options['stop_recall']) for column in columns)]
+        for row in dict.fromkeys(row for row, _ in runs)
     ]
     return (
         f'## {setting["title"]}\n\n'
         '`python -m experiments mqar experiments/settings/mqar_zoology_small.json`. '
-        f'{measured_on(report["machine"])} {options["num_hidden_layers"]} layers, {options["seq_len"]} tokens with '
-        f'{options["num_pairs"]} pairs of {options["vocab_size"]} tokens, {options["train_size"]:,} training sequences, '
+        f'{measured_on(report["machine"])} {options["num_hidden_layers"]} layers, '
+        f'a vocabulary of {options["vocab_size"]:,}, {options["train_size"]:,} training sequences, '
         f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
         f'{options["stop_recall"]:.0%}, or after {options["last_epoch"]} of {options["epochs"]} planned. The table has the '
-        f'epochs and the recall on test sequences, in brackets if it did not get there; - was not run. {setting["note"]}\n\n'
-        + table(['mixer', *(f'width {width}, rate {rate}' for width, rate in columns)], rows) + '\n\n' + predictions(setting)
+        "seeds' epochs and their mean recall on test sequences (lowest to highest), in brackets if a seed did not get there; "
+        f'- was not run, and neither were other widths and rates, or rows that it lacks.\n\n'
+        + table(['mixer', 'tokens', 'pairs', *(f'width {width}, rate {rate}' for width, rate in columns)], rows)
+        + '\n\n' + predictions(setting)
     )
 
 
-def passed(run: dict | None, stop_recall: float) -> str:
-    """A run's epochs and test recall, in brackets if it did not pass `stop_recall`."""
-    if run is None:
+def passed(runs: list[dict], stop_recall: float) -> str:
+    """Each run's epochs and their mean test recall, in brackets if one did not pass `stop_recall`."""
+    if not runs:
         return '-'
-    text = f'{len(run["history"])}: {run["recall"]:.1%}'
-    return text if run['history'][-1][1] > stop_recall else f'({text})'
+    text = f'{", ".join(str(len(run["history"])) for run in runs)}: {shares([run["recall"] for run in runs])}'
+    return text if all(run['history'][-1][1] > stop_recall for run in runs) else f'[{text}]'
 
 
 def synthetic(report: dict) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
@@ -26,9 +27,9 @@ def predicted_ms(mixer: str, K: int) -> float | None:
     return sum(times) if len(times) == 2 else None
 
 
-def points(report: dict) -> dict[str, list[tuple[int, float | None, list[float]]]]:
+def points(runs: list[dict]) -> dict[str, list[tuple[int, float | None, list[float]]]]:
     """By mixer, (K, predicted ms, recall of each seed) at the selected learning rate."""
-    runs, found = best_runs(report['runs']), {}
+    runs, found = best_runs(runs), {}
     for mixer in mixers_of(runs):
         recalls: dict[int, list[float]] = {}
         for run in runs:
@@ -39,9 +40,23 @@ def points(report: dict) -> dict[str, list[tuple[int, float | None, list[float]]
 
 
 def draw(report: dict, path: Path | str) -> None:
-    figure = Figure(figsize=(7, 4), dpi=140, layout='constrained')
-    axis = figure.subplots()
-    found = points(report)
+    """A panel for each sequence length."""
+    lengths: dict[int, list[dict]] = {}
+    for run in report['runs']:
+        lengths.setdefault(run['cell']['seq_len'], []).append(run)
+    figure = Figure(figsize=(6 * len(lengths), 4), dpi=140, layout='constrained')
+    axes = figure.subplots(1, len(lengths), squeeze=False)[0]
+    for axis, (length, runs) in zip(axes, lengths.items(), strict=True):
+        draw_length(axis, runs)
+        axis.set_title(f'{length} tokens, {runs[0]["cell"]["num_pairs"]} pairs')
+    axes[0].set_ylabel('recall')
+    figure.supxlabel(f'predicted ms, forward and backward, {GPU} (B = {B}, T = {T:,}, V = {V:,})', fontsize=10)
+    figure.suptitle(report['setting']['title'], fontsize=11)
+    figure.savefig(path)
+
+
+def draw_length(axis: Axes, runs: list[dict]) -> None:
+    found = points(runs)
     for mixer, some in found.items():
         known = [(K, ms, recalls) for K, ms, recalls in some if ms is not None]
         times, means = [ms for _, ms, _ in known], [sum(x) / len(x) for *_, x in known]
@@ -53,11 +68,9 @@ def draw(report: dict, path: Path | str) -> None:
                 f'K = {K}', (ms, mean), (4, 6 if i % 2 else -11), textcoords='offset points', fontsize=8,
                 color=options['color'],
             )
-    axis.set(title=report['setting']['title'], ylabel='recall', xscale='log',
-             xlabel=f'predicted ms, forward and backward, {GPU} (B = {B}, T = {T:,}, V = {V:,})')
+    axis.set_xscale('log')
     axis.set_xticks([1, 2, 5, 10, 20], ['1', '2', '5', '10', '20'])
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     tidy(axis)
     axis.legend(frameon=False, fontsize=9)
-    figure.savefig(path)
