@@ -26,12 +26,11 @@ class ShiftedLabels:
 
 
 def with_shift_labels(forward: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """fla's `forward` of a causal language model, with the cache by either name, and `shift_labels` `[B, T]`.
+    """fla's `forward` of a causal language model, with the cache by either name.
 
-    They are already shifted, and win over `labels`.
+    It takes `shift_labels` `[B, T]` too, already shifted, which win over `labels`.
     """
-    if 'cache' in kwargs:
-        kwargs = rename_cache(kwargs)
+    kwargs = rename_cache(kwargs)
     if (shift_labels := kwargs.pop('shift_labels', None)) is not None:
         kwargs['labels'] = ShiftedLabels(shift_labels)
     return forward(self, *args, **kwargs)

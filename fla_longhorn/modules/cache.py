@@ -34,18 +34,20 @@ def rename_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the cache is passed by both names.
     """
-    if kwargs.get('cache') is None:
-        return {name: x for name, x in kwargs.items() if name != 'cache'}
-    if kwargs.get('past_key_values') is not None:
+    if 'cache' not in kwargs:
+        return kwargs
+    kwargs = dict(kwargs)
+    cache = kwargs.pop('cache')
+    if cache is not None and kwargs.get('past_key_values') is not None:
         raise ValueError('cache must be None where past_key_values is given: they are one argument')
-    return {'past_key_values' if name == 'cache' else name: x for name, x in kwargs.items() if name != 'past_key_values'}
+    return kwargs if cache is None else kwargs | {'past_key_values': cache}
 
 
 def accept_cache(forward: Callable) -> Callable:
     """Let `forward` of a model take the cache by either name."""
     @wraps(forward)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward(self, *args, **(rename_cache(kwargs) if 'cache' in kwargs else kwargs))
+        return forward(self, *args, **rename_cache(kwargs))
 
     return run
 
