@@ -42,9 +42,8 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
-from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
-from experiments import without_gpu
+from experiments import finished, without_gpu
 from experiments.text import TextArguments, vocabulary_size
 from experiments.tokens import token_blocks
 
@@ -172,15 +171,12 @@ def is_first() -> bool:
 def train_models(setting: dict, names: list[str], output: Path, tokens: Path) -> dict:
     """Search the models' rates and train them, except for the runs that `results.json` has; return the report."""
     results = output / 'results.json'
-    report = {'search': [], 'runs': []} | (json.loads(results.read_text()) if results.exists() else {})
+    report = {'search': []} | finished.read(results)
 
     def add(part: str, run: dict) -> None:
         report[part].append(run)
         if is_first():
-            report.update({'setting': setting, 'machine': describe_machine()})
-            temporary = results.with_suffix('.tmp')
-            temporary.write_text(json.dumps(report, indent=1) + '\n')
-            os.replace(temporary, results)
+            finished.add(results, setting, run, part)
 
     def announce(described: str) -> None:
         if is_first():

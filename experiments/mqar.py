@@ -5,7 +5,8 @@
 A setting is a JSON file with fixed `options` (of the task, the model and the run, see `examples/mqar`) and a `grid`, whose
 combinations are trained one after the other; a `note` is for the results page. With `rules` `zoology` or `synthetic`, task and
 training are those of :mod:`experiments.zoology` or :mod:`experiments.synthetic`. `results.json` keeps finished runs: after an
-interruption, the same command continues. `results.png` is drawn from it (again with `--plot_only`).
+interruption, the same command continues. Started twice, it trains two runs at a time, and `--only learning_rate=0.01` leaves
+out other rates. `results.png` is drawn at the end (again with `--plot_only`).
 
 If the grid has several learning rates, one is selected for all seeds, by the mean recall on validation sequences at the end of
 training. The result is the recall at that rate on test sequences, with the spread over the seeds.
@@ -14,10 +15,11 @@ training. The result is the recall at that rate on test sequences, with the spre
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
-import os
+import shutil
 import time
 from dataclasses import fields
 from functools import partial
@@ -30,13 +32,12 @@ from matplotlib.ticker import PercentFormatter
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Trainer, set_seed
 
-from benchmarks.measure.machine import describe_machine
 from benchmarks.report.plots import label_ends, shown, style, tidy
 from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
-from experiments import chunkwise, synthetic, without_gpu, zoology
+from experiments import chunkwise, finished, synthetic, without_gpu, zoology
 from experiments.baselines import MIXERS, Baseline
 from fla_longhorn import LonghornConfig
 
@@ -147,11 +148,11 @@ def grid_cells(setting: dict) -> list[dict]:
     return cells
 
 
-def run_cell(cell: dict, output_dir: Path) -> dict:
+def run_cell(cell: dict, folder: Path) -> dict:
     """Train one model and measure its recall."""
     started = time.process_time()
     task = MQAR(**chosen(cell, MQAR))
-    run = RunArguments(**chosen(cell, RunArguments), output_dir=str(output_dir / 'run'))
+    run = RunArguments(**chosen(cell, RunArguments), output_dir=str(folder))
     set_seed(run.seed)
     model = build_model(cell, task)
     trainer = build_trainer(model, task, run)
@@ -306,38 +307,56 @@ def mixers_of(runs: list[dict]) -> list[str]:
     return list(dict.fromkeys(run['cell']['mixer'] for run in runs))
 
 
+def cells_with(wanted: list[str], cells: list[dict]) -> list[dict]:
+    """The cells that have one of the wanted values (`name=value`) of each name among them."""
+    values: dict[str, list[str]] = {}
+    for name, _, value in (x.partition('=') for x in wanted):
+        values.setdefault(name, []).append(value)
+    return [cell for cell in cells if all(str(cell.get(name)) in some for name, some in values.items())]
+
+
+def train_cells(setting: dict, cells: list[dict], results: Path) -> None:
+    """Train the cells that neither `results` has nor another process is training."""
+    train_cell = partial(RULES[setting['rules']], build_model=build_model) if 'rules' in setting else run_cell
+    for i, cell in enumerate(cells):
+        described = f'[{i + 1}/{len(cells)}] ' + ', '.join(f'{name} {cell[name]}' for name in setting['columns'])
+        if needs_gpu(cell) and not torch.cuda.is_available():
+            print(f'{described}: not run, its kernels need a GPU', flush=True)
+            continue
+        folder = results.parent / f'run-{hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:12]}'
+        with finished.claimed(folder) as mine:
+            if not mine or any(run['cell'] == cell for run in finished.read(results)['runs']):
+                continue
+            print(described, flush=True)
+            run = train_cell(cell, folder)
+            print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
+            finished.add(results, setting, run)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m experiments mqar', description=__doc__.splitlines()[0])
     parser.add_argument('setting', type=Path, help='JSON file with the options and the grid')
     parser.add_argument('--output_dir', type=Path, help='folder for the results (default: outputs/<name of the setting>)')
+    parser.add_argument(
+        '--only', nargs='+', metavar='NAME=VALUE', default=[], help='train only cells with one of the values given for a name',
+    )
     parser.add_argument('--plot_only', action='store_true', help='only draw results.json')
     options = parser.parse_args(args)
     setting = {'name': options.setting.stem} | json.loads(options.setting.read_text())
     output = options.output_dir or Path('outputs') / options.setting.stem
     output.mkdir(parents=True, exist_ok=True)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-    without_gpu.install()
     results = output / 'results.json'
-    report = json.loads(results.read_text()) if results.exists() else {'runs': []}
-    cells = grid_cells(setting)
-    done = [run['cell'] for run in report['runs']]
-    for i, cell in enumerate(cells):
-        if options.plot_only or cell in done:
-            continue
-        described = ', '.join(f'{name} {cell[name]}' for name in setting['columns'])
-        if needs_gpu(cell) and not torch.cuda.is_available():
-            print(f'[{i + 1}/{len(cells)}] {described}: not run, its kernels need a GPU', flush=True)
-            continue
-        print(f'[{i + 1}/{len(cells)}] {described}', flush=True)
-        rules = RULES.get(setting.get('rules'))
-        run = run_cell(cell, output) if rules is None else rules(cell, output, build_model)
-        print(f'    recall {run["recall"]:.2%} after {run["history"][-1][0]} steps, {run["seconds"]:.0f} s', flush=True)
-        report = {'setting': setting, 'machine': describe_machine(), 'runs': [*report['runs'], run]}
-        temporary = results.with_suffix('.tmp')
-        temporary.write_text(json.dumps(report, indent=1) + '\n')
-        os.replace(temporary, results)
+    if not options.plot_only:
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        without_gpu.install()
+        cells = cells_with(options.only, grid_cells(setting))
+        if not cells:
+            parser.error(f'--only {" ".join(options.only)}: no cell of {options.setting} has these')
+        train_cells(setting, cells, results)
+
+    report = finished.read(results) | {'setting': setting}
     for row in summarize(report['runs'], [name for name in setting['columns'] if name not in ('seed', 'learning_rate')]):
         print(row)
-    draw(report | {'setting': setting}, output / 'results.png')
+    draw(report, output / 'results.png')

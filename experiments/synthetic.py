@@ -187,7 +187,7 @@ def accuracy_by_token(model: nn.Module, data: Sequences, batch_size: int) -> lis
     return torch.cat(right).float().mean(0).tolist()
 
 
-def run_cell(cell: dict, output_dir: Path, build_model: Callable) -> dict:
+def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
     """Train a cell's model on its task; accuracy on other sequences, and on longer ones where `longest` is among the options.
 
     `by_length` holds the mean accuracy of the tokens behind the length before and up to this one.
@@ -203,7 +203,7 @@ def run_cell(cell: dict, output_dir: Path, build_model: Callable) -> dict:
         (cell['train_size'], cell['test_size'], cell['test_size']),
     ))
     started = time.process_time()
-    trainer = zoology.build_trainer(model, cell, data, held_out, output_dir / 'run', TaskTrainer)
+    trainer = zoology.build_trainer(model, cell, data, held_out, folder, TaskTrainer)
     trainer.train()
     log = trainer.state.log_history
     result = {

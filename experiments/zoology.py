@@ -12,10 +12,7 @@ Logits are computed at the queries only: the same loss and gradients with a frac
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,7 +142,7 @@ def build_trainer(
     return trainer
 
 
-def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
+def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
     """Train `build_model(cell, task)` by these rules; an interrupted run continues after its last epoch.
 
     The baselines in plain PyTorch start again.
@@ -153,7 +150,6 @@ def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
     model = build_model(cell, task)
-    folder = output_dir / f'run-{hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:12]}'
     data, held_out, test = (Sequences(task, size, 3 * cell['seed'] + i) for i, size in enumerate(
         (cell['train_size'], cell['test_size'], cell['test_size']),
     ))
@@ -161,10 +157,8 @@ def run_cell(cell: dict, output_dir: Path, build_model) -> dict:
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)
     log = trainer.state.log_history
     epochs = [x for x in log if 'eval_recall' in x]
-    result = {
+    return {
         'cell': cell, 'parameters': model.num_parameters(), 'history': [(x['step'], x['eval_recall']) for x in epochs],
         'loss': [x['loss'] for x in log if 'loss' in x][-1], 'recall': recall(model, test, cell['batch_size']),
         'seconds': sum(x['eval_seconds'] for x in epochs),
     }
-    shutil.rmtree(folder, ignore_errors=True)
-    return result

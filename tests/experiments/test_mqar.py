@@ -70,7 +70,8 @@ def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):
 def test_ends_before_the_planned_epochs(tmp_path):
     """With the rates of the plan, so that the recalls up to there are those of the whole plan."""
     planned, ended = (
-        zoology.run_cell(CELL | {'embed_dropout': 0.} | cell, tmp_path, mqar.build_model) for cell in ({}, {'last_epoch': 2})
+        zoology.run_cell(CELL | {'embed_dropout': 0.} | cell, tmp_path / name, mqar.build_model)
+        for name, cell in (('planned', {}), ('ended', {'last_epoch': 2}))
     )
     assert len(planned['history']) == 4 and ended['history'] == planned['history'][:2]
 
@@ -104,10 +105,36 @@ def test_grid(tmp_path):
     }
     path = tmp_path / 'tiny.json'
     path.write_text(json.dumps(setting))
+    mqar.main([str(path), '--output_dir', str(tmp_path / 'out'), '--only', 'mixer=attention'])
     mqar.main([str(path), '--output_dir', str(tmp_path / 'out')])
     runs = json.loads((tmp_path / 'out/results.json').read_text())['runs']
-    assert len(runs) == 4
+    assert [run['cell']['mixer'] for run in runs] == 2 * ['attention'] + 2 * ['diagonal']
     assert all(len(run['history']) == 4 and 0 <= run['recall'] <= 1 for run in runs)
+    with pytest.raises(SystemExit):
+        mqar.main([str(path), '--output_dir', str(tmp_path / 'out'), '--only', 'learning_rate=0.1'])
+
+
+def test_two_starts_share_a_grid(tmp_path):
+    """A run that one of them trains is left to it, and none is lost or trained twice."""
+    setting = {
+        'title': 'tiny', 'rules': 'zoology', 'options': CELL, 'grid': {'mixer': ['diagonal', 'exact', 'attention']},
+        'columns': ['mixer'], 'plot': {'x': 'step', 'panels': 'seq_len'},
+    }
+    path = tmp_path / 'tiny.json'
+    path.write_text(json.dumps(setting))
+    command, trained = [str(path), '--output_dir', str(tmp_path)], []
+
+    def run_cell(cell, folder, build_model):
+        trained.append(cell['mixer'])
+        if len(trained) == 1:
+            mqar.main(command)
+        return {'cell': cell, 'history': [(1, 0.5)], 'recall': 0.5, 'seconds': 1.0}
+
+    with patch.dict(mqar.RULES, zoology=run_cell):
+        mqar.main(command)
+    runs = json.loads((tmp_path / 'results.json').read_text())['runs']
+    assert trained == ['diagonal', 'exact', 'attention']
+    assert [run['cell']['mixer'] for run in runs] == ['exact', 'attention', 'diagonal']
 
 
 @pytest.mark.parametrize('mixer', MIXERS)
