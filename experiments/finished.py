@@ -21,6 +21,9 @@ def add(results: Path, setting: dict, run: dict, part: str = 'runs') -> None:
     """Append a run, and the machine that it ran on, to what the file holds by now."""
     with FileLock(results.with_suffix('.lock')):
         report, machine = read(results), describe_machine()
+        # older files have one for all
+        for old in (*report['runs'], *report.get('search', ())):
+            old.setdefault('machine', report.get('machine'))
         report.setdefault(part, []).append(run | {'machine': machine})
         temporary = results.with_suffix('.tmp')
         temporary.write_text(json.dumps(report | {'setting': setting, 'machine': machine}, indent=1) + '\n')

@@ -44,6 +44,11 @@ def spread(values: list[float], form: str) -> str:
     return f'{mean} ({min(values):{form}} to {max(values):{form}})' if len(values) > 1 else mean
 
 
+def machines(report: dict) -> str:
+    """What the runs were measured on: each has a machine of its own, or in older files that of the last."""
+    return ' '.join(dict.fromkeys(measured_on(run.get('machine', report['machine'])) for run in report['runs']))
+
+
 def shares(values: list[float]) -> str:
     return spread(values, '.1%')
 
@@ -55,7 +60,7 @@ def recall(report: dict) -> str:
     pairs = sorted({run['cell']['num_pairs'] for run in report['runs']})
     guesses = ', '.join(f'{guessing(n):.1%} with up to {n} pairs' for n in pairs)
     return (
-        f'## {setting["title"]}\n\n{measured_on(report["machine"])} {options}. Guessing among the values that a sequence has '
+        f'## {setting["title"]}\n\n{machines(report)} {options}. Guessing among the values that a sequence has '
         f'not yet shown as answers recalls {guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
         f'{RULE}\n{OLDER}\n\n' + recall_table(report)
     )
@@ -98,7 +103,7 @@ def language_modeling(report: dict) -> str:
     columns = ['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds']
     setting = report['setting']
     parts = [f'## {setting["title"]}', ' '.join((
-        measured_on(report['machine']), f'{setting["training"]["max_steps"]} steps.', *filter(None, [setting.get('note')]),
+        machines(report), f'{setting["training"]["max_steps"]} steps.', *filter(None, [setting.get('note')]),
     )), table(columns, rows)]
     if 'search' in setting:
         parts.append(searched(report))
@@ -232,7 +237,7 @@ def by_state_size(report: dict) -> str:
     options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
     return (
         f'## {setting["title"]}\n\n`python -m experiments mqar experiments/settings/{setting["name"]}.json`. '
-        f'{measured_on(report["machine"])} {options}. {setting["note"]} The times are forward and backward of the operator, '
+        f'{machines(report)} {options}. {setting["note"]} The times are forward and backward of the operator, '
         f'for B = {state_size.B}, T = {state_size.T:,} and V = {state_size.V:,} in bfloat16 '
         f'([how they are predicted](results.md)). No model of this size was timed.\n\n{RULE}\n\n'
         + recall_table(report, **{f'predicted ms, {state_size.GPU}': predicted}) + '\n\n' + predictions(setting)
@@ -256,7 +261,7 @@ def two_layers(report: dict) -> str:
     ]
     return (
         f'## {report["setting"]["title"]}\n\n`python -m experiments mqar experiments/settings/mqar_depth.json`. '
-        f'{measured_on(report["machine"])} One seed each. Guessing among the values not yet shown recalls {guessing(8):.1%}. '
+        f'{machines(report)} One seed each. Guessing among the values not yet shown recalls {guessing(8):.1%}. '
         f'The step is the first evaluation above {LEFT:.0%}; all columns but the last are on validation sequences.\n\n'
         + table(columns, rows) + f"""
 
@@ -284,7 +289,7 @@ def smallest_column(report: dict) -> str:
     return (
         f'## {setting["title"]}\n\n'
         '`python -m experiments mqar experiments/settings/mqar_zoology_small.json`. '
-        f'{measured_on(report["machine"])} {options["num_hidden_layers"]} layers, '
+        f'{machines(report)} {options["num_hidden_layers"]} layers, '
         f'a vocabulary of {options["vocab_size"]:,}, {options["train_size"]:,} training sequences, '
         f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
         f'{options["stop_recall"]:.0%}, or after {options["last_epoch"]} of {options["epochs"]} planned. The table has the '
@@ -322,7 +327,7 @@ def synthetic(report: dict) -> str:
     return (
         f'## {report["setting"]["title"]}\n\n'
         f'`python -m experiments mqar experiments/settings/{report["setting"]["name"]}.json`. '
-        f'{measured_on(report["machine"])} {options}; {report["setting"]["note"]}{columns} '
+        f'{machines(report)} {options}; {report["setting"]["note"]}{columns} '
         f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours, beside other work.\n\n'
         + table(['mixer', 'parameters', *tasks], rows) + '\n\n' + predictions(report['setting'])
     )
@@ -344,7 +349,7 @@ def why_larger(report: dict) -> str:
     columns = ['change', f'step with more than {LEFT:.0%}', 'after 200', 'after 400', 'after 600', 'test recall']
     return (
         f'## {report["setting"]["title"]}\n\n`python -m experiments mqar experiments/settings/mqar_depth_why.json`, otherwise '
-        f'as above. {measured_on(report["machine"])} {report["setting"]["note"]}\n\n'
+        f'as above. {machines(report)} {report["setting"]["note"]}\n\n'
         + table(columns, rows) + '\n\n' + predictions(report['setting']) + '\n\n' + SIZE_COUNTS
     )
 

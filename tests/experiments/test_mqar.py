@@ -115,13 +115,15 @@ def test_grid(tmp_path):
 
 
 def test_two_starts_share_a_grid(tmp_path):
-    """A run that one of them trains is left to it, and none is lost or trained twice."""
+    """A run that one of them trains is left to it, none is lost or trained twice, and each keeps its machine."""
     setting = {
         'title': 'tiny', 'rules': 'zoology', 'options': CELL, 'grid': {'mixer': ['diagonal', 'exact', 'attention']},
         'columns': ['mixer'], 'plot': {'x': 'step', 'panels': 'seq_len'},
     }
     path = tmp_path / 'tiny.json'
     path.write_text(json.dumps(setting))
+    finished = {'cell': CELL | {'mixer': 'GLA'}, 'history': [(1, 0.5)], 'recall': 0.5}
+    (tmp_path / 'results.json').write_text(json.dumps({'runs': [finished], 'machine': 'an older file has one'}))
     command, trained = [str(path), '--output_dir', str(tmp_path)], []
 
     def run_cell(cell, folder, build_model):
@@ -134,7 +136,8 @@ def test_two_starts_share_a_grid(tmp_path):
         mqar.main(command)
     runs = json.loads((tmp_path / 'results.json').read_text())['runs']
     assert trained == ['diagonal', 'exact', 'attention']
-    assert [run['cell']['mixer'] for run in runs] == ['exact', 'attention', 'diagonal']
+    assert [run['cell']['mixer'] for run in runs] == ['GLA', 'exact', 'attention', 'diagonal']
+    assert runs[0]['machine'] == 'an older file has one' and all('commit' in run['machine'] for run in runs[1:])
 
 
 @pytest.mark.parametrize('mixer', MIXERS)
