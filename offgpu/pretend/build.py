@@ -30,7 +30,10 @@ def torch_folder() -> Path:
     spec = importlib.util.find_spec('torch')
     if spec is None or spec.origin is None:
         raise SystemExit('torch is not installed')
-    return Path(spec.origin).parent
+    folder = Path(spec.origin).parent
+    if (folder / 'lib' / 'libtorch_cuda.so').exists():
+        raise SystemExit('the pretend device takes the place of CUDA, so it needs a CPU build of torch')
+    return folder
 
 
 def library() -> Path:
