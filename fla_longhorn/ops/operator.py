@@ -179,7 +179,7 @@ _OPERATOR = torch.ops.fla_longhorn.longhorn_update.default
 _LIBRARY = torch.library.Library('fla_longhorn', 'IMPL')
 with warnings.catch_warnings():
     warnings.filterwarnings('ignore', 'Warning only once for all operators', UserWarning)
-    _LIBRARY.impl('longhorn_update', _count_update, 'ADInplaceOrView', with_keyset=True)
+    _LIBRARY.impl('longhorn_update', _count_update, 'ADInplaceOrView', with_keyset=True, allow_override=True)
 
 
 def split_update(inputs: tuple) -> tuple[Pool, Arguments]:
