@@ -150,6 +150,8 @@ class RewindableCache(Cache):
             RuntimeError: some of the tokens were not recorded.
             NotImplementedError: the crop ends inside a piece, and a layer did not record its inputs.
         """
+        # a tensor in transformers 5.17, which later calls would change in place
+        max_length = int(max_length)
         if max_length == 0 and self.record_past:
             max_length = self.get_seq_length()
         # all layers or none

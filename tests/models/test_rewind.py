@@ -64,14 +64,17 @@ def test_cropped(name, pieces, device):
 @variants
 @torch.no_grad()
 def test_cropped_again_and_again(name, device):
-    """The argument of older versions of transformers, the length to keep, and that of newer ones, minus what to remove."""
+    """The argument of older versions of transformers, the length to keep, and that of newer ones, minus what to remove.
+
+    That of 5.17 is a tensor.
+    """
     model, ids = make(name, device), torch.randint(3, 50, (1, 40), device=device)
     for newer in (False, True):
         cache, expected = caches()
         for piece, keep in ((9, 9), (6, 1), (6, 2), (1, 1), (6, 5), (3, 1)):
             before = cache.get_seq_length()
             read(model, ids, cache, piece)
-            cache.crop(keep - piece if newer else before + keep)
+            cache.crop(torch.tensor(keep - piece, device=device) if newer else before + keep)
             read(model, ids, expected, keep)
             torch.testing.assert_close(contents(cache), contents(expected))
 
