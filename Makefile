@@ -17,9 +17,10 @@ VISION := .venv-vision
 QUANTIZED := build/quantized
 # read in the same way
 NEWEST := build/newest
+OLDEST := .venv-oldest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision test-quantized test-newest mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision test-quantized test-newest test-oldest mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -104,6 +105,18 @@ $(NEWEST)/.ready: $(STAMP) constraints-newest.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(NEWEST) --no-deps -r constraints-newest.txt
 	touch $@
 
+# with the oldest versions of pyproject.toml; this torch has no build for a CPU alone on the index: gigabytes
+test-oldest: export OMP_NUM_THREADS := 1
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest $(addprefix tests/,contrib distributed fla_cpu integration layers models ops torch_compile test_patches.py \
+		test_package.py) -m 'not slow' -n 2 --dist loadgroup -q
+
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet 'pip>=25.1'
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[cpu]' --group integration --group test
+	touch $@
+
 # served by vLLM on the CPU, and loaded by the library `kernels`
 test-serving: export OMP_NUM_THREADS := 1
 test-serving: $(SERVING)/.ready
@@ -148,4 +161,4 @@ bench: setup
 	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(SERVING) $(SGLANG) $(VISION) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(SERVING) $(SGLANG) $(VISION) $(OLDEST) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

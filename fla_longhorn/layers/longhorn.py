@@ -304,6 +304,6 @@ class Longhorn(NoWeightDecay):
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, q_len: int) -> Callable:
-        # an exported program has the same op for all lengths
-        long = torch.compiler.is_exporting() or q_len > MAX_RECURRENT_LENGTH
+        # an exported program has the same op for all lengths; torch 2.11 traces `is_exporting()` as True in any program
+        long = torch.compiler._is_exporting_flag or q_len > MAX_RECURRENT_LENGTH
         return OPS[self.mode if long else 'fused_recurrent']
