@@ -10,7 +10,7 @@ import triton.language as tl
 from triton import knobs
 from triton.language.extra import libdevice
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, StepOptions
 
 INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -47,7 +47,7 @@ def sigmoid(b_x):
     return divide(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
 
 
-# OPTIONS of the kernels is `StepOptions`; only these four functions read it
+# OPTIONS of the kernels is `StepOptions`; only these four functions read it, and Triton 3.6 makes a tuple of it for two of them
 @triton.jit
 def step_sizes(b_beta, b_n, OPTIONS: tl.constexpr):
     """eps = beta / (1 + beta |k|^2), or 1 / (1 + exp(-logit) + |k|^2) if `b_beta` is the logit of beta."""
@@ -73,13 +73,13 @@ def step_factors(b_beta, b_n, OPTIONS: tl.constexpr):
 @triton.constexpr_function
 def stores_cs(OPTIONS):
     """Whether the exact update's replay stores `cs`, R s slope. Not if r is 1: then U is R s, and backward computes slopes."""
-    return not OPTIONS.use_beta_sigmoid_in_kernel
+    return not StepOptions(*OPTIONS).use_beta_sigmoid_in_kernel
 
 
 @triton.constexpr_function
 def no_step(OPTIONS):
     """The value of beta (or its logit) for a step size of zero."""
-    return float('-inf') if OPTIONS.use_beta_sigmoid_in_kernel else 0.0
+    return float('-inf') if StepOptions(*OPTIONS).use_beta_sigmoid_in_kernel else 0.0
 
 
 def padded_state_size(K: int) -> int:
