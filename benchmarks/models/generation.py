@@ -39,15 +39,15 @@ def stream(system: System, ids: torch.Tensor, new_tokens: int) -> Iterator[tuple
     @torch.no_grad()
     def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **state):
         inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state)
-        run = model
-        for i in range(new_tokens):
+        run, before = model, None
+        for _ in range(new_tokens):
             outputs = run(**inputs, return_dict=True)
             state = model._update_model_kwargs_for_generation(outputs, state)
             tokens = outputs.logits[:, -1].float().argmax(-1)
             del outputs
             cache = next(state[x] for x in ('past_key_values', 'cache', 'cache_params') if state.get(x) is not None)
             # without what it should read, a model's tokens would be wrong and its times too short
-            if i and cache is not before:
+            if before is not None and cache is not before:
                 raise RuntimeError('a token did not continue from the cache of the token before it')
             before = cache
             input_ids = torch.cat([input_ids, tokens[:, None]], -1)

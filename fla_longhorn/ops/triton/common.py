@@ -47,7 +47,7 @@ def sigmoid(b_x):
     return divide(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
 
 
-# OPTIONS of the kernels is `StepOptions`; only these four functions read it, and Triton 3.6 makes a tuple of it for two of them
+# OPTIONS of the kernels is `StepOptions`; only these four functions read it. Triton 3.6 calls the last two with a tuple
 @triton.jit
 def step_sizes(b_beta, b_n, OPTIONS: tl.constexpr):
     """eps = beta / (1 + beta |k|^2), or 1 / (1 + exp(-logit) + |k|^2) if `b_beta` is the logit of beta."""
