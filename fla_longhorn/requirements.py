@@ -11,7 +11,7 @@ from packaging.version import Version
 EXTRAS = "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
 # distribution -> (versions, how to install it)
 REQUIREMENTS = {
-    'torch': ('>=2.10', EXTRAS),
+    'torch': ('>=2.11', EXTRAS),
     'triton': ('>=3.6', EXTRAS),
     'flash-linear-attention': ('>=0.6,<0.7', 'pip install fla-longhorn'),
     'transformers': ('>=5.6.2,<6', 'pip install fla-longhorn'),
