@@ -27,7 +27,7 @@ HEADER = """# The paper's experiments, at a small size
 two processor cores, in part beside other work.
 
 Not run: in the smallest column of Fig. 4 what its table lacks, most of the rates, widths and 128 tokens; recall by state size
-with more than 128 tokens; MAD at its own size; language models above two million parameters, or on more than 3.3 million
+with more than 256 tokens; MAD at its own size; language models above two million parameters, or on more than 3.3 million
 tokens; more than one seed where a section says so.
 """
 
