@@ -17,10 +17,11 @@ VISION := .venv-vision
 QUANTIZED := build/quantized
 # read in the same way
 NEWEST := build/newest
+OLD_TRITON := build/old-triton
 OLDEST := .venv-oldest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision test-quantized test-newest test-oldest mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision test-quantized test-newest test-old-triton test-oldest mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -103,6 +104,16 @@ test-newest: $(NEWEST)/.ready
 
 $(NEWEST)/.ready: $(STAMP) constraints-newest.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(NEWEST) --no-deps -r constraints-newest.txt
+	touch $@
+
+# the kernels compiled by the oldest Triton, and executed
+test-old-triton: export OMP_NUM_THREADS := 1
+test-old-triton: export PYTHONPATH := $(OLD_TRITON)
+test-old-triton: $(OLD_TRITON)/.ready
+	$(RUN) -m pytest tests/kernels tests/ptx -m 'not slow' -n 2 --dist loadgroup -q
+
+$(OLD_TRITON)/.ready: $(STAMP) constraints-oldest.txt
+	$(RUN) -m pip install --quiet --upgrade --target $(OLD_TRITON) --no-deps -c constraints-oldest.txt triton
 	touch $@
 
 # with the oldest versions; this torch has no build for a CPU alone on the index: gigabytes. Triton 3.6's interpreter lacks the
