@@ -155,7 +155,7 @@ def run_cell(cell: dict, folder: Path) -> dict:
     run = RunArguments(**chosen(cell, RunArguments), output_dir=str(folder))
     set_seed(run.seed)
     model = build_model(cell, task)
-    trainer = build_trainer(model, task, run)
+    trainer = build_trainer(model, task, run, zoology.QueryTrainer)
     if 'embedding_rate' in cell:
         set_embedding_rate(trainer, cell['embedding_rate'])
     train(trainer, run)

@@ -6,8 +6,6 @@ falls along a cosine, epoch by epoch, without a warm-up; gradients are not clipp
 head; training stops once the recall passes `stop_recall`, or early after `last_epoch` of the planned `epochs`. zoology
 reports the recall on the sequences that stop the training and select the learning rate. Here those are validation sequences,
 and the result is the recall on as many others.
-
-Logits are computed at the queries only: the same loss and gradients with a fraction of the work.
 """
 
 from __future__ import annotations
@@ -63,13 +61,19 @@ def answers(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> tuple[tor
     return model.get_output_embeddings()(hidden[:, :-1][asked]), batch['labels'][:, 1:][asked]
 
 
-class RecallTrainer(Trainer):
-    """Loss at the queries; decay of every parameter; a rate that falls epoch by epoch; recall at the end of each."""
+class QueryTrainer(Trainer):
+    """Computes logits at the queries only in training: the same loss and gradients with a fraction of the work."""
 
     answers = staticmethod(answers)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if return_outputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return F.cross_entropy(*self.answers(model, inputs))
+
+
+class RecallTrainer(QueryTrainer):
+    """Decay of every parameter; a rate that falls epoch by epoch; recall at the end of each."""
 
     def get_decay_parameter_names(self, model) -> list[str]:
         return [name for name, _ in model.named_parameters()]

@@ -1,10 +1,11 @@
 """Cross entropy and KL divergence on the CPU.
 
-Registered: `cross_entropy_fwd`, `cross_entropy_bwd` (behind `cross_entropy_loss`, and behind
-`fused_linear_cross_entropy_fwd`, which is PyTorch except for these two), `fused_linear_cross_entropy_bwd`, `logsumexp_fwd`,
-`fused_kl_div_fwd` and `fused_kl_div_bwd`. A vocabulary split over a process group is left to fla.
+Registered: `cross_entropy_fwd`, `cross_entropy_bwd` (behind `cross_entropy_loss`), `fused_linear_cross_entropy_fwd`,
+`fused_linear_cross_entropy_bwd`, `logsumexp_fwd`, `fused_kl_div_fwd` and `fused_kl_div_bwd`. A vocabulary split over a process
+group is left to fla.
 
-Logits are processed in blocks of rows that fit into the cache; only one block exists in float32.
+Logits are processed in blocks of rows that fit into the cache; only one block exists in float32. Rows whose target is
+ignored, such as the prompts of a conversation, cost nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ def _blocks(rows: int, columns: int, elements: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, rows, size))
 
 
+def _target_blocks(target: torch.Tensor, ignore_index: int, columns: int) -> Iterator[slice | torch.Tensor]:
+    """The rows that have a target: as slices if all have one, else as indices."""
+    rows = (target != ignore_index).nonzero().squeeze(-1)
+    blocks = _blocks(len(rows), columns, BLOCK_ELEMENTS)
+    return blocks if len(rows) == len(target) else (rows[block] for block in blocks)
+
+
 def _transform(logits: torch.Tensor, scale: float | None, softcapping: float | None) -> torch.Tensor:
     """Scale, then cap by `softcapping * tanh(logits / softcapping)`. May return its argument."""
     logits = widen(logits)
@@ -59,20 +67,18 @@ def cross_entropy_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """Return the loss, its z-loss part and the logsumexp `[N]` of `logits` `[N, V]`, then V and 0, the first class."""
     N, V = logits.shape
-    ignored = target == ignore_index
-    # an ignored row may point outside the vocabulary
-    index = target.long().masked_fill(ignored, 0)[:, None]
-    lse = torch.empty(N, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
-    score = torch.empty_like(lse)
-    for block in _blocks(N, V, BLOCK_ELEMENTS):
+    index = target.long()[:, None]
+    # 0 in ignored rows
+    lse = torch.zeros(N, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
+    score = torch.zeros_like(lse)
+    for block in _target_blocks(target, ignore_index, V):
         block_logits = _transform(logits[block], logit_scale, logit_softcapping)
         lse[block] = block_logits.logsumexp(-1)
         score[block] = (1 - label_smoothing) * block_logits.gather(-1, index[block]).squeeze(-1)
         if label_smoothing > 0:
             score[block] += label_smoothing * block_logits.mean(-1)
-    z_loss = (lse_square_scale * lse.square()).masked_fill_(ignored, 0)
-    loss = (lse - score + z_loss).masked_fill_(ignored, 0)
-    return loss, z_loss, lse, V, 0
+    z_loss = lse_square_scale * lse.square()
+    return lse - score + z_loss, z_loss, lse, V, 0
 
 
 @implements(cross_entropy.cross_entropy_bwd)
@@ -93,9 +99,9 @@ def cross_entropy_bwd(
     """Return the gradient `[N, V]` of the logits, written over them with `inplace_backward`."""
     N, V = logits.shape
     dlogits = logits if inplace_backward else torch.empty_like(logits)
-    dloss = dloss.masked_fill(target == ignore_index, 0) * logit_scale
+    dlogits.index_fill_(0, (target == ignore_index).nonzero().squeeze(-1), 0)
     index = target.long() - class_start_idx
-    for block in _blocks(N, V, BLOCK_ELEMENTS):
+    for block in _target_blocks(target, ignore_index, V):
         block_logits = _transform(logits[block], logit_scale, logit_softcapping)
         block_lse = lse[block, None]
         grad = (block_logits - block_lse).exp_()
@@ -107,13 +113,41 @@ def cross_entropy_bwd(
         grad[here, index[block][here]] -= 1 - label_smoothing
         if logit_softcapping is not None:
             grad.mul_(1 - (block_logits / logit_softcapping).square_())
-        dlogits[block] = grad.mul_(dloss[block, None])
+        dlogits[block] = grad.mul_(dloss[block, None] * logit_scale).to(dlogits.dtype)
     return dlogits
 
 
 def _scaled(grad: torch.Tensor | None, do: torch.Tensor) -> torch.Tensor | None:
     """The saved gradient times that of the loss. Not in place, so that a second backward is right too."""
     return grad if grad is None or do == 1 else grad * do
+
+
+def verify_ignored(
+    x: torch.Tensor, target: torch.Tensor, *args, ignore_index: int = -100, use_l2warp: bool = False, **kwargs,
+) -> tuple[bool, str | None]:
+    """Accept targets of which some are ignored, but not all, unless the penalty needs each row's logits."""
+    accepted, reason = verify_one_process(x, target, *args, **kwargs)
+    if not accepted:
+        return accepted, reason
+    if use_l2warp:
+        return False, 'use_l2warp penalises the logits of ignored rows too'
+    ignored = (target == ignore_index).sum().item()
+    return 0 < ignored < len(target), f'{ignored} of {len(target)} targets are ignored'
+
+
+@implements(linear_cross_entropy.fused_linear_cross_entropy_fwd, verifier=verify_ignored)
+def fused_linear_cross_entropy_fwd(
+    x: torch.Tensor, target: torch.Tensor, *args, ignore_index: int = -100, **kwargs,
+) -> tuple[torch.Tensor | None, ...]:
+    """fla's function on the rows of `x` `[N, H]` that have a target, where it is PyTorch except for the functions above.
+
+    Returns the loss and the gradients of `x` (0 in ignored rows), weight and bias.
+    """
+    rows = (target != ignore_index).nonzero().squeeze(-1)
+    loss, dx, dw, db = linear_cross_entropy.fused_linear_cross_entropy_fwd(
+        x[rows], target[rows], *args, ignore_index=ignore_index, **kwargs,
+    )
+    return loss, torch.zeros_like(x).index_copy_(0, rows, dx), dw, db
 
 
 @implements(linear_cross_entropy.fused_linear_cross_entropy_bwd)

@@ -66,9 +66,11 @@ def recall(prediction: EvalPrediction) -> dict[str, float]:
     return {'recall': float(right_answers(prediction.predictions, prediction.label_ids).mean())}
 
 
-def build_trainer(model: PreTrainedModel, task: MQAR, run: RunArguments) -> Trainer:
+def build_trainer(
+    model: PreTrainedModel, task: MQAR, run: RunArguments, trainer_class: type[Trainer] = Trainer,
+) -> Trainer:
     """A `Trainer` for any causal language model."""
-    trainer = Trainer(
+    trainer = trainer_class(
         model=model,
         args=run.training_arguments(),
         train_dataset=TrainingStream(task, run.seed),

@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import Trainer, set_seed
 
 from examples.mqar.data import BLANK, IGNORE
 from experiments import mqar, zoology
@@ -50,6 +51,18 @@ def test_loss_at_the_queries(mixer, tmp_path):
     loss.backward()
     for name, x in model.named_parameters():
         assert torch.allclose(gradients[name], x.grad, rtol=1e-4, atol=1e-6), name
+
+
+def test_training_at_the_queries(tmp_path):
+    """The losses, and the recalls in between, are those of the example's Trainer."""
+    run = mqar.RunArguments(steps=20, batch_size=4, eval_steps=10, eval_size=8, output_dir=str(tmp_path), device='cpu')
+    logs = []
+    for trainer_class in (Trainer, zoology.QueryTrainer):
+        set_seed(0)
+        trainer = mqar.build_trainer(mqar.build_model(CELL, TASK), TASK, run, trainer_class)
+        trainer.train()
+        logs.append([x.get('loss', x.get('eval_recall')) for x in trainer.state.log_history[:-1]])
+    assert len(logs[0]) == 4 and logs[1] == pytest.approx(logs[0], rel=1e-5)
 
 
 def test_the_result_is_of_other_sequences(tmp_path, monkeypatch):

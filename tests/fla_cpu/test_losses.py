@@ -5,7 +5,7 @@ from fla.modules import FusedKLDivLoss, FusedLinearCrossEntropyLoss
 from fla.modules.fused_cross_entropy import cross_entropy_loss
 from fla.modules.fused_linear_cross_entropy.ops import logsumexp_fwd
 
-from fla_cpu.losses import verify_one_process
+from fla_cpu.losses import verify_ignored, verify_one_process
 from tests.fla_cpu.reference import DTYPES, GRADIENT_TOLERANCE, assert_close, compare, strided, tensor
 
 OPTIONS = [
@@ -110,6 +110,36 @@ def test_linear_cross_entropy(options, reduction, bias, dtype):
         lambda x, weight, bias: (criterion(x, target.view(2, 13), weight, bias),), reference, inputs, dtype,
         plain=dtype != torch.float32,
     )
+
+
+def test_ignored_rows_are_not_read():
+    """So they cost nothing: even NaN in them changes nothing."""
+    target = torch.tensor([0, -100, -100, 3, 4])
+    kept = target != -100
+    x, weight = torch.where(kept[:, None], torch.randn(5, 4), float('nan')).requires_grad_(), tensor(10, 4)
+    loss = FusedLinearCrossEntropyLoss()(x, target, weight)
+    want = FusedLinearCrossEntropyLoss()(x[kept], target[kept], weight)
+    assert loss == want
+    for got, wanted in zip(torch.autograd.grad(loss, (x, weight)), torch.autograd.grad(want, (x, weight)), strict=True):
+        assert torch.equal(got, wanted)
+
+    logits = torch.where(kept[:, None], torch.randn(5, 10), float('nan')).requires_grad_()
+    losses, _ = cross_entropy_loss(logits, target)
+    losses.sum().backward()
+    assert losses.isfinite().all() and logits.grad.isfinite().all() and (logits.grad[~kept] == 0).all()
+
+
+def test_no_targets():
+    """fla's own loss of them is 0."""
+    x, weight = tensor(5, 4), tensor(10, 4)
+    loss = FusedLinearCrossEntropyLoss()(x, torch.full((5,), -100), weight)
+    assert loss == 0 and not any(dx.any() for dx in torch.autograd.grad(loss, (x, weight)))
+
+
+def test_targets_on_a_device_are_not_read():
+    """Which backend serves a call is asked on every device, and reading a value would stall a GPU."""
+    accepted, reason = verify_ignored(torch.ones(2, 3, device='meta'), torch.ones(2, device='meta'))
+    assert not accepted and 'meta' in reason
 
 
 def test_second_backward_is_scaled_once():
