@@ -123,10 +123,11 @@ def _scaled(grad: torch.Tensor | None, do: torch.Tensor) -> torch.Tensor | None:
 
 
 def verify_ignored(
-    x: torch.Tensor, target: torch.Tensor, *args, ignore_index: int = -100, use_l2warp: bool = False, **kwargs,
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, ignore_index: int = -100,
+    use_l2warp: bool = False, **kwargs,
 ) -> tuple[bool, str | None]:
     """Accept targets of which some are ignored, but not all, unless the penalty needs each row's logits."""
-    accepted, reason = verify_one_process(x, target, *args, **kwargs)
+    accepted, reason = verify_one_process(x, **kwargs)
     if not accepted:
         return accepted, reason
     if use_l2warp:
@@ -137,15 +138,16 @@ def verify_ignored(
 
 @implements(linear_cross_entropy.fused_linear_cross_entropy_fwd, verifier=verify_ignored)
 def fused_linear_cross_entropy_fwd(
-    x: torch.Tensor, target: torch.Tensor, *args, ignore_index: int = -100, **kwargs,
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, ignore_index: int = -100,
+    **kwargs,
 ) -> tuple[torch.Tensor | None, ...]:
-    """fla's function on the rows of `x` `[N, H]` that have a target, where it is PyTorch except for the functions above.
+    """Return the loss, and the gradients of `x` `[N, H]` (0 in ignored rows), weight and bias.
 
-    Returns the loss and the gradients of `x` (0 in ignored rows), weight and bias.
+    fla's function, which is PyTorch except for the functions above, for the rows that have a target.
     """
     rows = (target != ignore_index).nonzero().squeeze(-1)
     loss, dx, dw, db = linear_cross_entropy.fused_linear_cross_entropy_fwd(
-        x[rows], target[rows], *args, ignore_index=ignore_index, **kwargs,
+        x[rows], target[rows], weight, bias, ignore_index, **kwargs,
     )
     return loss, torch.zeros_like(x).index_copy_(0, rows, dx), dw, db
 
