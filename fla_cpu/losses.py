@@ -138,8 +138,20 @@ def verify_ignored(
 
 @implements(linear_cross_entropy.fused_linear_cross_entropy_fwd, verifier=verify_ignored)
 def fused_linear_cross_entropy_fwd(
-    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, ignore_index: int = -100,
-    **kwargs,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_scale: float = 1.0,
+    logit_softcapping: float | None = None,
+    num_chunks: int = 8,
+    reduction: str = 'mean',
+    use_l2warp: bool = False,
+    l2_penalty_factor: float = 1e-4,
+    accumulate_grad_in_fp32: bool = True,
+    process_group: None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the loss, and the gradients of `x` `[N, H]` (0 in ignored rows), weight and bias.
 
@@ -147,7 +159,8 @@ def fused_linear_cross_entropy_fwd(
     """
     rows = (target != ignore_index).nonzero().squeeze(-1)
     loss, dx, dw, db = linear_cross_entropy.fused_linear_cross_entropy_fwd(
-        x[rows], target[rows], weight, bias, ignore_index, **kwargs,
+        x[rows], target[rows], weight, bias, ignore_index, label_smoothing, logit_scale, logit_softcapping, num_chunks,
+        reduction, accumulate_grad_in_fp32=accumulate_grad_in_fp32,
     )
     return loss, torch.zeros_like(x).index_copy_(0, rows, dx), dw, db
 
