@@ -237,7 +237,3 @@ def main(args: list[str] | None = None) -> None:
         timing.write_report(
             {'width': WIDTH, 'batch_size': B, 'tokens': T, 'rows': rows, 'scratch': scratches}, options.json,
         )
-
-
-if __name__ == '__main__':
-    main()

@@ -67,7 +67,3 @@ def main(args: list[str] | None = None) -> None:
                   f'{x["ms"]:.1f} ms', flush=True)
     if options.json:
         timing.write_report({'machine': describe_machine(), 'measured': measured}, options.json)
-
-
-if __name__ == '__main__':
-    main()

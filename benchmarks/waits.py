@@ -112,7 +112,3 @@ def main(args: list[str] | None = None) -> None:
             print(f'| {name} | {call} | {row["waits"]} | {row["launches"]} | {row["allocations"]} |', flush=True)
     if options.json:
         timing.write_report({'layers': 4, 'batch_size': 2, 'tokens': T, 'rows': rows}, options.json)
-
-
-if __name__ == '__main__':
-    main()

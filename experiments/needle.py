@@ -67,7 +67,3 @@ def main(args: list[str] | None = None) -> None:
         print(task, *(f'{length:,}: {mean:.1%}' for length, mean in means.items()), sep='  ')
     if options.plot:
         draw(recalls, options.plot)
-
-
-if __name__ == '__main__':
-    main()

@@ -23,11 +23,9 @@ from transformers import TrainerCallback, set_seed
 
 from benchmarks.measure.machine import describe_machine
 from examples.mqar.config import RunArguments
-from examples.mqar.data import MQAR, TrainingStream
+from examples.mqar.data import IGNORE, MQAR, TrainingStream
 from examples.mqar.train import build_trainer, train
 from experiments.mqar import build_model, chosen, grid_cells
-
-IGNORE = -100
 
 
 class Mixer(nn.Module):

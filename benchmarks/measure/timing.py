@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import geometric_mean, median, quantiles
 
 import torch
 
@@ -132,27 +131,16 @@ def device_rates(device: torch.device) -> dict:
     return {'bytes_per_s': 2e3 * source.nbytes / copy, 'fma_per_s': 1e3 * n**3 / product}
 
 
-@contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def describe_error(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f'{type(error).__name__}: {lines[0][:200]}' if lines else type(error).__name__
 
 
-def write_report(report: dict, path: str) -> None:
-    Path(path).write_text(json.dumps(report, indent=1) + '\n')
+def write_report(report: dict | list, path: str | Path) -> None:
+    """Write JSON; an interruption leaves the old file."""
+    part = Path(f'{path}.part')
+    part.write_text(json.dumps(report, indent=1) + '\n')
+    os.replace(part, path)
 
 
 def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[str]:
@@ -174,7 +162,7 @@ def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[st
         verdict = 'slower' if slower else 'faster' if faster else 'within the spread'
         lines.append(f'{name}: {then["ms"]:.3f} -> {now["ms"]:.3f} ms, x {ratio:.2f}, {verdict}')
     if common:
-        mean = math.exp(sum(math.log(times[name]['ms'] / before[name]['ms']) for name in common) / len(common))
+        mean = geometric_mean(times[name]['ms'] / before[name]['ms'] for name in common)
         lines.append(f'{len(common)} times in both, geometric mean x {mean:.3f}')
     lines.append(f'only now: {len(times) - len(common)}, only then: {len(before) - len(common)}')
     return lines

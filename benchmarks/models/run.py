@@ -26,7 +26,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from benchmarks.measure import timing
-from benchmarks.measure.machine import describe_machine, installed
+from benchmarks.measure.machine import describe_machine
 from benchmarks.models.generation import TURNS, System, measure_generation
 from benchmarks.models.registry import MODELS, SIZES, Row, Size
 from benchmarks.models.training import measure_training
@@ -46,8 +46,6 @@ class Run:
             'machine': describe_machine(self.device), 'name': options.size, 'size': asdict(size), 'dtypes': options.dtypes,
             'turns': TURNS, 'rows': list(self.rows.values()),
         }
-        if options.int8:
-            self.report['machine']['versions']['torchao'] = installed('torchao')
 
     def names(self, row: Row) -> list[str]:
         return [row.name + variant.suffix for variant in self.variants]

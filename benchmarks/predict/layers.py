@@ -32,8 +32,9 @@ from benchmarks.calibration.errors import error_bars
 from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
+from benchmarks.measure.timing import write_report
 from benchmarks.predict import mamba
-from benchmarks.predict.run import CALIBRATION, known_rows, write
+from benchmarks.predict.run import CALIBRATION, known_rows
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import operator
 from offgpu.predict.capture import Pass
@@ -178,5 +179,5 @@ def main(args: list[str] | None = None) -> int:
         print(f'{gpu} {size} {name}, {what}: {row["us"]:.1f} us, {parts}: {most}  ({row["seconds"]} s)', flush=True)
         report['rows'].append(row)
         if options.json:
-            write(options.json, report)
+            write_report(report, options.json)
     return 0

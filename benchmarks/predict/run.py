@@ -22,6 +22,7 @@ from benchmarks.calibration.errors import with_error_bars
 from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
+from benchmarks.measure.timing import write_report
 from benchmarks.predict.bounds import bounds, describe_bounds
 from benchmarks.predict.calls import PASSES, PEERS, SCALAR, Shape
 from benchmarks.predict.floors import floor_of, needed_bytes
@@ -114,13 +115,6 @@ def shape_argument(text: str) -> tuple[int, ...]:
     return shape
 
 
-def write(path: str, report: dict) -> None:
-    with open(path + '.part', 'w') as file:
-        json.dump(report, file, indent=1)
-        file.write('\n')
-    os.replace(path + '.part', path)
-
-
 def known_rows(path: str | None, report: dict) -> list[dict]:
     """Those that the file has of the report's commit."""
     old = json.loads(Path(path).read_text()) if path and os.path.exists(path) else None
@@ -164,5 +158,5 @@ def main(args: list[str] | None = None) -> int:
             raise ValueError(f'pass must be one of {sorted(PASSES)} for {gpu}, whose latencies are not known, got {name}')
         report['rows'].append(row)
         if options.json:
-            write(options.json, with_error_bars(report, calibration))
+            write_report(with_error_bars(report, calibration), options.json)
     return 0

@@ -69,9 +69,6 @@ def wrap_block_init(init: Callable, family: Family) -> Callable:
             _becomes.reset(token)
         if not any(isinstance(module, (Longhorn, RowwiseAttention)) for module in self.children()):
             raise ValueError(f'attn_mode={MODE!r} does not work in {type(config).__name__}: {family.unknown}')
-        for module in self.modules():
-            if isinstance(module, RowwiseAttention):
-                module.register_forward_pre_hook(refuse_cp_context, with_kwargs=True)
         if family.after_build is not None:
             family.after_build(self)
 
@@ -132,9 +129,3 @@ def wrap_prepare_inputs(method: Callable) -> Callable:
 def wrap_causal_lm(forward: Callable) -> Callable:
     """Let `forward` of a causal language model accept `shift_labels` if the mixer is Longhorn."""
     return wrap_forward(forward, partial(with_shift_labels, forward))
-
-
-def refuse_cp_context(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Forward pre-hook of attention layers, which would ignore the tokens of other ranks."""
-    if kwargs.get('cp_context') is not None:
-        raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')

@@ -6,8 +6,9 @@ import math
 import numbers
 from typing import Any
 
+from fla_longhorn.ops.inputs import MAX_STATE_SIZE
+
 MODES = ('chunk', 'fused_recurrent')
-MAX_STATE_SIZE = 256
 
 
 def check_options(

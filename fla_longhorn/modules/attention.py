@@ -59,6 +59,8 @@ class RowwiseAttention(Attention):
                 f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
                 'jvp) can not differentiate: call the model outside of them'
             )
+        if kwargs.get('cp_context') is not None:
+            raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
         kv_dim = local_kv_dim(self)
         T, cache, rows = hidden_states.shape[1], past_key_values, kwargs.pop('rows', None)
         if attention_mask is not None and kwargs.get('cu_seqlens') is None and not torch.compiler.is_compiling():

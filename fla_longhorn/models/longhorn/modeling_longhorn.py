@@ -159,8 +159,6 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         **kwargs: Any,
     ) -> tuple | BaseModelOutputWithPast:
         """As fla's models; `kwargs` are those of :class:`fla_longhorn.layers.Longhorn`."""
-        if kwargs.get('cp_context') is not None and self.config.attn is not None:
-            raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
         tokens = inputs_embeds if input_ids is None else input_ids
         attention_mask, kwargs = resolve_call(self, kwargs, attention_mask, tokens, past_key_values)
         use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)

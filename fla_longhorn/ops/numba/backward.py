@@ -47,7 +47,7 @@ ONE, TWO = np.float32(1), np.float32(2)
 
 
 @helper
-def prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, options, s_k2, tokens):
+def prepare(t0, L, i_h, o_v, do, v, beta, z, z_stride, H, V, is_scalar, options, s_k2, tokens):
     """Fill `tokens` for `W` channels of `L` tokens from `t0`, `[L, W]` each: v, eps, dy, deps/dbeta and dz/y."""
     s_v, s_eps, s_dy, s_slope, s_dz = tokens
     n = V - o_v
@@ -230,7 +230,7 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 dbeta[row] = 0
         for i in channels:
             o_v = o_g + i
-            prepare(t0, L, i_h, o_v, do, k, v, beta, z, z_stride, H, K, V, is_scalar, options, s_k2, tokens)
+            prepare(t0, L, i_h, o_v, do, v, beta, z, z_stride, H, V, is_scalar, options, s_k2, tokens)
             load_tile(states, ((slot + i_c) * H + i_h) * K * V + o_v, V, K, V - o_v, S, p_starts)
             # the next channels, or the first ones of the interval before
             t, o_next = (t0, o_v + W) if i + W < channels.stop else (max(t0 - C, bos), o_g)
