@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.report.pictures import main_of
-from experiments import depth, extrapolation, language_modeling, mqar, objectives, state_size, synthetic
+from experiments import depth, extrapolation, language_modeling, objectives, recall, state_size, synthetic
 from experiments.report import RESULTS
 
 # the function that draws files by the end of their name
 DRAW: dict[str, Callable] = {
-    'mqar_exact': mqar.draw, 'mqar_state': state_size.draw, 'mqar_small': mqar.draw, 'mqar_zoology_small': mqar.draw,
+    'mqar_exact': recall.draw, 'mqar_state': state_size.draw, 'mqar_small': recall.draw, 'mqar_zoology_small': recall.draw,
     'mqar_depth': depth.draw, 'state_tracking': synthetic.draw, 'mad_small': synthetic.draw,
     'lm_small': language_modeling.draw, 'lm_families': language_modeling.draw, 'lm_2M': language_modeling.draw,
     'extrapolation': extrapolation.draw, 'extrapolation_families': extrapolation.draw, 'extrapolation_2M': extrapolation.draw,

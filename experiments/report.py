@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.report.page import ROOT, Section, body, main_of
 from benchmarks.report.tables import measured_on, table
 from experiments import state_size
-from experiments.mqar import best_runs
+from experiments.recall import best_runs
 from experiments.synthetic import describe_task
 
 RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.md'
@@ -26,7 +26,7 @@ HEADER = """# The paper's experiments, at a small size
 [paper.md](paper.md) lists the paper's experiments and the commands that run them. The runs took {hours:.0f} hours of one or
 two processor cores, in part beside other work.
 
-Not run: in the smallest column of Fig. 4 what its table lacks, most of the rates, widths and 128 tokens; recall by state size
+Not run: of Fig. 4's smallest column most rates and widths, and most models with 128 tokens; recall by state size
 with more than 256 tokens; MAD at its own size; language models above two million parameters, or on more than 3.3 million
 tokens; more than one seed where a section says so.
 """
@@ -49,21 +49,29 @@ def machines(report: dict) -> str:
     return ' '.join(dict.fromkeys(measured_on(run.get('machine', report['machine'])) for run in report['runs']))
 
 
+def heading(report: dict, text: str, command: str = 'mqar') -> str:
+    """A section's title, its command and what that ran on, before `text`."""
+    setting = report['setting']
+    return (f'## {setting["title"]}\n\n`python -m experiments {command} experiments/settings/{setting["name"]}.json`. '
+            f'{machines(report)} {text}')
+
+
+def options(report: dict) -> str:
+    return ', '.join(f'{name} {value}' for name, value in report['setting']['options'].items())
+
+
 def shares(values: list[float]) -> str:
     return spread(values, '.1%')
 
 
 def recall(report: dict) -> str:
     """Recall at every rate, by the options of the setting's columns."""
-    setting = report['setting']
-    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
     pairs = sorted({run['cell']['num_pairs'] for run in report['runs']})
     guesses = ', '.join(f'{guessing(n):.1%} with up to {n} pairs' for n in pairs)
-    return (
-        f'## {setting["title"]}\n\n{machines(report)} {options}. Guessing among the values that a sequence has '
-        f'not yet shown as answers recalls {guesses}. {setting.get("note", "")}'.rstrip() + '\n\n'
-        f'{RULE}\n{OLDER}\n\n' + recall_table(report)
-    )
+    return heading(report, (
+        f'{options(report)}. Guessing among the values that a sequence has not yet shown as answers recalls {guesses}. '
+        f'{report["setting"].get("note", "")}'
+    )).rstrip() + f'\n\n{RULE}\n{OLDER}\n\n' + recall_table(report)
 
 
 def recall_table(report: dict, **more: Callable[..., str]) -> str:
@@ -102,9 +110,8 @@ def language_modeling(report: dict) -> str:
                      f'{math.exp(sum(losses) / len(losses)):.3f}', len(runs)])
     columns = ['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds']
     setting = report['setting']
-    parts = [f'## {setting["title"]}', ' '.join((
-        machines(report), f'{setting["training"]["max_steps"]} steps.', *filter(None, [setting.get('note')]),
-    )), table(columns, rows)]
+    text = f'{setting["training"]["max_steps"]} steps. {setting.get("note", "")}'.rstrip()
+    parts = [heading(report, text, 'language_modeling'), table(columns, rows)]
     if 'search' in setting:
         parts.append(searched(report))
     if 'predictions' in setting:
@@ -162,6 +169,7 @@ CHANGES = (
 
 # recall that guessing does not reach
 LEFT = 0.6
+PROGRESS = (f'step with more than {LEFT:.0%}', 'after 200', 'after 400', 'after 600', 'test recall')
 TWO_LAYERS = """It is not a rate that is too high, nor branches that start too large: with a rate of 0.001, or with the
 branches' last projections at a tenth of their size, two layers stay near guessing for all 600 steps. What
 helped is the start of the embeddings: ten times larger, at a standard deviation of 1, two layers leave
@@ -216,9 +224,7 @@ def ablations(*reports: dict) -> str:
     for change, figures in changes.items():
         cells = []
         for column, x in figures.items():
-            form = '{:+.1f}' if column.startswith('recall') else '{:+.4f}'
-            mean, low, high = (form.format(y) for y in (sum(x) / len(x), min(x), max(x)))
-            cells.append(f'{mean} ({low} to {high})' if len(x) > 1 else mean)
+            cells.append(spread(x, '+.1f' if column.startswith('recall') else '+.4f'))
         rows.append([change, *cells])
     return ('## Ablations\n\nThe effect of one change on the results above: the difference, seed by seed, as a mean (lowest '
             'to highest). Recall is in percentage points, higher is better. Loss is in nats per token, lower is better. The '
@@ -228,52 +234,48 @@ def ablations(*reports: dict) -> str:
 
 def by_state_size(report: dict) -> str:
     """Recall of each state size, beside the operator's predicted time."""
-    setting = report['setting']
-
     def predicted(mixer: str, seq_len: int, num_pairs: int, K: int) -> str:
         ms = state_size.predicted_ms(mixer, K)
         return 'not predicted' if ms is None else f'{ms:.2f}'
 
-    options = ', '.join(f'{name} {value}' for name, value in setting['options'].items())
-    return (
-        f'## {setting["title"]}\n\n`python -m experiments mqar experiments/settings/{setting["name"]}.json`. '
-        f'{machines(report)} {options}. {setting["note"]} The times are forward and backward of the operator, '
+    return heading(report, (
+        f'{options(report)}. {report["setting"]["note"]} The times are forward and backward of the operator, '
         f'for B = {state_size.B}, T = {state_size.T:,} and V = {state_size.V:,} in bfloat16 '
         f'([how they are predicted](results.md)). No model of this size was timed.\n\n{RULE}\n\n'
-        + recall_table(report, **{f'predicted ms, {state_size.GPU}': predicted}) + '\n\n' + predictions(setting)
-    )
+        + recall_table(report, **{f'predicted ms, {state_size.GPU}': predicted}) + '\n\n' + predictions(report['setting'])
+    ))
 
 
 def two_layers(report: dict) -> str:
     """Each run's change and recall, and the distance from the losses of a model in plain PyTorch."""
     rows = []
     for run in report['runs']:
-        cell, at = run['cell'], dict(map(tuple, run['history']))
-        left = next((step for step, recall in run['history'] if recall > LEFT), 'not left')
+        cell = run['cell']
         rows.append([
-            cell['change'], cell['learning_rate'], cell.get('initializer_range', 0.1), cell['steps'], left,
-            *(f'{at[step]:.0%}' if step in at else '' for step in (200, 400, 600)), f'{run["recall"]:.1%}',
+            cell['change'], cell['learning_rate'], cell.get('initializer_range', 0.1), cell['steps'], *progress(run),
         ])
     plain = report['plain']
-    columns = [
-        'change', 'rate', 'embeddings start with', 'steps', f'step with more than {LEFT:.0%}', 'after 200', 'after 400',
-        'after 600', 'test recall',
-    ]
-    return (
-        f'## {report["setting"]["title"]}\n\n`python -m experiments mqar experiments/settings/mqar_depth.json`. '
-        f'{machines(report)} One seed each. Guessing among the values not yet shown recalls {guessing(8):.1%}. '
+    return heading(report, (
+        f'One seed each. Guessing among the values not yet shown recalls {guessing(8):.1%}. '
         f'The step is the first evaluation above {LEFT:.0%}; all columns but the last are on validation sequences.\n\n'
-        + table(columns, rows) + f"""
+        + table(['change', 'rate', 'embeddings start with', 'steps', *PROGRESS], rows) + f"""
 
 Two layers are still near guessing after the 600 steps in which one layer learns the task. It is not this package: a plain
 PyTorch model (`python -m experiments plain`) with the same weights and data has the same losses over the first
 {len(plain["ours"])} steps, to {plain["largest_difference"]:.0e}. """ + TWO_LAYERS
-    )
+    ))
+
+
+def progress(run: dict) -> list:
+    """The columns `PROGRESS` of a run."""
+    at = dict(map(tuple, run['history']))
+    left = next((step for step, recall in run['history'] if recall > LEFT), 'not left')
+    return [left, *(f'{at[step]:.0%}' if step in at else '' for step in (200, 400, 600)), f'{run["recall"]:.1%}']
 
 
 def smallest_column(report: dict) -> str:
     """The runs by zoology's rules, and what of the grid was not run."""
-    setting, options = report['setting'], report['setting']['options']
+    setting, fixed = report['setting'], report['setting']['options']
     runs: dict[tuple[tuple, tuple], list[dict]] = {}
     for run in report['runs']:
         mixer, seq_len, num_pairs, *column = (
@@ -283,21 +285,18 @@ def smallest_column(report: dict) -> str:
     grid = setting['grid']
     columns = [x for x in itertools.product(grid['hidden_size'], grid['learning_rate']) if any(x == y for _, y in runs)]
     rows = [
-        [*row, *(passed(runs.get((row, column), []), options['stop_recall']) for column in columns)]
+        [*row, *(passed(runs.get((row, column), []), fixed['stop_recall']) for column in columns)]
         for row in dict.fromkeys(row for row, _ in runs)
     ]
-    return (
-        f'## {setting["title"]}\n\n'
-        '`python -m experiments mqar experiments/settings/mqar_zoology_small.json`. '
-        f'{machines(report)} {options["num_hidden_layers"]} layers, '
-        f'a vocabulary of {options["vocab_size"]:,}, {options["train_size"]:,} training sequences, '
-        f'batches of {options["batch_size"]}. Training ends after the first epoch whose validation recall is above '
-        f'{options["stop_recall"]:.0%}, or after {options["last_epoch"]} of {options["epochs"]} planned. The table has the '
+    return heading(report, (
+        f'{fixed["num_hidden_layers"]} layers, a vocabulary of {fixed["vocab_size"]:,}, {fixed["train_size"]:,} training '
+        f'sequences, batches of {fixed["batch_size"]}. Training ends after the first epoch whose validation recall is above '
+        f'{fixed["stop_recall"]:.0%}, or after {fixed["last_epoch"]} of {fixed["epochs"]} planned. The table has the '
         "seeds' epochs and their mean recall on test sequences (lowest to highest), in brackets if a seed did not get there; "
         f'- was not run, and neither were other widths and rates, or rows that it lacks.\n\n'
         + table(['mixer', 'tokens', 'pairs', *(f'width {width}, rate {rate}' for width, rate in columns)], rows)
         + '\n\n' + predictions(setting)
-    )
+    ))
 
 
 def passed(runs: list[dict], stop_recall: float) -> str:
@@ -322,15 +321,12 @@ def synthetic(report: dict) -> str:
             for task in tasks
         ]
         rows.append([mixer, f'{next(iter(of.values()))["parameters"]:,}', *shown])
-    options = ', '.join(f'{name} {value}' for name, value in report['setting']['options'].items())
     columns = f' The columns hold the accuracy of the tokens up to {" / ".join(lengths)}.' if lengths else ''
-    return (
-        f'## {report["setting"]["title"]}\n\n'
-        f'`python -m experiments mqar experiments/settings/{report["setting"]["name"]}.json`. '
-        f'{machines(report)} {options}; {report["setting"]["note"]}{columns} '
+    return heading(report, (
+        f'{options(report)}; {report["setting"]["note"]}{columns} '
         f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours, beside other work.\n\n'
         + table(['mixer', 'parameters', *tasks], rows) + '\n\n' + predictions(report['setting'])
-    )
+    ))
 
 
 def predictions(setting: dict) -> str:
@@ -340,18 +336,11 @@ def predictions(setting: dict) -> str:
 
 def why_larger(report: dict) -> str:
     """Controls of the rate of the embeddings."""
-    rows = []
-    for run in report['runs']:
-        at = dict(map(tuple, run['history']))
-        left = next((step for step, recall in run['history'] if recall > LEFT), 'not left')
-        rows.append([run['cell']['change'], left, *(f'{at[step]:.0%}' if step in at else '' for step in (200, 400, 600)),
-                     f'{run["recall"]:.1%}'])
-    columns = ['change', f'step with more than {LEFT:.0%}', 'after 200', 'after 400', 'after 600', 'test recall']
-    return (
-        f'## {report["setting"]["title"]}\n\n`python -m experiments mqar experiments/settings/mqar_depth_why.json`, otherwise '
-        f'as above. {machines(report)} {report["setting"]["note"]}\n\n'
-        + table(columns, rows) + '\n\n' + predictions(report['setting']) + '\n\n' + SIZE_COUNTS
-    )
+    rows = [[run['cell']['change'], *progress(run)] for run in report['runs']]
+    return heading(report, (
+        f'Otherwise as above. {report["setting"]["note"]}\n\n'
+        + table(['change', *PROGRESS], rows) + '\n\n' + predictions(report['setting']) + '\n\n' + SIZE_COUNTS
+    ))
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -374,7 +363,8 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def pages() -> dict[Path, str]:
-    reports = [json.loads(path.read_text()) for path in RESULTS.glob('*.json')]
+    names = dict.fromkeys(name for some, _, _ in SECTIONS for name in some)
+    reports = [json.loads((RESULTS / f'{name}.json').read_text()) for name in names]
     runs = (run for report in reports for part in ('search', 'runs') for run in report.get(part, ()))
     header = HEADER.format(hours=sum(run.get('seconds', 0) for run in runs) / 3600)
     return {PAGE: header + '\n' + body(SECTIONS, RESULTS, '../experiments/results')}

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from benchmarks.report.page import ROOT
 from benchmarks.report.plots import style, tidy
-from experiments.mqar import best_runs, mixers_of
+from experiments.recall import best_runs, mixers_of
 
 PREDICTED = ROOT / 'benchmarks' / 'results' / 'predicted.json'
 GPU, B, T, V = 'H100', 8, 2048, 4096

@@ -34,7 +34,7 @@ HEADER = """# Results
 more: all shapes, dtypes and batches, quartiles, instruction counts, and what was left out and why. What is not in them was not
 measured.
 """
-NO_GPU = '**No kernel has been timed on a GPU yet.**\n'
+NO_GPU = '\n**No kernel has been timed on a GPU yet.**\n'
 # channels of the paper's 120M layer
 WIDTH = 1536
 

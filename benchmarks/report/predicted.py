@@ -26,8 +26,8 @@ LAYERS = """## A training step and a token of a layer, predicted
 **Predicted: these are not measurements.** `python -m benchmarks layers`: norm, layer and residual in bfloat16 on an {gpu}, all
 their kernels. Those by Triton are simulated (nine of ten published timings within {bars}). Matrix
 products take 780 TFLOPS or their bytes, PyTorch's other kernels their bytes, and each launch 1.5 us. Longhorn has K = 16,
-fla's layers their defaults with heads as in their papers. Nothing is fused by a compiler. The last column has as many of each
-layer as Longhorn's model has.
+fla's layers their defaults with heads as in their papers. Nothing is fused by a compiler. The last column is one token
+through as many of each layer as Longhorn's model has.
 {mamba}
 {shapes}"""
 MAMBA = """

@@ -10,7 +10,8 @@ def table(columns: list[str], rows: list[list]) -> str:
 
 def measured_on(machine: dict) -> str:
     versions = ', '.join(f'{name} {x}' for name, x in machine['versions'].items() if x)
-    return f"On {machine['device']}, {machine['threads']} threads; {versions}; commit {machine['commit']}."
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    return f"On {machine['device']}, {threads}; {versions}; commit {machine['commit']}."
 
 
 def place(report: dict) -> str:

@@ -211,7 +211,7 @@ class Longhorn(NoWeightDecay):
         recurrent_state, conv_state = read_states(self, state, N, part)
         if cp_context is not None and (attention_mask is not None or use_cache or recurrent_state is not None):
             raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
-                             'use_cache False, which a model is told in the call or by train()')
+                             'use_cache False: pass it in the call, or call model.train()')
         if rows is not None:
             hidden_states = rows.enter(hidden_states)
 

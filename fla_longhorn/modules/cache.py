@@ -72,7 +72,7 @@ def read_states(
         if not isinstance(x, torch.Tensor) or x.shape != shape:
             got = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
             raise ValueError(
-                f'past_key_values must hold a {name} of shape {list(shape)}, one a sequence, in layer {layer.layer_idx}, '
+                f'past_key_values must hold a {name} of shape {list(shape)}, one per sequence, in layer {layer.layer_idx}, '
                 f'got {got}: is it the cache of another model or of another batch?'
             )
         if x.dtype not in LOW_PRECISIONS:

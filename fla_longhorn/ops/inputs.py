@@ -104,7 +104,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
             raise TypeError(f'{name} must be a tensor of {wanted}, got {got}')
         if x.device != args.q.device:
             raise ValueError(f'{name} must be on the device of q ({args.q.device}), got {x.device}')
-        _check_shape(name, x, (args.num_sequences,), '[N], one entry a sequence')
+        _check_shape(name, x, (args.num_sequences,), '[N], one entry per sequence')
 
 
 def check_rows(pool: Pool, N: int) -> None:
@@ -221,7 +221,7 @@ def _check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) ->
 
 
 def _check_state_shape(name: str, x: torch.Tensor, args: Arguments, pooled: bool = False) -> None:
-    count, meaning = ('P', 'a pool of P states') if pooled else ('N', 'one state a sequence')
+    count, meaning = ('P', 'a pool of P states') if pooled else ('N', 'one state per sequence')
     layout = f'[{count}, H, V, K] (state_v_first=True)' if args.state_v_first else f'[{count}, H, K, V]'
     wanted = args.state_shape
     if pooled and x.dim() == 4 and x.shape[0] > 0:

@@ -48,7 +48,7 @@ from benchmarks.kernels.launches import Call, run_call
 from benchmarks.predict.calls import PASSES, Shape
 from offgpu.predict.capture import capture
 
-# the last one's diagonal passes are cut in time if they are twice as long
+# the last one's diagonal passes are split along the sequence if they are twice as long
 for B, T, V, K in (8, 2048, 4096, 16), (1, 131072, 4096, 16), (1, 200, 1024, 16):
     for update in ('diagonal', 'exact'):
         passes = []

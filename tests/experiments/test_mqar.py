@@ -11,6 +11,7 @@ from transformers import Trainer, set_seed
 from examples.mqar.data import BLANK, IGNORE
 from experiments import mqar, zoology
 from experiments.baselines import MIXERS, RWKV4
+from experiments.recall import best_runs, summarize
 
 TASK = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
 CELL = mqar.DEFAULTS | {
@@ -101,9 +102,9 @@ def test_the_rule():
             ('c', 0, 1e-3, 0.5, 0.5), ('c', 1, 1e-3, 0.3, 0.3), ('c', 0, 1e-2, 0.9, 0.9),
         ]
     ]
-    assert [{run['cell']['learning_rate'] for run in mqar.best_runs(runs) if run['cell']['mixer'] == x} for x in 'abc'] == [
+    assert [{run['cell']['learning_rate'] for run in best_runs(runs) if run['cell']['mixer'] == x} for x in 'abc'] == [
         {1e-3}, {1e-3}, {1e-3}]
-    told = mqar.summarize(runs, ['mixer'])
+    told = summarize(runs, ['mixer'])
     assert [(x['mixer'], round(x['mean'], 9), x['lowest'], x['highest'], x['seeds']) for x in told] == [
         ('a', 0.3, 0.2, 0.4, 2), ('b', 0.2, 0.2, 0.2, 1), ('c', 0.4, 0.3, 0.5, 2)]
 

@@ -63,9 +63,9 @@ def test_states_of_another_model(device):
     h, sizes = torch.randn(2, 5, 24, device=device), {'num_heads': 2}
     cache = filled(build(device, **sizes), h)
     for options, message in (
-        ({'state_size': 5}, r'recurrent_state of shape \[2, 2, 5, 24\], one a sequence, in layer 0, got \[2, 2, 4, 24\]'),
+        ({'state_size': 5}, r'recurrent_state of shape \[2, 2, 5, 24\], one per sequence, in layer 0, got \[2, 2, 4, 24\]'),
         ({'num_heads': 4}, r'recurrent_state of shape \[2, 4, 4, 12\]'),
-        ({'conv_size': 3}, r'conv_state of shape \[2, 48, 3\], one a sequence, in layer 0, got \[2, 48, 4\]'),
+        ({'conv_size': 3}, r'conv_state of shape \[2, 48, 3\], one per sequence, in layer 0, got \[2, 48, 4\]'),
     ):
         with pytest.raises(ValueError, match='past_key_values must hold a ' + message):
             build(device, **sizes | options)(h, past_key_values=cache)

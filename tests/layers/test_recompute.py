@@ -1,4 +1,4 @@
-"""What backward computes again, in place of keeping it: fewer bytes, the same gradients, whatever stands around the layer."""
+"""What backward computes again, in place of keeping it: fewer bytes, the same gradients, whatever wraps the layer."""
 
 import gc
 import weakref

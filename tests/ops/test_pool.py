@@ -172,7 +172,7 @@ def test_single_tokens_packed_or_not(exact, device):
 
 
 def test_a_row_need_not_be_in_a_pool(device):
-    """States with room between them, one a sequence, without indices."""
+    """States with room between them, one per sequence, without indices."""
     Call(replace(DECODE, state_v_first=True), False, {'has_initial_state': [True] * 4}, torch.int64, device).check(
         has_initial_state=None,
     )

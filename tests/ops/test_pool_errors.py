@@ -44,7 +44,7 @@ BAD = {
     'no states': (dict(state=None), TypeError, 'state must be a torch.Tensor'),
     'other states without a pool': (
         dict(state=lambda x: x['state'][:N, :, :2], state_indices=None), ValueError,
-        r'state must have shape \[N, H, K, V\], one state a sequence',
+        r'state must have shape \[N, H, K, V\], one state per sequence',
     ),
     'states with a gradient': (
         dict(state=lambda x: x['state'].requires_grad_()), ValueError, 'longhorn_state_update has no gradient',

@@ -21,7 +21,7 @@ class Call:
     op: str = 'chunk'
     exact: bool = False
     target: str = 'sm_90'
-    # tokens to a segment at least, and the exact update cut in time; None leaves the project's own rules
+    # tokens to a segment at least, and the exact update split along the sequence; None leaves the project's own rules
     segment: int | None = None
     # backward goes through its segments in slices, however short they are
     sliced: bool = False
