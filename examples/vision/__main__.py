@@ -42,9 +42,8 @@ def main(args: list[str] | None = None) -> int:
         for seed in range(run.seeds):
             begun = time.perf_counter()
             model, history = train(name, seed, run, training, held_out)
-            accuracies = [x['eval_accuracy'] for x in history if 'eval_accuracy' in x]
             runs.append({
-                'model': name, 'seed': seed, 'parameters': model.num_parameters(), 'accuracy': accuracies[-1],
+                'model': name, 'seed': seed, 'parameters': model.num_parameters(), 'accuracy': history[-1],
                 'seconds': time.perf_counter() - begun, 'history': history,
             })
             if len(runs) == 1:

@@ -34,7 +34,7 @@ def plot_accuracy(axes, runs: list[dict]) -> None:
     ends = []
     for run in runs:
         colour = COLOURS[run['model']]
-        points = [(x['epoch'], x['eval_accuracy']) for x in run['history'] if 'eval_accuracy' in x]
+        points = list(enumerate(run['history'], start=1))
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, alpha=1 if run['seed'] == 0 else 0.45)
         if run['seed'] == 0:
             ends.append((points[-1], run['model'], colour))

@@ -26,8 +26,8 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return {'accuracy': float(np.mean(prediction.predictions.argmax(-1) == prediction.label_ids))}
 
 
-def train(name: str, seed: int, run: RunArguments, training: Digits, held_out: Digits) -> tuple[PreTrainedModel, list[dict]]:
-    """Train the row `name`; return the model and the Trainer's log."""
+def train(name: str, seed: int, run: RunArguments, training: Digits, held_out: Digits) -> tuple[PreTrainedModel, list[float]]:
+    """Train the row `name`; return the model and its held-out accuracy after each epoch."""
     set_seed(seed)
     model = AutoModelForImageClassification.from_config(run.model_config(name))
     groups = param_groups_weight_decay(model.timm_model, run.weight_decay, model.timm_model.no_weight_decay())
@@ -58,4 +58,4 @@ def train(name: str, seed: int, run: RunArguments, training: Digits, held_out: D
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Progress('accuracy', f'{name}, seed {seed}'))
     trainer.train()
-    return model, trainer.state.log_history
+    return model, [x['eval_accuracy'] for x in trainer.state.log_history if 'eval_accuracy' in x]
