@@ -143,16 +143,7 @@ def resolve_rows(
         if name in given:
             starts = find_starts(host[name].expand(B, T), mask)
             if len(starts):
-                if B != 1:
-                    raise ValueError(f'{name} packs sequences into rows, so the batch must have B = 1, got B = {B}')
-                if alone and filled:
-                    raise ValueError(
-                        f'{name} must be of one sequence where past_key_values is filled, got several packed ones'
-                    )
-                if alone and mask is not None and not mask[:, -T:].all():
-                    raise ValueError(
-                        f'attention_mask must be None or all ones with the packed sequences of {name}, got padding'
-                    )
+                _check_packed(name, B, filled and alone, mask[:, -T:] if alone and mask is not None else None)
             found[name] = F.pad(F.pad(starts, (1, 0)), (0, 1), value=T).int()
     _check_agreement(found)
     if cp_context is not None:
@@ -232,6 +223,16 @@ def _per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
     if rows.dim() != 2 or rows.shape[0] not in (1, B) or rows.shape[1] != T:
         raise ValueError(f'{name} must have shape [B, T] = [{B}, {T}], got {list(x.shape)}')
     return rows
+
+
+def _check_packed(name: str, B: int, filled: bool, mask: torch.Tensor | None) -> None:
+    """Raise where a row may not hold the several sequences that `name` tells."""
+    if B != 1:
+        raise ValueError(f'{name} packs sequences into rows, so the batch must have B = 1, got B = {B}')
+    if filled:
+        raise ValueError(f'{name} must be of one sequence where past_key_values is filled, got several packed ones')
+    if mask is not None and not mask.all():
+        raise ValueError(f'attention_mask must be None or all ones with the packed sequences of {name}, got padding')
 
 
 def _restarts(position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

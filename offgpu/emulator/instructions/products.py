@@ -40,27 +40,37 @@ def _(program, x, modifiers):
 def _(program, x, modifiers):
     """A product of a warp group, executed when issued; at the wait, its operands must be unchanged."""
     if modifiers[0] in ('fence', 'commit_group'):
-        def mark(m):
-            m.whole_warps(x)
-            if modifiers[0] == 'commit_group':
-                for product in m.products:
-                    product['age'] += 1
-        return mark
+        return group_mark(x, commits=modifiers[0] == 'commit_group')
     if modifiers[0] == 'wait_group':
-        pending = x.operands[0].value
+        return group_wait(x, x.operands[0].value)
+    return group_product(program, x, modifiers)
 
-        def wait(m):
-            left = []
+
+def group_mark(x, commits):
+    def run(m):
+        m.whole_warps(x)
+        if commits:
             for product in m.products:
-                if product['age'] <= pending:
-                    left.append(product)
-                    continue
-                again = np.empty_like(product['data'])
-                m.memory('shared', False, product['address'], product['lanes'], again, product['instruction'])
-                if (again != product['data']).any():
-                    m.report('wgmma operand overwritten before the wait', product['instruction'], f'waited for by {x.line}')
-            m.products = left
-        return wait
+                product['age'] += 1
+    return run
+
+
+def group_wait(x, pending):
+    def run(m):
+        left = []
+        for product in m.products:
+            if product['age'] <= pending:
+                left.append(product)
+                continue
+            again = np.empty_like(product['data'])
+            m.memory('shared', False, product['address'], product['lanes'], again, product['instruction'])
+            if (again != product['data']).any():
+                m.report('wgmma operand overwritten before the wait', product['instruction'], f'waited for by {x.line}')
+        m.products = left
+    return run
+
+
+def group_product(program, x, modifiers):
     _, _, _, shape, to, kind, kind_b = modifiers
     if modifiers[:3] != ('mma_async', 'sync', 'aligned') or to != 'f32' or kind != kind_b or kind not in MATRIX_TYPES:
         raise Unsupported(x.text)
