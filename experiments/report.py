@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from benchmarks.report.page import ROOT, Section, body, main_of
 from benchmarks.report.tables import measured_on, table
 from experiments import state_size
+from experiments.mqar import grid_cells
 from experiments.recall import best_runs
 from experiments.synthetic import describe_task
 
@@ -276,24 +276,26 @@ def progress(run: dict) -> list:
 def smallest_column(report: dict) -> str:
     """The runs by zoology's rules, and what of the grid was not run."""
     setting, fixed = report['setting'], report['setting']['options']
+
+    def place(cell: dict) -> tuple[tuple, tuple]:
+        row, column = ('mixer', 'seq_len', 'num_pairs'), ('hidden_size', 'learning_rate')
+        return tuple(cell[name] for name in row), tuple(cell[name] for name in column)
+
+    places = [place(cell) for cell in grid_cells(setting)]
+    columns = dict.fromkeys(column for _, column in places)
     runs: dict[tuple[tuple, tuple], list[dict]] = {}
     for run in report['runs']:
-        mixer, seq_len, num_pairs, *column = (
-            run['cell'][name] for name in ('mixer', 'seq_len', 'num_pairs', 'hidden_size', 'learning_rate')
-        )
-        runs.setdefault(((mixer, seq_len, num_pairs), tuple(column)), []).append(run)
-    grid = setting['grid']
-    columns = [x for x in itertools.product(grid['hidden_size'], grid['learning_rate']) if any(x == y for _, y in runs)]
+        runs.setdefault(place(run['cell']), []).append(run)
     rows = [
         [*row, *(passed(runs.get((row, column), []), fixed['stop_recall']) for column in columns)]
-        for row in dict.fromkeys(row for row, _ in runs)
+        for row in dict.fromkeys(row for row, _ in places)
     ]
     return heading(report, (
         f'{fixed["num_hidden_layers"]} layers, a vocabulary of {fixed["vocab_size"]:,}, {fixed["train_size"]:,} training '
         f'sequences, batches of {fixed["batch_size"]}. Training ends after the first epoch whose validation recall is above '
         f'{fixed["stop_recall"]:.0%}, or after {fixed["last_epoch"]} of {fixed["epochs"]} planned. The table has the '
         "seeds' epochs and their mean recall on test sequences (lowest to highest), in brackets if a seed did not get there; "
-        f'- was not run, and neither were other widths and rates, or rows that it lacks.\n\n'
+        '- was not run.\n\n'
         + table(['mixer', 'tokens', 'pairs', *(f'width {width}, rate {rate}' for width, rate in columns)], rows)
         + '\n\n' + predictions(setting)
     ))
@@ -314,13 +316,17 @@ def synthetic(report: dict) -> str:
     lengths = list(dict.fromkeys(n for run in runs for n in run.get('by_length', ())))
     rows = []
     for mixer in dict.fromkeys(run['cell']['mixer'] for run in runs):
-        of = {describe_task(run['cell']): run for run in runs if run['cell']['mixer'] == mixer}
+        of: dict[str, list[dict]] = {}
+        for run in runs:
+            if run['cell']['mixer'] == mixer:
+                of.setdefault(describe_task(run['cell']), []).append(run)
         shown = [
-            'not run' if task not in of else ' / '.join(f'{of[task]["by_length"][n]:.0%}' for n in lengths) if lengths
-            else f'{of[task]["recall"]:.1%}'
+            'not run' if task not in of
+            else ' / '.join(spread([run['by_length'][n] for run in of[task]], '.0%') for n in lengths) if lengths
+            else shares([run['recall'] for run in of[task]])
             for task in tasks
         ]
-        rows.append([mixer, f'{next(iter(of.values()))["parameters"]:,}', *shown])
+        rows.append([mixer, f'{next(iter(of.values()))[0]["parameters"]:,}', *shown])
     columns = f' The columns hold the accuracy of the tokens up to {" / ".join(lengths)}.' if lengths else ''
     return heading(report, (
         f'{options(report)}; {report["setting"]["note"]}{columns} '
