@@ -67,6 +67,8 @@ def cross_entropy_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """Return the loss, its z-loss part and the logsumexp `[N]` of `logits` `[N, V]`, then V and 0, the first class."""
     N, V = logits.shape
+    if len(target) != N:
+        raise ValueError(f'target must have one class per row of logits, {N}, got {len(target)}')
     index = target.long()[:, None]
     # 0 in ignored rows
     lse = torch.zeros(N, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
@@ -132,6 +134,8 @@ def verify_ignored(
         return accepted, reason
     if use_l2warp:
         return False, 'use_l2warp penalises the logits of ignored rows too'
+    if len(target) != len(x):
+        return False, f'{len(x)} rows and {len(target)} targets'
     ignored = (target == ignore_index).sum().item()
     return 0 < ignored < len(target), f'{ignored} of {len(target)} targets are ignored'
 

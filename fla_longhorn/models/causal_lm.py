@@ -70,6 +70,11 @@ def compute_logits_and_loss(
         keep = slice(-keep, None) if isinstance(keep, int) else keep
         return None, head(hidden_states[:, keep])
 
+    B, T = hidden_states.shape[:2]
+    # the rows are flattened, so another shape would compare them with others
+    if targets.shape[-1] != T or targets.numel() != B * T:
+        name = 'labels' if isinstance(labels, torch.Tensor) and shift_labels is None else 'shift_labels'
+        raise ValueError(f'{name} must have shape [B, T] = [{B}, {T}], got {list(targets.shape)}')
     targets = targets.to(hidden_states.device)
     reduction = 'mean' if num_items_in_batch is None else 'sum'
     logits = None

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
 
+_lock = Lock()
+# by a model's id: the threads in calls without checkpoints, and the blocks that have them again after the last such call
+_paused: dict[int, tuple[set[int], list[Any]]] = {}
 
-def pause_checkpointing(model: Any, cache: Any) -> list[Any]:
+
+# compilers trace neither a lock nor the thread
+def _locked() -> AbstractContextManager:
+    return nullcontext() if torch.compiler.is_compiling() else _lock
+
+
+def _thread() -> int:
+    return 0 if torch.compiler.is_compiling() else get_ident()
+
+
+def pause_checkpointing(model: Any, cache: Any) -> None:
     """Disable the checkpoints of `model`'s blocks in a call with a cache or without gradients, as `generate` in training.
 
-    Returns:
-        The blocks, for :func:`resume_checkpointing` after the call.
+    Until :func:`resume_checkpointing` after the call; meanwhile calls in other threads run without checkpoints too.
     """
     if not model.training or (cache is None and torch.is_grad_enabled()):
-        return []
-    blocks = [block for block in model.layers if getattr(block, 'gradient_checkpointing', False)]
-    for block in blocks:
-        block.gradient_checkpointing = False
-    return blocks
+        return
+    with _locked():
+        threads, blocks = _paused.setdefault(id(model), (set(), []))
+        threads.add(_thread())
+        for block in model.layers:
+            if getattr(block, 'gradient_checkpointing', False):
+                block.gradient_checkpointing = False
+                blocks.append(block)
 
 
-def resume_checkpointing(blocks: Iterable[Any]) -> None:
-    for block in blocks:
-        block.gradient_checkpointing = True
+def resume_checkpointing(model: Any) -> None:
+    """End this thread's call; nothing if it has not paused the checkpoints."""
+    if not _paused:
+        return
+    with _locked():
+        threads, blocks = _paused.get(id(model), (set(), []))
+        threads.discard(_thread())
+        if not threads:
+            _paused.pop(id(model), None)
+            for block in blocks:
+                block.gradient_checkpointing = True

@@ -29,7 +29,7 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     tokens = known.get('inputs_embeds') if known.get('input_ids') is None else known['input_ids']
     cache = known.get('past_key_values')
     known['attention_mask'], rest = resolve_call(model, rest, known.get('attention_mask'), tokens, cache)
-    model._paused = pause_checkpointing(model, cache)
+    pause_checkpointing(model, cache)
     use_cache = known.get('use_cache')
     if use_cache is None:
         use_cache = model.config.use_cache and not model.training
@@ -44,7 +44,7 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
 
 def after_forward(model: nn.Module, args: tuple, output: Any) -> Any:
     """Return the caller's cache, not its copy; after an error there is no output."""
-    resume_checkpointing(vars(model).pop('_paused', ()))
+    resume_checkpointing(model)
     if output is None:
         return None
     if isinstance(output, tuple):

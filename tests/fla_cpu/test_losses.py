@@ -129,6 +129,15 @@ def test_ignored_rows_are_not_read():
     assert losses.isfinite().all() and logits.grad.isfinite().all() and (logits.grad[~kept] == 0).all()
 
 
+def test_other_numbers_of_logits_and_targets():
+    """With ignored ones, rows of the logits would be left out."""
+    for logits, target in ((tensor(6, 10), torch.tensor([1, -100, 2])), (tensor(2, 10), torch.tensor([1, -100, 2]))):
+        with pytest.raises(ValueError, match=rf'target must have one class per row of logits, {len(logits)}, got 3'):
+            cross_entropy_loss(logits, target)
+    with pytest.raises(ValueError, match='target must have one class per row of logits'):
+        FusedLinearCrossEntropyLoss()(tensor(6, 4), torch.tensor([1, -100, 2]), tensor(10, 4))
+
+
 def test_no_targets():
     """fla's own loss of them is 0."""
     x, weight = tensor(5, 4), tensor(10, 4)

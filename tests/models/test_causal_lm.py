@@ -1,5 +1,7 @@
 """Logits and loss of the models, swapped families too: what stays after backward, and labels that are shifted already."""
 
+import re
+
 import pytest
 import torch
 import torch.nn as nn
@@ -39,6 +41,20 @@ def test_logits_stay(name, device):
         output.loss.backward()
         assert torch.equal(output.logits, before)
         assert torch.equal(before, model(ids).logits)
+
+
+@pytest.mark.parametrize('options', [{}, {'fuse_cross_entropy': False}, LINEAR], ids=['fused', 'plain', 'linear'])
+@pytest.mark.parametrize('name', ['longhorn', 'gla'])
+@pytest.mark.parametrize('argument', ['labels', 'shift_labels'])
+def test_labels_of_another_shape(name, options, argument, device):
+    """Flattened, their rows would be compared with others, and many shapes give a plausible loss."""
+    model, ids = make(name, device, **options), inputs(device, 3, 12)
+    for labels in (ids[:, :5], ids[:1], F.pad(ids, (0, 4), value=-100), ids.T):
+        message = f'{argument} must have shape [B, T] = [3, 12], got {list(labels.shape)}'
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model(ids, **{argument: labels})
+    one = model(ids[:1], **{argument: ids[0]}).loss
+    assert one == model(ids[:1], **{argument: ids[:1]}).loss
 
 
 def test_a_criterion_of_the_users_own(device):

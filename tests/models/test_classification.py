@@ -1,5 +1,8 @@
 """Models that classify texts and tokens, and the lists by which transformers treats classes by name."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, local
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,5 +74,33 @@ def test_samples_between_steps_of_training(name, mask, device):
         assert after.requires_grad
         whole = model(ids).logits[:, 4:]
         assert (after - whole).norm() < 1e-5 * whole.norm()
-    blocks = [x for x in model.modules() if getattr(x, 'gradient_checkpointing', False)]
-    assert len(blocks) >= 2
+    assert sum(getattr(x, 'gradient_checkpointing', False) for x in model.modules()) >= 2
+
+
+@pytest.mark.parametrize('order', [(0, 1), (1, 0)], ids=['the first ends first', 'the second ends first'])
+@pytest.mark.parametrize('name', ['paper', 'gla'])
+def test_two_threads_with_checkpoints(name, order, device):
+    """Both calls with a cache, one in progress when the other begins, fill theirs; the blocks have their checkpoints again."""
+    model, ids, thread = make(name, device).train(), torch.randint(3, 53, (1, 6), device=device), local()
+    model.gradient_checkpointing_enable()
+    begun, go_on = ([Event(), Event()] for _ in range(2))
+
+    def hold(module, args):
+        begun[thread.index].set()
+        assert go_on[thread.index].wait(60)
+
+    @torch.no_grad()
+    def read(index):
+        thread.index = index
+        return model(ids, use_cache=True).past_key_values
+
+    model.model.layers[0].register_forward_pre_hook(hold)
+    with ThreadPoolExecutor() as pool:
+        calls = []
+        for i in (0, 1):
+            calls.append(pool.submit(read, i))
+            assert begun[i].wait(60)
+        for i in order:
+            go_on[i].set()
+            assert len(calls[i].result()) == len(model.model.layers)
+    assert all(block.gradient_checkpointing for block in model.model.layers)

@@ -162,7 +162,7 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         tokens = inputs_embeds if input_ids is None else input_ids
         attention_mask, kwargs = resolve_call(self, kwargs, attention_mask, tokens, past_key_values)
         use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
-        paused = pause_checkpointing(self, past_key_values)
+        pause_checkpointing(self, past_key_values)
         if use_cache and past_key_values is None:
             past_key_values = RewindableCache()
         try:
@@ -171,7 +171,7 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
                 return_dict, **kwargs,
             )
         finally:
-            resume_checkpointing(paused)
+            resume_checkpointing(self)
 
 
 class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):
