@@ -44,12 +44,14 @@ def draw(report: dict, path: Path | str) -> None:
     lengths: dict[int, list[dict]] = {}
     for run in report['runs']:
         lengths.setdefault(run['cell']['seq_len'], []).append(run)
-    figure = Figure(figsize=(6 * len(lengths), 4), dpi=140, layout='constrained')
-    axes = figure.subplots(1, len(lengths), squeeze=False)[0]
-    for axis, (length, runs) in zip(axes, lengths.items(), strict=True):
+    figure = Figure(figsize=(12, 3.6 * -(-len(lengths) // 2)), dpi=140, layout='constrained')
+    axes = figure.subplots(-(-len(lengths) // 2), 2, sharex=True, sharey=True, squeeze=False).ravel()
+    for axis, (length, runs) in zip(axes, lengths.items(), strict=False):
         draw_length(axis, runs)
         axis.set_title(f'{length} tokens, {runs[0]["cell"]["num_pairs"]} pairs')
-    axes[0].set_ylabel('recall')
+    for axis in axes[len(lengths):]:
+        axis.remove()
+    figure.supylabel('recall', fontsize=10)
     figure.supxlabel(f'predicted ms, forward and backward, {GPU} (B = {B}, T = {T:,}, V = {V:,})', fontsize=10)
     figure.suptitle(report['setting']['title'], fontsize=11)
     figure.savefig(path)
@@ -68,6 +70,7 @@ def draw_length(axis: Axes, runs: list[dict]) -> None:
                 f'K = {K}', (ms, mean), (4, 6 if i % 2 else -11), textcoords='offset points', fontsize=8,
                 color=options['color'],
             )
+    axis.set_ylim(0, 1.08)
     axis.set_xscale('log')
     axis.set_xticks([1, 2, 5, 10, 20], ['1', '2', '5', '10', '20'])
     axis.xaxis.set_minor_formatter(NullFormatter())
