@@ -75,7 +75,9 @@ def devices() -> dict[str, Any]:
     def _cuda_exchangeDevice(device: int) -> int:
         return -1 if device < 0 else library.get().pretend_exchange_device(device)
 
-    _cuda_maybeExchangeDevice = _cuda_exchangeDevice
+    # not the same function: Dynamo takes one handler for each
+    def _cuda_maybeExchangeDevice(device: int) -> int:
+        return -1 if device < 0 else library.get().pretend_exchange_device(device)
 
     def _cuda_setDevice(device: int) -> None:
         if not 0 <= device < _cuda_getDeviceCount():
