@@ -64,8 +64,8 @@ def use_fla_cpu(_) -> None:
         backend_type = 'pretend'
 
     for entry_point, implementation, _ in IMPLEMENTATIONS:
-        # the others are differentiable, and made of these
-        if not entry_point.__name__.endswith('_linear'):
+        # the others are made of these: on a device they are fla's
+        if not entry_point.__name__.endswith(('_linear', 'fused_linear_cross_entropy_fwd')):
             backends.register(entry_point, backend=PretendBackend, verifier=is_on_device)(
                 run_on_host(implementation, entry_point.__name__))
 
