@@ -3,11 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.ready
-# a CUDA machine gets the newest torch that fits, any other one the pinned version
-EXTRA  := $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
-ifeq ($(EXTRA),cpu)
+# with a GPU and without one: on Linux the index's torch has CUDA
 PINS   := -c constraints.txt
-endif
 # vLLM's own
 SERVING := .venv-serving
 SGLANG := .venv-sglang
@@ -21,7 +18,7 @@ OLD_TRITON := build/old-triton
 OLDEST := .venv-oldest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-all test-device test-device-quick test-serving test-sglang test-vision test-quantized test-newest test-old-triton test-oldest mutate lint format bench clean
+.PHONY: setup demo demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-newest test-old-triton test-oldest mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -29,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet $(PINS) 'pip>=25.1'
 	$(RUN) -m pip install --quiet $(PINS) torch
-	$(RUN) -m pip install --quiet $(PINS) -e '.[$(EXTRA)]' --group dev
+	$(RUN) -m pip install --quiet $(PINS) -e '.[cpu]' --group dev
 	touch $@
 
 demo: setup
@@ -38,12 +35,16 @@ demo: setup
 demo-vision: $(VISION)/.ready
 	$(VISION)/bin/python -m examples.vision --output_dir outputs/vision
 
-# `test` leaves the tests marked slow out; the ops once more in Triton's interpreter, which replaces every kernel of a process; one thread for each of two workers
-test: CHOSEN := -m 'not slow'
-test test-all: export OMP_NUM_THREADS := 1
-test test-all: setup
-	$(RUN) -m pytest tests $(CHOSEN) -n 2 --dist loadgroup -q --durations 40
-	TRITON_INTERPRET=1 $(RUN) -m pytest tests/ops $(CHOSEN) -n 2 --dist loadgroup -q --durations 20
+# on the CPU, in Triton's interpreter and, where there is one, on the GPU; `test` leaves the tests marked slow out
+test: setup
+	$(RUN) -m tests
+
+test-all: setup
+	$(RUN) -m tests --slow
+
+# do the pins resolve from the package index alone
+resolve: setup
+	.ci/resolve
 
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda, fla's kernels by fla_cpu (PRETEND_FAST=2)
 # but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
@@ -175,4 +176,4 @@ bench: setup
 	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(SERVING) $(SGLANG) $(VISION) $(OLDEST) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(SERVING) $(SGLANG) $(VISION) $(OLDEST) $(NEWEST) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
