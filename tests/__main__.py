@@ -1,7 +1,7 @@
 """The tests as `make test` runs them, and at the end what ran where: `python -m tests [--slow]`.
 
-Each part is a run of pytest: the CPU; the operators once more in Triton's interpreter; on a machine with a GPU, what runs on it.
-A part that fails does not keep the next from running. The exit status is 1 if one failed.
+Each part is a run of pytest: the CPU; the operators once more in Triton's interpreter; where there is a GPU, what runs on it. A
+part that fails does not keep the next from running. The exit status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 # of the part on a GPU, which tests the most telling first and compiles its kernels on the way
 SECONDS_ON_DEVICE = 900
 ON_DEVICE = (
-    'ops', 'layers', 'integration/test_packing.py', 'models/test_causal_lm.py', 'models/test_cache.py', 'models/test_generation.py',
-    'models/test_capture.py', 'models/test_rewind.py', 'models', 'torch_compile', 'integration/test_attn_mode.py',
+    'ops', 'layers', 'integration/test_packing.py', 'models/test_causal_lm.py', 'models/test_cache.py',
+    'models/test_generation.py', 'models/test_capture.py', 'models', 'torch_compile', 'integration/test_attn_mode.py',
 )
 
 
@@ -78,7 +78,7 @@ def find_device() -> tuple[str | None, str | None]:
     """The name of the GPU to test, and why there is none though the machine seems to have one."""
     if torch.cuda.is_available():
         if not any(map(shutil.which, ('cc', 'gcc', 'clang'))):
-            return None, 'not tested: Triton compiles the launchers of its kernels with gcc or clang, and neither is on the PATH'
+            return None, 'not tested: Triton compiles launchers with gcc or clang, and neither is on the PATH'
         return torch.cuda.get_device_name(), None
     return None, 'not tested: PyTorch sees none' if shutil.which('nvidia-smi') else None
 
