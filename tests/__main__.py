@@ -1,7 +1,7 @@
 """The tests as `make test` runs them, and at the end what ran where: `python -m tests [--slow]`.
 
-Each part is a run of pytest: the CPU; the operators once more in Triton's interpreter; where there is a GPU, what runs on it. A
-part that fails does not keep the next from running. The exit status is 1 if one failed.
+Each part is a run of pytest: the CPU; the operators once more in Triton's interpreter; where there is a GPU, what runs on it.
+A part that fails does not keep the next from running. The exit status is 1 if one failed.
 """
 
 from __future__ import annotations
