@@ -39,7 +39,7 @@ class Part(NamedTuple):
         to = [2 * rank % n, (2 * rank + 1) % n]
         if to[0] > to[1]:
             blocks = blocks.flip(0)
-        received, sent = ([int(i in ranks) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to))
+        received, sent = ([ranks.count(i) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to))
         return all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)
 
     def of_heads(self, x: torch.Tensor) -> torch.Tensor:
