@@ -1,4 +1,4 @@
-"""`backward()` under autocast, of a forward with it or without: allowed, as for every `nn.Linear`, and of the same gradients."""
+"""`backward()` under autocast, of a forward with it or without: allowed, as for every `nn.Linear`, with the same gradients."""
 
 import pytest
 import torch
