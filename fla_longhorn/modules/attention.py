@@ -177,7 +177,7 @@ def keep_last(tokens: tuple[torch.Tensor, ...], window: int | None) -> tuple[tor
     if window is None or tokens[2].shape[1] <= window:
         return tokens
     # padding comes first
-    last = tokens[2].argsort(1, stable=True)[:, -window:]
+    last = tokens[2].argsort(dim=1, stable=True)[:, -window:]
     return tuple(x.take_along_dim(last, 1) for x in tokens)
 
 
