@@ -78,7 +78,8 @@ class SharedKeyAttention(SlidingWindowSharedKeyAttention):
         if kwargs.get('cu_seqlens') is None:
             kept, attention_mask = padding_of(hidden_states, attention_mask, cache, self.layer_idx, rows)
             if kept is not None:
-                states = {} if rodimus_caches is None else dict(zip(('recurrent_state', 'conv_state'), rodimus_caches, strict=True))
+                names = 'recurrent_state', 'conv_state'
+                states = {} if rodimus_caches is None else dict(zip(names, rodimus_caches, strict=True))
                 return attend_padded(self, hidden_states, kept, cache, **states), None, cache
         return _SharedKeyAttention.forward(
             self, hidden_states, attention_mask, cache, *args, rodimus_caches=rodimus_caches, **kwargs,
@@ -92,6 +93,24 @@ def replace_shared_key_attention(block: nn.Module) -> None:
     for module in block.children():
         if type(module) is SlidingWindowSharedKeyAttention:
             module.__class__ = SharedKeyAttention
+
+
+def shift_over_padding(block: nn.Module) -> None:
+    """The feed-forward layers of RWKV mix a token with the one before it, which may be padding."""
+    block.get_submodule('ffn').register_forward_pre_hook(fill_padding)
+
+
+def fill_padding(ffn: Any, args: tuple) -> tuple | None:
+    """Where `x` `[B, T, D]` is padding, the last token of the row before it, or what the cache holds of that."""
+    x, mask, cache, *rest = args
+    if mask is None:
+        return None
+    T, past = x.shape[1], None if cache is None else cache[ffn.layer_idx]['ffn_state']
+    before = torch.zeros_like(x[:, :1]) if past is None else past.view_as(x[:, :1]).to(x)
+    columns = torch.arange(1, T + 1, device=x.device, dtype=torch.int64)
+    last = torch.where(mask[:, -T:] != 0, columns, 0).cummax(1).values
+    filled = torch.cat([before, x], 1).gather(1, last[..., None].expand_as(x))
+    return filled, None, cache, *rest
 
 
 def append_v_first(block: nn.Module) -> None:

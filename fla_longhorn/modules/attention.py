@@ -140,7 +140,8 @@ def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, c
         distance = position[:, :, None] - tokens[2].transpose(1, 2)
         visible = (distance < (-PADDING if window is None else window)) & (distance >= 0 if T > 1 else True)
         o = F.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=visible[:, None], enable_gqa=q.shape[2] != k.shape[2],
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible[:, None],
+            enable_gqa=q.shape[2] != k.shape[2],
         ).transpose(1, 2)
         o = torch.where(kept[..., None, None], o, 0)
     else:
@@ -158,7 +159,8 @@ def attend_unpadded(
     q, k, v = (index_first_axis(x.flatten(0, 1), at) for x, at in ((q, at_q), (k, at_k), (v, at_k)))
     bounds = [F.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (of_q, of_k)]
     o = load_again('fla.layers.attn').flash_attn_varlen_func(
-        q, k, v, *bounds, of_q.shape[1], of_k.shape[1], causal=True, window_size=(-1, -1) if window is None else (window - 1, 0),
+        q, k, v, *bounds, of_q.shape[1], of_k.shape[1], causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
     )
     return pad_input(o, at_q, *of_q.shape)
 

@@ -8,10 +8,14 @@ import torch
 
 from fla_longhorn.attn_mode import FAMILIES
 from tests.integration.swapped import make_model, spread
-from tests.models.test_cache import build, contents, equal, near
+from tests.models.test_cache import build, near
 
 T, WINDOW = 20, 4
-ATTENTION = {'': None, ' hybrid': {'layers': [1], 'num_heads': 2}, ' window': {'layers': [1], 'num_heads': 2, 'window_size': WINDOW}}
+ATTENTION = {
+    '': None,
+    ' hybrid': {'layers': [1], 'num_heads': 2},
+    ' window': {'layers': [1], 'num_heads': 2, 'window_size': WINDOW},
+}
 OWN = {'diagonal': {}, 'exact': {'exact': True, 'num_heads': 2, 'hidden_ratio': 2}}
 # Rodimus+, which is fla's default, has an attention with a window in each block beside the mixer
 MODELS = [name + kind for name, kind in product([*OWN, *FAMILIES, 'rodimus_alone'], ATTENTION)]
@@ -34,7 +38,10 @@ PLACES = {
     'all': range(T),
 }
 # the calls in which the tokens are read: the columns of each
-PIECES = {'whole': [T], 'turns': [8, 5, 7], 'turns and tokens': [8, 3, *[1] * 5, 4], 'tokens': [8, *[1] * 12], 'from one': [*[1] * 9, 11]}
+PIECES = {
+    'whole': [T], 'turns': [8, 5, 7], 'turns and tokens': [8, 3, *[1] * 5, 4], 'tokens': [8, *[1] * 12],
+    'from one': [*[1] * 9, 11],
+}
 
 
 @cache
