@@ -1,7 +1,7 @@
 """Classification of sequences and tokens: transformers' heads on :class:`LonghornModel`.
 
-Their losses are means over a batch, so the Trainer must not divide by the labels of several (`accepts_loss_kwargs`): it divides by
-the number of batches whose gradients it adds.
+Their losses are means over a batch. `accepts_loss_kwargs` lets the Trainer divide them by the number of batches whose
+gradients it adds, not by their labels.
 """
 
 from __future__ import annotations
