@@ -1,4 +1,4 @@
-"""The tests as `make test` runs them, and at the end what ran where: `python -m tests [--slow]`.
+"""The tests as `make test` runs them, and at the end what ran where: `python -m tests [--slow] [pytest's options]`.
 
 Each part is a run of pytest: the CPU; the operators once more in Triton's interpreter; where there is a GPU, what runs on it.
 A part that fails does not keep the next from running. The exit status is 1 if one failed.
@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 import torch
 
 ROOT = Path(__file__).parents[1]
+PARTS = ['cpu', 'interpreter', 'device']
 # of the part on a GPU, which tests the most telling first and compiles its kernels on the way
 SECONDS_ON_DEVICE = 900
 ON_DEVICE = (
@@ -58,14 +59,17 @@ class Part:
         return green, f'{passed} passed, {failed} failed, {skipped} skipped, {float(suite.get("time")):.0f} s{stopped}'
 
 
-def make_parts(slow: bool, device: str | None) -> list[Part]:
-    chosen = [] if slow else ['-m', 'not slow']
+def make_parts(names: list[str], chosen: list[str], device: str | None) -> list[Part]:
+    """Those of `PARTS` that are asked for; `chosen` are pytest's options of all."""
     two = ['-n', '2', '--dist', 'loadgroup']
-    parts = [
-        Part('CPU', ['tests', *chosen, *two, '--durations', '40']),
-        Part("Triton's interpreter", ['tests/ops', *chosen, *two, '--durations', '20'], {'TRITON_INTERPRET': '1'}),
-    ]
-    if device:
+    parts = []
+    if 'cpu' in names:
+        parts.append(Part('CPU', ['tests', *chosen, *two, '--durations', '40']))
+    if 'interpreter' in names:
+        parts.append(Part(
+            "Triton's interpreter", ['tests/ops', *chosen, *two, '--durations', '20'], {'TRITON_INTERPRET': '1'},
+        ))
+    if 'device' in names and device:
         workers = str(min(8, os.cpu_count() or 1))
         files = [f'tests/{name}' for name in ON_DEVICE]
         parts.append(Part(device, [
@@ -85,12 +89,14 @@ def find_device() -> tuple[str | None, str | None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m tests', description=__doc__.splitlines()[0])
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='only these')
     parser.add_argument('--slow', action='store_true', help='the tests marked slow too')
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
     # one for each worker
     os.environ['OMP_NUM_THREADS'] = '1'
     device, why_none = find_device()
-    results = [(part.name, *part.run()) for part in make_parts(options.slow, device)]
+    chosen = more if options.slow else ['-m', 'not slow', *more]
+    results = [(part.name, *part.run()) for part in make_parts(options.parts, chosen, device)]
     lines = [f'{name}: {counts}' for name, _, counts in results]
     if why_none:
         lines.append(f'GPU: {why_none}')
