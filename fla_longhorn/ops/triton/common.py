@@ -11,6 +11,7 @@ from triton import knobs
 from triton.language.extra import libdevice
 
 from fla_longhorn.ops.arguments import Arguments, StepOptions
+from fla_longhorn.ops.triton.device import Card, card_of
 
 INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -84,6 +85,22 @@ def no_step(OPTIONS):
 
 def padded_state_size(K: int) -> int:
     return max(triton.next_power_of_2(K), 16)
+
+
+def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, card: Card) -> str:
+    """How products round their operands: `bf16`, `ieee` (float32, unrounded) or `tf32`, which holds every float16 exactly."""
+    dtypes = {q.dtype, k.dtype, v.dtype}
+    if torch.float32 in dtypes:
+        return 'ieee'
+    if torch.float16 not in dtypes:
+        return 'bf16'
+    return 'tf32' if card.backend == 'cuda' else 'ieee'
+
+
+def launch_key(args: Arguments) -> tuple[int, int, str, Card]:
+    """What launch parameters depend on: K, V, the precision of products and the card."""
+    card = card_of(args.q.device)
+    return args.k.shape[-1], args.v.shape[-1], operand_precision(args.q, args.k, args.v, card), card
 
 
 def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:

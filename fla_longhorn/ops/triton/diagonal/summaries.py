@@ -27,11 +27,11 @@ def summarize(args: Arguments, do: Tensor | None) -> tuple[Tensor, Tensor]:
     _, T, H, K, V = args.sizes
     reverse, device = do is not None, args.q.device
     with custom_device_ctx(device):
-        rows = prepare_rows(args.q, args.k, args.scale, squares=reverse)
+        rows = prepare_rows(args, squares=reverse)
         L = segments.choose_segment_length(T, H * triton.cdiv(V, 32), K, device)
         decay, local = segments.summarize_segments(rows, args, do, L=L)
         if len(decay) == 1:
             return decay, local
-        bounds = segments.combine_segments(decay, local, None, None, N=1, T=T, L=L, reverse=reverse)
+        bounds = segments.combine_segments(decay, local, None, args, L=L, reverse=reverse)
     last = slice(0, 1) if reverse else slice(-1, None)
     return decay.prod(0, keepdim=True), decay[last] * bounds[last] + local[last]
