@@ -14,6 +14,8 @@ from fla_longhorn.ops.triton.launch import LaunchConfig, launch_rule
 
 # tokens in a chunk: the substitution takes (CHUNK_SIZE - 1) / 2 FMA per token and channel; 32 rows do not fit in registers
 CHUNK_SIZE = 16
+# bytes for a state of 256 channels at K = 128 with float32 operands, which RTX cards do not have
+WIDE_TF32 = 139264
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def state_block(K: int, precision: str, card: Card) -> ExactConfig:
     if precision == 'tf32' and BK == 128 and card.tensor_memory:
         # the state and float32 operands of a warp group do not fit in tensor memory
         return ExactConfig(BK, 64, num_warps=2)
+    if precision == 'tf32' and BK == 128 and card.shared_memory < WIDE_TF32:
+        return ExactConfig(BK, 64, num_warps=4)
     if precision == 'bf16' and BK in (64, 128) and not card.tensor_memory:
         # one warp needs no synchronisation; a warp group may hold the state in tensor memory. Slices take fewer registers
         # for operands; those of 32 would have v's shape, and so k's layout. Without warp groups, two stages fit.
