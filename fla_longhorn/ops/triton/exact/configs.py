@@ -79,6 +79,9 @@ def state_block(K: int, precision: str, card: Card) -> ExactConfig:
     if precision == 'ieee' and BK >= 128:
         # without tensor cores operands are in registers, so threads share columns
         return ExactConfig(BK, 8192 // BK if card.backend == 'hip' else 64, num_warps=8)
+    if precision == 'ieee' and BK == 64 and card.mma:
+        # 128 channels spill thousands of registers
+        return ExactConfig(BK, 32, num_warps=4)
     if precision == 'tf32' and BK == 128 and card.tensor_memory:
         # the state and float32 operands of a warp group do not fit in tensor memory
         return ExactConfig(BK, 64, num_warps=2)
@@ -128,7 +131,8 @@ def for_replay(K: int, V: int, precision: str, card: Card) -> ExactConfig:
     """The replay in backward; it prefetches nothing, so one warp has enough registers for K = 32."""
     block = state_block(K, precision, card)
     if block.BK == 32:
-        return replace(block, num_warps=1)
+        # operands of float32 are in registers too, those of two warps
+        return block if precision == 'ieee' and card.mma else replace(block, num_warps=1)
     # at K = 64 registers spill with asynchronous copies
     return replace(block, STAGES=1) if block.BK == 64 else block
 
@@ -137,7 +141,7 @@ def for_replay(K: int, V: int, precision: str, card: Card) -> ExactConfig:
 def for_backward(K: int, V: int, precision: str, card: Card) -> ExactConfig:
     """The state's gradient is in registers, in place of the state."""
     block = state_block(K, precision, card)
-    if block.BK == 64:
+    if block.BK == 64 and not (precision == 'ieee' and card.mma):
         # one warp has too few registers to prefetch
         block = replace(block, BV=128, num_warps=4, BS=64, STAGES=1)
     if precision != 'bf16' or block.BK > 64:
