@@ -6,6 +6,7 @@ COMMANDS = {
     'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'traffic': 'benchmarks.kernels.traffic',
     'decoding': 'benchmarks.kernels.decoding', 'waits': 'benchmarks.waits', 'memory': 'benchmarks.memory',
     'recompute': 'benchmarks.recompute',
+    'passes': 'benchmarks.passes',
     'predict': 'benchmarks.predict.command:benchmarks.predict.run',
     'layers': 'benchmarks.predict.command:benchmarks.predict.layers',
     'calibrate': 'benchmarks.calibration.run', 'all': 'benchmarks.all',

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.report.calibration import calibrated
 from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import generation, models
-from benchmarks.report.predicted import layers, predicted
+from benchmarks.report.predicted import layers, passes, predicted
 from benchmarks.report.serving import arrivals, serving_parts
 from benchmarks.report.summary import replaced, summary
 from benchmarks.report.tables import measured_on, milliseconds, place, table
@@ -34,7 +34,7 @@ HEADER = """# Results
 more: all shapes, dtypes and batches, quartiles, instruction counts, and what was left out and why. What is not in them was not
 measured.
 """
-NO_GPU = '\n**No kernel has been timed on a GPU yet.**\n'
+NO_GPU = '\n**On a GPU a few passes of the kernels have been timed, no whole model.**\n'
 # channels of the paper's 120M layer
 WIDTH = 1536
 
@@ -67,6 +67,7 @@ SECTIONS: tuple[Section, ...] = (
     (('serving_parts',), serving_parts, None),
     (('memory',), memory, None),
     (('recompute', 'layers'), recomputation, None),
+    (('h200_passes', 'predicted'), passes, None),
     (('predicted',), predicted, None),
     (('layers',), layers, None),
     (('calibration',), calibrated, 'calibration'),
