@@ -7,7 +7,7 @@ modulo 5 is Z5; S3 and S5 are the permutations of 3 and 5 things (arXiv 2404.088
 
 MAD (arXiv 2403.17844): recall of values in context, by keys of one token, of several (fuzzy) or among noise; copying tokens
 from among blanks, in order; compression of a sequence into its last hidden state; a map from keys to values that is the same
-in all sequences. Sizes are options of the setting, so they can be MAD's own or smaller.
+in all sequences. Recall that starts anew at a mark (`segments`) is ours. Sizes are options of the setting, so they can be MAD's own or smaller.
 
 A task draws tokens and targets `[N, T]`, the target beside the token that it is asked at, `IGNORE` where nothing is asked.
 """
@@ -77,6 +77,29 @@ def recall(rng: Generator, size: int, seq_len: int, vocab_size: int, noise: floa
     return tokens.reshape(size, -1), targets.reshape(size, -1)
 
 
+def segments(rng: Generator, size: int, seq_len: int, vocab_size: int, num_pairs: int) -> Drawn:
+    """Recall that starts anew: segments of a mark (the last token), pairs, and each of their keys, asked in another order.
+
+    A segment's keys differ, and come again with other values in later segments, whose pairs alone are asked.
+    """
+    keys = (vocab_size - 1) // 2
+    length = 1 + 3 * num_pairs
+    if seq_len % length or num_pairs > keys:
+        raise ValueError(f'segments: seq_len must be a multiple of {length} and num_pairs at most {keys}, '
+                         f'got {seq_len} and {num_pairs}')
+    shape = size, seq_len // length, num_pairs
+    shown = rng.random((*shape[:2], keys)).argsort(-1)[..., :num_pairs]
+    values = rng.integers(keys, 2 * keys, size=shape)
+    order = rng.random(shape).argsort(-1)
+    asked, answers = (np.take_along_axis(x, order, -1) for x in (shown, values))
+    tokens = np.concatenate([
+        np.full((*shape[:2], 1), vocab_size - 1), np.stack([shown, values], -1).reshape(*shape[:2], -1), asked,
+    ], -1)
+    targets = np.full_like(tokens, IGNORE)
+    targets[..., -num_pairs:] = answers
+    return tokens.reshape(size, -1), targets.reshape(size, -1)
+
+
 def fuzzy_recall(rng: Generator, size: int, seq_len: int, vocab_size: int, longest: int = 3) -> Drawn:
     """The same where keys and values are one to `longest` tokens; what is left at the end is filled with the last token."""
     half = (vocab_size - 1) // 2
@@ -127,8 +150,8 @@ def compression(rng: Generator, size: int, seq_len: int, vocab_size: int) -> Dra
 
 
 TASKS: dict[str, Callable[..., Drawn]] = {
-    'products': products, 'recall': recall, 'fuzzy recall': fuzzy_recall, 'selective copying': selective_copying,
-    'memorisation': memorisation, 'compression': compression,
+    'products': products, 'recall': recall, 'segments': segments, 'fuzzy recall': fuzzy_recall,
+    'selective copying': selective_copying, 'memorisation': memorisation, 'compression': compression,
 }
 
 
@@ -178,7 +201,7 @@ class TaskTrainer(zoology.RecallTrainer):
 
 @torch.no_grad()
 def accuracy_by_token(model: nn.Module, data: Sequences, batch_size: int) -> list[float]:
-    """At each token, the share of sequences that are answered right there."""
+    """At each token where something is asked, the share of sequences that are answered right there."""
     model.eval()
     right = []
     for batch in DataLoader(data, batch_size=batch_size):
@@ -190,7 +213,7 @@ def accuracy_by_token(model: nn.Module, data: Sequences, batch_size: int) -> lis
 def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
     """Train a cell's model on its task; accuracy on other sequences, and on longer ones where `longest` is among the options.
 
-    `by_length` holds the mean accuracy of the tokens behind the length before and up to this one.
+    `by_length` holds the mean accuracy of the tokens that are asked behind the length before and up to this one.
     """
     set_seed(cell['seed'])
     options = cell['task_options']
@@ -215,8 +238,10 @@ def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
         T, longest = cell['seq_len'], cell['longest']
         long = Sequences(cell, cell['test_size'], 3 * cell['seed'] + 3, longest)
         by_token = accuracy_by_token(model, long, cell['batch_size'])
-        lengths = [T << i for i in range(1 + round(math.log2(longest / T)))]
-        result['by_length'] = {str(n): float(np.mean(by_token[0 if n == T else n // 2:n])) for n in lengths}
+        ends = {n: n * len(by_token) // longest for n in (T << i for i in range(1 + round(math.log2(longest / T))))}
+        result['by_length'] = {
+            str(n): float(np.mean(by_token[0 if n == T else ends[n // 2]:end])) for n, end in ends.items()
+        }
     return result
 
 
