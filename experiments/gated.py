@@ -41,7 +41,9 @@ def gated_longhorn(
         v (Tensor): `[B, T, H, V]`.
         beta (Tensor): Step sizes, `[B, T, H, V]` or `[B, T, H]`.
         g (Tensor, Optional): The decay's logarithm, -5 to 0 a token, `[B, T, H, V]` or `[B, T, H, 1]`.
-        doubled (bool): Whether steps are twice as long. exact (bool): The update. initial_state (Tensor, Optional): `[B, H, K, V]`.
+        doubled (bool): Whether steps are twice as long.
+        exact (bool): The update.
+        initial_state (Tensor, Optional): `[B, H, K, V]`.
     """
     if doubled:
         norms = k.square().sum(-1, keepdim=beta.dim() == 4)
@@ -50,10 +52,10 @@ def gated_longhorn(
     if g is None:
         return chunk_longhorn(q, k, v, beta, exact=exact, initial_state=initial_state, output_final_state=True)
     state, outputs = initial_state, []
-    for q, k, v, beta, g in zip(*(x.split(PIECE, 1) for x in (q, k, v, beta, g)), strict=True):
-        G = g.cumsum(1)
+    for q_i, k_i, v_i, beta_i, g_i in zip(*(x.split(PIECE, 1) for x in (q, k, v, beta, g)), strict=True):
+        G = g_i.cumsum(1)
         o, state = chunk_longhorn(
-            q, k, v * (-G).exp(), beta, exact=exact, initial_state=state, output_final_state=True,
+            q_i, k_i, v_i * (-G).exp(), beta_i, exact=exact, initial_state=state, output_final_state=True,
         )
         outputs.append(o * G.exp())
         state = state * G[:, -1, :, None].exp()
@@ -102,7 +104,7 @@ def chunk_scalar_longhorn(q: Tensor, k: Tensor, beta: Tensor, **kwargs) -> tuple
 
 def with_operator(forward: Callable, operator: Callable) -> Callable:
     """Gated DeltaNet's `forward` with another operator."""
-    names = {name: operator for name in ('chunk_gated_delta_rule', 'fused_recurrent_gated_delta_rule')}
+    names = dict.fromkeys(('chunk_gated_delta_rule', 'fused_recurrent_gated_delta_rule'), operator)
     return FunctionType(forward.__code__, vars(gated_deltanet) | names, forward.__name__, forward.__defaults__)
 
 

@@ -7,7 +7,9 @@ modulo 5 is Z5; S3 and S5 are the permutations of 3 and 5 things (arXiv 2404.088
 
 MAD (arXiv 2403.17844): recall of values in context, by keys of one token, of several (fuzzy) or among noise; copying tokens
 from among blanks, in order; compression of a sequence into its last hidden state; a map from keys to values that is the same
-in all sequences. Recall that starts anew at a mark (`segments`) is ours. Sizes are options of the setting, so they can be MAD's own or smaller.
+in all sequences. Sizes are options of the setting, so they can be MAD's own or smaller.
+
+Recall that starts anew at a mark (`segments`) is in neither: it asks what no longer holds, too.
 
 A task draws tokens and targets `[N, T]`, the target beside the token that it is asked at, `IGNORE` where nothing is asked.
 """
@@ -77,26 +79,27 @@ def recall(rng: Generator, size: int, seq_len: int, vocab_size: int, noise: floa
     return tokens.reshape(size, -1), targets.reshape(size, -1)
 
 
-def segments(rng: Generator, size: int, seq_len: int, vocab_size: int, num_pairs: int) -> Drawn:
-    """Recall that starts anew: segments of a mark (the last token), pairs, and each of their keys, asked in another order.
+def segments(rng: Generator, size: int, seq_len: int, vocab_size: int, num_pairs: int, absent: int = 0) -> Drawn:
+    """Recall that starts anew: segments of a mark, pairs, and questions for their keys and for `absent` others, shuffled.
 
-    A segment's keys differ, and come again with other values in later segments, whose pairs alone are asked.
+    A segment's keys differ, and come again with other values in later segments. The answer to a key that was not shown since
+    the mark, though maybe before it, is the last token.
     """
-    keys = (vocab_size - 1) // 2
-    length = 1 + 3 * num_pairs
-    if seq_len % length or num_pairs > keys:
-        raise ValueError(f'segments: seq_len must be a multiple of {length} and num_pairs at most {keys}, '
-                         f'got {seq_len} and {num_pairs}')
-    shape = size, seq_len // length, num_pairs
-    shown = rng.random((*shape[:2], keys)).argsort(-1)[..., :num_pairs]
-    values = rng.integers(keys, 2 * keys, size=shape)
-    order = rng.random(shape).argsort(-1)
-    asked, answers = (np.take_along_axis(x, order, -1) for x in (shown, values))
-    tokens = np.concatenate([
-        np.full((*shape[:2], 1), vocab_size - 1), np.stack([shown, values], -1).reshape(*shape[:2], -1), asked,
-    ], -1)
+    keys = (vocab_size - 2) // 2
+    length = 1 + 3 * num_pairs + absent
+    if seq_len % length or num_pairs + absent > keys:
+        raise ValueError(f'segments: seq_len must be a multiple of {length} and num_pairs + absent at most {keys}, '
+                         f'got {seq_len} and {num_pairs + absent}')
+    shape = size, seq_len // length
+    asked = rng.random((*shape, keys)).argsort(-1)[..., :num_pairs + absent]
+    answers = rng.integers(keys, 2 * keys, size=asked.shape)
+    pairs = np.stack([asked, answers], -1)[..., :num_pairs, :].reshape(*shape, -1)
+    answers[..., num_pairs:] = vocab_size - 1
+    order = rng.random(asked.shape).argsort(-1)
+    asked, answers = (np.take_along_axis(x, order, -1) for x in (asked, answers))
+    tokens = np.concatenate([np.full((*shape, 1), vocab_size - 2), pairs, asked], -1)
     targets = np.full_like(tokens, IGNORE)
-    targets[..., -num_pairs:] = answers
+    targets[..., -asked.shape[-1]:] = answers
     return tokens.reshape(size, -1), targets.reshape(size, -1)
 
 

@@ -1,5 +1,6 @@
 """Gated Longhorn on the operator without a gate, against its recurrence in float64; and the models of the comparison."""
 
+import numpy as np
 import pytest
 import torch
 from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
@@ -99,19 +100,20 @@ def test_layers_start_near_the_present_one(gate):
 
 
 def test_segments():
-    """Each key of a segment is asked once, for its value there; keys come again with other values."""
-    import numpy as np
-    tokens, targets = synthetic.segments(np.random.default_rng(0), 40, 4 * 13, vocab_size=21, num_pairs=4)
-    again = 0
-    for row, target in zip(tokens.reshape(40, 4, 13), targets.reshape(40, 4, 13), strict=True):
+    """A segment asks each of its keys once, for its value there, and as many others; keys come again with other values."""
+    tokens, targets = synthetic.segments(np.random.default_rng(0), 40, 4 * 15, vocab_size=22, num_pairs=4, absent=2)
+    again = old = 0
+    for row, target in zip(tokens.reshape(40, 4, 15), targets.reshape(40, 4, 15), strict=True):
         earlier = {}
         for part, answers in zip(row, target, strict=True):
-            assert part[0] == 20 and (answers[:9] == synthetic.IGNORE).all()
+            assert part[0] == 20 and (answers[:9] == synthetic.IGNORE).all() and (answers[9:] != synthetic.IGNORE).all()
             values = dict(zip(part[1:9:2], part[2:9:2], strict=True))
             assert len(values) == 4 and max(values) < 10 <= min(values.values()) and max(values.values()) < 20
-            assert dict(zip(part[9:], answers[9:], strict=True)) == values
+            asked = dict(zip(part[9:], answers[9:], strict=True))
+            assert len(asked) == 6 and {key: value for key, value in asked.items() if value != 21} == values
             again += sum(earlier.get(key, value) != value for key, value in values.items())
+            old += sum(key in earlier for key, value in asked.items() if value == 21)
             earlier |= values
-    assert again > 40
-    with pytest.raises(ValueError, match='seq_len must be a multiple of 13'):
-        synthetic.segments(np.random.default_rng(0), 2, 50, vocab_size=21, num_pairs=4)
+    assert again > 40 and old > 40
+    with pytest.raises(ValueError, match='seq_len must be a multiple of 15'):
+        synthetic.segments(np.random.default_rng(0), 2, 50, vocab_size=22, num_pairs=4, absent=2)
