@@ -13,12 +13,13 @@ import importlib
 import os
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain
 from types import ModuleType
 
 import torch
 from fla.backends import BaseBackend
+
+from fla_cpu.numba import compiles
 
 
 class CPUBackend(BaseBackend):
@@ -84,7 +85,7 @@ def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
 
 @cache
 def import_loops() -> ModuleType | None:
-    return None if find_spec('numba') is None else importlib.import_module('fla_cpu.loops')
+    return importlib.import_module('fla_cpu.loops') if compiles() else None
 
 
 def widen_for_loops(x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import warnings
 import zipfile
@@ -118,8 +117,7 @@ def sdist(tmp_path_factory) -> Path:
     build = 'import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))'
     done = subprocess.run([sys.executable, '-c', build, folder], capture_output=True, text=True, cwd=tree)
     assert done.returncode == 0, done.stderr
-    with tarfile.open(folder / done.stdout.split()[-1]) as archive:
-        archive.extractall(folder, filter='data')
+    shutil.unpack_archive(folder / done.stdout.split()[-1], folder)
     return folder / f'fla_longhorn-{fla_longhorn.__version__}'
 
 

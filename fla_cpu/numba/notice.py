@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,17 +14,24 @@ _told = threading.Event()
 
 
 def call(loop: Any, *args: Any) -> Any:
-    """`loop(*args)`. A loop without machine code loads it from disk or compiles; if that takes long, print so, once."""
+    """`loop(*args)`. A loop without machine code loads it from disk or compiles; if that takes long, print so, once.
+
+    A cache on disk that has no room, or holds files that this user may not read, is left alone.
+    """
     return loop(*args) if loop.overloads else call_for_the_first_time(loop, args)
 
 
-def call_for_the_first_time(loop: Callable, args: tuple) -> Any:
+def call_for_the_first_time(loop: Any, args: tuple) -> Any:
     timer = threading.Timer(PATIENCE, tell)
     timer.daemon = True
     # at interpreter exit no thread can be started
     with suppress(RuntimeError):
         timer.start()
     try:
+        return loop(*args)
+    except OSError:
+        # by Numba's attribute, for want of a public name
+        loop._cache.disable()
         return loop(*args)
     finally:
         timer.cancel()

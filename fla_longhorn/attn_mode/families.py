@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fla_longhorn.attn_mode.mixer import LonghornMixer, RodimusPlusMixer, append_v_first, replace_shared_key_attention
+from fla_longhorn.attn_mode.mixer import (
+    LonghornMixer,
+    RodimusPlusMixer,
+    append_v_first,
+    replace_shared_key_attention,
+    shift_over_padding,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +54,7 @@ class Family:
     # class that replaces the native mixer
     mixer: Callable[[PreTrainedConfig], type[LonghornMixer]] = lambda config: LonghornMixer
     # called with each block after it is built
-    after_build: Callable[[nn.Module], None] | None = None
+    after_build: tuple[Callable[[nn.Module], None], ...] = ()
 
     @property
     def module(self) -> str:
@@ -103,12 +109,12 @@ FAMILIES = {
     'rodimus': Family(
         'rodimus', 'RodimusBlock', 'RodimusAttention', lambda config: 2,
         mixer=lambda config: RodimusPlusMixer if config.block_type == 'rodimus_plus' else LonghornMixer,
-        after_build=replace_shared_key_attention,
+        after_build=(replace_shared_key_attention,),
     ),
-    'rwkv6': Family('rwkv6', 'RWKV6Block', 'RWKV6Attention', by_expand_v),
+    'rwkv6': Family('rwkv6', 'RWKV6Block', 'RWKV6Attention', by_expand_v, after_build=(shift_over_padding,)),
     'rwkv7': Family(
         'rwkv7', 'RWKV7Block', 'RWKV7Attention', lambda config: max(config.value_dim) / config.hidden_size,
-        after_build=append_v_first,
+        after_build=(append_v_first, shift_over_padding),
     ),
 }
 # families with `attn_mode` that cannot host Longhorn, and why

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-from fla.layers.rodimus import SlidingWindowSharedKeyAttention
+from fla.layers.rodimus import SlidingWindowSharedKeyAttention, autocast_to_fp16
 
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.modules.attention import load_again
+from fla_longhorn.modules.attention import attend_padded, load_again, padding_of
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -64,16 +64,53 @@ class PendingCache:
         self.states = (recurrent_state, conv_state)
 
 
-class SharedKeyAttention(SlidingWindowSharedKeyAttention):
-    """The attention of Rodimus+ beside the mixer, also without flash_attn."""
+_SharedKeyAttention: Any = load_again('fla.layers.rodimus').SlidingWindowSharedKeyAttention
 
-    forward = load_again('fla.layers.rodimus').SlidingWindowSharedKeyAttention.forward
+
+class SharedKeyAttention(SlidingWindowSharedKeyAttention):
+    """The attention of Rodimus+ beside the mixer, also without flash_attn, and with padding anywhere in the rows."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Any = None,
+        *args: Any, rodimus_caches: tuple | None = None, rows: Any = None, **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
+        cache = past_key_values
+        if kwargs.get('cu_seqlens') is None:
+            kept, attention_mask = padding_of(hidden_states, attention_mask, cache, self.layer_idx, rows)
+            if kept is not None:
+                names = 'recurrent_state', 'conv_state'
+                states = {} if rodimus_caches is None else dict(zip(names, rodimus_caches, strict=True))
+                return attend_padded(self, hidden_states, kept, cache, **states), None, cache
+        return _SharedKeyAttention.forward(
+            self, hidden_states, attention_mask, cache, *args, rodimus_caches=rodimus_caches, **kwargs,
+        )
+
+    def align(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(autocast_to_fp16, (q, k.expand_as(v), v)))
 
 
 def replace_shared_key_attention(block: nn.Module) -> None:
     for module in block.children():
         if type(module) is SlidingWindowSharedKeyAttention:
             module.__class__ = SharedKeyAttention
+
+
+def shift_over_padding(block: nn.Module) -> None:
+    """The feed-forward layers of RWKV mix a token with the one before it, which may be padding."""
+    block.get_submodule('ffn').register_forward_pre_hook(fill_padding)
+
+
+def fill_padding(ffn: Any, args: tuple) -> tuple | None:
+    """Where `x` `[B, T, D]` is padding, the last token of the row before it, or what the cache holds of that."""
+    x, mask, cache, *rest = args
+    if mask is None:
+        return None
+    T, past = x.shape[1], None if cache is None else cache[ffn.layer_idx]['ffn_state']
+    before = torch.zeros_like(x[:, :1]) if past is None else past.view_as(x[:, :1]).to(x)
+    columns = torch.arange(1, T + 1, device=x.device, dtype=torch.int64)
+    last = torch.where(mask[:, -T:] != 0, columns, 0).cummax(1).values
+    filled = torch.cat([before, x], 1).gather(1, last[..., None].expand_as(x))
+    return filled, None, cache, *rest
 
 
 def append_v_first(block: nn.Module) -> None:

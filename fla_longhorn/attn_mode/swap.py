@@ -69,8 +69,8 @@ def wrap_block_init(init: Callable, family: Family) -> Callable:
             _becomes.reset(token)
         if not any(isinstance(module, (Longhorn, RowwiseAttention)) for module in self.children()):
             raise ValueError(f'attn_mode={MODE!r} does not work in {type(config).__name__}: {family.unknown}')
-        if family.after_build is not None:
-            family.after_build(self)
+        for change in family.after_build:
+            change(self)
 
     return __init__
 

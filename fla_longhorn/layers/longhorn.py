@@ -197,6 +197,11 @@ class Longhorn(NoWeightDecay):
             TypeError: an unknown keyword.
         """
         batch_size, q_len, _ = hidden_states.shape
+        if not (torch.compiler.is_compiling() or hidden_states.numel()):
+            raise ValueError(
+                f'hidden_states must have the shape [B, T, {self.hidden_size}] with at least one row and one token, '
+                f'got {list(hidden_states.shape)}'
+            )
         check_keywords(f'{type(self).__name__}.forward', kwargs, ('rows', *self.ignored_keywords))
         rows, cp_context = kwargs.get('rows'), kwargs.get('cp_context')
         state = get_layer_cache(self, past_key_values)

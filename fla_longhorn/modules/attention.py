@@ -10,12 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fla.layers.attn import Attention
-from fla.models.cache_utils import FLACache
+from fla.layers.utils import index_first_axis, pad_input
 from fla.models.configuration_utils import get_attention_spec
 
 from fla_cpu import flash_attention
 from fla_cpu.plain import under_transform
-from fla_longhorn.modules.tensor_parallel import local_kv_dim
+from fla_longhorn.modules.rewind import Replay, is_recording
+from fla_longhorn.modules.tensor_parallel import check_heads
+
+# a position before all tokens: no token sees it, and a window drops it first
+PADDING = -2**30
 
 
 def load_again(name: str) -> ModuleType:
@@ -36,12 +40,7 @@ _Attention: Any = load_again('fla.layers.attn').Attention
 
 
 class RowwiseAttention(Attention):
-    """:class:`fla.layers.attn.Attention` with padding anywhere in the rows, also with a cache.
-
-    fla raises for several tokens with a filled cache and a mask. With a cache it counts positions from the end of a row, so
-    keys are lost unless the padding is on the left. Such rows run one by one here, without padding. For a single token, fla
-    reads the mask on the host; this class does not.
-    """
+    """:class:`fla.layers.attn.Attention` with padding anywhere in the rows, also with a cache: see :func:`attend_padded`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # fla's own constructor raises without flash_attn
@@ -53,7 +52,7 @@ class RowwiseAttention(Attention):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Any = None,
         output_attentions: bool = False, use_cache: bool = False, **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """As fla's; `attention_mask` `[B, tokens in the cache + T]`."""
+        """As fla's; `attention_mask` `[B, >= T]`, of which the last T columns are used."""
         if under_transform():
             raise ValueError(
                 f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
@@ -61,84 +60,132 @@ class RowwiseAttention(Attention):
             )
         if kwargs.get('cp_context') is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
-        kv_dim = local_kv_dim(self)
-        T, cache, rows = hidden_states.shape[1], past_key_values, kwargs.pop('rows', None)
-        if attention_mask is not None and kwargs.get('cu_seqlens') is None and not torch.compiler.is_compiling():
-            if T == 1:
-                return self._read_token(hidden_states, attention_mask, cache), None, cache
-            kept = attention_mask.cpu() != 0 if rows is None or rows.mask is None else rows.mask
-            seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-            if seen or has_gaps(kept, at_the_end=cache is not None) or not kept.any():
-                if cache is not None:
-                    self._check_window(kept[:, :-T] if seen else kept)
-                return self._by_rows(hidden_states, kept, seen, cache, kv_dim, **kwargs), None, cache
-        return _Attention.forward(self, hidden_states, attention_mask, cache, output_attentions, use_cache, **kwargs)
+        check_heads(self)
+        rows = kwargs.pop('rows', None)
+        if kwargs.get('cu_seqlens') is None:
+            kept, attention_mask = padding_of(hidden_states, attention_mask, past_key_values, self.layer_idx, rows)
+            if kept is not None:
+                return attend_padded(self, hidden_states, kept, past_key_values), None, past_key_values
+        return _Attention.forward(self, hidden_states, attention_mask, past_key_values, output_attentions, use_cache, **kwargs)
 
-    def _read_token(self, hidden_states: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
-        """Attention of one token per row, without reading the mask on the host."""
-        q, k, v = (p(hidden_states).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-        # padding has no position
-        position = mask.sum(-1, dtype=torch.int32) - 1
-        q, k = self.rotary(q, k, seqlen_offset=position, max_seqlen=max(seen + 1, self.max_position_embeddings or 0))
-        if cache is not None:
-            states = cache.update(
-                attn_state=(k.flatten(-2), v.flatten(-2)), layer_idx=self.layer_idx, offset=1,
-                cache_kwargs={'window_size': self.window_size},
-            )['attn_state']
-            k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in states)
-        kept = mask[:, -k.shape[1]:] != 0
-        # a row without any key would be 0/0
-        visible = torch.cat([kept[:, :-1], torch.ones_like(kept[:, -1:])], 1)[:, None, None]
+    def align(self, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values `[..., H, D]` as the attention takes them."""
+        return states
+
+
+def padding_of(
+    hidden_states: torch.Tensor, mask: torch.Tensor | None, cache: Any, layer_idx: int, rows: Any = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Which tokens `[B, T]` are not padding, `None` where fla's attention does for this call; and the mask that it gets.
+
+    fla raises for several tokens with a filled cache and a mask. With a cache it counts positions from the end of a row, so
+    keys are lost unless the padding is on the left. For a single token it reads the mask on the host.
+    """
+    B, T, _ = hidden_states.shape
+    past = keys_of(cache, layer_idx)
+    if past is not None and len(past) == 3 and mask is None:
+        return torch.ones(B, T, dtype=torch.bool, device=hidden_states.device), None
+    if mask is None:
+        return None, None
+    kept = mask[:, -T:] != 0
+    if T == 1 or torch.compiler.is_compiling() or (past is not None and len(past) == 3):
+        return kept, None
+    known = (kept.cpu() if rows is None or rows.mask is None else rows.mask[:, -T:])
+    if known.all():
+        return None, None
+    # fla counts the columns between tokens
+    gaps = (known[:, 1:] > known[:, :-1]) & (known.cumsum(1)[:, :-1] > 0)
+    return (kept, None) if cache is not None or gaps.any() or not known.any() else (None, mask[:, -T:])
+
+
+def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, cache: Any, **states: Any) -> torch.Tensor:
+    """Attention of padded rows: each token sees the tokens of its row, whose positions are counted without the padding.
+
+    From the first padding on, a cache holds positions `[B, S, 1]` beside keys and values. With a window it holds the last
+    tokens of each row, wherever its padding was. One token is read without a wait for the device.
+
+    Args:
+        kept (torch.Tensor):
+            `[B, T]`, false for padding.
+        states (Any):
+            What another part of the layer stores in the cache.
+    """
+    T, window, i = hidden_states.shape[1], layer.window_size, layer.layer_idx
+    q, k, v = (p(hidden_states).unflatten(-1, (-1, layer.head_dim)) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    if layer.qk_norm:
+        q, k = layer.q_norm(q), layer.k_norm(k)
+    seen, past = 0 if cache is None else cache.get_seq_length(i), keys_of(cache, i)
+    if past is not None and len(past) == 2:
+        columns = torch.arange(seen - past[0].shape[1], seen, dtype=torch.int32, device=q.device)
+        past = (*past, columns[None, :, None].expand(len(q), -1, -1))
+    position = kept.cumsum(1, dtype=torch.int32) - 1
+    if past is not None:
+        position = position + past[2].amax(1).clamp_min(-1) + 1
+    position = torch.where(kept, position, PADDING)
+    q, k = layer.rotary(
+        q.flatten(0, 1)[:, None], k.flatten(0, 1)[:, None], seqlen_offset=position.clamp_min(0).flatten(),
+        max_seqlen=max(seen + T, layer.max_position_embeddings or 0),
+    )
+    q, k = (x.view(len(hidden_states), T, -1, layer.head_dim) for x in (q, k))
+    new = (k.flatten(-2), v.flatten(-2), position[..., None])
+    tokens = append(past, new)
+    if cache is not None:
+        last = keep_last(tokens, window)
+        if T > 1 and is_recording(layer, cache) and not states:
+            states['replay'] = Replay(keys_after, past=past, new=new, window=window)
+        cache.update(layer_idx=i, offset=T, cache_kwargs={'window_size': window}, **states)['attn_state'] = last
+        tokens = last if T == 1 else tokens
+    q, k, v = layer.align(q, *(x.unflatten(-1, (-1, layer.head_dim)) for x in tokens[:2]))
+    if T == 1 or torch.compiler.is_compiling():
+        distance = position[:, :, None] - tokens[2].transpose(1, 2)
+        visible = (distance < (-PADDING if window is None else window)) & (distance >= 0 if T > 1 else True)
         o = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, enable_gqa=self.num_kv_groups > 1,
-        )
-        return self.o_proj(torch.where(kept[:, -1:, None], o.transpose(1, 2).flatten(-2), 0))
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible[:, None],
+            enable_gqa=q.shape[2] != k.shape[2],
+        ).transpose(1, 2)
+        o = torch.where(kept[..., None, None], o, 0)
+    else:
+        o = attend_unpadded(q, k, v, kept, tokens[2][..., 0] != PADDING, window)
+    return layer.o_proj(o.flatten(-2).to(hidden_states.dtype))
 
-    def _check_window(self, kept: torch.Tensor) -> None:
-        """Raise if a window's columns in the cache, of which some are padding, lack tokens that the window covers."""
-        if self.window_size is None:
-            return
-        known = kept[:, -self.window_size:].sum(1)
-        if (known < kept.sum(1).clamp_max(self.window_size - 1)).any():
-            raise ValueError(
-                'attention_mask must not have padding behind tokens among the last '
-                f'window_size = {self.window_size} columns before a call, which layer {self.layer_idx} keeps, got some'
-            )
 
-    def _by_rows(
-        self, hidden_states: torch.Tensor, kept: torch.Tensor, seen: int, cache: Any, kv_dim: int, **kwargs: Any,
-    ) -> torch.Tensor:
-        B, T, _ = hidden_states.shape
-        window = {'window_size': self.window_size}
-        output = torch.zeros_like(hidden_states)
-        new = [hidden_states.new_zeros(B, T, kv_dim) for _ in range(2)]
-        past = cache[self.layer_idx]['attn_state'] if seen else new
-        before, own = kept[:, :kept.shape[1] - T], kept[:, -T:]
-        # a window keeps only the last columns
-        known = before[:, -past[0].shape[1]:]
-        for i in range(B):
-            columns = own[i].nonzero().flatten()
-            if not len(columns):
-                continue
-            row = FLACache()
-            if before[i].any():
-                state = tuple(x[i:i + 1, known[i]] for x in past)
-                row.update(attn_state=state, layer_idx=self.layer_idx, cache_kwargs=window)
-                # the position of the next token
-                row.layers[self.layer_idx]._seen_tokens = int(before[i].sum())
-            one = hidden_states[i:i + 1, columns]
-            output[i, columns] = _Attention.forward(self, one, None, row, use_cache=True, **kwargs)[0][0]
-            states = row[self.layer_idx]['attn_state']
-            stored = columns[-states[0].shape[1]:]
-            for j, state in enumerate(states):
-                new[j] = new[j].to(state.dtype)
-                new[j][i, stored] = state[0, state.shape[1] - len(stored):]
-        if cache is not None:
-            cache.update(attn_state=tuple(new), layer_idx=self.layer_idx, offset=T, cache_kwargs=window)
-        return output
+def attend_unpadded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_q: torch.Tensor, of_k: torch.Tensor, window: int | None,
+) -> torch.Tensor:
+    """flash_attn on the tokens without padding, by the masks `[B, T]` of the queries and `[B, S]` of the keys."""
+    at_q, at_k = (x.flatten().nonzero().flatten() for x in (of_q, of_k))
+    if not len(at_q):
+        return torch.zeros_like(q)
+    q, k, v = (index_first_axis(x.flatten(0, 1), at) for x, at in ((q, at_q), (k, at_k), (v, at_k)))
+    bounds = [F.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (of_q, of_k)]
+    o = load_again('fla.layers.attn').flash_attn_varlen_func(
+        q, k, v, *bounds, of_q.shape[1], of_k.shape[1], causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+    )
+    return pad_input(o, at_q, *of_q.shape)
+
+
+def keys_of(cache: Any, layer_idx: int) -> Any:
+    """Keys and values in a cache, and positions if there was padding."""
+    return cache[layer_idx]['attn_state'] if cache is not None and cache.get_seq_length(layer_idx) else None
+
+
+def append(past: Any, new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return new if past is None else tuple(torch.cat(pair, 1) for pair in zip(past, new, strict=True))
+
+
+def keep_last(tokens: tuple[torch.Tensor, ...], window: int | None) -> tuple[torch.Tensor, ...]:
+    """Of keys, values and positions `[B, S, ...]`, each row's last `window` tokens in their order."""
+    if window is None or tokens[2].shape[1] <= window:
+        return tokens
+    # padding comes first
+    last = tokens[2].argsort(dim=1, stable=True)[:, -window:]
+    return tuple(x.take_along_dim(last, 1) for x in tokens)
+
+
+def keys_after(n: int, past: Any, new: tuple[torch.Tensor, ...], window: int | None) -> dict[str, Any]:
+    """The cache's keys after the first n columns of a piece."""
+    return {'attn_state': keep_last(append(past, tuple(x[:, :n] for x in new)), window)}
 
 
 def attention_options(config: Any, layer_idx: int) -> dict[str, Any] | None:
@@ -150,10 +197,3 @@ def attention_options(config: Any, layer_idx: int) -> dict[str, Any] | None:
     return dict(
         hidden_size=config.hidden_size, max_position_embeddings=config.max_position_embeddings, layer_idx=layer_idx, **options,
     )
-
-
-def has_gaps(kept: torch.Tensor, at_the_end: bool) -> bool:
-    """Whether a row has padding between tokens; with `at_the_end`, also after them."""
-    if at_the_end:
-        return bool((kept[:, 1:] < kept[:, :-1]).any())
-    return bool(((kept[:, 1:] > kept[:, :-1]) & (kept.cumsum(1)[:, :-1] > 0)).any())

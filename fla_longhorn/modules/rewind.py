@@ -87,29 +87,30 @@ class RewindableLayer(FLALayer):
                 )
             piece = pieces.pop()
             read = self._seen_tokens - piece.length
-            updates = [] if length <= read else [self._first(length - read, *update) for update in piece.updates]
+            updates = [] if length <= read else [_first(length - read, *update) for update in piece.updates]
             record_past, device = self.record_past, getattr(self, 'device', 'cpu')
             self.__dict__.update(copy(piece.before).__dict__, record_past=record_past, device=device, pieces=[])
-            for i, states in enumerate(updates):
-                super().update(offset=0 if i else length - read, **states)
-
-    @staticmethod
-    def _first(n: int, states: dict[str, Any], replay: Replay | None) -> dict[str, Any]:
-        """The arguments of an update, for the first n tokens of its piece."""
-        recurrent = [name for name, x in states.items() if name not in ('attn_state', 'cache_kwargs') and x is not None]
-        if recurrent and replay is None:
-            raise NotImplementedError(
-                f'crop into a piece of several tokens needs what led to its {", ".join(recurrent)}, which this layer does not '
-                'record: read the tokens one by one, or keep a snapshot()'
-            )
-        first = dict(states) if replay is None else {**states, **replay(n)}
-        if first.get('attn_state') is not None:
-            first['attn_state'] = tuple(x[:, :n] for x in first['attn_state'])
-        return first
+            for i, (states, replayed) in enumerate(updates):
+                super().update(offset=0 if i else length - read, **states).update(replayed)
 
     def reset(self) -> None:
         super().reset()
         self.pieces.clear()
+
+
+def _first(n: int, states: dict[str, Any], replay: Replay | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of an update for the first n tokens of its piece, and the states that it then sets."""
+    if replay is not None:
+        return {'cache_kwargs': states.get('cache_kwargs')}, replay(n)
+    recurrent = [name for name, x in states.items() if name not in ('attn_state', 'cache_kwargs') and x is not None]
+    if recurrent:
+        raise NotImplementedError(
+            f'crop into a piece of several tokens needs what led to its {", ".join(recurrent)}, which this layer does not '
+            'record: read the tokens one by one, or keep a snapshot()'
+        )
+    if states.get('attn_state') is not None:
+        states = {**states, 'attn_state': tuple(x[:, :n] for x in states['attn_state'])}
+    return states, {}
 
 
 class RewindableCache(Cache):

@@ -27,6 +27,12 @@ class SplitLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        # in the dtype of forward, whatever autocast says now
+        with torch.autocast(x.device.type, enabled=False):
+            return SplitLinear.products(ctx, x, weight, *gradients)
+
+    @staticmethod
+    def products(ctx, x: Tensor, weight: Tensor, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_weight, of_bias = ctx.needs_input_grad
         dx = dweight = dbias = None
         halves = [do.flatten(0, -2) for do in gradients]

@@ -39,7 +39,7 @@ class Part(NamedTuple):
         to = [2 * rank % n, (2 * rank + 1) % n]
         if to[0] > to[1]:
             blocks = blocks.flip(0)
-        received, sent = ([int(i in ranks) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to))
+        received, sent = ([ranks.count(i) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to))
         return all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)
 
     def of_heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,12 +75,8 @@ def find_part(layer: Any) -> Part | None:
     return Part(mesh, slice(first, first + max(1, heads // n)), channels // n)
 
 
-def local_kv_dim(attention: Any) -> int:
-    """Width of this rank's keys of an attention layer of fla.
-
-    Raises:
-        ValueError: a head would be split over ranks.
-    """
+def check_heads(attention: Any) -> None:
+    """Raise `ValueError` if a head of an attention layer of fla would be split over ranks."""
     weight = getattr(attention.k_proj, 'weight', None)
     n = weight.device_mesh.size() if isinstance(weight, DTensor) else 1
     if attention.num_kv_heads % n:
@@ -88,7 +84,6 @@ def local_kv_dim(attention: Any) -> int:
             f'the tensor-parallel mesh must have a size that divides num_kv_heads = {attention.num_kv_heads} of layer '
             f'{attention.layer_idx}, got {n}'
         )
-    return attention.kv_dim // n
 
 
 class ShardParameters(ParallelStyle):

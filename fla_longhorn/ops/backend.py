@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
+
+from fla_cpu.numba import compiles
 
 OP_BACKENDS = ('triton', 'numba', 'torch')
 
@@ -34,14 +37,16 @@ def backend_name(device_type: str, asked: str | None, interpret: str | None) -> 
 
 
 def default_backend(device_type: str, interpret: str | None) -> str:
-    """Triton on an accelerator or in its interpreter; on the CPU Numba if it is installed, else PyTorch."""
+    """Triton on an accelerator or in its interpreter; on the CPU Numba if it is there, else PyTorch."""
     if device_type != 'cpu' or interpret == '1':
         return 'triton'
-    return 'torch' if importlib.util.find_spec('numba') is None else 'numba'
+    return 'numba' if compiles() else 'torch'
 
 
 @cache
 def load_backend(name: str) -> ModuleType:
+    if name == 'numba' and find_spec('numba') and not compiles():
+        raise ValueError('FLA_LONGHORN_BACKEND=numba needs Numba to compile, but NUMBA_DISABLE_JIT is set')
     try:
         return importlib.import_module(f'{__package__}.{name}')
     except ModuleNotFoundError as error:

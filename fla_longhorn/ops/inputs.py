@@ -112,8 +112,9 @@ def check_rows(pool: Pool, N: int) -> None:
     P = len(pool.states)
     for name in ('state_indices', 'final_state_indices'):
         indices = pool.choices[name]
-        if indices is not None and int(indices.max()) >= P:
-            raise ValueError(f'{name} must be below the number of states in the pool, {P}, got {int(indices.max())}')
+        highest = -1 if indices is None else int(torch.where(indices == pool.pad_slot_id, -1, indices).max())
+        if highest >= P:
+            raise ValueError(f'{name} must be below the number of states in the pool, {P}, got {highest}')
     first, last, _ = (x.tolist() for x in pool.locate(N))
     name = 'state_indices' if pool.final_state_indices is None else 'final_state_indices'
     writers: dict[int, int] = {}

@@ -136,3 +136,11 @@ def test_normalised_keys_have_no_scale(scale, device):
 def test_a_cache_needs_the_layers_index(device):
     with pytest.raises(ValueError, match='layer_idx'):
         Longhorn(hidden_size=24).to(device)(torch.randn(1, 4, 24, device=device), past_key_values=Cache(), use_cache=True)
+
+
+@pytest.mark.parametrize('shape', [(2, 0, 16), (0, 5, 16)], ids=['no tokens', 'no rows'])
+@pytest.mark.parametrize('use_cache', [False, True])
+def test_nothing_to_mix(shape, use_cache, device):
+    layer = Longhorn(hidden_size=16, layer_idx=0).to(device)
+    with pytest.raises(ValueError, match=r'hidden_states must have the shape \[B, T, 16\] with at least one row'):
+        layer(torch.randn(shape, device=device), use_cache=use_cache)

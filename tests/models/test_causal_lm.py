@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fla.modules import FusedCrossEntropyLoss
+from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.modules.losses import linear_cross_entropy
@@ -81,6 +81,16 @@ def test_a_criterion_of_the_users_own(device):
         model(ids, labels=ids, num_items_in_batch=5)
 
 
+@pytest.mark.parametrize('name', ['longhorn', 'gla'])
+def test_a_criterion_fused_with_the_head_is_summed(name, device):
+    model, ids = make(name, device, **LINEAR), inputs(device, 2, 9)
+    expected = model(ids, labels=ids, num_items_in_batch=5).loss
+    mean = model(ids, labels=ids).loss
+    model.criterion = FusedLinearCrossEntropyLoss()
+    torch.testing.assert_close(model(ids, labels=ids, num_items_in_batch=5).loss, expected)
+    torch.testing.assert_close(expected, mean * 16 / 5)
+
+
 @pytest.mark.parametrize('loss', list(LOSSES))
 def test_losses_agree_with_autograd(loss, device):
     """Loss and gradient in PyTorch, from the logits; L2 warp is a gradient at the largest logit of each row."""
@@ -98,6 +108,50 @@ def test_losses_agree_with_autograd(loss, device):
         torch.testing.assert_close(got, want / (items or 1))
         errors = [relative_error(a, b) for a, b in zip(gradients, expected, strict=True)]
         assert max(errors) <= 1e-4, errors
+
+
+CRITERIA = {
+    'fused': FusedCrossEntropyLoss, 'linear': FusedLinearCrossEntropyLoss, 'plain': nn.CrossEntropyLoss,
+    'ignore_index': lambda: nn.CrossEntropyLoss(ignore_index=7),
+}
+
+
+def assert_nothing_changes(model, ids):
+    """By a step without a target, the L2 penalty included; divided by no items, the loss is 0."""
+    nothing = torch.full_like(ids, getattr(model.criterion, 'ignore_index', -100))
+    for labels in ('labels', 'shift_labels'):
+        for items in (None, 0, torch.tensor(0), torch.tensor(0.)):
+            model.zero_grad()
+            loss = model(ids, **{labels: nothing}, num_items_in_batch=items).loss
+            loss.backward()
+            assert all(p.grad is None or not p.grad.any() for p in model.parameters()), (labels, items)
+            assert items is None or loss == 0, (labels, items)
+
+
+@models
+@pytest.mark.parametrize('loss', list(LOSSES))
+def test_nothing_to_predict(name, loss, device):
+    model, ids = make(name, device, **LOSSES[loss]).train(), inputs(device, 2, 9)
+    assert_nothing_changes(model, ids)
+    # the loss that is fused with the head, in PyTorch
+    model.lm_head.register_forward_hook(lambda *args: None)
+    assert_nothing_changes(model, ids)
+
+
+@pytest.mark.parametrize('name', ['longhorn', 'gla'])
+@pytest.mark.parametrize('criterion', list(CRITERIA))
+def test_nothing_to_predict_for_a_criterion(name, criterion, device):
+    model = make(name, device, **(LINEAR if criterion == 'linear' else {})).train()
+    model.criterion = CRITERIA[criterion]()
+    assert_nothing_changes(model, inputs(device, 2, 9))
+
+
+@pytest.mark.parametrize('loss', list(LOSSES))
+def test_items_less_than_one(loss, device):
+    """The Trainer divides the number of items by the ranks that have the same batch."""
+    model, ids = build(device, **LOSSES[loss]), inputs(device, 2, 9)
+    half, one = (model(ids, labels=ids, num_items_in_batch=torch.tensor(x)).loss for x in (0.5, 1))
+    torch.testing.assert_close(half, 2 * one)
 
 
 @models

@@ -1,5 +1,6 @@
 """Models that classify texts and tokens, and the lists by which transformers treats classes by name."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, local
 
@@ -41,6 +42,26 @@ def test_score_of_each_token(device, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForTokenClassification.from_pretrained(tmp_path).to(device)
     assert isinstance(loaded, LonghornForTokenClassification) and torch.equal(loaded(ids).logits, output.logits)
+
+
+@pytest.mark.parametrize('auto', [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_in_the_trainer(auto, device, tmp_path):
+    """A step over two batches is that over one of their size; evaluation and prediction run."""
+    start = auto.from_config(small(num_labels=3, classifier_dropout=0.0)).to(device)
+    labels = torch.randint(3, (8, 6) if auto is AutoModelForTokenClassification else (8,))
+    rows = [{'input_ids': torch.randint(3, 53, (6,)), 'labels': label} for label in labels]
+    steps = []
+    for size, batches in ((8, 1), (4, 2)):
+        model = copy.deepcopy(start)
+        options = TrainingArguments(
+            str(tmp_path), max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=batches, optim='sgd',
+            learning_rate=1.0, max_grad_norm=0.0, report_to='none', use_cpu=device.type == 'cpu', save_strategy='no',
+        )
+        trainer = Trainer(model, options, train_dataset=rows, eval_dataset=rows)
+        trainer.train()
+        assert torch.tensor(trainer.evaluate()['eval_loss']).isfinite() and len(trainer.predict(rows).predictions) == 8
+        steps.append(torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), start.parameters(), strict=True)]))
+    assert (steps[1] - steps[0]).norm() <= 1e-4 * steps[0].norm()
 
 
 @pytest.mark.parametrize('name', ['paper', 'gla'])

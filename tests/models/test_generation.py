@@ -39,11 +39,7 @@ def check_rows(logits, model, ids, mask, name) -> None:
 def test_padded_prompts_in_pieces(name, device):
     """Pieces and tokens of a row may be padding alone."""
     model, cases = make(name, device), [(LEFT, x) for x in ([7, 23], [3, 10, 1, 2, 14], [28, 2], [12, 1, 17])]
-    if name in (*VARIANTS, 'gla hybrid'):
-        # attention that forgets refuses padding behind tokens
-        cases += [(WITHIN if name in ('window', 'gla hybrid') else BEHIND, [12, 1, 17])]
-    if name in ('paper', 'exact, mlp', 'hybrid'):
-        cases += [(ALL_ROWS, [4, 4, 22]), (BETWEEN, [5, 1, 1, 1, 22])]
+    cases += [(BEHIND, [12, 1, 17]), (ALL_ROWS, [4, 4, 22]), (BETWEEN, [5, 1, 1, 1, 22])]
     for padding, pieces in cases:
         ids, mask = prompts(device, 30, padding)
         cache, outputs, at = None, [], 0
@@ -55,20 +51,10 @@ def test_padded_prompts_in_pieces(name, device):
         check_rows(torch.cat(outputs, 1), model, ids, mask, name)
 
 
-@pytest.mark.parametrize('name', ['paper', 'hybrid', 'window', 'gla hybrid'])
-@torch.no_grad()
-def test_padding_behind_tokens(name, device):
-    model, (ids, mask) = make(name, device), prompts(device, padding=BEHIND)
-    check_rows(model(ids, mask, use_cache=False).logits, model, ids, mask, name)
-    if name in ('window', 'gla hybrid'):
-        with pytest.raises(ValueError, match='attention_mask must not have padding behind tokens .* window_size = 6'):
-            model(ids, mask, use_cache=True)
-
-
 @models
 def test_a_prompt_in_chunks(name, device):
     model = make(name, device)
-    for padding in ({}, LEFT, *([ALL_ROWS] if name in VARIANTS else [])):
+    for padding in ({}, LEFT, ALL_ROWS):
         ids, mask = prompts(device, padding=padding)
         given = {'attention_mask': mask, 'max_new_tokens': 6, **GREEDY} if padding else {'max_new_tokens': 6, **GREEDY}
         assert torch.equal(model.generate(ids, prefill_chunk_size=4, **given), model.generate(ids, **given))

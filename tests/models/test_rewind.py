@@ -79,7 +79,7 @@ def test_cropped_again_and_again(name, device):
             torch.testing.assert_close(contents(cache), contents(expected))
 
 
-@pytest.mark.parametrize('name', ['paper', 'exact, mlp'])
+@pytest.mark.parametrize('name', ['paper', 'exact, mlp', 'hybrid', 'window'])
 @pytest.mark.parametrize('side', ['left', 'middle', 'right'])
 @torch.no_grad()
 def test_cropped_rows_with_padding(name, side, device):
@@ -91,13 +91,16 @@ def test_cropped_rows_with_padding(name, side, device):
         read(model, ids, cache, 6, 6, mask=mask)
         cache.crop(length)
         read(model, ids, expected, length, mask=mask)
-        torch.testing.assert_close(contents(cache), contents(expected))
+        if name not in ('hybrid', 'window'):
+            # keys have positions once a mask had padding, which the shorter piece may not have had
+            torch.testing.assert_close(contents(cache), contents(expected))
+        got, want = (read(model, ids, x, 12 - length, mask=mask) for x in (cache, expected))
+        kept = mask[:, length:].bool()
+        assert (got - want)[kept].norm() <= 1e-5 * want[kept].norm()
 
 
-# attention that forgets refuses padding behind tokens
-@pytest.mark.parametrize(('name', 'start'), [
-    *((name, start) for name in VARIANTS for start in (0, 6) if (name, start) != ('window', 6)),
-])
+@variants
+@pytest.mark.parametrize('start', [0, 6])
 @torch.no_grad()
 def test_cropped_to_padding_of_all_rows(name, start, device):
     """Where a piece begins with padding, as assisted generation has it when the padding's token was generated."""

@@ -118,6 +118,7 @@ SHFL = 'shfl.sync.up.b32 {x}, {x}, 1, 0, -1;'
     pytest.param(lambda: products(1, 16), 16, 1, 18, 36, id='mma-latency'),
     pytest.param(lambda: products(8, 4), 32, 8, 7.9, 8.5, id='mma-rate'),
 ])
+@pytest.mark.compiler
 def test_loops_of_known_speed(make, count, warps, least, most):
     assert least <= cycles_each(make(), count, warps) <= most
 
@@ -130,6 +131,7 @@ def shared_loads(stride: int):
     return assemble(init, body, 'st.global.f32 [%d0], %f0;')
 
 
+@pytest.mark.compiler
 def test_bank_conflicts_are_named():
     """With a stride of 32 bytes, lanes meet in four banks: eight turns for each load."""
     conflict, free = shared_loads(32), shared_loads(4)
@@ -160,6 +162,7 @@ def token_loop(ahead: bool):
     return assemble(init, body * 4, 'st.global.f32 [%d0], %f1;')
 
 
+@pytest.mark.compiler
 def test_a_token_that_waits_for_its_loads_is_named():
     """One warp whose every token waits for DRAM takes DRAM's latency for each, and that is the cause."""
     result = issue(token_loop(ahead=False), 50, level='dram')
@@ -179,6 +182,7 @@ def copy_loop(store: str):
     return assemble(init, body + 'add.u64 %d1, %d1, 2048; add.u64 %d2, %d2, 2048;', 'st.global.f32 [%d0], %f5;')
 
 
+@pytest.mark.compiler
 def test_what_is_written_waits_in_l2():
     """DRAM reads at its rate, whatever a kernel writes beside it; the bytes that are written count with the kernel's."""
     read = issue(copy_loop(''), 50, warps=8, level='dram', apart=1 << 17)
@@ -191,6 +195,7 @@ def test_what_is_written_waits_in_l2():
 
 
 @pytest.mark.parametrize(('lines', 'passes'), [(256, 1), (512, 2)])
+@pytest.mark.compiler
 def test_what_is_read_again_is_in_l2_while_it_has_room(lines, passes):
     """A warp reads so many times 512 bytes, and then the same again: an SM's part of half of 50 MB is 198 KB."""
     init = f'mov.u32 %r2, %tid.x; mul.wide.u32 %d1, %r2, 16; add.u64 %d1, %d0, %d1; mov.u32 %r3, {lines - 1};'

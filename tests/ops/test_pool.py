@@ -34,6 +34,7 @@ INDICES = {
     'all': dict(state_indices=[7, 2, 0, 8]),
     'one absent': dict(state_indices=[7, -1, 0, 8]),
     'block 0 is null': dict(state_indices=[7, 0, 3, 0], pad_slot_id=0),
+    'null is beyond the pool': dict(state_indices=[7, 2**31 - 1, 3, 0], pad_slot_id=2**31 - 1),
     'all absent': dict(state_indices=[-1, -1, -1, -1]),
     'some start from zero': dict(state_indices=[7, -1, 0, 8], has_initial_state=[True, True, False, False]),
     'written elsewhere': dict(state_indices=[7, 2, 7, 8], final_state_indices=[1, 2, -1, 5]),

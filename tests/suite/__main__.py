@@ -37,7 +37,7 @@ def prepare() -> Path:
         )
     with tarfile.open(archive) as files:
         own = [x for x in files.getmembers() if x.name.startswith(f'{name}/tests/')]
-        files.extractall(FOLDER, own, filter='data')
+        files.extractall(FOLDER, own)
     for path, text in STAND_INS.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)

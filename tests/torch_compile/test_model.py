@@ -43,6 +43,7 @@ def test_training(name, device):
 
 
 @cheap_kernels
+@pytest.mark.compiler
 def test_inductor(device):
     check(build(device), batch(device), 'inductor', 5e-6)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
@@ -113,8 +115,8 @@ class LonghornConfig(PreTrainedConfig):
         del arguments['layer_types']
         for name, x in arguments.items():
             setattr(self, name, x)
-        if layer_types is not None and list(layer_types) != self.layer_types:
-            raise ValueError(f'layer_types must be those that attn = {attn} gives, {self.layer_types}, got {layer_types}')
+        if layer_types is not None:
+            self.layer_types = layer_types
         super().__init__(**shared, **kwargs)
 
     @property
@@ -129,8 +131,22 @@ class LonghornConfig(PreTrainedConfig):
     @property
     def layer_types(self) -> list[str]:
         """transformers' types of the layers, from `attn`."""
-        specs = (get_attention_spec(self.attn, layer_idx=i) for i in range(self.num_hidden_layers))
-        return [LINEAR if spec is None else FULL if spec.get('window_size') is None else SLIDING for spec in specs]
+        return [LINEAR if spec is None else FULL if spec.get('window_size') is None else SLIDING for spec in self._attention]
+
+    @layer_types.setter
+    def layer_types(self, kinds: Sequence[str]) -> None:
+        if list(kinds) != self.layer_types:
+            raise ValueError(f'layer_types must be those that attn = {self.attn} gives, {self.layer_types}, got {kinds}')
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The largest window of the attention layers, which transformers' caches ask for; `None` if no layer has one."""
+        return max((spec['window_size'] for spec in self._attention if spec and spec.get('window_size')), default=None)
+
+    @property
+    def _attention(self) -> list[dict[str, Any] | None]:
+        """The options of each layer's attention, `None` for Longhorn."""
+        return [get_attention_spec(self.attn, layer_idx=i) for i in range(self.num_hidden_layers)]
 
 
 def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
