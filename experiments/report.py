@@ -167,6 +167,7 @@ CHANGES = (
 )
 
 
+GATES = {None: 'none', 'channel': 'per channel', 'head': 'per head', 'key': 'per entry of the key'}
 # recall that guessing does not reach
 LEFT = 0.6
 PROGRESS = (f'step with more than {LEFT:.0%}', 'after 200', 'after 400', 'after 600', 'test recall')
@@ -335,6 +336,34 @@ def synthetic(report: dict) -> str:
     ))
 
 
+def forgetting(report: dict) -> str:
+    """Accuracy of each update, gate and step: at the trained length, then by length."""
+    def place(cell: dict) -> tuple:
+        return tuple(cell[name] for name in ('mixer', 'gate', 'doubled'))
+
+    groups: dict[tuple, list[dict]] = {place(cell): [] for cell in grid_cells(report['setting'])}
+    for run in report['runs']:
+        groups[place(run['cell'])].append(run)
+    lengths, rows = list(report['runs'][0]['by_length']), []
+    for (mixer, gate, doubled), runs in groups.items():
+        row = [mixer, GATES[gate], 'doubled' if doubled else 'single']
+        if runs:
+            row += [f'{runs[0]["parameters"]:,}', len(runs), shares([run['recall'] for run in runs])]
+            row += [shares([run['by_length'][n] for run in runs]) for n in lengths]
+        else:
+            row += ['', 'not run', '', *('' for _ in lengths)]
+        rows.append(row)
+    columns = ['mixer', 'gate', 'steps', 'parameters', 'seeds', 'recall', *(f'up to {n}' for n in lengths)]
+    return heading(report, (
+        f'{options(report)}; {report["setting"]["note"]} Each segment of 33 tokens is a mark, 8 pairs and 16 questions. Half '
+        'of these are for keys that were not shown since the mark; their answer is a token for "none", and always "none" '
+        'is right in 50%. Recall is on sequences of the trained length; the columns after it are of one set of longer '
+        'sequences, each from the length before. Of several seeds: mean (lowest to highest). '
+        f'{sum(run["seconds"] for run in report["runs"]) / 3600:.1f} hours, beside other work.\n\n'
+        + table(columns, rows) + '\n\n' + predictions(report['setting'])
+    ))
+
+
 def predictions(setting: dict) -> str:
     """What was written before the runs, and what came of it."""
     return table(['predicted before the runs', 'found'], list(zip(setting['predictions'], setting['found'], strict=True)))
@@ -356,6 +385,7 @@ SECTIONS: tuple[Section, ...] = (
     (('mqar_depth',), two_layers, 'mqar_depth'),
     (('mqar_depth_why',), why_larger, None),
     (('state_tracking',), synthetic, 'state_tracking'),
+    (('forgetting',), forgetting, None),
     (('mad_small',), synthetic, 'mad_small'),
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),

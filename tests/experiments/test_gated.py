@@ -8,7 +8,7 @@ from fla.ops.kda.gate import naive_kda_gate
 from fla.ops.kda.naive import naive_recurrent_kda
 from torch.nn.functional import softplus
 
-from experiments import chunkwise, gated, mqar, synthetic
+from experiments import chunkwise, gated, mqar, recall, synthetic
 from tests.ops.cases import relative_error
 
 SHAPES = {'none': None, 'head': 1, 'channel': 6}
@@ -140,3 +140,14 @@ def test_segments():
     assert again > 40 and old > 40
     with pytest.raises(ValueError, match='seq_len must be a multiple of 15'):
         synthetic.segments(np.random.default_rng(0), 2, 50, vocab_size=22, num_pairs=4, absent=2)
+
+
+def test_panels_with_and_without_a_gate(tmp_path):
+    """`null` is a gate of the grid, as names are, so panels have no order of their own."""
+    runs = [
+        {'cell': {'mixer': 'gated exact', 'gate': gate, 'doubled': doubled, 'seed': 0}, 'recall': 0.5, 'history': [[1, 0.5]]}
+        for gate in ('head', None) for doubled in (True, False)
+    ]
+    setting = {'title': 'Gates', 'plot': {'x': 'step', 'panels': ['gate', 'doubled']}}
+    recall.draw({'setting': setting, 'runs': runs}, tmp_path / 'results.png')
+    assert (tmp_path / 'results.png').read_bytes().startswith(b'\x89PNG')
