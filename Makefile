@@ -129,14 +129,12 @@ $(OLD_TRITON)/.ready: $(STAMP) constraints-oldest.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(OLD_TRITON) --no-deps -c constraints-oldest.txt triton
 	touch $@
 
-# with the oldest versions; this torch has no build for a CPU alone on the index: gigabytes. Triton 3.6's interpreter lacks the
-# bfloat16 constants of fla's kernels
+# with the oldest versions; this torch has no build for a CPU alone on the index: gigabytes
 test-oldest: export OMP_NUM_THREADS := 1
 test-oldest: $(OLDEST)/.ready
 	$(OLDEST)/bin/python -m pytest $(addprefix tests/,contrib distributed fla_cpu integration layers models ops torch_compile test_patches.py \
 		test_package.py kernels ptx) -m 'not slow' -n 2 --dist loadgroup -q
-	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest tests/ops -m 'not slow' -k 'not (test_kernels_interpreted and bfloat16)' \
-		-n 2 --dist loadgroup -q
+	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest tests/ops -m 'not slow' -n 2 --dist loadgroup -q
 
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,16 +13,47 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
-TARGETS = {
-    'sm_80': GPUTarget('cuda', 80, 32),
-    'sm_90': GPUTarget('cuda', 90, 32),
-    'sm_100': GPUTarget('cuda', 100, 32),
-    'gfx942': GPUTarget('hip', 'gfx942', 64),
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a target: bytes of shared memory that a block may have, registers of a multiprocessor."""
+
+    target: GPUTarget
+    name: str
+    shared_memory: int
+    multiprocessors: int
+    registers: int = 65536
+
+    @property
+    def properties(self) -> dict[str, int]:
+        """As Triton's drivers report them."""
+        return {
+            'max_shared_mem': self.shared_memory, 'multiprocessor_count': self.multiprocessors,
+            'max_num_regs': self.registers, 'warpSize': self.target.warp_size,
+        }
+
+
+def cuda(arch: int, name: str, kilobytes: int, multiprocessors: int) -> Device:
+    """`kilobytes` of a multiprocessor's shared memory for a block: all but one."""
+    return Device(GPUTarget('cuda', arch, 32), name, 1024 * kilobytes, multiprocessors)
+
+
+def hip(arch: str, name: str, kilobytes: int, multiprocessors: int) -> Device:
+    return Device(GPUTarget('hip', arch, 64), name, 1024 * kilobytes, multiprocessors, 131072)
+
+
+DEVICES = {
+    'sm_80': cuda(80, 'NVIDIA A100-SXM4-80GB', 163, 108),
+    'sm_86': cuda(86, 'NVIDIA GeForce RTX 3090', 99, 82),
+    'sm_89': cuda(89, 'NVIDIA GeForce RTX 4090', 99, 128),
+    'sm_90': cuda(90, 'NVIDIA H100 80GB HBM3', 227, 132),
+    'sm_100': cuda(100, 'NVIDIA B200', 227, 148),
+    'sm_120': cuda(120, 'NVIDIA GeForce RTX 5090', 99, 170),
+    'sm_121': cuda(121, 'NVIDIA GB10', 99, 48),
+    'gfx942': hip('gfx942', 'AMD Instinct MI300X', 64, 304),
+    'gfx950': hip('gfx950', 'AMD Instinct MI350X', 160, 256),
 }
-# limits of a block, and properties of an A100, H100, B200 and MI300X
-SHARED_MEMORY = {'sm_80': 166912, 'sm_90': 232448, 'sm_100': 232448, 'gfx942': 65536}
-MULTIPROCESSORS = {'sm_80': 108, 'sm_90': 132, 'sm_100': 148, 'gfx942': 304}
-NAMES = {'sm_80': 'NVIDIA A100-SXM4-80GB', 'sm_90': 'NVIDIA H100 80GB HBM3', 'sm_100': 'NVIDIA B200'}
+TARGETS = {name: device.target for name, device in DEVICES.items()}
 
 
 class AbsentDevice(DriverBase):
@@ -33,9 +65,7 @@ class AbsentDevice(DriverBase):
     def __init__(self, target: str, load_binary: Callable, *, tensors: str, device: int) -> None:
         self.target, self.tensors, self.device = target, tensors, device
         self.utils = SimpleNamespace(
-            get_device_properties=lambda device: {
-                'max_shared_mem': SHARED_MEMORY[target], 'multiprocessor_count': MULTIPROCESSORS[target],
-            },
+            get_device_properties=lambda device: DEVICES[target].properties,
             load_binary=load_binary, unload_module=lambda module: None,
         )
 
@@ -71,13 +101,13 @@ def announced(active: AbsentDevice):
 
     Some do so at import, so import them inside.
     """
-    capability = divmod(int(active.target[3:]), 10)
+    about, capability = DEVICES[active.target], divmod(int(active.target[3:]), 10)
     answers = {
-        'get_device_name': NAMES[active.target], 'get_device_capability': capability, 'device_count': 1, 'current_device': 0,
+        'get_device_name': about.name, 'get_device_capability': capability, 'device_count': 1, 'current_device': 0,
         'device': nullcontext(),
         'get_device_properties': SimpleNamespace(
-            name=NAMES[active.target], major=capability[0], minor=capability[1],
-            multi_processor_count=MULTIPROCESSORS[active.target], shared_memory_per_block_optin=SHARED_MEMORY[active.target],
+            name=about.name, major=capability[0], minor=capability[1],
+            multi_processor_count=about.multiprocessors, shared_memory_per_block_optin=about.shared_memory,
         ),
     }
     before = driver._active

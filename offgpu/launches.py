@@ -2,8 +2,8 @@
 
 Tensors are meta tensors. A replacement of Triton's driver captures every launch, compiles the kernel for its arguments
 (dtypes, alignment, None, flags from heuristics) and checks grid, shared memory, threads and integers against the target's
-limits. The depth is a choice: `launch` compiles nothing, `types` runs Triton's frontend, `code` makes the target's machine
-code.
+limits. The depth is a choice: `launch` compiles nothing, `types` runs Triton's frontend, `memory` compiles as far as Triton
+itself does, which lays out shared memory, `code` makes the target's machine code.
 
 Needs a process without TRITON_INTERPRET.
 """
@@ -26,14 +26,14 @@ from triton.runtime.autotuner import Autotuner, Config
 from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources
 
-from offgpu.absent_device import TARGETS, AbsentDevice
+from offgpu.absent_device import DEVICES, TARGETS, AbsentDevice
 from offgpu.compiled import Compiled, count_amdgcn, count_sass
 from offgpu.sass import Program, read_cubin
 
 # the same on all targets
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
-DEPTHS = ('launch', 'types', 'code')
+DEPTHS = ('launch', 'types', 'memory', 'code')
 RANGES = {'i32': (-2**31, 2**31), 'i64': (-2**63, 2**63), 'u64': (0, 2**64)}
 
 
@@ -109,11 +109,11 @@ class Launch:
         return sum({(a.storage, a.offset): a.nbytes for a in self.arguments if a.tensor is not None}.values())
 
     def described(self) -> dict:
-        about = {'kernel': self.kernel, 'grid': self.grid, 'enable_fp_fusion': self.fused}
+        about = {'kernel': self.kernel, 'grid': self.grid, 'enable_fp_fusion': self.fused, 'shared': self.shared}
         if self.binary is not None:
             compiled = self.compiled()
             about |= {
-                'registers': compiled.registers, 'spills': compiled.spills, 'num_warps': self.num_warps, 'shared': self.shared,
+                'registers': compiled.registers, 'spills': compiled.spills, 'num_warps': self.num_warps,
             }
         return about
 
@@ -147,9 +147,9 @@ class Driver(AbsentDevice):
                 launch.arguments.append(Argument(name, kind, None, size, storage, x.storage_offset(), x))
             else:
                 launch.arguments.append(Argument(name, kind, x))
+        launch.num_warps, launch.shared = metadata.num_warps, metadata.shared
         if binary is not None:
             launch.binary, launch.assembly = binary, self.assembly.get(binary, '')
-            launch.num_warps, launch.shared = metadata.num_warps, metadata.shared
         return launch
 
 
@@ -181,13 +181,31 @@ def check_arguments(source, arguments: tuple) -> None:
             raise TypeError(f'{name} is {kind}, got {x!r}')
 
 
-def check_types(source, target, options: dict) -> None:
-    """What compiling begins with: Triton's frontend."""
-    backend, context = make_backend(target), ir.context()
+# what Triton's own compiler does, after which another assembles its result
+LAYOUT_STAGES = ('ttir', 'ttgir', 'llir')
+
+
+def compile_layout(source, target, options: dict, depth: str) -> SimpleNamespace:
+    """What compiling begins with: Triton's frontend, and down to the depth `memory` its passes. Returns the metadata."""
+    backend, context, stages = make_backend(target), ir.context(), {}
     ir.load_dialects(context)
     backend.load_dialects(context)
-    options = backend.parse_options(options)
-    source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    parsed = backend.parse_options(options)
+    metadata = {'shared': 0, 'target': target, **vars(parsed), **options}
+    module = source.make_ir(
+        target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context,
+    )
+    if depth == 'memory':
+        backend.add_stages(stages, parsed, source.language)
+        for stage in LAYOUT_STAGES:
+            module = stages[stage](module, metadata)
+    return SimpleNamespace(**metadata)
+
+
+def check_shared(launch_metadata: SimpleNamespace, target: str) -> None:
+    """As Triton does before it loads a kernel."""
+    if launch_metadata.shared > DEVICES[target].shared_memory:
+        raise OutOfResources(launch_metadata.shared, DEVICES[target].shared_memory, 'shared memory')
 
 
 def compile_for_driver(source, target, options, **others):
@@ -199,9 +217,11 @@ def compile_for_driver(source, target, options, **others):
         compiled = triton_compile(source, target=target, options=options, **others)
         active.assembly[compiled.kernel] = compiled.asm.get('amdgcn', '')
         return compiled
-    if active.depth == 'types':
-        check_types(source, target, options)
-    launcher = active.launcher_cls(source, SimpleNamespace(**options))
+    metadata = SimpleNamespace(shared=0, **options)
+    if active.depth != 'launch':
+        metadata = compile_layout(source, target, options, active.depth)
+        check_shared(metadata, active.target)
+    launcher = active.launcher_cls(source, metadata)
     return SimpleNamespace(run=launcher, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
 
 

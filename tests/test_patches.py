@@ -33,6 +33,11 @@ def snapshot():
                 held[x] = {name: value for name, value in vars(x).items() if not name.endswith('_cached_value')}
     for entry_point, registry in fla.backends._function_registries.items():
         held[entry_point] = dict(registry._backends)
+    for x, name in (
+        (transformers.GenerationMixin, '_prepare_cache_for_generation'),
+        (transformers.PreTrainedModel, 'get_expanded_tied_weights_keys'),
+    ):
+        held[x] = {name: vars(x)[name]}
     for name in ('transformers.trainer', 'transformers.trainer_pt_utils'):
         if name in sys.modules:
             held[name, 'get_parameter_names'] = [sys.modules[name].get_parameter_names]
@@ -123,6 +128,7 @@ PLACES = {
     'names': r'fla(\.(ops|layers|models)(\.longhorn)?)?|configs|listed|Auto.*',
     'attn_mode': r'class \w+',
     'cpu': r'dispatched|fla\.modules\.[\w.]+|class FusedCrossEntropyLoss',
+    'composite': r'class (GenerationMixin|PreTrainedModel)',
     'trainer': r'transformers\.trainer(_pt_utils)?',
     'served': 'transformers',
     'flash_attn': r'fla\.(layers|ops)\.[\w.]+',
@@ -169,7 +175,7 @@ fla_longhorn.patch(names=False, served=True)
 fla_longhorn.unregister()
 same(before, snapshot())
 for wrong in ({'cpus': True}, {'cpu': True, 'gpu': False}):
-    with pytest.raises(ValueError, match='patch takes names, attn_mode, cpu, trainer, served, flash_attn, got '):
+    with pytest.raises(ValueError, match='patch takes names, attn_mode, cpu, composite, trainer, served, flash_attn, got '):
         fla_longhorn.patch(**wrong)
 same(before, snapshot())
 ''', json.dumps(PLACES), env={'FLA_LONGHORN_PATCH': 'none'})

@@ -17,30 +17,17 @@ import math
 import random
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
-from unittest import mock
 
 import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import backward_summary, forward_summary, longhorn_bwd, longhorn_fwd
-from fla_longhorn.ops.triton.diagonal import segments
 from offgpu.absent_device import TARGETS
 from offgpu.launches import DEPTHS, rehearsal
-
-
-@contextmanager
-def launching(target: str, depth: str):
-    """A rehearsal in which PyTorch reports the target's vendor."""
-    with ExitStack() as stack:
-        if TARGETS[target].backend == 'hip':
-            stack.enter_context(mock.patch.object(torch.version, 'hip', target))
-            stack.enter_context(mock.patch.object(segments, 'FEW_REGISTERS', {}))
-        yield stack.enter_context(rehearsal(target, depth))
 
 
 @dataclass(frozen=True)
@@ -221,7 +208,7 @@ class Outcome:
 
 def run_call(call: Call, target: str, depth: str) -> Outcome:
     outcome, started = Outcome(str(call), target), time.perf_counter()
-    with launching(target, depth) as launches:
+    with rehearsal(target, depth) as launches:
         try:
             rehearse(call)
         except Exception as error:

@@ -21,14 +21,13 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from benchmarks.kernels.launches import launching
 from benchmarks.measure.timing import write_report
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
 from offgpu.absent_device import TARGETS
 from offgpu.compiled import Compiled, Loop
-from offgpu.launches import Launch
+from offgpu.launches import Launch, rehearsal
 
 # the paper's 1.3B layer, and the tokens of its batch
 V, TOKENS = 4096, 8 * 2048
@@ -156,11 +155,11 @@ def launches(update: str, direction: str, target: str, K: int, dtype: str = 'bf1
     args = Arguments(*(empty(B, T, 1, n) for n in (K, K, V, V)), exact=update == 'exact')
     options = {'save_states': direction not in ('inference', 'decoding'), 'parallel': direction != 'decoding'}
     backward = direction.startswith('backward')
-    with launching(target, 'launch' if backward else 'code') as taken:
+    with rehearsal(target, 'launch' if backward else 'code') as taken:
         o, _, states = longhorn_fwd(args, **options)
         found = list(taken)
     if backward:
-        with launching(target, 'code') as taken:
+        with rehearsal(target, 'code') as taken:
             longhorn_bwd(torch.empty_like(o), None, states, args, parallel=True)
             found = list(taken)
     return {x.kernel: x for x in found}

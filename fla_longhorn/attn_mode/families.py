@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -67,6 +68,11 @@ class Family:
     def find_block(self) -> Any:
         """The class of the block; `None` if the installed fla lacks it or the native mixer."""
         return self._find(self.block) if self.find_native() is not None else None
+
+    def find_model(self) -> Any:
+        """The class of the base model."""
+        own = (x for x in vars(import_module(self.module)).values() if getattr(x, '__module__', None) == self.module)
+        return next(x for x in own if re.search('(?<!PreTrained)Model$', getattr(x, '__name__', '')))
 
     def find_native(self) -> Any:
         """The class of the native mixer, or `None`."""

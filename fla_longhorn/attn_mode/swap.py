@@ -19,7 +19,7 @@ from fla.modules import mlp
 from transformers.generation import GenerationMixin
 
 from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, settle
-from fla_longhorn.attn_mode.families import Family
+from fla_longhorn.attn_mode.families import FAMILIES, Family
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
 from fla_longhorn.models.causal_lm import with_shift_labels
@@ -29,6 +29,8 @@ from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import CACHE
 
+# the Trainer's question whether a model's loss is divided by `num_items_in_batch`
+ACCEPTS = 'accepts_loss_kwargs'
 # while a block is built: what the constructors of fla's classes make instead
 _becomes: ContextVar[dict[Any, Callable]] = ContextVar('becomes', default={})  # noqa: B039  never changed
 
@@ -38,13 +40,17 @@ def wrap_model_init(init: Callable) -> Callable:
     def __init__(self, config, *args, **kwargs):
         settle(config)
         init(self, config, *args, **kwargs)
+        longhorn = is_swapped(config) or config.model_type == MODE
+        if longhorn and not isinstance(self, FLAForCausalLM) and not hasattr(self, ACCEPTS):
+            # a head around the base model, whose loss is a mean unless it says so
+            setattr(self, ACCEPTS, False)
         if is_swapped(config):
             # assisted generation can revert its states
             self._is_stateful = False
             self.is_remote_code = is_remote_code
             if isinstance(self, FLAForCausalLM):
                 self._get_name = listed_name
-            else:
+            elif isinstance(self, FAMILIES[config.model_type].find_model()):
                 self.register_forward_pre_hook(before_forward, with_kwargs=True)
                 self.register_forward_hook(after_forward, always_call=True)
 

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from transformers.generation import GenerationMixin
 
-from fla_longhorn.modules.cache import CACHE
+from fla_longhorn.modules.cache import CACHE, check_cache
 from fla_longhorn.modules.rewind import RewindableCache
 
 
 def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
     """transformers' method of this name, with a cache that assisted generation can crop."""
+    check_cache(model_kwargs.get(CACHE))
     result = GenerationMixin._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
     if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
         model_kwargs[CACHE] = RewindableCache()

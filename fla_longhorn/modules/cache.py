@@ -111,16 +111,21 @@ def seen_tokens(cache: Cache | None) -> int:
     return cache.get_seq_length() if isinstance(cache, HFCache) else 0
 
 
-def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
-    """Raise for a filled cache of another model, in which attention layers of `layers` have no state.
-
-    Longhorn's layers check their own states.
-    """
+def check_cache(cache: Any) -> None:
+    """Raise for a cache of transformers, which has no room for recurrent states."""
     if isinstance(cache, HFCache) and not isinstance(cache, (FLACache, LegacyFLACache)):
         raise TypeError(
             'past_key_values must be None for a new cache or one of fla\'s, such as '
             f'fla_longhorn.modules.rewind.RewindableCache(), got {type(cache).__name__}'
         )
+
+
+def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
+    """Raise for a filled cache of another model, in which attention layers of `layers` have no state.
+
+    Longhorn's layers check their own states.
+    """
+    check_cache(cache)
     if cache is None or seen_tokens(cache) == 0:
         return
     layers = list(layers)

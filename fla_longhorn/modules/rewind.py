@@ -7,15 +7,21 @@ through `activate_past_recording` and `crop`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fla.models.cache_utils import FLALayer
 from fla.models.utils import Cache
+
+from fla_longhorn.modules import state_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Replay(partial[dict[str, Any]]):
@@ -172,6 +178,42 @@ class RewindableCache(Cache):
     def restore(self, snapshot: RewindableCache) -> None:
         """Return to `snapshot`, which may be restored again."""
         self.layers = snapshot.snapshot().layers
+
+    def save(self, path: str | os.PathLike, model: PreTrainedModel, weights: bool = False) -> None:
+        """Write the states, in their dtypes, to a safetensors file from which :meth:`load` continues, bit for bit.
+
+        Args:
+            path (str or os.PathLike):
+                The file. It is replaced when all is written.
+            model (PreTrainedModel):
+                The model that read the tokens. The file keeps a hash of its config.
+            weights (bool, Optional):
+                Whether to keep a hash of the base model's weights too, which takes a pass over them here and in `load`.
+                Default: `False`.
+
+        Examples::
+            >>> cache = model(prompt, use_cache=True).past_key_values
+            >>> cache.save('prompt.safetensors', model)
+            >>> cache = RewindableCache.load('prompt.safetensors', model)
+            >>> cache.batch_repeat_interleave(8)
+            >>> model(questions, past_key_values=cache, use_cache=True)
+        """
+        state_files.save(self.layers, path, model, weights)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, model: PreTrainedModel) -> RewindableCache:
+        """The cache that :meth:`save` wrote, on the model's device; rows can be selected, repeated and read on.
+
+        Raises:
+            ValueError: the file is truncated or edited, or another model wrote it.
+            FileNotFoundError: there is no such file.
+        """
+        cache = cls()
+        for tokens, state in state_files.load(path, model):
+            layer = RewindableLayer()
+            layer.state, layer._seen_tokens = state, tokens
+            cache.layers.append(layer)
+        return cache
 
     def detach(self) -> None:
         """Detach the states from their autograd graphs."""

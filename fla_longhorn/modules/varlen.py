@@ -6,6 +6,7 @@ pass one or more of `position_ids` that restart, `cu_seq_lens_q`, `cu_seq_lens_k
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ PER_TOKEN = ('position_ids', 'seq_idx')
 # libraries pass these to every model; here they are ignored
 WITHOUT_EFFECT = (
     'max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits', 'tokenizer',
-    'assistant_tokenizer',
+    'assistant_tokenizer', 'num_items_in_batch',
 )
 KEYWORDS = ('cu_seqlens', 'cu_seqlens_cpu', 'cp_context', *CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)
 
@@ -52,6 +53,12 @@ def resolve_call(
         TypeError: an unknown keyword, or as :func:`resolve_rows`.
     """
     check_keywords(f'{type(model).__name__}.forward', kwargs)
+    if kwargs.get('num_items_in_batch') is not None and not torch.compiler.is_compiling():
+        warnings.warn(
+            f'num_items_in_batch has no effect in {type(model).__name__}, which has no loss: the head around it must divide '
+            'the sum of its losses by it, or have accepts_loss_kwargs = False, by which the Trainer averages over batches',
+            stacklevel=2,
+        )
     check_layers(cache, model.layers)
     if tokens is None:
         return attention_mask, kwargs

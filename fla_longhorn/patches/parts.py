@@ -146,6 +146,17 @@ def register_attn_mode(changes: Changes) -> None:
         importlib.import_module('fla_longhorn.contrib.vllm.config')
 
 
+def register_composite(changes: Changes) -> None:
+    """Let a model with Longhorn be the text model of transformers' composite models."""
+    from transformers import PreTrainedModel
+    from transformers.generation import GenerationMixin
+
+    from fla_longhorn.patches.composite import wrap_prepare_cache, wrap_tied_keys
+
+    wrap_attribute(changes, GenerationMixin, '_prepare_cache_for_generation', wrap_prepare_cache)
+    wrap_attribute(changes, PreTrainedModel, 'get_expanded_tied_weights_keys', wrap_tied_keys)
+
+
 def register_trainer(changes: Changes) -> None:
     """Let transformers' Trainer, which selects parameters by name, exclude `D` from weight decay."""
     from transformers import trainer_pt_utils
@@ -173,6 +184,7 @@ PARTS: dict[str, Callable[[Changes], Any]] = {
     'names': register_names,
     'attn_mode': register_attn_mode,
     'cpu': fla_cpu.register,
+    'composite': register_composite,
     'trainer': register_trainer,
     'served': register_served_classes,
     'flash_attn': register_flash_attention,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,8 +15,9 @@ import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 
 from benchmarks.kernels.launches import CALLS, main, run_call
+from fla_longhorn.ops.triton.device import make_card
 from fla_longhorn.ops.triton.exact import configs
-from offgpu.absent_device import SHARED_MEMORY
+from offgpu.absent_device import DEVICES
 from offgpu.launches import rehearsal, spread
 
 KERNELS = Path(__file__).parents[2] / 'fla_longhorn' / 'ops' / 'triton'
@@ -46,9 +48,13 @@ def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
 def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
     """Triton 3.6 on Hopper; `python -m tests.ptx` with that version finds what would be read too early."""
     monkeypatch.setattr(configs, 'ASYNC_COPIES', False)
-    assert {K: configs.for_products(K, 'bf16', 9).num_stages for K in (16, 32, 64, 128)} == {16: 1, 32: None, 64: 1, 128: 1}
+    stages = {
+        (target, K): configs.for_products(K, 64, 'bf16', make_card(device.target, device.properties)).num_stages
+        for target, device in DEVICES.items() for K in (16, 32, 64, 128)
+    }
+    assert [stages['sm_90', K] for K in (16, 32, 64, 128)] == [1, None, 1, 1]
     # no warp groups before, and none at K = 16 after
-    assert configs.for_products(64, 'bf16', 8).num_stages is configs.for_products(16, 'bf16', 10).num_stages is None
+    assert stages['sm_80', 64] is stages['sm_120', 64] is stages['sm_100', 16] is None
 
 
 @pytest.mark.slow
@@ -72,7 +78,7 @@ def wrong_kernel(x, n, B: tl.constexpr, SHARED: tl.constexpr):
 @pytest.fixture
 def little_shared_memory(monkeypatch):
     """Of an A100, which Triton asks for once a process."""
-    monkeypatch.setitem(SHARED_MEMORY, 'sm_80', 256)
+    monkeypatch.setitem(DEVICES, 'sm_80', replace(DEVICES['sm_80'], shared_memory=256))
     max_shared_mem.cache_clear()
     yield
     max_shared_mem.cache_clear()

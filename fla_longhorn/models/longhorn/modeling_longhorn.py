@@ -91,6 +91,8 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     config_class = LonghornConfig
     base_model_prefix = 'model'
     supports_gradient_checkpointing = True
+    # to the Trainer: the loss of a head is a mean, not divided by `num_items_in_batch`
+    accepts_loss_kwargs = False
     _no_split_modules = ['LonghornBlock']
     register_for_auto_class = staticmethod(register_for_auto_class)
 
@@ -182,6 +184,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
     _tp_plan = {'lm_head': 'colwise_gather_output'}
+    accepts_loss_kwargs = True
     # assisted generation can revert its states
     _is_stateful = False
     _compute_logits_and_loss = compute_logits_and_loss

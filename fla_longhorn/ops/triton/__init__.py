@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.device import custom_device_ctx
+from fla_longhorn.ops.triton.common import launching
 from fla_longhorn.ops.triton.diagonal import diagonal_bwd, diagonal_fwd
 from fla_longhorn.ops.triton.diagonal.summaries import backward_summary, forward_summary
 from fla_longhorn.ops.triton.exact import exact_bwd, exact_fwd
@@ -47,13 +47,13 @@ def longhorn_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     update = exact_fwd if args.exact else diagonal_fwd
-    with custom_device_ctx(args.q.device):
+    with launching(args):
         return update(args, save_states=save_states, parallel=parallel, final_state=final_state, pool=pool)
 
 
 def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> tuple[Tensor, ...]:
     update = exact_bwd if args.exact else diagonal_bwd
-    with custom_device_ctx(args.q.device):
+    with launching(args):
         return update(do, dht, states, args, parallel=parallel)
 
 

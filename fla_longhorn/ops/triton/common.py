@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,8 +11,10 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.language.extra import libdevice
+from triton.runtime.errors import OutOfResources
 
 from fla_longhorn.ops.arguments import Arguments, StepOptions
+from fla_longhorn.ops.triton.device import Card, card_of, custom_device_ctx
 
 INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -84,6 +88,36 @@ def no_step(OPTIONS):
 
 def padded_state_size(K: int) -> int:
     return max(triton.next_power_of_2(K), 16)
+
+
+def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, card: Card) -> str:
+    """How products round their operands: `bf16`, `ieee` (float32, unrounded) or `tf32`, which holds every float16 exactly."""
+    dtypes = {q.dtype, k.dtype, v.dtype}
+    if torch.float32 in dtypes:
+        return 'ieee'
+    if torch.float16 not in dtypes:
+        return 'bf16'
+    return 'tf32' if card.backend == 'cuda' else 'ieee'
+
+
+def launch_key(args: Arguments) -> tuple[int, int, str, Card]:
+    """What launch parameters depend on: K, V, the precision of products and the card."""
+    card = card_of(args.q.device)
+    return args.k.shape[-1], args.v.shape[-1], operand_precision(args.q, args.k, args.v, card), card
+
+
+@contextmanager
+def launching(args: Arguments) -> Iterator[None]:
+    """Launches on the tensors' device; one for which the card has too little memory on chip raises a ValueError."""
+    with custom_device_ctx(args.q.device):
+        try:
+            yield
+        except OutOfResources as error:
+            K, _, _, card = launch_key(args)
+            raise ValueError(
+                f'K = {K} in {args.q.dtype}, exact={args.exact}, requires {error.required} of {error.name} on {card.name}, '
+                f'which has {error.limit}; use a smaller K, another dtype, or FLA_LONGHORN_BACKEND=torch, which is slower',
+            ) from error
 
 
 def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -9,11 +9,11 @@ from torch import Tensor
 from fla_longhorn.ops.arguments import Arguments, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import strided_inputs, with_token_stride
+from fla_longhorn.ops.triton.common import launch_key, strided_inputs, with_token_stride
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_bwd_segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
-from fla_longhorn.ops.triton.diagonal.configs import for_blocks, for_forward
+from fla_longhorn.ops.triton.diagonal.configs import for_backward, for_forward
 from fla_longhorn.ops.triton.diagonal.forward import longhorn_fwd_segments
 from fla_longhorn.ops.triton.diagonal.step import longhorn_fwd_step
 
@@ -33,14 +33,14 @@ def diagonal_fwd(
         o = longhorn_fwd_step(args, strides, h0, ht, pool)
         return o, or_empty(ht, o), or_empty(None, o)
 
-    L = segment_length(args, parallel, for_forward(K, V).BV)
+    L = segment_length(args, parallel, for_forward(*launch_key(args)).BV)
     if save_states:
         slots = num_checkpoints(B, T, N, checkpoint_interval(K), is_varlen)
         states = args.q.new_empty((slots, H, K, V), dtype=torch.float32)
-    rows = prepare_rows(args.q, args.k, args.scale, squares=False)
+    rows = prepare_rows(args, squares=False)
     if L <= T:
         decay, local = segments.summarize_segments(rows, args, L=L)
-        h0 = segments.combine_segments(decay, local, h0, args.cu_seqlens, N=N, T=T, L=L, reverse=False, pool=pool)
+        h0 = segments.combine_segments(decay, local, h0, args, L=L, reverse=False, pool=pool)
     o = longhorn_fwd_segments(rows, args, strides, h0, ht, states, pool, L=L)
     return o, or_empty(ht, o), or_empty(states, o)
 
@@ -53,12 +53,12 @@ def diagonal_bwd(
     do, strides['S_DO'] = with_token_stride(do)
 
     # twice as many segments as programs: backward runs two in turn, and the summaries' programs fit twice as often
-    L = segment_length(args, parallel, for_blocks().BV, rounds=2)
-    rows = prepare_rows(q, args.k, args.scale, squares=L <= T)
+    L = segment_length(args, parallel, for_backward(*launch_key(args)).BV, rounds=2)
+    rows = prepare_rows(args, squares=L <= T)
     if L <= T:
         decay, local = segments.summarize_segments(rows, args, do, L=L)
         dht = None if dht is None else dht.float().contiguous()
-        dh = segments.combine_segments(decay, local, dht, args.cu_seqlens, N=args.num_sequences, T=T, L=L, reverse=True)
+        dh = segments.combine_segments(decay, local, dht, args, L=L, reverse=True)
     elif dht is None:
         dh = q.new_zeros(args.state_shape, dtype=torch.float32)
     else:

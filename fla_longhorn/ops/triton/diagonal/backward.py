@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, given, no_step, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, given, launch_key, no_step, padded_state_size
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
@@ -30,7 +30,13 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
     to_ring,
 )
 from fla_longhorn.ops.triton.diagonal.common import locate_segment, state_offsets
-from fla_longhorn.ops.triton.diagonal.configs import PROGRAMS_PER_MULTIPROCESSOR, for_blocks, scratch_offset, slice_length
+from fla_longhorn.ops.triton.diagonal.configs import (
+    PROGRAMS_PER_MULTIPROCESSOR,
+    for_backward,
+    for_reduce,
+    scratch_offset,
+    slice_length,
+)
 from fla_longhorn.ops.triton.slots import first_slot
 
 
@@ -230,7 +236,8 @@ def longhorn_bwd_segments(
     B, T, H, K, V = args.sizes
     N, interval = args.num_sequences, checkpoint_interval(K)
     scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
-    KP, config = padded_state_size(K), for_blocks()
+    KP, config, reduce = padded_state_size(K), for_backward(*launch_key(args)), for_reduce(*launch_key(args))
+    kernel, reduce_kernel = longhorn_bwd_kernel, longhorn_reduce_kernel
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(q.device))
@@ -248,16 +255,15 @@ def longhorn_bwd_segments(
     slices = triton.cdiv(min(L, T), TS)
     part, scratch = torch.empty(NV, H, TP, 2 * KP + 4, **f32), torch.empty(floats, **f32)
     dD = None if D is None else torch.empty(slices, NS, H, V, **f32)
-    BT = max(512 // KP, 2)
     for i in reversed(range(slices)):
-        longhorn_bwd_kernel[(programs,)](
+        kernel[(programs,)](
             rows, v, beta, D, z, do, states, dh, dv, dbeta, None if dD is None else dD[i], dz, part, scratch, args.cu_seqlens,
-            T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval, **config.of('ROWS'),
+            T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval, **config.of(kernel),
             PRECISE=max(q.itemsize, k.itemsize) > 2, OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
             STATE_V_FIRST=args.state_v_first, **FUSED,
         )
-        longhorn_reduce_kernel[(triton.cdiv(TP, BT) * H,)](
-            part, rows, dq, dk, dbeta, args.scale, T, B * T, L, i * TS, TS, TP, NV=NV, H=H, K=K, R=R, KP=KP, BT=BT,
-            SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, num_warps=2, **FUSED,
+        reduce_kernel[(triton.cdiv(TP, reduce.BT) * H,)](
+            part, rows, dq, dk, dbeta, args.scale, T, B * T, L, i * TS, TS, TP, NV=NV, H=H, K=K, R=R, KP=KP,
+            SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, **reduce.of(reduce_kernel), **FUSED,
         )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz

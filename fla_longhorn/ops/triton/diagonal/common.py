@@ -10,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import FUSED, INTERPRETING, padded_state_size
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton.common import FUSED, INTERPRETING, launch_key, padded_state_size
+from fla_longhorn.ops.triton.diagonal.configs import for_prepare
 from fla_longhorn.ops.triton.slots import locate_slot
 
 
@@ -128,17 +130,15 @@ def longhorn_prepare_kernel(
         tl.store(p_r + 2 * BK + 4, b_k2, mask=m_t[:, None])
 
 
-def prepare_rows(
-    q: torch.Tensor, k: torch.Tensor, scale: float, squares: bool,
-) -> torch.Tensor:
+def prepare_rows(args: Arguments, *, squares: bool) -> torch.Tensor:
     """Float32 rows `[H, B * T, R]` of keys and queries: the kernels load them wide and without conversions."""
+    q, k, kernel, config = args.q, args.k, longhorn_prepare_kernel, for_prepare(*launch_key(args))
     B, T, H, K = q.shape
     BK = padded_state_size(K)
     R = (3 if squares else 2) * BK + 4
-    BT = max(1024 // BK, 4)
     rows = torch.empty(H, B * T, R, dtype=torch.float32, device=q.device)
-    longhorn_prepare_kernel[(triton.cdiv(B * T, BT) * H,)](
-        q, k, rows, scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, BT=BT, BK=BK, R=R, SQUARES=squares, num_warps=4,
+    kernel[(triton.cdiv(B * T, config.BT) * H,)](
+        q, k, rows, args.scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, BK=BK, R=R, SQUARES=squares, **config.of(kernel),
         **FUSED,
     )
     return rows

@@ -1,14 +1,15 @@
-"""Tile sizes of the diagonal update's kernels, and the layout of backward's scratch buffer."""
+"""Launch parameters of the diagonal update's kernels, one function per kernel, and the layout of backward's scratch buffer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import torch
 import triton
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
+from fla_longhorn.ops.triton.device import Card
+from fla_longhorn.ops.triton.launch import LaunchConfig, launch_rule
 
 # programs of 32 channels that a multiprocessor should hold: two for each of its four schedulers
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -16,13 +17,13 @@ PROGRAMS_PER_MULTIPROCESSOR = 8
 MIN_SEGMENT_LENGTH = 256
 # from this segment length on, backward processes a segment in slices
 MIN_SLICED_LENGTH = 1024
-# launch option of Triton for NVIDIA only: with 128 registers a thread, 16 programs fit on a multiprocessor
-FEW_REGISTERS = {} if torch.version.hip or torch.version.xpu else dict(maxnreg=128)
+# programs of one warp that a multiprocessor's registers should hold where `maxnreg` limits them, an option for NVIDIA only
+RESIDENT_PROGRAMS = 16
 
 
 @dataclass(frozen=True)
-class DiagonalConfig:
-    """Launch parameters of a program of one warp with a state `[BK, BV]`, in which a thread has `BC` channels.
+class DiagonalConfig(LaunchConfig):
+    """Launch parameters of a program with a state `[BK, BV]`, of one warp, in which a thread has `BC` channels.
 
     `U` tokens are loaded ahead; a sum over K is taken in `ROWS` chains of FMA.
     """
@@ -32,15 +33,33 @@ class DiagonalConfig:
     BC: int = 1
     U: int = 4
     ROWS: int = 1
+    num_stages: int | None = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        assert self.BK >= 16 and self.BV >= self.BC and 4 % self.U == 0
-
-    def of(self, *names: str) -> dict:
-        return {name: getattr(self, name) for name in ('BK', 'BV', *names)} | {'num_warps': 1, 'num_stages': 1}
+        assert self.BK >= 16 and self.BV >= self.BC and 4 % self.U == 0 and self.num_warps == 1
 
 
-def for_forward(K: int, V: int) -> DiagonalConfig:
+@dataclass(frozen=True)
+class TokensConfig(LaunchConfig):
+    """Launch parameters of a program that has `BT` tokens of one head, with all their keys."""
+
+    BT: int
+
+
+@dataclass(frozen=True)
+class EntriesConfig(LaunchConfig):
+    """Launch parameters of a program that has `BS` entries of a state."""
+
+    BS: int
+
+
+@launch_rule('longhorn_prepare_kernel')
+def for_prepare(K: int, V: int, precision: str, card: Card) -> TokensConfig:
+    return TokensConfig(max(1024 // padded_state_size(K), 4), num_warps=4)
+
+
+@launch_rule('longhorn_fwd_kernel')
+def for_forward(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
     """At most 64 state entries a thread, which leaves registers for the rest.
 
     Two channels a thread share the loads of keys and queries, where their states fit. From K = 65 on, a warp has fewer
@@ -51,12 +70,31 @@ def for_forward(K: int, V: int) -> DiagonalConfig:
     return DiagonalConfig(BK, min(32 * BC, 2048 // BK), BC, U=4 if BK == 16 else 2, ROWS={16: 1, 32: 2}.get(BK, 4))
 
 
-def for_blocks() -> DiagonalConfig:
-    """Backward and summaries, by blocks of 16 entries of K: a channel a thread, so that nothing waits for another warp."""
+@launch_rule('longhorn_bwd_kernel')
+def for_backward(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
+    """By blocks of 16 entries of K: a channel a thread, so that nothing waits for another warp."""
     return DiagonalConfig(16, 32)
 
 
-def for_step(K: int, V: int) -> DiagonalConfig:
+@launch_rule('longhorn_reduce_kernel')
+def for_reduce(K: int, V: int, precision: str, card: Card) -> TokensConfig:
+    return TokensConfig(max(512 // padded_state_size(K), 2), num_warps=2)
+
+
+@launch_rule('longhorn_segment_kernel')
+def for_segments(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
+    """Blocks as in backward."""
+    few = card.registers // (32 * RESIDENT_PROGRAMS) if card.backend == 'cuda' else None
+    return DiagonalConfig(16, 32, maxnreg=few)
+
+
+@launch_rule('longhorn_combine_kernel')
+def for_combine(K: int, V: int, precision: str, card: Card) -> EntriesConfig:
+    return EntriesConfig(128)
+
+
+@launch_rule('longhorn_step_kernel')
+def for_step(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
     BK = padded_state_size(K)
     return DiagonalConfig(BK, max(min(triton.next_power_of_2(V), 1024 // BK), 16))
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, given, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import FUSED, given, launch_key, sigmoid, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
@@ -235,12 +235,12 @@ def longhorn_fwd_segments(
     N, v, beta, cu_seqlens = args.num_sequences, args.v, args.beta, args.cu_seqlens
     # programs of a sequence without a row return at once
     o = (torch.empty if pool is None else torch.zeros)(B, T, H, V, dtype=v.dtype, device=v.device)
-    config = for_forward(K, V)
+    kernel, config = longhorn_fwd_kernel, for_forward(*launch_key(args))
     grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, config.BV),)
-    longhorn_fwd_kernel[grid](
+    kernel[grid](
         rows, v, beta, args.D, args.z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, checkpoint_interval(K), H=H, K=K, V=V,
         **strides, R=rows.shape[-1], OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3, STATE_V_FIRST=args.state_v_first,
-        PAIRS=loads_pairs(args, strides, config), CUT=L <= T, **config.of('BC', 'U', 'ROWS'),
+        PAIRS=loads_pairs(args, strides, config), CUT=L <= T, **config.of(kernel),
         **row_arguments(pool, H * K * V), **FUSED,
     )
     return o

@@ -13,11 +13,20 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, given, no_step, padded_state_size, sigmoid, step_sizes, with_token_stride
+from fla_longhorn.ops.triton.common import (
+    FUSED,
+    given,
+    launch_key,
+    no_step,
+    padded_state_size,
+    sigmoid,
+    step_sizes,
+    with_token_stride,
+)
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import from_word, load_four, load_keys, load_next
 from fla_longhorn.ops.triton.diagonal.common import load_masked, locate_segment, state_offsets, unstack
-from fla_longhorn.ops.triton.diagonal.configs import FEW_REGISTERS, MIN_SEGMENT_LENGTH, PROGRAMS_PER_MULTIPROCESSOR, for_blocks
+from fla_longhorn.ops.triton.diagonal.configs import MIN_SEGMENT_LENGTH, PROGRAMS_PER_MULTIPROCESSOR, for_combine, for_segments
 from fla_longhorn.ops.triton.slots import first_slot, locate_states, only_if, row_arguments
 
 
@@ -199,12 +208,12 @@ def summarize_segments(
     N = args.cu_seqlens.shape[0] - 1 if args.cu_seqlens is not None else B
     S = num_checkpoints(B, T, N, L, is_varlen)
     decay, local = (x.new_empty((S, *args.state_shape[1:]), dtype=torch.float32) for _ in range(2))
-    config = for_blocks()
+    kernel, config = longhorn_segment_kernel, for_segments(*launch_key(args))
     grid = (S * H * triton.cdiv(K, config.BK) * triton.cdiv(V, config.BV),)
-    longhorn_segment_kernel[grid](
+    kernel[grid](
         rows, x, beta, z, decay, local, args.cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1],
         KP=padded_state_size(K), REVERSE=do is not None, OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=args.state_v_first, **config.of(), **FEW_REGISTERS, **FUSED,
+        STATE_V_FIRST=args.state_v_first, **config.of(kernel), **FUSED,
     )
     return decay, local
 
@@ -213,10 +222,8 @@ def combine_segments(
     decay: torch.Tensor,
     local: torch.Tensor,
     start: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
+    args: Arguments,
     *,
-    N: int,
-    T: int,
     L: int,
     reverse: bool,
     pool: Pool | None = None,
@@ -226,10 +233,10 @@ def combine_segments(
     With `pool`, `start` is a pool that holds them in these rows.
     """
     bounds = torch.empty_like(decay)
-    H, KV = decay.shape[1], decay.shape[2] * decay.shape[3]
-    BS = 128
-    longhorn_combine_kernel[(N * H * triton.cdiv(KV, BS),)](
-        decay, local, start, bounds, cu_seqlens, T, L, H=H, KV=KV, BS=BS, REVERSE=reverse, num_warps=1,
+    kernel, config, (_, T, H, K, V) = longhorn_combine_kernel, for_combine(*launch_key(args)), args.sizes
+    KV = K * V
+    kernel[(args.num_sequences * H * triton.cdiv(KV, config.BS),)](
+        decay, local, start, bounds, args.cu_seqlens, T, L, H=H, KV=KV, REVERSE=reverse, **config.of(kernel),
         **row_arguments(pool, H * KV), **FUSED,
     )
     return bounds

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, given, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, given, launch_key, sigmoid, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import state_offsets, update
 from fla_longhorn.ops.triton.diagonal.configs import for_step
 from fla_longhorn.ops.triton.slots import locate_states, only_if, row_arguments
@@ -71,10 +71,10 @@ def longhorn_fwd_step(
     B, _, H, K, V = args.sizes
     q, k, v, beta = args.q, args.k, args.v, args.beta
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
-    config = for_step(K, V)
-    longhorn_step_kernel[(B * H * triton.cdiv(V, config.BV),)](
+    kernel, config = longhorn_step_kernel, for_step(*launch_key(args))
+    kernel[(B * H * triton.cdiv(V, config.BV),)](
         q, k, v, beta, args.D, args.z, o, h0, ht, args.scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2),
         k.stride(3), strides['S_V'], strides['S_Z'], H=H, K=K, V=V, OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=args.state_v_first, **config.of(), **SAME_IN_ALL_LANES, **row_arguments(pool, H * K * V),
+        STATE_V_FIRST=args.state_v_first, **config.of(kernel), **SAME_IN_ALL_LANES, **row_arguments(pool, H * K * V),
     )
     return o

@@ -6,7 +6,7 @@ import triton
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.device import custom_device_ctx
+from fla_longhorn.ops.triton.common import launching
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 
@@ -26,12 +26,12 @@ def summarize(args: Arguments, do: Tensor | None) -> tuple[Tensor, Tensor]:
     args = args._replace(state_v_first=False, cu_seqlens=None)
     _, T, H, K, V = args.sizes
     reverse, device = do is not None, args.q.device
-    with custom_device_ctx(device):
-        rows = prepare_rows(args.q, args.k, args.scale, squares=reverse)
+    with launching(args):
+        rows = prepare_rows(args, squares=reverse)
         L = segments.choose_segment_length(T, H * triton.cdiv(V, 32), K, device)
         decay, local = segments.summarize_segments(rows, args, do, L=L)
         if len(decay) == 1:
             return decay, local
-        bounds = segments.combine_segments(decay, local, None, None, N=1, T=T, L=L, reverse=reverse)
+        bounds = segments.combine_segments(decay, local, None, args, L=L, reverse=reverse)
     last = slice(0, 1) if reverse else slice(-1, None)
     return decay.prod(0, keepdim=True), decay[last] * bounds[last] + local[last]

@@ -8,8 +8,16 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, given, step_factors, step_sizes, stores_cs, strided_inputs, with_token_stride
-from fla_longhorn.ops.triton.device import device_capability
+from fla_longhorn.ops.triton.common import (
+    FUSED,
+    given,
+    launch_key,
+    step_factors,
+    step_sizes,
+    stores_cs,
+    strided_inputs,
+    with_token_stride,
+)
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
@@ -19,7 +27,6 @@ from fla_longhorn.ops.triton.exact.common import (
     load_tile,
     operand,
     operand_dtype,
-    operand_precision,
     product,
     reverse_substitution,
     rounded,
@@ -251,11 +258,12 @@ def chunk_longhorn_exact_bwd(
     do, s_do = with_token_stride(do)
     B, T, H, K, V = args.sizes
     N = args.num_sequences
-    interval, precision = checkpoint_interval(K), operand_precision(q, k, v)
+    about, interval = launch_key(args), checkpoint_interval(K)
+    precision = about[2]
     span, parts = span_size(K, precision), state_parts(K, precision)
     scalar_beta, has_cs = beta.dim() == 3, stores_cs(args.step_options)
     dtype = operand_dtype(precision)
-    gram, a = chunk_longhorn_exact_gram(q, k, strides['S_Q'], strides['S_K'], cu_seqlens, precision, scale)
+    gram, a = chunk_longhorn_exact_gram(args, strides, about, scale)
 
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
@@ -270,7 +278,6 @@ def chunk_longhorn_exact_bwd(
     hs, dhs = (q.new_empty((slots, H, parts, V, K), dtype=dtype) for _ in range(2))
     flags = {'OPTIONS': args.step_options, 'SCALAR_BETA': scalar_beta}
 
-    about = K, precision, device_capability(q.device)
     kernel, config = chunk_longhorn_exact_bwd_kernel_replay, for_replay(*about)
     kernel[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
         q, k, v, beta, D, z, do, gram, a, states, us, cs, hs, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V, **strides,
@@ -283,5 +290,5 @@ def chunk_longhorn_exact_bwd(
         H=H, K=K, V=V, **strides, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
         **config.of(kernel), **FUSED,
     )
-    dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, precision, flags, strides)
+    dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, about, flags, strides)
     return dq, dk, dv, dbeta, dh0, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz

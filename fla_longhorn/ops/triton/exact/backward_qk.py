@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fla_longhorn.ops.triton.common import FUSED, given, step_factors
-from fla_longhorn.ops.triton.device import device_capability
+from fla_longhorn.ops.triton.device import Card
 from fla_longhorn.ops.triton.exact.common import head_and_index, product, rounded, split_product, tile_pointers
 from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
 from fla_longhorn.ops.triton.slots import locate_slot
@@ -116,13 +116,12 @@ def chunk_longhorn_exact_bwd_kernel_qk(
 
 def chunk_longhorn_exact_bwd_qk(
     q: Tensor, k: Tensor, beta: Tensor, dy: Tensor, us: Tensor, ws: Tensor, hs: Tensor, dhs: Tensor, dbeta: Tensor,
-    cu_seqlens: Tensor | None, scale: float, precision: str, flags: dict[str, Any], strides: dict[str, int],
+    cu_seqlens: Tensor | None, scale: float, about: tuple[int, int, str, Card], flags: dict[str, Any], strides: dict[str, int],
 ) -> tuple[Tensor, Tensor]:
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; store dbeta of a scalar step."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    kernel = chunk_longhorn_exact_bwd_kernel_qk
-    config = for_products(K, precision, device_capability(q.device))
+    kernel, config, precision = chunk_longhorn_exact_bwd_kernel_qk, for_products(*about), about[2]
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
     kernel[(H * hs.shape[0], triton.cdiv(K, config.BK))](
         q, k, beta, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],

@@ -14,16 +14,6 @@ WARPS_PER_MULTIPROCESSOR = 2
 LEAST_INTERVALS = 8
 
 
-def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    """How products round their operands: `bf16`, `ieee` (float32, unrounded) or `tf32`, which holds every float16 exactly."""
-    dtypes = {q.dtype, k.dtype, v.dtype}
-    if torch.float32 in dtypes:
-        return 'ieee'
-    if torch.float16 not in dtypes:
-        return 'bf16'
-    return 'ieee' if torch.version.hip else 'tf32'
-
-
 def operand_dtype(precision: str) -> torch.dtype:
     """The dtype in which a kernel stores operands of a later kernel's products."""
     return torch.bfloat16 if precision == 'bf16' else torch.float32

@@ -9,8 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, given, sigmoid, step_sizes, strided_inputs
-from fla_longhorn.ops.triton.device import device_capability
+from fla_longhorn.ops.triton.common import FUSED, given, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
     forward_substitution,
@@ -20,7 +19,6 @@ from fla_longhorn.ops.triton.exact.common import (
     is_split,
     kept,
     load_tile,
-    operand_precision,
     product,
     rounded,
     tile_mask,
@@ -255,13 +253,12 @@ def chunk_longhorn_exact_fwd(
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
     x, strides = strided_inputs(args)
-    precision, interval, N = operand_precision(x.q, x.k, x.v), checkpoint_interval(K), x.num_sequences
-    gram, a = chunk_longhorn_exact_gram(x.q, x.k, strides['S_Q'], strides['S_K'], x.cu_seqlens, precision)
+    about, interval, N = launch_key(x), checkpoint_interval(K), x.num_sequences
+    gram, a = chunk_longhorn_exact_gram(x, strides, about)
     h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row write nothing
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
-    kernel, about = chunk_longhorn_exact_fwd_kernel_o, (K, precision, device_capability(x.q.device))
-    config = for_forward(*about)
+    kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_forward(*about)
     blocks = H * triton.cdiv(V, config.BV)
     passes = [dict(config.of(kernel), OUTPUT=True, BY_INTERVAL=False, programs=N)]
     if is_split(N * blocks * config.num_warps, T, interval, x.q.device):
@@ -275,7 +272,7 @@ def chunk_longhorn_exact_fwd(
     for form in passes:
         kernel[(form.pop('programs') * blocks,)](
             x.q, x.k, x.v, x.beta, x.D, x.z, gram, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
-            INTERVAL=interval, DOT=precision, OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3,
+            INTERVAL=interval, DOT=about[2], OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3,
             STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
         )
     return o

@@ -6,10 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, given, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, given
+from fla_longhorn.ops.triton.device import Card
 from fla_longhorn.ops.triton.exact.common import head_and_index, operand_dtype, product, rounded, tile_pointers
-from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE
+from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE, for_gram
 from fla_longhorn.ops.triton.slots import locate_slot
 
 
@@ -57,17 +59,18 @@ def chunk_longhorn_exact_kernel_gram(
 
 
 def chunk_longhorn_exact_gram(
-    q: torch.Tensor, k: torch.Tensor, s_q: int, s_k: int, cu_seqlens: torch.Tensor | None, precision: str, scale: float = 1.0,
+    args: Arguments, strides: dict[str, int], about: tuple[int, int, str, Card], scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `gram [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed; s_q, s_k: strides of tokens."""
+    """Return `gram [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed."""
+    q, k, cu_seqlens = args.q, args.k, args.cu_seqlens
     B, T, H, K = q.shape
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    N, kernel, config, precision = args.num_sequences, chunk_longhorn_exact_kernel_gram, for_gram(*about), about[2]
     slots = num_checkpoints(B, T, N, CHUNK_SIZE, cu_seqlens is not None)
     gram = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
     parts = 1 if precision == 'ieee' else 2
     a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=operand_dtype(precision))
-    chunk_longhorn_exact_kernel_gram[(H * slots,)](
-        q, k, gram, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=s_q, S_K=s_k, BT=CHUNK_SIZE, BK=padded_state_size(K),
-        DOT=precision, num_warps=1, **FUSED,
+    kernel[(H * slots,)](
+        q, k, gram, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=strides['S_Q'], S_K=strides['S_K'], DOT=precision,
+        **config.of(kernel), **FUSED,
     )
     return gram, a

@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, given, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, given, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded
 from fla_longhorn.ops.triton.exact.configs import for_recurrent
 from fla_longhorn.ops.triton.exact.state import state_offsets
@@ -94,8 +94,8 @@ def fused_recurrent_longhorn_exact_fwd(
 ) -> torch.Tensor:
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
-    kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(K)
     x, strides = strided_inputs(args, ('q', 'k', 'v', 'z'))
+    kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(*launch_key(x))
     h0 = x.initial_state if pool is None else pool.states
     o = x.v.new_empty(B, T, H, V)
     # several lanes load a channel of a state [V, K], and each has the channel's sums

@@ -1,0 +1,54 @@
+"""What a card has is enough for what is launched on it, or the error says in words what is not."""
+
+import pytest
+from triton.backends.compiler import GPUTarget
+
+from benchmarks.kernels.launches import Call, rehearse, run_call
+from fla_longhorn.ops.triton.device import make_card
+from fla_longhorn.ops.triton.exact.configs import ExactConfig
+from fla_longhorn.ops.triton.launch import RULES
+from offgpu.absent_device import DEVICES
+from offgpu.launches import rehearsal
+
+LAYER = dict(V=768, T=4096, sigmoid=True, D=True, z=True)
+DTYPES, STATE_SIZES = ('bfloat16', 'float16', 'float32'), (16, 32, 64, 128, 256)
+TABLE = [Call(exact=exact, K=K, dtype=dtype, **LAYER) for exact in (True, False) for K in STATE_SIZES for dtype in DTYPES]
+# the forwards that require the most, where there is least
+TIGHT = [
+    *((x, Call('infer', exact=True, K=128, dtype='float16', **LAYER)) for x in ('sm_80', 'sm_86', 'sm_90', 'sm_120')),
+    ('sm_120', Call('infer', exact=True, K=128, **LAYER)),
+]
+
+
+@pytest.mark.parametrize(('target', 'call'), [
+    *TIGHT, *(pytest.param(target, call, marks=pytest.mark.slow) for target in DEVICES for call in TABLE),
+], ids=str)
+def test_shared_memory_is_what_the_card_has(target, call):
+    """As laid out by Triton; `test_compiled.py` goes down to machine code."""
+    outcome = run_call(call, target, 'memory')
+    assert outcome.error is None, outcome.error
+    assert max(x['shared'] for x in outcome.launches) > 0
+
+
+def test_too_large_a_state_raises_in_words(monkeypatch):
+    """With launch parameters for a card with more."""
+    monkeypatch.setitem(RULES, 'chunk_longhorn_exact_fwd_kernel_o', lambda *_: ExactConfig(128, 256, num_warps=8))
+    with rehearsal('sm_86', 'memory'), pytest.raises(ValueError, match=(
+        r'K = 128 in torch.float16, exact=True, requires 1\d{5} of shared memory on sm_86, which has 101376; use a smaller K, '
+        'another dtype, or FLA_LONGHORN_BACKEND=torch'
+    )):
+        rehearse(Call('infer', exact=True, K=128, dtype='float16', V=512))
+
+
+def test_a_card_before_ampere_raises_in_words():
+    with pytest.raises(ValueError, match=r'compute capability 7.5, .* 8.0 \(Ampere\) or later. FLA_LONGHORN_BACKEND=torch'):
+        make_card(GPUTarget('cuda', 75, 32), {'max_shared_mem': 65536, 'multiprocessor_count': 40})
+
+
+def test_warp_products_where_triton_has_no_others():
+    cards = {name: make_card(device.target, device.properties) for name, device in DEVICES.items()}
+    assert {name for name, card in cards.items() if card.mma} == {'sm_80', 'sm_86', 'sm_89', 'sm_120', 'sm_121'}
+    assert {name for name, card in cards.items() if card.tensor_memory} == {'sm_100'}
+    assert {name: card.shared_memory for name, card in cards.items() if card.shared_memory < 2**17} == {
+        **dict.fromkeys(('sm_86', 'sm_89', 'sm_120', 'sm_121'), 101376), 'gfx942': 65536,
+    }
