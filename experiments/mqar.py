@@ -20,6 +20,7 @@ import time
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from types import MethodType
 
 import torch
 import transformers
@@ -30,7 +31,7 @@ from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
-from experiments import chunkwise, finished, synthetic, without_gpu, zoology
+from experiments import chunkwise, finished, gated, synthetic, without_gpu, zoology
 from experiments.baselines import MIXERS, Baseline
 from experiments.recall import draw, summarize
 from fla_longhorn import LonghornConfig
@@ -50,16 +51,24 @@ LONGHORN = {
     'exact, value projection': {'exact': True, 'value_proj': True},
     **{f'{name}, {DOUBLED}': {'exact': name == 'exact'} for name in ('diagonal', 'exact')},
 }
+# with the options `gate`, `doubled` and `head_dim`, `expand_v`, `gate_rank` of a cell
+GATED = {
+    'gated diagonal': {},
+    'gated exact': {'exact': True},
+    'gated diagonal, scalar beta': {'scalar_beta': True},
+    'gated exact, scalar beta': {'exact': True, 'scalar_beta': True},
+}
+SCALAR_GATED = 'scalar gated Longhorn'
 # fla's models, and transformers' Mamba, whose scan can be replaced; with what makes one as large as a Longhorn of its width
 OTHERS = {
     'GLA': ('gla', lambda cell: {'num_heads': 1, 'use_short_conv': True}),
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
-    'Gated DeltaNet': ('gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    **dict.fromkeys(('Gated DeltaNet', SCALAR_GATED), ('gated_deltanet', lambda cell: heads_of(cell))),
     'DeltaNet, negative eigenvalues': ('delta_net', lambda cell: {'num_heads': 1, 'allow_neg_eigval': True}),
     'Mamba': (transformers.MambaConfig, lambda cell: {'state_size': cell['state_size']}),
     'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
     'Mamba3': ('mamba3', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
-    'KDA': ('kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
+    'KDA': ('kda', lambda cell: heads_of(cell)),
     'MesaNet': ('mesa_net', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
     'RWKV-7': ('rwkv7', lambda cell: {'head_dim': 64}),
     'preconditioned KDA': ('precond_kda', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']}),
@@ -67,6 +76,14 @@ OTHERS = {
         'precond_gated_deltanet', lambda cell: {'num_heads': 1, 'head_dim': cell['hidden_size']},
     ),
 }
+
+
+def heads_of(cell: dict) -> dict:
+    """One head as wide as the model, or a cell's own."""
+    names = ('num_heads', 'head_dim', 'expand_v', 'allow_neg_eigval')
+    return {'num_heads': 1, 'head_dim': cell['hidden_size']} | {name: cell[name] for name in names if name in cell}
+
+
 RULES = {'zoology': zoology.run_cell, 'synthetic': synthetic.run_cell}
 # these have no implementation in PyTorch here or in fla that trains in reasonable time
 ON_A_GPU = ('Mamba3', 'MesaNet', 'RWKV-7', 'preconditioned KDA', 'preconditioned Gated DeltaNet')
@@ -77,9 +94,9 @@ DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
 
 def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
     """The model of a cell: `examples/mqar`'s Longhorn, the same with attention for its mixers, or a model of fla's."""
-    if cell['mixer'] in (*LONGHORN, 'attention'):
+    if cell['mixer'] in (*LONGHORN, *GATED, 'attention'):
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
-        options = LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
+        options = (LONGHORN | GATED).get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
         options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
         if cell['mixer'] == 'attention':
             options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
@@ -111,6 +128,12 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
     for block in model.model.layers if hasattr(model, 'model') else ():
         if cell['mixer'] in LONGHORN and DOUBLED in cell['mixer']:
             block.attn.op_for = lambda q_len: chunkwise.longhorn_with_doubled_steps
+        if cell['mixer'] in GATED:
+            gated.add_gate(block.attn, cell['gate'], cell['doubled'], cell.get('initializer_range', 0.02))
+        if cell['mixer'] == SCALAR_GATED:
+            block.attn.forward = MethodType(gated.scalar_longhorn_forward, block.attn)
+        if 'gate_rank' in cell:
+            gated.set_gate_rank(block.attn, cell['gate_rank'], cell.get('initializer_range', 0.02))
         if 'residual_scale' in cell:
             block.attn.out_proj.weight.mul_(cell['residual_scale'])
         if 'branch_factor' in cell:

@@ -9,6 +9,8 @@ MAD (arXiv 2403.17844): recall of values in context, by keys of one token, of se
 from among blanks, in order; compression of a sequence into its last hidden state; a map from keys to values that is the same
 in all sequences. Sizes are options of the setting, so they can be MAD's own or smaller.
 
+Recall that starts anew at a mark (`segments`) is in neither: it asks what no longer holds, too.
+
 A task draws tokens and targets `[N, T]`, the target beside the token that it is asked at, `IGNORE` where nothing is asked.
 """
 
@@ -77,6 +79,30 @@ def recall(rng: Generator, size: int, seq_len: int, vocab_size: int, noise: floa
     return tokens.reshape(size, -1), targets.reshape(size, -1)
 
 
+def segments(rng: Generator, size: int, seq_len: int, vocab_size: int, num_pairs: int, absent: int = 0) -> Drawn:
+    """Recall that starts anew: segments of a mark, pairs, and questions for their keys and for `absent` others, shuffled.
+
+    A segment's keys differ, and come again with other values in later segments. The answer to a key that was not shown since
+    the mark, though maybe before it, is the last token.
+    """
+    keys = (vocab_size - 2) // 2
+    length = 1 + 3 * num_pairs + absent
+    if seq_len % length or num_pairs + absent > keys:
+        raise ValueError(f'segments: seq_len must be a multiple of {length} and num_pairs + absent at most {keys}, '
+                         f'got {seq_len} and {num_pairs + absent}')
+    shape = size, seq_len // length
+    asked = rng.random((*shape, keys)).argsort(-1)[..., :num_pairs + absent]
+    answers = rng.integers(keys, 2 * keys, size=asked.shape)
+    pairs = np.stack([asked, answers], -1)[..., :num_pairs, :].reshape(*shape, -1)
+    answers[..., num_pairs:] = vocab_size - 1
+    order = rng.random(asked.shape).argsort(-1)
+    asked, answers = (np.take_along_axis(x, order, -1) for x in (asked, answers))
+    tokens = np.concatenate([np.full((*shape, 1), vocab_size - 2), pairs, asked], -1)
+    targets = np.full_like(tokens, IGNORE)
+    targets[..., -asked.shape[-1]:] = answers
+    return tokens.reshape(size, -1), targets.reshape(size, -1)
+
+
 def fuzzy_recall(rng: Generator, size: int, seq_len: int, vocab_size: int, longest: int = 3) -> Drawn:
     """The same where keys and values are one to `longest` tokens; what is left at the end is filled with the last token."""
     half = (vocab_size - 1) // 2
@@ -127,8 +153,8 @@ def compression(rng: Generator, size: int, seq_len: int, vocab_size: int) -> Dra
 
 
 TASKS: dict[str, Callable[..., Drawn]] = {
-    'products': products, 'recall': recall, 'fuzzy recall': fuzzy_recall, 'selective copying': selective_copying,
-    'memorisation': memorisation, 'compression': compression,
+    'products': products, 'recall': recall, 'segments': segments, 'fuzzy recall': fuzzy_recall,
+    'selective copying': selective_copying, 'memorisation': memorisation, 'compression': compression,
 }
 
 
@@ -178,7 +204,7 @@ class TaskTrainer(zoology.RecallTrainer):
 
 @torch.no_grad()
 def accuracy_by_token(model: nn.Module, data: Sequences, batch_size: int) -> list[float]:
-    """At each token, the share of sequences that are answered right there."""
+    """At each token where something is asked, the share of sequences that are answered right there."""
     model.eval()
     right = []
     for batch in DataLoader(data, batch_size=batch_size):
@@ -190,7 +216,7 @@ def accuracy_by_token(model: nn.Module, data: Sequences, batch_size: int) -> lis
 def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
     """Train a cell's model on its task; accuracy on other sequences, and on longer ones where `longest` is among the options.
 
-    `by_length` holds the mean accuracy of the tokens behind the length before and up to this one.
+    `by_length` holds the mean accuracy of the tokens that are asked behind the length before and up to this one.
     """
     set_seed(cell['seed'])
     options = cell['task_options']
@@ -215,8 +241,10 @@ def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
         T, longest = cell['seq_len'], cell['longest']
         long = Sequences(cell, cell['test_size'], 3 * cell['seed'] + 3, longest)
         by_token = accuracy_by_token(model, long, cell['batch_size'])
-        lengths = [T << i for i in range(1 + round(math.log2(longest / T)))]
-        result['by_length'] = {str(n): float(np.mean(by_token[0 if n == T else n // 2:n])) for n in lengths}
+        ends = {n: n * len(by_token) // longest for n in (T << i for i in range(1 + round(math.log2(longest / T))))}
+        result['by_length'] = {
+            str(n): float(np.mean(by_token[0 if n == T else ends[n // 2]:end])) for n, end in ends.items()
+        }
     return result
 
 

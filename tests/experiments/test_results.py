@@ -23,6 +23,15 @@ def test_runs_are_in_the_grid(name):
     assert report['runs'] and all(run['cell'] in cells for run in report['runs'])
 
 
+@pytest.mark.parametrize('name', NAMES)
+def test_words_are_those_of_the_setting(name):
+    """What was predicted and what was found, on the page and in the setting."""
+    setting, report = read(name)
+    for part in ('title', 'note', 'predictions', 'found'):
+        assert report['setting'].get(part) == setting.get(part)
+    assert len(setting.get('predictions', ())) == len(setting.get('found', ()))
+
+
 @pytest.mark.parametrize('name', [name for name in NAMES if 'models' in read(name)[0]])
 def test_models_are_those_of_the_setting(name):
     setting, report = read(name)

@@ -96,7 +96,7 @@ def test_chunks(T):
     torch.manual_seed(0)
     q, k, v = torch.randn(2, T, 2, 8), chunkwise.normalised(torch.randn(2, T, 2, 8)), torch.randn(2, T, 2, 5)
     g, beta = F.logsigmoid(4 * torch.randn(2, T, 2, 8)), 2 * torch.rand(2, T, 2)
-    ones, zeros = torch.ones(2, T, 2), torch.zeros(2, T, 2)
+    zeros = torch.zeros(2, T, 2)
 
     def gated(q, k, v, g, beta):
         return naive_recurrent_gated_delta_rule(q, k, v, beta, g)
@@ -105,7 +105,7 @@ def test_chunks(T):
         (chunkwise.chunk_gla, naive_recurrent_gla, (q, k, v, g)),
         (chunkwise.chunk_delta_rule, lambda q, k, v, beta: gated(q, k, v, zeros, beta), (q, k, v, beta)),
         (chunkwise.chunk_gated_delta_rule, gated, (q, k, v, g[..., 0], beta)),
-        (chunkwise.chunk_gated_delta_rule, naive_recurrent_kda, (q, k, v, g, ones)),
+        (chunkwise.chunk_gated_delta_rule, naive_recurrent_kda, (q, k, v, g, beta)),
     ):
         inputs = [x.clone().requires_grad_() for x in inputs]
         a, b = (op(*inputs)[0] for op in (got, expected))
