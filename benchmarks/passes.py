@@ -3,8 +3,8 @@
     python -m benchmarks passes [--K 16 64] [--shape 8,2048,4096] [--workers 8] [--compile_seconds 300] [--json FILE]
 
 Medians and quartiles of `triton.testing.do_bench`, between events around one call. A forward saves what its backward reads;
-where it takes less than PyTorch needs to launch it, the time is that of the launches. The kernels are compiled first, by several
-processes; what is not compiled in time is left out.
+where it takes less than PyTorch needs to launch it, the time is that of the launches. The kernels are compiled first, by
+several processes; what is not compiled in time is left out.
 """
 
 from __future__ import annotations

@@ -169,10 +169,10 @@ CHANGES = (
 
 GATES = {None: 'none', 'channel': 'per channel', 'head': 'per head', 'key': 'per entry of the key'}
 FORGETTING = """In seed 0 a gate raises the recall of both updates in every pair, per channel or per head, with single or
-doubled steps: by 0.3 to 2.2 points. One seed has no spread. The pilot's seed 9 (800 steps) has exact gain 1.5 points, and Gated
-DeltaNet at 96.5% instead of 99.0%: two runs of one model differ by as much as a gate gains. So the sign is likely, the size is
-not known, and neither is whether one per channel or per head is better. With single steps, Gated DeltaNet is ahead of all forms
-of Longhorn in seed 0, and behind exact with and without a gate in the pilot."""
+doubled steps: by 0.3 to 2.2 points. One seed has no spread. The pilot's seed 9 (800 steps) has exact gain 1.5 points, and
+Gated DeltaNet at 96.5% instead of 99.0%: two runs of one model differ by as much as a gate gains. So the sign is likely, the
+size is not known, and neither is whether one per channel or per head is better. With single steps, Gated DeltaNet is ahead of
+all forms of Longhorn in seed 0, and behind exact with and without a gate in the pilot."""
 # recall that guessing does not reach
 LEFT = 0.6
 PROGRESS = (f'step with more than {LEFT:.0%}', 'after 200', 'after 400', 'after 600', 'test recall')
