@@ -31,6 +31,7 @@ ON_THE_CPU = {
     'tests/test_devices.py': 'reads source files',
     'tests/test_layout.py': 'reads source files',
     'tests/test_package.py': 'packages and versions',
+    'tests/test_surface.py': 'names, signatures and commands, without a tensor',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',
     'tests/contrib/timm/test_example.py': 'the command takes the GPU where there is one',
 }
