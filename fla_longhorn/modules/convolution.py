@@ -15,6 +15,19 @@ from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import get_parameter
 
 
+# of the second and third dimension of a launch on an NVIDIA GPU; fla's kernels have pieces of `PIECE` tokens in the one, rows in
+# the other
+MAX_GRID = 65535
+PIECE = 64
+
+
+def exceeds_grid(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
+    """Whether fla's kernels cannot be launched for `x` `[B, T, ...]`: it has too many rows, or too many tokens."""
+    B, T = x.shape[:2]
+    pieces = -(-T // PIECE) + (0 if cu_seqlens is None else cu_seqlens.shape[0])
+    return x.device.type != 'cpu' and max(B, pieces) > MAX_GRID
+
+
 def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
     """`y[t] = sum_i weight[i] * stream[t + i]` for t < T; `stream` `[N, T + W - 1, D]`, `weight` `[D, W]`."""
     y = stream[:, :T] * weight[:, 0]
@@ -90,7 +103,7 @@ class ShortConvolution(modules.ShortConvolution):
                 loops = load_loops(cache, weight, bias)
                 if loops is not None:
                     return loops.convolve_token(x, cache, weight, bias, self.activation is not None), cache
-        in_pytorch = torch.compiler.is_compiling() or is_transformed()
+        in_pytorch = torch.compiler.is_compiling() or is_transformed() or exceeds_grid(x, cu_seqlens)
         if lengths is not None and x.shape[1] == 1 and cache is not None and not in_pytorch:
             y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
             if state is None:
