@@ -14,8 +14,8 @@ from fla_cpu.backend import LOOP_DTYPES, load_loops, widen
 from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import get_parameter
 
-# of the second and third dimension of a launch on an NVIDIA GPU; fla's kernels have pieces of `PIECE` tokens in the one, rows in
-# the other
+# launches of NVIDIA GPUs in the second and third dimension: fla's kernels have pieces of `PIECE` tokens in the one, rows in the
+# other
 MAX_GRID = 65535
 PIECE = 64
 
