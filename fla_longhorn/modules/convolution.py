@@ -14,8 +14,7 @@ from fla_cpu.backend import LOOP_DTYPES, load_loops, widen
 from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import get_parameter
 
-# launches of NVIDIA GPUs in the second and third dimension: fla's kernels have pieces of `PIECE` tokens in the one, rows in the
-# other
+# the second and third dimension of a launch: fla's kernels have pieces of `PIECE` tokens in the one, rows in the other
 MAX_GRID = 65535
 PIECE = 64
 
