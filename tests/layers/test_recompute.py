@@ -49,7 +49,7 @@ def test_kept_bytes(exact, device):
     assert kept[0] == pytest.approx(kept[1] + 4) and kept[1] <= 7.8
 
 
-@pytest.mark.parametrize('form', ['rows', 'mask', 'packed', 'autocast', 'cache'])
+@pytest.mark.parametrize('form', ['rows', 'mask', 'packed', 'bfloat16', 'float16', 'cache'])
 @pytest.mark.parametrize('name', list(LAYERS))
 def test_gradients_of_a_layer(name, form, device):
     h = torch.randn(1 if form == 'packed' else 2, 70, 24, device=device)
@@ -67,7 +67,9 @@ def test_gradients_of_a_layer(name, form, device):
             with torch.no_grad():
                 layer(h[:, :9], **options)
         x = h.clone().requires_grad_()
-        with torch.autocast(device.type, torch.bfloat16) if form == 'autocast' else nullcontext():
+        # of autocast
+        dtype = getattr(torch, form, None)
+        with torch.autocast(device.type, dtype) if dtype else nullcontext():
             o = layer(x, **options)[0]
         o.float().square().sum().backward()
         got.append([*(p.grad for p in layer.parameters()), x.grad])

@@ -80,7 +80,8 @@ BAD = {
     'exact': dict(exact=1), 'sigmoid': dict(use_beta_sigmoid_in_kernel=1), 'layout': dict(state_v_first=1),
     'scale': dict(scale=True), 'pad': dict(pad_slot_id=None), 'another state': dict(state=lambda x: x[:, :, 1:]),
     'half state': dict(state=lambda x: x.half()), 'flat state': dict(state=lambda x: x.flatten(1)),
-    'no state': dict(state=None),
+    'no state': dict(state=None), 'transposed rows': dict(state=lambda x: x.mT.contiguous().mT),
+    'heads apart': dict(state=lambda x: x.repeat(1, 2, 1, 1)[:, ::2]),
     'boundaries': dict(cu_seqlens_cpu=torch.tensor([0, 1, 2])),
     'wide keys': dict(
         q=lambda x: x.repeat(1, 1, 1, 65), k=lambda x: x.repeat(1, 1, 1, 65), state=lambda x: x.repeat(1, 1, 65, 1),

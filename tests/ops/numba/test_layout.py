@@ -18,6 +18,7 @@ LAYOUTS = {
     'half of one row': (lambda dtype: halves(dtype)[:1].expand(B, T, H, V), H * V),
     'part of the tokens': (lambda dtype: torch.randn(B, 2 * T, H, V, dtype=dtype)[:, T:], H * V),
     'heads first': (lambda dtype: torch.randn(B, H, T, V, dtype=dtype).transpose(1, 2), H * V),
+    'half of each head': (lambda dtype: torch.randn(B, T, H, 2 * V, dtype=dtype)[..., V:], H * V),
     'channels first': (lambda dtype: torch.randn(B, T, V, H, dtype=dtype).transpose(2, 3), H * V),
     'one gate for all tokens': (lambda dtype: torch.randn(B, 1, H, V, dtype=dtype).expand(B, T, H, V), H * V),
 }

@@ -63,6 +63,10 @@ def test_route(monkeypatch):
         assert not route(*arguments(128, torch.float32), exact=False)
         assert not route(*arguments(128, scalar=False), exact=False)
         assert not route(*tensors, exact=False)
+        q, k, v, beta = arguments(128)
+        for mixed in ((arguments(128, torch.float32)[0], k, v), (q, arguments(128, torch.float32)[1], v),
+                      (q, k, arguments(128, torch.float32)[2])):
+            assert not route(*mixed, beta, exact=False)
     monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'gla')
     with pytest.raises(ValueError, match="FLA_LONGHORN_SCALAR_BETA must be one of .*, got 'gla'"):
         route(*tensors, exact=False)
