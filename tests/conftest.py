@@ -1,5 +1,6 @@
 import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -17,8 +18,23 @@ if INTERPRETING:
     collect_ignore_glob += ['ops/test_naive.py', 'ops/test_transforms.py']
 
 
+class Limit:
+    """Ends a run after `--seconds` with its report, which an interrupt from outside can lose."""
+
+    def __init__(self, seconds):
+        self.seconds, self.end = seconds, time.monotonic() + seconds
+
+    def pytest_sessionstart(self, session):
+        self.session = session
+
+    def pytest_runtest_logreport(self, report):
+        if time.monotonic() > self.end:
+            self.session.shouldstop = f'stopped after {self.seconds:.0f} s'
+
+
 def pytest_addoption(parser):
     parser.addoption('--device', default='cpu', help='where the tests run: cpu or cuda')
+    parser.addoption('--seconds', type=float, help='after so many, end with those tests that have begun')
 
 
 def pytest_configure(config):
@@ -29,6 +45,9 @@ def pytest_configure(config):
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     settings.load_profile('suite')
+    if config.getoption('--seconds'):
+        # in each worker of pytest-xdist too, which ends the whole run when it ends
+        config.pluginmanager.register(Limit(config.getoption('--seconds')))
     # what is compared with a kernel's float32 must not be rounded to TF32, as cuDNN's convolutions are by default
     torch.backends.cudnn.allow_tf32 = False
 
