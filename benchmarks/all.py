@@ -44,7 +44,8 @@ class Step:
 STEPS = (
     Step(
         'tests', 560,
-        '-m pytest -q -p no:cacheprovider --seconds 480 -n {workers} --dist worksteal --device {device} tests/ops tests/layers tests/models '
+        '-m pytest -q -p no:cacheprovider --seconds 480 -n {workers} --dist worksteal --device {device} '
+        'tests/ops tests/layers tests/models '
         'tests/torch_compile tests/integration/test_packing.py tests/integration/test_attn_mode.py',
         '--ignore tests/models --ignore tests/torch_compile --ignore tests/layers --ignore tests/integration -k test_opcheck',
     ),
