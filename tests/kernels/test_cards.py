@@ -11,8 +11,9 @@ from offgpu.absent_device import DEVICES
 from offgpu.launches import rehearsal
 
 LAYER = dict(V=768, T=4096, sigmoid=True, D=True, z=True)
-DTYPES, STATE_SIZES = ('bfloat16', 'float16', 'float32'), (16, 32, 64, 128, 256)
-TABLE = [Call(exact=exact, K=K, dtype=dtype, **LAYER) for exact in (True, False) for K in STATE_SIZES for dtype in DTYPES]
+# what requires the most, for a card of each kind; all calls for all cards compile for an hour
+CARDS = ('sm_80', 'sm_86', 'sm_90', 'sm_120')
+TABLE = [Call(exact=True, K=K, dtype=dtype, **LAYER) for K in (64, 128, 256) for dtype in ('bfloat16', 'float32')]
 # the forwards that require the most, where there is least
 TIGHT = [
     *((x, Call('infer', exact=True, K=128, dtype='float16', **LAYER)) for x in ('sm_80', 'sm_86', 'sm_90', 'sm_120')),
@@ -21,7 +22,7 @@ TIGHT = [
 
 
 @pytest.mark.parametrize(('target', 'call'), [
-    *TIGHT, *(pytest.param(target, call, marks=pytest.mark.slow) for target in DEVICES for call in TABLE),
+    *TIGHT, *(pytest.param(target, call, marks=pytest.mark.slow) for target in CARDS for call in TABLE),
 ], ids=str)
 def test_shared_memory_is_what_the_card_has(target, call):
     """As laid out by Triton; `test_compiled.py` goes down to machine code."""
