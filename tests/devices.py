@@ -6,7 +6,8 @@ from collections.abc import Mapping
 ON_THE_CPU = {
     'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
     **dict.fromkeys((f'tests/distributed/{name}' for name in (
-        'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_parallel.py', 'test_scale.py',
+        'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_exchange.py', 'test_parallel.py',
+        'test_scale.py',
     )), 'ranks share no GPU, and gloo sends what is on the CPU'),
     'tests/experiments': 'the experiments themselves take a device',
     'tests/fla_cpu': "implementations of fla's modules for the CPU",
@@ -30,6 +31,7 @@ ON_THE_CPU = {
     'tests/contrib/vllm': 'served by vLLM on the CPU',
     'tests/test_devices.py': 'reads source files',
     'tests/test_layout.py': 'reads source files',
+    'tests/test_limit.py': 'how a run of tests ends',
     'tests/test_package.py': 'packages and versions',
     'tests/test_surface.py': 'names, signatures and commands, without a tensor',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',

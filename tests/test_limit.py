@@ -12,7 +12,7 @@ import time, pytest
 @pytest.mark.parametrize('i', range(200))
 def test_it(i):
     time.sleep(0.1)
-    assert i != 3
+    assert i
 """
 
 
@@ -27,4 +27,4 @@ def test_a_run_ends_with_its_report(workers, tmp_path):
     )
     suite = ElementTree.parse(report).getroot().find('testsuite')
     assert done.returncode == 2 and 'stopped after 1 s' in done.stdout, done.stdout + done.stderr
-    assert 4 <= int(suite.get('tests')) < 200 and 'FAILED' in done.stdout and int(suite.get('failures')) == 1
+    assert 1 <= int(suite.get('tests')) < 200 and 'FAILED' in done.stdout and int(suite.get('failures')) == 1
