@@ -17,7 +17,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.common import FUSED, given, launch_key, no_step, padded_state_size
-from fla_longhorn.ops.triton.device import multiprocessor_count
+from fla_longhorn.ops.triton.device import card_of, multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
     copy_rows,
@@ -46,7 +46,7 @@ def longhorn_bwd_kernel(
     rows, v, beta, D, z, do, states, dh, dv, dbeta, dD, dz, part, scratch, cu_seqlens, T, TT, N, L, NS, T0, TS, TP,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_DO: tl.constexpr,
     R: tl.constexpr, KP: tl.constexpr, INTERVAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
-    PRECISE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
+    SUMS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
     IS_VARLEN: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr,
 ):
     """All gradients of TS tokens from the T0-th of each segment on; of those summed over channels, `part` gets sums over BV.
@@ -161,7 +161,7 @@ def longhorn_bwd_kernel(
                     next_zs = load_next(x_z, m, S_Z, V_BEYOND) if HAS_Z else zs
                     b_G, b_dD = backward_block(
                         b_G, b_dD, b_D, from_ring(b_h), vs, betas, dos, zs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_sums, x_part,
-                        m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV, INTERVAL, ROWS, PRECISE,
+                        m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV, INTERVAL, ROWS, SUMS,
                         OPTIONS, HAS_D, HAS_Z, SCALAR_BETA,
                     )
                     vs, betas, dos, zs, b_h, n_u = next_vs, next_betas, next_dos, next_zs, next_h, n_u * 0 + 4
@@ -224,6 +224,13 @@ def longhorn_reduce_kernel(
         tl.store(dbeta + o_t * H + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
 
 
+def sum_precision(args: Arguments) -> str:
+    """How sums over channels, as products with ones, round: AMD's gfx950 has no TF32."""
+    if card_of(args.q.device).backend != 'cuda':
+        return 'ieee'
+    return 'split' if max(args.q.itemsize, args.k.itemsize) > 2 else 'tf32'
+
+
 def longhorn_bwd_segments(
     rows: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dh: torch.Tensor, states: torch.Tensor, *,
     L: int,
@@ -259,7 +266,7 @@ def longhorn_bwd_segments(
         kernel[(programs,)](
             rows, v, beta, D, z, do, states, dh, dv, dbeta, None if dD is None else dD[i], dz, part, scratch, args.cu_seqlens,
             T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval, **config.of(kernel),
-            PRECISE=max(q.itemsize, k.itemsize) > 2, OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
+            SUMS=sum_precision(args), OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
             STATE_V_FIRST=args.state_v_first, **FUSED,
         )
         reduce_kernel[(triton.cdiv(TP, reduce.BT) * H,)](

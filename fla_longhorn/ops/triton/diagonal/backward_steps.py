@@ -10,26 +10,26 @@ from fla_longhorn.ops.triton.diagonal.common import unstack, update, weighted_ro
 
 
 @triton.jit
-def sum_channels(b_x, PRECISE: tl.constexpr):
+def sum_channels(b_x, SUMS: tl.constexpr):
     """Sums of b_x `[BK, BV]` over v % 4, `[BK, BV / 4]`, on the tensor cores: a product with a matrix of ones and zeros.
 
     A thread has one channel v and all j. The right operand has rows [j, v % 4] and columns v / 4: then its layout is the one
     that the values have, and none changes its thread. The product selects j and adds over v % 4.
-    Operands are rounded to TF32, or with PRECISE split into two parts.
+    SUMS says how operands are rounded: `tf32`, `split` into two parts in TF32, or `ieee`, unrounded.
     """
     BK: tl.constexpr = b_x.shape[0]
     BV: tl.constexpr = b_x.shape[1]
     b_x = tl.reshape(tl.permute(tl.reshape(b_x, (BK, BV // 4, 4)), (0, 2, 1)), (4 * BK, BV // 4))
     b_own = (tl.arange(0, 4 * BK)[None, :] // 4 == tl.arange(0, BK)[:, None]).to(tl.float32)
-    if PRECISE:
+    if SUMS == 'split':
         b_high = upper_half(b_x)
         return tl.dot(b_own, b_high, tl.dot(b_own, b_x - b_high, input_precision='tf32'), input_precision='tf32')
     else:
-        return tl.dot(b_own, b_x, input_precision='tf32')
+        return tl.dot(b_own, b_x, input_precision=SUMS)
 
 
 @triton.jit
-def add_sums(b_s, b_x0, b_x1, PAIR: tl.constexpr, PRECISE: tl.constexpr):
+def add_sums(b_s, b_x0, b_x1, PAIR: tl.constexpr, SUMS: tl.constexpr):
     """Add up :func:`sum_channels` of two tokens over the rest of the channels, on the tensor cores.
 
     b_s is `[v / 4 % 2, j % (BK / 2); t, j / (BK / 2)]` of four tokens, in whose layout again no value changes its thread.
@@ -39,12 +39,12 @@ def add_sums(b_s, b_x0, b_x1, PAIR: tl.constexpr, PRECISE: tl.constexpr):
     b_x = tl.permute(tl.reshape(tl.join(b_x0, b_x1), (2, BK // 2, BN // 2, 2, 2)), (3, 1, 4, 0, 2))
     b_x = tl.reshape(b_x, (BK, 2 * BN))
     b_own = (tl.arange(0, 2 * BN)[:, None] // (BN // 2) + 4 * PAIR == tl.arange(0, 8)[None, :]).to(tl.float32)
-    if PRECISE:
+    if SUMS == 'split':
         b_high = upper_half(b_x)
         b_s = tl.dot(b_x - b_high, b_own, b_s, input_precision='tf32')
         return tl.dot(b_high, b_own, b_s, input_precision='tf32')
     else:
-        return tl.dot(b_x, b_own, b_s, input_precision='tf32')
+        return tl.dot(b_x, b_own, b_s, input_precision=SUMS)
 
 
 @triton.jit
@@ -216,7 +216,7 @@ def backward_block(
     b_G, b_dD, b_D, b_h, vs, betas, dos, zs, i_k, n_u, p_r, p_dv, p_dbeta, p_dz, p_w, p_part, m_v,
     V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, DO_TYPE: tl.constexpr, Z_TYPE: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, S_B: tl.constexpr, R: tl.constexpr, PR: tl.constexpr, KP: tl.constexpr,
-    NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
+    NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, ROWS: tl.constexpr, SUMS: tl.constexpr,
     OPTIONS: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """Four tokens forward from the state before them, with each one's x kept, and back; only the first n_u exist.
@@ -248,9 +248,9 @@ def backward_block(
         )
         if HAS_D:
             b_dD += tl.where(i_k == 0, b_dy * b_v, 0.)
-        b_sum = sum_channels(b_h * b_dy, PRECISE)
+        b_sum = sum_channels(b_h * b_dy, SUMS)
         if u % 2 == 1:
-            b_dq = add_sums(b_dq, b_last, b_sum, u // 2, PRECISE)
+            b_dq = add_sums(b_dq, b_last, b_sum, u // 2, SUMS)
         b_last = b_sum
         if HAS_Z:
             if NK > 1:
@@ -270,9 +270,9 @@ def backward_block(
         if NK > 1:
             b_g, b_d = b_g + earlier_gs[u], b_d + earlier_ds[u]
         gs, ds = gs[:u] + (b_g,) + gs[u + 1:], ds[:u] + (b_d,) + ds[u + 1:]
-        b_sum = sum_channels(b_m * rs[u], PRECISE)
+        b_sum = sum_channels(b_m * rs[u], SUMS)
         if u % 2 == 0:
-            b_dk = add_sums(b_dk, b_sum, b_last, u // 2, PRECISE)
+            b_dk = add_sums(b_dk, b_sum, b_last, u // 2, SUMS)
         b_last = b_sum
 
     o_u = tl.arange(0, 4)[:, None]
