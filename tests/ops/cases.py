@@ -33,12 +33,13 @@ class Case:
     state_v_first: bool = False
     scale: float | None = None
     lengths: tuple[int, ...] | None = None
+    allow_neg_eigval: bool = False
 
     def __str__(self) -> str:
         default = Case()
         parts = [f'{n}{getattr(self, n)}' for n in 'BTHKV']
         parts += [str(self.dtype).removeprefix('torch.')] if self.dtype != default.dtype else []
-        for name in ('scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'state_v_first'):
+        for name in ('scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'state_v_first', 'allow_neg_eigval'):
             parts += [name] if getattr(self, name) else []
         parts += [f'scale{self.scale}'] if self.scale is not None else []
         parts += ['lengths' + '+'.join(map(str, self.lengths))] if self.lengths is not None else []
@@ -81,6 +82,7 @@ def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = F
         'state_v_first': case.state_v_first,
         'output_final_state': True,
         'exact': exact,
+        'allow_neg_eigval': case.allow_neg_eigval,
     }
     if case.lengths is not None:
         options['cu_seqlens'] = torch.tensor([0, *case.lengths]).cumsum(0).to(device)
@@ -118,8 +120,11 @@ def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
     return difference / norm
 
 
-def assert_close(got: dict[str, torch.Tensor], ref: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    outputs, gradients = TOLERANCE[dtype]
+def assert_close(
+    got: dict[str, torch.Tensor], ref: dict[str, torch.Tensor], dtype: torch.dtype, factor: int = 1,
+) -> None:
+    """Within `factor` times the bounds of the dtype."""
+    outputs, gradients = (factor * bound for bound in TOLERANCE[dtype])
     errors = {name: relative_error(got[name], ref[name]) for name in ref}
     bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in ref}
     off = {name: f'{error:.2e} > {bounds[name]:.0e}' for name, error in errors.items() if not error <= bounds[name]}
@@ -134,5 +139,7 @@ def check(op, case: Case, device: torch.device | str = 'cpu', exact: bool = Fals
     assert got['final_state'].dtype == torch.float32
     for name, x in inputs.items():
         assert got[f'd{name}'].dtype == x.dtype, name
-    assert_close(got, reference(inputs, options), case.dtype)
+    # the doubled exact step forgets less of what rounding left: 2.1 times at most where it was measured
+    factor = 2 if exact and case.allow_neg_eigval and case.dtype != torch.float32 else 1
+    assert_close(got, reference(inputs, options), case.dtype, factor)
     return got

@@ -88,7 +88,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
                 dq[strip], dk[strip], du[strip], deps[strip], y[strip] = grads
         dh[sequences] = G
 
-    dk -= 2 * k * (deps * eps.square()).sum(-1, keepdim=True)
+    dk -= 2 / args.step_options.factor * k * (deps * eps.square()).sum(-1, keepdim=True)
     dbeta = deps * chain
     if inputs[3].dim() == 3:
         dbeta = dbeta.sum(-1)
@@ -109,15 +109,15 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
 
 
 def step_sizes(k, beta, options: StepOptions):
-    """`eps = b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]`, or `[T, B, H, 1]` for one step size per head."""
+    """`eps = c b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]`, or `[T, B, H, 1]` for one step size per head."""
     if beta.dim() == 3:
         beta = beta[..., None]
     b = beta.sigmoid() if options.use_beta_sigmoid_in_kernel else beta
     norm = k.square().sum(-1, keepdim=True)
     # NaN where the step size underflows, rather than a zero that looks valid
     f = 1 / (1 + b * norm) + 0 * (4 * norm)
-    chain = f.square()
-    return b * f, chain * b * (-beta).sigmoid() if options.use_beta_sigmoid_in_kernel else chain
+    chain = options.factor * f.square()
+    return options.factor * b * f, chain * b * (-beta).sigmoid() if options.use_beta_sigmoid_in_kernel else chain
 
 
 def sequence_spans(B: int, T: int, K: int, cu_seqlens):
