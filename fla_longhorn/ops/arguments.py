@@ -45,6 +45,7 @@ class Arguments(NamedTuple):
     state_v_first: bool = False
     cu_seqlens: Tensor | None = None
     allow_neg_eigval: bool = False
+    g: Tensor | None = None
 
     @property
     def step_options(self) -> StepOptions:

@@ -14,7 +14,6 @@ TOLERANCE = {
     torch.bfloat16: (5e-3, 5e-3),
     torch.float16: (5e-3, 5e-3),
 }
-GRADIENTS = ('q', 'k', 'v', 'beta', 'initial_state', 'D', 'z')
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,9 @@ class Case:
     scale: float | None = None
     lengths: tuple[int, ...] | None = None
     allow_neg_eigval: bool = False
+    # 'head' or 'channel', and the least logarithm of a decay
+    g: str | None = None
+    lowest: float = -2.
 
     def __str__(self) -> str:
         default = Case()
@@ -41,6 +43,7 @@ class Case:
         parts += [str(self.dtype).removeprefix('torch.')] if self.dtype != default.dtype else []
         for name in ('scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'state_v_first', 'allow_neg_eigval'):
             parts += [name] if getattr(self, name) else []
+        parts += [f'g_{self.g}{self.lowest}'] if self.g else []
         parts += [f'scale{self.scale}'] if self.scale is not None else []
         parts += ['lengths' + '+'.join(map(str, self.lengths))] if self.lengths is not None else []
         return '-'.join(parts)
@@ -72,6 +75,9 @@ def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -
         inputs['D'] = draw(H, V)
     if case.z:
         inputs['z'] = draw(B, T, H, V)
+    if case.g:
+        shape = (B, T, H) if case.g == 'head' else (B, T, H, V)
+        inputs['g'] = (case.lowest * torch.rand(*shape, generator=generator)).to(case.dtype)
     return {name: x.to(device).requires_grad_() for name, x in inputs.items()}
 
 
