@@ -144,6 +144,9 @@ def for_backward(K: int, V: int, precision: str, card: Card) -> ExactConfig:
     if block.BK == 64 and not (precision == 'ieee' and card.mma):
         # one warp has too few registers to prefetch
         block = replace(block, BV=128, num_warps=4, BS=64, STAGES=1)
+    if precision == 'bf16' and block.BK == 128 and card.tensor_memory:
+        # the sums of two warp groups take twice the tensor memory that there is
+        return replace(block, BV=64, num_warps=4)
     if precision != 'bf16' or block.BK > 64:
         return block
     # copies of G and A: their loads from L2 would share a scoreboard with the next chunk's, and wait for DRAM
