@@ -5,6 +5,7 @@ import inspect
 from pathlib import Path
 
 import fla_cpu
+import fla_kit
 import fla_longhorn
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
@@ -49,7 +50,8 @@ def silent_allocations(tree: ast.AST) -> list[int]:
     return found
 
 
-PACKAGE = {str(path): path for package in (fla_cpu, fla_longhorn) for path in Path(package.__file__).parent.rglob('*.py')}
+FOLDERS = [Path(package.__file__).parent for package in (fla_cpu, fla_kit, fla_longhorn)]
+PACKAGE = {str(path): path for folder in FOLDERS for path in folder.rglob('*.py')}
 
 
 def test_allocations_say_their_dtype_and_device():

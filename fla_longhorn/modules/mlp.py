@@ -10,8 +10,8 @@ from fla.modules import mlp
 from fla.modules.activations import ops
 
 from fla_cpu.backend import widen
-from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.ops.plain import is_transformed
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ import torch
 from fla import modules
 
 from fla_cpu.backend import load_loops, widen
-from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import get_parameter
+from fla_longhorn.ops.plain import is_plain, is_transformed
 
 
 class RMSNorm(modules.RMSNorm):

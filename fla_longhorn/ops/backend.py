@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from fla_cpu.numba import compiles
+from fla_kit.numba import compiles
 
 OP_BACKENDS = ('triton', 'numba', 'torch')
 

@@ -6,7 +6,7 @@ from fla.modules import RMSNorm
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from fla_cpu import loops, norms
-from fla_cpu.numba import launch, threads
+from fla_kit.numba import launch, threads
 from tests.fla_cpu.reference import assert_close, norm
 from tests.fla_cpu.test_convolution import LENGTHS, batched, check, inputs_of
 from tests.fla_cpu.test_convolution import run as convolve
