@@ -6,6 +6,7 @@ __version__ = '0.1.0'
 
 check_requirements()
 
+from fla_longhorn.cpu import register_numba  # noqa: E402
 from fla_longhorn.layers import Longhorn  # noqa: E402  after the check, which names a missing dependency
 from fla_longhorn.models import (  # noqa: E402
     LonghornConfig,
@@ -25,6 +26,7 @@ from fla_longhorn.patches import patch as patch  # noqa: E402
 from fla_longhorn.patches import register  # noqa: E402
 from fla_longhorn.patches import unregister as unregister  # noqa: E402
 
+register_numba()
 register()
 
 __all__ = [

@@ -22,13 +22,19 @@ OPS = ROOT / 'fla_longhorn/ops'
 # calls fla's kernels
 LEFT_OUT = OPS / 'triton/scalar_beta.py'
 SHARED = ROOT / 'fla_kit/numba'
+# registers the Numba backend
+CPU = ROOT / 'fla_longhorn/cpu.py'
+REGISTRATION = '\nfrom .cpu import register_numba\n\nregister_numba()\n'
 
 
 def sources() -> dict[Path, str]:
     """Path in the package -> text of the file."""
     files = {path.relative_to(OPS): path for path in OPS.rglob('*.py') if path != LEFT_OUT}
     files |= {path.relative_to(ROOT): path for path in SHARED.glob('*.py')}
-    return {path: relative(path, file.read_text(encoding='utf-8')) for path, file in sorted(files.items())}
+    files[Path(CPU.name)] = CPU
+    texts = {path: relative(path, file.read_text(encoding='utf-8')) for path, file in sorted(files.items())}
+    texts[Path('__init__.py')] += REGISTRATION
+    return texts
 
 
 def relative(path: Path, text: str) -> str:
