@@ -60,8 +60,6 @@ FLAS = {'einops', 'fla', 'torch', 'transformers', 'triton'}
 # what could move into fla, and the modules that it still imports beside fla's dependencies and itself
 CORE = ('ops', 'modules', 'layers', 'models')
 LEFT = {
-    # loops for one token and norms on the CPU, and the compute dtype
-    'fla_cpu.backend': {'modules/convolution.py', 'modules/losses.py', 'modules/mlp.py', 'modules/norm.py'},
     # comes with transformers
     'safetensors': {'modules/state_files.py'}, 'safetensors.torch': {'modules/state_files.py'},
 }
@@ -76,7 +74,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_the_core_imports_what_fla_has():
-    """Operators, modules, layer and models could move into fla, without the Numba backend, which registers itself."""
+    """Operators, modules, layer and models could move into fla, without the loops for the CPU, which are registered."""
     package = Path(fla_longhorn.__file__).parent
     own = tuple(f'fla_longhorn.{folder}' for folder in CORE)
     found: dict[str, set[str]] = {}
