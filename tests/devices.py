@@ -13,7 +13,6 @@ ON_THE_CPU = {
     'tests/fla_cpu': "implementations of fla's modules for the CPU",
     'tests/integration/test_runner.py': 'how programs are started, without a tensor',
     'tests/kernels': 'compiles for GPUs that need not be there',
-    'tests/layers/test_flash_attention.py': 'PyTorch on the CPU, compared with one query and one head at a time',
     'tests/layers/test_weight_decay.py::test_names_hold_after_fully_shard': 'gloo sends what is on the CPU',
     'tests/layers/test_options.py': 'options are refused before there is a tensor',
     'tests/offgpu': 'what stands in for a GPU',
