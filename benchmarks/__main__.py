@@ -3,7 +3,8 @@ from benchmarks.command import run
 COMMANDS = {
     'ops': 'benchmarks.ops.run', 'model': 'benchmarks.models.run', 'serving': 'benchmarks.models.serving',
     'arrivals': 'benchmarks.models.arrivals', 'serving-parts': 'benchmarks.models.serving_parts',
-    'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'traffic': 'benchmarks.kernels.traffic',
+    'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'cards': 'benchmarks.kernels.cards',
+    'traffic': 'benchmarks.kernels.traffic',
     'decoding': 'benchmarks.kernels.decoding', 'waits': 'benchmarks.waits', 'memory': 'benchmarks.memory',
     'recompute': 'benchmarks.recompute',
     'passes': 'benchmarks.passes',

@@ -120,25 +120,5 @@ def mamba_chunk_scan_combined(
     return (y + D.view(len(A), -1) * x).contiguous(), state.mT
 
 
-def longhorn_with_doubled_steps(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor, z: Tensor, exact: bool, **kwargs,
-) -> tuple[Tensor, None]:
-    """Longhorn's operator on logits `beta` with `2 eps` for `eps`, token by token.
-
-    Along a key the exact update multiplies the state by `1 - 2 eps |k|^2`, and the diagonal one each entry by `1 - 2 eps k^2`;
-    as `eps |k|^2 < 1`, both are between -1 and 1.
-    """
-    beta = beta.sigmoid()
-    eps = 2 * beta / (1 + beta * k.square().sum(-1, keepdim=True))
-    state, outputs = q.new_zeros(*q.shape[::2], q.shape[-1], v.shape[-1]), []
-    for q_t, k_t, v_t, e_t in zip(*(x.unbind(1) for x in (q, k, v, eps)), strict=True):
-        if exact:
-            state = state + k_t[..., None] * (e_t * (v_t - (k_t[..., None] * state).sum(-2)))[..., None, :]
-        else:
-            state = (1 - k_t.square()[..., None] * e_t[..., None, :]) * state + k_t[..., None] * (e_t * v_t)[..., None, :]
-        outputs.append((q_t[..., None] * state).sum(-2))
-    return (torch.stack(outputs, 1) + D * v) * F.silu(z), None
-
-
 def normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

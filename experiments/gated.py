@@ -1,11 +1,8 @@
-"""Longhorn with a decay and with doubled steps, on the operator that has neither.
+"""Longhorn with a decay, on the operator that has none.
 
 With a decay `exp(g_t)` of each channel's state before the step, and the cumulative sum `G_t` of `g` from a piece's start,
 `exp(-G_t) S_t` follows the recurrence without a decay with the values `exp(-G_t) v_t`. So pieces of 16 tokens are the present
 operator on scaled values, with outputs and end states times `exp(G)`. One decay for each head is one for each of its channels.
-
-A doubled step `2 beta / (1 + beta |k|^2)` is the step of another beta, `2 beta / (1 - beta |k|^2)`, which is negative where
-`beta |k|^2` is above 1.
 """
 
 from __future__ import annotations
@@ -45,18 +42,13 @@ def gated_longhorn(
         exact (bool): The update.
         initial_state (Tensor, Optional): `[B, H, K, V]`.
     """
-    if doubled:
-        norms = k.square().sum(-1, keepdim=beta.dim() == 4)
-        left = 1 - beta * norms
-        beta = 2 * beta / torch.where(left.abs() < 1e-6, torch.full_like(left, 1e-6), left)
+    options = dict(exact=exact, allow_neg_eigval=doubled, output_final_state=True)
     if g is None:
-        return chunk_longhorn(q, k, v, beta, exact=exact, initial_state=initial_state, output_final_state=True)
+        return chunk_longhorn(q, k, v, beta, initial_state=initial_state, **options)
     state, outputs = initial_state, []
     for q_i, k_i, v_i, beta_i, g_i in zip(*(x.split(PIECE, 1) for x in (q, k, v, beta, g)), strict=True):
         G = g_i.cumsum(1)
-        o, state = chunk_longhorn(
-            q_i, k_i, v_i * (-G).exp(), beta_i, exact=exact, initial_state=state, output_final_state=True,
-        )
+        o, state = chunk_longhorn(q_i, k_i, v_i * (-G).exp(), beta_i, initial_state=state, **options)
         outputs.append(o * G.exp())
         state = state * G[:, -1, :, None].exp()
     return torch.cat(outputs, 1), state

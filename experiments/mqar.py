@@ -31,7 +31,7 @@ from examples.mqar.config import ModelArguments, RunArguments
 from examples.mqar.data import MQAR, HeldOut
 from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
-from experiments import chunkwise, finished, gated, synthetic, without_gpu, zoology
+from experiments import finished, gated, synthetic, without_gpu, zoology
 from experiments.baselines import MIXERS, Baseline
 from experiments.recall import draw, summarize
 from fla_longhorn import LonghornConfig
@@ -49,7 +49,7 @@ LONGHORN = {
     'exact, tied q and k': {'exact': True, 'tie_qk': True},
     'diagonal, value projection': {'value_proj': True},
     'exact, value projection': {'exact': True, 'value_proj': True},
-    **{f'{name}, {DOUBLED}': {'exact': name == 'exact'} for name in ('diagonal', 'exact')},
+    **{f'{name}, {DOUBLED}': {'exact': name == 'exact', 'allow_neg_eigval': True} for name in ('diagonal', 'exact')},
 }
 # with the options `gate`, `doubled` and `head_dim`, `expand_v`, `gate_rank` of a cell
 GATED = {
@@ -126,8 +126,6 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
     for block in model.model.layers if hasattr(model, 'model') else ():
-        if cell['mixer'] in LONGHORN and DOUBLED in cell['mixer']:
-            block.attn.op_for = lambda q_len: chunkwise.longhorn_with_doubled_steps
         if cell['mixer'] in GATED:
             gated.add_gate(block.attn, cell['gate'], cell['doubled'], cell.get('initializer_range', 0.02))
         if cell['mixer'] == SCALAR_GATED:

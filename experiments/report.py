@@ -23,8 +23,8 @@ RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.m
 HEADER = """# The paper's experiments, at a small size
 
 `python -m experiments report` writes this page from the files in [`experiments/results`](../experiments/results).
-[paper.md](paper.md) lists the paper's experiments and the commands that run them. The runs took {hours:.0f} hours of one or
-two processor cores, in part beside other work.
+[choose.md](choose.md) says what follows from them, [paper.md](paper.md) which experiment of the paper is which command. The
+runs took {hours:.0f} hours of one or two processor cores, in part beside other work.
 
 Not run: of Fig. 4's smallest column most rates and widths, and most models with 128 tokens; recall by state size
 with 512 tokens, but at K = 128; most of seeds 1 and 2 of recall that starts anew; MAD at its own size; language models above
@@ -46,7 +46,11 @@ def spread(values: list[float], form: str) -> str:
 
 def machines(report: dict) -> str:
     """What the runs were measured on: each has a machine of its own, or in older files that of the last."""
-    return ' '.join(dict.fromkeys(measured_on(run.get('machine', report['machine'])) for run in report['runs']))
+    commits: dict[str, list[str]] = {}
+    for text in dict.fromkeys(measured_on(run.get('machine', report['machine'])) for run in report['runs']):
+        place, commit = text.removesuffix('.').split('; commit ')
+        commits.setdefault(place, []).append(commit)
+    return ' '.join(f'{place}; commit {", ".join(some)}.' for place, some in commits.items())
 
 
 def heading(report: dict, text: str, command: str = 'mqar') -> str:
@@ -168,40 +172,22 @@ CHANGES = (
 
 
 GATES = {None: 'none', 'channel': 'per channel', 'head': 'per head', 'key': 'per entry of the key'}
-FORGETTING = """A gate raises the recall of both updates in every pair of runs: in seed 0 by 0.3 to 2.4 points, per channel or
-per head, with single or doubled steps; in seed 1, where only one per channel with single steps was trained, by 2.0 (exact)
-and 1.9. In the pilot's seed 9 (800 steps) exact gains 1.5 points, and Gated DeltaNet has 96.5% instead of 99.0%: two runs of
-one model differ by as much as a gate gains. So the sign is likely, the size is not known, and neither is whether one per
-channel or per head is better. With single steps, Gated DeltaNet is ahead of all forms of Longhorn in seed 0, and behind exact
-with and without a gate in the pilot."""
+FORGETTING = """A gate raises the recall of both updates in every pair of runs, by 0.3 to 2.4 points. Gated DeltaNet's two
+runs, seed 0 and the pilot's, differ by as much: the sign is likely, the size and the better of the two gates are not known."""
 # recall that guessing does not reach
 LEFT = 0.6
 PROGRESS = (f'step with more than {LEFT:.0%}', 'after 200', 'after 400', 'after 600', 'test recall')
-TWO_LAYERS = """It is not a rate that is too high, nor branches that start too large: with a rate of 0.001, or with the
-branches' last projections at a tenth of their size, two layers stay near guessing for all 600 steps. What
-helped is the start of the embeddings: ten times larger, at a standard deviation of 1, two layers leave
-guessing within 350 steps. With 1,500 steps planned they learn the task. The next section says why.
-Other seeds, the present start with more steps and the convolution were not tried. Two layers learn
-zoology's version of the task in a few epochs (below), with embeddings that start at 0.02: a vocabulary of
-8,192, 4 pairs, a rate of 0.01, batches of 512 and weight decay differ there."""
-SIZE_COUNTS = """What counts is the size of the embeddings beside that of the branches, in the sum that the second layer reads.
-With branches at a tenth of their size throughout, embeddings of 0.1 learn as those of 1.0 do; with branches ten times larger,
-those of 1.0 stay at guessing. Branches that only start small (above) grow within some steps. One seed each; frozen embeddings
-of 0.1 learn too, which size alone does not explain."""
+TWO_LAYERS = """Other seeds, the present start with more steps and the convolution were not tried. Two layers learn
+zoology's version of the task in a few epochs (below), with embeddings that start at 0.02: a vocabulary of 8,192, 4 pairs,
+a rate of 0.01, batches of 512 and weight decay differ there. The next section says why larger embeddings help."""
+SIZE_COUNTS = """What counts is the size of the embeddings beside that of the branches, in the sum that the second layer reads;
+that frozen embeddings of 0.1 learn too, it does not explain. One seed each."""
 RULE = """Recall on test sequences: mean over the seeds (lowest to highest). One learning rate is selected for all seeds, by
 the mean recall on validation sequences at the end of training. All rates that were tried have a column."""
 OLDER = 'These runs are older than this rule; it was applied to the recalls that they kept.'
-RATES = """At width 32 the order of diagonal and exact depends on the learning rate. With 32 tokens, exact is ahead at
-0.0046 and diagonal at 0.01; with 64 tokens, it is the other way round. Attention's 100% hides one failed run at each
-length, both at 0.01: 36% with 32 tokens and 14% with 64."""
+RATES = 'At width 32 the order of diagonal and exact depends on the learning rate.'
 ABLATIONS = """Each recall is at the learning rate selected for its update, so the differences include that selection: at one
-rate, exact and diagonal swap places (see the recall table above). At width 64 all updates recall nearly everything,
-and at the training length no change moves the mean loss by 0.01 nats. At width 32, exact is ahead of diagonal in every
-seed in the shorter sequences, and in two of three in the longer; 16 times past the training length, in every seed.
-Normalised keys lose in every seed with the diagonal update at width 32, with the exact one there in the longer
-sequences, and with both past the training length. One step size per head is ahead on average in recall at width 32; its
-losses are higher on average, though not in every seed. Attention, in two layers, recalls everything at the selected rate,
-and its losses are the highest."""
+rate, exact and diagonal swap places (see the recall table above)."""
 
 
 def differences(recalls: dict, losses: dict, long: dict) -> dict[str, dict[str, list[float]]]:
@@ -267,9 +253,9 @@ def two_layers(report: dict) -> str:
         f'The step is the first evaluation above {LEFT:.0%}; all columns but the last are on validation sequences.\n\n'
         + table(['change', 'rate', 'embeddings start with', 'steps', *PROGRESS], rows) + f"""
 
-Two layers are still near guessing after the 600 steps in which one layer learns the task. It is not this package: a plain
-PyTorch model (`python -m experiments plain`) with the same weights and data has the same losses over the first
-{len(plain["ours"])} steps, to {plain["largest_difference"]:.0e}. """ + TWO_LAYERS
+That two layers stay near guessing is not due to this package: a plain PyTorch model (`python -m experiments plain`) with
+the same weights and data has the same losses over the first {len(plain["ours"])} steps, to {plain["largest_difference"]:.0e}.
+""" + TWO_LAYERS
     ))
 
 

@@ -10,6 +10,7 @@ Needs a process without TRITON_INTERPRET.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ class Launch:
     # machine code, and for AMD the assembly, because Triton has no disassembler for it; None if nothing was compiled
     binary: bytes | None = None
     assembly: str = ''
+    # of processors, which compiling took: none where Triton's cache has the kernel
+    seconds: float = 0.0
     num_warps: int = 0
     shared: int = 0
     nbytes: int = 0
@@ -114,6 +117,7 @@ class Launch:
             compiled = self.compiled()
             about |= {
                 'registers': compiled.registers, 'spills': compiled.spills, 'num_warps': self.num_warps,
+                'seconds': round(self.seconds, 2),
             }
         return about
 
@@ -127,7 +131,7 @@ class Driver(AbsentDevice):
     def __init__(self, target: str, depth: str) -> None:
         device = len(DEPTHS) * list(TARGETS).index(target) + DEPTHS.index(depth)
         super().__init__(target, load_binary, tensors='meta', device=device)
-        self.depth, self.launches, self.assembly = depth, [], {}
+        self.depth, self.launches, self.assembly, self.seconds = depth, [], {}, {}
 
     def launcher_cls(self, source, metadata):
         def launch(x, y, z, stream, binary, packed, launch_metadata, enter_hook, exit_hook, *arguments):
@@ -150,6 +154,7 @@ class Driver(AbsentDevice):
         launch.num_warps, launch.shared = metadata.num_warps, metadata.shared
         if binary is not None:
             launch.binary, launch.assembly = binary, self.assembly.get(binary, '')
+            launch.seconds = self.seconds.get(binary, 0.0)
         return launch
 
 
@@ -208,14 +213,22 @@ def check_shared(launch_metadata: SimpleNamespace, target: str) -> None:
         raise OutOfResources(launch_metadata.shared, DEVICES[target].shared_memory, 'shared memory')
 
 
+def processor_seconds() -> float:
+    """Of this process and the assemblers that it started."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def compile_for_driver(source, target, options, **others):
     """Compile to the active driver's depth. A kernel keeps the function that it compiled with first, so there is one."""
     active = driver._active
     if not isinstance(active, Driver):
         return triton_compile(source, target=target, options=options, **others)
     if active.depth == 'code':
+        started = processor_seconds()
         compiled = triton_compile(source, target=target, options=options, **others)
         active.assembly[compiled.kernel] = compiled.asm.get('amdgcn', '')
+        active.seconds[compiled.kernel] = processor_seconds() - started
         return compiled
     metadata = SimpleNamespace(shared=0, **options)
     if active.depth != 'launch':

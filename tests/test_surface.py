@@ -106,7 +106,7 @@ def variables() -> list[str]:
 
 def options(module: str) -> list[str]:
     """Options of a command of the package, as its help names them."""
-    return sorted(set(re.findall(r'(?<![\w-])--\w+', forks.output('-m', module, '--help'))))
+    return sorted(set(re.findall(r'(?<![\w-])--\w[\w-]*', forks.output('-m', module, '--help'))))
 
 
 def surface() -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Call:
     final_state: bool = False
     state_v_first: bool = False
     scale: float = 1.0
+    allow_neg_eigval: bool = False
 
     def __str__(self) -> str:
         default = Call()
@@ -93,6 +94,7 @@ def rehearse(call: Call) -> None:
     args = Arguments(
         q, k, v, beta, call.scale, state if not pooled and (call.initial_state or update) else None,
         call.final_state or update or pooled, call.exact, D, z, call.sigmoid, call.state_v_first, cu_seqlens,
+        call.allow_neg_eigval,
     )
     if call.mode == 'summary':
         forward_summary(args)
@@ -118,7 +120,9 @@ FACTORS = {
     'dtype': ('bfloat16', 'float16', 'float32', 'mixed'),
     'layout': ('dense', 'view', 'shifted'),
     'scale': (1.0, 0.25),
-    **dict.fromkeys(('scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'final_state', 'state_v_first'), (False, True)),
+    **dict.fromkeys((
+        'scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'final_state', 'state_v_first', 'allow_neg_eigval',
+    ), (False, True)),
 }
 
 

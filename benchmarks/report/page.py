@@ -1,4 +1,4 @@
-"""The results page, `docs/results.md`, and the results in the README, from the JSON files in `benchmarks/results/`.
+"""`docs/results.md`, `docs/cards.md` and the results in the README, from the JSON files in `benchmarks/results/`.
 
     python -m benchmarks report [--check]
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.report.calibration import calibrated
+from benchmarks.report.cards import cards_page
 from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import generation, models
 from benchmarks.report.predicted import layers, passes, predicted
@@ -23,6 +24,7 @@ from benchmarks.report.tables import measured_on, milliseconds, place, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
+CARDS = ROOT / 'docs' / 'cards.md'
 # quoted in the README
 FIGURES = {
     'cpu_ops': RESULTS / 'cpu_ops.json', 'cpu_model': RESULTS / 'cpu_model.json', 'memory': RESULTS / 'memory.json',
@@ -107,7 +109,8 @@ def page() -> str:
 
 
 def pages() -> dict[Path, str]:
-    return {PAGE: page(), README: replaced(README.read_text(), summary(FIGURES, bool(gpu_sections())))}
+    cards = cards_page(json.loads((RESULTS / 'cards.json').read_text()))
+    return {PAGE: page(), CARDS: cards, README: replaced(README.read_text(), summary(FIGURES, bool(gpu_sections())))}
 
 
 def main_of(command: str, pages: Callable[[], dict[Path, str]], args: list[str] | None) -> int:

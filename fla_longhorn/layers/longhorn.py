@@ -89,6 +89,9 @@ class Longhorn(NoWeightDecay):
             Unused, accepted because fla's layers have it. Default: 1e-5.
         layer_idx (int, Optional):
             Index of the layer, needed with a cache. Default: `None`.
+        allow_neg_eigval (bool, Optional):
+            Whether step sizes are twice as large, so that a token with `beta |k|^2 > 1` turns what its key reads instead of
+            only fading it. It does nothing but write more with `k_norm='l2'`, which warns. Default: `False`.
 
     The defaults are the paper's.
     """
@@ -116,6 +119,7 @@ class Longhorn(NoWeightDecay):
         recompute: bool = True,
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
+        allow_neg_eigval: bool = False,
     ) -> None:
         check_options(**{name: x for name, x in locals().items() if name not in ('self', '__class__')})
         super().__init__()
@@ -131,6 +135,7 @@ class Longhorn(NoWeightDecay):
         self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
         self.exact = exact
         self.scalar_beta = scalar_beta
+        self.allow_neg_eigval = allow_neg_eigval
         self.conv_size = conv_size
         self.tie_qk = tie_qk
         self.recompute = recompute
@@ -152,7 +157,8 @@ class Longhorn(NoWeightDecay):
     def extra_repr(self) -> str:
         return (
             f'mode={self.mode}, state_size={self.state_size}, num_heads={self.num_heads}, '
-            f'exact={self.exact}, scalar_beta={self.scalar_beta}, layer_idx={self.layer_idx}'
+            f'exact={self.exact}, scalar_beta={self.scalar_beta}, allow_neg_eigval={self.allow_neg_eigval}, '
+            f'layer_idx={self.layer_idx}'
         )
 
     def forward(
@@ -285,7 +291,7 @@ class Longhorn(NoWeightDecay):
         inputs = dict(
             q=q, k=get_child(self, 'k_norm')(k), v=self.by_heads(x, part),
             beta=beta if self.scalar_beta else self.by_heads(beta, part),
-            exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
+            exact=self.exact, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval, cu_seqlens=cu_seqlens,
         )
         return inputs, conv_state
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from typing import Any
 
 from fla_longhorn.ops.inputs import MAX_STATE_SIZE
@@ -13,7 +14,7 @@ MODES = ('chunk', 'fused_recurrent')
 
 def check_options(
     *, mode: Any, hidden_size: Any, state_size: Any, expand: Any, num_heads: Any, conv_size: Any, beta_rank: Any, k_norm: Any,
-    norm_eps: Any, layer_idx: Any = None, **flags: Any,
+    norm_eps: Any, layer_idx: Any = None, allow_neg_eigval: Any = False, **flags: Any,
 ) -> None:
     """Raise `TypeError` (wrong type) or `ValueError` (wrong value) that names the option; `flags` must be bool."""
     if mode not in MODES:
@@ -22,7 +23,7 @@ def check_options(
     check_integer('state_size', state_size, most=MAX_STATE_SIZE)
     check_integer('num_heads', num_heads)
     check_integer('conv_size', conv_size)
-    for name, flag in flags.items():
+    for name, flag in (flags | {'allow_neg_eigval': allow_neg_eigval}).items():
         if not isinstance(flag, bool):
             raise TypeError(f'{name} must be True or False, got {flag!r}')
     check_number('expand', expand)
@@ -35,6 +36,11 @@ def check_options(
         raise ValueError(f"k_norm must be None or 'l2', got {k_norm!r}")
     if beta_rank != 'auto' and (not is_integer(beta_rank) or beta_rank < 1):
         raise ValueError(f"beta_rank must be 'auto' or a positive integer, got {beta_rank!r}")
+    if k_norm == 'l2' and allow_neg_eigval:
+        warnings.warn(
+            "allow_neg_eigval gives no negative eigenvalue with k_norm='l2': |k| = 1 and beta < 1 keep a doubled step below 1",
+            stacklevel=3,
+        )
     check_number('norm_eps', norm_eps)
     if layer_idx is not None:
         check_integer('layer_idx', layer_idx, least=0)

@@ -22,6 +22,8 @@ def apply(
 ) -> Result:
     """Return `o [B, T, H, V]` and the final state; `parallel` allows splitting sequences into segments or chunks."""
     if cp_context is not None:
+        if args.g is not None:
+            raise ValueError('g must be None with cp_context: decays are not exchanged between ranks')
         if intermediate:
             raise ValueError('return_intermediate_states must be False with cp_context, got True')
         return context_parallel.run(args, cp_context, parallel=parallel)

@@ -13,9 +13,15 @@ Result = tuple[Any, ...]
 
 
 class StepOptions(NamedTuple):
-    """The flags of :class:`Arguments` that say what beta holds; backends pass them on as one value."""
+    """The flags of :class:`Arguments` that say what the step sizes are; backends pass them on as one value."""
 
     use_beta_sigmoid_in_kernel: bool
+    allow_neg_eigval: bool
+
+    @property
+    def factor(self) -> int:
+        """c in eps = c beta / (1 + beta |k|^2), of which the derivative by |k|^2 is -eps^2 / c."""
+        return 2 if self.allow_neg_eigval else 1
 
 
 class Arguments(NamedTuple):
@@ -38,10 +44,12 @@ class Arguments(NamedTuple):
     use_beta_sigmoid_in_kernel: bool = False
     state_v_first: bool = False
     cu_seqlens: Tensor | None = None
+    allow_neg_eigval: bool = False
+    g: Tensor | None = None
 
     @property
     def step_options(self) -> StepOptions:
-        return StepOptions(self.use_beta_sigmoid_in_kernel)
+        return StepOptions(self.use_beta_sigmoid_in_kernel, self.allow_neg_eigval)
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:

@@ -25,13 +25,19 @@ def register_cpu_backend(name: str, load: Callable[[], ModuleType], is_available
     load_backend.cache_clear()
 
 
-def select_backend(device: torch.device) -> ModuleType:
+def select_backend(device: torch.device, *, gated: bool = False) -> ModuleType:
     """The module with `longhorn_fwd` and `longhorn_bwd` for tensors on `device`.
 
     `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
+    `gated` calls have a decay, which only PyTorch has.
     """
     name, interpret = os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')
-    return load_backend(backend_name(device.type, name, interpret))
+    chosen = backend_name(device.type, name, interpret)
+    if gated and chosen != 'torch':
+        if name:
+            raise ValueError(f'g must be None with FLA_LONGHORN_BACKEND={name}, which has no decays; torch has them')
+        chosen = 'torch'
+    return load_backend(chosen)
 
 
 @cache

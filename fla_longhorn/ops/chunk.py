@@ -19,6 +19,7 @@ def chunk_longhorn(
     D: torch.Tensor | None = None, z: torch.Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False,
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
+    allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
 ) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) over whole sequences.
 
@@ -77,6 +78,16 @@ def chunk_longhorn(
             Whether to return a third tensor, the states before every n-th token, `n = checkpoint_interval(K)` of
             `fla_longhorn.ops.checkpoints`: a power of two, 128 for K = 16 and 256 from K = 32 on. Without gradients only.
             Default: `False`.
+        allow_neg_eigval (bool, Optional):
+            Whether the step is twice as long, `eps = 2 beta / (1 + beta |k|^2)`: the trapezoidal rule instead of implicit
+            Euler. The eigenvalue of a token's key is then `(1 - x) / (1 + x)` with `x = beta |k|^2`, in (-1, 1]. It is
+            negative for `x > 1`, so never with `|k| = 1` and `beta < 1`. The exact form in bfloat16 rounds up to twice as
+            much, because less of an earlier error is forgotten.
+        g (torch.Tensor, Optional):
+            Logarithms of decays, at most 0, of shape `[B, T, H, V]` (one per channel) or `[B, T, H]` (one per head). The state
+            decays first, then takes the step: `S_t` is as above with `exp(g_t) * S_{t-1}` for `S_{t-1}`. It runs in PyTorch on
+            every device, token by token: no other backend has it. Not with `cp_context`. Default: `None`, no decay.
+            Default: `False`.
 
     Returns:
         o (torch.Tensor):
@@ -105,7 +116,7 @@ def chunk_longhorn(
     return apply(
         Arguments(
             q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
-            use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
+            use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,
         ),
         cu_seqlens_cpu, cp_context, parallel=True, intermediate=return_intermediate_states,
     )

@@ -32,9 +32,9 @@ def check_inputs(
     `cu_seqlens_name` is the name of `cu_seqlens` in messages.
     """
     q, k, v, beta, D, z, cu_seqlens = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens
-    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': args.initial_state}
+    tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': args.initial_state, 'g': args.g}
     for name, x in tensors.items():
-        if x is not None or name not in ('D', 'z', 'initial_state'):
+        if x is not None or name not in ('D', 'z', 'initial_state', 'g'):
             _check_tensor(name, x, q, allow_float64)
     if isinstance(args.scale, bool) or not isinstance(args.scale, (numbers.Real, torch.SymFloat)):
         raise TypeError(f'scale must be a number or None, got {type(args.scale).__name__}')
@@ -54,10 +54,11 @@ def check_inputs(
     if v.dim() != 4 or v.shape[:3] != q.shape[:3] or v.shape[3] < 1:
         raise ValueError(f'v must have shape [B, T, H, V] = [{B}, {T}, {H}, V >= 1], got {list(v.shape)}')
     V = v.shape[-1]
-    if beta.dim() == 3:
-        _check_shape('beta', beta, (B, T, H), '[B, T, H] (one step per head) or [B, T, H, V] (one per channel)')
-    else:
-        _check_shape('beta', beta, (B, T, H, V), '[B, T, H, V] (one step per channel) or [B, T, H] (one per head)')
+    for name, x, what in (('beta', beta, 'step'), ('g', args.g, 'decay')):
+        if x is not None and x.dim() == 3:
+            _check_shape(name, x, (B, T, H), f'[B, T, H] (one {what} per head) or [B, T, H, V] (one per channel)')
+        elif x is not None:
+            _check_shape(name, x, (B, T, H, V), f'[B, T, H, V] (one {what} per channel) or [B, T, H] (one per head)')
     if D is not None:
         _check_shape('D', D, (H, V), '[H, V]')
     if z is not None:

@@ -20,6 +20,7 @@ def naive_recurrent_longhorn(
     D: torch.Tensor | None = None, z: torch.Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False,
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
+    allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
 ) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) as one PyTorch loop over time.
 
@@ -33,6 +34,7 @@ def naive_recurrent_longhorn(
         S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t) \\
         S_t = S_{t-1} + k_t \otimes \epsilon_t \odot (v_t - k_t^\top S_{t-1})
 
+    With `allow_neg_eigval`, `eps` is twice as large; with `g`, `S_{t-1}` decays first, to `exp(g_t) * S_{t-1}`.
     In the paper's letters, `K` is the state size m, `V` the channels d, `v` the input x; `q`, `k` and `beta` are the same.
     Computes in float32, or in float64 if an input is float64, on any device. Arguments, shapes, results and errors are those
     of :func:`fla_longhorn.ops.chunk_longhorn`; `cp_context` raises `ValueError`.
@@ -41,7 +43,7 @@ def naive_recurrent_longhorn(
         raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
     args = Arguments(
         q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
-        use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens,
+        use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,
     )
     check_inputs(args, cu_seqlens_cpu, allow_float64=True)
     o, final_state, states = recurrence(args, cu_seqlens_cpu)
@@ -63,7 +65,12 @@ def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[to
     # [B, T, H, V]
     norm = k.square().sum(-1, keepdim=True)
     # NaN where the step size underflows, rather than a zero that looks valid
-    eps = beta / (1 + beta * norm) + 0 * (4 * norm)
+    eps = (2 if args.allow_neg_eigval else 1) * beta / (1 + beta * norm) + 0 * (4 * norm)
+
+    decay = None
+    if args.g is not None:
+        decay = args.g.to(dtype).exp()
+        decay = decay[..., None].expand_as(v) if decay.dim() == 3 else decay
 
     # (rows of the batch, first token, end) of each sequence
     if cu_seqlens is None:
@@ -85,6 +92,8 @@ def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[to
             # [B, H, K, 1] and [B, H, 1, V]
             q_t, k_t = q[rows, t, :, :, None], k[rows, t, :, :, None]
             v_t, eps_t = v[rows, t, :, None, :], eps[rows, t, :, None, :]
+            if decay is not None:
+                S = decay[rows, t, :, None, :] * S
             if args.exact:
                 S = S + k_t * (eps_t * (v_t - (k_t * S).sum(-2, keepdim=True)))
             else:

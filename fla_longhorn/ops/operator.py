@@ -10,6 +10,7 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 from __future__ import annotations
 
 import warnings
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import torch
@@ -34,6 +35,10 @@ UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
 MAX_RECURRENT_LENGTH = 64
 
 
+def backend_of(args: Arguments) -> ModuleType:
+    return select_backend(args.q.device, gated=args.g is not None)
+
+
 def with_boundaries_checked(args: Arguments) -> Arguments:
     """Check boundaries on the CPU again: while a program is compiled, their values are unknown."""
     if args.cu_seqlens is not None and args.cu_seqlens.device.type == 'cpu':
@@ -49,7 +54,7 @@ def longhorn_fwd(*inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not requested."""
     *fields, save_states, parallel = inputs
     args = with_boundaries_checked(Arguments(*fields))
-    return select_backend(args.q.device).longhorn_fwd(args, save_states=save_states, parallel=parallel)
+    return backend_of(args).longhorn_fwd(args, save_states=save_states, parallel=parallel)
 
 
 @longhorn_fwd.register_fake
@@ -71,7 +76,8 @@ def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, *inputs) -> tup
     """Return the gradients of the tensors of `DIFFERENTIABLE`, each in its input's dtype; an absent input's is empty."""
     *fields, parallel = inputs
     args = Arguments(*fields)
-    return select_backend(args.q.device).longhorn_bwd(do, dht, states, args, parallel=parallel)
+    gradients = backend_of(args).longhorn_bwd(do, dht, states, args, parallel=parallel)
+    return gradients if args.g is not None else (*gradients, args.q.new_empty(0))
 
 
 @longhorn_bwd.register_fake
@@ -133,7 +139,7 @@ def update(pool: Pool, args: Arguments) -> Tensor:
     if pool.is_chosen_from and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
     args = apart_from(pool.states, args)
-    backend, options = select_backend(args.q.device), dict(save_states=False, parallel=is_long(args))
+    backend, options = backend_of(args), dict(save_states=False, parallel=is_long(args))
     if not pool.is_chosen_from and pool.states.is_contiguous():
         args = args._replace(initial_state=pool.states)
         return backend.longhorn_fwd(args, final_state=pool.states, **options)[0]
@@ -198,12 +204,12 @@ def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, T
     A plain call (:func:`fla_longhorn.ops.plain.is_plain`) skips the dispatcher.
     """
     if parallel and args.beta.dim() == 3 and not torch.compiler.is_compiling():
-        shortcut = getattr(select_backend(args.q.device), 'longhorn_shortcut', None)
+        shortcut = getattr(backend_of(args), 'longhorn_shortcut', None)
         if shortcut is not None and (result := shortcut(args)) is not None:
             return result
     args = with_float(args)
     if plain:
-        o, final_state, _ = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=parallel)
+        o, final_state, _ = backend_of(args).longhorn_fwd(args, save_states=False, parallel=parallel)
     else:
         o, final_state, _ = longhorn_fwd(*args, needs_gradient(args), parallel)
     return o, final_state if args.output_final_state else None
@@ -214,7 +220,7 @@ def run_with_states(args: Arguments, cu_seqlens_cpu: Tensor | None, parallel: bo
     if needs_gradient(args):
         raise ValueError('return_intermediate_states must be False where an input needs a gradient, which the states have not')
     o, final_state, states = longhorn_fwd(*with_float(args), True, parallel)
-    view = getattr(select_backend(args.q.device), 'view_states', None)
+    view = getattr(backend_of(args), 'view_states', None)
     states = states if view is None else view(states, args)
     if args.cu_seqlens is None:
         states = states.unflatten(0, (args.q.shape[0], -1))

@@ -18,7 +18,7 @@ def longhorn_state_update(
     use_beta_sigmoid_in_kernel: bool = False, state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None, state_indices: torch.Tensor | None = None,
     final_state_indices: torch.Tensor | None = None, has_initial_state: torch.Tensor | None = None,
-    pad_slot_id: int = PAD_SLOT_ID,
+    pad_slot_id: int = PAD_SLOT_ID, allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
 ) -> torch.Tensor:
     r"""Update `state` in place, as decoding does, and return the tokens' outputs.
 
@@ -40,7 +40,8 @@ def longhorn_state_update(
             float32 states of shape `[N, H, K, V]`, or with `state_indices` a pool `[P, H, K, V]` (`[.., H, V, K]` with
             `state_v_first`), overwritten. Each row is contiguous; gaps between rows (`state.stride(0)`) stay untouched.
             Inputs may be views of it: those are copied.
-        q, k, v, beta, scale, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, cu_seqlens_cpu:
+        q, k, v, beta, scale, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, cu_seqlens_cpu, \
+        allow_neg_eigval, g:
             As in :func:`fla_longhorn.ops.chunk_longhorn`.
         state_indices (torch.Tensor, Optional):
             The pool's row of each sequence, `[N]`, int32 or int64. A sequence without a row (a negative index, or
@@ -77,10 +78,10 @@ def longhorn_state_update(
     """
     everything = Arguments(
         q, k, v, beta, 1.0 if scale is None else scale, state, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
-        cu_seqlens,
+        cu_seqlens, allow_neg_eigval, g,
     )
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
-    plain = is_plain(q, k, v, beta, D, z, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
+    plain = is_plain(q, k, v, beta, D, z, g, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
     if plain and cu_seqlens_cpu is None and is_step(pool, everything):
         return step(pool, everything)
     args = everything._replace(initial_state=None)
@@ -108,10 +109,10 @@ def is_step(pool: Pool, args: Arguments) -> bool:
     Such arguments pass all checks; this test takes less time than the checks.
     """
     state, rows, final_rows, is_filled, pad_slot_id = pool
-    q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens = args
-    if not (is_filled is cu_seqlens is None) or q is None or k is None or v is None or beta is None:
+    q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens, neg, g = args
+    if not (is_filled is cu_seqlens is g is None) or q is None or k is None or v is None or beta is None:
         return False
-    if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is bool):
+    if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is type(neg) is bool):
         return False
     if state_v_first is not False or state is None or state.dtype is not torch.float32:
         return False

@@ -30,6 +30,7 @@ class Case:
     scale: float | None = None
     lengths: tuple[int, ...] | None = None
     strided: bool = False
+    allow_neg_eigval: bool = False
 
     def packed(self, *lengths: int) -> Case:
         return replace(self, B=1, T=sum(lengths), lengths=lengths)
@@ -40,6 +41,8 @@ CASES = (
     Case('vector beta'),
     Case('scalar beta', scalar_beta=True),
     Case('beta logits', sigmoid=True, scale=0.5),
+    # at K = 16, the exact form rounds more than these bounds in 16 bits
+    Case('doubled steps', K=64, sigmoid=True, allow_neg_eigval=True),
     Case('D', D=True),
     Case('z', z=True),
     Case('state [V, K]', state_v_first=True, D=True, z=True),
@@ -98,6 +101,7 @@ def make_inputs(case: Case, dtype: torch.dtype, device: torch.device) -> dict[st
 def make_options(case: Case, device: torch.device, exact: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         'scale': case.scale, 'use_beta_sigmoid_in_kernel': case.sigmoid, 'state_v_first': case.state_v_first, 'exact': exact,
+        'allow_neg_eigval': case.allow_neg_eigval,
     }
     if case.lengths is not None:
         options['cu_seqlens'] = torch.tensor([0, *case.lengths], dtype=torch.int64, device='cpu').cumsum(0).to(device)

@@ -13,6 +13,7 @@ import torch
 from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
 from fla_longhorn.selfcheck.cases import DTYPES
 from fla_longhorn.selfcheck.compare import BOUNDS, Result, run_checks
+from fla_longhorn.selfcheck.compiling import compile_model
 from fla_longhorn.selfcheck.report import describe, print_table
 
 
@@ -28,6 +29,8 @@ def main(args: list[str] | None = None) -> int:
             state = 'ok' if result.ok else 'WRONG'
             print(f'{result.op} {result.update} {result.dtype} {result.case}: {state}, {result.seconds:.2f} s', flush=True)
 
+    if options.compile_only:
+        return compile_model(options)
     started = time.perf_counter()
     # an older GPU has no bfloat16
     has_bfloat16 = options.device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
@@ -59,13 +62,27 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--workers', type=int, default=1, help='processes; most of the time on a GPU goes into compiling')
     parser.add_argument('--json', metavar='FILE', help='write device, versions and the error of each case to FILE')
     parser.add_argument('--verbose', action='store_true', help='a line for each case as it is done')
+    model = parser.add_argument_group(
+        'a model whose kernels are only compiled', 'by --workers processes, into the cache that TRITON_CACHE_DIR names; '
+        'each takes the memory of a training step of one layer. In --dtype, by default bfloat16.',
+    )
+    model.add_argument('--compile-only', action='store_true', help='compile kernels of training and decoding, check nothing')
+    model.add_argument('--config', metavar='PATH', help='a checkpoint or the folder of a config.json')
+    for name, text in (('hidden_size', 'width'), ('state_size', 'entries per channel'), ('num_heads', 'groups of channels')):
+        model.add_argument(f'--{name}', type=int, help=f"{text}; the config's, which are the paper's without --config")
+    model.add_argument('--exact', action='store_true', default=None, help='the exact update')
+    model.add_argument('--autocast', action='store_true', help="parameters in float32, as transformers' Trainer has them")
+    model.add_argument('--batch_size', type=int, default=8, help='sequences of a batch, which say how a sequence is split')
+    model.add_argument('--seq_len', type=int, default=2048, help='tokens of a sequence, likewise')
     options = parser.parse_args(args)
     try:
         options.device = torch.device(options.device or torch.accelerator.current_accelerator(check_available=True) or 'cpu')
         torch.empty(0, dtype=torch.float32, device=options.device)
         if options.backend:
             os.environ['FLA_LONGHORN_BACKEND'] = options.backend
-        select_backend(options.device)
+        backend = select_backend(options.device)
     except (RuntimeError, AssertionError, ValueError, ImportError) as error:
         parser.error(str(error).splitlines()[0])
+    if options.compile_only and (options.device.type == 'cpu' or not backend.__name__.endswith('.triton')):
+        parser.error(f'--compile-only needs a GPU, for which Triton compiles; the device is {options.device}')
     return options

@@ -24,7 +24,10 @@ VARIANTS = {
         'num_heads': 4, 'k_norm': 'l2', 'scalar_beta': True, 'hidden_ratio': 2, 'tie_word_embeddings': False, 'tie_qk': True,
     },
     'exact': {'exact': True, 'k_norm': 'l2', 'use_bias': True, 'conv_bias': False, 'conv_size': 3},
-    'exact-heads': {'exact': True, 'scalar_beta': True, 'num_heads': 2, 'beta_rank': 3, 'state_size': 10, 'expand': 1},
+    'exact-heads': {
+        'exact': True, 'scalar_beta': True, 'num_heads': 2, 'beta_rank': 3, 'state_size': 10, 'expand': 1,
+        'allow_neg_eigval': True,
+    },
     'hybrid': {
         'attn': {'layers': [1], 'num_heads': 2, 'num_kv_heads': 1, 'qkv_bias': True}, 'hidden_ratio': 2, 'value_proj': True,
     },

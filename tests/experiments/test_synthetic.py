@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 from examples.mqar.data import IGNORE
 from experiments import chunkwise, mqar, without_gpu
 from experiments.synthetic import TASKS, Sequences, cayley_table
-from fla_longhorn.ops import naive_recurrent_longhorn
 
 
 def draw(task: str, seq_len: int, **options) -> tuple[list, list]:
@@ -145,19 +144,6 @@ def test_mamba2(options, monkeypatch):
     assert (expected[1] - got[1]).norm() < 1e-5 * expected[1].norm()
     for name, dx in expected[2].items():
         assert (dx - got[2][name]).norm() < 1e-4 * dx.norm(), name
-
-
-@pytest.mark.parametrize('exact', [False, True])
-def test_doubled_steps(exact):
-    """`2 eps` is the step of another beta, `2 beta / (1 - beta |k|^2)`."""
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 1, 9, 1, 4, dtype=torch.float64)
-    k = k / (2 * k.norm(dim=-1, keepdim=True))
-    v, z, logits = torch.randn(3, 1, 9, 1, 6, dtype=torch.float64)
-    D, beta = torch.randn(1, 6, dtype=torch.float64), logits.sigmoid()
-    got, _ = chunkwise.longhorn_with_doubled_steps(q, k, v, logits, D, z, exact, use_beta_sigmoid_in_kernel=True)
-    expected, _ = naive_recurrent_longhorn(q, k, v, 2 * beta / (1 - beta / 4), D=D, z=z, exact=exact)
-    assert (got - expected).norm() < 1e-12 * expected.norm()
 
 
 def test_run(tmp_path):

@@ -17,7 +17,7 @@ from tests.integration.swapped import TINY, families, make_config, make_model, m
 def test_options_reach_the_layer(device):
     options = dict(
         state_size=5, expand=1.5, num_heads=3, conv_size=3, conv_bias=False, beta_rank=2, use_bias=True, scalar_beta=True,
-        mode='fused_recurrent', k_norm='l2', exact=True,
+        mode='fused_recurrent', exact=True, allow_neg_eigval=True,
     )
     model = make_model('gla', device, expand_v=2, **{f'longhorn_{name}': value for name, value in options.items()})
     assert repr(mixers(model)[0]) == f'LonghornMixer{repr(Longhorn(hidden_size=64, **options, layer_idx=0))[8:]}'

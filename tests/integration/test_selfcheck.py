@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fla_longhorn import selfcheck
+from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.selfcheck import cases
 from tests import forks
@@ -100,6 +101,7 @@ def test_the_backend_can_be_named(monkeypatch, capsys, device):
     (['--device', 'nowhere'], 'nowhere'),
     (['--backend', 'triton', '--device', 'cpu'], 'FLA_LONGHORN_BACKEND=triton runs on a GPU'),
     (['--dtype', 'float64'], 'float64'),
+    (['--compile-only', '--device', 'cpu'], '--compile-only needs a GPU, for which Triton compiles; the device is cpu'),
 ])
 def test_wrong_options(options, message, capsys, monkeypatch):
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
@@ -108,3 +110,14 @@ def test_wrong_options(options, message, capsys, monkeypatch):
         selfcheck.main(options)
     assert exit.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_compile_only(device, tmp_path, capsys):
+    """On a device; `tests/kernels/test_compile_only.py` has what is compiled, without one."""
+    if device.type == 'cpu':
+        pytest.skip('needs a GPU, as `test_wrong_options` says')
+    LonghornConfig(hidden_size=16, state_size=4, vocab_size=32).save_pretrained(tmp_path)
+    options = ['--config', str(tmp_path), '--exact', '--dtype', 'float32', '--batch_size', '2', '--seq_len', '70']
+    assert selfcheck.main(['--compile-only', '--device', str(device), '--workers', '2', *options]) == 0
+    out = capsys.readouterr().out
+    assert '2 processes' in out and 'a training step and decoding: 0 more' in out

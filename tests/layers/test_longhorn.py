@@ -15,6 +15,8 @@ LAYERS = {
     'heads': {'num_heads': 2, 'state_size': 5},
     'scalar_beta': {'scalar_beta': True, 'num_heads': 4, 'state_size': 8},
     'exact': {'exact': True, 'num_heads': 2, 'state_size': 6},
+    'allow_neg_eigval': {'allow_neg_eigval': True, 'num_heads': 2, 'state_size': 5},
+    'allow_neg_eigval, exact': {'allow_neg_eigval': True, 'exact': True},
     'k_norm': {'k_norm': 'l2', 'num_heads': 2, 'state_size': 5},
     'k_norm, exact': {'k_norm': 'l2', 'exact': True, 'scalar_beta': True},
     'tie_qk, value_proj': {'tie_qk': True, 'value_proj': True, 'num_heads': 2, 'state_size': 5},
@@ -55,7 +57,7 @@ def written_out(layer: Longhorn, p: dict[str, torch.Tensor], h: torch.Tensor) ->
     q, k, v, z = (y.unflatten(-1, (heads, -1)) for y in (q, k, v, z))
     beta = beta if layer.scalar_beta else beta.unflatten(-1, (heads, -1))
     k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt() if isinstance(layer.k_norm, L2Norm) else k
-    o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=layer.exact)
+    o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=layer.exact, allow_neg_eigval=layer.allow_neg_eigval)
     o = (o + p['D'].unflatten(0, (heads, -1)) * v) * F.silu(z)
     return F.linear(o.flatten(-2), p['out_proj.weight'], p.get('out_proj.bias'))
 

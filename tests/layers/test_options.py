@@ -32,6 +32,7 @@ BAD = [
     ({'beta_rank': 0}, ValueError, "beta_rank must be 'auto' or a positive integer, got 0"),
     ({'beta_rank': True}, ValueError, "beta_rank must be 'auto' or a positive integer, got True"),
     ({'k_norm': 'sum'}, ValueError, "k_norm must be None or 'l2', got 'sum'"),
+    ({'allow_neg_eigval': 'x'}, TypeError, "allow_neg_eigval must be True or False, got 'x'"),
     ({'tie_qk': 1}, TypeError, 'tie_qk must be True or False, got 1'),
     ({'value_proj': 'yes'}, TypeError, "value_proj must be True or False, got 'yes'"),
     ({'norm_eps': 0}, ValueError, 'norm_eps must be positive and finite, got 0'),
@@ -68,3 +69,9 @@ def test_config(options, kind, message, tmp_path):
 def test_integers_of_numpy():
     layer = Longhorn(hidden_size=np.int64(24), state_size=np.int32(4), expand=np.float32(2), layer_idx=np.int64(0))
     assert (layer.intermediate_size, layer.state_size) == (48, 4)
+
+
+def test_doubled_steps_of_normalised_keys_warn():
+    """They never turn anything: a step of `|k| = 1` is at most one half."""
+    with pytest.warns(UserWarning, match="allow_neg_eigval gives no negative eigenvalue with k_norm='l2'"):
+        Longhorn(hidden_size=24, k_norm='l2', allow_neg_eigval=True)

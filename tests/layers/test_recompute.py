@@ -20,7 +20,7 @@ from tests.models.test_longhorn import small
 
 LAYERS = {
     'paper': {}, 'exact': {'exact': True, 'num_heads': 2}, 'scalar_beta': {'scalar_beta': True, 'num_heads': 2},
-    'value_proj, k_norm': {'value_proj': True, 'k_norm': 'l2'},
+    'allow_neg_eigval': {'exact': True, 'allow_neg_eigval': True}, 'value_proj, k_norm': {'value_proj': True, 'k_norm': 'l2'},
 }
 
 

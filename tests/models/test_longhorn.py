@@ -38,6 +38,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize('options', [
     {}, {'tie_word_embeddings': False}, {'beta_rank': 3, 'expand': 1.5, 'k_norm': 'l2', 'num_heads': 2, 'scalar_beta': True},
+    {'exact': True, 'allow_neg_eigval': True},
 ], ids=str)
 def test_save_and_load_is_exact(options, tmp_path, device):
     model = LonghornForCausalLM(small(**options)).to(device).eval()
@@ -149,6 +150,7 @@ def test_options_reach_the_layer():
     options = {
         'state_size': 5, 'expand': 1.5, 'num_heads': 3, 'conv_size': 3, 'conv_bias': False, 'beta_rank': 7, 'use_bias': True,
         'exact': True, 'scalar_beta': True, 'k_norm': 'l2', 'tie_qk': True, 'value_proj': True, 'norm_eps': 1e-3,
+        'allow_neg_eigval': True,
     }
     mixers = [block.attn for block in LonghornModel(small(**options, attn_mode='fused_recurrent')).layers]
     wanted = Longhorn(hidden_size=32, mode='fused_recurrent', **options, layer_idx=1)

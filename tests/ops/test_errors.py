@@ -80,6 +80,9 @@ BAD = {
     'sigmoid is a number': (
         arguments(use_beta_sigmoid_in_kernel=1), TypeError, 'use_beta_sigmoid_in_kernel must be True or False, got int',
     ),
+    'doubled': (
+        arguments(allow_neg_eigval=1), TypeError, 'allow_neg_eigval must be True or False, got int',
+    ),
     'layout is a string': (arguments(state_v_first='no'), TypeError, 'state_v_first must be True or False, got str'),
     'exact is a number': (arguments(exact=1), TypeError, 'exact must be True or False, got int'),
     'states for rows, not sequences': (

@@ -79,6 +79,7 @@ BAD = {
     'float64': dict(v=lambda x: x.double()), 'float64 D': dict(D=lambda x: x.double()),
     'elsewhere': dict(k=lambda x: x.to('meta')),
     'exact': dict(exact=1), 'sigmoid': dict(use_beta_sigmoid_in_kernel=1), 'layout': dict(state_v_first=1),
+    'doubled': dict(allow_neg_eigval=1),
     'scale': dict(scale=True), 'pad': dict(pad_slot_id=None), 'another state': dict(state=lambda x: x[:, :, 1:]),
     'half state': dict(state=lambda x: x.half()), 'flat state': dict(state=lambda x: x.flatten(1)),
     'no state': dict(state=None), 'transposed rows': dict(state=lambda x: x.mT.contiguous().mT),

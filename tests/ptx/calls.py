@@ -63,6 +63,7 @@ def diagonal() -> list[Call]:
         Call('slices', replace(few, T=100), segment=64, sliced=True),
         Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), layout='view'),
         Call('shifted', Case(B=1, T=9, H=1, K=16, V=64, dtype=BF16), layout='shifted'),
+        Call('doubled', Case(B=1, T=33, H=1, V=33, dtype=BF16, allow_neg_eigval=True, **ALL)),
     ]
 
 
@@ -100,6 +101,10 @@ def exact() -> list[Call]:
         Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), exact=True, layout='view'),
         # spans of the sums over channels just full, crossed and shared by a partial chunk
         Call('spans', Case(H=1, K=16, V=64, dtype=BF16, **ALL).packed(64, 5, 100, 133), exact=True),
+        *(
+            Call('doubled', Case(B=1, T=33, H=1, V=33, scalar_beta=scalar, allow_neg_eigval=True, **ALL), exact=True)
+            for scalar in (False, True)
+        ),
     ]
 
 

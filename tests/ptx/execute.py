@@ -24,7 +24,7 @@ def as_on_a_gpu(call: Call):
     """CPU tensors go to the Triton backend, whose driver reports the target."""
     backend = load_backend('triton')
     replaced: dict[str, Any] = {
-        'select_backend': lambda device: backend,
+        'select_backend': lambda device, **options: backend,
     }
     if call.segment:
         replaced |= {'MIN_SEGMENT_LENGTH': call.segment, 'LEAST_INTERVALS': 1}

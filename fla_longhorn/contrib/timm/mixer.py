@@ -58,7 +58,7 @@ class BidirectionalLonghorn(NoWeightDecay):
     Args:
         hidden_size (int):
             Width of the input and output.
-        state_size, expand, conv_size, beta_rank, exact, scalar_beta (Optional):
+        state_size, expand, conv_size, beta_rank, exact, scalar_beta, allow_neg_eigval (Optional):
             Those of :class:`fla_longhorn.layers.Longhorn`, for each direction.
         bidirectional (bool, Optional):
             Whether there is the second direction. Default: `True`.
@@ -76,6 +76,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         exact: bool = False,
         scalar_beta: bool = False,
         bidirectional: bool = True,
+        allow_neg_eigval: bool = False,
         device=None,
         dtype=None,
     ) -> None:
@@ -83,6 +84,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         check_options(
             mode='chunk', hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=1, conv_size=conv_size,
             beta_rank=beta_rank, exact=exact, scalar_beta=scalar_beta, k_norm=None, norm_eps=1e-5,
+            allow_neg_eigval=allow_neg_eigval,
         )
         dd = {'device': device, 'dtype': dtype}
         G, V = 2 if bidirectional else 1, round(hidden_size * expand)
@@ -90,6 +92,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         self.state_size = state_size
         self.exact = exact
         self.scalar_beta = scalar_beta
+        self.allow_neg_eigval = allow_neg_eigval
         self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
 
         self.in_proj = nn.Linear(hidden_size, 2 * V, bias=False, **dd)
@@ -117,7 +120,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         beta = self.beta_proj(beta)
         o, _ = chunk_longhorn(
             q, k, v, beta.squeeze(-1) if self.scalar_beta else beta, D=self.D.unflatten(0, (self.directions, -1)),
-            exact=self.exact, use_beta_sigmoid_in_kernel=True, cu_seqlens=cu_seqlens,
+            exact=self.exact, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval, cu_seqlens=cu_seqlens,
             cu_seqlens_cpu=None if packing is None else packing.cu_seqlens_cpu,
         )
         # the directions share a gate, so the mean is gated once

@@ -212,7 +212,7 @@ class LonghornMixer(nn.Module, MambaBase):
         before, after = rows
         inputs = dict(
             tokens, **sequences, D=self.D.unflatten(0, (self.num_heads, -1)), exact=self.config.exact,
-            use_beta_sigmoid_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.config.allow_neg_eigval,
         )
         states = self.kv_cache[1]
         if states.dtype == torch.float32:

@@ -10,8 +10,9 @@ With `G_t` the gradient of `S_t`, `du = sum_j G k` and `dy = do * silu(z)`, chan
                deps = sum_j G k (v - k S_{t-1}) = (sum_j k m + v du) / 2
     exact:     dk_j = sum_v (G eps r - S_{t-1} eps du) + e_j,    with r = v - k^T S_{t-1},    G_{t-1} += G - k (x) (eps du),
                deps = du r
-    both:      dq_j = sum_v dy S_t,    dv = eps du + D dy,    e_j = -2 k_j sum_v deps eps^2,
-               dbeta = deps / (1 + beta |k|^2)^2, or for a sigmoid's input x deps e eps^2, with e = exp(-x),
+    both:      dq_j = sum_v dy S_t,    dv = eps du + D dy,    e_j = -2 k_j sum_v deps eps^2 / c,
+               dbeta = deps c / (1 + beta |k|^2)^2, or for a sigmoid's input x deps e eps^2 / c, with e = exp(-x) and
+               c = 2 with `allow_neg_eigval`, else 1,
                dz = do * y * silu'(z),    dD = sum_t dy * v
 
 The caller adds the parts of sums over channels (dq, dk, dbeta of a head), one per block, and those of dD, one per sequence.
@@ -43,7 +44,7 @@ from fla_longhorn.ops.numba.forward import (
 )
 from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
-ONE, TWO = np.float32(1), np.float32(2)
+HALF, ONE, TWO = np.float32(0.5), np.float32(1), np.float32(2)
 
 
 @helper
@@ -171,8 +172,8 @@ def add_rows(rows, p_rows, k, p_k, K, norm, dqk, p_dqk):
 
 
 @helper
-def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, p_g, tokens, rows,
-                   ahead, z_stride):
+def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, options, S, G, p_g, tokens,
+                   rows, ahead, z_stride):
     """The strip's tokens, last first; the block's parts of dq, dk and a head's dbeta start at row `part`.
 
     `ahead` are the addresses of the next channels' rows of do, v, beta and z, to prefetch.
@@ -180,6 +181,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
     row_bytes, z_bytes = H * V * dv.itemsize, z_stride * dv.itemsize
     s_r, s_eps, s_dy, s_slope, _ = tokens
     n, b_zero, p_rows = V - o_v, splat(np.float32(0)), len(rows) // 2
+    half = HALF if options[1] else ONE
     b_D = load_lanes(D, i_h * V + o_v, n) if len(D) > 0 else b_zero
     b_next = b_zero
     if exact:
@@ -201,7 +203,7 @@ def strip_backward(t0, L, i_s, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V,
         prefetch(dv, ahead[2] + (i_s + t) * row_bytes)
         prefetch(dv, ahead[3] + (i_s + t) * z_bytes)
         store_lanes(dv, row * V + o_v, b_eps * b_du + b_D * b_dy, n)
-        norm = sum_lanes(b_deps * b_eps * b_eps)
+        norm = sum_lanes(b_deps * b_eps * b_eps) * half
         add_rows(rows, p_rows, k, p_k, K, norm, dqk, (part + row) * (len(rows) // LANES))
         b_dbeta = b_deps * load(s_slope, i)
         if is_scalar:
@@ -247,8 +249,8 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
                 t, L_s = i_s * BT, min(BT, L - i_s * BT)
                 strip_forward(t0, L_s, t, i_h, o_v, q, k, D, dz, dD, (i_n * H + i_h) * V + o_v, H, K, V, exact, S, tokens,
                               written)
-                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, S, G, i * K,
-                               tokens, rows, ahead, z_stride)
+                strip_backward(t0, L_s, t, i_h, o_v, q, k, D, dqk, dv, dbeta, part, H, K, V, exact, is_scalar, options, S, G,
+                               i * K, tokens, rows, ahead, z_stride)
     if len(dh0) > 0:
         for i in channels:
             store_tile(dh0, (i_n * H + i_h) * K * V + o_g + i, V, K, V - o_g - i, G, i * K)

@@ -10,6 +10,7 @@ the others float32. The token stride of z is `z_stride`, because z is often half
 empty.
 
 With a sigmoid, beta = 1 / (1 + e) and e = exp(-x), so eps = beta / (1 + beta |k|^2) = 1 / (1 + e + |k|^2): one division.
+With `allow_neg_eigval`, eps is twice that.
 
 Tiles of a state are `[K, W]`: a vector holds channels of one key (:mod:`fla_longhorn.ops.numba.wide`).
 
@@ -27,7 +28,7 @@ from fla_kit.numba.simd import W as LANES
 from fla_kit.numba.simd import exp_neg, helper, inlined, sigmoid, sum_lanes
 from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
-ONE, FOUR = np.float32(1), np.float32(4)
+ONE, TWO, FOUR = np.float32(1), np.float32(2), np.float32(4)
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
 STRIP = 16
 # keys in one partial sum
@@ -72,13 +73,14 @@ def load_beta(beta, row, p, n, is_scalar):
 @helper
 def step_size(b_b, k2, options):
     """eps and its derivative by beta (or by the sigmoid's input), given `|k|^2`; `options` is `StepOptions` as a tuple."""
-    use_sigmoid, = options
+    use_sigmoid, is_doubled = options
+    factor = TWO if is_doubled else ONE
     if use_sigmoid:
         b_e = exp_neg(b_b)
         b_eps = ONE / (b_e + (ONE + k2))
-        return b_eps, (b_e * b_eps) * b_eps
+        return factor * b_eps, factor * (b_e * b_eps) * b_eps
     b_f = ONE / (ONE + b_b * k2)
-    return b_b * b_f, b_f * b_f
+    return factor * b_b * b_f, factor * b_f * b_f
 
 
 @inlined

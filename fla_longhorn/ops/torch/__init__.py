@@ -1,8 +1,9 @@
 """The PyTorch backend, for CPUs without Numba; it runs on any device.
 
-Strips of `STRIP` tokens run one after the other, by :mod:`fla_longhorn.ops.torch.diagonal` or
-:mod:`fla_longhorn.ops.torch.exact`. Backward restarts from the states that forward saved every `checkpoint_interval(K)`
-tokens. Tensors inside are float32 with time first, `[L, B, H, *]` for L tokens.
+Strips of `STRIP` tokens run one after the other, by :mod:`fla_longhorn.ops.torch.diagonal`,
+:mod:`fla_longhorn.ops.torch.exact` or, where the state decays too, :mod:`fla_longhorn.ops.torch.gated`. Backward restarts from
+the states that forward saved every `checkpoint_interval(K)` tokens. Tensors inside are float32 with time first, `[L, B, H, *]`
+for L tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.torch import diagonal as diagonal_update
 from fla_longhorn.ops.torch import exact as exact_update
+from fla_longhorn.ops.torch import gated as gated_update
 
 # tokens whose states `[STRIP, B, H, K, V]` are held in memory at once
 STRIP = 16
@@ -25,7 +27,7 @@ def longhorn_fwd(
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` has no effect."""
     B, T, H, K, V = args.sizes
     N, is_varlen = args.num_sequences, args.cu_seqlens is not None
-    update = exact_update if args.exact else diagonal_update
+    update, decay = choose_update(args)
     q, k, v = (time_first(x) for x in (args.q, args.k, args.v))
     eps = step_sizes(k, time_first(args.beta), args.step_options)[0].expand_as(v)
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
@@ -41,7 +43,7 @@ def longhorn_fwd(
             if save_states and (t - bos) % C == 0:
                 states[slots + (t - bos) // C] = S
             strip = slice(t, min(t + STRIP, eos)), rows
-            y, S = update.strip_forward(q[strip], k[strip], v[strip], eps[strip], S)
+            y, S = update.strip_forward(q[strip], k[strip], v[strip], eps[strip], S, *(x[strip] for x in decay))
             o[strip] = y * args.scale
         h[sequences] = S
     if args.D is not None:
@@ -60,10 +62,10 @@ def longhorn_fwd(
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; empty if the input is absent."""
+    """Return the gradients of q, k, v, beta, initial_state, D, z (empty if the input is absent) and g, each like its input."""
     B, T, _, K, _ = args.sizes
     inputs, D, z, scale = (args.q, args.k, args.v, args.beta), args.D, args.z, args.scale
-    update = exact_update if args.exact else diagonal_update
+    update, decay = choose_update(args)
     q, k, v, beta, do = (time_first(x) for x in (*inputs, do))
     eps, chain = step_sizes(k, beta, args.step_options)
     eps = eps.expand_as(v)
@@ -74,6 +76,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     # y: outputs before the gate
     du, deps, y = (torch.empty_like(v) for _ in range(3))
+    dg = [torch.empty_like(v) for _ in decay]
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
         sequences = slice(0, B) if args.cu_seqlens is None else slice(i, i + 1)
         G = dh[sequences]
@@ -81,14 +84,19 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
             strips = [slice(t, min(t + STRIP, eos, t_c + C)) for t in range(t_c, min(t_c + C, eos), STRIP)]
             starts = [states[slots + (t_c - bos) // C]]
             for t in strips[:-1]:
-                starts.append(update.strip_end(k[t, rows], v[t, rows], eps[t, rows], starts[-1]))
+                starts.append(update.strip_end(
+                    k[t, rows], v[t, rows], eps[t, rows], starts[-1], *(x[t, rows] for x in decay),
+                ))
             for t in reversed(strips):
                 strip = t, rows
-                grads, G = update.strip_backward(q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G)
-                dq[strip], dk[strip], du[strip], deps[strip], y[strip] = grads
+                grads, G = update.strip_backward(
+                    q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G, *(x[strip] for x in decay),
+                )
+                for whole, part in zip((dq, dk, du, deps, y, *dg), grads, strict=True):
+                    whole[strip] = part
         dh[sequences] = G
 
-    dk -= 2 * k * (deps * eps.square()).sum(-1, keepdim=True)
+    dk -= 2 / args.step_options.factor * k * (deps * eps.square()).sum(-1, keepdim=True)
     dbeta = deps * chain
     if inputs[3].dim() == 3:
         dbeta = dbeta.sum(-1)
@@ -105,19 +113,29 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
         dh = inputs[0].new_empty(0)
     elif args.state_v_first:
         dh = dh.transpose(-1, -2).contiguous()
-    return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz)
+    dg = [] if args.g is None else [batch_first(dg[0].sum(-1) if args.g.dim() == 3 else dg[0], args.g)]
+    return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz, *dg)
+
+
+def choose_update(args: Arguments):
+    """The module of the update, and its decays `exp(g) [T, B, H, V]`, if any, in a list."""
+    if args.g is None:
+        return exact_update if args.exact else diagonal_update, []
+    g = time_first(args.g)
+    g = (g[..., None] if g.dim() == 3 else g).expand(*g.shape[:3], args.v.shape[-1])
+    return gated_update if args.exact else diagonal_update, [g.exp()]
 
 
 def step_sizes(k, beta, options: StepOptions):
-    """`eps = b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]`, or `[T, B, H, 1]` for one step size per head."""
+    """`eps = c b / (1 + b |k|^2)` and `deps/dbeta`, `[T, B, H, V]`, or `[T, B, H, 1]` for one step size per head."""
     if beta.dim() == 3:
         beta = beta[..., None]
     b = beta.sigmoid() if options.use_beta_sigmoid_in_kernel else beta
     norm = k.square().sum(-1, keepdim=True)
     # NaN where the step size underflows, rather than a zero that looks valid
     f = 1 / (1 + b * norm) + 0 * (4 * norm)
-    chain = f.square()
-    return b * f, chain * b * (-beta).sigmoid() if options.use_beta_sigmoid_in_kernel else chain
+    chain = options.factor * f.square()
+    return options.factor * b * f, chain * b * (-beta).sigmoid() if options.use_beta_sigmoid_in_kernel else chain
 
 
 def sequence_spans(B: int, T: int, K: int, cu_seqlens):

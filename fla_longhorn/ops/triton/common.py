@@ -51,12 +51,15 @@ def sigmoid(b_x):
     return divide(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
 
 
-# OPTIONS of the kernels is `StepOptions`; only these four functions read it. Triton 3.6 calls the last two with a tuple
+# OPTIONS of the kernels is `StepOptions`; only these five functions read it. Triton 3.6 calls the last two with a tuple
 @triton.jit
 def step_sizes(b_beta, b_n, OPTIONS: tl.constexpr):
-    """eps = beta / (1 + beta |k|^2), or 1 / (1 + exp(-logit) + |k|^2) if `b_beta` is the logit of beta."""
+    """eps = c beta / (1 + beta |k|^2), or c / (1 + exp(-logit) + |k|^2) if `b_beta` is the logit of beta."""
+    C: tl.constexpr = 2.0 if OPTIONS.allow_neg_eigval else 1.0
     if OPTIONS.use_beta_sigmoid_in_kernel:
-        return divide(1.0, 1.0 + tl.exp2(b_beta * -LOG2E) + b_n)
+        return divide(C, 1.0 + tl.exp2(b_beta * -LOG2E) + b_n)
+    elif OPTIONS.allow_neg_eigval:
+        return divide(C * b_beta, 1.0 + b_beta * b_n)
     else:
         return divide(b_beta, 1.0 + b_beta * b_n)
 
@@ -68,10 +71,22 @@ def step_factors(b_beta, b_n, OPTIONS: tl.constexpr):
         # with e = exp(-logit), the logit's gradient is e eps^2 deps
         b_e = tl.exp2(b_beta * -LOG2E)
         b_eps = divide(1.0, 1.0 + b_n + b_e)
-        return b_eps, 1.0, tl.minimum(b_e, 3e38) * b_eps
+        b_slope = tl.minimum(b_e, 3e38) * b_eps
+        if OPTIONS.allow_neg_eigval:
+            b_eps *= 2.0
+        return b_eps, 1.0, b_slope
     else:
         b_f = divide(1.0, 1.0 + b_beta * b_n)
-        return b_f, b_beta, b_f
+        if OPTIONS.allow_neg_eigval:
+            return 2.0 * b_f, b_beta, b_f
+        else:
+            return b_f, b_beta, b_f
+
+
+@triton.constexpr_function
+def norm_slope(OPTIONS):
+    """The derivative of eps by |k|^2 is this times -eps^2."""
+    return 1 / StepOptions(*OPTIONS).factor
 
 
 @triton.constexpr_function

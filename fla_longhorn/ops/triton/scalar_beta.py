@@ -35,6 +35,9 @@ def applies(args: Arguments) -> bool:
     if route not in ROUTES:
         raise ValueError(f'FLA_LONGHORN_SCALAR_BETA must be one of {ROUTES}, got {route!r}')
     dtype = args.q.dtype
+    # GLA's decays are logarithms, so never negative
+    if args.allow_neg_eigval and not args.exact:
+        return False
     if args.beta.dim() != 3 or args.q.device.type != 'cuda':
         return False
     if not dtype == args.k.dtype == args.v.dtype or dtype not in (torch.float16, torch.bfloat16):
@@ -69,7 +72,7 @@ def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:
 
 
 def steps(k: Tensor, beta: Tensor, options: StepOptions) -> tuple[Tensor, Tensor]:
-    """`eps [B, T, H]` and `log(1 - eps k^2) [B, T, H, K]`, float32 or float64.
+    """`eps [B, T, H]` and, where it is not doubled, `log(1 - eps k^2) [B, T, H, K]`, float32 or float64.
 
     `1 - eps k_j^2 = (1 + beta (|k|^2 - k_j^2)) / (1 + beta |k|^2)` does not cancel where `eps k_j^2` is near 1.
     """
@@ -81,4 +84,4 @@ def steps(k: Tensor, beta: Tensor, options: StepOptions) -> tuple[Tensor, Tensor
     behind = F.pad(squares[..., 1:].flip(-1), (1, 0)).cumsum(-1).flip(-1)
     others = before + behind
     norm = 1 + beta * squares.sum(-1)
-    return beta / norm, torch.log1p(beta[..., None] * others) - torch.log(norm)[..., None]
+    return options.factor * beta / norm, torch.log1p(beta[..., None] * others) - torch.log(norm)[..., None]

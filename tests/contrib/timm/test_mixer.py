@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from fla_longhorn.contrib.timm import BidirectionalLonghorn
 from fla_longhorn.ops import naive_recurrent_longhorn
 
-OPTIONS = [{}, dict(exact=True), dict(scalar_beta=True), dict(bidirectional=False), dict(expand=1, conv_size=2, state_size=5)]
+OPTIONS = [
+    {}, dict(exact=True), dict(exact=True, allow_neg_eigval=True), dict(scalar_beta=True), dict(bidirectional=False),
+    dict(expand=1, conv_size=2, state_size=5),
+]
 
 
 def build(device: torch.device, **options) -> BidirectionalLonghorn:

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, ops, torch, triton, vision
+from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, ops, selfcheck, torch, triton, vision
 
 ROOMS = {
     'ops': ops.MUTATIONS,
@@ -13,6 +13,7 @@ ROOMS = {
     'layers': layers.MUTATIONS,
     'models': models.MUTATIONS,
     'attn_mode': attn_mode.MUTATIONS,
+    'selfcheck': selfcheck.MUTATIONS,
     # their tests need timm
     **({'vision': vision.MUTATIONS} if find_spec('timm') else {}),
 }

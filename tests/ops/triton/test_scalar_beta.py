@@ -29,8 +29,8 @@ def test_no_cancellation():
     """`1 - eps k^2` keeps its digits where it is near 0, down to one entry a key."""
     for k in (torch.tensor([[[[1e4, 0.0]]]]), torch.tensor([[[[1e4, 1.0]]]]), torch.tensor([[[[3e3]]]])):
         beta = torch.full(k.shape[:3], 0.5)
-        eps, log_decay = scalar_beta.steps(k, beta, StepOptions(False))
-        exact_eps, exact_decay = scalar_beta.steps(k.double(), beta.double(), StepOptions(False))
+        eps, log_decay = scalar_beta.steps(k, beta, StepOptions(False, False))
+        exact_eps, exact_decay = scalar_beta.steps(k.double(), beta.double(), StepOptions(False, False))
         torch.testing.assert_close(eps.double(), exact_eps, rtol=1e-6, atol=0)
         torch.testing.assert_close(log_decay.double(), exact_decay, rtol=1e-6, atol=1e-6)
         k, beta = k.double(), beta.double()[..., None]

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, given, launch_key, no_step, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, given, launch_key, no_step, norm_slope, padded_state_size
 from fla_longhorn.ops.triton.device import card_of, multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
@@ -188,7 +188,8 @@ def longhorn_bwd_kernel(
 @triton.jit(do_not_specialize=['T', 'TT', 'L', 'T0', 'TS', 'TP'])
 def longhorn_reduce_kernel(
     part, rows, dq, dk, dbeta, scale, T, TT, L, T0, TS, TP, NV: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    R: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr, SCALAR_BETA: tl.constexpr, IS_VARLEN: tl.constexpr,
+    R: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
 ):
     """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
     PR: tl.constexpr = 2 * KP + 4
@@ -219,7 +220,7 @@ def longhorn_reduce_kernel(
     b_k = tl.load(rows + ((i_h * TT + o_t) * R)[:, None] + o_k[None, :], mask=m, other=0.)
     p_d = ((o_t * H + i_h) * K)[:, None] + o_k[None, :]
     tl.store(dq + p_d, (b_dq * scale).to(dq.dtype.element_ty), mask=m)
-    tl.store(dk + p_d, (2. * b_dk - 2. * b_k * b_w[:, None]).to(dk.dtype.element_ty), mask=m)
+    tl.store(dk + p_d, (2. * b_dk - (2. * norm_slope(OPTIONS)) * b_k * b_w[:, None]).to(dk.dtype.element_ty), mask=m)
     if SCALAR_BETA:
         tl.store(dbeta + o_t * H + i_h, b_db.to(dbeta.dtype.element_ty), mask=m_t)
 
@@ -271,6 +272,6 @@ def longhorn_bwd_segments(
         )
         reduce_kernel[(triton.cdiv(TP, reduce.BT) * H,)](
             part, rows, dq, dk, dbeta, args.scale, T, B * T, L, i * TS, TS, TP, NV=NV, H=H, K=K, R=R, KP=KP,
-            SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, **reduce.of(reduce_kernel), **FUSED,
+            OPTIONS=args.step_options, SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, **reduce.of(reduce_kernel), **FUSED,
         )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz

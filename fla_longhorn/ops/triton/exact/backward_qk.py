@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fla_longhorn.ops.triton.common import FUSED, given, step_factors
+from fla_longhorn.ops.triton.common import FUSED, given, norm_slope, step_factors
 from fla_longhorn.ops.triton.device import Card
 from fla_longhorn.ops.triton.exact.common import head_and_index, product, rounded, split_product, tile_pointers
 from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
@@ -42,9 +42,9 @@ def chunk_longhorn_exact_bwd_kernel_qk(
         dQ = dY S^\top + dA\,K, \quad dK = dA^\top Q + U dS^\top - W S^\top - (M + M^\top) K, \quad
         dA = \mathrm{tril}(dY U^\top), \quad M = \mathrm{tril}(W U^\top)
 
-    The diagonal of M, :math:`\sum_v d\epsilon\,\epsilon^2`, is the gradient through :math:`|k|^2`. For a scalar step, `us` and
-    `ws` hold R and X, and the sums over channels are multiplied by the step sizes of their rows. A program computes `BK`
-    entries of dq and dk; each program of a span computes dA and M.
+    The diagonal of M, :math:`\sum_v d\epsilon\,\epsilon^2`, times :func:`norm_slope` is the gradient through
+    :math:`|k|^2`. For a scalar step, `us` and `ws` hold R and X, and the sums over channels are multiplied by the step sizes
+    of their rows. A program computes `BK` entries of dq and dk; each program of a span computes dA and M.
     """
     i_h, i_c = head_and_index(H)
     i_k = tl.program_id(1)
@@ -104,6 +104,8 @@ def chunk_longhorn_exact_bwd_kernel_qk(
         if HAS_SCALE:
             b_dq *= scale
             b_da *= scale
+        if norm_slope(OPTIONS) != 1:
+            b_m = tl.where(o_t[:, None] == o_t[None, :], b_m * norm_slope(OPTIONS), b_m)
         lower = o_t[:, None] >= o_t[None, :]
         b_da = tl.where(lower, b_da, 0.0)
         b_m = tl.where(lower, b_m, 0.0)
