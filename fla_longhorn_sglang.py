@@ -1,8 +1,9 @@
 """The entry point `sglang.srt.plugins`, which SGLang calls in each of its processes, whatever it serves.
 
-It is a module of its own because importing `fla_longhorn` imports fla.
 """
 
+# At the top level, to be importable without fla: a module of `fla_longhorn` imports fla and applies the patches as soon as
+# SGLang loads the entry point. `register` does so too, but only when it is called: SGLang's tables hold classes, not names.
 from __future__ import annotations
 
 ARCHITECTURE = 'LonghornForCausalLM'

@@ -1,9 +1,10 @@
 """The entry point `vllm.general_plugins`, which vLLM calls in each of its processes, whatever it serves.
 
-It leaves names, not classes: what they name is imported where a Longhorn config or model is asked for. It is a module of its
-own because importing `fla_longhorn` imports fla and transformers.
+It leaves names, not classes: what they name is imported where a Longhorn config or model is asked for.
 """
 
+# At the top level, to be importable without fla: a module of `fla_longhorn` imports fla and transformers and patches both, in
+# each process of vLLM, whatever it serves.
 from __future__ import annotations
 
 import importlib

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from inspect import unwrap
 
-from fla_cpu.changes import Changes
+from fla_kit.changes import Changes
 
 __all__ = ['Changes', 'register']
 

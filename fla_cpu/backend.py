@@ -18,8 +18,9 @@ from types import ModuleType
 
 import torch
 from fla.backends import BaseBackend
+from torch.autograd import forward_ad
 
-from fla_cpu.numba import compiles
+from fla_kit.numba import compiles
 
 
 class CPUBackend(BaseBackend):
@@ -68,19 +69,37 @@ def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
     return x
 
 
-# as in `fla_cpu.numba.memory.BITS`
+# as in `fla_kit.numba.memory.BITS`
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
+# subclasses may have no memory
+ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
 def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
     """:mod:`fla_cpu.loops` if Numba is installed and the tensors are dense float32 or bfloat16 on the CPU, else None.
 
-    The caller has checked that they have memory (:func:`fla_cpu.plain.has_memory`).
+    The caller has checked that they have memory (:func:`has_memory`).
     """
     for x in tensors:
         if x is not None and (x.dtype not in LOOP_DTYPES or not x.is_cpu or not x.is_contiguous()):
             return None
     return import_loops() if os.environ.get('FLA_CPU_LOOPS') != '0' else None
+
+
+def has_memory(*tensors: torch.Tensor | None) -> bool:
+    """Whether a loop can replace PyTorch's functions on `tensors`: nothing records, traces or transforms the call.
+
+    `__torch_function__` modes are allowed.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return False
+    if forward_ad._current_level >= 0 or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return False
+    # a generator is slower
+    for x in tensors:  # noqa: SIM110
+        if x is not None and (type(x) not in ORDINARY or x.is_meta or x.is_neg()):
+            return False
+    return True
 
 
 @cache

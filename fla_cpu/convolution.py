@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
-from fla_cpu.plain import has_memory
+from fla_cpu.backend import LOOP_DTYPES, has_memory, implements, load_loops, require, widen, widen_for_loops
 
 # 2 MiB of float32
 BLOCK_ELEMENTS = 1 << 19

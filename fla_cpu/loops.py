@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from fla_cpu.numba import notice
-from fla_cpu.numba.launch import boundaries, compiled, launch
-from fla_cpu.numba.memory import (
+from fla_kit.numba import notice
+from fla_kit.numba.launch import boundaries, compiled, launch
+from fla_kit.numba.memory import (
     BITS,
     address_of,
     array_at,
@@ -32,7 +32,7 @@ from fla_cpu.numba.memory import (
     store_lanes,
     store_one,
 )
-from fla_cpu.numba.simd import W, helper, inlined, sigmoid, sum_lanes
+from fla_kit.numba.simd import W, helper, inlined, sigmoid, sum_lanes
 
 # taps of the convolution; channels per worker and step; tokens whose gradients are summed in float32 before float64; tokens by
 # which a row is prefetched before it is written

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from fla_cpu.backend import LOOP_DTYPES, implements, load_loops, require, widen, widen_for_loops
-from fla_cpu.plain import has_memory
+from fla_cpu.backend import LOOP_DTYPES, has_memory, implements, load_loops, require, widen, widen_for_loops
 
 
 def _cast(param: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

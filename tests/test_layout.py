@@ -2,9 +2,11 @@
 
 import ast
 import inspect
+import sys
 from pathlib import Path
 
 import fla_cpu
+import fla_kit
 import fla_longhorn
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
@@ -49,7 +51,43 @@ def silent_allocations(tree: ast.AST) -> list[int]:
     return found
 
 
-PACKAGE = {str(path): path for package in (fla_cpu, fla_longhorn) for path in Path(package.__file__).parent.rglob('*.py')}
+FOLDERS = [Path(package.__file__).parent for package in (fla_cpu, fla_kit, fla_longhorn)]
+PACKAGE = {str(path): path for folder in FOLDERS for path in folder.rglob('*.py')}
+
+
+# what fla itself needs
+FLAS = {'einops', 'fla', 'torch', 'transformers', 'triton'}
+# what could move into fla, and the modules that it still imports beside fla's dependencies and itself
+CORE = ('ops', 'modules', 'layers', 'models')
+LEFT = {
+    # comes with transformers
+    'safetensors': {'modules/state_files.py'}, 'safetensors.torch': {'modules/state_files.py'},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, in functions and for types too."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding='utf-8'))))
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes), path
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return named | {node.module or '' for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_the_core_imports_what_fla_has():
+    """Operators, modules, layer and models could move into fla, without the loops for the CPU, which are registered."""
+    package = Path(fla_longhorn.__file__).parent
+    own = tuple(f'fla_longhorn.{folder}' for folder in CORE)
+    found: dict[str, set[str]] = {}
+    for folder in CORE:
+        for path in (package / folder).rglob('*.py'):
+            name = path.relative_to(package).as_posix()
+            if name.startswith('ops/numba/'):
+                continue
+            for module in imported(path):
+                is_own = module.startswith(own) and not module.startswith('fla_longhorn.ops.numba')
+                if not is_own and module.partition('.')[0] not in FLAS | sys.stdlib_module_names:
+                    found.setdefault(module, set()).add(name)
+    assert found == LEFT
 
 
 def test_allocations_say_their_dtype_and_device():

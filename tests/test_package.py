@@ -153,10 +153,11 @@ class TestDistributions:
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
             (about,) = (archive.read(name).decode() for name in names if name.endswith('.dist-info/METADATA'))
-        modules = [path for name in ('fla_cpu', 'fla_longhorn') for path in (ROOT / name).rglob('*.py')]
+        modules = [path for name in ('fla_cpu', 'fla_kit', 'fla_longhorn') for path in (ROOT / name).rglob('*.py')]
         files = [*modules, *ROOT.glob('fla_longhorn_*.py'), *(ROOT / 'fla_longhorn/contrib/lm_eval/tasks').iterdir()]
         sources = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
-        assert sources | {'fla_cpu/py.typed', 'fla_longhorn/py.typed'} == {name for name in names if '.dist-info/' not in name}
+        marked = {'fla_cpu/py.typed', 'fla_kit/py.typed', 'fla_longhorn/py.typed'}
+        assert sources | marked == {name for name in names if '.dist-info/' not in name}
         assert any(name.endswith('licenses/LICENSE') for name in names)
         extras = message_from_string(about).get_all('Provides-Extra')
         assert extras == ['cpu', 'cuda', 'vision'], 'an extra serves the package; what serves a checkout is a dependency group'

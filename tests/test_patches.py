@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fla_cpu.changes import Changes
+from fla_kit.changes import Changes
 from fla_longhorn.patches import apply
 from tests import forks
 

@@ -99,7 +99,8 @@ def resolves(path: str) -> bool:
 
 def variables() -> list[str]:
     """Environment variables that the package reads."""
-    sources = [x.read_text(encoding='utf-8') for name in ('fla_longhorn', 'fla_cpu') for x in (ROOT / name).rglob('*.py')]
+    packages = 'fla_longhorn', 'fla_cpu', 'fla_kit'
+    sources = [x.read_text(encoding='utf-8') for name in packages for x in (ROOT / name).rglob('*.py')]
     return sorted({x for source in sources for x in re.findall(r"'(FLA_(?:LONGHORN|CPU)\w*)'", source)})
 
 

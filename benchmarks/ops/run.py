@@ -37,6 +37,7 @@ from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from benchmarks.ops.registry import OPERATORS, SHAPE_SETS, Operator, Shape
 from benchmarks.report import plots
+from fla_longhorn.selfcheck.compare import relative_error
 
 # bounds on |a - ref| / |ref| beyond which an operator is wrong: (outputs, gradients)
 BOUNDS = {torch.float32: (1e-4, 1e-3), torch.float16: (1e-2, 3e-2), torch.bfloat16: (1e-2, 3e-2)}
@@ -109,13 +110,6 @@ class Problem:
 
 def doubled(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [x.detach().double().requires_grad_() for x in inputs.values()]
-
-
-def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
-    """`|a - ref| / |ref|`; infinite if shapes differ or a value is not finite."""
-    if a.shape != ref.shape or not a.isfinite().all():
-        return float('inf')
-    return ((a.double() - ref).norm() / ref.norm().clamp_min(1e-30)).item()
 
 
 def wrong(errors: dict[str, float], dtype: torch.dtype) -> str | None:

@@ -21,15 +21,20 @@ ROOT = Path(__file__).parents[2]
 OPS = ROOT / 'fla_longhorn/ops'
 # calls fla's kernels
 LEFT_OUT = OPS / 'triton/scalar_beta.py'
-SHARED = ('plain.py', 'last_read.py', 'numba/*.py')
+SHARED = ROOT / 'fla_kit/numba'
+# registers the Numba backend
+CPU = ROOT / 'fla_longhorn/cpu.py'
+REGISTRATION = '\nfrom .cpu import register_numba\n\nregister_numba()\n'
 
 
 def sources() -> dict[Path, str]:
     """Path in the package -> text of the file."""
     files = {path.relative_to(OPS): path for path in OPS.rglob('*.py') if path != LEFT_OUT}
-    for pattern in SHARED:
-        files |= {path.relative_to(ROOT): path for path in (ROOT / 'fla_cpu').glob(pattern)}
-    return {path: relative(path, file.read_text(encoding='utf-8')) for path, file in sorted(files.items())}
+    files |= {path.relative_to(ROOT): path for path in SHARED.glob('*.py')}
+    files[Path(CPU.name)] = CPU
+    texts = {path: relative(path, file.read_text(encoding='utf-8')) for path, file in sorted(files.items())}
+    texts[Path('__init__.py')] += REGISTRATION
+    return texts
 
 
 def relative(path: Path, text: str) -> str:
@@ -39,7 +44,7 @@ def relative(path: Path, text: str) -> str:
         text = text.replace(f"'{name}', ", '')
     text = re.sub(left_out, '', text, flags=re.MULTILINE)
     dots = '.' * len(path.parts)
-    return re.sub(r'^(\s*from )(?:fla_longhorn\.ops\.?|(?=fla_cpu))', rf'\1{dots}', text, flags=re.MULTILINE)
+    return re.sub(r'^(\s*from )(?:fla_longhorn\.ops\.?|(?=fla_kit))', rf'\1{dots}', text, flags=re.MULTILINE)
 
 
 def build(folder: Path) -> None:

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
-from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.modules.cache import rename_cache
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
+from fla_longhorn.ops.plain import is_transformed
 
 
 @dataclass

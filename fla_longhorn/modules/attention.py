@@ -13,10 +13,10 @@ from fla.layers.attn import Attention
 from fla.layers.utils import index_first_axis, pad_input
 from fla.models.configuration_utils import get_attention_spec
 
-from fla_cpu import flash_attention
-from fla_cpu.plain import under_transform
+from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.tensor_parallel import check_heads
+from fla_longhorn.ops.plain import under_transform
 
 # a position before all tokens: no token sees it, and a window drops it first
 PADDING = -2**30

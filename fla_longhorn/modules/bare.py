@@ -6,8 +6,8 @@ import torch
 import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fla_cpu.plain import ORDINARY
 from fla_longhorn.modules.convolution import ShortConvolution
+from fla_longhorn.ops.plain import ORDINARY
 
 _FORWARDS = {cls: cls.forward for cls in (nn.Linear, ShortConvolution)}
 

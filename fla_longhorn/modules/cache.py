@@ -15,8 +15,8 @@ from fla.models.cache_utils import FLACache, LegacyFLACache
 from transformers.cache_utils import Cache as HFCache
 from transformers.generation import GenerationMixin
 
-from fla_cpu.plain import is_transformed
 from fla_longhorn.ops.inputs import LOW_PRECISIONS
+from fla_longhorn.ops.plain import is_transformed
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from fla import modules
 
-from fla_cpu.backend import LOOP_DTYPES, load_loops, widen
-from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import get_parameter
+from fla_longhorn.modules.loops import LOOP_DTYPES, load_loops, widen
+from fla_longhorn.ops.plain import is_plain, is_transformed
 
 # the second and third dimension of a launch: fla's kernels have pieces of `PIECE` tokens in the one, rows in the other
 MAX_GRID = 65535

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fla_cpu.backend import widen
-from fla_cpu.plain import is_transformed
+from fla_longhorn.modules.loops import widen
+from fla_longhorn.ops.plain import is_transformed
 
 IGNORE_INDEX = -100
 L2_PENALTY_FACTOR = 1e-4

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from fla.modules import mlp
 from fla.modules.activations import ops
 
-from fla_cpu.backend import widen
-from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.modules.loops import widen
+from fla_longhorn.ops.plain import is_transformed
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

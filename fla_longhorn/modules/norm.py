@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from fla import modules
 
-from fla_cpu.backend import load_loops, widen
-from fla_cpu.plain import is_plain, is_transformed
 from fla_longhorn.modules.direct import get_parameter
+from fla_longhorn.modules.loops import load_loops, widen
+from fla_longhorn.ops.plain import is_plain, is_transformed
 
 
 class RMSNorm(modules.RMSNorm):

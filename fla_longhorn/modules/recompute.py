@@ -20,8 +20,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fla_cpu.plain import is_recorded
 from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.ops.plain import is_recorded
 
 _autograd: Any = torch._C._autograd
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fla_cpu.plain import ORDINARY, is_recorded
 from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.ops.plain import ORDINARY, is_recorded
 
 
 class SplitLinear(torch.autograd.Function):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from fla_cpu.plain import is_transformed
 from fla_longhorn.modules.cache import check_layers, seen_tokens
 from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
 from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
+from fla_longhorn.ops.plain import is_transformed
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache

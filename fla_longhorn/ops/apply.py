@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fla_cpu.plain import is_plain, under_transform
 from fla_longhorn.ops import context_parallel, operator
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
+from fla_longhorn.ops.plain import is_plain, under_transform
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext

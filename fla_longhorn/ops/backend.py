@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import importlib
 import os
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Callable
+from functools import cache, partial
 from types import ModuleType
 
 import torch
 
-from fla_cpu.numba import compiles
+# name -> imports the module; `register_cpu_backend` adds others
+OP_BACKENDS: dict[str, Callable[[], ModuleType]] = {
+    name: partial(importlib.import_module, f'{__package__}.{name}') for name in ('triton', 'torch')
+}
+# name -> whether it is installed and can run, for those that are registered
+CPU_BACKENDS: dict[str, Callable[[], bool]] = {}
 
-OP_BACKENDS = ('triton', 'numba', 'torch')
+
+def register_cpu_backend(name: str, load: Callable[[], ModuleType], is_available: Callable[[], bool]) -> None:
+    """Add a backend for the CPU alone, which becomes the default there where `is_available()`; `load()` imports it."""
+    OP_BACKENDS[name], CPU_BACKENDS[name] = load, is_available
+    backend_name.cache_clear()
+    load_backend.cache_clear()
 
 
 def select_backend(device: torch.device, *, gated: bool = False) -> ModuleType:
     """The module with `longhorn_fwd` and `longhorn_bwd` for tensors on `device`.
 
-    `FLA_LONGHORN_BACKEND` (triton, numba, torch) selects one; if it cannot run there, this raises and never falls back.
+    `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
     `gated` calls have a decay, which only PyTorch has.
     """
     name, interpret = os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')
@@ -37,25 +47,18 @@ def backend_name(device_type: str, asked: str | None, interpret: str | None) -> 
         raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
     if name == 'triton' and device_type == 'cpu' and interpret != '1':
         raise ValueError('FLA_LONGHORN_BACKEND=triton runs on a GPU, or on the CPU with TRITON_INTERPRET=1; q is on the CPU')
-    if name == 'numba' and device_type != 'cpu':
-        raise ValueError(f'FLA_LONGHORN_BACKEND=numba runs on the CPU; q is on {device_type}')
+    if name in CPU_BACKENDS and device_type != 'cpu':
+        raise ValueError(f'FLA_LONGHORN_BACKEND={name} runs on the CPU; q is on {device_type}')
     return name
 
 
 def default_backend(device_type: str, interpret: str | None) -> str:
-    """Triton on an accelerator or in its interpreter; on the CPU Numba if it is there, else PyTorch."""
+    """Triton on an accelerator or in its interpreter; on the CPU a registered backend that is available, else PyTorch."""
     if device_type != 'cpu' or interpret == '1':
         return 'triton'
-    return 'numba' if compiles() else 'torch'
+    return next((name for name, is_available in CPU_BACKENDS.items() if is_available()), 'torch')
 
 
 @cache
 def load_backend(name: str) -> ModuleType:
-    if name == 'numba' and find_spec('numba') and not compiles():
-        raise ValueError('FLA_LONGHORN_BACKEND=numba needs Numba to compile, but NUMBA_DISABLE_JIT is set')
-    try:
-        return importlib.import_module(f'{__package__}.{name}')
-    except ModuleNotFoundError as error:
-        if error.name != 'numba':
-            raise
-        raise ModuleNotFoundError("the numba backend needs Numba: pip install 'fla-longhorn[cpu]'", name='numba') from error
+    return OP_BACKENDS[name]()

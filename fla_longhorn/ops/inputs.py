@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_cpu.last_read import LastRead
 from fla_longhorn.ops.arguments import FLAGS, Arguments
+from fla_longhorn.ops.last_read import LastRead
 from fla_longhorn.ops.pool import Pool
 
 if TYPE_CHECKING:

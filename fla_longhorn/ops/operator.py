@@ -201,7 +201,7 @@ def is_long(args: Arguments) -> bool:
 def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, Tensor | None]:
     """Call the operator on checked arguments; states are saved only if a backward may follow.
 
-    A plain call (:func:`fla_cpu.plain.is_plain`) skips the dispatcher.
+    A plain call (:func:`fla_longhorn.ops.plain.is_plain`) skips the dispatcher.
     """
     if parallel and args.beta.dim() == 3 and not torch.compiler.is_compiling():
         shortcut = getattr(backend_of(args), 'longhorn_shortcut', None)

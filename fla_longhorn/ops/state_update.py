@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fla_cpu.plain import is_plain, under_transform
 from fla_longhorn.ops.apply import has_tangent
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.inputs import LOW_PRECISIONS, MAX_STATE_SIZE, check_inputs, check_pool
 from fla_longhorn.ops.operator import needs_gradient, run_update, span, step
+from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from fla_cpu.changes import Changes
+from fla_kit.changes import Changes
 from fla_longhorn.patches.parts import PARTS
 
 # environment variable with the names of the parts to apply, separated by commas, or `none`

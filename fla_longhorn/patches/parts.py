@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import fla_cpu
-from fla_cpu.changes import Changes
+from fla_kit.changes import Changes
 
 # fla's package -> (our module that becomes its `longhorn`, names that are added to it)
 EXPORTS = {
@@ -89,7 +89,7 @@ def register_flash_attention(changes: Changes) -> None:
 
     Longhorn's models and swapped families do not need it (:mod:`fla_longhorn.modules.attention`).
     """
-    from fla_cpu import flash_attention
+    from fla_longhorn.modules import flash_attention
 
     for name in flash_attention.MODULES:
         try:

@@ -83,9 +83,9 @@ def unwritten_memory_is_nan() -> Iterator[None]:
 
 
 def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
-    """`|a - ref| / |ref|`; infinite if a value is not finite, or if `ref` is zero and `a` is not."""
+    """`|a - ref| / |ref|`; infinite if shapes differ, if a value is not finite, or if `ref` is zero and `a` is not."""
     a, ref = a.double().cpu(), ref.double().cpu()
-    if not torch.isfinite(a).all():
+    if a.shape != ref.shape or not a.isfinite().all():
         return float('inf')
     difference, norm = (a - ref).norm().item(), ref.norm().item()
     return difference / norm if norm else (float('inf') if difference else 0.0)

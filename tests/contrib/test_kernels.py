@@ -11,7 +11,7 @@ from pathlib import Path
 import kernels
 import torch
 
-OTHERS = ('fla', 'fla_cpu', 'fla_longhorn', 'transformers')
+OTHERS = ('fla', 'fla_cpu', 'fla_kit', 'fla_longhorn', 'transformers')
 
 
 def results(ops, beta_shape, exact):

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from fla_longhorn import Longhorn, LonghornConfig
 from fla_longhorn.modules.context_parallel import convolve_part
+from fla_longhorn.selfcheck.compare import relative_error
 from tests import forks
 from tests.distributed.launch import fork
 from tests.distributed.test_op import context
-from tests.ops.cases import relative_error
 
 LAYERS = {
     'paper': {},

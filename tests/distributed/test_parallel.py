@@ -32,9 +32,9 @@ from transformers.distributed import DistributedConfig
 
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
 from fla_longhorn.models import tensor_parallel_plan
+from fla_longhorn.selfcheck.compare import relative_error
 from tests import forks
 from tests.distributed.launch import fork
-from tests.ops.cases import relative_error
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from fla.ops.kda.naive import naive_recurrent_kda
 from torch.nn.functional import softplus
 
 from experiments import chunkwise, gated, mqar, recall, synthetic
-from tests.ops.cases import relative_error
+from fla_longhorn.selfcheck.compare import relative_error
 
 SHAPES = {'none': None, 'head': 1, 'channel': 6}
 CELL = mqar.DEFAULTS | {'hidden_size': 32, 'num_hidden_layers': 2, 'state_size': 8, 'initializer_range': 0.02}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from tests.ops.cases import relative_error
+from fla_longhorn.selfcheck.compare import relative_error
 
 OUTPUT_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.float64: 1e-12}
 GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-3, torch.float16: 5e-3, torch.float64: 1e-12}

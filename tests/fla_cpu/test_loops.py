@@ -6,7 +6,8 @@ from fla.modules import RMSNorm
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from fla_cpu import loops, norms
-from fla_cpu.numba import launch, threads
+from fla_kit.numba import launch, threads
+from fla_longhorn.modules.loops import load_loops
 from tests.fla_cpu.reference import assert_close, norm
 from tests.fla_cpu.test_convolution import LENGTHS, batched, check, inputs_of
 from tests.fla_cpu.test_convolution import run as convolve
@@ -218,3 +219,9 @@ def test_sizes_that_do_not_fit():
         causal_conv1d(stream, kernels, torch.randn(16))
     with pytest.raises(ValueError, match="the output's gradient must have shape"):
         loops.convolve_gradients(stream[:, :5], stream, kernels, None, None, False)
+
+
+def test_registered_for_the_modules():
+    """`fla_longhorn.modules` import no loops: the package registers them."""
+    assert load_loops(torch.zeros(2, 4), None) is loops
+    assert load_loops(torch.zeros(2, 4, dtype=torch.float64)) is load_loops(torch.zeros(4, 2).mT) is None

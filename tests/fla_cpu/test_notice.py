@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fla_cpu.numba import notice
+from fla_kit.numba import notice
 
 
 class Loop:

@@ -7,8 +7,8 @@ import torch
 from fla.models.utils import Cache
 
 from fla_longhorn.layers import Longhorn
+from fla_longhorn.selfcheck.compare import relative_error
 from tests.layers.test_longhorn import build
-from tests.ops.cases import relative_error
 
 
 def filled(layer: Longhorn, h: torch.Tensor, mask: torch.Tensor | None = None) -> Cache:

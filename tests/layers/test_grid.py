@@ -5,7 +5,7 @@ import torch
 
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import convolution
-from tests.ops.cases import relative_error
+from fla_longhorn.selfcheck.compare import relative_error
 
 
 @pytest.mark.parametrize('shape', [(5, 7), (1, 300), (5, 1)], ids=str)

@@ -8,7 +8,7 @@ from fla.models.utils import Cache
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import L2Norm
 from fla_longhorn.ops import naive_recurrent_longhorn
-from tests.ops.cases import relative_error
+from fla_longhorn.selfcheck.compare import relative_error
 
 LAYERS = {
     'paper': {},

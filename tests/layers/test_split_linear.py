@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn.modules.split_linear import split_linear
-from tests.ops.cases import relative_error
+from fla_longhorn.selfcheck.compare import relative_error
 
 
 def is_split(y: torch.Tensor) -> bool:

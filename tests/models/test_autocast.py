@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from fla_longhorn.attn_mode import FAMILIES
+from fla_longhorn.selfcheck.compare import relative_error
 from tests.integration.swapped import make_model
 from tests.models.test_cache import build
 from tests.models.test_longhorn import VARIANTS
-from tests.ops.cases import relative_error
 
 
 @pytest.mark.parametrize('checkpoints', [False, True], ids=['', 'checkpoints'])

@@ -10,9 +10,9 @@ from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.modules.losses import linear_cross_entropy
+from fla_longhorn.selfcheck.compare import relative_error
 from tests.integration.swapped import make_model, tokens
 from tests.models.test_cache import build
-from tests.ops.cases import relative_error
 
 LINEAR = {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}
 LOSSES = {

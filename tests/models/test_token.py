@@ -5,10 +5,10 @@ import torch
 from fla.models.utils import Cache
 from torch.overrides import TorchFunctionMode
 
-from fla_cpu.plain import is_plain
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import fused_recurrent_longhorn
+from fla_longhorn.ops.plain import is_plain
 from tests.integration.swapped import make_model
 from tests.models.test_cache import VARIANTS as HYBRIDS
 from tests.models.test_longhorn import VARIANTS, small

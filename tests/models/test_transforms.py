@@ -6,9 +6,9 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
 from fla_longhorn import Longhorn, LonghornForCausalLM
+from fla_longhorn.selfcheck.compare import relative_error
 from tests.models.test_cache import build
 from tests.models.test_longhorn import VARIANTS
-from tests.ops.cases import relative_error
 
 # gradients of a step size's projection cancel
 TOLERANCE = 1e-4

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.mutate.mutation import ROOT, Mutation
 from tests.mutate.rooms import MUTATIONS, ROOMS
 
-COPIED = ('fla_cpu', 'fla_longhorn', 'fla_longhorn_vllm.py', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
+COPIED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_vllm.py', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
 # seconds for the tests of one mutation
 LIMIT = 300
 
@@ -53,7 +53,7 @@ class Copy:
         path = self.folder / mutation.path
         text, stamp = path.read_text(encoding='utf-8'), path.stat()
         # Numba looks at the file of the loop that is called, not at those of the functions in it
-        compiled = mutation.file.startswith(('ops/numba/', 'fla_cpu/'))
+        compiled = mutation.file.startswith(('ops/numba/', 'fla_cpu/', 'fla_kit/'))
         machine_code = Path(tempfile.mkdtemp(dir=self.folder)) if compiled else self.machine_code
         path.write_text(mutation.apply(text), encoding='utf-8')
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fla_longhorn.ops import naive_recurrent_longhorn
+from fla_longhorn.selfcheck.compare import relative_error
 
 # the bounds on |a - ref| / |ref|: (outputs, gradients)
 TOLERANCE = {
@@ -111,19 +112,6 @@ def reference(inputs: dict[str, torch.Tensor], options: dict, seed: int = 1) -> 
     """The naive op in float64 on the very numbers that the op under test is given, and the same output gradients."""
     doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
     return run(naive_recurrent_longhorn, doubles, options, seed, inputs['v'].dtype)
-
-
-def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
-    """`|a - ref| / |ref|`, infinite where a value is not finite or where zeros are not met exactly."""
-    a, ref = a.double().cpu(), ref.double().cpu()
-    assert a.shape == ref.shape, (a.shape, ref.shape)
-    if not torch.isfinite(a).all():
-        return float('inf')
-    norm = ref.norm().item()
-    difference = (a - ref).norm().item()
-    if norm == 0:
-        return 0.0 if difference == 0 else float('inf')
-    return difference / norm
 
 
 def assert_close(

@@ -11,7 +11,8 @@ from fla_longhorn.ops import (
     longhorn_state_update,
     naive_recurrent_longhorn,
 )
-from tests.ops.cases import Case, check, make_inputs, make_options, relative_error
+from fla_longhorn.selfcheck.compare import relative_error
+from tests.ops.cases import Case, check, make_inputs, make_options
 
 ALL = dict(D=True, z=True, initial_state=True)
 CASES = [

@@ -16,8 +16,9 @@ from fla_longhorn.ops import (
 )
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
-from tests.ops.cases import TOLERANCE, Case, assert_close, check, make_inputs, make_options, reference, relative_error, run
+from tests.ops.cases import TOLERANCE, Case, assert_close, check, make_inputs, make_options, reference, run
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 INTERVAL = checkpoint_interval(4)

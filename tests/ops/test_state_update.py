@@ -8,7 +8,8 @@ import torch
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from tests.ops.cases import TOLERANCE, Case, make_inputs, make_options, reference, relative_error
+from fla_longhorn.selfcheck.compare import relative_error
+from tests.ops.cases import TOLERANCE, Case, make_inputs, make_options, reference
 
 CASES = [
     Case(B=2, T=1, H=1, K=16, V=33, initial_state=True),

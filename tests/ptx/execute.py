@@ -13,6 +13,7 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.backend import load_backend
+from fla_longhorn.selfcheck.compare import relative_error
 from offgpu.emulator import Emulator
 from tests.ops import cases
 from tests.ptx.calls import Call
@@ -97,7 +98,7 @@ def run_call(call: Call, order: str = 'together', *, races: bool = True, assembl
     emulator = Emulator(call.target, order, races, assemble)
     got, reference = execute(call, emulator)
     outputs, gradients = cases.TOLERANCE[call.case.dtype]
-    errors = {name: cases.relative_error(got[name], reference[name]) for name in reference}
+    errors = {name: relative_error(got[name], reference[name]) for name in reference}
     bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in reference}
     if call.exact and call.case.B == call.case.T == 1 and call.case.dtype != torch.float32:
         # a single number times k, a sum that may cancel ("Precision" beside the kernels)

@@ -6,7 +6,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import config
 
-from tests.ops.cases import relative_error
+from fla_longhorn.selfcheck.compare import relative_error
 
 # the C++ compiler's time is most of a test's: kernels without vectors and optimisation say as much
 cheap_kernels = config.patch({'cpp.simdlen': 1, 'aot_inductor.debug_compile': True})

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fla_cpu.numba import notice
-from fla_cpu.numba.launch import MIN_PARALLEL_STEPS, boundaries, launch
-from fla_cpu.numba.memory import BITS
-from fla_cpu.numba.simd import W as LANES
+from fla_kit.numba import notice
+from fla_kit.numba.launch import MIN_PARALLEL_STEPS, boundaries, launch
+from fla_kit.numba.memory import BITS
+from fla_kit.numba.simd import W as LANES
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.numba import backward, forward, places

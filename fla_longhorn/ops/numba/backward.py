@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fla_cpu.numba import memory
-from fla_cpu.numba.launch import compiled
-from fla_cpu.numba.memory import address_of, load_one, store, store_folded, sum_rows
-from fla_cpu.numba.simd import W as LANES
-from fla_cpu.numba.simd import helper, inlined, sigmoid, sum_lanes
+from fla_kit.numba import memory
+from fla_kit.numba.launch import compiled
+from fla_kit.numba.memory import address_of, load_one, store, store_folded, sum_rows
+from fla_kit.numba.simd import W as LANES
+from fla_kit.numba.simd import helper, inlined, sigmoid, sum_lanes
 from fla_longhorn.ops.numba.forward import (
     copy_tile,
     diagonal_advance,

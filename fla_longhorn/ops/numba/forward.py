@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fla_cpu.numba import memory
-from fla_cpu.numba.launch import compiled
-from fla_cpu.numba.memory import address_of, array_at, load_one, store, widened
-from fla_cpu.numba.simd import W as LANES
-from fla_cpu.numba.simd import exp_neg, helper, inlined, sigmoid, sum_lanes
+from fla_kit.numba import memory
+from fla_kit.numba.launch import compiled
+from fla_kit.numba.memory import address_of, array_at, load_one, store, widened
+from fla_kit.numba.simd import W as LANES
+from fla_kit.numba.simd import exp_neg, helper, inlined, sigmoid, sum_lanes
 from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
 ONE, TWO, FOUR = np.float32(1), np.float32(2), np.float32(4)

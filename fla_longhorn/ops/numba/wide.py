@@ -5,9 +5,9 @@ What a token's channels share, such as its key, is read once per vector; a sum o
 
 from __future__ import annotations
 
-from fla_cpu.numba.memory import vectors
-from fla_cpu.numba.simd import WIDE as W
-from fla_cpu.numba.simd import wide
+from fla_kit.numba.memory import vectors
+from fla_kit.numba.simd import WIDE as W
+from fla_kit.numba.simd import wide
 
 __all__ = ['W', 'load', 'load_lanes', 'prefetch', 'prefetch_to_write', 'splat', 'store_lanes']
 

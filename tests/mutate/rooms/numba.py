@@ -12,7 +12,7 @@ MUTATIONS = [
         "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
     ),
     Mutation(
-        'workers-not-awaited', 'fla_cpu/numba/threads.py', 'for _ in range(n_w)]:', 'for _ in range(1)]:',
+        'workers-not-awaited', 'fla_kit/numba/threads.py', 'for _ in range(n_w)]:', 'for _ in range(1)]:',
         'a call ends before its other threads do',
         'tests/ops/numba/test_threads.py::test_a_failure_is_raised_after_all_have_ended',
     ),
@@ -23,7 +23,7 @@ MUTATIONS = [
         'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
     ),
     Mutation(
-        'rounding', 'fla_cpu/numba/memory.py', 'builder.add(odd, constant(ints, 0x7fff))', 'constant(ints, 0x8000)',
+        'rounding', 'fla_kit/numba/memory.py', 'builder.add(odd, constant(ints, 0x7fff))', 'constant(ints, 0x8000)',
         'bfloat16 is rounded up from halfway', 'tests/ops/numba/test_bfloat16.py::test_rounding_is_that_of_torch',
     ),
     Mutation(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from numba import njit
 
-from fla_cpu.numba import memory, simd
-from fla_cpu.numba.memory import BITS, array_at
+from fla_kit.numba import memory, simd
+from fla_kit.numba.memory import BITS, array_at
 from fla_longhorn.ops import chunk_longhorn, numba
 from fla_longhorn.ops.numba import wide
 from tests.ops.cases import Case, make_inputs, make_options

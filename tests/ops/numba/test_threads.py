@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from fla_cpu.numba import threads as pool
+from fla_kit.numba import threads as pool
 from fla_longhorn.ops import chunk_longhorn
 from tests import forks
 from tests.ops.cases import Case, assert_close, make_inputs, make_options, reference, run
@@ -19,7 +19,7 @@ CASES = [CASE, Case(H=2, K=8, V=150, scalar_beta=True, initial_state=True).packe
 def shared(monkeypatch):
     """How many workers shared each loop that ran, with threads for any size."""
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'numba')
-    monkeypatch.setattr('fla_cpu.numba.launch.MIN_PARALLEL_STEPS', 0)
+    monkeypatch.setattr('fla_kit.numba.launch.MIN_PARALLEL_STEPS', 0)
     counts, run_shared = [], pool.run
     monkeypatch.setattr(pool, 'run', lambda loop, n_w, *args: counts.append(n_w) or run_shared(loop, n_w, *args))
     return counts

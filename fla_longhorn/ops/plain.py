@@ -39,14 +39,11 @@ def is_plain(*tensors: object) -> bool:
     `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake tensors'; tensor
     subclasses, meta tensors and negated views.
     """
-    return has_memory(*tensors) and not torch._C._len_torch_function_stack()
-
-
-def has_memory(*tensors: object) -> bool:
-    """Whether a kernel can replace PyTorch's functions on `tensors`; unlike above, `__torch_function__` modes are allowed."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or under_transform() or forward_ad._current_level >= 0:
         return False
     if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._len_torch_function_stack():
         return False
     # a generator is slower
     for x in tensors:  # noqa: SIM110

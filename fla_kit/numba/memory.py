@@ -14,7 +14,7 @@ from numba import carray, config, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from fla_cpu.numba.simd import FLOAT, INT, VecType, broadcast, constant, fold, helper, shuffle, vec
+from fla_kit.numba.simd import FLOAT, INT, VecType, broadcast, constant, fold, helper, shuffle, vec
 
 # NumPy dtype of a tensor's elements in the loops
 BITS: dict[torch.dtype, np.dtype] = {torch.float32: np.dtype(np.float32), torch.bfloat16: np.dtype(np.uint16)}

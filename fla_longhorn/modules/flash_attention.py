@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from fla_cpu.last_read import LastRead
+from fla_longhorn.ops.last_read import LastRead
 
 # shared by the layers of a model
 _last_queries, _last_keys = LastRead(), LastRead()

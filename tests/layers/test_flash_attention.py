@@ -3,8 +3,8 @@ import sys
 import pytest
 import torch
 
-from fla_cpu.changes import Changes
-from fla_cpu.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
+from fla_kit.changes import Changes
+from fla_longhorn.modules.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
 from fla_longhorn.patches.parts import register_flash_attention
 from tests import forks
 from tests.fla_cpu.reference import compare, tensor
@@ -59,9 +59,9 @@ def test_against_float64(heads, T, S, options):
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_keeps_the_dtype(dtype):
+def test_keeps_the_dtype(dtype, device):
     q, k, v = (torch.randn(1, 5, 2, 8, dtype=dtype) for _ in range(3))
-    o = flash_attn_func(q, k, v, causal=True, window_size=(2, 0))
+    o = flash_attn_func(*(x.to(device) for x in (q, k, v)), causal=True, window_size=(2, 0)).cpu()
     assert o.dtype == dtype
     want = attend(*(x.double() for x in (q, k, v)), causal=True, window_size=(2, 0))
     assert (o.double() - want).norm() <= {2: 1e-2, 4: 1e-6, 8: 1e-14}[dtype.itemsize] * want.norm()
@@ -119,6 +119,6 @@ print('flash_attn' in sys.modules, is_flash_attn_2_available(), of_fla, *ours)
 '''
     (tmp_path / 'flash_attn.py').write_text('def flash_attn_func(): pass\ndef flash_attn_varlen_func(): pass\n')
     printed = forks.output('-c', program, fla=False).split()
-    assert printed == ['False', 'False', 'None', *['fla_cpu.flash_attention'] * 2]
+    assert printed == ['False', 'False', 'None', *['fla_longhorn.modules.flash_attention'] * 2]
     printed = forks.output('-c', program, fla=False, env={'PYTHONPATH': f'{tmp_path}:{forks.ROOT}'}).split()
     assert printed[2:] == ['flash_attn'] * 3

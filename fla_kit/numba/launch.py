@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from fla_cpu.numba import notice, threads
+from fla_kit.numba import notice, threads
 
 # below so many steps, as in decoding, one thread runs all: starting others takes 0.2 ms
 MIN_PARALLEL_STEPS = 2**20
