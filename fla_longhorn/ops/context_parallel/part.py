@@ -73,7 +73,8 @@ class Call:
         z: Tensor | None, cu_seqlens: Tensor | None, h0: Tensor | None,
     ) -> tuple[Tensor, ...]:
         args = self.args._replace(q=q, k=k, v=v, beta=beta, D=D, z=z, cu_seqlens=cu_seqlens, initial_state=h0)
-        return longhorn_bwd(do, dht, states, *args, self.parallel)
+        # but the last, that of a decay
+        return longhorn_bwd(do, dht, states, *args, self.parallel)[:-1]
 
 
 def state_at(row: int, state: Tensor, N: int) -> Tensor:
