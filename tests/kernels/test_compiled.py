@@ -10,7 +10,8 @@ from offgpu.absent_device import TARGETS
 CALLS = [
     *few_calls(), Call(V=1536, dtype='float32', D=True, z=True), Call(exact=True, V=1536, dtype='float32', D=True, z=True),
     Call(K=64, V=768), Call(exact=True, K=64, V=768), Call(exact=True, K=128, V=768),
-    Call(exact=True, K=128, V=768, dtype='float16'), Call(exact=True, K=64, V=768, dtype='float16', D=True, z=True, sigmoid=True),
+    Call(exact=True, K=128, V=768, dtype='float16'),
+    Call(exact=True, K=64, V=768, dtype='float16', D=True, z=True, sigmoid=True),
     Call(exact=True, K=256, V=768, dtype='float16'),
 ]
 
