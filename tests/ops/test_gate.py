@@ -96,6 +96,7 @@ def test_is_the_minimiser(exact):
 
 @pytest.mark.parametrize('pooled', [False, True], ids=['states', 'pool'])
 @pytest.mark.parametrize('T', [1, 5])
+@torch.no_grad()
 def test_states_in_place(T, pooled, exact, device):
     case = Case(B=2, T=T, H=2, K=4, V=6, g='channel', **ALL)
     inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}

@@ -74,7 +74,7 @@ MUTATIONS = [
         'adapters and hooks of in_proj do nothing', SPLIT + 'test_left_alone',
     ),
     Mutation(
-        'weights-of-any-class', 'modules/split_linear.py', 'type(y) not in ORDINARY', 'False',
+        'weights-of-any-class', 'modules/bare.py', 'type(module.weight) in ORDINARY', 'True',
         'quantised weights are multiplied as they are stored', SPLIT + 'test_left_alone',
     ),
     Mutation(

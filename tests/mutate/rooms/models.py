@@ -31,7 +31,8 @@ MUTATIONS = [
         "the authors' checkpoints do not load", OFFICIAL,
     ),
     Mutation(
-        'loss-not-divided', CAUSAL, 'loss = loss / num_items_in_batch', 'pass', 'gradient accumulation is not normalised',
+        'loss-not-divided', CAUSAL, 'loss = loss / (num_items_in_batch + (num_items_in_batch == 0))', 'pass',
+        'gradient accumulation is not normalised',
         LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(

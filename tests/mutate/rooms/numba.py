@@ -30,4 +30,8 @@ MUTATIONS = [
         'saved-at-the-wrong-tokens', 'ops/numba/forward.py', 'and (t - bos) % C == 0', 'and t % C == 0',
         "states are saved where the row's intervals start, not the sequence's", PACKED, 'numba diagonal chunk V9',
     ),
+    Mutation(
+        'doubled-norm-slope', 'ops/numba/backward.py', 'half = HALF if options[1] else ONE', 'half = ONE',
+        'the gradient of a key takes a doubled step for a single one', FLAGS, 'numba exact chunk allow_neg_eigval',
+    ),
 ]

@@ -46,4 +46,8 @@ MUTATIONS = [
         'inputs that are views of the states are read after they are overwritten',
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
+    Mutation(
+        'decays-in-a-plain-step', 'ops/state_update.py', 'is cu_seqlens is g is None', 'is cu_seqlens is None',
+        'a step with a decay goes to a backend without one', 'tests/ops/test_gate.py::test_states_in_place',
+    ),
 ]

@@ -20,4 +20,13 @@ MUTATIONS = [
         'low-precision-sums', 'ops/torch/__init__.py', 'x.detach().float().transpose(0, 1)', 'x.detach().transpose(0, 1)',
         'sums are in the dtype of the inputs', 'tests/ops/test_longhorn.py::test_low_precision', 'torch diagonal chunk',
     ),
+    Mutation(
+        'doubled-norm-slope', 'ops/torch/__init__.py', 'dk -= 2 / args.step_options.factor * k', 'dk -= 2 * k',
+        'the gradient of a key takes a doubled step for a single one', FLAGS, 'torch exact chunk allow_neg_eigval',
+    ),
+    Mutation(
+        'decay-after-the-step', 'ops/torch/gated.py', 'G = decay[t][..., None, :] * G', 'pass',
+        'gradients of earlier tokens do not decay', 'tests/ops/test_gate.py::test_outputs_and_gradients',
+        'exact chunk channel',
+    ),
 ]

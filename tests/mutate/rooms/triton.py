@@ -29,4 +29,9 @@ MUTATIONS = [
         'others = squares.sum(-1, keepdim=True) - squares',
         "the decay's logarithm loses its digits at large keys", 'tests/ops/triton/test_scalar_beta.py::test_no_cancellation',
     ),
+    Mutation(
+        'doubled-norm-slope', 'ops/triton/common.py', 'return 1 / StepOptions(*OPTIONS).factor', 'return 1',
+        'the gradient of a key takes a doubled step for a single one', 'tests/ops/test_longhorn.py::test_flags',
+        'exact chunk allow_neg_eigval', env=INTERPRET,
+    ),
 ]
