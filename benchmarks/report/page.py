@@ -27,7 +27,7 @@ RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'result
 CARDS = ROOT / 'docs' / 'cards.md'
 # quoted in the README
 FIGURES = {
-    'cpu_ops': RESULTS / 'cpu_ops.json', 'cpu_model': RESULTS / 'cpu_model.json', 'memory': RESULTS / 'memory.json',
+    'h200_passes': RESULTS / 'h200_passes.json', 'memory': RESULTS / 'memory.json',
     'extrapolation_2M': ROOT / 'experiments' / 'results' / 'extrapolation_2M.json',
 }
 HEADER = """# Results

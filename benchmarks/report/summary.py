@@ -12,39 +12,21 @@ START, END = '<!-- drawn by python -m benchmarks report -->\n', '<!-- to here --
 WHOLE = {'break_long_words': False, 'break_on_hyphens': False}
 
 
-def operators(report: dict) -> str:
-    """Forward and backward at the paper's 120M shape."""
-    found = [row for row in report['rows'] if row['set'] == 'paper' and row['V'] == 1536 and row['status'] == 'ok']
-    times = {(row['operator'], row['backend']): row['forward_backward'] for row in found}
+def passes(report: dict) -> str:
+    """Forward and backward on the GPU that has timed them."""
+    K = 16
+    ms = {row['pass']: row['ms'] for row in report['rows'] if row['K'] == K}
+    shape = report['rows'][0]
 
-    def against(name: str, backend: str) -> str:
-        figures = times[name, backend]
-        return f'{figures["ms"]:.1f} ms, {figures["of_longhorn"]:.1f} times as long'
-
-    machine = report['machine']
-    return (
-        f'- **Speed on a CPU.** Forward and backward of `chunk_longhorn` (diagonal) take '
-        f'{times["chunk_longhorn", "numba"]["ms"]:.1f} ms at '
-        f"the paper's 120M width ({machine['device'].removeprefix('CPU ').strip('()')}, {machine['threads']} threads, "
-        f"{report['dtype']}, {found[0]['T']} tokens). transformers' Mamba-2 scan in PyTorch takes "
-        f'{against("mamba2_chunk_scan", "transformers")}. [All operators](docs/results.md#operators-on-a-cpu).'
-    )
-
-
-def training(report: dict) -> str:
-    """A small model beside a transformer."""
-    rows = {row['model']: row for row in report['rows'] if row['status'] == 'ok'}
-    rate = {name: rows[name]['training']['tokens_per_s'] for name in ('Longhorn', 'Llama')}
-
-    def token_ms(name: str) -> float:
-        return next(x for x in rows[name]['generation'] if (x['batch'], x['prompt']) == (1, 8192))['token']['ms']
+    def both(name: str) -> str:
+        return f'{ms[f"{name}_fwd"] + ms[f"{name}_bwd"]:.2f} ms'
 
     return (
-        f'- **A small model on a CPU.** Longhorn trains {1 - rate["Longhorn"] / rate["Llama"]:.0%} slower than transformers\' '
-        f'Llama ({rate["Longhorn"]:,.0f} and {rate["Llama"]:,.0f} tokens a second, {report["size"]["seq_len"]} tokens a row, '
-        f'{report["machine"]["threads"]} threads). Generating one token after a prompt of 8,192 takes '
-        f'{token_ms("Longhorn"):.1f} ms; Llama takes {token_ms("Llama"):.1f} ms. '
-        '[All models](docs/results.md#models-on-a-cpu).'
+        f'- **Speed on a GPU.** Forward and backward of the operator take {both("exact")} in the exact form, '
+        f'{both("diagonal")} in the diagonal one, and of `chunk_delta_rule` {both("chunk_delta_rule")} '
+        f'({report["machine"]["device"]}, B = {shape["B"]}, T = {shape["T"]}, V = {shape["V"]}, K = {K}, bfloat16; Longhorn '
+        'with its gate and skip connection). [Each pass](docs/results.md#passes-measured-on-nvidia-h200); [on a '
+        'CPU](docs/results.md#operators-on-a-cpu).'
     )
 
 
@@ -84,11 +66,8 @@ def summary(files: dict[str, Path], timed_on_gpu: bool) -> str:
     def read(name: str):
         return json.loads(files[name].read_text())
 
-    missing = ("models of the paper's sizes" if timed_on_gpu else "times on any GPU, and models of the paper's sizes")
-    points = (
-        extrapolation(read('extrapolation_2M')), memory(read('memory')),
-        operators(read('cpu_ops')), training(read('cpu_model')),
-    )
+    missing = ("models of the paper's sizes" if timed_on_gpu else "models on any GPU, and those of the paper's sizes")
+    points = extrapolation(read('extrapolation_2M')), memory(read('memory')), passes(read('h200_passes'))
     last = (
         f"Not measured: {missing}. [All results](docs/results.md); [the paper's experiments](docs/experiments.md) at a small "
         "size; the [objectives of the paper's Table 4](docs/objectives.md)."
