@@ -118,10 +118,7 @@ class Memory(TorchDispatchMode):
         torch.ops.fla_longhorn.longhorn_fwd.default:
             lambda *x: longhorn_fwd(Arguments(*x[:-2]), save_states=x[-2], parallel=x[-1]),
         torch.ops.fla_longhorn.longhorn_bwd.default:
-            # no gradient of decays, which these kernels have not
-            lambda do, dht, states, *x: (
-                *longhorn_bwd(do, dht, states, Arguments(*x[:-1]), parallel=x[-1]), states.new_empty(0),
-            ),
+            lambda do, dht, states, *x: longhorn_bwd(do, dht, states, Arguments(*x[:-1]), parallel=x[-1]),
     }
 
     def __init__(self, launches: list[Launch], known: Iterable[torch.Tensor] = ()) -> None:

@@ -12,6 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
+from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.options import check_options
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
@@ -92,6 +93,10 @@ class Longhorn(NoWeightDecay):
         allow_neg_eigval (bool, Optional):
             Whether step sizes are twice as large, so that a token with `beta |k|^2 > 1` turns what its key reads instead of
             only fading it. It does nothing but write more with `k_norm='l2'`, which warns. Default: `False`.
+        gate (str, Optional):
+            Whether the memory decays before each step, by one :class:`fla_longhorn.layers.gate.Gate` for each `'head'` or each
+            `'channel'`. The operator then runs in PyTorch on every device: slow, for experiments on small models. Not with
+            tensor or context parallelism, vLLM or SGLang. Default: `None`, as in the paper.
 
     The defaults are the paper's.
     """
@@ -120,6 +125,7 @@ class Longhorn(NoWeightDecay):
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
         allow_neg_eigval: bool = False,
+        gate: str | None = None,
     ) -> None:
         check_options(**{name: x for name, x in locals().items() if name not in ('self', '__class__')})
         super().__init__()
@@ -149,6 +155,9 @@ class Longhorn(NoWeightDecay):
         # adapters look for modules of this name, so there is none without the projection
         self.v_proj = nn.Linear(intermediate_size, intermediate_size, bias=False) if value_proj else None
         self.beta_proj = nn.Linear(self.beta_rank, num_heads if scalar_beta else intermediate_size, bias=True)
+        self.gate = Gate(
+            intermediate_size, self.beta_rank, num_heads, self.head_v_dim if gate == 'channel' else None,
+        ) if gate else None
         self.k_norm = L2Norm() if k_norm == 'l2' else nn.Identity()
         self.D = nn.Parameter(torch.ones(intermediate_size))
         self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
@@ -280,8 +289,10 @@ class Longhorn(NoWeightDecay):
         beta = linear_of_rows(beta_proj, b) if strided else beta_proj(b)
         if recompute is not None:
             recompute.add(beta_proj, beta, linear_of_rows, b)
+        g = None if self.gate is None else self.gate(x)
         if rows is not None:
             k = rows.silence(k)
+            g = None if g is None else rows.silence(g.flatten(2)).view_as(g)
         q, k = self.by_heads(q), self.by_heads(k)
         if part is not None:
             q, k = part.of_heads(q), part.of_heads(k)
@@ -292,6 +303,7 @@ class Longhorn(NoWeightDecay):
             q=q, k=get_child(self, 'k_norm')(k), v=self.by_heads(x, part),
             beta=beta if self.scalar_beta else self.by_heads(beta, part),
             exact=self.exact, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval, cu_seqlens=cu_seqlens,
+            **({} if g is None else {'g': g}),
         )
         return inputs, conv_state
 

@@ -7,6 +7,7 @@ import numbers
 import warnings
 from typing import Any
 
+from fla_longhorn.layers.gate import GATES
 from fla_longhorn.ops.inputs import MAX_STATE_SIZE
 
 MODES = ('chunk', 'fused_recurrent')
@@ -14,7 +15,7 @@ MODES = ('chunk', 'fused_recurrent')
 
 def check_options(
     *, mode: Any, hidden_size: Any, state_size: Any, expand: Any, num_heads: Any, conv_size: Any, beta_rank: Any, k_norm: Any,
-    norm_eps: Any, layer_idx: Any = None, allow_neg_eigval: Any = False, **flags: Any,
+    norm_eps: Any, layer_idx: Any = None, allow_neg_eigval: Any = False, gate: Any = None, **flags: Any,
 ) -> None:
     """Raise `TypeError` (wrong type) or `ValueError` (wrong value) that names the option; `flags` must be bool."""
     if mode not in MODES:
@@ -34,6 +35,8 @@ def check_options(
         raise ValueError(f'num_heads must divide expand * hidden_size = {round(channels)}, got {num_heads}')
     if k_norm not in (None, 'l2'):
         raise ValueError(f"k_norm must be None or 'l2', got {k_norm!r}")
+    if gate not in GATES:
+        raise ValueError(f"gate must be None, 'head' or 'channel', got {gate!r}")
     if beta_rank != 'auto' and (not is_integer(beta_rank) or beta_rank < 1):
         raise ValueError(f"beta_rank must be 'auto' or a positive integer, got {beta_rank!r}")
     if k_norm == 'l2' and allow_neg_eigval:

@@ -62,6 +62,8 @@ def find_part(layer: Any) -> Part | None:
     D = layer._parameters.get('D')
     if not isinstance(D, DTensor):
         return None
+    if layer.gate is not None:
+        raise ValueError('gate must be None with tensor parallelism, got a gate: decays are not split over ranks')
     mesh, heads, channels = D.device_mesh, layer.num_heads, layer.intermediate_size
     if mesh.ndim != 1 or D.placements != (Shard(0),):
         raise ValueError(f'D must be split along one dimension of a mesh, got placements {D.placements} on {mesh}')

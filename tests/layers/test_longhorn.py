@@ -21,6 +21,8 @@ LAYERS = {
     'k_norm, exact': {'k_norm': 'l2', 'exact': True, 'scalar_beta': True},
     'tie_qk, value_proj': {'tie_qk': True, 'value_proj': True, 'num_heads': 2, 'state_size': 5},
     'tie_qk, k_norm, exact': {'tie_qk': True, 'k_norm': 'l2', 'exact': True},
+    'gate of heads': {'gate': 'head', 'num_heads': 2, 'exact': True},
+    'gate of channels': {'gate': 'channel', 'num_heads': 2, 'scalar_beta': True},
     'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'beta_rank': 7},
 }
 
@@ -46,7 +48,7 @@ def written_out(layer: Longhorn, p: dict[str, torch.Tensor], h: torch.Tensor) ->
     x = F.conv1d(
         F.pad(x.mT, (width - 1, 0)), p['conv1d.weight'], p.get('conv1d.bias'), groups=x.shape[-1],
     ).mT
-    v = F.silu(x)
+    u = v = F.silu(x)
     # queries have no rows of their own where they are tied
     rows = layer.beta_rank + heads * layer.state_size
     y = F.linear(v, p['x_proj.weight'])
@@ -57,7 +59,12 @@ def written_out(layer: Longhorn, p: dict[str, torch.Tensor], h: torch.Tensor) ->
     q, k, v, z = (y.unflatten(-1, (heads, -1)) for y in (q, k, v, z))
     beta = beta if layer.scalar_beta else beta.unflatten(-1, (heads, -1))
     k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt() if isinstance(layer.k_norm, L2Norm) else k
-    o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=layer.exact, allow_neg_eigval=layer.allow_neg_eigval)
+    g = None
+    if layer.gate is not None:
+        x = F.linear(F.linear(u, p['gate.down.weight']), p['gate.up.weight']) + p['gate.dt_bias']
+        g = -p['gate.A_log'].exp()[:, None] * F.softplus(x).unflatten(-1, (heads, -1))
+        g = g[..., 0] if layer.gate.num_channels is None else g
+    o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=layer.exact, allow_neg_eigval=layer.allow_neg_eigval, g=g)
     o = (o + p['D'].unflatten(0, (heads, -1)) * v) * F.silu(z)
     return F.linear(o.flatten(-2), p['out_proj.weight'], p.get('out_proj.bias'))
 

@@ -33,6 +33,7 @@ BAD = [
     ({'beta_rank': True}, ValueError, "beta_rank must be 'auto' or a positive integer, got True"),
     ({'k_norm': 'sum'}, ValueError, "k_norm must be None or 'l2', got 'sum'"),
     ({'allow_neg_eigval': 'x'}, TypeError, "allow_neg_eigval must be True or False, got 'x'"),
+    ({'gate': 'key'}, ValueError, "gate must be None, 'head' or 'channel', got 'key'"),
     ({'tie_qk': 1}, TypeError, 'tie_qk must be True or False, got 1'),
     ({'value_proj': 'yes'}, TypeError, "value_proj must be True or False, got 'yes'"),
     ({'norm_eps': 0}, ValueError, 'norm_eps must be positive and finite, got 0'),

@@ -1,6 +1,7 @@
 """The models: training, saving, generating, initialisation."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize('options', [
     {}, {'tie_word_embeddings': False}, {'beta_rank': 3, 'expand': 1.5, 'k_norm': 'l2', 'num_heads': 2, 'scalar_beta': True},
-    {'exact': True, 'allow_neg_eigval': True},
+    {'exact': True, 'allow_neg_eigval': True, 'gate': 'channel'},
 ], ids=str)
 def test_save_and_load_is_exact(options, tmp_path, device):
     model = LonghornForCausalLM(small(**options)).to(device).eval()
@@ -189,3 +190,19 @@ def test_resize_token_embeddings(device):
     model.resize_token_embeddings(60)
     assert model(torch.tensor([[59, 1]], device=device)).logits.shape == (1, 2, 60)
     assert model.lm_head.weight is model.model.embeddings.weight
+
+
+@pytest.mark.parametrize('gate', ['head', 'channel'])
+def test_fresh_decays_have_half_lives_of_7_to_700_tokens(gate):
+    """For a token of zeros, also where a model is made on `meta`, or its parameters are garbage before `_init_weights`."""
+    with torch.device('meta'):
+        model = LonghornForCausalLM(small(num_hidden_layers=1, gate=gate, num_heads=4))
+    model = model.to_empty(device='cpu')
+    for x in model.parameters():
+        x.data.fill_(float('nan'))
+    model.apply(model._init_weights)
+    layer = model.model.layers[0].attn
+    half_lives = -math.log(2) / layer.gate(torch.zeros(1, 1, layer.intermediate_size)).flatten()
+    assert 7 <= half_lives.min() <= half_lives.max() <= 700
+    assert half_lives.max() / half_lives.min() > (20 if gate == 'head' else 80)
+    assert {'model.layers.0.attn.gate.A_log', 'model.layers.0.attn.gate.dt_bias'} <= model.no_weight_decay()

@@ -31,7 +31,7 @@ class LonghornConfig(PreTrainedConfig):
         hidden_size, num_hidden_layers, vocab_size (int, Optional):
             Size of the model. Default: 768, 24, 50304.
         state_size, expand, num_heads, conv_size, conv_bias, beta_rank, use_bias, exact, scalar_beta, k_norm, tie_qk, \
-        value_proj, recompute, allow_neg_eigval (Optional):
+        value_proj, recompute, allow_neg_eigval, gate (Optional):
             Options of the mixer, :class:`fla_longhorn.layers.Longhorn`.
         attn (dict or list of dict, Optional):
             Layers of fla's attention instead of Longhorn: `{'layers': [3], 'num_heads': 12}`, also with `num_kv_heads`,
@@ -96,6 +96,7 @@ class LonghornConfig(PreTrainedConfig):
         vocab_size: int = 50304,
         layer_types: list[str] | None = None,
         allow_neg_eigval: bool = False,
+        gate: str | None = None,
         **kwargs,
     ):
         arguments = {name: x for name, x in locals().items() if name not in ('self', 'kwargs', '__class__')}

@@ -1,0 +1,64 @@
+"""The layer's gate: how much of its memory a token keeps before it writes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from fla_longhorn.layers.weight_decay import NoWeightDecay
+
+GATES = (None, 'head', 'channel')
+# tokens until half of a memory is left, before training
+HALF_LIVES = (7.0, 700.0)
+
+
+class Gate(NoWeightDecay):
+    r"""Logarithms of decays from a layer's tokens, as fla's gated layers have them.
+
+    .. math::
+        g = -\exp(A_{log}) \odot \mathrm{softplus}(W_{up} W_{down} x + dt_{bias})
+
+    Fresh decays have half-lives of 7 to 700 tokens, in equal ratios over the outputs. `A_log` and `dt_bias` have no weight
+    decay.
+
+    Args:
+        input_size (int):
+            Width of x.
+        rank (int):
+            Rank of the projection, that of the layer's step sizes.
+        num_heads (int):
+            Number of heads.
+        num_channels (int, Optional):
+            Decays of a head; `None` is one of the shape `[B, T, H]`. Default: `None`.
+    """
+
+    no_weight_decay = ('A_log', 'dt_bias')
+
+    def __init__(self, input_size: int, rank: int, num_heads: int, num_channels: int | None = None) -> None:
+        super().__init__()
+        self.num_heads, self.num_channels = num_heads, num_channels
+        outputs = num_heads * (num_channels or 1)
+        self.down = nn.Linear(input_size, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
+        self.A_log = nn.Parameter(torch.empty(num_heads))
+        self.dt_bias = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Of the gate's own parameters; submodules reset themselves."""
+        least, most = (math.log(2) / tokens for tokens in reversed(HALF_LIVES))
+        shares = (torch.arange(len(self.dt_bias), dtype=torch.float32, device=self.dt_bias.device) + 0.5) / len(self.dt_bias)
+        rates = least * (most / least) ** shares
+        self.A_log.zero_()
+        # the inverse of softplus
+        self.dt_bias.copy_(rates + torch.log(-torch.expm1(-rates)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From x `[B, T, input_size]` to g in float32, `[B, T, H]`, or `[B, T, H, num_channels]`."""
+        rates = F.softplus(self.up(self.down(x)).float() + self.dt_bias.float())
+        g = -self.A_log.float().exp()[:, None] * rates.unflatten(-1, (self.num_heads, -1))
+        return g if self.num_channels else g.squeeze(-1)
