@@ -36,7 +36,7 @@ def equation(mixer: BidirectionalLonghorn, h: torch.Tensor) -> torch.Tensor:
         beta = torch.sigmoid(F.linear(b, at['beta_proj.weight'][g], at['beta_proj.bias'][g]))
         q, k, v = (y.unsqueeze(2) for y in (q, k, v))
         beta = beta if mixer.scalar_beta else beta.unsqueeze(2)
-        o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=mixer.exact)
+        o, _ = naive_recurrent_longhorn(q, k, v, beta, exact=mixer.exact, allow_neg_eigval=mixer.allow_neg_eigval)
         o = (o + at['D'][rows] * v).squeeze(2)
         outputs.append(o.flip(1) if g else o)
     return F.linear(sum(outputs) / len(outputs) * F.silu(z), at['out_proj.weight'])

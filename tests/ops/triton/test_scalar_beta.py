@@ -11,7 +11,6 @@ import pytest
 import torch
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments, StepOptions
@@ -85,18 +84,12 @@ if INTERPRETING:
         for i in builtins.range(*bounds):
             yield tl.tensor(handle(np.array([i], np.int32), tl.int32), tl.int32)
 
-    def constant_bfloat16(self, value):
-        """What the interpreter lacks before Triton 3.9, where a tensor of bfloat16 holds its upper halves of float32."""
-        return TensorHandle((np.array([value], np.float32).view(np.uint32) >> 16).astype(np.uint16), tl.bfloat16)
-
     @pytest.fixture
     def interpreted_fla(monkeypatch):
         """fla's kernels under the interpreter: the first configuration, for choosing one takes a GPU."""
         import fla.ops.delta_rule
         import fla.ops.gla  # noqa: F401
 
-        if not hasattr(InterpreterBuilder, 'get_bf16'):
-            monkeypatch.setattr(InterpreterBuilder, 'get_bf16', constant_bfloat16, raising=False)
         monkeypatch.setattr(Autotuner, 'run', lambda self, *args, **kwargs: self.fn.run(
             *args, **{**kwargs, **self.configs[0].kwargs},
         ))

@@ -91,6 +91,8 @@ def state_block(K: int, precision: str, card: Card) -> ExactConfig:
         # one warp needs no synchronisation; a warp group may hold the state in tensor memory. Slices take fewer registers
         # for operands; those of 32 would have v's shape, and so k's layout. Without warp groups, two stages fit.
         stages = 1 if BK == 64 and not ASYNC_COPIES else 3 if BK == 128 and copies_ahead(card) and card.warp_groups else 2
+        # Triton 3.7 has no code for pipelined operands as wide on gfx950
+        stages = 1 if BK == 128 and card.name == 'gfx950' else stages
         return ExactConfig(BK, 32, BS=64, STAGES=stages)
     BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (128, 4), 128: (256, 8), 256: (32, 2)}[BK]
     return ExactConfig(BK, BV, num_warps=num_warps)
