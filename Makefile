@@ -65,6 +65,7 @@ test-device: setup
 	$(RUN) -m offgpu.pretend.build
 	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2
 	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
+	PRETEND_FAST=0 $(ON_DEVICE) tests/ops/triton/test_tune.py --device cuda
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup
 
 test-device-quick: export PRETEND_TEST_SECONDS := 300

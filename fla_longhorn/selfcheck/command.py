@@ -13,7 +13,7 @@ import torch
 from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
 from fla_longhorn.selfcheck.cases import DTYPES
 from fla_longhorn.selfcheck.compare import BOUNDS, Result, run_checks
-from fla_longhorn.selfcheck.compiling import compile_model
+from fla_longhorn.selfcheck.compiling import add_model_options, compile_model
 from fla_longhorn.selfcheck.report import describe, print_table
 
 
@@ -67,13 +67,8 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
         'each takes the memory of a training step of one layer. In --dtype, by default bfloat16.',
     )
     model.add_argument('--compile-only', action='store_true', help='compile kernels of training and decoding, check nothing')
-    model.add_argument('--config', metavar='PATH', help='a checkpoint or the folder of a config.json')
-    for name, text in (('hidden_size', 'width'), ('state_size', 'entries per channel'), ('num_heads', 'groups of channels')):
-        model.add_argument(f'--{name}', type=int, help=f"{text}; the config's, which are the paper's without --config")
-    model.add_argument('--exact', action='store_true', default=None, help='the exact update')
+    add_model_options(model)
     model.add_argument('--autocast', action='store_true', help="parameters in float32, as transformers' Trainer has them")
-    model.add_argument('--batch_size', type=int, default=8, help='sequences of a batch, which say how a sequence is split')
-    model.add_argument('--seq_len', type=int, default=2048, help='tokens of a sequence, likewise')
     options = parser.parse_args(args)
     try:
         options.device = torch.device(options.device or torch.accelerator.current_accelerator(check_available=True) or 'cpu')

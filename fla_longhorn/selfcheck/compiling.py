@@ -5,11 +5,11 @@ Each process runs the same training step and decoding and launches nothing; a ke
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import tempfile
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -35,7 +35,17 @@ from fla_longhorn.selfcheck.cases import DTYPES
 SHORT = 8
 
 
-def make_config(options: Namespace) -> PreTrainedConfig:
+def add_model_options(parser: argparse._ActionsContainer) -> None:
+    """The options that :func:`make_config` reads, and the sizes of a batch."""
+    parser.add_argument('--config', metavar='PATH', help='a checkpoint or the folder of a config.json')
+    for name, text in (('hidden_size', 'width'), ('state_size', 'entries per channel'), ('num_heads', 'groups of channels')):
+        parser.add_argument(f'--{name}', type=int, help=f"{text}; the config's, which are the paper's without --config")
+    parser.add_argument('--exact', action='store_true', default=None, help='the exact update')
+    parser.add_argument('--batch_size', type=int, default=8, help='sequences of a batch, which say how a sequence is split')
+    parser.add_argument('--seq_len', type=int, default=2048, help='tokens of a sequence, likewise')
+
+
+def make_config(options: argparse.Namespace) -> PreTrainedConfig:
     """The model's, with as few layers as have all its kinds."""
     fla_longhorn.register()
     names = ('hidden_size', 'state_size', 'num_heads', 'exact')
@@ -47,7 +57,7 @@ def make_config(options: Namespace) -> PreTrainedConfig:
     return config
 
 
-def run_model(options: Namespace) -> None:
+def run_model(options: argparse.Namespace) -> None:
     """A training step, then decoding after a long and a short prompt, of all rows and of one."""
     dtype, device = DTYPES[options.dtype[0] if options.dtype else 'bfloat16'], options.device
     config = make_config(options)
@@ -120,7 +130,7 @@ def compile_share(claims: Path, run: Callable[[], None]) -> Counter[str]:
     return counts
 
 
-def compile_model(options: Namespace) -> int:
+def compile_model(options: argparse.Namespace) -> int:
     """Compile, then run the model once, which autotunes and shows that nothing is left to compile; print both counts."""
     run, started = partial(run_model, options), time.perf_counter()
     with tempfile.TemporaryDirectory() as claims, ProcessPoolExecutor(options.workers, get_context('spawn')) as pool:

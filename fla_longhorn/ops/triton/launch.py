@@ -1,7 +1,7 @@
 """Launch parameters: a frozen record for each launch of a kernel, and the rules that make them.
 
 A rule is a function of K, V, the precision of products and the card. All are in :data:`RULES`, and callers get records through
-it only: it is the place to replace them.
+it only: it is the place to replace them. A file of timed parameters goes before the rules (:mod:`.tuned`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 from triton.runtime.jit import KernelInterface
 
 from fla_longhorn.ops.triton.device import Card
+from fla_longhorn.ops.triton.tuned import tuned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ def launch_rule(name: str) -> Callable[[Callable[[int, int, str, Card], Config]]
 
         @wraps(rule)
         def choose(K: int, V: int, precision: str, card: Card) -> Config:
-            return cast(Config, RULES[name](K, V, precision, card))
+            return cast(Config, tuned(RULES[name](K, V, precision, card), name, K, V, precision, card))
 
         return choose
 
