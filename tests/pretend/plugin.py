@@ -36,7 +36,7 @@ LEFT_OUT = {
 }
 FAST = int(os.environ.get('PRETEND_FAST', '0'))
 if FAST:
-    LEFT_OUT['tests/ops/triton/test_tune.py'] = 'times the kernels, in whose place Numba stands; `make test-device` runs it apart'
+    LEFT_OUT['tests/ops/triton/test_tune.py'] = 'times kernels, in whose place Numba stands; `make test-device` runs it apart'
 
 
 def use_numba(backend) -> None:
