@@ -160,11 +160,11 @@ def tune(call: Call, timer: Timer = time_on_device, report: Callable[[dict], Non
         K, V, precision, _ = rule.arguments
         about = {'rule': rule.name, 'key': tuned.key_of(K, V, precision), 'pass': rule.step}
         run = getattr(call, rule.step)
-        own = {**about, 'changes': {}, 'ms': timer(run), 'verdict': "the rule's"}
+        own: dict[str, Any] = {**about, 'changes': {}, 'ms': timer(run), 'verdict': "the rule's"}
         of_rule = [own]
         report(own)
         for changes in neighbours(rule.name, rule.config):
-            row = {**about, 'changes': changes, 'ms': None, 'verdict': ''}
+            row: dict[str, Any] = {**about, 'changes': changes, 'ms': None, 'verdict': ''}
             try:
                 with use(rule, changes):
                     if all(map(torch.equal, call.run(), wanted)):
@@ -191,8 +191,8 @@ def save(path: str, rows: list[dict], card: Card) -> None:
     now = tuned.circumstances(card)
     content: dict[str, Any] = {'made_with': now, 'choices': {}, 'measured': []}
     if os.path.exists(path):
-        with open(path, encoding='utf-8') as file:
-            old = json.load(file)
+        with open(path, encoding='utf-8') as existing:
+            old = json.load(existing)
         content = old if old['made_with'] == now else content
     for row in rows:
         # a rule's first row drops what was chosen for it before

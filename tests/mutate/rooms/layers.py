@@ -41,7 +41,7 @@ MUTATIONS = [
     ),
     Mutation(
         'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), self.autocast():', 'with torch.no_grad():',
-        'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-autocast',
+        'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-float16',
     ),
     Mutation(
         'weights-of-backward', 'modules/recompute.py', 'function, as_now(module), inputs', 'function, module, inputs',
