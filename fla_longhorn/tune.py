@@ -82,12 +82,13 @@ class Call:
     """A layer's call of the operator in training: its two passes, each of which can be run again."""
 
     def __init__(self, case: Case, dtype: torch.dtype, exact: bool, device: torch.device) -> None:
-        self.inputs, self.options = make_inputs(case, dtype, device), make_options(case, device, exact)
+        self.inputs = make_inputs(case, dtype, device)
+        self.arguments: dict[str, Any] = {**self.inputs, **make_options(case, device, exact)}
         self.outputs = self.forward()
         self.upstream = random_like(self.outputs, 1, dtype)
 
     def forward(self) -> torch.Tensor:
-        return chunk_longhorn(**self.inputs, **self.options)[0]
+        return chunk_longhorn(**self.arguments)[0]
 
     def backward(self) -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(self.outputs, list(self.inputs.values()), self.upstream, retain_graph=True)
