@@ -25,11 +25,11 @@ import torch
 from triton.runtime import driver
 
 from fla_longhorn.ops import chunk_longhorn
-from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.triton import tuned
 from fla_longhorn.ops.triton.device import Card, card_of
 from fla_longhorn.ops.triton.launch import RULES, LaunchConfig
 from fla_longhorn.selfcheck.cases import DTYPES, Case, make_inputs, make_options
+from fla_longhorn.selfcheck.command import find_device
 from fla_longhorn.selfcheck.compare import random_like
 from fla_longhorn.selfcheck.compiling import add_model_options, compile_share, make_config
 
@@ -204,7 +204,7 @@ def save(path: str, rows: list[dict], card: Card) -> None:
             choices[row['key']] = row['changes']
     again = {(row['rule'], row['key']) for row in rows}
     content['measured'] = [row for row in content['measured'] if (row['rule'], row['key']) not in again] + rows
-    with tempfile.NamedTemporaryFile('w', dir=os.path.dirname(path) or '.', delete=False, encoding='utf-8') as file:
+    with open(f'{path}.part', 'w', encoding='utf-8') as file:
         json.dump(content, file, indent=2)
     os.replace(file.name, path)
 
@@ -214,7 +214,12 @@ def main(args: list[str] | None = None) -> int:
     options = parse_args(args)
     # what is timed first is the rules' choice
     tuned.PATH = None
-    config = make_config(options)
+    card, config = card_of(options.device), make_config(options)
+    try:
+        # an hour of timing is not lost to a file that cannot be added to
+        save(options.output, [], card)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f'--output {options.output} cannot be added to: {type(error).__name__}: {error}') from error
     case = Case(
         'tuned', B=options.batch_size, T=options.seq_len, H=config.num_heads, K=config.state_size,
         V=round(config.hidden_size * config.expand) // config.num_heads, scalar_beta=config.scalar_beta, sigmoid=True, D=True,
@@ -230,7 +235,7 @@ def main(args: list[str] | None = None) -> int:
         print(f'{row["rule"]:44}{row["pass"]:10}{changes:18}{time:14}{row["verdict"]}'.rstrip(), flush=True)
 
     rows = tune(make(), report=report)
-    save(options.output, rows, card_of(options.device))
+    save(options.output, rows, card)
     for row in rows:
         if row['verdict'] == 'fastest':
             report(row)
@@ -252,14 +257,11 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--output', metavar='FILE', default='tuned.json', help='choices and times, beside those that it has')
     add_model_options(parser)
     options = parser.parse_args(args)
-    try:
-        options.device = torch.device(options.device or torch.accelerator.current_accelerator(check_available=True) or 'cpu')
-        torch.empty(0, dtype=torch.float32, device=options.device)
-        on_triton = select_backend(options.device).__name__.endswith('.triton')
-    except (RuntimeError, AssertionError, ValueError, ImportError) as error:
-        parser.error(str(error).splitlines()[0])
-    if options.device.type == 'cpu' or not on_triton:
+    if not find_device(parser, options):
         parser.error(f'there is nothing to tune without a GPU; the device is {options.device}')
+    config = make_config(options)
+    if config.model_type != 'longhorn' or config.gate:
+        parser.error('--config is of a model whose calls these kernels are not: it must be a Longhorn model without a gate')
     return options
 
 

@@ -70,14 +70,20 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     add_model_options(model)
     model.add_argument('--autocast', action='store_true', help="parameters in float32, as transformers' Trainer has them")
     options = parser.parse_args(args)
+    if options.backend:
+        os.environ['FLA_LONGHORN_BACKEND'] = options.backend
+    on_triton = find_device(parser, options)
+    if options.compile_only and not on_triton:
+        parser.error(f'--compile-only needs a GPU, for which Triton compiles; the device is {options.device}')
+    return options
+
+
+def find_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> bool:
+    """Make a device of `options.device`, by default the accelerator's; returns whether Triton compiles for it."""
     try:
         options.device = torch.device(options.device or torch.accelerator.current_accelerator(check_available=True) or 'cpu')
         torch.empty(0, dtype=torch.float32, device=options.device)
-        if options.backend:
-            os.environ['FLA_LONGHORN_BACKEND'] = options.backend
         backend = select_backend(options.device)
     except (RuntimeError, AssertionError, ValueError, ImportError) as error:
         parser.error(str(error).splitlines()[0])
-    if options.compile_only and (options.device.type == 'cpu' or not backend.__name__.endswith('.triton')):
-        parser.error(f'--compile-only needs a GPU, for which Triton compiles; the device is {options.device}')
-    return options
+    return options.device.type != 'cpu' and backend.__name__.endswith('.triton')

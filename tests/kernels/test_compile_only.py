@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import split_update, update
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from fla_longhorn.selfcheck.cases import Case
 from fla_longhorn.selfcheck.compiling import compile_share, run_model
+from fla_longhorn.tune import Call, neighbours, rules_of, run_all
 from offgpu.launches import rehearsal
 
 META = torch.device('meta')
@@ -129,3 +132,17 @@ def test_processes_share_the_work(tmp_path):
         with compiled() as names:
             launch_both()
         assert not launches[2:] and {x.kernel for x in launches} == {'tuned', 'plain'} and not names
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_what_is_tuned_is_compiled_before(exact, tmp_path):
+    """With the rules' choice and each neighbour, which a card may refuse; nothing is launched."""
+    make = partial(Call, Case('a', B=8, T=2048, H=1, V=256, sigmoid=True, initial_state=False), torch.bfloat16, exact, META)
+    with rehearsal('sm_89', 'launch') as launches, Operators():
+        rules = {}
+        with compiled() as names:
+            compile_share(tmp_path, lambda: (rules.update({x.name: x.config for x in rules_of(make())}), run_all(make)))
+    # time is cut, which takes kernels of its own
+    assert not launches and len(rules) == 6
+    for name, config in rules.items():
+        assert any(neighbours(name, config)) and names.count(name.removesuffix(' states')) > 1, name

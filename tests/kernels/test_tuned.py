@@ -62,7 +62,9 @@ def test_a_file_of_other_circumstances_is_not_used(path, name, monkeypatch):
     assert config == exact.for_forward.__wrapped__(64, 512, 'bf16', card)
 
 
-@pytest.mark.parametrize('text', ['', '{', '[]', '{}', '{"made_with": {}, "choices": {"x": {"y": 1}}}', None])
+@pytest.mark.parametrize('text', [
+    '', '{', '[]', '{}', '{"made_with": {}, "choices": {"x": {"y": 1}}}', '{"made_with": 1, "choices": {}}', None,
+])
 def test_a_broken_file_raises(path, text):
     if text is None:
         path.unlink()

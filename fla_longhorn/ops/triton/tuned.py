@@ -41,17 +41,16 @@ def read_choices(path: str, card: Card) -> dict[str, dict[str, dict[str, Any]]]:
     try:
         with open(path, encoding='utf-8') as file:
             content = json.load(file)
-        made, choices = content['made_with'], content['choices']
+        made, choices, now = content['made_with'], content['choices'], circumstances(card)
         if not all(isinstance(x, dict) for by_key in choices.values() for x in by_key.values()):
             raise TypeError('a choice is no table of launch parameters')
+        changed = [name for name, value in now.items() if made.get(name) != value]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f'{VARIABLE} names {path}, which is no file of `python -m fla_longhorn.tune`: {type(error).__name__}: {error}',
         ) from error
-    now = circumstances(card)
-    if made == now:
+    if not changed:
         return choices
-    changed = [name for name, value in now.items() if made.get(name) != value]
     warnings.warn(f'{path} was tuned with another {" and ".join(changed)}, and is not used; tune again', stacklevel=2)
     return {}
 
