@@ -74,6 +74,7 @@ test-device-quick: setup
 	rm -f .coverage*
 	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2 -m 'not slow' $(COUNTED)
 	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(FEW) $(COUNTED)
+	PRETEND_FAST=0 $(ON_DEVICE) tests/ops/triton/test_tune.py --device cuda $(COUNTED)
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup -m 'not slow' -k 'not 64 and not 128'
 	$(RUN) -m tests.pretend.device_lines .coverage
 

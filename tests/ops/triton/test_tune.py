@@ -10,8 +10,8 @@ import torch
 from fla_longhorn import tune
 from fla_longhorn.ops.triton import tuned
 from fla_longhorn.ops.triton.launch import RULES
-from fla_longhorn.selfcheck import main as selfcheck
 from fla_longhorn.selfcheck.cases import Case
+from fla_longhorn.selfcheck.report import describe
 from fla_longhorn.tune import CHUNK, TRIED, Call, main, rules_of
 
 CASE = Case('small', B=1, T=20, H=1, K=16, V=80, sigmoid=True, D=True, z=True, initial_state=False)
@@ -85,10 +85,7 @@ def test_command(device, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = ('--hidden_size', '32', '--state_size', '16', '--batch_size', '1', '--seq_len', '20', '--workers', '1', '--exact')
     if device.type == 'cpu':
-        with pytest.raises(SystemExit):
-            main([*sizes])
-        assert 'nothing to tune without a GPU; the device is cpu' in capsys.readouterr().err
-        return
+        pytest.skip('needs a GPU, as `test_a_cpu_is_refused` says')
     monkeypatch.setattr(tuned, 'PATH', None)
     before = Call(CASE, torch.bfloat16, True, device).run()
     assert main([*sizes, '--device', str(device)]) == 0
@@ -99,5 +96,11 @@ def test_command(device, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tuned, 'PATH', str(tmp_path / 'tuned.json'))
     tuned.read_choices.cache_clear()
     assert all(map(torch.equal, Call(CASE, torch.bfloat16, True, device).run(), before))
-    selfcheck(['--device', str(device), '--quick', '--dtype', 'float32'])
-    assert f'those of {tmp_path}/tuned.json' in capsys.readouterr().out
+    assert f'those of {tmp_path}/tuned.json' in describe(device)['launch parameters']
+
+
+def test_a_cpu_is_refused(monkeypatch, capsys):
+    monkeypatch.delenv('FLA_LONGHORN_BACKEND')
+    with pytest.raises(SystemExit):
+        main(['--device', 'cpu'])
+    assert 'nothing to tune without a GPU; the device is cpu' in capsys.readouterr().err
