@@ -25,7 +25,7 @@ from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.split_linear import split_linear
 from fla_longhorn.modules.tensor_parallel import Part, find_part
-from fla_longhorn.modules.varlen import check_keywords, resolve_rows
+from fla_longhorn.modules.varlen import check_keywords, find_rows
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 
@@ -177,6 +177,7 @@ class Longhorn(NoWeightDecay):
         past_key_values: Cache | None = None,
         use_cache: bool | None = False,
         output_attentions: bool | None = False,
+        rows: Rows | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Cache | None]:
         """Mix tokens.
@@ -194,6 +195,8 @@ class Longhorn(NoWeightDecay):
                 Default: `False`.
             output_attentions (bool, Optional):
                 Ignored: there is no attention matrix. Default: `False`.
+            rows (Rows, Optional):
+                What a model found for all its layers in the mask and in the keywords below. Default: `None`.
             cu_seqlens, cu_seqlens_cpu (torch.Tensor, Optional):
                 Boundaries `[N + 1]` of sequences packed into one row, which win over `attention_mask`, and a copy on the CPU,
                 which saves reading those on a GPU.
@@ -217,13 +220,13 @@ class Longhorn(NoWeightDecay):
                 f'hidden_states must have the shape [B, T, {self.hidden_size}] with at least one row and one token, '
                 f'got {list(hidden_states.shape)}'
             )
-        check_keywords(f'{type(self).__name__}.forward', kwargs, ('rows', *self.ignored_keywords))
-        rows, cp_context = kwargs.get('rows'), kwargs.get('cp_context')
+        check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
+        cp_context = kwargs.get('cp_context')
         state = get_layer_cache(self, past_key_values)
         if rows is not None:
             rows = rows.to(hidden_states.device)
         else:
-            rows, kwargs = resolve_rows(
+            rows, kwargs = find_rows(
                 kwargs, batch_size, q_len, hidden_states.device, attention_mask, filled=state is not None,
             )
         N = batch_size if rows is None else rows.count(batch_size)

@@ -15,6 +15,7 @@ from fla.models.configuration_utils import get_attention_spec
 
 from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.rewind import Replay, is_recording
+from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.tensor_parallel import check_heads
 from fla_longhorn.ops.plain import under_transform
 
@@ -50,9 +51,9 @@ class RowwiseAttention(Attention):
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Any = None,
-        output_attentions: bool = False, use_cache: bool = False, **kwargs: Any,
+        output_attentions: bool = False, use_cache: bool = False, rows: Rows | None = None, **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """As fla's; `attention_mask` `[B, >= T]`, of which the last T columns are used."""
+        """As fla's; `attention_mask` `[B, >= T]`, of which the last T columns are used; `rows` as in Longhorn's layer."""
         if under_transform():
             raise ValueError(
                 f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
@@ -61,7 +62,6 @@ class RowwiseAttention(Attention):
         if kwargs.get('cp_context') is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
         check_heads(self)
-        rows = kwargs.pop('rows', None)
         if kwargs.get('cu_seqlens') is None:
             kept, attention_mask = padding_of(hidden_states, attention_mask, past_key_values, self.layer_idx, rows)
             if kept is not None:
@@ -74,7 +74,7 @@ class RowwiseAttention(Attention):
 
 
 def padding_of(
-    hidden_states: torch.Tensor, mask: torch.Tensor | None, cache: Any, layer_idx: int, rows: Any = None,
+    hidden_states: torch.Tensor, mask: torch.Tensor | None, cache: Any, layer_idx: int, rows: Rows | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Which tokens `[B, T]` are not padding, `None` where fla's attention does for this call; and the mask that it gets.
 

@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from fla.models.utils import Cache
 
 CU_SEQLENS = ('cu_seq_lens_q', 'cu_seq_lens_k')
-PER_TOKEN = ('position_ids', 'seq_idx')
 # libraries pass these to every model; here they are ignored
 WITHOUT_EFFECT = (
     'max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits', 'tokenizer',
     'assistant_tokenizer', 'num_items_in_batch',
 )
-KEYWORDS = ('cu_seqlens', 'cu_seqlens_cpu', 'cp_context', *CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)
 
 
 def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ()) -> None:
@@ -46,11 +44,11 @@ def resolve_call(
     With attention layers, the mask covers the tokens in the cache too.
 
     Returns:
-        The mask, `None` without padding, and the keywords, with the result of :func:`resolve_rows` as `rows`.
+        The mask, `None` without padding, and the keywords, with the result of :func:`find_rows` as `rows`.
 
     Raises:
-        ValueError: there is no token, the cache is of another model, or as :func:`resolve_rows`.
-        TypeError: an unknown keyword, or as :func:`resolve_rows`.
+        ValueError: there is no token, the cache is of another model, or as :func:`find_rows`.
+        TypeError: an unknown keyword, or as :func:`find_rows`.
     """
     check_keywords(f'{type(model).__name__}.forward', kwargs)
     if kwargs.get('num_items_in_batch') is not None and not torch.compiler.is_compiling():
@@ -69,7 +67,7 @@ def resolve_call(
         )
     (B, T), seen = tokens.shape[:2], seen_tokens(cache)
     length = None if getattr(model.config, 'attn', None) is None else T + seen
-    rows, kwargs = resolve_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)
+    rows, kwargs = find_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)
     # traced activation checkpoints accept no object of ours as an argument
     if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
         return attention_mask, kwargs
@@ -78,13 +76,11 @@ def resolve_call(
     return attention_mask, {**kwargs, 'rows': rows}
 
 
-def resolve_rows(
+def find_rows(
     kwargs: dict[str, Any], B: int, T: int, device: torch.device, attention_mask: torch.Tensor | None = None,
     length: int | None = None, filled: bool = False,
 ) -> tuple[Rows | None, dict[str, Any]]:
     """How B rows hold their T tokens (`None`: one sequence per row), and `kwargs` with the boundaries as `cu_seqlens` only.
-
-    Tensors on a device are read on the host at most once, and not at all for one token.
 
     Args:
         kwargs (dict):
@@ -101,74 +97,120 @@ def resolve_rows(
     if attention_mask is None and not kwargs:
         return None, kwargs
     check_attention_mask(attention_mask, B, T, device, length)
-    if kwargs.get('cp_context') is not None:
-        check_cp_context(kwargs['cp_context'])
-    given = {name: kwargs[name] for name in (*CU_SEQLENS, *PER_TOKEN) if kwargs.get(name) is not None}
+    told = Boundaries(kwargs, B, T, device, attention_mask, filled)
     rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
-    for name in PER_TOKEN:
-        if name in given:
-            given[name] = _per_token(name, given[name], B, T)
-    if T == 1:
-        given = {name: x for name, x in given.items() if name not in PER_TOKEN}
-    cp_context = kwargs.get('cp_context')
-    own = kwargs.get('cu_seqlens') if cp_context is None else cp_context.cu_seqlens
-    if attention_mask is None and own is None and not given:
-        return None, rest
     if torch.compiler.is_compiling() or is_transformed():
-        return _in_a_trace(given, rest, own, attention_mask, T, device)
+        rows = told.choose_in_a_trace()
+    else:
+        host = told.read()
+        rows = told.choose(told.agree(host), host)
+    if isinstance(rows, Packed) and not isinstance(rows, Unpadded):
+        rest |= {'cu_seqlens': rows.cu_seqlens, 'cu_seqlens_cpu': rows.cu_seqlens_cpu}
+    return rows, rest
 
-    own_cpu = kwargs.get('cu_seqlens_cpu') if cp_context is None else cp_context.cu_seqlens_cpu
-    if own is not None and cp_context is None:
-        check_cu_seqlens_layout(own, own_cpu, B, device)
-    unread = is_capturing(device)
-    mask_read = attention_mask is not None and (attention_mask.device.type == 'cpu' or not (unread or T == 1))
-    wanted = {**given, 'attention_mask': attention_mask if mask_read else None}
-    if own is not None and own_cpu is None and not unread and (given or cp_context is None):
-        wanted['cu_seqlens'] = own
-    host = read({name: x for name, x in wanted.items() if isinstance(x, torch.Tensor)})
-    own_cpu = host.get('cu_seqlens', own_cpu)
-    mask = host.get('attention_mask')
-    if mask is not None:
-        wrong = mask[(mask != 0) & (mask != 1)]
-        if wrong.numel():
-            raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
-        mask = mask != 0
 
-    found: dict[str, Any] = {}
-    if own is not None:
-        if cp_context is None:
-            check_cu_seqlens(own, own_cpu, B, T, device)
-        found['cu_seqlens'] = own_cpu
-    for name in CU_SEQLENS:
-        if name in given:
+class Boundaries:
+    """What a call tells of the sequences in its B rows of T tokens: the mask, and the keywords of fla, transformers and TRL.
+
+    `read` copies to the host what is compared there: once, and nothing for one token. `agree` gets the boundaries that each
+    argument tells, and raises if they differ. `choose` makes the rows.
+    """
+
+    def __init__(
+        self, kwargs: dict[str, Any], B: int, T: int, device: torch.device, mask: torch.Tensor | None, filled: bool,
+    ) -> None:
+        self.B, self.T, self.device, self.mask, self.filled = B, T, device, mask, filled
+        self.cp_context = kwargs.get('cp_context')
+        if self.cp_context is None:
+            self.cu_seqlens, self.cu_seqlens_cpu = kwargs.get('cu_seqlens'), kwargs.get('cu_seqlens_cpu')
+        else:
+            check_cp_context(self.cp_context)
+            self.cu_seqlens, self.cu_seqlens_cpu = self.cp_context.cu_seqlens, self.cp_context.cu_seqlens_cpu
+        self.given = {name: kwargs[name] for name in CU_SEQLENS if kwargs.get(name) is not None}
+        for name in PER_TOKEN:
+            if kwargs.get(name) is not None:
+                x = _per_token(name, kwargs[name], B, T)
+                # one token is one sequence
+                self.given |= {name: x} if T > 1 else {}
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """The arguments on the host; a mask that was read is bool."""
+        if self.cp_context is None and self.cu_seqlens is not None:
+            check_cu_seqlens_layout(self.cu_seqlens, self.cu_seqlens_cpu, self.B, self.device)
+        unread = is_capturing(self.device)
+        wanted = {name: x for name, x in self.given.items() if isinstance(x, torch.Tensor)}
+        if self.mask is not None and (self.mask.device.type == 'cpu' or not (unread or self.T == 1)):
+            wanted['attention_mask'] = self.mask
+        compared = self.cp_context is None or self.given
+        if self.cu_seqlens is not None and self.cu_seqlens_cpu is None and compared and not unread:
+            wanted['cu_seqlens'] = self.cu_seqlens
+        host = read(wanted)
+        if (mask := host.get('attention_mask')) is not None:
+            wrong = mask[(mask != 0) & (mask != 1)]
+            if wrong.numel():
+                raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
+            host['attention_mask'] = mask != 0
+        if self.cu_seqlens_cpu is not None:
+            host['cu_seqlens'] = self.cu_seqlens_cpu
+        return host
+
+    def agree(self, host: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The boundaries `[N + 1]` that each argument tells."""
+        B, T, found = self.B, self.T, {}
+        if self.cu_seqlens is not None:
+            if self.cp_context is None:
+                check_cu_seqlens(self.cu_seqlens, host.get('cu_seqlens'), B, T, self.device)
+            if 'cu_seqlens' in host:
+                found['cu_seqlens'] = host['cu_seqlens']
+        for name in (name for name in CU_SEQLENS if name in self.given):
             if B != 1:
                 raise ValueError(f'{name} packs all sequences into one row, so the batch must have B = 1, got B = {B}')
-            check_cu_seqlens(host.get(name, given[name]), None, B, T, torch.device('cpu'), name)
+            check_cu_seqlens(host.get(name, self.given[name]), None, B, T, torch.device('cpu'), name)
             found[name] = host[name]
-    alone = not found
-    for name, find_starts in (('position_ids', _restarts), ('seq_idx', _changes)):
-        if name in given:
-            starts = find_starts(host[name].expand(B, T), mask)
-            if len(starts):
-                _check_packed(name, B, filled and alone, mask[:, -T:] if alone and mask is not None else None)
-            found[name] = F.pad(F.pad(starts, (1, 0)), (0, 1), value=T).int()
-    _check_agreement(found)
-    if cp_context is not None:
-        return None, rest
+        alone, mask = self.cu_seqlens is None and not found, host.get('attention_mask')
+        for name, find_starts in PER_TOKEN.items():
+            if name in self.given:
+                starts = find_starts(host[name].expand(B, T), mask)
+                if len(starts):
+                    _check_packed(name, B, self.filled and alone, mask[:, -T:] if alone and mask is not None else None)
+                found[name] = F.pad(F.pad(starts, (1, 0)), (0, 1), value=T).int()
+        _check_agreement(found)
+        return found
 
-    if own is not None:
-        return Packed(own, own_cpu), {**rest, 'cu_seqlens_cpu': own_cpu}
-    if found and not (alone and all(x.shape[0] == 2 for x in found.values())):
-        bounds = next(iter(found.values()))
-        packed = Packed(bounds.to(device, non_blocking=True), bounds)
-        return packed, {**rest, 'cu_seqlens': packed.cu_seqlens, 'cu_seqlens_cpu': bounds}
-    if mask is not None:
-        kept = mask[:, -T:]
-        if kept.all():
-            return None if mask.all() else Rows(mask), rest
-        if T > 1 and kept.any():
-            return Unpadded(mask, T, device), rest
-    return None if attention_mask is None else Padded(attention_mask[:, -T:], mask), rest
+    def choose(self, found: dict[str, torch.Tensor], host: dict[str, torch.Tensor]) -> Rows | None:
+        """Packed sequences before padded rows; one sequence that fills its row needs neither."""
+        if self.cp_context is not None:
+            return None
+        if self.cu_seqlens is not None:
+            return Packed(self.cu_seqlens, host.get('cu_seqlens'))
+        if found and (not found.keys() <= PER_TOKEN.keys() or any(len(x) > 2 for x in found.values())):
+            bounds = next(iter(found.values()))
+            return Packed(bounds.to(self.device, non_blocking=True), bounds)
+        if self.mask is None:
+            return None
+        mask = host.get('attention_mask')
+        if mask is not None:
+            kept = mask[:, -self.T:]
+            if kept.all():
+                return None if mask.all() else Rows(mask)
+            if self.T > 1 and kept.any():
+                return Unpadded(mask, self.T, self.device)
+        return Padded(self.mask[:, -self.T:], mask)
+
+    def choose_in_a_trace(self) -> Rows | None:
+        """In a trace, tensors have no values to find boundaries in or to compare."""
+        if self.cp_context is not None:
+            return None
+        if self.cu_seqlens is not None:
+            return Packed(self.cu_seqlens, self.cu_seqlens_cpu)
+        if bounds := [x for name, x in self.given.items() if name in CU_SEQLENS]:
+            return Packed(bounds[0].to(self.device), self.cu_seqlens_cpu)
+        if self.given:
+            raise ValueError(
+                f'{next(iter(self.given))} must be None in a trace of torch.compile, torch.export or torch.func, which can\'t '
+                'read boundaries of packed sequences from it: they go by cu_seqlens or cu_seq_lens_q there'
+            )
+        return None if self.mask is None else Padded(self.mask[:, -self.T:])
 
 
 def read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -199,26 +241,6 @@ def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, device: torc
         raise ValueError(f'attention_mask must have shape {wanted}, got {list(mask.shape)}')
     if mask.device != device:
         raise ValueError(f'attention_mask must be on the device of the input ({device}), got {mask.device}')
-
-
-def _in_a_trace(
-    given: dict[str, Any], rest: dict[str, Any], own: torch.Tensor | None, attention_mask: torch.Tensor | None, T: int,
-    device: torch.device,
-) -> tuple[Rows | None, dict[str, Any]]:
-    """In a trace, tensors have no values to find boundaries in or to compare."""
-    if rest.get('cp_context') is not None:
-        return None, rest
-    if own is None and given:
-        own = next((given[name].to(device) for name in CU_SEQLENS if name in given), None)
-        if own is None:
-            raise ValueError(
-                f'{next(iter(given))} must be None in a trace of torch.compile, torch.export or torch.func, which can\'t read '
-                'boundaries of packed sequences from it: they go by cu_seqlens or cu_seq_lens_q there'
-            )
-        rest['cu_seqlens'] = own
-    if own is not None:
-        return Packed(own, rest.get('cu_seqlens_cpu')), rest
-    return None if attention_mask is None else Padded(attention_mask[:, -T:]), rest
 
 
 def _per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
@@ -274,3 +296,8 @@ def _check_agreement(found: dict[str, torch.Tensor]) -> None:
 
 def _short(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 8 else f'[{", ".join(map(str, numbers[:8]))}, ...]'
+
+
+# arguments with one integer per token, and the function that finds in which columns a sequence starts
+PER_TOKEN = {'position_ids': _restarts, 'seq_idx': _changes}
+KEYWORDS = ('cu_seqlens', 'cu_seqlens_cpu', 'cp_context', *CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)
