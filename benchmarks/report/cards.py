@@ -22,11 +22,12 @@ between seconds mean little.
 A first training step compiles one kernel after the other: the seconds of an update's last table.
 [`python -m fla_longhorn.selfcheck --compile-only`](evaluate.md#compile-the-kernels-before-a-job) does it beforehand, in
 several processes. Nine tenths of the time of `longhorn_bwd_kernel` (K = 16, sm_90, `MLIR_ENABLE_TIMING=1`) go to one pass of
-Triton, TritonGPUCoalesce, which visits for each access to memory all operations that it depends on or that depend on it. The kernel has
-many of both, because it unrolls four tokens; with fewer its sums over channels would not fill the tensor cores' tiles.
+Triton, TritonGPUCoalesce, which visits for each access to memory all operations that it depends on or that depend on it. The
+kernel has many of both, because it unrolls four tokens; with fewer its sums over channels would not fill the tensor cores'
+tiles.
 
-On GPUs before Ampere, such as the T4 (sm_75), a `ValueError` says that there are no kernels, and where a
-launch requires more memory than a card has on chip, how much.
+On GPUs before Ampere, such as the T4 (sm_75), a `ValueError` says that there are no kernels, and where a launch requires more
+memory than a card has on chip, how much.
 
 {machine}
 """

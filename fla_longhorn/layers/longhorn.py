@@ -10,28 +10,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from fla.layers.utils import get_layer_cache, update_layer_cache
 
+from fla_longhorn.layers.call import LayerCall, begin, copies
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.options import check_options
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.bare import is_bare
-from fla_longhorn.modules.cache import can_update_in_place, read_states
+from fla_longhorn.modules.cache import can_update_in_place
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.direct import get_child, get_parameter
 from fla_longhorn.modules.recompute import Recompute, can_recompute
-from fla_longhorn.modules.rewind import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
-from fla_longhorn.modules.split_linear import split_linear
-from fla_longhorn.modules.tensor_parallel import Part, find_part
-from fla_longhorn.modules.varlen import check_keywords, find_rows
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
-    from fla.ops.cp import FLACPContext
 
 NOTHING: nullcontext[None] = nullcontext()
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
@@ -214,105 +209,66 @@ class Longhorn(NoWeightDecay):
             ValueError: a mask, boundaries or a cache do not fit the input or each other.
             TypeError: an unknown keyword.
         """
-        batch_size, q_len, _ = hidden_states.shape
-        if not (torch.compiler.is_compiling() or hidden_states.numel()):
-            raise ValueError(
-                f'hidden_states must have the shape [B, T, {self.hidden_size}] with at least one row and one token, '
-                f'got {list(hidden_states.shape)}'
-            )
-        check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
-        cp_context = kwargs.get('cp_context')
-        state = get_layer_cache(self, past_key_values)
-        if rows is not None:
-            rows = rows.to(hidden_states.device)
-        else:
-            rows, kwargs = find_rows(
-                kwargs, batch_size, q_len, hidden_states.device, attention_mask, filled=state is not None,
-            )
-        N = batch_size if rows is None else rows.count(batch_size)
-        part = find_part(self)
-        recurrent_state, conv_state = read_states(self, state, N, part)
-        if cp_context is not None and (attention_mask is not None or use_cache or recurrent_state is not None):
-            raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
-                             'use_cache False: pass it in the call, or call model.train()')
-        if rows is not None:
-            hidden_states = rows.enter(hidden_states)
-
-        in_proj = get_child(self, 'in_proj')
-        x, z = split_linear(in_proj, hidden_states) if part is None else part.exchange(in_proj(hidden_states))
-        replay = None
-        if use_cache and is_recording(self, past_key_values):
-            # a crop cannot end inside a piece of one token
-            if q_len > 1 and (rows is None or rows.can_replay):
-                replay = Replay(self.states_after, x=x, states=(recurrent_state, conv_state), rows=rows)
-            # a single token would update the recorded states in place
-            recurrent_state, conv_state = (None if y is None else y.clone() for y in (recurrent_state, conv_state))
+        call = begin(self, hidden_states, attention_mask, past_key_values, bool(use_cache), rows, kwargs)
+        x, z = call.project(get_child(self, 'in_proj'), hidden_states)
+        call.record(x)
         # not for a single token, which changes the convolution's state
-        with Recompute() if self.recompute and q_len > 1 and can_recompute() else NOTHING as recompute:
-            inputs, conv_state = self.mix_inputs(x, conv_state, use_cache, rows, cp_context, recompute, part)
-            D = get_parameter(self, 'D')
+        with Recompute() if self.recompute and call.T > 1 and can_recompute() else NOTHING as recompute:
+            x, conv_state = self.convolve(x, call, recompute)
+            inputs = self.mix_inputs(x, call, recompute)
             inputs.update(
-                D=D.view(self.num_heads, -1) if part is None else D.to_local().view(part.num_heads, -1),
-                z=self.by_heads(z, part),
-                cu_seqlens_cpu=kwargs.get('cu_seqlens_cpu') if rows is None else rows.cu_seqlens_cpu,
+                D=call.own_channels(get_parameter(self, 'D')), z=call.by_heads(z), cu_seqlens_cpu=call.cu_seqlens_cpu,
             )
-            op = self.op_for(q_len)
-            if op is fused_recurrent_longhorn and q_len == 1 and use_cache and can_update_in_place(recurrent_state):
+            op = self.op_for(call.T)
+            if op is fused_recurrent_longhorn and call.T == 1 and use_cache and can_update_in_place(call.recurrent_state):
+                recurrent_state = call.recurrent_state
                 o = longhorn_state_update(recurrent_state, **inputs)
             else:
                 o, recurrent_state = op(
-                    initial_state=recurrent_state, output_final_state=bool(use_cache), cp_context=cp_context, **inputs,
+                    **inputs, initial_state=call.recurrent_state, output_final_state=call.use_cache,
+                    cp_context=call.cp_context,
                 )
-        if use_cache:
-            update_layer_cache(
-                self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=q_len,
-                **({} if replay is None else {'replay': replay}),
-            )
+        call.store(recurrent_state, conv_state)
         o = get_child(self, 'out_proj')(o.view(o.shape[0], o.shape[1], -1))
-        return o if rows is None else rows.leave(o), None, past_key_values
+        return call.rows.leave(o), None, past_key_values
 
-    def mix_inputs(
-        self, x: torch.Tensor, conv_state: torch.Tensor | None, use_cache: bool | None, rows: Rows | None = None,
-        cp_context: FLACPContext | None = None, recompute: Recompute | None = None, part: Part | None = None,
-    ) -> tuple[dict[str, Any], torch.Tensor | None]:
-        """From the convolution's input `x` `[B, T, d]` to the op's arguments and the convolution's new state."""
-        if cp_context is not None:
-            x, conv_state = convolve_part(self.conv1d, x, cp_context, recompute), None
-            cu_seqlens = cp_context.cu_seqlens
-        else:
-            options = {} if rows is None else rows.of_convolution
-            x_in, state, conv1d = x, conv_state, get_child(self, 'conv1d')
-            x, conv_state = conv1d(x=x, cache=state, output_final_state=use_cache, **options)
-            cu_seqlens = None if rows is None else rows.cu_seqlens
-            if recompute is not None:
-                recompute.add(conv1d, x, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x_in, state)
+    def convolve(
+        self, x: torch.Tensor, call: LayerCall, recompute: Recompute | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The convolution of `x` `[B, T, d]`, and its new state."""
+        if call.cp_context is not None:
+            return convolve_part(self.conv1d, x, call.cp_context, recompute), None
+        conv1d, options = get_child(self, 'conv1d'), call.rows.of_convolution
+        y, conv_state = conv1d(x=x, cache=call.conv_state, output_final_state=call.use_cache, **options)
+        if recompute is not None:
+            recompute.add(
+                conv1d, y, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x, call.conv_state,
+            )
+        return y, conv_state
+
+    def mix_inputs(self, x: torch.Tensor, call: LayerCall, recompute: Recompute | None = None) -> dict[str, Any]:
+        """From the convolution's output `x` `[B, T, d]` to the op's arguments."""
         b, k, q = self.split(get_child(self, 'x_proj')(x))
         beta_proj = get_child(self, 'beta_proj')
         strided = not (torch.compiler.is_compiling() or b.is_contiguous()) and is_bare(beta_proj, b.device)
         beta = linear_of_rows(beta_proj, b) if strided else beta_proj(b)
         if recompute is not None:
             recompute.add(beta_proj, beta, linear_of_rows, b)
-        g = None if self.gate is None else self.gate(x)
-        if rows is not None:
-            k = rows.silence(k)
-            g = None if g is None else rows.silence(g.flatten(2)).view_as(g)
-        q, k = self.by_heads(q), self.by_heads(k)
-        if part is not None:
-            q, k = part.of_heads(q), part.of_heads(k)
-            beta = part.of_heads(beta) if self.scalar_beta else beta
-        if self.v_proj is not None:
-            x = self.v_proj(x if part is None else part.gather(x))
-        inputs = dict(
-            q=q, k=get_child(self, 'k_norm')(k), v=self.by_heads(x, part),
-            beta=beta if self.scalar_beta else self.by_heads(beta, part),
-            exact=self.exact, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval, cu_seqlens=cu_seqlens,
-            **({} if g is None else {'g': g}),
+        k, g = call.rows.silence(k), {}
+        if self.gate is not None:
+            g['g'] = self.gate(x)
+            g['g'] = call.rows.silence(g['g'].flatten(2)).view_as(g['g'])
+        v = x if self.v_proj is None else self.v_proj(call.all_channels(x))
+        return dict(
+            q=call.of_heads(self.by_heads(q)), k=get_child(self, 'k_norm')(call.of_heads(self.by_heads(k))),
+            v=call.by_heads(v), beta=call.of_heads(beta) if self.scalar_beta else call.by_heads(beta),
+            exact=self.exact, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval,
+            cu_seqlens=call.rows.cu_seqlens if call.cp_context is None else call.cp_context.cu_seqlens, **g,
         )
-        return inputs, conv_state
 
-    def by_heads(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
-        """`[B, T, D]` to `[B, T, H, D / H]`."""
-        return x.view(x.shape[0], x.shape[1], self.num_heads if part is None else part.num_heads, -1)
+    def by_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys or queries of all heads `[B, T, H K]` as `[B, T, H, K]`."""
+        return x.view(x.shape[0], x.shape[1], self.num_heads, -1)
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads."""
@@ -320,13 +276,15 @@ class Longhorn(NoWeightDecay):
         return beta, k, rest[0] if rest else k
 
     def states_after(
-        self, n: int, x: torch.Tensor, states: tuple[torch.Tensor | None, torch.Tensor | None], rows: Rows | None,
+        self, n: int, x: torch.Tensor, states: tuple[torch.Tensor | None, torch.Tensor | None], rows: Rows,
     ) -> dict[str, torch.Tensor | None]:
         """The states after the first n columns of a piece, from those before it and the piece's convolution inputs `x`."""
-        recurrent_state, conv_state = (None if y is None else y.clone() for y in states)
-        x, rows = Rows().first(n, x) if rows is None else rows.first(n, x)
-        inputs, conv_state = self.mix_inputs(x, conv_state, True, rows, part=find_part(self))
-        _, recurrent_state = self.op_for(n)(**inputs, output_final_state=True, initial_state=recurrent_state)
+        x, rows = rows.first(n, x)
+        call = LayerCall(self, n, rows, copies(*states))
+        x, conv_state = self.convolve(x, call)
+        _, recurrent_state = self.op_for(n)(
+            **self.mix_inputs(x, call), output_final_state=True, initial_state=call.recurrent_state,
+        )
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, q_len: int) -> Callable:

@@ -64,9 +64,13 @@ class Rows:
         """Set keys `[B, T, D]` of padding to zero, which leaves the state unchanged."""
         return k
 
-    def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows | None]:
+    def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
         """The convolution's inputs `x` of the first n columns, and their rows."""
-        return x[:, :n], None
+        return x[:, :n], WHOLE
+
+
+# a call without padding and packing
+WHOLE = Rows()
 
 
 class Packed(Rows):

@@ -62,8 +62,8 @@ class Louder(Longhorn):
     """A subclass with other values, keys and updates."""
 
     def mix_inputs(self, *args, **kwargs):
-        inputs, state = super().mix_inputs(*args, **kwargs)
-        return {**inputs, 'v': 2 * inputs['v']}, state
+        inputs = super().mix_inputs(*args, **kwargs)
+        return {**inputs, 'v': 2 * inputs['v']}
 
 
 class Swapped(Longhorn):

@@ -1,0 +1,115 @@
+"""A call of the layer apart from the model: padding, the states before it, what is recorded, a rank's part of the layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn as nn
+from fla.layers.utils import get_layer_cache, update_layer_cache
+
+from fla_longhorn.modules.cache import read_states
+from fla_longhorn.modules.rewind import Replay, is_recording
+from fla_longhorn.modules.rows import WHOLE, Rows
+from fla_longhorn.modules.split_linear import split_linear
+from fla_longhorn.modules.tensor_parallel import find_part
+from fla_longhorn.modules.varlen import check_keywords, find_rows
+
+if TYPE_CHECKING:
+    from fla.models.utils import Cache
+
+    from fla_longhorn.layers.longhorn import Longhorn
+
+
+class LayerCall:
+    """One call of a layer on `[B, T, hidden_size]`.
+
+    `rows` says how B rows hold their tokens, `part` which heads a rank has (`None`: all of them). `recurrent_state` and
+    `conv_state` are those before the call, `None` without a filled cache.
+    """
+
+    cp_context: Any = None
+    cu_seqlens_cpu: torch.Tensor | None = None
+    cache: Cache | None = None
+    replay: Replay | None = None
+
+    def __init__(
+        self, layer: Longhorn, T: int, rows: Rows, states: tuple[torch.Tensor | None, ...] = (None, None),
+        use_cache: bool = True,
+    ) -> None:
+        self.layer, self.T, self.rows, self.part, self.use_cache = layer, T, rows, find_part(layer), use_cache
+        self.recurrent_state, self.conv_state = states
+
+    @property
+    def num_heads(self) -> int:
+        return self.layer.num_heads if self.part is None else self.part.num_heads
+
+    def project(self, in_proj: nn.Linear, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """This rank's channels of x and z, `[B, T, D]` without the padding."""
+        hidden_states = self.rows.enter(hidden_states)
+        return split_linear(in_proj, hidden_states) if self.part is None else self.part.exchange(in_proj(hidden_states))
+
+    def by_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's channels `[B, T, D]` as `[B, T, H, D / H]`."""
+        return x.view(x.shape[0], x.shape[1], self.num_heads, -1)
+
+    def of_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's heads of `x` `[B, T, H, ...]` of all heads."""
+        return x if self.part is None else self.part.of_heads(x)
+
+    def all_channels(self, x: torch.Tensor) -> torch.Tensor:
+        """All channels, from this rank's `x` `[B, T, D]`."""
+        return x if self.part is None else self.part.gather(x)
+
+    def own_channels(self, D: Any) -> torch.Tensor:
+        """This rank's channels of a parameter `[d]`, by heads."""
+        return (D if self.part is None else D.to_local()).view(self.num_heads, -1)
+
+    def record(self, x: torch.Tensor) -> None:
+        """Where the cache records past states, keep the convolution's inputs `x`; the states before the call stay as they are."""
+        if not (self.use_cache and is_recording(self.layer, self.cache)):
+            return
+        # a crop cannot end inside a piece of one token
+        if self.T > 1 and self.rows.can_replay:
+            self.replay = Replay(self.layer.states_after, x=x, states=(self.recurrent_state, self.conv_state), rows=self.rows)
+        # a single token would update them in place
+        self.recurrent_state, self.conv_state = copies(self.recurrent_state, self.conv_state)
+
+    def store(self, recurrent_state: torch.Tensor | None, conv_state: torch.Tensor | None) -> None:
+        """Put the states after the call into the cache."""
+        if self.use_cache:
+            update_layer_cache(
+                self.layer, self.cache, recurrent_state=recurrent_state, conv_state=conv_state, offset=self.T,
+                **({} if self.replay is None else {'replay': self.replay}),
+            )
+
+
+def copies(*states: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if x is None else x.clone() for x in states)
+
+
+def begin(
+    layer: Longhorn, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None, use_cache: bool,
+    rows: Rows | None, kwargs: dict[str, Any],
+) -> LayerCall:
+    """Check the arguments of :meth:`fla_longhorn.layers.Longhorn.forward`."""
+    B, T, _ = hidden_states.shape
+    if not (torch.compiler.is_compiling() or hidden_states.numel()):
+        raise ValueError(
+            f'hidden_states must have the shape [B, T, {layer.hidden_size}] with at least one row and one token, '
+            f'got {list(hidden_states.shape)}'
+        )
+    check_keywords(f'{type(layer).__name__}.forward', kwargs, layer.ignored_keywords)
+    state = get_layer_cache(layer, cache)
+    if rows is None:
+        rows, kwargs = find_rows(kwargs, B, T, hidden_states.device, attention_mask, filled=state is not None)
+    else:
+        rows = rows.to(hidden_states.device)
+    call = LayerCall(layer, T, rows or WHOLE, use_cache=use_cache)
+    call.cache, call.cp_context = cache, kwargs.get('cp_context')
+    call.cu_seqlens_cpu = kwargs.get('cu_seqlens_cpu') if rows is None else rows.cu_seqlens_cpu
+    call.recurrent_state, call.conv_state = read_states(layer, state, call.rows.count(B), call.part)
+    if call.cp_context is not None and (attention_mask is not None or use_cache or call.recurrent_state is not None):
+        raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
+                         'use_cache False: pass it in the call, or call model.train()')
+    return call
