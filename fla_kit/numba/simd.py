@@ -25,6 +25,8 @@ inlined = njit(forceinline=True, **_options)
 
 FLOAT32 = types.float32
 FLOAT, INT = ir.FloatType(), ir.IntType(32)
+# the least x of which exp(x) is a normal number, about
+LOWEST_EXP = -87.0
 
 
 class VecType(types.Type):
@@ -96,42 +98,62 @@ def sum_lanes(typingctx, x):
     return types.float32(x), codegen
 
 
-@intrinsic
-def exp_neg(typingctx, x):
-    """`exp(-x)` to about one unit in the last place, held at `exp(-88)` and `exp(88)` beyond; NaN stays NaN.
+def _exp(builder, x):
+    """`exp(x)` to about one unit in the last place, held at `exp(-87)` and `exp(88)` beyond; NaN stays NaN.
 
-    `exp(y) = 2^n exp(r)` with `n` the integer nearest to `y / ln 2`, found by adding and subtracting 1.5 * 2^23, whose low
+    `exp(x) = 2^n exp(r)` with `n` the integer nearest to `x / ln 2`, found by adding and subtracting 1.5 * 2^23, whose low
     bits then hold `n`, and a polynomial for `exp(r)`, `|r| <= ln 2 / 2`, with the coefficients of Cephes' expf.
     """
+    kind = x.type
+    ints = ir.VectorType(INT, kind.count)
+
+    def number(value):
+        return constant(kind, _f32(value))
+
+    def clamp(y, predicate, limit):
+        return builder.select(builder.fcmp_ordered(predicate, y, number(limit)), number(limit), y)
+
+    def fma(a, b, c):
+        return builder.fadd(builder.fmul(a, b, flags=('contract',)), c, flags=('contract',))
+
+    x = clamp(clamp(x, '>', 88.0), '<', LOWEST_EXP)
+    magic = number(1.5 * 2**23)
+    shifted = builder.fadd(builder.fmul(x, number(1 / math.log(2))), magic)
+    n = builder.fsub(shifted, magic)
+    # ln 2 in two parts, the first exact in few bits
+    r = fma(n, number(-0.693359375), x)
+    r = fma(n, number(2.12194440e-4), r)
+    p = number(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = fma(p, r, number(c))
+    p = builder.fadd(fma(p, builder.fmul(r, r), r), number(1.0))
+    # n times the exponent's unit, added to the bits of p
+    bits = builder.shl(builder.bitcast(shifted, ints), constant(ints, 23))
+    return builder.bitcast(builder.add(builder.bitcast(p, ints), bits), kind)
+
+
+@intrinsic
+def exp_neg(typingctx, x):
+    """`exp(-x)`, never zero or infinite."""
+    def codegen(context, builder, sig, args):
+        return _exp(builder, builder.fsub(constant(args[0].type, -0.0), args[0]))
+    return x(x), codegen
+
+
+@intrinsic
+def exp(typingctx, x):
+    """`exp(x)`, exactly one at zero, and zero below -87."""
     def codegen(context, builder, sig, args):
         kind = args[0].type
-        ints = ir.VectorType(INT, kind.count)
-
-        def number(value):
-            return constant(kind, _f32(value))
-
-        def clamp(y, predicate, limit):
-            return builder.select(builder.fcmp_ordered(predicate, y, number(limit)), number(limit), y)
-
-        def fma(a, b, c):
-            return builder.fadd(builder.fmul(a, b, flags=('contract',)), c, flags=('contract',))
-
-        y = builder.fsub(number(-0.0), args[0])
-        y = clamp(clamp(y, '>', 88.0), '<', -87.0)
-        magic = number(1.5 * 2**23)
-        shifted = builder.fadd(builder.fmul(y, number(1 / math.log(2))), magic)
-        n = builder.fsub(shifted, magic)
-        # ln 2 in two parts, the first exact in few bits
-        r = fma(n, number(-0.693359375), y)
-        r = fma(n, number(2.12194440e-4), r)
-        p = number(1.9875691500e-4)
-        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-            p = fma(p, r, number(c))
-        p = builder.fadd(fma(p, builder.fmul(r, r), r), number(1.0))
-        # n times the exponent's unit, added to the bits of p
-        bits = builder.shl(builder.bitcast(shifted, ints), constant(ints, 23))
-        return builder.bitcast(builder.add(builder.bitcast(p, ints), bits), kind)
+        is_low = builder.fcmp_ordered('<', args[0], constant(kind, LOWEST_EXP))
+        return builder.select(is_low, constant(kind, 0.0), _exp(builder, args[0]))
     return x(x), codegen
+
+
+@intrinsic
+def product(typingctx, x, y):
+    """`x * y`, rounded even where a sum follows: with y = 1, all that follows has the bits that it has without."""
+    return x(x, y), lambda context, builder, sig, args: builder.fmul(*args)
 
 
 @helper

@@ -256,7 +256,7 @@ def step(pool: Pool, args: Arguments) -> Tensor:
     states = pool.states
     if pool.is_chosen_from:
         return run_update(pool, args._replace(initial_state=None), plain=True)
-    o = select_backend(args.q.device).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
+    o = backend_of(args).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
     count_update(states)
     return o
 

@@ -110,7 +110,7 @@ def is_step(pool: Pool, args: Arguments) -> bool:
     """
     state, rows, final_rows, is_filled, pad_slot_id = pool
     q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens, neg, g = args
-    if not (is_filled is cu_seqlens is g is None) or q is None or k is None or v is None or beta is None:
+    if not (is_filled is cu_seqlens is None) or q is None or k is None or v is None or beta is None:
         return False
     if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is type(neg) is bool):
         return False
@@ -131,7 +131,8 @@ def is_step(pool: Pool, args: Arguments) -> bool:
                 return False
     keys, values = (N, 1, H, K), (N, 1, H, V)
     steps = values if beta.dim() == 4 else values[:3]
-    for x, shape in ((q, keys), (k, keys), (v, values), (beta, steps), (z, values), (D, (H, V))):
+    decays = values if g is not None and g.dim() == 4 else values[:3]
+    for x, shape in ((q, keys), (k, keys), (v, values), (beta, steps), (z, values), (D, (H, V)), (g, decays)):
         if x is None:
             continue
         if x.shape != shape or x.dtype not in LOW_PRECISIONS or x.device != device:

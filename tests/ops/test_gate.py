@@ -1,5 +1,7 @@
 """A decay of the state before each step: the operators with `g` against the naive one in float64, and what it equals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
@@ -11,10 +13,27 @@ from fla_longhorn.ops import (
     longhorn_state_update,
     naive_recurrent_longhorn,
 )
+from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.ops.cases import Case, check, make_inputs, make_options
+from tests.conftest import INTERPRETING
+from tests.ops.cases import Case, check, make_inputs, make_options, run
 
 ALL = dict(D=True, z=True, initial_state=True)
+
+
+def pytest_generate_tests(metafunc):
+    """The backends with decays that serve the device."""
+    if 'decaying' in metafunc.fixturenames:
+        on_cpu = not INTERPRETING and metafunc.config.getoption('--device') == 'cpu'
+        metafunc.parametrize('decaying', ['numba', 'torch'] if on_cpu else ['torch'], indirect=True)
+
+
+@pytest.fixture
+def decaying(request, monkeypatch):
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
+    return request.param
+
+
 CASES = [
     Case(B=2, T=35, K=4, V=12, g='channel', initial_state=True),
     Case(B=2, T=35, K=4, V=12, g='head', sigmoid=True, **ALL),
@@ -25,34 +44,89 @@ CASES = [
     # decays of which float32 holds no inverse: exp(-200)
     Case(B=1, T=35, H=1, K=4, V=6, g='channel', lowest=-200., initial_state=True),
     Case(B=1, T=35, H=1, K=4, V=6, g='head', dtype=torch.bfloat16, **ALL),
+    Case(B=1, T=35, H=1, K=4, V=6, g='channel', dtype=torch.float16, allow_neg_eigval=True, initial_state=True),
+    # several blocks of channels
+    Case(B=1, T=20, H=2, K=4, V=300, g='head', scalar_beta=True, initial_state=True),
 ]
 
 
+@pytest.mark.usefixtures('poison')
 @pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn])
 @pytest.mark.parametrize('case', CASES, ids=str)
-def test_outputs_and_gradients(op, case, exact, device):
+def test_outputs_and_gradients(op, case, exact, device, decaying):
     check(op, case, device, exact)
+
+
+@pytest.mark.parametrize('lowest', [0., -0.01, -0.5, -5.])
+@pytest.mark.parametrize('g', ['head', 'channel'])
+def test_long_sequences(g, lowest, exact, device, decaying):
+    """Decays from 1 to e^-5 over 2,048 tokens: the bounds are those without a gate, that of dg among them."""
+    check(chunk_longhorn, Case(B=1, T=2048, H=1, K=16, V=8, g=g, lowest=lowest, initial_state=True), device, exact)
+
+
+@pytest.mark.parametrize('lowest', [0., -5.])
+def test_long_sequences_of_doubled_steps(lowest, exact, device, decaying):
+    case = Case(B=1, T=2048, H=1, K=16, V=8, g='channel', lowest=lowest, initial_state=True, allow_neg_eigval=True)
+    check(chunk_longhorn, case, device, exact)
+
+
+def without_gate(case, op, device, exact, make_g):
+    """All results with the decays of `make_g(g)`, and those without."""
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    g = make_g(inputs.pop('g').detach()).requires_grad_()
+    return run(op, inputs | {'g': g}, options), run(op, inputs, options)
 
 
 @pytest.mark.parametrize('g', ['head', 'channel'])
 def test_no_decay_changes_nothing(g, exact):
-    """`g = 0` is the operator without: to the bit in the naive one."""
+    """`g = 0` is the naive operator without, to the bit."""
     case = Case(B=1, T=20, K=4, V=6, g=g, initial_state=True)
-    inputs = {name: x.detach() for name, x in make_inputs(case).items()}
-    without = {name: x for name, x in inputs.items() if name != 'g'}
-    options = make_options(case, exact=exact)
-    got = naive_recurrent_longhorn(**without, g=torch.zeros_like(inputs['g']), **options)
-    assert all(map(torch.equal, got, naive_recurrent_longhorn(**without, **options)))
+    got, expected = without_gate(case, naive_recurrent_longhorn, 'cpu', exact, torch.zeros_like)
+    assert all(torch.equal(got[name], x) for name, x in expected.items())
 
 
-def test_a_later_decay_changes_no_earlier_bit(exact, device):
-    case = Case(B=1, T=40, H=1, K=4, V=6, g='channel')
-    inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
-    options = make_options(case, device, exact)
-    o, _ = chunk_longhorn(**inputs, **options)
-    inputs['g'][:, 20] *= 2
-    changed, _ = chunk_longhorn(**inputs, **options)
+@pytest.mark.parametrize('case', [
+    Case(B=2, T=150, H=2, K=16, V=45, g='channel', D=True, z=True, sigmoid=True, initial_state=True),
+    Case(B=1, T=40, H=1, K=5, V=70, g='head', scalar_beta=True, allow_neg_eigval=True),
+    Case(H=1, K=16, V=33, g='channel', dtype=torch.bfloat16, **ALL).packed(40, 0, 9),
+], ids=str)
+def test_no_decay_changes_nothing_in_compiled_loops(case, exact, monkeypatch):
+    """To the bit, gradients among them: one mode of rounding serves both."""
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'numba')
+    got, expected = without_gate(case, chunk_longhorn, 'cpu', exact, torch.zeros_like)
+    assert all(torch.equal(got[name], x) for name, x in expected.items())
+
+
+def test_a_decay_of_zero_forgets_all(exact, device, decaying):
+    """`g = -inf` starts anew, whatever the state was; and has no gradient."""
+    case = Case(B=1, T=10, H=1, K=4, V=6, g='channel', initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    with torch.no_grad():
+        inputs['g'][:, 4] = -float('inf')
+        inputs['initial_state'] *= 1e30
+    got = run(chunk_longhorn, inputs, options)
+    later = {name: x[:, 4:] for name, x in inputs.items() if name != 'initial_state'}
+    o, final_state = chunk_longhorn(**later, **options)
+    assert torch.equal(got['o'][:, 4:], o) and torch.equal(got['final_state'], final_state)
+    assert not got['dg'][:, 4].any() and not got['dinitial_state'].isnan().any()
+
+
+@pytest.mark.parametrize('g', ['head', 'channel'])
+def test_a_later_decay_changes_no_earlier_bit(g, exact, device, decaying):
+    """Of outputs; nor, of a loss on the tokens before, of any gradient."""
+    case = Case(B=1, T=40, H=1, K=4, V=6, g=g)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+
+    def results():
+        o, _ = chunk_longhorn(**inputs, **options)
+        return o.detach(), [dx[:, :20] for dx in torch.autograd.grad(o[:, :20].square().sum(), list(inputs.values()))]
+
+    o, gradients = results()
+    with torch.no_grad():
+        inputs['g'][:, 20] *= 2
+    changed, other_gradients = results()
     assert torch.equal(o[:, :20], changed[:, :20])
+    assert all(map(torch.equal, gradients, other_gradients))
     assert not torch.equal(o[:, 20:], changed[:, 20:])
 
 
@@ -94,12 +168,19 @@ def test_is_the_minimiser(exact):
     assert (gradient.abs().max() < 1e-12) == exact
 
 
+@pytest.mark.parametrize('case', [
+    Case(H=2, K=4, V=6, g='channel', **ALL),
+    Case(H=2, K=4, V=40, g='head', scalar_beta=True, dtype=torch.bfloat16, **ALL),
+    Case(H=1, K=4, V=6, g='channel', dtype=torch.float16, initial_state=True),
+], ids=str)
 @pytest.mark.parametrize('pooled', [False, True], ids=['states', 'pool'])
 @pytest.mark.parametrize('T', [1, 5])
 @torch.no_grad()
-def test_states_in_place(T, pooled, exact, device):
-    case = Case(B=2, T=T, H=2, K=4, V=6, g='channel', **ALL)
+def test_states_in_place(T, pooled, case, exact, device, decaying):
+    case = replace(case, B=2, T=T)
     inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
+    # decays of a bfloat16 model are float32
+    inputs['g'] = inputs['g'].float()
     wanted, final = fused_recurrent_longhorn(**inputs, output_final_state=True, exact=exact)
     state = inputs.pop('initial_state')
     rows = torch.tensor([3, 1], device=device)
@@ -129,10 +210,18 @@ def test_not_with_context_parallelism():
         chunk_longhorn(**inputs, cp_context=object())
 
 
-@pytest.mark.parametrize('name', ['numba', 'triton'])
-def test_a_backend_without_decays_is_not_left_silently(name, monkeypatch):
-    monkeypatch.setenv('FLA_LONGHORN_BACKEND', name)
+def test_a_backend_without_decays_is_not_left_silently(monkeypatch):
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
     monkeypatch.setenv('TRITON_INTERPRET', '1')
     inputs = {name: x.detach() for name, x in make_inputs(Case(B=1, T=3, H=1, K=4, V=6, g='head')).items()}
-    with pytest.raises(ValueError, match=f'g must be None with FLA_LONGHORN_BACKEND={name}'):
+    with pytest.raises(ValueError, match='g must be None with FLA_LONGHORN_BACKEND=triton'):
         chunk_longhorn(**inputs)
+
+
+@pytest.mark.parametrize(('place', 'interpret', 'name'), [
+    ('cpu', '0', 'numba'), ('cpu', '1', 'torch'), ('cuda', '0', 'torch'),
+])
+def test_default_backend(place, interpret, name, monkeypatch):
+    monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)
+    monkeypatch.setenv('TRITON_INTERPRET', interpret)
+    assert select_backend(torch.device(place), gated=True).__name__ == f'fla_longhorn.ops.{name}'

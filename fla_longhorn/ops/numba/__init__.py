@@ -2,7 +2,7 @@
 
 This file passes tensors in the order and layout of the loops (:mod:`fla_longhorn.ops.numba.forward`) and chooses the number of
 threads. float32 tensors are passed without a copy, and so are v, z, beta and the output if all are bfloat16; others are
-converted. Results are bit-equal for any number of threads, with or without conversion.
+converted, g always to float32. Results are bit-equal for any number of threads, with or without conversion.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def longhorn_fwd(
     BV = block_size(K, T)
     launch(
         forward.forward, B * T * H * K * V, len(where) * H * -(-V // BV),
-        flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v, dtype), flat(args.beta, dtype), h0, flat_copy(args.D),
+        flat(scaled(args.q, args.scale)), flat(args.k), flat(args.v, dtype), flat(args.beta, dtype),
+        None if args.g is None else (flat(args.g), args.g.dim() == 3), h0, flat_copy(args.D),
         *flat_rows(args.z, H * V, dtype), boundaries(B, T, args.cu_seqlens), where,
         flat_output('o', o, dtype), ht, flat_output('states', states),
         H, K, V, C, BV, args.exact, args.beta.dim() == 3, tuple(args.step_options), is_varlen,
@@ -91,10 +92,10 @@ def is_step(args: Arguments) -> bool:
     if dtype not in BITS or (args.D is not None and args.D.dtype not in BITS):
         return False
     # faster than a generator
-    for x in (args.q, args.k, args.v, args.beta, args.z):  # noqa: SIM110
+    for x in (args.q, args.k, args.v, args.beta, args.z):
         if x is not None and (x.dtype is not dtype or x.is_neg()):
             return False
-    return True
+    return args.g is None or not args.g.is_neg()
 
 
 def step(args: Arguments, states: torch.Tensor, where: np.ndarray) -> torch.Tensor:
@@ -105,14 +106,17 @@ def step(args: Arguments, states: torch.Tensor, where: np.ndarray) -> torch.Tens
     """
     (N, _, H, K), V = args.q.shape, args.v.shape[-1]
     given = args.q, args.k, args.v, args.beta, args.D, args.z
+    g = None if args.g is None else args.g.float().contiguous()
     inputs = [x if x is None or x.is_contiguous() else x.contiguous() for x in given]
     o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
     if len(where) < N:
         # sequences without a row
         o.zero_()
+    p_q, p_k, p_v, p_beta, p_D, p_z = [0 if x is None else x.data_ptr() for x in inputs]
+    gate = None if g is None else (g.data_ptr(), g.dim() == 3)
     notice.call(
-        forward.step, *[0 if x is None else x.data_ptr() for x in inputs], o.data_ptr(), states.data_ptr(), where,
-        N, H, K, V, block_size(K, 1), args.exact, args.beta.dim() == 3, tuple(args.step_options),
+        forward.step, p_q, p_k, p_v, p_beta, gate, p_D, p_z, o.data_ptr(), states.data_ptr(), where, N, H, K, V,
+        block_size(K, 1), args.exact, args.beta.dim() == 3, tuple(args.step_options),
         BITS[o.dtype], BITS[o.dtype if args.D is None else args.D.dtype],
     )
     return o
@@ -124,12 +128,12 @@ def block_size(K: int, T: int) -> int:
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D and z, each like its input; empty if the input is absent.
+    """Return the gradients of q, k, v, beta, initial_state, D, z (empty if the input is absent) and, if given, g, like each.
 
     A block of `BG` channels writes its part of dq and dk, `KP` wide, which are added here. With `BG >= 2 * KP` channels in a
     block, the parts take no more memory than v.
     """
-    q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
+    q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     B, T, H, K, V = args.sizes
     N, C, state_v_first = args.num_sequences, checkpoint_interval(K), args.state_v_first
     is_scalar, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
@@ -141,18 +145,22 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dqk = torch.empty(NG, *q.shape[:-1], 2, KP, **FLOAT32)
     dtype = common_dtype(do, v, beta, z)
     dv = torch.empty(v.shape, dtype=dtype, device='cpu')
-    # a float32 part per block
+    # a head's have a float32 part per block
     dbeta_dtype = torch.float32 if is_scalar else dtype
     dbeta = torch.empty((NG, *beta.shape) if is_scalar else beta.shape, dtype=dbeta_dtype, device='cpu')
+    gate, dg = None, None
+    if g is not None:
+        gate, dg = (flat(g), g.dim() == 3), torch.empty((NG, *g.shape) if g.dim() == 3 else g.shape, **FLOAT32)
     dh0 = torch.empty(0 if args.initial_state is None else (N, H, K, V), **FLOAT32)
     dD = torch.zeros(0 if D is None else (N, H, V), **FLOAT32)
     dz = torch.empty(0 if z is None else z.shape, dtype=dtype, device='cpu')
     launch(
         backward.backward, B * T * H * K * V, N * H * NG,
         flat(do, dtype), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v, dtype),
-        flat(beta, dtype), flat_copy(D), *flat_rows(z, H * V, dtype), boundaries(B, T, args.cu_seqlens), flat(states),
+        flat(beta, dtype), gate, flat_copy(D), *flat_rows(z, H * V, dtype), boundaries(B, T, args.cu_seqlens), flat(states),
         flat_output('dqk', dqk), flat_output('dv', dv, dtype), flat_output('dbeta', dbeta, dbeta_dtype),
-        flat_output('dh0', dh0), flat_output('dD', dD), flat_output('dz', dz, dtype),
+        None if dg is None else flat_output('dg', dg), flat_output('dh0', dh0), flat_output('dD', dD),
+        flat_output('dz', dz, dtype),
         H, K, V, C, BG, BT, NT, args.exact, is_scalar, tuple(args.step_options), is_varlen,
     )
     dq, dk = add_parts(dqk)[..., :K].unbind(-2)
@@ -164,7 +172,10 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     # copies, because dq and dk must not share memory
     dq = scaled(dq, args.scale)
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, q), (dk, k)))
-    return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
+    gradients = dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
+    if g is None or dg is None:
+        return gradients
+    return *gradients, (add_parts(dg) if g.dim() == 3 else dg).to(g.dtype)
 
 
 def common_dtype(*tensors) -> torch.dtype:

@@ -4,6 +4,9 @@
     exact:     S_t = S_{t-1} + k_t (x) (eps_t * r_t),                      r_t = v_t - k_t^T S_{t-1}
     both:      y_t = q_t^T S_t + D * v_t,    o_t = y_t * silu(z_t)
 
+With a gate, `exp(g_t) * S_{t-1}` stands for `S_{t-1}`. `gate` is None or g, in float32, and whether it is one per head. Numba
+compiles loops for each of the two, so those without a gate have no trace of it.
+
 Arrays are flat: q, k `[T, H, K]` and v, z, o `[T, H, V]`, where T goes over all rows of a batch, beta like v or `[T, H]`, D
 `[H, V]`, states `[H, K, V]` at the offsets of :mod:`fla_longhorn.ops.numba.places`. v, z, beta and o are float32 or bfloat16,
 the others float32. The token stride of z is `z_stride`, because z is often half of a projection's output. An absent array is
@@ -20,12 +23,14 @@ Worker `i_w` of `n_w` computes every `n_w`-th block. No two blocks write to the 
 from __future__ import annotations
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from fla_kit.numba import memory
 from fla_kit.numba.launch import compiled
 from fla_kit.numba.memory import address_of, array_at, load_one, store, widened
 from fla_kit.numba.simd import W as LANES
-from fla_kit.numba.simd import exp_neg, helper, inlined, sigmoid, sum_lanes
+from fla_kit.numba.simd import exp, exp_neg, helper, inlined, product, sigmoid, sum_lanes
 from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
 
 ONE, TWO, FOUR = np.float32(1), np.float32(2), np.float32(4)
@@ -83,17 +88,43 @@ def step_size(b_b, k2, options):
     return factor * b_b * b_f, factor * b_f * b_f
 
 
+@helper
+def load_decay(gate, row, p, n):
+    """`exp(g)` of `n` channels, the rest one."""
+    g, is_of_head = gate
+    return exp(load_beta(g, row, p, n, is_of_head))
+
+
+def decay_at(gate, s_decay, i):
+    """A vector of the decays kept, or None without a gate."""
+    raise NotImplementedError('in compiled loops only')
+
+
+@overload(decay_at)
+def _(gate, s_decay, i):
+    if isinstance(gate, types.NoneType):
+        return lambda gate, s_decay, i: None
+    return lambda gate, s_decay, i: load(s_decay, i)
+
+
 @inlined
-def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps):
+def decayed(b_s, b_decay):
+    if b_decay is None:
+        return b_s
+    return product(b_s, b_decay)
+
+
+@inlined
+def diagonal_key(S, p_old, p_new, k, p_k, b_v, b_eps, b_decay):
     """Update the channels of one key by a token and return them."""
-    b_k, b_s = load_one(k, p_k), load(S, p_old)
+    b_k, b_s = load_one(k, p_k), decayed(load(S, p_old), b_decay)
     b_s = b_s + (b_k * b_eps) * (b_v - b_k * b_s)
     store(S, p_new, b_s)
     return b_s
 
 
 @inlined
-def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
+def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps, b_decay):
     """Update the state by a token, from the tile at `p_old` to the one at `p_new`; returns `q^T S`.
 
     Partial sums of `KEYS` keys round less, and only one at a time takes registers, of which AVX2 has few.
@@ -102,17 +133,17 @@ def diagonal_update(S, p_old, p_new, q, k, p_k, K, b_v, b_eps):
     for first in range(0, K, KEYS):
         b_part = splat(np.float32(0))
         for j in range(first, min(first + KEYS, K)):
-            b_s = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+            b_s = diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps, b_decay)
             b_part = b_part + load_one(q, p_k + j) * b_s
         b_o = b_o + b_part
     return b_o
 
 
 @inlined
-def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps):
+def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps, b_decay):
     """`diagonal_update` without the output."""
     for j in range(K):
-        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)
+        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps, b_decay)
 
 
 @inlined
@@ -125,13 +156,13 @@ def read(S, p_s, k, p_k, K):
 
 
 @inlined
-def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u):
+def exact_update(S, p_old, p_new, q, k, p_k, p_next, K, b_u, b_decay):
     """`diagonal_update` for the exact update, with `u = eps r`; also returns `k^T S` for the key at `p_next`."""
     b_o, b_x = splat(np.float32(0)), splat(np.float32(0))
     for first in range(0, K, KEYS):
         b_o_part, b_x_part = splat(np.float32(0)), splat(np.float32(0))
         for j in range(first, min(first + KEYS, K)):
-            b_s = load(S, p_old + j * W) + load_one(k, p_k + j) * b_u
+            b_s = decayed(load(S, p_old + j * W), b_decay) + load_one(k, p_k + j) * b_u
             store(S, p_new + j * W, b_s)
             b_o_part, b_x_part = b_o_part + load_one(q, p_k + j) * b_s, b_x_part + load_one(k, p_next + j) * b_s
         b_o, b_x = b_o + b_o_part, b_x + b_x_part
@@ -146,18 +177,21 @@ def rows_ahead(p, p_z, v, beta, z, is_scalar):
 
 
 @helper
-def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, options, S, p_s, tokens):
-    """`W` channels of `L` tokens; `tokens` holds their `|k|^2` and buffers for eps and v.
+def forward_strip(t0, L, i_h, o_v, q, k, v, beta, gate, D, z, z_stride, o, H, K, V, exact, is_scalar, options, S, p_s,
+                  tokens):
+    """`W` channels of `L` tokens; `tokens` holds their `|k|^2` and buffers for eps, v and decays.
 
     Step sizes come first, so that no token waits for a division.
     """
-    s_k2, s_eps, s_v = tokens
+    s_k2, s_eps, s_v, s_decay = tokens
     n = V - o_v
     for t in range(L):
         row = (t0 + t) * H + i_h
         b_eps, _ = step_size(load_beta(beta, row, row * V + o_v, n, is_scalar), s_k2[t], options)
         store(s_eps, t * W, b_eps)
         store(s_v, t * W, load_lanes(v, row * V + o_v, n))
+        if gate is not None:
+            store(s_decay, t * W, load_decay(gate, row, row * V + o_v, n))
     p = ((t0 + L) * H + i_h) * V + o_v
     ahead, beta_ahead, z_ahead = rows_ahead(p, (t0 + L) * z_stride + i_h * V + o_v, v, beta, z, is_scalar)
     row_bytes, z_bytes, written = H * V * v.itemsize, z_stride * v.itemsize, address_of(o, p - L * H * V)
@@ -168,8 +202,9 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, ex
             prefetch(v, ahead + t * row_bytes)
             prefetch(v, beta_ahead + t * row_bytes)
             p_k, p_next = ((t0 + t) * H + i_h) * K, ((t0 + min(t + 1, L - 1)) * H + i_h) * K
-            b_u = load(s_eps, t * W) * (load(s_v, t * W) - b_x)
-            b_o, b_x = exact_update(S, p_s, p_s, q, k, p_k, p_next, K, b_u)
+            b_decay = decay_at(gate, s_decay, t * W)
+            b_u = load(s_eps, t * W) * (load(s_v, t * W) - decayed(b_x, b_decay))
+            b_o, b_x = exact_update(S, p_s, p_s, q, k, p_k, p_next, K, b_u, b_decay)
             store(s_eps, t * W, b_o)
             prefetch(v, z_ahead + t * z_bytes)
             prefetch_to_write(o, written + t * row_bytes)
@@ -178,7 +213,8 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, D, z, z_stride, o, H, K, V, ex
             prefetch(v, ahead + t * row_bytes)
             prefetch(v, beta_ahead + t * row_bytes)
             p_k = ((t0 + t) * H + i_h) * K
-            store(s_eps, t * W, diagonal_update(S, p_s, p_s, q, k, p_k, K, load(s_v, t * W), load(s_eps, t * W)))
+            b_v, b_eps, b_decay = load(s_v, t * W), load(s_eps, t * W), decay_at(gate, s_decay, t * W)
+            store(s_eps, t * W, diagonal_update(S, p_s, p_s, q, k, p_k, K, b_v, b_eps, b_decay))
             prefetch(v, z_ahead + t * z_bytes)
             prefetch_to_write(o, written + t * row_bytes)
     for t in range(L):
@@ -199,8 +235,8 @@ def square_norms(t0, L, i_h, k, H, K, s_k2):
 
 
 @helper
-def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z, z_stride, o, ht, states, H, K, V, C, BV,
-                  exact, is_scalar, options, S, tokens):
+def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, gate, h0, D, z, z_stride, o, ht, states, H, K, V, C,
+                  BV, exact, is_scalar, options, S, tokens):
     """`BV` channels of one head of one sequence; `S` holds their tiles `[BV / W, K, W]`.
 
     `first` and `last` are the offsets of the initial state in `h0` and the final state in `ht`; -1 means zero, or no write.
@@ -217,7 +253,7 @@ def forward_block(first, last, i_h, o_v, bos, eos, slot, q, k, v, beta, h0, D, z
             for i in channels:
                 store_tile(states, p + i, V, K, V - o_v - i, S, i * K)
         for i in channels:
-            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, D, z, z_stride, o, H, K, V, exact, is_scalar, options,
+            forward_strip(t, L, i_h, o_v + i, q, k, v, beta, gate, D, z, z_stride, o, H, K, V, exact, is_scalar, options,
                           S, i * K, tokens)
     if last >= 0:
         for i in channels:
@@ -230,24 +266,42 @@ def first_slot(i_n, bos, eos, C, is_varlen):
     return bos // C + i_n if is_varlen else i_n * ((eos - bos + C - 1) // C)
 
 
+@helper
+def decay_buffer(gate, T):
+    return np.empty(0 if gate is None else T * W, np.float32)
+
+
+def gate_at(gate, N, H, V):
+    """`gate` of N tokens, given the address of g."""
+    raise NotImplementedError('in compiled loops only')
+
+
+@overload(gate_at)
+def _(gate, N, H, V):
+    if isinstance(gate, types.NoneType):
+        return lambda gate, N, H, V: None
+    return lambda gate, N, H, V: (array_at(gate[0], N * H if gate[1] else N * H * V), gate[1])
+
+
 @compiled
-def forward(i_w, n_w, q, k, v, beta, h0, D, z, z_stride, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
+def forward(i_w, n_w, q, k, v, beta, gate, h0, D, z, z_stride, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
             is_scalar, options, is_varlen):
     """One worker's blocks of forward; a row of `places` is (sequence, `first`, `last`)."""
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
-    tokens = np.empty(STRIP, np.float32), np.empty(STRIP * W, np.float32), np.empty(STRIP * W, np.float32)
+    s_eps, s_v = np.empty(STRIP * W, np.float32), np.empty(STRIP * W, np.float32)
+    tokens = np.empty(STRIP, np.float32), s_eps, s_v, decay_buffer(gate, STRIP)
     for block in range(i_w, len(places) * H * NV, n_w):
         i_p, i_h, i_v = block // (H * NV), block // NV % H, block % NV
         i_n, first, last = places[i_p, 0], places[i_p, 1], places[i_p, 2]
         bos, eos = cu_seqlens[i_n], cu_seqlens[i_n + 1]
         slot = first_slot(i_n, bos, eos, C, is_varlen)
-        forward_block(first, last, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, h0, D, z, z_stride, o, ht, states, H, K, V, C,
-                      BV, exact, is_scalar, options, S, tokens)
+        forward_block(first, last, i_h, i_v * BV, bos, eos, slot, q, k, v, beta, gate, h0, D, z, z_stride, o, ht, states, H, K,
+                      V, C, BV, exact, is_scalar, options, S, tokens)
 
 
 @compiled
-def step(q, k, v, beta, D, z, o, states, places, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
+def step(q, k, v, beta, gate, D, z, o, states, places, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
     """`forward` of one token per sequence, given addresses; the `states` at `places` are updated in place.
 
     `dtype` is that of q, k, v, beta, z and o.
@@ -259,10 +313,11 @@ def step(q, k, v, beta, D, z, o, states, places, N, H, K, V, BV, exact, is_scala
     D, z = array_at(D, H * V if D != 0 else 0, D_dtype), array_at(z, N * H * V if z != 0 else 0, dtype)
     kept = array_at(0, 0)
     S = np.empty(K * BV, np.float32)
-    tokens = np.empty(1, np.float32), np.empty(W, np.float32), np.empty(W, np.float32)
+    gate = gate_at(gate, N, H, V)
+    tokens = np.empty(1, np.float32), np.empty(W, np.float32), np.empty(W, np.float32), decay_buffer(gate, 1)
     for i_p in range(len(places)):
         i_n, first, last = places[i_p, 0], places[i_p, 1], places[i_p, 2]
         for i_h in range(H):
             for o_v in range(0, V, BV):
-                forward_block(first, last, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, states, D, z, H * V, o, states, kept, H,
-                              K, V, 1, BV, exact, is_scalar, options, S, tokens)
+                forward_block(first, last, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, gate, states, D, z, H * V, o, states,
+                              kept, H, K, V, 1, BV, exact, is_scalar, options, S, tokens)
