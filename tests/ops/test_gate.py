@@ -45,6 +45,8 @@ CASES = [
     Case(B=1, T=35, H=1, K=4, V=6, g='channel', lowest=-200., initial_state=True),
     Case(B=1, T=35, H=1, K=4, V=6, g='head', dtype=torch.bfloat16, **ALL),
     Case(B=1, T=35, H=1, K=4, V=6, g='channel', dtype=torch.float16, allow_neg_eigval=True, initial_state=True),
+    # several strips in an interval of saved states
+    Case(B=1, T=270, H=1, K=64, V=34, g='channel', z=True),
     # several blocks of channels
     Case(B=1, T=20, H=2, K=4, V=300, g='head', scalar_beta=True, initial_state=True),
 ]

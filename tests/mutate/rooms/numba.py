@@ -4,6 +4,8 @@ from tests.mutate.mutation import Mutation
 
 FLAGS = 'tests/ops/test_longhorn.py::test_flags'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
+GATE = 'tests/ops/test_gate.py'
+DECAYS = f'{GATE}::test_outputs_and_gradients'
 THREADS = 'tests/ops/numba/test_threads.py::test_two_threads_equal_one'
 
 MUTATIONS = [
@@ -18,8 +20,8 @@ MUTATIONS = [
     ),
     Mutation(
         'skipped-residual', 'ops/numba/forward.py',
-        'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps)',
-        'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_v)',
+        'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_eps, b_decay)',
+        'for j in range(K):\n        diagonal_key(S, p_old + j * W, p_new + j * W, k, p_k + j, b_v, b_v, b_decay)',
         'backward computes other states than forward had', FLAGS, 'numba diagonal chunk V12]',
     ),
     Mutation(
@@ -33,5 +35,33 @@ MUTATIONS = [
     Mutation(
         'doubled-norm-slope', 'ops/numba/backward.py', 'half = HALF if options[1] else ONE', 'half = ONE',
         'the gradient of a key takes a doubled step for a single one', FLAGS, 'numba exact chunk allow_neg_eigval',
+    ),
+    Mutation(
+        'undecayed-gradient', 'ops/numba/backward.py', 'b_g1 = decayed(b_dp, b_decay) + ', 'b_g1 = b_dp + ',
+        'gradients of earlier tokens do not decay', DECAYS, 'numba exact chunk B2',
+    ),
+    Mutation(
+        'dg-of-one-block', 'ops/numba/__init__.py', '(add_parts(dg) if g.dim() == 3 else dg)',
+        '(dg[0] if g.dim() == 3 else dg)', "a head's dg lacks all blocks of channels but the first", DECAYS,
+        'numba diagonal chunk V300',
+    ),
+    Mutation(
+        'undecayed-start', 'ops/numba/backward.py', 'b_eps * (b_v - decayed(b_x, b_decay))', 'b_eps * (b_v - b_x)',
+        'backward computes other states than forward had', DECAYS, 'numba exact chunk K64',
+    ),
+    Mutation(
+        'fused-decay', 'fla_kit/numba/simd.py', 'builder.fmul(*args)\n', "builder.fmul(*args, flags=('contract',))\n",
+        'a decay of one rounds otherwise than none', f'{GATE}::test_no_decay_changes_nothing_in_compiled_loops',
+    ),
+    Mutation(
+        'lowest-decay', 'fla_kit/numba/simd.py', 'builder.select(is_low, constant(kind, 0.0), _exp(builder, args[0]))',
+        '_exp(builder, args[0])', 'a decay of zero leaves 1e-38 of the state', f'{GATE}::test_a_decay_of_zero_forgets_all',
+        'numba',
+    ),
+    Mutation(
+        'decay-of-the-next-token', 'ops/numba/forward.py',
+        'b_decay = decay_at(gate, s_decay, t * W)\n            b_u',
+        'b_decay = decay_at(gate, s_decay, min(t + 1, L - 1) * W)\n            b_u',
+        'outputs depend on a later decay', f'{GATE}::test_a_later_decay_changes_no_earlier_bit', 'numba exact',
     ),
 ]

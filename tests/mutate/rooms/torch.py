@@ -27,6 +27,6 @@ MUTATIONS = [
     Mutation(
         'decay-after-the-step', 'ops/torch/gated.py', 'G = decay[t][..., None, :] * G', 'pass',
         'gradients of earlier tokens do not decay', 'tests/ops/test_gate.py::test_outputs_and_gradients',
-        'exact chunk channel',
+        'torch exact chunk channel',
     ),
 ]
