@@ -6,9 +6,9 @@ import math
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 from fla_longhorn.layers.weight_decay import NoWeightDecay
+from fla_longhorn.ops.gate import log_decays
 
 GATES = (None, 'head', 'channel')
 # tokens until half of a memory is left, before training
@@ -59,6 +59,5 @@ class Gate(NoWeightDecay):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """From x `[B, T, input_size]` to g in float32, `[B, T, H]`, or `[B, T, H, num_channels]`."""
-        rates = F.softplus(self.up(self.down(x)).float() + self.dt_bias.float())
-        g = -self.A_log.float().exp()[:, None] * rates.unflatten(-1, (self.num_heads, -1))
-        return g if self.num_channels else g.squeeze(-1)
+        g = self.up(self.down(x))
+        return log_decays(g.unflatten(-1, (self.num_heads, -1)) if self.num_channels else g, self.A_log, self.dt_bias)

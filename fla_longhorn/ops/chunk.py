@@ -8,6 +8,7 @@ import torch
 
 from fla_longhorn.ops.apply import apply
 from fla_longhorn.ops.arguments import Arguments, Result
+from fla_longhorn.ops.gate import apply_gate
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -20,6 +21,8 @@ def chunk_longhorn(
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
     allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
+    use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
+    lower_bound: float | None = None,
 ) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) over whole sequences.
 
@@ -82,12 +85,23 @@ def chunk_longhorn(
             Whether the step is twice as long, `eps = 2 beta / (1 + beta |k|^2)`: the trapezoidal rule instead of implicit
             Euler. The eigenvalue of a token's key is then `(1 - x) / (1 + x)` with `x = beta |k|^2`, in (-1, 1]. It is
             negative for `x > 1`, so never with `|k| = 1` and `beta < 1`. The exact form in bfloat16 rounds up to twice as
-            much, because less of an earlier error is forgotten.
+            much, because less of an earlier error is forgotten. Default: `False`.
         g (torch.Tensor, Optional):
             Logarithms of decays, at most 0, of shape `[B, T, H, V]` (one per channel) or `[B, T, H]` (one per head). The state
-            decays first, then takes the step: `S_t` is as above with `exp(g_t) * S_{t-1}` for `S_{t-1}`. It runs in PyTorch on
-            every device, token by token: no other backend has it. Not with `cp_context`. Default: `None`, no decay.
-            Default: `False`.
+            decays first, then takes the step: `S_t` is as above with `exp(g_t) * S_{t-1}` for `S_{t-1}`. On the CPU it costs
+            little; on a GPU it runs in PyTorch, token by token, which is slow. `-inf` starts anew. Not with `cp_context`. A
+            decay per channel is `gv` in fla, where `gated_oja_rule` takes another step with it. Default: `None`, no decay.
+        use_gate_in_kernel (bool, Optional):
+            Whether the logarithms of decays are computed from `g` here, in float32, by the formulas of fla's `chunk_kda`:
+            `-exp(A_log) * softplus(g + dt_bias)`, or with a lower bound `lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`.
+            It is computed by PyTorch before the operator runs. Default: `False`.
+        A_log (torch.Tensor, Optional):
+            With `use_gate_in_kernel`, the logarithms of the heads' rates, `[H]`. Default: `None`, rates of one, with a
+            `lower_bound` only.
+        dt_bias (torch.Tensor, Optional):
+            With `use_gate_in_kernel`, what is added to `g`: `[H * V]`, or `[H]` for one decay per head. Default: `None`.
+        lower_bound (float, Optional):
+            With `use_gate_in_kernel`, the least logarithm of a decay, such as -5. Default: `None`, none.
 
     Returns:
         o (torch.Tensor):
@@ -98,9 +112,9 @@ def chunk_longhorn(
             Only with `return_intermediate_states`: float32 `[B, ceil(T / n), H, K, V]` (or `[..., V, K]`); those of packed
             sequences are concatenated, `[1, sum(ceil(T_i / n)), H, K, V]`.
 
-    q, k, v, beta, D and z are float16, bfloat16 or float32, each with its own dtype and any strides; the state and all sums
-    are float32. Differentiable in all of them and in `initial_state`, through `o` and `final_state`. Deterministic: two runs
-    are bit-equal. `torch.func` transforms and forward-mode differentiation run the slow recurrence of
+    q, k, v, beta, D, z, g, A_log and dt_bias are float16, bfloat16 or float32, each with its own dtype and any strides; the
+    state and all sums are float32. Differentiable in all of them and in `initial_state`, through `o` and `final_state`.
+    Deterministic: two runs are bit-equal. `torch.func` transforms and forward-mode differentiation run the slow recurrence of
     :func:`fla_longhorn.ops.naive_recurrent_longhorn`; a second backward (`create_graph=True`) raises an error.
 
     Raises:
@@ -113,6 +127,7 @@ def chunk_longhorn(
         >>> o.shape, state.shape
         (torch.Size([2, 64, 1, 32]), torch.Size([2, 1, 16, 32]))
     """
+    g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     return apply(
         Arguments(
             q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,

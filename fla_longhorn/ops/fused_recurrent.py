@@ -9,6 +9,7 @@ import torch
 from fla_longhorn.ops.apply import apply
 from fla_longhorn.ops.arguments import Arguments, Result
 from fla_longhorn.ops.chunk import chunk_longhorn
+from fla_longhorn.ops.gate import apply_gate
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -21,7 +22,10 @@ def fused_recurrent_longhorn(
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
     allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
+    use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
+    lower_bound: float | None = None,
 ) -> Result:
+    g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     return apply(
         Arguments(
             q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,

@@ -35,7 +35,7 @@ def check_inputs(
     tensors = {'q': q, 'k': k, 'v': v, 'beta': beta, 'D': D, 'z': z, 'initial_state': args.initial_state, 'g': args.g}
     for name, x in tensors.items():
         if x is not None or name not in ('D', 'z', 'initial_state', 'g'):
-            _check_tensor(name, x, q, allow_float64)
+            check_tensor(name, x, q, allow_float64)
     if isinstance(args.scale, bool) or not isinstance(args.scale, (numbers.Real, torch.SymFloat)):
         raise TypeError(f'scale must be a number or None, got {type(args.scale).__name__}')
     for name in FLAGS:
@@ -50,19 +50,19 @@ def check_inputs(
         raise ValueError(f'q must have at least one sequence, token, head and state entry, got {list(q.shape)}')
     if K > MAX_STATE_SIZE:
         raise ValueError(f'q must have a state size K of at most {MAX_STATE_SIZE}, got {K}')
-    _check_shape('k', k, (B, T, H, K), '[B, T, H, K], the shape of q')
+    check_shape('k', k, (B, T, H, K), '[B, T, H, K], the shape of q')
     if v.dim() != 4 or v.shape[:3] != q.shape[:3] or v.shape[3] < 1:
         raise ValueError(f'v must have shape [B, T, H, V] = [{B}, {T}, {H}, V >= 1], got {list(v.shape)}')
     V = v.shape[-1]
     for name, x, what in (('beta', beta, 'step'), ('g', args.g, 'decay')):
         if x is not None and x.dim() == 3:
-            _check_shape(name, x, (B, T, H), f'[B, T, H] (one {what} per head) or [B, T, H, V] (one per channel)')
+            check_shape(name, x, (B, T, H), f'[B, T, H] (one {what} per head) or [B, T, H, V] (one per channel)')
         elif x is not None:
-            _check_shape(name, x, (B, T, H, V), f'[B, T, H, V] (one {what} per channel) or [B, T, H] (one per head)')
+            check_shape(name, x, (B, T, H, V), f'[B, T, H, V] (one {what} per channel) or [B, T, H] (one per head)')
     if D is not None:
-        _check_shape('D', D, (H, V), '[H, V]')
+        check_shape('D', D, (H, V), '[H, V]')
     if z is not None:
-        _check_shape('z', z, (B, T, H, V), '[B, T, H, V], the shape of v')
+        check_shape('z', z, (B, T, H, V), '[B, T, H, V], the shape of v')
 
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, cu_seqlens_cpu, B, T, q.device, cu_seqlens_name)
@@ -79,7 +79,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
         raise TypeError(f'state must be a torch.Tensor, got {type(state).__name__}')
     if state.dtype != torch.float32:
         raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
-    _check_tensor('state', state, args.q, False)
+    check_tensor('state', state, args.q, False)
     _check_state_shape('state', state, args, pooled=pool.state_indices is not None)
     # `is_neg` cannot be traced
     if not torch.compiler.is_compiling() and state.is_neg():
@@ -105,7 +105,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
             raise TypeError(f'{name} must be a tensor of {wanted}, got {got}')
         if x.device != args.q.device:
             raise ValueError(f'{name} must be on the device of q ({args.q.device}), got {x.device}')
-        _check_shape(name, x, (args.num_sequences,), '[N], one entry per sequence')
+        check_shape(name, x, (args.num_sequences,), '[N], one entry per sequence')
 
 
 def check_rows(pool: Pool, N: int) -> None:
@@ -212,7 +212,7 @@ def check_cp_context(
             raise ValueError(f'cp_context.{name} must be between 0 and {most} on rank {rank} of {size}, got {count}')
 
 
-def _check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) -> None:
+def check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f'{name} must be a torch.Tensor, got {type(x).__name__}')
     if x.dtype not in LOW_PRECISIONS and not (allow_float64 and x.dtype == torch.float64):
@@ -228,9 +228,9 @@ def _check_state_shape(name: str, x: torch.Tensor, args: Arguments, pooled: bool
     wanted = args.state_shape
     if pooled and x.dim() == 4 and x.shape[0] > 0:
         wanted = (x.shape[0], *wanted[1:])
-    _check_shape(name, x, wanted, f'{layout}, {meaning}')
+    check_shape(name, x, wanted, f'{layout}, {meaning}')
 
 
-def _check_shape(name: str, x: torch.Tensor, wanted: tuple[int, ...], meaning: str) -> None:
+def check_shape(name: str, x: torch.Tensor, wanted: tuple[int, ...], meaning: str) -> None:
     if x.shape != wanted:
         raise ValueError(f'{name} must have shape {meaning}, here {list(wanted)}, got {list(x.shape)}')

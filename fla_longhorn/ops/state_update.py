@@ -6,6 +6,7 @@ import torch
 
 from fla_longhorn.ops.apply import has_tangent
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.gate import apply_gate
 from fla_longhorn.ops.inputs import LOW_PRECISIONS, MAX_STATE_SIZE, check_inputs, check_pool
 from fla_longhorn.ops.operator import needs_gradient, run_update, span, step
 from fla_longhorn.ops.plain import is_plain, under_transform
@@ -19,6 +20,8 @@ def longhorn_state_update(
     cu_seqlens_cpu: torch.Tensor | None = None, state_indices: torch.Tensor | None = None,
     final_state_indices: torch.Tensor | None = None, has_initial_state: torch.Tensor | None = None,
     pad_slot_id: int = PAD_SLOT_ID, allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
+    use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
+    lower_bound: float | None = None,
 ) -> torch.Tensor:
     r"""Update `state` in place, as decoding does, and return the tokens' outputs.
 
@@ -41,7 +44,7 @@ def longhorn_state_update(
             `state_v_first`), overwritten. Each row is contiguous; gaps between rows (`state.stride(0)`) stay untouched.
             Inputs may be views of it: those are copied.
         q, k, v, beta, scale, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, cu_seqlens_cpu, \
-        allow_neg_eigval, g:
+        allow_neg_eigval, g, use_gate_in_kernel, A_log, dt_bias, lower_bound:
             As in :func:`fla_longhorn.ops.chunk_longhorn`.
         state_indices (torch.Tensor, Optional):
             The pool's row of each sequence, `[N]`, int32 or int64. A sequence without a row (a negative index, or
@@ -76,6 +79,7 @@ def longhorn_state_update(
         >>> longhorn_state_update(pool, q, k, v, beta, state_indices=torch.tensor([41, -1]))[1].count_nonzero()
         tensor(0)
     """
+    g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     everything = Arguments(
         q, k, v, beta, 1.0 if scale is None else scale, state, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
         cu_seqlens, allow_neg_eigval, g,
@@ -130,8 +134,7 @@ def is_step(pool: Pool, args: Arguments) -> bool:
             if index.shape != (N,) or index.dtype not in (torch.int32, torch.int64) or index.device != device:
                 return False
     keys, values = (N, 1, H, K), (N, 1, H, V)
-    steps = values if beta.dim() == 4 else values[:3]
-    decays = values if g is not None and g.dim() == 4 else values[:3]
+    steps, decays = (values if x is None or x.dim() == 4 else values[:3] for x in (beta, g))
     for x, shape in ((q, keys), (k, keys), (v, values), (beta, steps), (z, values), (D, (H, V)), (g, decays)):
         if x is None:
             continue

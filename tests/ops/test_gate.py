@@ -22,16 +22,18 @@ ALL = dict(D=True, z=True, initial_state=True)
 
 
 def pytest_generate_tests(metafunc):
-    """The backends with decays that serve the device."""
+    """The backends of the CPU; where Triton is the default, the one that is chosen in its place."""
     if 'decaying' in metafunc.fixturenames:
         on_cpu = not INTERPRETING and metafunc.config.getoption('--device') == 'cpu'
-        metafunc.parametrize('decaying', ['numba', 'torch'] if on_cpu else ['torch'], indirect=True)
+        metafunc.parametrize('decaying', ['numba', 'torch'] if on_cpu else ['default'], indirect=True)
 
 
 @pytest.fixture
 def decaying(request, monkeypatch):
-    monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
-    return request.param
+    if request.param == 'default':
+        monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)
+    else:
+        monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
 
 
 CASES = [

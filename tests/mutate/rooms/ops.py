@@ -1,7 +1,8 @@
 """Mutations of the public operators, their checks and the operator behind them."""
 
-from tests.mutate.mutation import TORCH, Mutation
+from tests.mutate.mutation import INTERPRET, TORCH, Mutation
 
+GATE_IN_KERNEL = 'tests/ops/test_gate_in_kernel.py'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
 TRANSFORMS = 'tests/ops/test_transforms.py::test_equals_the_naive_op'
 
@@ -47,7 +48,20 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
     Mutation(
-        'decays-in-a-plain-step', 'ops/state_update.py', 'is cu_seqlens is g is None', 'is cu_seqlens is None',
-        'a step with a decay goes to a backend without one', 'tests/ops/test_gate.py::test_states_in_place',
+        'decays-in-a-plain-step', 'ops/operator.py', 'o = backend_of(args).longhorn_fwd(args, save_states=False',
+        'o = select_backend(args.q.device).longhorn_fwd(args, save_states=False',
+        'a step with a decay goes to a backend without one', 'tests/ops/test_gate.py::test_states_in_place', env=INTERPRET,
+    ),
+    Mutation(
+        'bounded-rate', 'ops/gate.py', 'torch.sigmoid(rate * x)', 'torch.sigmoid(x)', 'a bounded gate ignores A_log',
+        f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla', 'channel',
+    ),
+    Mutation(
+        'formula-by-the-rate', 'ops/gate.py', 'if lower_bound is None else', 'if A_log is not None else',
+        'the formula follows another argument', f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla',
+    ),
+    Mutation(
+        'swallowed-parameters', 'ops/gate.py', "raise ValueError(f'{name} must be None", "print(f'{name} must be None",
+        "a gate's parameters without the gate are ignored", f'{GATE_IN_KERNEL}::test_errors',
     ),
 ]
