@@ -74,11 +74,12 @@ def test_in_float64(kind):
     assert relative_error(o, expected) < 1e-15
 
 
+@pytest.mark.parametrize('dt_bias', [True, False])
 @pytest.mark.parametrize('kind', ['head', 'channel'])
-def test_low_precision(kind, device):
+def test_low_precision(kind, dt_bias, device):
     """A projection in bfloat16 becomes decays in float32, so each gradient has its input's dtype."""
     inputs = make_inputs(Case(B=B, T=T, H=H, K=4, V=V), device)
-    options = gate(kind, device, dtype=torch.bfloat16)
+    options = gate(kind, device, dt_bias=dt_bias, dtype=torch.bfloat16)
     o, _ = chunk_longhorn(**inputs, **options)
     wide = {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
     assert torch.equal(o, chunk_longhorn(**inputs, **wide)[0])
