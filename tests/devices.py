@@ -26,6 +26,7 @@ ON_THE_CPU = {
         'test_bad_rows', 'test_compiled_programs_check_rows_when_they_run', 'test_shared_rows_that_are_not_written_are_fine',
     )), 'rows are checked on the CPU alone: a GPU would be waited for'),
     'tests/pretend': 'of the pretend device itself, in programs of their own',
+    'tests/ops/triton/test_fla_gate.py': "fla's kernels in Triton's interpreter",
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/contrib/test_kernels.py': 'the variant for the CPU',

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-import triton.language as tl
-from triton.runtime.autotuner import Autotuner
 
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments, StepOptions
@@ -77,26 +72,6 @@ of_both = pytest.mark.parametrize('exact, dtype', [
 ], ids=['diagonal-bfloat16', 'diagonal-float16', 'exact-float16'])
 
 if INTERPRETING:
-    def interpreted_range(*bounds):
-        """Tensors, as `range` gives in compiled kernels: fla's cast them."""
-        handle = type(tl.full((1,), 0, tl.int32).handle)
-        bounds = [int(x.handle.data.item()) if isinstance(x, tl.tensor) else int(getattr(x, 'value', x)) for x in bounds]
-        for i in builtins.range(*bounds):
-            yield tl.tensor(handle(np.array([i], np.int32), tl.int32), tl.int32)
-
-    @pytest.fixture
-    def interpreted_fla(monkeypatch):
-        """fla's kernels under the interpreter: the first configuration, for choosing one takes a GPU."""
-        import fla.ops.delta_rule
-        import fla.ops.gla  # noqa: F401
-
-        monkeypatch.setattr(Autotuner, 'run', lambda self, *args, **kwargs: self.fn.run(
-            *args, **{**kwargs, **self.configs[0].kwargs},
-        ))
-        for name, module in list(sys.modules.items()):
-            if name.startswith(('fla.ops.common.', 'fla.ops.gla.', 'fla.ops.delta_rule.')):
-                monkeypatch.setattr(module, 'range', interpreted_range, raising=False)
-
     PACKED = Case(
         H=2, K=16, V=32, scalar_beta=True, sigmoid=True, D=True, z=True, initial_state=True, scale=0.5,
         state_v_first=True,
