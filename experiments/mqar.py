@@ -98,6 +98,8 @@ def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
         options = (LONGHORN | GATED).get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
         options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
+        if cell['mixer'] in GATED:
+            options['allow_neg_eigval'] = cell['doubled']
         if cell['mixer'] == 'attention':
             options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
         return LonghornConfig(**config.to_dict() | options)
@@ -126,8 +128,8 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
     for block in model.model.layers if hasattr(model, 'model') else ():
-        if cell['mixer'] in GATED:
-            gated.add_gate(block.attn, cell['gate'], cell['doubled'], cell.get('initializer_range', 0.02))
+        if cell['mixer'] in GATED and cell['gate']:
+            gated.add_gate(block.attn, cell['gate'], cell.get('initializer_range', 0.02))
         if cell['mixer'] == SCALAR_GATED:
             block.attn.forward = MethodType(gated.scalar_longhorn_forward, block.attn)
         if 'gate_rank' in cell:
