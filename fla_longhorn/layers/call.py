@@ -66,7 +66,7 @@ class LayerCall:
         return (D if self.part is None else D.to_local()).view(self.num_heads, -1)
 
     def record(self, x: torch.Tensor) -> None:
-        """Where the cache records past states, keep the convolution's inputs `x`; the states before the call stay as they are."""
+        """Where the cache records past states, keep the convolution's inputs `x` and copy the states before the call."""
         if not (self.use_cache and is_recording(self.layer, self.cache)):
             return
         # a crop cannot end inside a piece of one token
