@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 
 from fla_longhorn.layers.call import LayerCall, begin, copies
 from fla_longhorn.layers.gate import Gate
-from fla_longhorn.layers.options import check_options
+from fla_longhorn.layers.options import check_options, rank_of
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.bare import is_bare
@@ -133,7 +132,7 @@ class Longhorn(NoWeightDecay):
         self.num_heads = num_heads
         self.intermediate_size = intermediate_size
         self.head_v_dim = intermediate_size // num_heads
-        self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
+        self.beta_rank = rank_of(beta_rank, hidden_size)
         self.exact = exact
         self.scalar_beta = scalar_beta
         self.allow_neg_eigval = allow_neg_eigval

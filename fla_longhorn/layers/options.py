@@ -49,6 +49,11 @@ def check_options(
         check_integer('layer_idx', layer_idx, least=0)
 
 
+def rank_of(beta_rank: int | str, hidden_size: int) -> int:
+    """The rank of the projection to the step sizes, Mamba's of `dt` where it is `'auto'`."""
+    return math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
+
+
 def is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 

@@ -12,7 +12,7 @@ from timm.layers import DropPath
 
 from fla_longhorn.contrib.timm.packing import Packing, reverse
 from fla_longhorn.contrib.timm.tracing import RMSNorm, in_one_call
-from fla_longhorn.layers.options import check_options
+from fla_longhorn.layers.options import check_options, rank_of
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import ShortConvolution
 from fla_longhorn.ops import chunk_longhorn
@@ -93,7 +93,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         self.exact = exact
         self.scalar_beta = scalar_beta
         self.allow_neg_eigval = allow_neg_eigval
-        self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else int(beta_rank)
+        self.beta_rank = rank_of(beta_rank, hidden_size)
 
         self.in_proj = nn.Linear(hidden_size, 2 * V, bias=False, **dd)
         self.conv1d = ShortConvolution(G * V, conv_size, bias=True, activation='silu', **dd)

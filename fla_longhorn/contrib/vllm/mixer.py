@@ -6,7 +6,6 @@ in place. Under tensor parallelism a rank has an equal part of the channels: who
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
 from fla_longhorn.contrib.vllm.speculative import DraftBackend, DraftMetadata, Pages
+from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops import longhorn_state_update
 
@@ -121,7 +121,7 @@ class LonghornMixer(nn.Module, MambaBase):
         self.num_heads = local_heads(config, tp_size)
         # the first of them, among the model's
         self.first_head = rank * config.num_heads // tp_size
-        self.beta_rank = math.ceil(hidden_size / 16) if config.beta_rank == 'auto' else config.beta_rank
+        self.beta_rank = rank_of(config.beta_rank, hidden_size)
         self.x_sizes = [self.beta_rank, *[config.num_heads * config.state_size] * (1 if config.tie_qk else 2)]
 
         self.in_proj = MergedColumnParallelLinear(
