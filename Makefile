@@ -19,7 +19,7 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-transformers test-newest test-old-triton test-oldest mutate lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-transformers test-newest test-old-triton test-oldest mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,9 @@ $(STAMP): pyproject.toml constraints/tested.txt
 
 demo: setup
 	$(RUN) -m examples.mqar --output_dir outputs/mqar
+
+demo-text: setup
+	$(RUN) -m examples.text --output_dir outputs/text
 
 demo-vision: $(VISION)/.ready
 	$(VISION)/bin/python -m examples.vision --output_dir outputs/vision

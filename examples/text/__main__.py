@@ -20,8 +20,7 @@ from examples.mqar.report import describe_machine
 from examples.mqar.train import Progress
 from examples.text.card import model_card
 from examples.text.config import RunArguments
-from examples.text.data import LONG_LINE, baselines, bits_per_byte, read_texts, to_rows
-from examples.text.tokenizer import byte_tokenizer
+from examples.text.data import EVAL_BLOCK, baselines, bits_per_byte, byte_tokenizer, read_texts, to_rows
 from examples.text.write import load, write
 from fla_longhorn import LonghornForCausalLM
 
@@ -36,8 +35,8 @@ def main(args: list[str] | None = None) -> int:
     try:
         run, = parser.parse_args_into_dataclasses(args)
         output = writable(run.output_dir)
-        texts = read_texts(run)
-        rows, held_out = to_rows(texts.train, run.block_size), to_rows(texts.held_out, run.eval_block_size)
+        texts = read_texts(run.files, run.held_out_every)
+        rows, held_out = to_rows(texts.train, run.block_size), to_rows(texts.held_out, EVAL_BLOCK)
     except ValueError as error:
         parser.error(str(error))
 
@@ -63,17 +62,18 @@ def main(args: list[str] | None = None) -> int:
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 
-    bits = bits_per_byte(load(output)[0].to(model.device), held_out, max(1, run.batch_size * run.block_size // run.eval_block_size))
+    reloaded, _ = load(output)
+    bits = bits_per_byte(reloaded.to(model.device), held_out)
     command = shlex.join([python(), '-m', 'examples.text.write', str(output), run.prompts[0]])
     report = {
         'bits_per_byte': bits, 'baselines': baselines(rows, held_out, texts.held_out), 'parameters': model.num_parameters(),
         **sizes, 'read_bytes': run.steps * run.batch_size * run.block_size, 'removed_bytes': texts.removed_bytes,
-        'seconds': {'training': training, 'training_processor': processor, 'total': time.perf_counter() - started},
+        'seconds': {'training': training, 'processor': processor, 'total': time.perf_counter() - started},
         **describe_machine(model.device), 'options': asdict(run), 'samples': samples, 'command': command,
         'train_files': texts.train_files, 'held_out_files': texts.held_out_files, 'history': trainer.state.log_history,
     }
     (output / 'text.json').write_text(json.dumps(report, indent=2) + '\n', encoding='utf-8')
-    model_card(report, LONG_LINE).save(output / 'README.md')
+    model_card(report).save(output / 'README.md')
     print_bits(console, report)
     console.print(f'{report["seconds"]["total"]:.0f} s in all. See {output}/README.md and text.json. To let it write again:')
     print(command)

@@ -1,73 +1,17 @@
-"""The model card of a run, from its report."""
+"""The model card of a run, made of its report."""
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-TEMPLATE = """---
-{{ card_data }}
----
-
-# A byte-level Longhorn of {{ "{:,}".format(report.parameters) }} parameters
-
-Written by `python -m examples.text` of [fla-longhorn](https://arxiv.org/abs/2407.14207), to try training and generation.
-
-## Use
-
-```bash
-{{ report.command }}
-```
-
-In Python, `import fla_longhorn` and then `AutoModelForCausalLM` and `AutoTokenizer` load this folder. Byte b is token b.
-
-## Data
-
-{{ report.train_files | length }} files, {{ "{:,}".format(report.train_bytes) }} bytes, of which the training read
-{{ "{:,}".format(report.read_bytes) }}. They are installed with Python and its packages (`{{ options.files | join("`, `") }}`:
-`stdlib` is the Python library under the PSF licence, `descriptions` are those of installed packages, each under its package's
-licence). `text.json` names all.
-
-Held out: {{ report.held_out_files | length }} whole files, {{ "{:,}".format(report.held_out_bytes) }} bytes. From the training
-text, {{ "{:,}".format(report.removed_bytes) }} bytes were removed: lines of {{ long_line }} bytes or more that the held-out text has
-too. Held out are {{ report.held_out_files | join(", ") }}.
-
-## Results
-
-| prediction of the held-out text | bits per byte |
-| --- | --- |
-{% for name, value in report.baselines.items() -%}
-| {{ name }} | {{ "%.2f" | format(value) }} |
-{% endfor -%}
-| **this model** | **{{ "%.2f" | format(report.bits_per_byte) }}** |
-
-The model reads {{ options.eval_block_size }} bytes at a time and knows nothing before them; it was trained on {{ options.block_size }} at a
-time. Frequencies are counted in the training text. gzip has seen only the held-out text.
-
-## Settings
-
-{{ options.steps }} steps of {{ options.batch_size }} blocks of {{ options.block_size }} bytes, AdamW with peak learning rate
-{{ options.learning_rate }}, seed {{ options.seed }}; {{ options.num_hidden_layers }} layers of width {{ options.hidden_size }},
-{{ options.state_size }} memory entries per channel, the {{ "exact" if options.exact else "diagonal" }} form. Training took
-{{ "%.0f" | format(report.seconds.training) }} s ({{ "%.0f" | format(report.seconds.training_processor) }} s of processor time) on
-{{ report.device }} with {{ report.threads }} threads, torch {{ report.versions.torch }}.
-
-## Limits
-
-It has seen little text, all of it code and descriptions of packages in English. What it writes looks like that text and is not
-true: names, links, licences and code are made up, and parts can be copied from the files above. Not for use beyond a demo.
-
-## Samples
-
-{% for sample in report.samples -%}
-````text
-{{ sample.text }}
-````
-
-{% endfor -%}
-"""
+from examples.text.data import EVAL_BLOCK, HELD_OUT_BYTES, LONG_LINE
 
 
-def model_card(report: dict, long_line: int) -> ModelCard:
+def model_card(report: dict) -> ModelCard:
+    """`report` is what `text.json` holds."""
+    options, seconds = report['options'], report['seconds']
     data = ModelCardData(
         language='en', library_name='transformers', pipeline_tag='text-generation', tags=['longhorn', 'byte-level'],
         model_name='longhorn-text', eval_results=[EvalResult(
@@ -75,6 +19,56 @@ def model_card(report: dict, long_line: int) -> ModelCard:
             metric_value=round(report['bits_per_byte'], 4),
         )],
     )
-    return ModelCard.from_template(
-        data, template_str=TEMPLATE, report=report, options=report['options'], long_line=long_line,
-    )
+    results = '\n'.join(f'| {name} | {bits:.2f} |' for name, bits in report['baselines'].items())
+    samples = '\n\n---\n\n'.join(indent(sample['text'], '    ', lambda line: True) for sample in report['samples'])
+    return ModelCard(f"""---
+{data}
+---
+
+# A byte-level Longhorn of {report['parameters']:,} parameters
+
+A [Longhorn](https://arxiv.org/abs/2407.14207) trained from random weights by `python -m examples.text` of fla-longhorn. From a
+checkout, this lets it write again:
+
+    {report['command']}
+
+After `import fla_longhorn`, `AutoModelForCausalLM` and `AutoTokenizer` load this folder. Byte b is token b.
+
+## Data
+
+Training text: {len(report['train_files'])} files of {report['train_bytes']:,} bytes; {report['read_bytes']:,} were read. They
+are installed with Python and its packages: {', '.join(options['files'])}. `stdlib` are modules of the Python library, under
+the PSF licence; `descriptions` are those of all installed packages, each under the licence of its package.
+
+Held-out text: the first {HELD_OUT_BYTES:,} bytes of each of {len(report['held_out_files'])} other files,
+{report['held_out_bytes']:,} in all. Lines of {LONG_LINE} bytes or more that these files contain were removed from the training
+text: {report['removed_bytes']:,} bytes. The files are {', '.join(report['held_out_files'])}. `text.json` names all files.
+
+## Results
+
+| held-out text, predicted | bits per byte |
+| --- | --- |
+{results}
+| **by this model** | **{report['bits_per_byte']:.2f}** |
+
+The model reads {EVAL_BLOCK} bytes at a time and knows nothing of those before. Frequencies are counted in the training text;
+gzip knows only the held-out text.
+
+## Settings
+
+{options['steps']} steps of {options['batch_size']} blocks of {options['block_size']} bytes, AdamW, learning rate
+{options['learning_rate']} with a cosine to a tenth of it, weight decay 0.1, seed {options['seed']}; layers:
+{options['num_hidden_layers']}, width: {options['hidden_size']}, memory entries per channel: {options['state_size']}, the
+{'exact' if options['exact'] else 'diagonal'} form. Training took {seconds['training']:.0f} s, of processor time
+{seconds['processor']:.0f} s, on {report['device']}, threads: {report['threads']}, torch {report['versions']['torch']}.
+
+## Limits
+
+The model is small and has read little, nearly all of it Python code and English descriptions of packages. It follows their
+form, not their sense: names, links, licences and code that it writes are made up, and some may be copied from the files. It is
+for trying out training and generation, and for no other use.
+
+## Samples
+
+{samples}
+""")

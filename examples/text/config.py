@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import TrainingArguments
 
-from examples.text.tokenizer import END
+from examples.text.data import END
 from fla_longhorn import LonghornConfig
 
 
@@ -24,7 +24,6 @@ class RunArguments:
     steps: int = field(default=750, metadata={'help': 'Optimiser steps.'})
     batch_size: int = field(default=8, metadata={'help': 'Blocks in a step.'})
     block_size: int = field(default=256, metadata={'help': 'Bytes in a block.'})
-    eval_block_size: int = field(default=1024, metadata={'help': 'Bytes that are read at once when the loss is measured.'})
     learning_rate: float = field(default=4e-3, metadata={'help': 'Peak learning rate of AdamW; it then falls along a cosine.'})
     seed: int = field(default=0, metadata={'help': 'Seed of the weights, the order of the blocks and the samples.'})
     prompts: list[str] = field(
@@ -40,7 +39,7 @@ class RunArguments:
         for name in ('hidden_size', 'num_hidden_layers', 'state_size', 'steps', 'batch_size', 'max_new_tokens'):
             if getattr(self, name) < 1:
                 raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}')
-        for name in ('held_out_every', 'block_size', 'eval_block_size'):
+        for name in ('held_out_every', 'block_size'):
             if getattr(self, name) < 2:
                 raise ValueError(f'{name} must be at least 2, got {getattr(self, name)}')
         if self.temperature < 0:

@@ -1,23 +1,38 @@
-"""The texts, files that are installed with Python and its packages, and how well simple methods predict those held out."""
+"""The texts, files that are installed with Python and its packages, as bytes, and how well they are predicted.
+
+Byte b is token b; one more token ends a text.
+"""
 
 from __future__ import annotations
 
 import gzip
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from examples.text.config import RunArguments
-from examples.text.tokenizer import END
 from experiments.text import TextArguments, paths
 
-# bytes; a line of this length or more that the held-out text has is removed from the training text
-LONG_LINE = 40
-# bytes of a held-out file that are predicted; so no long file decides the loss
+END = 256
+# of each held-out file, so that no long one decides the loss
 HELD_OUT_BYTES = 16_384
+# bytes of the held-out text that are read at a time
+EVAL_BLOCK = 1024
+# the training text has no line of so many bytes or more that a held-out file has
+LONG_LINE = 40
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    characters = bytes_to_unicode()
+    tokenizer = Tokenizer(models.BPE({characters[b]: b for b in range(256)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    end = AddedToken('<|end|>', special=True)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
 
 
 @dataclass(frozen=True)
@@ -29,12 +44,12 @@ class Texts:
     removed_bytes: int
 
 
-def read_texts(run: RunArguments) -> Texts:
-    """Read the files and split them; the training text keeps no long line of the held-out text."""
-    found = list(dict.fromkeys(paths(TextArguments(files=run.files))))
-    if len(found) < run.held_out_every:
-        raise ValueError(f'held_out_every must be at most {len(found)}, the files that match, got {run.held_out_every}')
-    held = found[run.held_out_every - 1::run.held_out_every]
+def read_texts(files: list[str], held_out_every: int) -> Texts:
+    """Read the files that match and hold out one in `held_out_every`."""
+    found = list(dict.fromkeys(paths(TextArguments(files=files))))
+    if len(found) < held_out_every:
+        raise ValueError(f'held_out_every must be at most {len(found)}, the number of files, got {held_out_every}')
+    held = found[held_out_every - 1::held_out_every]
     rest = [path for path in found if path not in held]
     held_out, train = ([path.read_text(encoding='utf-8', errors='replace').encode() for path in x] for x in (held, rest))
     known = {line.strip() for text in held_out for line in text.splitlines() if len(line.strip()) >= LONG_LINE}
@@ -48,27 +63,26 @@ def to_rows(texts: list[bytes], block_size: int) -> torch.Tensor:
     """Tokens int64 `[blocks, block_size]` of the texts, one after the other; a remainder is left out."""
     tokens = np.concatenate([np.append(np.frombuffer(text, dtype=np.uint8), np.uint16(END)) for text in texts])
     if len(tokens) < block_size:
-        raise ValueError(f'block_size must be at most {len(tokens)}, the tokens of a part of the text, got {block_size}')
-    rows = tokens[:len(tokens) // block_size * block_size].reshape(-1, block_size)
-    return torch.from_numpy(rows.astype(np.int64))
+        raise ValueError(f'files must have at least {block_size} bytes to train on and to hold out, got {len(tokens)}')
+    return torch.from_numpy(tokens[:len(tokens) // block_size * block_size].reshape(-1, block_size).astype(np.int64))
 
 
 def baselines(train: torch.Tensor, held_out: torch.Tensor, texts: list[bytes]) -> dict[str, float]:
-    """Bits per held-out byte: by counts of bytes and of pairs in the training text, plus one; by gzip of the held-out text."""
+    """Bits per held-out byte: by frequencies in the training text, with every count plus one; by gzip of the held-out text."""
     def index(rows):
         return ((END + 1) * rows[:, :-1] + rows[:, 1:]).flatten()
 
     pairs = 1. + torch.bincount(index(train), minlength=(END + 1)**2).view(END + 1, END + 1)
-    single = pairs.sum(0)
+    single, following = pairs.sum(0) / pairs.sum(), pairs / pairs.sum(1, keepdim=True)
     return {
-        'each byte by its frequency': -(single / single.sum()).log2()[held_out[:, 1:]].mean().item(),
-        'each byte by the one before it': -(pairs / pairs.sum(1, keepdim=True)).log2().flatten()[index(held_out)].mean().item(),
-        'gzip -9': 8 * len(gzip.compress(b''.join(texts), 9)) / sum(map(len, texts)),
+        'by the frequency of each byte': -single.log2()[held_out[:, 1:]].mean().item(),
+        'by the frequency of each pair': -following.log2().flatten()[index(held_out)].mean().item(),
+        'by gzip -9': 8 * len(gzip.compress(b''.join(texts), 9)) / sum(map(len, texts)),
     }
 
 
 @torch.inference_mode()
-def bits_per_byte(model, rows: torch.Tensor, batch_size: int) -> float:
+def bits_per_byte(model, rows: torch.Tensor) -> float:
     """Mean loss in bits, over all tokens of each row but its first."""
-    losses = [len(x) * model(x, labels=x).loss.item() for x in rows.to(model.device).split(batch_size)]
+    losses = [len(x) * model(x, labels=x).loss.item() for x in rows.to(model.device).split(4)]
     return sum(losses) / len(rows) / math.log(2)

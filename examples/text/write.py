@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -14,13 +15,12 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextStreamer, set_seed
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
-from examples.text.tokenizer import END
+from examples.text.data import END
 
 
 def write(model, tokenizer, prompt: str, max_new_tokens: int, temperature: float, seed: int) -> str:
     """Print `prompt` and what the model writes after it, word by word; return both. An empty prompt begins a new text."""
-    ids = tokenizer(prompt)['input_ids'] or [END]
-    ids = torch.tensor([ids], device=model.device)
+    ids = torch.tensor([list(os.fsencode(prompt)) or [END]], device=model.device)
     set_seed(seed)
     sampling = {'do_sample': True, 'temperature': temperature} if temperature else {'do_sample': False}
     # the streamer holds bytes back until they are a whole character
@@ -33,13 +33,13 @@ def write(model, tokenizer, prompt: str, max_new_tokens: int, temperature: float
 
 def load(folder: Path):
     """The model and the tokenizer in `folder`; `ValueError` if it is not one of `python -m examples.text`."""
-    if missing := [name for name in ('config.json', 'model.safetensors', 'tokenizer.json') if not (folder / name).is_file()]:
+    if missing := [name for name in ('model.safetensors', 'tokenizer.json') if not (folder / name).is_file()]:
         raise ValueError(f'{folder} has no {missing[0]}: it is not a model of `python -m examples.text`')
     config = AutoConfig.from_pretrained(folder)
     if config.model_type != 'longhorn' or config.vocab_size != END + 1:
         raise ValueError(
-            f'{folder} holds a {config.model_type} of {config.vocab_size} tokens, not a Longhorn of {END + 1}: it is not a model '
-            'of `python -m examples.text`'
+            f'{folder} holds a {config.model_type} of {config.vocab_size} tokens, not a longhorn of {END + 1}: it is not a '
+            'model of `python -m examples.text`'
         )
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 

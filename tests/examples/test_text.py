@@ -1,0 +1,184 @@
+"""The example that learns to write: the command leaves its files, the saved model writes as before, and texts are held out."""
+
+import json
+import shlex
+from collections import Counter
+from math import log, log2
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub import ModelCard
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer
+
+from examples.text.__main__ import main
+from examples.text.config import RunArguments
+from examples.text.data import END, baselines, bits_per_byte, byte_tokenizer, read_texts, to_rows
+from examples.text.write import main as write_again
+from examples.text.write import write
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+
+SMALL = {
+    'held_out_every': 3, 'hidden_size': 32, 'num_hidden_layers': 1, 'state_size': 4, 'steps': 20, 'batch_size': 4,
+    'block_size': 64, 'learning_rate': 1e-2, 'prompts': 'hé', 'max_new_tokens': 40, 'temperature': 0, 'target_bits': 8,
+}
+SHARED = 'a long line that a held-out file has too: {}'
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Six files; the third and the sixth are held out, and the first has a long line of the third."""
+    folder = tmp_path / 'texts'
+    folder.mkdir()
+    for i in range(6):
+        lines = [f'file {i} line {n}: naïve 你好 🙂' for n in range(50)]
+        lines += ['short, in all files', '  ' + SHARED.format(2 if i == 0 else i)]
+        (folder / f'{i}.txt').write_text('\n'.join(lines), encoding='utf-8', newline='\r\n' if i == 1 else '\n')
+    return f'{folder}/*.txt'
+
+
+def run_command(folder, files, device, **changes) -> int:
+    named = SMALL | changes | {'files': files, 'output_dir': folder, 'device': device}
+    return main([f'--{name}={value}' for name, value in named.items()])
+
+
+def test_the_command(tmp_path, files, device, capsys):
+    assert run_command(tmp_path / 'out', files, device) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / 'out' / 'text.json').read_text())
+    assert 3 < report['bits_per_byte'] < 8 and len(report['baselines']) == 3
+    assert report['held_out_files'] == ['texts/2.txt', 'texts/5.txt'] and report['read_bytes'] == 20 * 4 * 64
+    losses = [entry['loss'] for entry in report['history'] if 'loss' in entry]
+    assert losses[-1] < losses[0]
+
+    card = ModelCard.load(tmp_path / 'out' / 'README.md')
+    assert card.data.eval_results[0].metric_value == round(report['bits_per_byte'], 4)
+    assert f'**{report["bits_per_byte"]:.2f}**' in card.text and report['command'] in card.text and 'texts/5.txt' in card.text
+
+    sample, = report['samples']
+    assert sample['text'].startswith('hé') and len(sample['text']) > 2 and sample['text'] in printed
+    # the last line is the command
+    python, *command = shlex.split(printed.splitlines()[-1])
+    assert python.endswith('python') or 'python3' in python
+    assert command == ['-m', 'examples.text.write', str(tmp_path / 'out'), 'hé']
+    assert write_again([*command[2:], '--max_new_tokens=40', '--temperature=0']) == 0
+    assert capsys.readouterr().out == sample['text'] + '\n'
+
+
+def test_the_target_and_the_seed(tmp_path, files, device, capsys):
+    """1 and a sentence say that the target was missed; the seed decides the weights."""
+    weights = []
+    for seed, target in ((0, 8), (0, 1), (1, 8)):
+        assert run_command(tmp_path / 'out', files, device, seed=seed, target_bits=target) == (target == 1)
+        assert ('miss the target of 1.00' in capsys.readouterr().out) == (target == 1)
+        weights.append((tmp_path / 'out' / 'model.safetensors').read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+class Speaker:
+    """In place of a model: it says `text`, byte by byte, and notes what is on the screen after each."""
+
+    device = torch.device('cpu')
+
+    def __init__(self, text: str, capsys):
+        self.text, self.capsys, self.pieces = text, capsys, []
+
+    def generate(self, ids, streamer, **options):
+        tokens = [ids, *torch.tensor([[*self.text.encode(), END]]).split(1, dim=1)]
+        for token in tokens:
+            streamer.put(token[0])
+            self.pieces.append(self.capsys.readouterr().out)
+        streamer.end()
+        self.pieces.append(self.capsys.readouterr().out)
+        return torch.cat(tokens, dim=1)
+
+
+def test_the_stream_joins_characters(capsys):
+    speaker = Speaker('ïve 你好吗 🙂🙂 é\nΩ ende', capsys)
+    assert write(speaker, byte_tokenizer(), 'na', 99, 0, 0) == 'na' + speaker.text
+    assert ''.join(speaker.pieces) == f'na{speaker.text}\n'
+    assert '\N{REPLACEMENT CHARACTER}' not in ''.join(speaker.pieces)
+    # it did not wait for the end
+    assert len([piece for piece in speaker.pieces[:-1] if piece]) >= 6
+
+
+def test_texts_are_apart(files):
+    texts = read_texts([files], 3)
+    train, held_out = (b'\n'.join(x).decode() for x in (texts.train, texts.held_out))
+    assert texts.train_files == [f'texts/{i}.txt' for i in (0, 1, 3, 4)]
+    assert SHARED.format(2) in held_out and SHARED.format(2) not in train
+    assert SHARED.format(3) in train and 'short, in all files' in train and '\r' not in train
+    assert texts.removed_bytes == len('  ' + SHARED.format(2))
+    assert 'file 2' not in train and 'file 1' not in held_out
+
+
+def test_tokens():
+    text = 'naïve 你好 🙂 \x00'
+    tokenizer = byte_tokenizer()
+    assert tokenizer(text)['input_ids'] == list(text.encode()) and len(tokenizer) == END + 1
+    assert tokenizer.decode(list(text.encode())) == text and tokenizer.eos_token_id == END
+    assert to_rows([b'ab', b'cde'], 3).tolist() == [[97, 98, END], [99, 100, 101]]
+
+
+def test_baselines():
+    train, held_out = torch.tensor([[1, 2, 1, 2], [2, 2, 3, 1]]), torch.tensor([[1, 2, 2], [1, 2, 9]])
+    found = list(baselines(train, held_out, [b'x' * 1000]).values())
+    pairs = Counter((row[t], row[t + 1]) for row in train.tolist() for t in range(3))
+    targets = [(row[t], row[t + 1]) for row in held_out.tolist() for t in range(2)]
+    size = END + 1
+    single = [(size + sum(n for (_, b), n in pairs.items() if b == y)) / (size**2 + 6) for _, y in targets]
+    following = [(1 + pairs[x, y]) / (size + sum(n for (a, _), n in pairs.items() if a == x)) for x, y in targets]
+    for bits, probabilities in zip(found, (single, following), strict=False):
+        assert bits == pytest.approx(-sum(map(log2, probabilities)) / 4, rel=1e-4)
+    assert 0 < found[2] < 1
+
+
+def test_bits_of_a_model(device):
+    model = LonghornForCausalLM(LonghornConfig(hidden_size=16, num_hidden_layers=1, vocab_size=END + 1)).to(device).eval()
+    rows = torch.randint(END, (6, 20))
+    with torch.inference_mode():
+        logits = model(rows.to(device)).logits[:, :-1].cpu()
+    nats = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item()
+    assert bits_per_byte(model, rows) == pytest.approx(nats / log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['a file', 'no files in it'])
+def test_a_folder_that_cannot_be_written(kind, tmp_path, files, device, capsys, monkeypatch):
+    def never(self):
+        raise AssertionError('training has begun')
+
+    monkeypatch.setattr(Trainer, 'train', never)
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(SystemExit, match='^2$'):
+        # nobody, root included, makes files in a process's folder
+        run_command(tmp_path / 'file' if kind == 'a file' else '/proc/self', files, device)
+    assert 'output_dir must be a folder that can be written' in capsys.readouterr().err
+
+
+def test_what_is_no_model(tmp_path, capsys):
+    others = [
+        GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=1, vocab_size=END + 1)),
+        LonghornForCausalLM(LonghornConfig(hidden_size=16, num_hidden_layers=1, vocab_size=128)),
+    ]
+    for i, model in enumerate(others):
+        model.save_pretrained(tmp_path / str(i))
+        byte_tokenizer().save_pretrained(tmp_path / str(i))
+    LonghornForCausalLM(LonghornConfig(hidden_size=16, num_hidden_layers=1)).save_pretrained(tmp_path / 'mqar')
+    for name, said in (
+        ('none', 'has no config.json'), ('mqar', 'has no tokenizer.json'), ('0', 'holds a gpt2 of 257 tokens'),
+        ('1', 'holds a longhorn of 128 tokens'),
+    ):
+        with pytest.raises(SystemExit, match='^2$'):
+            write_again([str(tmp_path / name), 'x'])
+        assert f'{tmp_path / name} {said}' in ' '.join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(('name', 'options'), [
+    ('steps', {'steps': 0}),
+    ('held_out_every', {'held_out_every': 1}),
+    ('temperature', {'temperature': -1}),
+    ('device', {'device': 'tpu'}),
+])
+def test_bad_options(name, options):
+    with pytest.raises(ValueError, match=f'^{name} must be'):
+        RunArguments(**options)
