@@ -33,7 +33,7 @@ def write(model, tokenizer, prompt: str, max_new_tokens: int, temperature: float
 
 def load(folder: Path):
     """The model and the tokenizer in `folder`; `ValueError` if it is not one of `python -m examples.text`."""
-    if missing := [name for name in ('model.safetensors', 'tokenizer.json') if not (folder / name).is_file()]:
+    if missing := [name for name in ('config.json', 'model.safetensors', 'tokenizer.json') if not (folder / name).is_file()]:
         raise ValueError(f'{folder} has no {missing[0]}: it is not a model of `python -m examples.text`')
     config = AutoConfig.from_pretrained(folder)
     if config.model_type != 'longhorn' or config.vocab_size != END + 1:
