@@ -1,1 +1,1 @@
-"""A small byte-level Longhorn that learns to write from texts of this environment. See `python -m examples.text -h`."""
+"""A small byte-level Longhorn that learns to write from texts that are already installed. See `python -m examples.text -h`."""

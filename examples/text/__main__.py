@@ -1,4 +1,4 @@
-"""Train a byte-level Longhorn on texts that are installed with Python and its packages, and let it write."""
+"""Train a byte-level Longhorn on the descriptions of all installed packages, save it with a model card, and let it write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from examples.mqar.report import describe_machine
 from examples.mqar.train import Progress
 from examples.text.card import model_card
 from examples.text.config import RunArguments
-from examples.text.data import EVAL_BLOCK, baselines, bits_per_byte, byte_tokenizer, read_texts, to_rows
+from examples.text.data import END, EVAL_BLOCK, baselines, bits_per_byte, byte_tokenizer, read_texts, to_rows
 from examples.text.write import load, write
 from fla_longhorn import LonghornForCausalLM
 
@@ -54,13 +54,15 @@ def main(args: list[str] | None = None) -> int:
     training, processor = (clock() - start for clock, start in zip(clocks, begun, strict=True))
 
     model.eval()
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    # what decoding compiles is compiled here, and no line about it stands in a sample
+    model.generate(torch.full((1, 1), END, device=model.device), max_new_tokens=2, do_sample=False)
     samples = []
     for prompt in run.prompts:
         console.rule()
         samples.append({'prompt': prompt, 'text': write(model, tokenizer, prompt, *run.writing)})
     console.rule()
-    model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
 
     reloaded, _ = load(output)
     bits = bits_per_byte(reloaded.to(model.device), held_out)

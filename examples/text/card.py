@@ -36,9 +36,9 @@ After `import fla_longhorn`, `AutoModelForCausalLM` and `AutoTokenizer` load thi
 
 ## Data
 
-Training text: {len(report['train_files'])} files of {report['train_bytes']:,} bytes; {report['read_bytes']:,} were read. They
-are installed with Python and its packages: {', '.join(options['files'])}. `stdlib` are modules of the Python library, under
-the PSF licence; `descriptions` are those of all installed packages, each under the licence of its package.
+Training text: {len(report['train_files'])} files of {report['train_bytes']:,} bytes, from: {', '.join(options['files'])}.
+`descriptions` are those of all installed packages, each under the licence of its package; `stdlib` are modules of the Python
+library, under the PSF licence. In training, {report['read_bytes']:,} bytes were read.
 
 Held-out text: the first {HELD_OUT_BYTES:,} bytes of each of {len(report['held_out_files'])} other files,
 {report['held_out_bytes']:,} in all. Lines of {LONG_LINE} bytes or more that these files contain were removed from the training
@@ -64,8 +64,8 @@ gzip knows only the held-out text.
 
 ## Limits
 
-The model is small and has read little, nearly all of it Python code and English descriptions of packages. It follows their
-form, not their sense: names, links, licences and code that it writes are made up, and some may be copied from the files. It is
+The model is small and has read little, nearly all of it English descriptions of packages and code. It follows their form,
+not their sense: names, links, licences and code that it writes are made up, and some may be copied from the files. It is
 for trying out training and generation, and for no other use.
 
 ## Samples

@@ -1,6 +1,6 @@
 """Write text with a model that `python -m examples.text` has trained, byte by byte as it comes.
 
-    python -m examples.text.write outputs/text 'def read_'
+    python -m examples.text.write outputs/text 'The library '
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('folder', type=Path, help='output folder of `python -m examples.text`')
     parser.add_argument('prompt', nargs='?', default='', help='text to go on from; a new text begins without one')
     parser.add_argument('--max_new_tokens', type=int, default=400, help='most bytes to write (default: 400)')
-    parser.add_argument('--temperature', type=float, default=0.7, help='0 takes the likeliest byte (default: 0.7)')
+    parser.add_argument('--temperature', type=float, default=0.6, help='0 takes the likeliest byte (default: 0.6)')
     parser.add_argument('--seed', type=int, default=0, help='of the sampling (default: 0)')
     options = parser.parse_args(args)
     if options.max_new_tokens < 1 or options.temperature < 0:
