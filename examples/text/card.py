@@ -65,8 +65,8 @@ gzip knows only the held-out text.
 ## Limits
 
 The model is small and has read little, nearly all of it English descriptions of packages and code. It follows their form,
-not their sense: names, links, licences and code that it writes are made up, and some may be copied from the files. It is
-for trying out training and generation, and for no other use.
+not their sense: names, links, licences and code that it writes are made up, and some may be copied from the files. After an
+indented line it may write nothing but spaces. It is for trying out training and generation, and for no other use.
 
 ## Samples
 

@@ -27,7 +27,7 @@ class RunArguments:
     learning_rate: float = field(default=4e-3, metadata={'help': 'Peak learning rate of AdamW; it then falls along a cosine.'})
     seed: int = field(default=0, metadata={'help': 'Seed of the weights, the order of the blocks and the samples.'})
     prompts: list[str] = field(
-        default_factory=lambda: ['The library ', '## Installation\n'], metadata={'help': 'Prompts to continue at the end.'},
+        default_factory=lambda: ['The library ', '### Fixed\n\n- '], metadata={'help': 'Prompts to continue at the end.'},
     )
     max_new_tokens: int = field(default=400, metadata={'help': 'Most bytes to write after a prompt.'})
     temperature: float = field(default=0.6, metadata={'help': 'Of the sampling; 0 takes the likeliest byte.'})
