@@ -58,6 +58,10 @@ def results(op, inputs, options, gradients):
 @pytest.mark.parametrize('case', CASES, ids=str)
 @pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn])
 def test_defaults_change_nothing(op, case, exact, device):
+    check_defaults(op, case, exact, device)
+
+
+def check_defaults(op, case, exact, device):
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
     shapes = [x.shape for x in op(**inputs, **options)]
     gradients = torch.randn(shapes[0], device=device).to(case.dtype), torch.randn(shapes[1], device=device)

@@ -13,10 +13,12 @@ from fla_longhorn.ops import (
     longhorn_state_update,
     naive_recurrent_longhorn,
 )
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
 from tests.ops.cases import Case, check, make_inputs, make_options, run
+from tests.ops.test_defaults import check_defaults
 
 ALL = dict(D=True, z=True, initial_state=True)
 
@@ -79,6 +81,42 @@ def without_gate(case, op, device, exact, make_g):
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
     g = make_g(inputs.pop('g').detach()).requires_grad_()
     return run(op, inputs | {'g': g}, options), run(op, inputs, options)
+
+
+@pytest.mark.parametrize('lengths', [None, (32, 0, 5)], ids=['dense', 'packed'])
+@pytest.mark.parametrize('g', ['head', 'channel'])
+def test_opcheck(g, lengths, exact, device, decaying):
+    """Schema, fake tensors, autograd registration and AOT dispatch of the custom operators."""
+    case = Case(B=1, T=9, H=2, K=3, V=4, D=True, z=True, initial_state=True, g=g)
+    case = case if lengths is None else case.packed(*lengths)
+    cu_seqlens = make_options(case, device).get('cu_seqlens')
+    args = Arguments(**make_inputs(case, device), exact=exact, cu_seqlens=cu_seqlens, output_final_state=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.library.opcheck(torch.ops.fla_longhorn.longhorn_fwd, (*args, True, True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize('op', [chunk_longhorn, naive_recurrent_longhorn])
+@pytest.mark.parametrize('g', ['head', 'channel'])
+def test_defaults_change_nothing(g, op, exact, device, decaying):
+    """torch's default dtype and device."""
+    case = Case(B=2, T=9, H=2, K=5, V=9, g=g, dtype=torch.bfloat16, initial_state=True)
+    check_defaults(op, case, exact, device)
+
+
+@pytest.mark.parametrize('g', ['head', 'channel'])
+def test_strided(g, exact, device, decaying):
+    """Decays and their gradients in slices and transposed tensors."""
+    case = Case(B=2, T=19, H=2, K=4, V=6, g=g, initial_state=True)
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    expected = run(chunk_longhorn, inputs, options)
+    wide = torch.stack([inputs['g'].detach().transpose(0, 1)] * 2, -1)
+    inputs['g'] = wide[..., 0].transpose(0, 1).requires_grad_()
+    assert not inputs['g'].is_contiguous()
+    got = run(chunk_longhorn, inputs, options)
+    assert all(torch.equal(got[name], x) for name, x in expected.items())
 
 
 @pytest.mark.parametrize('g', ['head', 'channel'])

@@ -13,7 +13,10 @@ from tests.ops.cases import Case, assert_close, make_inputs, make_options, refer
 
 # eight heads, so that blocks are left for a worker whichever their width; several blocks of channels in each
 CASE = Case(B=2, T=48, H=4, K=8, V=80, sigmoid=True, D=True, z=True, initial_state=True)
-CASES = [CASE, Case(H=2, K=8, V=150, scalar_beta=True, initial_state=True).packed(30, 0, 41)]
+CASES = [
+    CASE, Case(H=2, K=8, V=150, scalar_beta=True, initial_state=True).packed(30, 0, 41),
+    Case(H=2, K=8, V=150, g='head', initial_state=True).packed(30, 0, 41),
+]
 
 @pytest.fixture
 def shared(monkeypatch):
