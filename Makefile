@@ -13,13 +13,14 @@ VISION := .venv-vision
 # read by PYTHONPATH beside .venv, where each program that imports transformers would import torchao, which prints
 QUANTIZED := build/quantized
 # read in the same way
+ONNX := build/onnx
 TRANSFORMERS := build/transformers
 OLD_TRITON := build/old-triton
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-transformers test-newest test-old-triton test-oldest mutate lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-transformers test-newest test-old-triton test-oldest mutate lint format bench clean
 
 setup: $(STAMP)
 
@@ -104,6 +105,16 @@ test-quantized: $(QUANTIZED)/.ready
 
 $(QUANTIZED)/.ready: $(STAMP) constraints/quantized.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(QUANTIZED) --no-deps -r constraints/quantized.txt
+	touch $@
+
+# a model outside Python: in onnxruntime
+test-onnx: export OMP_NUM_THREADS := 1
+test-onnx: export PYTHONPATH := $(ONNX)
+test-onnx: $(ONNX)/.ready
+	$(RUN) -m pytest tests/onnx -q
+
+$(ONNX)/.ready: $(STAMP) constraints/onnx.txt
+	$(RUN) -m pip install --quiet --upgrade --target $(ONNX) --no-deps -r constraints/onnx.txt
 	touch $@
 
 # with the newest transformers, where fla 0.6's own models generate wrong tokens (docs/evaluate.md)
