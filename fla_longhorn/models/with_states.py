@@ -58,10 +58,9 @@ class WithStates(nn.Module):
             Logits `[B, vocab_size]` after the last token, and the states there.
         """
         cache = RewindableCache()
-        # a step may write to them
-        states = zip(recurrent_states.clone().unbind(), conv_states.clone().unbind(), strict=True)
-        for i, (recurrent_state, conv_state) in enumerate(states):
-            cache.update(layer_idx=i, recurrent_state=recurrent_state, conv_state=conv_state)
+        for i in range(self.model.config.num_hidden_layers):
+            # copies: a step may write to them
+            cache.update(layer_idx=i, recurrent_state=recurrent_states[i].clone(), conv_state=conv_states[i].clone())
         logits = self.model(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         layers = [cache[i] for i in range(len(cache))]
         return logits, *(torch.stack([layer[name] for layer in layers]) for name in ('recurrent_state', 'conv_state'))
