@@ -17,6 +17,7 @@ ON_THE_CPU = {
     'tests/layers/test_options.py': 'options are refused before there is a tensor',
     'tests/mutate': 'reads source files',
     'tests/offgpu': 'what stands in for a GPU',
+    'tests/onnx': 'in onnxruntime on the CPU',
     'tests/ops/numba': 'the backend for the CPU',
     'tests/ops/test_errors.py::test_compiled_programs_check_boundaries_when_they_run': 'no program reads the values of a GPU',
     'tests/ops/test_errors.py::test_host_copy_that_contradicts': 'compared on the CPU alone: a GPU would be waited for',

@@ -123,7 +123,7 @@ def surface() -> dict[str, Any]:
         'entry points': project['project']['entry-points'],
         'extras': sorted(project['project']['optional-dependencies']),
         'commands': {
-            **{name: options(name) for name in ('fla_longhorn', 'fla_longhorn.selfcheck')},
+            **{name: options(name) for name in ('fla_longhorn', 'fla_longhorn.selfcheck', 'fla_longhorn.onnx')},
             'benchmarks': sorted(benchmarks.__main__.COMMANDS), 'experiments': sorted(experiments.__main__.COMMANDS),
         },
     }))

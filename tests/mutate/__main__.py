@@ -36,8 +36,10 @@ class Copy:
 
     def pytest(self, mutation: Mutation, machine_code: Path | None = None) -> tuple[int, str]:
         """Exit code of the mutation's tests, -1 where they take longer than `LIMIT` seconds, and what they write."""
+        # and folders of packages beside those of the environment
+        paths = [str(self.folder), *(os.path.abspath(x) for x in os.environ.get('PYTHONPATH', '').split(os.pathsep) if x)]
         env = {
-            **os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(self.folder), 'PYTHONDONTWRITEBYTECODE': '1',
+            **os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join(paths), 'PYTHONDONTWRITEBYTECODE': '1',
             'TRITON_INTERPRET': '0', **mutation.env, 'NUMBA_CACHE_DIR': str(machine_code or self.machine_code),
         }
         command = [sys.executable, '-m', 'pytest', '-qx', '-p', 'no:cacheprovider', *mutation.selection]

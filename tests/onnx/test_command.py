@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +23,11 @@ from tests import forks
 from tests.integration.swapped import make_model
 from tests.models.test_longhorn import small
 from tests.onnx.test_model import build
+from tests.test_docs import blocks
 
 WORDS = ['one', 'two', 'three', *(f'word{i}' for i in range(50))]
+# of programs elsewhere
+PATHS = os.pathsep.join(map(os.path.abspath, [forks.ROOT, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]))
 # a module of None fails to be imported
 WITHOUT = '''
 import runpy, sys
@@ -54,9 +59,7 @@ def checkpoint(tmp_path_factory):
 def command(checkpoint, tmp_path_factory):
     """The folder and what the command prints."""
     folder = tmp_path_factory.mktemp('files') / 'new' / 'onnx'
-    done = run('-m', 'fla_longhorn.onnx', checkpoint, '--output_dir', folder, '--new_tokens', 20, PYTHONPATH=os.pathsep.join(
-        [str(forks.ROOT), os.environ.get('PYTHONPATH', '')],
-    ))
+    done = run('-m', 'fla_longhorn.onnx', checkpoint, '--output_dir', folder, '--new_tokens', 20, PYTHONPATH=PATHS)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 
@@ -95,6 +98,20 @@ def test_the_program_without_torch(command, checkpoint, prompts, tmp_path):
         assert tokens == expected[0, prompt.shape[1]:].tolist() and len(set(tokens)) > 3
     lines = text.stdout.splitlines()
     assert [line.split() for line in lines] == [[WORDS[x] for x in row[:100]] for row in got]
+
+
+def test_the_page(checkpoint, tmp_path):
+    """What docs/onnx.md tells to type."""
+    (tmp_path / 'my-checkpoint').symlink_to(checkpoint)
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
+    env = {**os.environ, 'PATH': programs, 'PYTHONPATH': PATHS}
+    first, second = blocks(forks.ROOT / 'docs/onnx.md', 'sh')
+    # words that the tokenizer knows
+    first = first.replace('The state', 'one two')
+    second = second.replace('PYTHONPATH=longhorn-onnx', f'PYTHONPATH=longhorn-onnx:{PATHS}')
+    done = subprocess.run(['bash', '-euc', first + second], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'greedy tokens equal' in done.stdout and re.fullmatch(r'\[ *\d+ +\d+ +\d+\]', done.stdout.splitlines()[-1])
 
 
 def test_end_and_samples(tmp_path):

@@ -27,11 +27,13 @@ class Call(nn.Module):
         return tuple(x for x in chunk_longhorn(**tensors, **self.options) if x is not None)
 
 
-def make_inputs(B: int, T: int, names: list[str], per_head: bool = False) -> dict[str, torch.Tensor]:
+def make_inputs(
+    B: int, T: int, names: list[str], per_head: bool = False, values_first: bool = False,
+) -> dict[str, torch.Tensor]:
     tensors = {
         'q': torch.randn(B, T, H, K), 'k': torch.randn(B, T, H, K), 'v': torch.randn(B, T, H, V),
         'beta': torch.rand(B, T, H) if per_head else torch.rand(B, T, H, V), 'D': torch.randn(H, V),
-        'z': torch.randn(B, T, H, V), 'initial_state': torch.randn(B, H, K, V),
+        'z': torch.randn(B, T, H, V), 'initial_state': torch.randn(B, H, V, K) if values_first else torch.randn(B, H, K, V),
     }
     return {name: x for name, x in tensors.items() if name in ('q', 'k', 'v', 'beta', *names)}
 
@@ -61,7 +63,7 @@ CASES = {
     'per head': (['D'], {'output_final_state': True, 'per_head': True}),
     'per head, sigmoid': (['z'], {'per_head': True, 'use_beta_sigmoid_in_kernel': True}),
     'negative': (['initial_state', 'z'], {'allow_neg_eigval': True, 'output_final_state': True}),
-    'scale, values first': (['D', 'z'], {'scale': 0.3, 'state_v_first': True, 'output_final_state': True}),
+    'scale, values first': (['initial_state', 'D', 'z'], {'scale': 0.3, 'state_v_first': True, 'output_final_state': True}),
 }
 
 
@@ -70,10 +72,10 @@ CASES = {
 def test_equals_the_naive_one(name, exact):
     names, options = CASES[name]
     options = {**options, 'exact': exact}
-    per_head = options.pop('per_head', False)
-    session = load(make_inputs(3, 5, names, per_head), options)
+    shapes = options.pop('per_head', False), options.get('state_v_first', False)
+    session = load(make_inputs(3, 5, names, *shapes), options)
     for B, T in ((3, 5), (1, 1), (4, 1), (1, 70), (2, 2)):
-        tensors = make_inputs(B, T, names, per_head)
+        tensors = make_inputs(B, T, names, *shapes)
         got = session.run(None, {name: x.numpy() for name, x in tensors.items()})
         expected = naive_recurrent_longhorn(**{name: x.double() for name, x in tensors.items()}, **options)
         expected = [x for x in expected if x is not None]

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, ops, selfcheck, torch, triton, vision
+from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, onnx, ops, selfcheck, torch, triton, vision
 
 ROOMS = {
     'ops': ops.MUTATIONS,
@@ -16,6 +16,8 @@ ROOMS = {
     'selfcheck': selfcheck.MUTATIONS,
     # their tests need timm
     **({'vision': vision.MUTATIONS} if find_spec('timm') else {}),
+    # and onnxruntime
+    **({'onnx': onnx.MUTATIONS} if find_spec('onnxruntime') else {}),
 }
 # by `room/name`
 MUTATIONS = {f'{room}/{mutation.name}': mutation for room, mutations in ROOMS.items() for mutation in mutations}
