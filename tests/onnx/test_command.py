@@ -19,6 +19,7 @@ from fla_longhorn.models.with_states import WithStates
 from fla_longhorn.onnx.__main__ import main
 from fla_longhorn.onnx.export import export_onnx
 from fla_longhorn.onnx.generate import Model, generate
+from fla_longhorn.onnx.generate import main as generate_main
 from tests import forks
 from tests.integration.swapped import make_model
 from tests.models.test_longhorn import small
@@ -98,6 +99,31 @@ def test_the_program_without_torch(command, checkpoint, prompts, tmp_path):
         assert tokens == expected[0, prompt.shape[1]:].tolist() and len(set(tokens)) > 3
     lines = text.stdout.splitlines()
     assert [line.split() for line in lines] == [[WORDS[x] for x in row[:100]] for row in got]
+
+
+def test_the_program_ends_where_the_text_does(command, tmp_path, capsys):
+    folder, _ = command
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    arguments = ['--folder', str(tmp_path), '--ids', '3', '4', '--max_new_tokens', '20']
+
+    def run_with(end: object) -> list[str]:
+        (tmp_path / 'generation_config.json').unlink()
+        (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': end}))
+        assert generate_main(arguments) == 0
+        return capsys.readouterr().out.split()
+
+    tokens = run_with(None)
+    stop = tokens.index(tokens[6]) + 1
+    assert len(tokens) == 20 and run_with(int(tokens[6])) == run_with([1000, int(tokens[6])]) == tokens[:stop]
+    for words, message in ((['--prompt', 'one', '--ids', '1'], 'give --prompt or --ids'), ([], 'give --prompt or --ids')):
+        with pytest.raises(SystemExit):
+            generate_main(['--folder', str(tmp_path), *words])
+        assert message in capsys.readouterr().err
+    (tmp_path / 'tokenizer.json').unlink()
+    with pytest.raises(SystemExit):
+        generate_main(['--folder', str(tmp_path), '--prompt', 'one'])
+    assert 'tokenizer.json; give --ids' in capsys.readouterr().err
 
 
 def test_the_page(checkpoint, tmp_path):
