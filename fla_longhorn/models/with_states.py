@@ -18,7 +18,7 @@ class WithStates(nn.Module):
 
     Raises:
         TypeError: `model` is of another class.
-        ValueError: it has attention layers, or its weights are split over several ranks.
+        ValueError: it has attention layers.
 
     Examples::
         >>> program = WithStates(model.eval())
@@ -34,8 +34,6 @@ class WithStates(nn.Module):
             raise ValueError(
                 f'attn must be None: attention layers keep keys and values, which grow with the text, got {model.config.attn}'
             )
-        if any(isinstance(x, torch.distributed.tensor.DTensor) for x in model.parameters()):
-            raise ValueError('model must have whole weights, got weights that are split over several ranks')
         super().__init__()
         self.model = model
 

@@ -48,22 +48,3 @@ def test_generates_the_same_tokens(exact, tmp_path, device):
         expected = model.generate(prompt, max_new_tokens=100, do_sample=False, eos_token_id=None)[:, T:]
         assert torch.equal(torch.load(tmp_path / 'tokens.pt'), expected)
         assert all(len(row.unique()) > 5 for row in expected)
-
-
-def test_one_token_at_a_time_is_one_call(exact, device):
-    """The module itself: states as arguments, which no call changes."""
-    program = WithStates(build(device, exact=exact, num_heads=2).eval())
-    ids = torch.randint(53, (2, 70), device=device)
-    with torch.no_grad():
-        start = program.new_states(2)
-        logits, *ends = program(ids, *start)
-        states = start
-        for t in range(70):
-            copies = [x.clone() for x in states]
-            stepwise, *after = program(ids[:, t:t + 1], *states)
-            assert all(map(torch.equal, states, copies))
-            states = after
-        for own, x in zip((stepwise, *states), (logits, *ends), strict=True):
-            torch.testing.assert_close(own, x, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(logits, program.model(ids).logits[:, -1])
-    assert not any(x.any() for x in start)
