@@ -160,7 +160,8 @@ class TestDistributions:
         assert sources | marked == {name for name in names if '.dist-info/' not in name}
         assert any(name.endswith('licenses/LICENSE') for name in names)
         extras = message_from_string(about).get_all('Provides-Extra')
-        assert extras == ['cpu', 'cuda', 'vision', 'onnx'], 'an extra serves the package; what serves a checkout is a dependency group'
+        # an extra serves the package; what serves a checkout is a dependency group
+        assert extras == ['cpu', 'cuda', 'vision', 'onnx']
 
 
 def test_importing_checks_the_declared_bounds():
