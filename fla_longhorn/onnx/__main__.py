@@ -6,6 +6,7 @@ import argparse
 import logging
 import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -39,7 +40,10 @@ def main(args: list[str] | None = None) -> int:
     files = export_onnx(model, options.output_dir)
     tokenizer = cached_file(options.checkpoint, 'tokenizer.json', _raise_exceptions_for_missing_entries=False)
     if tokenizer is not None:
-        files.append(Path(shutil.copy(tokenizer, options.output_dir)))
+        files.append(options.output_dir / 'tokenizer.json')
+        # the folder may be the checkpoint's
+        with suppress(shutil.SameFileError):
+            shutil.copy(tokenizer, files[-1])
     for file in files:
         print(f'{file}  {file.stat().st_size / 1e6:.3g} MB')
     if not options.new_tokens:

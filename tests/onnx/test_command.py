@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +180,17 @@ def test_bad_calls_of_the_program(command):
     # there is no padding, so no mask
     with pytest.raises(ValueError, match='attention_mask'):
         graph.session.run(None, {'input_ids': np.zeros((2, 1), int), 'attention_mask': np.ones((2, 1), int)})
+
+
+def test_in_the_folder_of_the_checkpoint(checkpoint, tmp_path, capsys):
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    before = {x.name for x in tmp_path.iterdir()}
+    with warnings.catch_warnings():
+        assert main([str(tmp_path), '--output_dir', str(tmp_path), '--new_tokens', '0']) == 0
+    # nothing is compared
+    assert 'tokens per second' not in capsys.readouterr().out
+    assert {x.name for x in tmp_path.iterdir()} - before == {'generate.py', 'model.onnx', 'model.onnx.data'}
+    LonghornForCausalLM.from_pretrained(tmp_path)
 
 
 def save(folder, **options) -> None:
