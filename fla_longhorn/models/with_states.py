@@ -35,7 +35,7 @@ class WithStates(nn.Module):
                 f'attn must be None: attention layers keep keys and values, which grow with the text, got {model.config.attn}'
             )
         super().__init__()
-        self.model = model
+        self.model, self.training = model, model.training
 
     def forward(
         self, input_ids: torch.Tensor, recurrent_states: torch.Tensor, conv_states: torch.Tensor,
