@@ -75,7 +75,8 @@ def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight
             b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
             b_x = load(x, i + d)
             store_columns(cache, (i + d) * TAPS, (b_x3, b_x2, b_x1, b_x))
-            b_z = b_x3 * b_w3 + b_x2 * b_w2 + b_x1 * b_w1 + b_x * b_w0 + load_lanes(bias, d, W if len(bias) > 0 else 0)
+            # in the order of `convolve_forward`: a token has the same bits in both
+            b_z = load_lanes(bias, d, W if len(bias) > 0 else 0) + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
             store(y, i + d, b_z * sigmoid(b_z) if swish else b_z)
         for d in range(together, D):
             p, total = (i + d) * width, np.float32(0)

@@ -148,10 +148,13 @@ def diagonal_advance(S, p_old, p_new, k, p_k, K, b_v, b_eps, b_decay):
 
 @inlined
 def read(S, p_s, k, p_k, K):
-    """`k^T S`."""
+    """`k^T S`, summed as in :func:`exact_update`: the bits of a sequence do not depend on where it is cut."""
     b_x = splat(np.float32(0))
-    for j in range(K):
-        b_x = b_x + load_one(k, p_k + j) * load(S, p_s + j * W)
+    for first in range(0, K, KEYS):
+        b_part = splat(np.float32(0))
+        for j in range(first, min(first + KEYS, K)):
+            b_part = b_part + load_one(k, p_k + j) * load(S, p_s + j * W)
+        b_x = b_x + b_part
     return b_x
 
 

@@ -64,4 +64,17 @@ MUTATIONS = [
         'b_decay = decay_at(gate, s_decay, min(t + 1, L - 1) * W)\n            b_u',
         'outputs depend on a later decay', f'{GATE}::test_a_later_decay_changes_no_earlier_bit', 'numba exact',
     ),
+    Mutation(
+        'sums-by-the-call', 'ops/numba/forward.py', 'b_part = b_part + load_one(k, p_k + j) * load(S',
+        'b_x = b_x + load_one(k, p_k + j) * load(S',
+        'the exact update of a token has other bits at the start of a call', 'tests/models/test_batch_invariant.py',
+        'token_by_token exact float32',
+    ),
+    Mutation(
+        'taps-by-the-call', 'fla_cpu/loops.py',
+        'b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3\n            store(y, i + d',
+        'b_w3 * b_x3 + b_w2 * b_x2 + b_w1 * b_x1 + b_w0 * b_x\n            store(y, i + d',
+        'the convolution of a token has other bits in decoding', 'tests/models/test_batch_invariant.py',
+        'token_by_token paper float32',
+    ),
 ]
