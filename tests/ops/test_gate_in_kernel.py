@@ -130,6 +130,19 @@ def test_errors(kind, change, error, message):
         longhorn_state_update(torch.zeros(B, H, 4, V), **inputs, **options | change)
 
 
+def test_transformed(device):
+    """The parameters of a gate in forward mode, against backward's gradient."""
+    inputs = {name: x.detach() for name, x in make_inputs(Case(B=1, T=T, H=H, K=4, V=V), device).items()}
+    options = gate('channel', device)
+    options['g'] = options['g'][:1].detach()
+
+    def loss(A_log):
+        return chunk_longhorn(**inputs, **options | {'A_log': A_log})[0].square().sum()
+
+    dA_log, = torch.autograd.grad(loss(options['A_log']), options['A_log'])
+    assert relative_error(torch.func.jacfwd(loss)(options['A_log'].detach()), dA_log) < 1e-5
+
+
 def test_compiled(device):
     """Traced with the operator, without a graph break."""
     torch.compiler.reset()

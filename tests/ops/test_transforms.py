@@ -12,6 +12,7 @@ OPS = [chunk_longhorn, fused_recurrent_longhorn]
 CASES = [
     Case(B=1, T=4, H=1, K=3, V=2, sigmoid=True, D=True, z=True, initial_state=True, scale=0.5),
     Case(H=1, K=2, V=3, scalar_beta=True, initial_state=True, state_v_first=True).packed(2, 0, 3),
+    Case(B=1, T=3, H=1, K=3, V=2, g='channel', allow_neg_eigval=True, initial_state=True),
 ]
 TRANSFORMS = {
     'grad': lambda f, x, dx: torch.func.grad(f)(x),
@@ -41,7 +42,9 @@ def scalar(op, name, inputs, options):
 
 @pytest.mark.filterwarnings('ignore:.*batching rule')
 @pytest.mark.parametrize('transform', list(TRANSFORMS))
-@pytest.mark.parametrize('op, case', [(OPS[0], CASES[0]), (OPS[1], CASES[1])], ids=['chunk, gated', 'recurrent, packed'])
+@pytest.mark.parametrize('op, case', [(OPS[0], CASES[0]), (OPS[1], CASES[1]), (OPS[0], CASES[2])], ids=[
+    'chunk, gated', 'recurrent, packed', 'chunk, decaying',
+])
 def test_equals_the_naive_op(op, case, transform, exact, device):
     options = make_options(case, device, exact)
     inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
