@@ -59,7 +59,8 @@ def copy_tile(tile, p_from, p_to, K):
         store(tile, p_to + j * W, load(tile, p_from + j * W))
 
 
-@helper
+# inlined, because another copy of the loop, which a process that compiles has, may round otherwise
+@inlined
 def square_norm(k, p, K):
     """`|k|^2` of one key; NaN from 2^126 on, where 1 / |k|^2 is subnormal, rather than a step size that looks valid."""
     b_sum = memory.splat(np.float32(0))
@@ -231,7 +232,7 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, gate, D, z, z_stride, o, H, K,
         store_lanes(o, p, b_o, n)
 
 
-@helper
+@inlined
 def square_norms(t0, L, i_h, k, H, K, s_k2):
     for t in range(L):
         s_k2[t] = square_norm(k, ((t0 + t) * H + i_h) * K, K)
