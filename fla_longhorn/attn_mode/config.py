@@ -43,6 +43,11 @@ def prepare(config: PreTrainedConfig) -> None:
     """
     check_family(config)
     record = getattr(config, RECORD, None) or {'derived': {}, 'replaced': {}}
+    if not (isinstance(record, dict) and record.keys() == {'derived', 'replaced'}):
+        raise ValueError(
+            f"{RECORD} is a key of the plugin's own in {type(config).__name__}, got {record!r}: the options are "
+            f'{", ".join(PREFIX + name for name in OPTIONS)}'
+        )
     present = {name.removeprefix(PREFIX): value for name, value in vars(config).items() if name.startswith(PREFIX)}
     if unknown := sorted(present.keys() - OPTIONS.keys()):
         raise ValueError(
