@@ -62,7 +62,7 @@ def test_as_many_channels_as_the_native_mixer(family):
 
 @pytest.mark.parametrize(('family', 'options', 'message'), [
     ('gla', {'longhorn_hidden_size': 3}, 'got longhorn_hidden_size; the options of Longhorn are longhorn_mode, '),
-    ('gla', {'longhorn': {'exact': True}}, 'longhorn is a key of the plugin.s own in GLAConfig, got {.exact.: True}: the options are '),
+    ('gla', {'longhorn': {'exact': True}}, 'longhorn is a key of the plugin.s own in GLAConfig, got {.exact.: True}: '),
     ('gla', {'longhorn_state_size': 0}, 'state_size must be between 1 and 256, got 0'),
     ('mom', {}, 'MomConfig: its mixer is a router.*comba.*gla.*rwkv7'),
     ('transformer', {}, 'TransformerConfig: it has no mixer.*comba.*gla.*rwkv7'),
