@@ -14,8 +14,8 @@ SPLIT = 'tests/layers/test_split_linear.py::'
 
 MUTATIONS = [
     Mutation(
-        'look-ahead-writes-the-state', 'layers/longhorn.py', 'q_len == 1 and use_cache and can_update_in_place(',
-        'q_len == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
+        'look-ahead-writes-the-state', 'layers/longhorn.py', 'call.T == 1 and use_cache and can_update_in_place(',
+        'call.T == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
         LOOK_AHEAD, '[paper-1-no_grad-False]', env=TORCH,
     ),
     Mutation(
