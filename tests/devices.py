@@ -15,7 +15,10 @@ ON_THE_CPU = {
     'tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_weight_decay.py::test_names_hold_after_fully_shard': 'gloo sends what is on the CPU',
     'tests/layers/test_options.py': 'options are refused before there is a tensor',
-    'tests/models/test_batch_invariant.py': 'a promise for the CPU alone',
+    **dict.fromkeys((f'tests/models/test_batch_invariant.py::{name}' for name in (
+        'test_token_by_token', 'test_ratios_of_generation_and_training_are_one', 'test_adapters_and_weights_stay',
+        'test_attention_is_refused',
+    )), 'a promise for the CPU alone'),
     'tests/mutate': 'reads source files',
     'tests/offgpu': 'what stands in for a GPU',
     'tests/onnx': 'in onnxruntime on the CPU',

@@ -14,8 +14,8 @@ import coverage
 
 PACKAGE = Path(__file__).parents[2] / 'fla_longhorn'
 WORDS = {'cpu', 'cuda', 'device', 'device_type', 'is_cpu', 'is_cuda'}
-# hosts bring tests of their own, and Numba's loops serve the CPU
-ELSEWHERE = {'contrib', 'numba'}
+# hosts bring tests of their own, and Numba's loops and the models in ONNX serve the CPU
+ELSEWHERE = {'contrib', 'numba', 'onnx'}
 
 
 def device_lines(source: str) -> set[int]:
