@@ -38,11 +38,8 @@ class LayerCall:
         use_cache: bool = True,
     ) -> None:
         self.layer, self.T, self.rows, self.part, self.use_cache = layer, T, rows, find_part(layer), use_cache
+        self.num_heads = layer.num_heads if self.part is None else self.part.num_heads
         self.recurrent_state, self.conv_state = states
-
-    @property
-    def num_heads(self) -> int:
-        return self.layer.num_heads if self.part is None else self.part.num_heads
 
     def project(self, in_proj: nn.Linear, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """This rank's channels of x and z, `[B, T, D]` without the padding."""
