@@ -34,8 +34,8 @@ def make_batch_invariant(model: Model) -> Model:
 
     In a call on whole sequences, in training too, after a prompt, token by token, beside other rows, and with padding on the
     left. It needs Numba, convolutions of four taps, and a multiple of 16 channels. There is no such promise for gradients, for
-    a prompt read in several pieces of more than one token, and under `torch.compile`. Parameters, checkpoints and adapters stay
-    as they are: apply it after adapters are added.
+    a prompt read in several pieces of more than one token, and under `torch.compile`. Parameters, checkpoints and adapters
+    stay as they are: apply it after adapters are added.
 
     Args:
         model (nn.Module):
