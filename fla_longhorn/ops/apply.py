@@ -1,41 +1,80 @@
-"""Check a public operator's arguments, then run it: alone, or on this rank's part of the tokens."""
+"""Check an operator's arguments, then run it: the kernels themselves in a plain call, else the `torch.library` operator."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
-from fla_longhorn.ops import context_parallel, operator
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
+from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
+from fla_longhorn.ops.operator import apart_from, backend_of, longhorn_fwd, longhorn_update, needs_gradient, update
 from fla_longhorn.ops.plain import is_plain, under_transform
-
-if TYPE_CHECKING:
-    from fla.ops.cp import FLACPContext
+from fla_longhorn.ops.pool import Pool
 
 
-def apply(
-    args: Arguments, cu_seqlens_cpu: Tensor | None, cp_context: FLACPContext | None, *, parallel: bool, intermediate: bool,
-) -> Result:
-    """Return `o [B, T, H, V]` and the final state; `parallel` allows splitting sequences into segments or chunks."""
-    if cp_context is not None:
-        if args.g is not None:
-            raise ValueError('g must be None with cp_context: decays are not exchanged between ranks')
-        if intermediate:
-            raise ValueError('return_intermediate_states must be False with cp_context, got True')
-        return context_parallel.run(args, cp_context, parallel=parallel)
+def check_and_run(args: Arguments, cu_seqlens_cpu: Tensor | None, *, parallel: bool, intermediate: bool = False) -> Result:
+    """Return `o [B, T, H, V]` and the final state; `parallel` allows splitting sequences into segments or chunks.
+
+    With `intermediate`, the states before every `checkpoint_interval(K)`-th token are returned too.
+    """
     plain = is_plain(*get_tensors(args))
     check_inputs(args, cu_seqlens_cpu)
     # operators of `torch.library` have a formula for backward alone: forward mode would drop the tangents silently
     if not plain and (under_transform() or has_tangent(args)):
-        results = recurrence(args, cu_seqlens_cpu)
-        return results if intermediate else results[:2]
-    if intermediate:
-        return operator.run_with_states(args, cu_seqlens_cpu, parallel)
-    return operator.run(args, parallel, plain=plain)
+        o, final_state, states = recurrence(args, cu_seqlens_cpu)
+        return (o, final_state, states) if intermediate else (o, final_state)
+    if parallel and not intermediate and args.beta.dim() == 3 and not torch.compiler.is_compiling():
+        shortcut = getattr(backend_of(args), 'longhorn_shortcut', None)
+        if shortcut is not None and (result := shortcut(args)) is not None:
+            return result
+    if intermediate and needs_gradient(args):
+        raise ValueError('return_intermediate_states must be False where an input needs a gradient, which the states have not')
+    args = with_float(args)
+    # states are saved if they are asked for or a backward may follow
+    if plain:
+        o, final_state, states = backend_of(args).longhorn_fwd(args, save_states=intermediate, parallel=parallel)
+    else:
+        o, final_state, states = longhorn_fwd(*args, intermediate or needs_gradient(args), parallel)
+    final_state = final_state if args.output_final_state else None
+    return (o, final_state, intermediate_states(states, args, cu_seqlens_cpu)) if intermediate else (o, final_state)
+
+
+def intermediate_states(states: Tensor, args: Arguments, cu_seqlens_cpu: Tensor | None) -> Tensor:
+    """Saved states `[S, H, K, V]` as `[B, S / B, H, K, V]`, or `[1, S', H, K, V]` without the slots that stay empty."""
+    view = getattr(backend_of(args), 'view_states', None)
+    states = states if view is None else view(states, args)
+    if args.cu_seqlens is None:
+        states = states.unflatten(0, (args.q.shape[0], -1))
+    else:
+        bounds = (args.cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        slots = torch.tensor(filled_slots(bounds, checkpoint_interval(args.q.shape[-1])), dtype=torch.int64, device='cpu')
+        states = states[slots.to(states.device)][None]
+    return states.mT if args.state_v_first else states
+
+
+def run_update(pool: Pool, args: Arguments, *, plain: bool, apart: bool = False) -> Tensor:
+    """Update states in place, on checked arguments; `apart`: no input shares memory with the states."""
+    args = with_float(args)
+    if not plain:
+        return longhorn_update(*pool, *args)
+    o = update(pool, args if apart else apart_from(pool.states, args))
+    # as the operator does: a backward that saved the states must fail
+    if not pool.states.is_inference():
+        increment_version(pool.states)
+    return o
+
+
+def with_float(args: Arguments) -> Arguments:
+    """Convert the scale to a float and the initial state to float32."""
+    if type(args.scale) is not float:
+        args = args._replace(scale=float(args.scale))
+    if args.initial_state is not None and args.initial_state.dtype != torch.float32:
+        args = args._replace(initial_state=args.initial_state.float())
+    return args
 
 
 def has_tangent(args: Arguments) -> bool:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.apply import apply
+from fla_longhorn.ops.apply import check_and_run
 from fla_longhorn.ops.arguments import Arguments, Result
+from fla_longhorn.ops.context_parallel import run_on_part
 from fla_longhorn.ops.gate import apply_gate
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def chunk_longhorn(
         g (torch.Tensor, Optional):
             Logarithms of decays, at most 0, of shape `[B, T, H, V]` (one per channel) or `[B, T, H]` (one per head). The state
             decays first, then takes the step: `S_t` is as above with `exp(g_t) * S_{t-1}` for `S_{t-1}`. On the CPU it costs
-            little; on a GPU it runs in PyTorch, token by token, which is slow. `-inf` starts anew. Not with `cp_context`. A
-            decay per channel is `gv` in fla, where `gated_oja_rule` takes another step with it. Default: `None`, no decay.
+            little; on a GPU it runs in PyTorch, token by token, which is slow. `-inf` starts anew. A decay per
+            channel is `gv` in fla, where `gated_oja_rule` takes another step with it. Default: `None`, no decay.
         use_gate_in_kernel (bool, Optional):
             Whether the logarithms of decays are computed from `g` here, in float32, by the formulas of fla's `chunk_kda`:
             `-exp(A_log) * softplus(g + dt_bias)`, or with a lower bound `lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`.
@@ -127,11 +128,12 @@ def chunk_longhorn(
         >>> o.shape, state.shape
         (torch.Size([2, 64, 1, 32]), torch.Size([2, 1, 16, 32]))
     """
-    g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
-    return apply(
-        Arguments(
-            q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
-            use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,
-        ),
-        cu_seqlens_cpu, cp_context, parallel=True, intermediate=return_intermediate_states,
+    args = Arguments(
+        q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, initial_state=initial_state,
+        output_final_state=output_final_state, exact=exact, D=D, z=z, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval,
+        g=apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
     )
+    if cp_context is not None:
+        return run_on_part(args, cp_context, parallel=True, intermediate=return_intermediate_states)
+    return check_and_run(args, cu_seqlens_cpu, parallel=True, intermediate=return_intermediate_states)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.apply import apply
+from fla_longhorn.ops.apply import check_and_run
 from fla_longhorn.ops.arguments import Arguments, Result
 from fla_longhorn.ops.chunk import chunk_longhorn
+from fla_longhorn.ops.context_parallel import run_on_part
 from fla_longhorn.ops.gate import apply_gate
 
 if TYPE_CHECKING:
@@ -25,14 +26,15 @@ def fused_recurrent_longhorn(
     use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
     lower_bound: float | None = None,
 ) -> Result:
-    g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
-    return apply(
-        Arguments(
-            q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
-            use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,
-        ),
-        cu_seqlens_cpu, cp_context, parallel=False, intermediate=return_intermediate_states,
+    args = Arguments(
+        q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, initial_state=initial_state,
+        output_final_state=output_final_state, exact=exact, D=D, z=z, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval,
+        g=apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
     )
+    if cp_context is not None:
+        return run_on_part(args, cp_context, parallel=False, intermediate=return_intermediate_states)
+    return check_and_run(args, cu_seqlens_cpu, parallel=False, intermediate=return_intermediate_states)
 
 
 fused_recurrent_longhorn.__doc__ = (chunk_longhorn.__doc__ or '').replace(

@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, get_tensors
 from fla_longhorn.ops.backend import select_backend
-from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots, num_checkpoints
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.inputs import check_boundaries, check_rows
 from fla_longhorn.ops.pool import Pool
 
@@ -132,14 +132,13 @@ def longhorn_update(*inputs) -> Tensor:
     """
     pool, args = split_update(inputs)
     with_boundaries_checked(args)
-    return update(pool, args)
+    return update(pool, apart_from(pool.states, args))
 
 
 def update(pool: Pool, args: Arguments) -> Tensor:
-    """The operator, on checked boundaries."""
+    """The operator, on checked boundaries and inputs that share no memory with the states."""
     if pool.is_chosen_from and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
-    args = apart_from(pool.states, args)
     backend, options = backend_of(args), dict(save_states=False, parallel=is_long(args))
     if not pool.is_chosen_from and pool.states.is_contiguous():
         args = args._replace(initial_state=pool.states)
@@ -197,74 +196,6 @@ def is_long(args: Arguments) -> bool:
     """Whether to split along the sequence; lengths on a device are unknown, so only shapes count."""
     T = args.q.shape[1]
     return T > MAX_RECURRENT_LENGTH and (args.cu_seqlens is None or args.num_sequences < T)
-
-
-def run(args: Arguments, parallel: bool, plain: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Call the operator on checked arguments; states are saved only if a backward may follow.
-
-    A plain call (:func:`fla_longhorn.ops.plain.is_plain`) skips the dispatcher.
-    """
-    if parallel and args.beta.dim() == 3 and not torch.compiler.is_compiling():
-        shortcut = getattr(backend_of(args), 'longhorn_shortcut', None)
-        if shortcut is not None and (result := shortcut(args)) is not None:
-            return result
-    args = with_float(args)
-    if plain:
-        o, final_state, _ = backend_of(args).longhorn_fwd(args, save_states=False, parallel=parallel)
-    else:
-        o, final_state, _ = longhorn_fwd(*args, needs_gradient(args), parallel)
-    return o, final_state if args.output_final_state else None
-
-
-def run_with_states(args: Arguments, cu_seqlens_cpu: Tensor | None, parallel: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As :func:`run`, and return the states before every `checkpoint_interval(K)`-th token too."""
-    if needs_gradient(args):
-        raise ValueError('return_intermediate_states must be False where an input needs a gradient, which the states have not')
-    o, final_state, states = longhorn_fwd(*with_float(args), True, parallel)
-    view = getattr(backend_of(args), 'view_states', None)
-    states = states if view is None else view(states, args)
-    if args.cu_seqlens is None:
-        states = states.unflatten(0, (args.q.shape[0], -1))
-    else:
-        bounds = (args.cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
-        slots = torch.tensor(filled_slots(bounds, checkpoint_interval(args.q.shape[-1])), dtype=torch.int64, device='cpu')
-        states = states[slots.to(states.device)][None]
-    return o, final_state if args.output_final_state else None, states.mT if args.state_v_first else states
-
-
-def with_float(args: Arguments) -> Arguments:
-    """Convert the scale to a float and the initial state to float32."""
-    if type(args.scale) is not float:
-        args = args._replace(scale=float(args.scale))
-    if args.initial_state is not None and args.initial_state.dtype != torch.float32:
-        args = args._replace(initial_state=args.initial_state.float())
-    return args
-
-
-def run_update(pool: Pool, args: Arguments, plain: bool = False) -> Tensor:
-    """As :func:`run`, for :func:`longhorn_update`."""
-    args = with_float(args)
-    if not plain:
-        return longhorn_update(*pool, *args)
-    o = update(pool, args)
-    count_update(pool.states)
-    return o
-
-
-def step(pool: Pool, args: Arguments) -> Tensor:
-    """As :func:`run_update`, for a plain call of one token per sequence, on states that are also `args.initial_state`."""
-    states = pool.states
-    if pool.is_chosen_from:
-        return run_update(pool, args._replace(initial_state=None), plain=True)
-    o = backend_of(args).longhorn_fwd(args, save_states=False, parallel=False, final_state=states)[0]
-    count_update(states)
-    return o
-
-
-def count_update(states: Tensor) -> None:
-    """Tell autograd that the states changed, as the operator does: a backward that saved them must fail."""
-    if not states.is_inference():
-        increment_version(states)
 
 
 def needs_gradient(args: Arguments) -> bool:

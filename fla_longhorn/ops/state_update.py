@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fla_longhorn.ops.apply import has_tangent
+from fla_longhorn.ops.apply import has_tangent, run_update
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.gate import apply_gate
 from fla_longhorn.ops.inputs import LOW_PRECISIONS, MAX_STATE_SIZE, check_inputs, check_pool
-from fla_longhorn.ops.operator import needs_gradient, run_update, span, step
+from fla_longhorn.ops.operator import needs_gradient, span
 from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
@@ -80,30 +80,29 @@ def longhorn_state_update(
         tensor(0)
     """
     g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
-    everything = Arguments(
-        q, k, v, beta, 1.0 if scale is None else scale, state, True, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
-        cu_seqlens, allow_neg_eigval, g,
+    args = Arguments(
+        q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, output_final_state=True, exact=exact, D=D, z=z,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        allow_neg_eigval=allow_neg_eigval, g=g,
     )
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
     plain = is_plain(q, k, v, beta, D, z, g, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
-    if plain and cu_seqlens_cpu is None and is_step(pool, everything):
-        return step(pool, everything)
-    args = everything._replace(initial_state=None)
+    if plain and cu_seqlens_cpu is None and is_step(pool, args):
+        return run_update(pool, args, plain=True, apart=True)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)
-    if plain:
-        return run_update(pool, args, plain)
     if under_transform():
         raise ValueError(
             'longhorn_state_update updates states in place, which the transforms of torch.func (vmap, grad, jvp) do not: call '
             'it outside of them, or fused_recurrent_longhorn, which returns the states'
         )
-    if needs_gradient(everything) or has_tangent(everything):
+    with_states = args._replace(initial_state=state)
+    if not plain and (needs_gradient(with_states) or has_tangent(with_states)):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'
         )
-    return run_update(pool, args)
+    return run_update(pool, args, plain=plain)
 
 
 def is_step(pool: Pool, args: Arguments) -> bool:

@@ -25,6 +25,8 @@ LAYERS = {
     'exact': {'exact': True, 'num_heads': 2, 'state_size': 6},
     'bias': {'use_bias': True, 'conv_bias': False, 'conv_size': 3, 'expand': 1.5, 'k_norm': 'l2'},
     'no look back': {'conv_size': 1},
+    'gate per head': {'gate': 'head', 'num_heads': 2, 'state_size': 6},
+    'exact, gate per channel': {'exact': True, 'gate': 'channel', 'num_heads': 2, 'state_size': 6},
 }
 # of the sequences, for four ranks: boundaries anywhere, and on the edges of ranks and next to them
 RAGGED, EDGES = (3, 60, 8, 1, 208), (70, 71, 68, 71)

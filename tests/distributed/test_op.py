@@ -60,6 +60,9 @@ def jobs(size: int) -> dict[str, Job]:
         'torch': Job(full.packed(5, T - 9, 4), 'torch'),
         'torch, whole': Job(plain.packed(T), 'torch'),
         'recurrent': Job(full.packed(T), op=fused_recurrent_longhorn),
+        'a decay per head': Job(Case(H=2, K=3, V=6, g='head', **ALL).packed(5, T - 16, 11)),
+        'a decay per channel, whole': Job(Case(H=2, K=5, V=7, g='channel').packed(T)),
+        'torch, a decay per channel': Job(Case(H=2, K=3, V=6, g='channel', **ALL).packed(T - 5, 5), 'torch'),
     }
     if size > 2:
         cases['over three ranks'] = Job(full.packed(8, 24, T - 32))

@@ -247,12 +247,6 @@ def test_errors(change, kind, message):
         chunk_longhorn(**inputs | change)
 
 
-def test_not_with_context_parallelism():
-    inputs = {name: x.detach() for name, x in make_inputs(Case(B=1, T=3, H=1, K=4, V=6, g='head')).items()}
-    with pytest.raises(ValueError, match='g must be None with cp_context'):
-        chunk_longhorn(**inputs, cp_context=object())
-
-
 def test_a_backend_without_decays_is_not_left_silently(monkeypatch):
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
     monkeypatch.setenv('TRITON_INTERPRET', '1')

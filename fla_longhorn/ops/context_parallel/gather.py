@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fla_longhorn.ops.context_parallel.part import Call, Part, state_at
+from fla_longhorn.ops.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
 from fla_longhorn.ops.context_parallel.summaries import backward_summary, forward_summary
 
 
@@ -15,42 +15,44 @@ class GatherFunction(torch.autograd.Function):
     """Every rank composes the summaries of the ranks before it into its initial state."""
 
     @staticmethod
-    def forward(ctx, q, k, v, beta, D, z, cu_seqlens, call: Call):
-        part, (H, K), V = call.part, q.shape[2:], v.shape[-1]
+    def forward(ctx, call: Call, cu_seqlens, *inputs):
+        tensors, part = dict(zip(INPUTS, inputs, strict=True)), call.part
         N = part.num_sequences
         cu_seqlens = None if N == 1 else cu_seqlens
-        summary = q.new_zeros(2, 1, H, K, V, dtype=torch.float32)
+        summary = empty_summary(tensors)
         if part.after:
-            tail = part.tail
-            args = call.args._replace(q=k[:, tail], k=k[:, tail], v=v[:, tail], beta=beta[:, tail], cu_seqlens=None)
+            args = call.args._replace(**of_tokens(tensors, part.tail))
             decay, summary[1] = forward_summary(args, with_decay=part.inside)
             if decay is not None:
                 summary[0] = decay
         incoming = fold(summary, part, range(part.rank - part.before, part.rank))
         h0 = state_at(0, incoming, N) if part.before else None
-        o, _, states = call.fwd(q, k, v, beta, D, z, cu_seqlens, h0, output_final_state=False)
-        ctx.save_for_backward(q, k, v, beta, D, z, cu_seqlens, h0, states, summary[0].clone() if part.inside else None)
+        o, _, states = call.fwd(tensors, cu_seqlens, h0, output_final_state=False)
+        ctx.save_for_backward(cu_seqlens, h0, states, summary[0].clone() if part.inside else None, *inputs)
         ctx.call = call
         return o
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do):
-        q, k, v, beta, D, z, cu_seqlens, h0, states, decay = ctx.saved_tensors
-        call, part = ctx.call, ctx.call.part
-        (H, K), V = q.shape[2:], v.shape[-1]
-        summary = q.new_zeros(2, 1, H, K, V, dtype=torch.float32)
+        cu_seqlens, h0, states, decay, *inputs = ctx.saved_tensors
+        tensors, call, part = dict(zip(INPUTS, inputs, strict=True)), ctx.call, ctx.call.part
+        summary = empty_summary(tensors)
         if part.before:
-            head = part.head
-            z_head = None if z is None else z[:, head]
-            args = call.args._replace(q=q[:, head], k=k[:, head], v=v[:, head], beta=beta[:, head], z=z_head, cu_seqlens=None)
-            summary[1] = backward_summary(do[:, head], states, args, parallel=call.parallel)
+            args = call.args._replace(**of_tokens(tensors, part.head))
+            summary[1] = backward_summary(do[:, part.head], states, args, parallel=call.parallel)
             if decay is not None:
                 summary[0] = decay
         incoming = fold(summary, part, range(part.rank + part.after, part.rank, -1))
         dht = state_at(-1, incoming, part.num_sequences) if part.after else None
-        dq, dk, dv, dbeta, _, dD, dz = call.bwd(do, dht, states, q, k, v, beta, D, z, cu_seqlens, h0)
-        return dq, dk, dv, dbeta, None if D is None else dD, None if z is None else dz, None, None
+        gradients = call.bwd(do, dht, states, tensors, cu_seqlens, h0)
+        return None, None, *(gradients[name] for name in INPUTS)
+
+
+def empty_summary(tensors: Tensors) -> Tensor:
+    """Zeros `[2, 1, H, K, V]`: the decay and the state of no token's sequence."""
+    q, v = tensors['q'], tensors['v']
+    return q.new_zeros(2, 1, *q.shape[2:], v.shape[-1], dtype=torch.float32)
 
 
 def fold(summary: Tensor, part: Part, ranks: range) -> Tensor:

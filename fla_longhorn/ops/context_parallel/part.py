@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments
 from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
+
+# a rank's own; the states come from other ranks
+INPUTS = tuple(name for name in DIFFERENTIABLE if name != 'initial_state')
+# by name
+Tensors = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the operator on this rank's part; `args` lacks the tensors that have a gradient."""
+    """A call of the operator on this rank's part; `args` lacks the tensors."""
 
     args: Arguments
     part: Part
@@ -60,21 +65,23 @@ class Call:
     parallel: bool
 
     def fwd(
-        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor | None, z: Tensor | None, cu_seqlens: Tensor | None,
-        h0: Tensor | None, *, output_final_state: bool,
+        self, tensors: Tensors, cu_seqlens: Tensor | None, h0: Tensor | None, *, output_final_state: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        args = self.args._replace(
-            q=q, k=k, v=v, beta=beta, D=D, z=z, cu_seqlens=cu_seqlens, initial_state=h0, output_final_state=output_final_state,
-        )
+        args = self.args._replace(cu_seqlens=cu_seqlens, initial_state=h0, output_final_state=output_final_state, **tensors)
         return longhorn_fwd(*args, self.save_states, self.parallel)
 
     def bwd(
-        self, do: Tensor, dht: Tensor | None, states: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, D: Tensor | None,
-        z: Tensor | None, cu_seqlens: Tensor | None, h0: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        args = self.args._replace(q=q, k=k, v=v, beta=beta, D=D, z=z, cu_seqlens=cu_seqlens, initial_state=h0)
-        # but the last, that of a decay
-        return longhorn_bwd(do, dht, states, *args, self.parallel)[:-1]
+        self, do: Tensor, dht: Tensor | None, states: Tensor, tensors: Tensors, cu_seqlens: Tensor | None, h0: Tensor | None,
+    ) -> Tensors:
+        """The gradients by name, that of the initial state included; `None` for an absent input's."""
+        args = self.args._replace(cu_seqlens=cu_seqlens, initial_state=h0, **tensors)
+        gradients = zip(args.differentiable.items(), longhorn_bwd(do, dht, states, *args, self.parallel), strict=True)
+        return {name: None if x is None else dx for (name, x), dx in gradients}
+
+
+def of_tokens(tensors: Tensors, tokens: slice) -> dict[str, Any]:
+    """These tokens of a call's inputs; D has none."""
+    return {name: x if x is None or name == 'D' else x[:, tokens] for name, x in tensors.items()}
 
 
 def state_at(row: int, state: Tensor, N: int) -> Tensor:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fla_longhorn.ops.context_parallel.part import Call, Part, state_at
-
-Given = TypeVar('Given', Tensor, None)
+from fla_longhorn.ops.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
 
 
 @dataclass(frozen=True)
@@ -41,48 +39,52 @@ class RingFunction(torch.autograd.Function):
     """Each rank waits for its first sequence's state from the rank before."""
 
     @staticmethod
-    def forward(ctx, q, k, v, beta, D, z, cu_seqlens, call: Call):
-        part, shape = call.part, (1, *q.shape[2:], v.shape[-1])
+    def forward(ctx, call: Call, cu_seqlens, *inputs):
+        tensors, part = dict(zip(INPUTS, inputs, strict=True)), call.part
+        shape, device = state_shape(tensors), tensors['q'].device
         pieces = pieces_of(part, cu_seqlens)
         outputs: list[Tensor] = []
         saved: list[Tensor | None] = []
         sent: list[tuple[dist.Work | None, Tensor]] = []
         for piece in reversed(pieces):
-            h0 = state_at(0, receive(part, part.rank - 1, shape, q.device), piece.num_sequences) if piece.receives else None
-            inputs = (*(take(piece, x) for x in (q, k, v, beta)), D, take(piece, z), piece.cu_seqlens, h0)
-            o, ht, states = call.fwd(*inputs, output_final_state=piece.sends)
+            h0 = state_at(0, receive(part, part.rank - 1, shape, device), piece.num_sequences) if piece.receives else None
+            own = of_tokens(tensors, piece.tokens)
+            o, ht, states = call.fwd(own, piece.cu_seqlens, h0, output_final_state=piece.sends)
             if piece.sends:
                 sent.append(send(part, part.rank + 1, ht[-1:]))
             outputs.insert(0, o)
             saved[:0] = h0, states
         wait(sent)
-        ctx.save_for_backward(q, k, v, beta, D, z, *saved)
+        ctx.save_for_backward(*inputs, *saved)
         ctx.call, ctx.pieces = call, pieces
         return join(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do):
-        q, k, v, beta, D, z, *saved = ctx.saved_tensors
-        call, part = ctx.call, ctx.call.part
-        shape = (1, *q.shape[2:], v.shape[-1])
+        everything, call, part = ctx.saved_tensors, ctx.call, ctx.call.part
+        tensors, saved = dict(zip(INPUTS, everything, strict=False)), everything[len(INPUTS):]
+        shape, device = state_shape(tensors), do.device
         gradients, sent = [], []
         for piece, h0, states in zip(ctx.pieces, saved[::2], saved[1::2], strict=True):
-            dht = state_at(-1, receive(part, part.rank + 1, shape, q.device), piece.num_sequences) if piece.sends else None
-            inputs = (*(take(piece, x) for x in (q, k, v, beta)), D, take(piece, z), piece.cu_seqlens, h0)
-            *dx, dh0, dD, dz = call.bwd(take(piece, do), dht, states, *inputs)
+            dht = state_at(-1, receive(part, part.rank + 1, shape, device), piece.num_sequences) if piece.sends else None
+            own = of_tokens(tensors, piece.tokens)
+            dx = call.bwd(do[:, piece.tokens], dht, states, own, piece.cu_seqlens, h0)
             if piece.receives:
-                sent.append(send(part, part.rank - 1, dh0[:1]))
-            gradients.append((*dx, None if z is None else dz, None if D is None else dD))
+                sent.append(send(part, part.rank - 1, dx['initial_state'][:1]))
+            gradients.append(dx)
         wait(sent)
-        *dx, dz, dD = zip(*gradients, strict=True)
-        dD = None if D is None else sum(dD[1:], dD[0])
-        dq, dk, dv, dbeta, dz = (join(parts) for parts in (*dx, dz))
-        return dq, dk, dv, dbeta, dD, dz, None, None
+        of_inputs = {name: [dx[name] for dx in gradients] for name in INPUTS}
+        return None, None, *(add(dx) if name == 'D' else join(dx) for name, dx in of_inputs.items())
 
 
-def take(piece: Piece, x: Given) -> Given:
-    return None if x is None else x[:, piece.tokens]
+def state_shape(tensors: Tensors) -> tuple[int, ...]:
+    """That of one sequence's state, `[1, H, K, V]`."""
+    return 1, *tensors['q'].shape[2:], tensors['v'].shape[-1]
+
+
+def add(parts: Sequence[Any]) -> Any:
+    return None if parts[0] is None else sum(parts[1:], parts[0])
 
 
 def join(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -11,30 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.operator import backend_of, longhorn_bwd, longhorn_fwd
 
 
 def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None, Tensor]:
-    """(decay, local) of the tokens, from `k`, `v` and `beta`; decay may be None without `with_decay`."""
-    own = getattr(select_backend(args.k.device), 'forward_summary', None)
+    """(decay, local) of the tokens, from `k`, `v`, `beta` and `g`; decay may be None without `with_decay`."""
+    own = getattr(backend_of(args), 'forward_summary', None)
     if own is not None:
         return own(args)
-    k, v, beta, h0 = args.k, args.v, args.beta, None
+    v, h0, repeated = args.v, None, {name: getattr(args, name) for name in ('k', 'beta', 'g')}
     if with_decay:
-        zeros = k.new_zeros(1, *k.shape[2:], v.shape[-1], dtype=torch.float32)
+        zeros = v.new_zeros(1, *args.k.shape[2:], v.shape[-1], dtype=torch.float32)
         h0 = torch.cat([zeros, zeros + 1])
-        k, beta = (x.repeat_interleave(2, 0) for x in (k, beta))
+        repeated = {name: None if x is None else x.repeat_interleave(2, 0) for name, x in repeated.items()}
         v = F.pad(v, (0, 0) * 3 + (0, 1))
-    args = args._replace(q=k, k=k, v=v, beta=beta, initial_state=h0, D=None, z=None, output_final_state=True)
+    args = args._replace(**repeated, q=repeated['k'], v=v, initial_state=h0, D=None, z=None, output_final_state=True)
     _, state, _ = longhorn_fwd(*args, False, True)
     return (state[1:], state[:1]) if with_decay else (None, state)
 
 
 def backward_summary(do: Tensor, states: Tensor, args: Arguments, *, parallel: bool) -> Tensor:
     """Gradient of the initial state where the final state has none; `states` are those that forward saved."""
-    own = getattr(select_backend(args.q.device), 'backward_summary', None)
+    own = getattr(backend_of(args), 'backward_summary', None)
     if own is not None:
         return own(do, args)
     _, T, _, K, _ = args.sizes

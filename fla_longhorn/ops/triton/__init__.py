@@ -31,14 +31,20 @@ A backend may also have:
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, or_empty
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import launching
-from fla_longhorn.ops.triton.diagonal import diagonal_bwd, diagonal_fwd
+from fla_longhorn.ops.triton.diagonal.backward import longhorn_diagonal_bwd
+from fla_longhorn.ops.triton.diagonal.forward import longhorn_diagonal_fwd
+from fla_longhorn.ops.triton.diagonal.step import longhorn_diagonal_step
 from fla_longhorn.ops.triton.diagonal.summaries import backward_summary, forward_summary
-from fla_longhorn.ops.triton.exact import exact_bwd, exact_fwd
+from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
+from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
+from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd
 from fla_longhorn.ops.triton.scalar_beta import longhorn_shortcut
 
 __all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd', 'longhorn_shortcut', 'view_states']
@@ -47,15 +53,36 @@ __all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd'
 def longhorn_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    update = exact_fwd if args.exact else diagonal_fwd
+    """Allocate the states and call the launcher of the update and form, which writes them and returns `o`."""
+    B, T, H, K, V = args.sizes
+    is_varlen = args.cu_seqlens is not None
+    # it may be the initial state: a program reads its block before it writes it
+    ht, states = final_state if pool is None else pool.states, None
+    if ht is None and args.output_final_state:
+        ht = args.q.new_empty(args.state_shape, dtype=torch.float32)
+    if save_states:
+        slots = num_checkpoints(B, T, args.num_sequences, checkpoint_interval(K), is_varlen)
+        states = args.q.new_empty((slots, H, K, V), dtype=torch.float32)
     with launching(args):
-        return update(args, save_states=save_states, parallel=parallel, final_state=final_state, pool=pool)
+        if args.exact and parallel:
+            o = chunk_longhorn_exact_fwd(args, ht, states, pool)
+        elif args.exact:
+            o = fused_recurrent_longhorn_exact_fwd(args, ht, states, pool)
+        elif T == 1 and not is_varlen and not save_states:
+            o = longhorn_diagonal_step(args, ht, pool)
+        else:
+            o = longhorn_diagonal_fwd(args, ht, states, pool, parallel=parallel)
+    return o, or_empty(ht, o), or_empty(states, o)
 
 
 def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> tuple[Tensor, ...]:
-    update = exact_bwd if args.exact else diagonal_bwd
+    """Call the launchers of the update's backward; the exact update has the chunkwise one alone."""
     with launching(args):
-        return update(do, dht, states, args, parallel=parallel)
+        if args.exact:
+            gradients = chunk_longhorn_exact_bwd(do, dht, states, args)
+        else:
+            gradients = longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
+    return tuple(args.q.new_empty(0) if dx is None else dx for dx in gradients)
 
 
 def view_states(states: Tensor, args: Arguments) -> Tensor:

@@ -29,7 +29,7 @@ MUTATIONS = [
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'plain-update-uncounted', 'ops/operator.py', '    if not states.is_inference():', '    if False:',
+        'plain-update-uncounted', 'ops/apply.py', '    if not pool.states.is_inference():', '    if False:',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_a_plain_update_is_counted', env=TORCH,
     ),
@@ -43,13 +43,13 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_errors_of_a_plain_step', env=TORCH,
     ),
     Mutation(
-        'inputs-among-the-states', 'ops/operator.py', '    args = apart_from(pool.states, args)\n', '',
+        'inputs-among-the-states', 'ops/apply.py', 'args if apart else apart_from(pool.states, args)', 'args',
         'inputs that are views of the states are read after they are overwritten',
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
     Mutation(
-        'decays-in-a-plain-step', 'ops/operator.py', 'o = backend_of(args).longhorn_fwd(args, save_states=False',
-        'o = select_backend(args.q.device).longhorn_fwd(args, save_states=False',
+        'decays-in-a-plain-step', 'ops/operator.py', 'backend, options = backend_of(args), dict(',
+        'backend, options = select_backend(args.q.device), dict(',
         'a step with a decay goes to a backend without one', 'tests/ops/test_gate.py::test_states_in_place', env=INTERPRET,
     ),
     Mutation(

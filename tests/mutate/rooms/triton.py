@@ -11,7 +11,7 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_a_token_whose_gate_lies_apart', 'diagonal', env=INTERPRET,
     ),
     Mutation(
-        'segments-forward-in-backward', 'ops/triton/diagonal/__init__.py', 'args, L=L, reverse=True)',
+        'segments-forward-in-backward', 'ops/triton/diagonal/backward.py', 'args, L=L, reverse=True)',
         'args, L=L, reverse=False)',
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
     ),

@@ -16,8 +16,18 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, given, launch_key, no_step, norm_slope, padded_state_size
+from fla_longhorn.ops.triton.common import (
+    FUSED,
+    given,
+    launch_key,
+    no_step,
+    norm_slope,
+    padded_state_size,
+    strided_inputs,
+    with_token_stride,
+)
 from fla_longhorn.ops.triton.device import card_of, multiprocessor_count
+from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
     copy_rows,
@@ -29,7 +39,7 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
     ring_offsets,
     to_ring,
 )
-from fla_longhorn.ops.triton.diagonal.common import locate_segment, state_offsets
+from fla_longhorn.ops.triton.diagonal.common import locate_segment, prepare_rows, state_offsets
 from fla_longhorn.ops.triton.diagonal.configs import (
     PROGRAMS_PER_MULTIPROCESSOR,
     for_backward,
@@ -275,3 +285,35 @@ def longhorn_bwd_segments(
             OPTIONS=args.step_options, SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, **reduce.of(reduce_kernel), **FUSED,
         )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz
+
+
+def longhorn_diagonal_bwd(
+    do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments, *, parallel: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one)."""
+    args, strides = strided_inputs(args, ('v', 'z'))
+    q, T = args.q, args.q.shape[1]
+    do, strides['S_DO'] = with_token_stride(do)
+
+    # twice as many segments as programs: backward runs two in turn, and the summaries' programs fit twice as often
+    L = segments.segment_length(args, parallel, for_backward(*launch_key(args)).BV, rounds=2)
+    rows = prepare_rows(args, squares=L <= T)
+    if L <= T:
+        decay, local = segments.summarize_segments(rows, args, do, L=L)
+        dht = None if dht is None else dht.float().contiguous()
+        dh = segments.combine_segments(decay, local, dht, args, L=L, reverse=True)
+    elif dht is None:
+        dh = q.new_zeros(args.state_shape, dtype=torch.float32)
+    else:
+        dh = dht.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    dq, dk, dv, dbeta, dD, dz = longhorn_bwd_segments(rows, args, strides, do, dh, states, L=L)
+    dh0 = None if args.initial_state is None else first_segments(dh, args, L)
+    return dq, dk, dv, dbeta, dh0, dD, dz
+
+
+def first_segments(x: torch.Tensor, args: Arguments, L: int) -> torch.Tensor:
+    """The slots of each sequence's first segment in `x`, which has a slot for each segment of L tokens."""
+    if args.cu_seqlens is None:
+        return x[::len(x) // args.num_sequences].contiguous()
+    bos = args.cu_seqlens[:-1]
+    return x[bos // L + torch.arange(len(bos), dtype=bos.dtype, device=bos.device)]

@@ -9,10 +9,12 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, given, launch_key, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import FUSED, given, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
     locate_segment,
+    prepare_rows,
     state_offsets,
     unpack_pairs,
     unstack,
@@ -226,16 +228,21 @@ def loads_pairs(args: Arguments, strides: dict[str, int], config: DiagonalConfig
     )
 
 
-def longhorn_fwd_segments(
-    rows: torch.Tensor, args: Arguments, strides: dict[str, int], h0: torch.Tensor | None, ht: torch.Tensor | None,
-    states: torch.Tensor | None, pool: Pool | None, *, L: int,
+def longhorn_diagonal_fwd(
+    args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None, *, parallel: bool,
 ) -> torch.Tensor:
-    """Run every segment of L tokens from its state in `h0` and return `o [B, T, H, V]`."""
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
+    args, strides = strided_inputs(args, ('v', 'z'))
     B, T, H, K, V = args.sizes
     N, v, beta, cu_seqlens = args.num_sequences, args.v, args.beta, args.cu_seqlens
+    kernel, config = longhorn_fwd_kernel, for_forward(*launch_key(args))
+    rows, L = prepare_rows(args, squares=False), segments.segment_length(args, parallel, config.BV)
+    h0 = args.initial_state if pool is None else pool.states
+    if L <= T:
+        decay, local = segments.summarize_segments(rows, args, L=L)
+        h0 = segments.combine_segments(decay, local, h0, args, L=L, reverse=False, pool=pool)
     # programs of a sequence without a row return at once
     o = (torch.empty if pool is None else torch.zeros)(B, T, H, V, dtype=v.dtype, device=v.device)
-    kernel, config = longhorn_fwd_kernel, for_forward(*launch_key(args))
     grid = (num_checkpoints(B, T, N, L, cu_seqlens is not None) * H * triton.cdiv(V, config.BV),)
     kernel[grid](
         rows, v, beta, args.D, args.z, o, h0, ht, states, cu_seqlens, T, B * T, N, L, checkpoint_interval(K), H=H, K=K, V=V,

@@ -30,6 +30,14 @@ from fla_longhorn.ops.triton.diagonal.configs import MIN_SEGMENT_LENGTH, PROGRAM
 from fla_longhorn.ops.triton.slots import first_slot, locate_states, only_if, row_arguments
 
 
+def segment_length(args: Arguments, parallel: bool, channels: int, rounds: int = 1) -> int:
+    """Segment length in tokens, for programs of one warp with `channels` channels each."""
+    _, T, H, K, V = args.sizes
+    if not parallel:
+        return one_segment(T, K)
+    return choose_segment_length(T, args.num_sequences * H * triton.cdiv(V, channels), K, args.q.device, rounds)
+
+
 def choose_segment_length(T: int, blocks: int, K: int, device: torch.device, rounds: int = 1) -> int:
     """Tokens to a segment, a multiple of the checkpoint interval, for rows of T tokens and `blocks` programs a segment.
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, given, launch_key, sigmoid, step_sizes
+from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, given, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.diagonal.common import state_offsets, update
 from fla_longhorn.ops.triton.diagonal.configs import for_step
 from fla_longhorn.ops.triton.slots import locate_states, only_if, row_arguments
@@ -64,12 +64,12 @@ def longhorn_step_kernel(
     tl.store(o + (i_b * H + i_h) * V + o_v, b_o.to(o.dtype.element_ty), mask=m_v)
 
 
-def longhorn_fwd_step(
-    args: Arguments, strides: dict[str, int], h0: torch.Tensor | None, ht: torch.Tensor | None, pool: Pool | None,
-) -> torch.Tensor:
-    """One token of B sequences in a single launch; returns `o [B, 1, H, V]`."""
+def longhorn_diagonal_step(args: Arguments, ht: torch.Tensor | None, pool: Pool | None) -> torch.Tensor:
+    """One token of B sequences in a single launch: return `o [B, 1, H, V]`, and write the final state to `ht`, where given."""
+    args, strides = strided_inputs(args, ('v', 'z'))
     B, _, H, K, V = args.sizes
     q, k, v, beta = args.q, args.k, args.v, args.beta
+    h0 = args.initial_state if pool is None else pool.states
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
     kernel, config = longhorn_step_kernel, for_step(*launch_key(args))
     kernel[(B * H * triton.cdiv(V, config.BV),)](

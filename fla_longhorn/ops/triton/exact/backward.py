@@ -256,6 +256,7 @@ def chunk_longhorn_exact_bwd(
     args, strides = strided_inputs(args)
     q, k, v, beta, D, z, cu_seqlens, scale = args.q, args.k, args.v, args.beta, args.D, args.z, args.cu_seqlens, args.scale
     do, s_do = with_token_stride(do)
+    dht = None if dht is None else dht.contiguous()
     B, T, H, K, V = args.sizes
     N = args.num_sequences
     about, interval = launch_key(args), checkpoint_interval(K)
