@@ -11,7 +11,7 @@ from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
 from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
-from fla_longhorn.ops.operator import apart_from, backend_of, longhorn_fwd, longhorn_update, needs_gradient, update
+from fla_longhorn.ops.operator import backend_of, longhorn_fwd, needs_gradient, update
 from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import Pool
 
@@ -56,12 +56,9 @@ def intermediate_states(states: Tensor, args: Arguments, cu_seqlens_cpu: Tensor 
     return states.mT if args.state_v_first else states
 
 
-def run_update(pool: Pool, args: Arguments, *, plain: bool, apart: bool = False) -> Tensor:
-    """Update states in place, on checked arguments; `apart`: no input shares memory with the states."""
-    args = with_float(args)
-    if not plain:
-        return longhorn_update(*pool, *args)
-    o = update(pool, args if apart else apart_from(pool.states, args))
+def update_plainly(pool: Pool, args: Arguments) -> Tensor:
+    """Update states in place without the dispatcher; no input shares memory with the states."""
+    o = update(pool, with_float(args))
     # as the operator does: a backward that saved the states must fail
     if not pool.states.is_inference():
         increment_version(pool.states)

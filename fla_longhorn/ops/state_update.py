@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fla_longhorn.ops.apply import has_tangent, run_update
+from fla_longhorn.ops.apply import has_tangent, update_plainly, with_float
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.gate import apply_gate
 from fla_longhorn.ops.inputs import LOW_PRECISIONS, MAX_STATE_SIZE, check_inputs, check_pool
-from fla_longhorn.ops.operator import needs_gradient, span
+from fla_longhorn.ops.operator import apart_from, longhorn_update, needs_gradient, span
 from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
@@ -88,7 +88,7 @@ def longhorn_state_update(
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
     plain = is_plain(q, k, v, beta, D, z, g, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
     if plain and cu_seqlens_cpu is None and is_step(pool, args):
-        return run_update(pool, args, plain=True, apart=True)
+        return update_plainly(pool, args)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)
     if under_transform():
@@ -102,7 +102,9 @@ def longhorn_state_update(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'
         )
-    return run_update(pool, args, plain=plain)
+    if plain:
+        return update_plainly(pool, apart_from(state, args))
+    return longhorn_update(*pool, *with_float(args))
 
 
 def is_step(pool: Pool, args: Arguments) -> bool:

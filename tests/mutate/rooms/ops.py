@@ -43,7 +43,7 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_errors_of_a_plain_step', env=TORCH,
     ),
     Mutation(
-        'inputs-among-the-states', 'ops/apply.py', 'args if apart else apart_from(pool.states, args)', 'args',
+        'inputs-among-the-states', 'ops/state_update.py', 'apart_from(state, args)', 'args',
         'inputs that are views of the states are read after they are overwritten',
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
