@@ -51,7 +51,7 @@ LONGHORN = {
     'exact, value projection': {'exact': True, 'value_proj': True},
     **{f'{name}, {DOUBLED}': {'exact': name == 'exact', 'allow_neg_eigval': True} for name in ('diagonal', 'exact')},
 }
-# with the options `gate`, `doubled` and `head_dim`, `expand_v`, `gate_rank` of a cell
+# mixers to which a cell passes its options `gate`, `doubled` and `head_dim`, `expand_v`, `gate_rank`
 GATED = {
     'gated diagonal': {},
     'gated exact': {'exact': True},
@@ -87,7 +87,7 @@ def heads_of(cell: dict) -> dict:
 RULES = {'zoology': zoology.run_cell, 'synthetic': synthetic.run_cell}
 # these have no implementation in PyTorch here or in fla that trains in reasonable time
 ON_A_GPU = ('Mamba3', 'MesaNet', 'RWKV-7', 'preconditioned KDA', 'preconditioned Gated DeltaNet')
-# of the model, where a setting has them
+# a setting's options that the model takes
 MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
 DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
 

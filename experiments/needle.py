@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 ROWS = 10
 
-# by task and length, (depth, recall) of each sample
+# (depth, recall) of each sample, by task and length
 Recalls = dict[str, dict[int, list[tuple[float, float]]]]
 
 

@@ -103,7 +103,7 @@ def main(args: list[str] | None = None) -> None:
     setting, output = trained['setting'], options.results.parent
     transformers.logging.set_verbosity_error()
     encode = encoder(TextArguments(**setting['text']))
-    # without an end-of-text token: these are not whole texts
+    # no end-of-text token is added: these are not whole texts
     sets = {
         label: [torch.from_numpy(ids[:-1].astype('int64')) for ids in encode(texts)]
         for label, texts in eight_sets(options.limit).items()

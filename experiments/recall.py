@@ -66,7 +66,7 @@ def draw_lines(report: dict, path: Path | str) -> None:
     def panel_of(run: dict) -> tuple:
         return tuple(run['cell'][name] for name in names)
 
-    # without an option comes before with one
+    # panels without an option come before those with one
     panels = sorted({panel_of(run) for run in runs}, key=lambda panel: [(x is not None, x) for x in panel])
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)

@@ -69,7 +69,7 @@ def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
     return x
 
 
-# as in `fla_kit.numba.memory.BITS`
+# the keys of `fla_kit.numba.memory.BITS`
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
 # subclasses may have no memory
 ORDINARY = (torch.Tensor, torch.nn.Parameter)

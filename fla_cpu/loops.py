@@ -75,7 +75,7 @@ def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight
             b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
             b_x = load(x, i + d)
             store_columns(cache, (i + d) * TAPS, (b_x3, b_x2, b_x1, b_x))
-            # in the order of `convolve_forward`: a token has the same bits in both
+            # sums have the order of `convolve_forward`: a token has the same bits in both
             b_z = load_lanes(bias, d, W if len(bias) > 0 else 0) + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
             store(y, i + d, b_z * sigmoid(b_z) if swish else b_z)
         for d in range(together, D):
@@ -149,7 +149,7 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
     b_one, zero = splat(np.float32(1)), splat(np.float32(0))
     # contributions of a strip's tokens to the gradients of the three rows before the next strip, newest first
     carried = np.empty(3 * BD, np.float32)
-    # of the taps, newest first, then of the bias
+    # gradients of the taps, newest first, then of the bias
     sums, totals = np.empty((TAPS + 1) * W, np.float32), np.empty((TAPS + 1) * BD, np.float64)
     for first in range(i_w * BD, D, n_w * BD):
         stop = min(first + BD, D)

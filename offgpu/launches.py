@@ -71,7 +71,7 @@ class Launch:
     # machine code, and for AMD the assembly, because Triton has no disassembler for it; None if nothing was compiled
     binary: bytes | None = None
     assembly: str = ''
-    # of processors, which compiling took: none where Triton's cache has the kernel
+    # processor time that compiling took: none where Triton's cache has the kernel
     seconds: float = 0.0
     num_warps: int = 0
     shared: int = 0
@@ -186,7 +186,7 @@ def check_arguments(source, arguments: tuple) -> None:
             raise TypeError(f'{name} is {kind}, got {x!r}')
 
 
-# what Triton's own compiler does, after which another assembles its result
+# stages of Triton's own compiler, whose result another program assembles
 LAYOUT_STAGES = ('ttir', 'ttgir', 'llir')
 
 
@@ -238,7 +238,7 @@ def compile_for_driver(source, target, options, **others):
     return SimpleNamespace(run=launcher, function=None, packed_metadata=None, launch_metadata=lambda *_: None)
 
 
-# from an autotuned kernel's name, key and configurations to those to launch
+# takes an autotuned kernel's name, key and configurations, and returns those to launch
 Choose = Callable[[str, list[Config]], list[Config]]
 
 
@@ -259,7 +259,7 @@ def launch_candidates(active: Driver, choose: Choose):
         active.tuned_for = ' '.join([self.base_fn.__name__, active.target, *key, *dtypes])
         result, configs = None, choose(active.tuned_for, self.prune_configs(kwargs))
         if configs[0].pre_hook is not None:
-            # what it launches is launched once, whichever configuration is chosen
+            # the hook's launches count once, whichever configuration is chosen
             configs[0].pre_hook({**given, **configs[0].all_kwargs()})
         active.choice = 0
         for config in configs:

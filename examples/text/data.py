@@ -18,7 +18,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from experiments.text import TextArguments, paths
 
 END = 256
-# of each held-out file, so that no long one decides the loss
+# bytes kept of each held-out file, so that no long one decides the loss
 HELD_OUT_BYTES = 16_384
 # bytes of the held-out text that are read at a time
 EVAL_BLOCK = 1024

@@ -24,13 +24,13 @@ def call(loop: Any, *args: Any) -> Any:
 def call_for_the_first_time(loop: Any, args: tuple) -> Any:
     timer = threading.Timer(PATIENCE, tell)
     timer.daemon = True
-    # at interpreter exit no thread can be started
+    # no thread can be started while the interpreter exits
     with suppress(RuntimeError):
         timer.start()
     try:
         return loop(*args)
     except OSError:
-        # by Numba's attribute, for want of a public name
+        # Numba has no public name for this
         loop._cache.disable()
         return loop(*args)
     finally:

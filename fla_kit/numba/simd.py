@@ -20,7 +20,7 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 # functions that only compiled loops call: without a wrapper for Python, which takes a fifth of the compile time
 _options = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 helper = njit(**_options)
-# for steps of one token: a call with its many arguments costs more than updating a small state
+# steps of one token use this: a call with its many arguments costs more than updating a small state
 inlined = njit(forceinline=True, **_options)
 
 FLOAT32 = types.float32
@@ -43,7 +43,7 @@ class VecModel(models.PrimitiveModel):
         super().__init__(manager, kind, ir.VectorType(FLOAT, kind.width))
 
 
-# for loops over rows, and for those over states: wider, to amortise sums over lanes and work that all channels share
+# lanes of loops over rows, and of those over states, which share work among channels and are wider for it
 W, WIDE = 16, 32
 vec, wide = VecType(W), VecType(WIDE)
 

@@ -32,7 +32,7 @@ def run(loop: Callable, n_w: int, *args) -> None:
             while True:
                 failures.put(failure_of(loop, workers.popleft(), n_w, *args))
 
-    # at interpreter exit no thread can be started: use those that exist
+    # no thread can be started while the interpreter exits: use those that exist
     with suppress(RuntimeError):
         for _ in range(n_w - 1):
             pool(n_w - 1).submit(work)

@@ -88,7 +88,7 @@ class Family:
 # without HGRN's mixer, the lower bounds of its forget gates are parameters without gradient
 NO_LOWER_BOUND = {'use_lower_bound': False}
 
-# by `model_type`
+# the key is the config's `model_type`
 FAMILIES = {
     'comba': Family('comba', 'CombaBlock', 'Comba', by_heads),
     'cyclic_flow_attention': Family('cyfa', 'CyFABlock', 'CyclicFlowAttention', by_heads),

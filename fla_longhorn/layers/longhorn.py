@@ -33,7 +33,7 @@ OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 
 def linear_of_rows(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """`linear(x)` for a strided `x` `[B, T, D]`."""
-    # in two dimensions PyTorch adds the bias in the product; in three, a strided input costs another kernel
+    # PyTorch adds the bias in the product if x has two dimensions; a strided x of three costs another kernel
     y = F.linear(x.flatten(0, 1), linear.weight, linear.bias)
     return y.view(x.shape[0], x.shape[1], -1)
 
@@ -211,7 +211,7 @@ class Longhorn(NoWeightDecay):
         call = begin(self, hidden_states, attention_mask, past_key_values, bool(use_cache), rows, kwargs)
         x, z = call.project(get_child(self, 'in_proj'), hidden_states)
         call.record(x)
-        # not for a single token, which changes the convolution's state
+        # a single token changes the convolution's state, so it cannot be computed again
         with Recompute() if self.recompute and call.T > 1 and can_recompute() else NOTHING as recompute:
             x, conv_state = self.convolve(x, call, recompute)
             inputs = self.mix_inputs(x, call, recompute)

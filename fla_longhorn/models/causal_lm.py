@@ -87,7 +87,7 @@ def compute_logits_and_loss(
     if num_items_in_batch is not None:
         if isinstance(num_items_in_batch, torch.Tensor):
             num_items_in_batch = num_items_in_batch.to(loss.device)
-        # without items, gradients of 0 rather than 0 / 0
+        # if there are no items, the gradients are 0 rather than 0 / 0
         loss = loss / (num_items_in_batch + (num_items_in_batch == 0))
     if use_l2warp:
         # the penalty is of all rows, and alone it would train on a batch without a target

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 _lock = Lock()
-# by a model's id: the threads in calls without checkpoints, and the blocks that have them again after the last such call
+# the threads in calls without checkpoints, and the blocks that have them again after the last such call, by the model's id
 _paused: dict[int, tuple[set[int], list[Any]]] = {}
 
 

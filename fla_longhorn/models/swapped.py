@@ -16,7 +16,7 @@ from fla_longhorn.modules.cache import CACHE, look_ahead, rename_cache
 from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.varlen import resolve_call
 
-# without `self` and the keywords
+# the names of its arguments, less `self` and the keywords
 ARGUMENTS = tuple(inspect.signature(FLAModel.forward).parameters)[1:-1]
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-# of the tensors that loops read
+# dtypes of the tensors that loops read
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
 _find: Callable[..., ModuleType | None] | None = None
 

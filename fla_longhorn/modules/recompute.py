@@ -100,7 +100,7 @@ class Recompute:
         self.values: dict[int, Value] = {}
         # keeps the memory of values from being reused for other tensors while tensors are packed
         self.storages: list[torch.UntypedStorage] = []
-        # of the hooks, PyTorch calls only the innermost
+        # PyTorch calls only the innermost hooks, so these call the ones around them
         self.hooks = _autograd._top_saved_tensors_default_hooks(True)
 
     def __enter__(self) -> Recompute:

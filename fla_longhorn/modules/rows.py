@@ -149,7 +149,7 @@ class Padded(Rows):
         kept = mask != 0
         self.kept = kept[..., None]
         self.lengths = kept.sum(1)
-        # without dimensions, it does not change the dtype in `where`
+        # a zero without dimensions does not change the dtype in `where`
         self.zero = torch.zeros((), dtype=torch.float32, device=mask.device)
         self.order: torch.Tensor | None = None
         self.moved = self.kept

@@ -27,7 +27,7 @@ class SplitLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        # in the dtype of forward, whatever autocast says now
+        # the products have the dtype of forward, whatever autocast says now
         with torch.autocast(x.device.type, enabled=False):
             return SplitLinear.products(ctx, x, weight, *gradients)
 

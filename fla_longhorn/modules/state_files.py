@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORMAT = 'fla-longhorn states, 1'
-# of a config, what does not change how states are computed from tokens, or is compared by the weights
+# fields of a config that do not change how states are computed from tokens, or that the weights' hash covers
 OTHER = {'_name_or_path', 'architectures', 'dtype', 'transformers_version', 'use_cache', 'recompute'}
 
 
@@ -41,7 +41,7 @@ def hash_of_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 def name_tensors(tree: Any, prefix: str, tensors: dict[str, torch.Tensor]) -> Any:
     """`tree` with the tensors' names in their place; the tensors go to `tensors`."""
     if isinstance(tree, torch.Tensor):
-        # of its own: views of one memory cannot be stored
+        # each tensor gets its own memory: views of one memory cannot be stored
         tensors[prefix] = tree.detach().clone(memory_format=torch.contiguous_format)
         return prefix
     if isinstance(tree, dict):

@@ -31,7 +31,7 @@ def main(args: list[str] | None = None) -> int:
     if options.prompt_tokens < 1 or options.new_tokens < 0 or options.new_tokens == 1:
         parser.error('--prompt_tokens must be at least 1, and --new_tokens 0, or at least 2')
 
-    # of torch.onnx: that torchvision is missing, and deprecations inside
+    # torch.onnx says that torchvision is missing, and warns of deprecations inside
     logging.getLogger('torch.onnx').setLevel(logging.ERROR)
     warnings.simplefilter('ignore')
     # before the weights are read

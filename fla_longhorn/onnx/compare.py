@@ -14,7 +14,7 @@ import torch
 from fla_longhorn.models import LonghornForCausalLM
 from fla_longhorn.onnx.generate import Model
 
-# of the largest logit; both sum float32 products, each in its own order
+# a share of the largest logit; both sum float32 products, each in its own order
 TOLERANCE = 1e-4
 
 
@@ -28,7 +28,7 @@ class Comparison:
     different: list[int] = field(default_factory=list)
     # largest difference of two logits, over the largest logit
     difference: float = 0.0
-    # of the prompt and of all steps, by library
+    # seconds of the prompt and of all steps, by library
     prompt_seconds: dict[str, float] = field(default_factory=dict)
     decode_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ def compare(
     libraries: dict[str, Callable] = {'onnxruntime': in_onnxruntime, 'PyTorch': in_pytorch}
     starts = {'onnxruntime': graph.new_states(1), 'PyTorch': None}
     for name, read in libraries.items():
-        # what compiles or allocates does so here
+        # each library compiles and allocates here, before it is timed
         _, states = read(prompt, starts[name])
         read(prompt[:, :1], states)
     ids, states, seconds = prompt, dict(starts), found.prompt_seconds

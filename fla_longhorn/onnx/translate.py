@@ -13,7 +13,7 @@ import torch
 from onnxscript import FLOAT, graph, script
 from onnxscript import opset18 as op
 
-# that to which torch.onnx translates PyTorch's own operators
+# torch.onnx translates PyTorch's own operators to this one
 OPSET = 18
 
 
@@ -92,7 +92,7 @@ def longhorn_fwd(
         o = op.Mul(o, op.Mul(z, op.Sigmoid(z)))
     if state_v_first:
         final_state = op.Transpose(final_state, perm=[0, 1, 3, 2])
-    # what is not requested is empty
+    # an output that is not requested is empty
     nothing = op.Expand(0.0, [0])
     return o, final_state if output_final_state else nothing, nothing
 

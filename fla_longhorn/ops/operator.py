@@ -104,7 +104,7 @@ def _backward(ctx, do, dht, _):
     args = ctx.args._replace(**dict(zip(TENSORS, tensors, strict=True)))
     if do is None:
         do = args.v.new_zeros(ctx.shape)
-    # that of g is the last, and kernels called in the operator's place have none
+    # the gradient of g is the last, and kernels called in the operator's place return none
     gradients = dict(zip(DIFFERENTIABLE, longhorn_bwd(do, dht, states, *args, ctx.parallel), strict=False))
     # one per field; save_states and parallel have none
     of_fields = (gradients[name] if args.tensors.get(name) is not None and name in gradients else None for name in FIELDS)

@@ -10,7 +10,7 @@ from fla_longhorn.patches.parts import PARTS
 
 # environment variable with the names of the parts to apply, separated by commas, or `none`
 VARIABLE = 'FLA_LONGHORN_PATCH'
-# without `flash_attn`, which changes native models of fla
+# `flash_attn` changes native models of fla, so it is applied on request
 DEFAULT = tuple(name for name in PARTS if name != 'flash_attn')
 
 # the applied parts, in order

@@ -131,7 +131,7 @@ def register_attn_mode(changes: Changes) -> None:
     for model_type, family in families.items():
         config: Any = CONFIG_MAPPING[model_type]
         wrap(config, 'save_pretrained', wrap_save_pretrained)
-        # of the Trainer's predictions; transformers' name from 5.24 on
+        # the Trainer's predictions leave it out; transformers calls it `cache` from 5.24 on
         changes.set_attribute(config, 'keys_to_ignore_at_inference', [*config.keys_to_ignore_at_inference, 'cache'])
         wrap(family.find_block(), '__init__', attn_mode.wrap_block_init, family)
         for name, shared in family.forwards.items():
@@ -179,7 +179,7 @@ def wrap_attribute(
     changes.set_attribute(owner, name, wraps(function)(wrapper(function, *args)), imported_by)
 
 
-# in the order of application
+# they are applied in this order
 PARTS: dict[str, Callable[[Changes], Any]] = {
     'names': register_names,
     'attn_mode': register_attn_mode,

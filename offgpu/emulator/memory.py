@@ -158,7 +158,7 @@ class Threads:
     """The progress of the threads of a batch of blocks."""
 
     block_threads: int
-    # of the whole grid, the number of the batch's first
+    # the number of the batch's first block in the whole grid
     first: int
     # barriers passed: by each block, and by each warp
     epochs: np.ndarray

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import flop_registry
 
 from offgpu.launches import Choose, Launch, rehearsal, spread
 
-# of a number of tokens: makes what the pass takes, and returns the pass
+# takes a number of tokens, makes what the pass takes, and returns the pass
 Pass = Callable[[int], Callable[[], object]]
-# of autotuned kernels, whose choice only a GPU can make: two configurations are compiled, and the best counts
+# only a GPU can choose among an autotuned kernel's configurations: two are compiled, and the best counts
 CANDIDATES = spread(2)
 
 
@@ -65,7 +65,7 @@ def capture(call: Pass, T: int, target: str, depth: str = 'code', choose: Choose
     """
     launches = take(call, T, target, depth, choose)
     names = [x.kernel for x in launches]
-    # what does not fit was found out by compiling
+    # compiling found out which configurations do not fit
     fitting = {(x.kernel, x.configuration) for x in launches}
     for length in (2 * T, T // 2):
         others = take(call, length, target, 'launch', choose) if length else []

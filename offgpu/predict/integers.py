@@ -84,7 +84,7 @@ def lea(w: Warp, x: Instruction, active: np.ndarray) -> None:
     if 'HI' not in x.parts:
         negative = s[0].startswith('-')
         total = w.unsigned(s[0].lstrip('-')) << U64(int(s[2], 16)) & U64(M32)
-        # what is subtracted enters the adder as its complement and a carry, so that no borrow carries
+        # a number to subtract enters the adder as its complement and a carry, so that there is no borrow
         total = (total ^ U64(M32)) + U64(1) if negative else total
         total = total + w.unsigned(s[1])
     else:
@@ -350,7 +350,7 @@ HANDLERS = {
     'F2I': f2i, 'MUFU': mufu, 'HFMA2': hfma2, 'SHFL': shfl, 'VOTE': vote, 'P2R': p2r, 'R2P': r2p, 'POPC': popc, 'FLO': flo,
     'BMSK': bmsk, 'ELECT': elect, 'UP2UR': up2ur, 'LDCU': ldc, 'SYNCS': succeed, 'UTCATOMSWS': succeed,
 }
-# on the uniform datapath
+# the uniform datapath has these too
 HANDLERS |= {'U' + name: HANDLERS[name] for name in (
     'IADD3', 'IMAD', 'LEA', 'SHF', 'LOP3', 'PLOP3', 'ISETP', 'SEL', 'PRMT', 'SGXT', 'MOV', 'LDC', 'POPC', 'FLO', 'BMSK',
     'IABS', 'IMNMX', 'VIADDMNMX', 'VIADD', 'VIMNMX',

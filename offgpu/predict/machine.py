@@ -52,7 +52,7 @@ class Machine:
     special_register: int = 24
     constant_load: int = 36
     uniform: int = 12
-    # what else has a scoreboard: variable-latency integer instructions [SASS]
+    # other instructions with a scoreboard: integer ones of variable latency [SASS]
     other: int = 14
     # a store's operands are read [H25: about 10 to 20]
     store_read: int = 14

@@ -114,7 +114,7 @@ def flow(program: Program) -> Flow:
             if x.base == 'LDGSTS':
                 seed |= register_bits(x.args[0])
             if x.base == 'STL':
-                # what is spilled may be an address
+                # a spilled value may be an address
                 seed |= register_bits(x.args[1]) * 0xf
         elif x.base in BRANCHES:
             seed = register_bits(x.guard) | register_bits(','.join(x.args), x.base == 'RET')
@@ -167,7 +167,7 @@ def needed_at(program: Program, steps: list[int], wanted: set[int]) -> list[int]
         hit = live & writes[i]
         if hit:
             live = live & ~kills[i] | reads[i]
-        # what waits in the stack is not told apart
+        # values in the stack are not told apart
         if position in wanted or base in BRANCHES or base == 'STL' or hit and base == 'LDL':
             live |= seeds[i]
         elif not hit:

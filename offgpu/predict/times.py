@@ -47,9 +47,9 @@ class Prediction:
     instructions: float = 0.0
     notes: list[str] = field(default_factory=list)
     storages: set[int] = field(default_factory=set)
-    # what an SM's warps take, whatever the bytes of all SMs
+    # the time of an SM's warps, whatever the bytes of all SMs
     sm_seconds: float = 0.0
-    # of an autotuned kernel: the configuration, for what it was chosen, and the ranks of all that were tried
+    # an autotuned kernel's configuration, what it was chosen for, and the ranks of all that were tried
     configuration: str = ''
     tuned_for: str = ''
     tried: dict[str, float] = field(default_factory=dict)

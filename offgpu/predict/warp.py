@@ -113,7 +113,7 @@ class Warp:
         self.ur = [0] * 257
         self.up = [False] * 7 + [True]
         self.lanes = np.arange(32, dtype=U32)
-        # of the stack, where spilled counters and addresses wait
+        # words of the stack, where spilled counters and addresses wait
         self.local: dict[int, np.ndarray] = {}
         self.patterns: dict[int, tuple] = {}
 

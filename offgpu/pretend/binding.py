@@ -75,7 +75,7 @@ def devices() -> dict[str, Any]:
     def _cuda_exchangeDevice(device: int) -> int:
         return -1 if device < 0 else library.get().pretend_exchange_device(device)
 
-    # not the same function: Dynamo takes one handler for each
+    # another function than that above: Dynamo takes one handler for each
     def _cuda_maybeExchangeDevice(device: int) -> int:
         return -1 if device < 0 else library.get().pretend_exchange_device(device)
 

@@ -14,7 +14,7 @@ def install() -> None:
     os.environ['TRITON_INTERPRET'] = '1'
     try:
         import triton
-        # which sets the variable too
+        # this sets the variable too
         triton.knobs.runtime.interpret = True
     finally:
         del os.environ['TRITON_INTERPRET']

@@ -179,7 +179,7 @@ class VisionLonghorn(nn.Module):
             return self.pos_drop(x + positions).float()
         x = torch.cat([self.cls_token.expand(B, -1, -1).to(x.dtype), x], 1)
         x = self.pos_drop(x + positions).float()
-        # of an odd number of patches, the smaller half comes first
+        # the first half is the smaller one of an odd number of patches
         middle = 1 + (x.shape[1] - 1) // 2
         return torch.cat([x[:, 1:middle], x[:, :1], x[:, middle:]], 1)
 

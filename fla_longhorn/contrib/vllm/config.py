@@ -16,7 +16,7 @@ from fla_longhorn.attn_mode.config import is_swapped
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn_vllm import ARCHITECTURES
 
-# of the classes that a checkpoint may name; vLLM derives the others from the first
+# endings of the classes that a checkpoint may name; vLLM derives the others from the first
 SUFFIXES = ('ForCausalLM', 'ForSequenceClassification', 'ForTokenClassification', 'Model')
 # tokens between two states that prefix caching keeps
 BLOCK_SIZE = 128

@@ -25,7 +25,7 @@ Pages = tuple[torch.Tensor, torch.Tensor]
 class DraftMetadata(Mamba1AttentionMetadata):
     # the decoding requests' first tokens, their second ones, and so on: places in the batch, and pages before and after
     steps: list[tuple[torch.Tensor, Pages]] = field(default_factory=list)
-    # of prompts
+    # the pages of prompts
     pages_p: Pages | None = None
 
 
@@ -38,7 +38,7 @@ class DraftMetadataBuilder(Mamba1AttentionMetadataBuilder):
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False, **kwargs: Any,
     ) -> DraftMetadata:
         batch, pages = common_attn_metadata, 1 + self.num_spec_tokens
-        # with counts, whatever they are, vLLM takes requests with drafts for decoding ones
+        # if it is given counts, whatever they are, vLLM takes requests with drafts for decoding ones
         metadata = self._compute_common_metadata(batch, num_accepted_tokens=batch.seq_lens)
         decoded, lengths = metadata.num_decodes, batch.query_start_loc_cpu.diff()
         if (~batch.is_prefilling[decoded:] & (lengths[decoded:] <= pages)).any():

@@ -58,7 +58,7 @@ class LonghornBlock(GradientCheckpointingLayer):
             self.mlp = GatedMLP(**{name: getattr(config, name) for name in names})
             ends.append(self.mlp.down_proj)
         for projection in ends:
-            # for `_init_weights`, which transformers does not call for a module without own parameters, such as the MLP
+            # `_init_weights` reads it; transformers does not call that for a module without own parameters, such as the MLP
             projection.ends_residual_branch = True
 
     def forward(
@@ -91,7 +91,7 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     config_class = LonghornConfig
     base_model_prefix = 'model'
     supports_gradient_checkpointing = True
-    # to the Trainer: the loss of a head is a mean, not divided by `num_items_in_batch`
+    # tells the Trainer that a head's loss is a mean, not divided by `num_items_in_batch`
     accepts_loss_kwargs = False
     _no_split_modules = ['LonghornBlock']
     register_for_auto_class = staticmethod(register_for_auto_class)
@@ -201,7 +201,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        # under FSDP2 a tied head is already tied on `meta`, and must get the embeddings' initialisation
+        # a tied head gets the embeddings' initialisation; FSDP2 ties it on `meta`, before this
         if module is not self.lm_head or module.weight is not self.model.embeddings.weight:
             super()._init_weights(module)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # a rank's own; the states come from other ranks
 INPUTS = tuple(name for name in DIFFERENTIABLE if name != 'initial_state')
-# by name
+# tensors by name
 Tensors = dict[str, Any]
 
 

@@ -24,7 +24,7 @@ def in_order(N: int, size: int, reads: bool, writes: bool) -> np.ndarray:
 def in_pool(pool: Pool, N: int) -> np.ndarray:
     """:func:`in_order` for rows of a pool, without the sequences that have none."""
     rows, stride = zip(*(x.tolist() for x in pool.locate(N)), strict=True), pool.states.stride(0)
-    # without NumPy's own loops, which take longer for the few rows of a batch
+    # NumPy's own loops take longer for the few rows of a batch
     found = [(n, max(first * stride, -1), max(last * stride, -1)) for n, (first, last, used) in enumerate(rows) if used]
     return np.array(found, np.int64).reshape(-1, 3)
 

@@ -68,7 +68,7 @@ def step_sizes(b_beta, b_n, OPTIONS: tl.constexpr):
 def step_factors(b_beta, b_n, OPTIONS: tl.constexpr):
     """(s, r, slope): eps = s r, and the gradient of beta (or its logit) is s slope deps."""
     if OPTIONS.use_beta_sigmoid_in_kernel:
-        # with e = exp(-logit), the logit's gradient is e eps^2 deps
+        # the logit's gradient is e eps^2 deps, where e = exp(-logit)
         b_e = tl.exp2(b_beta * -LOG2E)
         b_eps = divide(1.0, 1.0 + b_n + b_e)
         b_slope = tl.minimum(b_e, 3e38) * b_eps

@@ -41,7 +41,7 @@ class Card:
         return self.backend == 'cuda' and not (self.warp_groups or self.tensor_memory)
 
 
-# of Triton's interpreter: an H100's parameters, with few programs
+# Triton's interpreter takes an H100's parameters, with few programs
 INTERPRETED = Card('interpreter', 'cuda', 232448, multiprocessors=4, warp_groups=True)
 
 
@@ -56,7 +56,7 @@ def make_card(target: Any, properties: dict[str, int]) -> Card:
         )
     return Card(
         name, target.backend, properties['max_shared_mem'], properties.get('max_num_regs', 65536),
-        # those that Triton has instructions for: sm_110, sm_120 and sm_121 multiply like sm_80
+        # Triton has instructions for these alone: sm_110, sm_120 and sm_121 multiply like sm_80
         properties['multiprocessor_count'], warp_groups=90 <= capability < 100, tensor_memory=100 <= capability < 110,
     )
 

@@ -35,7 +35,7 @@ class LaunchConfig:
 
 
 Config = TypeVar('Config', bound=LaunchConfig)
-# of K, V, the products' precision and the card; by the name of a kernel, and of its pass where it has several
+# functions of K, V, the products' precision and the card, by the name of a kernel, and of its pass where it has several
 RULES: dict[str, Callable[[int, int, str, Card], LaunchConfig]] = {}
 
 

@@ -80,7 +80,7 @@ def locate_states(i_n, state_indices, final_state_indices, has_initial_state, pa
 @triton.jit
 def only_if(flag, m):
     """The mask `m` if the scalar `flag` holds, else false."""
-    # not `m & flag`, which fails in the interpreter
+    # `m & flag` fails in the interpreter
     return m & (tl.zeros(m.shape, tl.int32) + flag.to(tl.int32) > 0)
 
 

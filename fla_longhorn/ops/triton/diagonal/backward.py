@@ -117,7 +117,7 @@ def longhorn_bwd_kernel(
             n_b = tl.cdiv(n_c, 4)
             p_last = p_r + (n_b - 1) * 4 * R
             if n_c % 4 != 0:
-                # with four rows in scratch, the offset of a token's row is a constant in each block
+                # if four rows are in scratch, the offset of a token's row is a constant in each block
                 copy_rows(p_rest, p_last, n_c % 4, R, KP)
                 p_last = p_rest
             for i_k in range(0, NK):

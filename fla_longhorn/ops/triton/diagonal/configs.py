@@ -15,7 +15,7 @@ from fla_longhorn.ops.triton.launch import LaunchConfig, launch_rule
 PROGRAMS_PER_MULTIPROCESSOR = 8
 # a segment is not shorter: a second pass would cost more than it saves
 MIN_SEGMENT_LENGTH = 256
-# from this segment length on, backward processes a segment in slices
+# backward cuts a segment of at least this length into slices
 MIN_SLICED_LENGTH = 1024
 # programs of one warp that a multiprocessor's registers should hold where `maxnreg` limits them, an option for NVIDIA only
 RESIDENT_PROGRAMS = 16

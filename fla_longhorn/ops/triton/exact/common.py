@@ -47,7 +47,7 @@ def head_index_and_channels(H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.constexpr):
     """Mask of a tile `[BT, BX]`: columns below `X`, the first `left` tokens (without `PARTIAL`: all tokens if `left > 0`)."""
     m_t = (o_t < left)[:, None] if PARTIAL else (o_t * 0 < left)[:, None]
-    # not `X % BX`, which the interpreter lacks for a shape
+    # the interpreter lacks `X % BX` for a shape
     if X // BX * BX == X:
         return m_t
     else:

@@ -12,7 +12,7 @@ from fla_longhorn.ops.triton.slots import only_if
 @triton.jit
 def state_mask(o_k, o_v, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
     """Mask of a state's tile `[BV, BK]`, in a shape that broadcasts to it."""
-    # as in tile_mask
+    # the interpreter lacks `V % BV` for a shape
     if V // BV * BV == V:
         return (o_k < K)[None, :]
     else:
