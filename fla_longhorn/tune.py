@@ -28,7 +28,7 @@ from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.triton import tuned
 from fla_longhorn.ops.triton.device import Card, card_of
 from fla_longhorn.ops.triton.launch import RULES, LaunchConfig
-from fla_longhorn.selfcheck.cases import DTYPES, Case, make_inputs, make_options
+from fla_longhorn.selfcheck.case import DTYPES, Case, make_inputs, make_options
 from fla_longhorn.selfcheck.command import find_device
 from fla_longhorn.selfcheck.compare import random_like
 from fla_longhorn.selfcheck.compiling import add_model_options, compile_share, make_config
@@ -81,11 +81,11 @@ def neighbours(name: str, config: LaunchConfig) -> Iterator[dict[str, Any]]:
 class Call:
     """A layer's call of the operator in training: its two passes, each of which can be run again."""
 
-    def __init__(self, case: Case, dtype: torch.dtype, exact: bool, device: torch.device) -> None:
-        self.inputs = make_inputs(case, dtype, device)
+    def __init__(self, case: Case, exact: bool, device: torch.device) -> None:
+        self.inputs = make_inputs(case, device)
         self.arguments: dict[str, Any] = {**self.inputs, **make_options(case, device, exact)}
         self.outputs = self.forward()
-        self.upstream = random_like(self.outputs, 1, dtype)
+        self.upstream = random_like(self.outputs, 1, case.dtype)
 
     def forward(self) -> torch.Tensor:
         return chunk_longhorn(**self.arguments)[0]
@@ -221,11 +221,12 @@ def main(args: list[str] | None = None) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SystemExit(f'--output {options.output} cannot be added to: {type(error).__name__}: {error}') from error
     case = Case(
-        'tuned', B=options.batch_size, T=options.seq_len, H=config.num_heads, K=config.state_size,
-        V=round(config.hidden_size * config.expand) // config.num_heads, scalar_beta=config.scalar_beta, sigmoid=True, D=True,
-        z=True, initial_state=False, allow_neg_eigval=config.allow_neg_eigval,
+        B=options.batch_size, T=options.seq_len, H=config.num_heads, K=config.state_size,
+        V=round(config.hidden_size * config.expand) // config.num_heads, dtype=DTYPES[options.dtype],
+        scalar_beta=config.scalar_beta, sigmoid=True, D=True, z=True, final_state=False,
+        allow_neg_eigval=config.allow_neg_eigval,
     )
-    make = partial(Call, case, DTYPES[options.dtype], config.exact, options.device)
+    make = partial(Call, case, config.exact, options.device)
     if options.workers > 1:
         print(f'compiled {compile_all(make, options.workers)} kernels in {options.workers} processes', flush=True)
 

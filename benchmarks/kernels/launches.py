@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import random
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 
@@ -26,79 +25,60 @@ import torch
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import backward_summary, forward_summary, longhorn_bwd, longhorn_fwd
+from fla_longhorn.selfcheck.case import DTYPES, FLAGS, MIXED, Case, make_inputs, make_options
 from offgpu.absent_device import TARGETS
 from offgpu.launches import DEPTHS, rehearsal
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of the op; `mode` says which pass or operator, `layout` the strides of v, z, q and k."""
+class Call(Case):
+    """A call of the op; `mode` says which pass or operator, `index` is the dtype of `cu_seqlens` and of a pool's rows."""
 
-    mode: str = 'train'
-    exact: bool = False
     B: int = 1
     T: int = 100
     H: int = 1
-    K: int = 16
     V: int = 64
-    N: int | None = None
-    dtype: str = 'bfloat16'
-    index: str = 'int64'
-    layout: str = 'dense'
-    scalar_beta: bool = False
-    sigmoid: bool = False
-    D: bool = False
-    z: bool = False
-    initial_state: bool = False
+    dtype: torch.dtype = torch.bfloat16
     final_state: bool = False
-    state_v_first: bool = False
-    scale: float = 1.0
-    allow_neg_eigval: bool = False
+    scale: float | None = 1.0
+    mode: str = 'train'
+    exact: bool = False
+    index: torch.dtype = torch.int64
+
+    def shared_by(self, N: int) -> Call:
+        """N sequences in one row, of which no kernel's launch depends on the lengths."""
+        return self.packed(self.T, *[0] * (N - 1))
 
     def __str__(self) -> str:
         default = Call()
-        parts = [f'{name}={x}' for name, x in vars(self).items() if x != getattr(default, name)]
-        return ' '.join(parts) or 'default'
-
-
-def empty(*shape: int, dtype: torch.dtype, layout: str = 'dense') -> torch.Tensor:
-    """A meta tensor: dense, a slice of a wider projection's channels (`view`), or not aligned to 16 bytes (`shifted`)."""
-    if layout == 'view':
-        return torch.empty(*shape[:-1], 2 * shape[-1], dtype=dtype, device='meta')[..., shape[-1]:]
-    if layout == 'shifted':
-        return torch.empty(math.prod(shape) + 1, dtype=dtype, device='meta')[1:].view(shape)
-    return torch.empty(shape, dtype=dtype, device='meta')
+        shown = {name: x for name, x in vars(self).items() if x != getattr(default, name)}
+        if self.lengths is not None:
+            shown['lengths'] = len(self.lengths)
+        return ' '.join(f'{name}={x}' for name, x in shown.items()) or 'default'
 
 
 def rehearse(call: Call) -> None:
     """Launch all kernels of a call: the forward, and with `train` the backward."""
-    B, T, H, K, V = call.B, call.T, call.H, call.K, call.V
-    mixed = call.dtype == 'mixed'
-    dtype = torch.bfloat16 if mixed else getattr(torch, call.dtype)
-    N = B if call.N is None else call.N
-    q, k = (empty(B, T, H, K, dtype=torch.float16 if mixed and x == 'k' else dtype, layout=call.layout) for x in 'qk')
-    v, z = (empty(B, T, H, V, dtype=torch.float32 if mixed and x == 'v' else dtype, layout=call.layout) for x in 'vz')
-    z = z if call.z else None
-    beta = empty(*((B, T, H) if call.scalar_beta else (B, T, H, V)), dtype=dtype)
-    D = empty(H, V, dtype=torch.float32 if mixed else dtype) if call.D else None
-    state = empty(*((N, H, V, K) if call.state_v_first else (N, H, K, V)), dtype=torch.float32)
-    cu_seqlens = None if call.N is None else empty(N + 1, dtype=getattr(torch, call.index))
     pooled, train = call.mode.startswith('pool'), call.mode in ('train', 'train recurrent')
     update, parallel = call.mode == 'update', call.mode in ('train', 'infer', 'pool')
+    case = replace(call, initial_state=True, final_state=call.final_state or update or pooled)
+    inputs = {name: x.detach() for name, x in make_inputs(case, 'meta').items()}
+    args = Arguments(**inputs, **make_options(case, 'meta', call.exact))
+    state, N = inputs['initial_state'], args.num_sequences
+    if pooled or not (call.initial_state or update):
+        args = args._replace(initial_state=None)
+    if args.cu_seqlens is not None:
+        args = args._replace(cu_seqlens=args.cu_seqlens.to(call.index))
     pool = None
     if pooled:
         # pages larger than a state
-        page = empty(N + 3, state[0].numel() + 64, dtype=torch.float32)
-        first, last = (empty(N, dtype=getattr(torch, call.index)) for _ in range(2))
-        pool = Pool(page[:, 64:].unflatten(1, state.shape[1:]), first, last, empty(N, dtype=torch.bool))
-    args = Arguments(
-        q, k, v, beta, call.scale, state if not pooled and (call.initial_state or update) else None,
-        call.final_state or update or pooled, call.exact, D, z, call.sigmoid, call.state_v_first, cu_seqlens,
-        call.allow_neg_eigval,
-    )
+        page = torch.empty(N + 3, state[0].numel() + 64, dtype=torch.float32, device='meta')
+        first, last = (torch.empty(N, dtype=call.index, device='meta') for _ in range(2))
+        used = torch.empty(N, dtype=torch.bool, device='meta')
+        pool = Pool(page[:, 64:].unflatten(1, state.shape[1:]), first, last, used)
     if call.mode == 'summary':
         forward_summary(args)
-        backward_summary(v, args)
+        backward_summary(args.v, args)
         return
     o, _, states = longhorn_fwd(
         args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool,
@@ -120,9 +100,7 @@ FACTORS = {
     'dtype': ('bfloat16', 'float16', 'float32', 'mixed'),
     'layout': ('dense', 'view', 'shifted'),
     'scale': (1.0, 0.25),
-    **dict.fromkeys((
-        'scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'final_state', 'state_v_first', 'allow_neg_eigval',
-    ), (False, True)),
+    **dict.fromkeys(FLAGS, (False, True)),
 }
 
 
@@ -150,19 +128,20 @@ def option_calls() -> list[Call]:
     """All pairs of options."""
     calls = []
     for row in pairwise(FACTORS):
-        (B, T), packed = row.pop('shape'), row.pop('packed')
+        (B, T), packed, dtype = row.pop('shape'), row.pop('packed'), row.pop('dtype')
         if row['mode'] == 'summary':
             # one sequence, diagonal update
             B, packed, row['exact'] = 1, None, False
-        if packed:
-            B, row = 1, row | {'N': 3, 'index': packed}
-        calls.append(Call(B=B, T=T, **row))
+        row |= {'dtypes': MIXED} if dtype == 'mixed' else {'dtype': DTYPES[dtype]}
+        call = Call(B=B, T=T, **row)
+        calls.append(replace(call.shared_by(3), index=getattr(torch, packed)) if packed else call)
     return calls
 
 
 def size_calls(exact: bool) -> list[Call]:
     """Shapes at which a grid or an integer may overflow."""
     everything = dict(exact=exact, D=True, z=True, initial_state=True, final_state=True)
+    many = (2**20, *[0] * 99_999)
     calls = [
         Call(**everything, **shape) for shape in (
             dict(T=131072, V=4096),
@@ -171,13 +150,13 @@ def size_calls(exact: bool) -> list[Call]:
             dict(B=4096, T=2048, V=4096),
             dict(B=64, T=8192, V=8192),
             dict(B=2**17, T=16, V=64),
-            dict(T=2**20, N=100_000, V=4096, dtype='float32'),
+            dict(T=2**20, lengths=many, V=4096, dtype=torch.float32),
             dict(T=16, H=70_000, V=1),
             dict(T=16, V=2**21),
             dict(mode='train recurrent', B=70_000, T=3, V=4096),
-            dict(mode='train recurrent', T=2**20, N=100_000, K=256, V=512),
+            dict(mode='train recurrent', T=2**20, lengths=many, K=256, V=512),
             dict(mode='update', B=70_000, T=1, V=4096),
-            dict(mode='update', T=70_000, N=70_000, V=4096),
+            dict(mode='update', T=70_000, lengths=(1,) * 70_000, V=4096),
             dict(mode='pool recurrent', B=70_000, T=1, K=128, V=4096),
         )
     ]
@@ -187,7 +166,7 @@ def size_calls(exact: bool) -> list[Call]:
 def few_calls() -> list[Call]:
     """Every kernel once: as the layer calls the op, and with many options."""
     layer = dict(T=8192, V=1536, layout='view', sigmoid=True, D=True, z=True)
-    other = dict(K=17, V=33, H=3, N=3, dtype='mixed', layout='shifted', scalar_beta=True, initial_state=True)
+    other = dict(K=17, V=33, H=3, lengths=(50, 0, 50), dtypes=MIXED, layout='shifted', scalar_beta=True, initial_state=True)
     step = dict(mode='update', B=3, T=1, state_v_first=True, sigmoid=True, D=True, z=True)
     return [
         Call(exact=True, **layer), Call(**other), Call(**step), Call(exact=True, **step),

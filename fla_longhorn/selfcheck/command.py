@@ -11,7 +11,7 @@ from dataclasses import asdict
 import torch
 
 from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
-from fla_longhorn.selfcheck.cases import DTYPES
+from fla_longhorn.selfcheck.case import DTYPES
 from fla_longhorn.selfcheck.compare import BOUNDS, Result, run_checks
 from fla_longhorn.selfcheck.compiling import add_model_options, compile_model
 from fla_longhorn.selfcheck.report import describe, print_table

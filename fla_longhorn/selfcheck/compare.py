@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from typing import Any
@@ -19,7 +19,8 @@ import torch
 
 from fla_longhorn import ops
 from fla_longhorn.selfcheck import cases
-from fla_longhorn.selfcheck.cases import DTYPES, OPS, Case, cases_of, make_inputs, make_options
+from fla_longhorn.selfcheck.case import DTYPES, Case, make_inputs, make_options
+from fla_longhorn.selfcheck.cases import OPS, cases_of
 
 # the bounds on |a - ref| / |ref| of (outputs, gradients)
 BOUNDS = {'float32': (1e-5, 1e-4), 'bfloat16': (5e-3, 5e-3), 'float16': (5e-3, 5e-3)}
@@ -51,7 +52,7 @@ def random_like(x: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 def differentiate(op: Callable, inputs: dict[str, torch.Tensor], options: dict, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The outputs, and the gradients of all inputs for random gradients of the outputs."""
-    o, final_state = op(**inputs, output_final_state=True, **options)
+    o, final_state = op(**inputs, **options)
     upstream = random_like(o, 1, dtype), random_like(final_state, 2, torch.float32)
     gradients = torch.autograd.grad((o, final_state), list(inputs.values()), upstream)
     return {
@@ -64,7 +65,8 @@ def update(inputs: dict[str, torch.Tensor], options: dict, like: torch.Tensor) -
     """The output of `longhorn_state_update` and the updated state, which starts at zero unless the case has one."""
     arguments: dict[str, Any] = {name: x.detach() for name, x in inputs.items()}
     state = arguments.pop('initial_state', torch.zeros_like(like)).clone()
-    return {'o': ops.longhorn_state_update(state, **arguments, **options), 'final_state': state}
+    arguments |= {name: x for name, x in options.items() if name != 'output_final_state'}
+    return {'o': ops.longhorn_state_update(state, **arguments), 'final_state': state}
 
 
 @contextmanager
@@ -92,25 +94,24 @@ def relative_error(a: torch.Tensor, ref: torch.Tensor) -> float:
 
 
 @lru_cache(maxsize=1)
-def reference(case: Case, dtype: torch.dtype, exact: bool) -> dict[str, torch.Tensor]:
+def reference(case: Case, exact: bool) -> dict[str, torch.Tensor]:
     """Float64 results on the CPU, kept for the next op on the same case."""
-    cpu = torch.device('cpu')
-    inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case, dtype, cpu).items()}
-    return differentiate(ops.naive_recurrent_longhorn, inputs, make_options(case, cpu, exact), dtype)
+    inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case).items()}
+    return differentiate(ops.naive_recurrent_longhorn, inputs, make_options(case, exact=exact), case.dtype)
 
 
-def check(op: str, case: Case, dtype: str, exact: bool, device: torch.device) -> Result:
-    """Run one op on one case, twice, and compare."""
-    result = Result(op, 'exact' if exact else 'diagonal', dtype, case.name)
+def check(op: str, name: str, case: Case, dtype: str, exact: bool, device: torch.device) -> Result:
+    """Run one op on the case of this name, twice, and compare."""
+    result, case = Result(op, 'exact' if exact else 'diagonal', dtype, name), replace(case, dtype=DTYPES[dtype])
     started = time.perf_counter()
     try:
-        wanted = reference(case, DTYPES[dtype], exact)
-        inputs, options = make_inputs(case, DTYPES[dtype], device), make_options(case, device, exact)
+        wanted = reference(case, exact)
+        inputs, options = make_inputs(case, device), make_options(case, device, exact)
 
         def run() -> dict[str, torch.Tensor]:
             if op == 'longhorn_state_update':
                 return update(inputs, options, wanted['final_state'].to(device, torch.float32))
-            return differentiate(getattr(ops, op), inputs, options, DTYPES[dtype])
+            return differentiate(getattr(ops, op), inputs, options, case.dtype)
 
         got = run()
         with unwritten_memory_is_nan():
@@ -133,7 +134,7 @@ def run_checks(
     device: torch.device, dtypes: list[str], quick: bool, report: Callable[[Result], None], workers: int = 1,
 ) -> list[Result]:
     """Check all ops, both updates and all cases in `workers` processes, and call `report` with each result."""
-    plan = [(device, dtype, exact, case.name, quick) for dtype in dtypes for exact in (False, True) for case in cases.CASES]
+    plan = [(device, dtype, exact, name, quick) for dtype in dtypes for exact in (False, True) for name in cases.CASES]
     pool = None if workers == 1 else ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
     results = []
     with pool or nullcontext():
@@ -146,4 +147,5 @@ def run_checks(
 
 def check_case(device: torch.device, dtype: str, exact: bool, name: str, quick: bool) -> list[Result]:
     """Check all ops on the case of this name."""
-    return [check(op, case, dtype, exact, device) for op in OPS for case in cases_of(op, quick) if case.name == name]
+    chosen = {op: cases_of(op, quick) for op in OPS}
+    return [check(op, name, of[name], dtype, exact, device) for op, of in chosen.items() if name in of]

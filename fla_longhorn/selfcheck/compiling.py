@@ -29,7 +29,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 import fla_longhorn
-from fla_longhorn.selfcheck.cases import DTYPES
+from fla_longhorn.selfcheck.case import DTYPES
 
 # tokens of a prompt that is decoded without chunks
 SHORT = 8

@@ -20,10 +20,11 @@ from fla.ops.cp import FLACPContext, build_cp_context
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
+from fla_longhorn.selfcheck.case import Case, make_inputs
 from offgpu.interpreter import make_faster
 from tests import forks
 from tests.distributed.launch import fork
-from tests.ops.cases import Case, assert_close, make_inputs
+from tests.ops.cases import assert_close
 
 ALL = dict(D=True, z=True, sigmoid=True, scale=0.3)
 

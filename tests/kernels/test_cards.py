@@ -1,6 +1,7 @@
 """What a card has is enough for what is launched on it, or the error says in words what is not; the table by card."""
 
 import pytest
+import torch
 from triton.backends.compiler import GPUTarget
 
 from benchmarks.kernels.cards import training_call
@@ -16,12 +17,12 @@ LAYER = dict(V=768, T=4096, sigmoid=True, D=True, z=True)
 # what requires the most, for a card of each kind; all calls for all cards compile for an hour
 CARDS = ('sm_80', 'sm_86', 'sm_90', 'sm_120')
 TABLE = [Call(exact=True, K=K, dtype=dtype, **LAYER) for K, dtype in (
-    (64, 'float32'), (128, 'bfloat16'), (256, 'bfloat16'),
+    (64, torch.float32), (128, torch.bfloat16), (256, torch.bfloat16),
 )]
 # the forwards that require the most, where there is least
 TIGHT = [
-    *((x, Call('infer', exact=True, K=128, dtype='float16', **LAYER)) for x in ('sm_80', 'sm_86', 'sm_90', 'sm_120')),
-    ('sm_120', Call('infer', exact=True, K=128, **LAYER)),
+    *((x, Call(mode='infer', exact=True, K=128, dtype=torch.float16, **LAYER)) for x in ('sm_80', 'sm_86', 'sm_90', 'sm_120')),
+    ('sm_120', Call(mode='infer', exact=True, K=128, **LAYER)),
 ]
 
 
@@ -42,7 +43,7 @@ def test_too_large_a_state_raises_in_words(monkeypatch):
         r'K = 128 in torch.float16, exact=True, requires 1\d{5} of shared memory on sm_86, which has 101376; use a smaller K, '
         'another dtype, or FLA_LONGHORN_BACKEND=torch'
     )):
-        rehearse(Call('infer', exact=True, K=128, dtype='float16', V=512))
+        rehearse(Call(mode='infer', exact=True, K=128, dtype=torch.float16, V=512))
 
 
 def test_a_card_before_ampere_raises_in_words():

@@ -16,7 +16,7 @@ from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import split_update, update
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
-from fla_longhorn.selfcheck.cases import Case
+from fla_longhorn.selfcheck.case import Case
 from fla_longhorn.selfcheck.compiling import compile_share, run_model
 from fla_longhorn.tune import Call, neighbours, rules_of, run_all
 from offgpu.launches import rehearsal
@@ -137,7 +137,8 @@ def test_processes_share_the_work(tmp_path):
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
 def test_what_is_tuned_is_compiled_before(exact, tmp_path):
     """With the rules' choice and each neighbour, which a card may refuse; nothing is launched."""
-    make = partial(Call, Case('a', B=8, T=2048, H=1, V=256, sigmoid=True, initial_state=False), torch.bfloat16, exact, META)
+    case = Case(B=8, T=2048, H=1, V=256, dtype=torch.bfloat16, sigmoid=True, final_state=False)
+    make = partial(Call, case, exact, META)
     with rehearsal('sm_89', 'launch') as launches, Operators():
         rules = {}
         with compiled() as names:

@@ -1,6 +1,7 @@
 """What the kernels compile to, without a GPU: every kernel on every target, and forwards without spills."""
 
 import pytest
+import torch
 
 from benchmarks.kernels.launches import Call, few_calls, run_call
 from benchmarks.kernels.run import launches
@@ -8,11 +9,11 @@ from offgpu.absent_device import TARGETS
 
 # every kernel with much else, where all products are float32's, and the largest states that must fit in shared memory
 CALLS = [
-    *few_calls(), Call(V=1536, dtype='float32', D=True, z=True), Call(exact=True, V=1536, dtype='float32', D=True, z=True),
+    *few_calls(), *(Call(exact=exact, V=1536, dtype=torch.float32, D=True, z=True) for exact in (False, True)),
     Call(K=64, V=768), Call(exact=True, K=64, V=768), Call(exact=True, K=128, V=768),
-    Call(exact=True, K=128, V=768, dtype='float16'),
-    Call(exact=True, K=64, V=768, dtype='float16', D=True, z=True, sigmoid=True),
-    Call(exact=True, K=256, V=768, dtype='float16'),
+    Call(exact=True, K=128, V=768, dtype=torch.float16),
+    Call(exact=True, K=64, V=768, dtype=torch.float16, D=True, z=True, sigmoid=True),
+    Call(exact=True, K=256, V=768, dtype=torch.float16),
 ]
 
 

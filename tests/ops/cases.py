@@ -1,12 +1,11 @@
-"""One case of the ops: inputs, the float64 reference by the naive op, and the comparison of every output and gradient."""
+"""The float64 reference of a case by the naive op, and the comparison of every output and gradient."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import torch
 
 from fla_longhorn.ops import naive_recurrent_longhorn
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 
 # the bounds on |a - ref| / |ref|: (outputs, gradients)
@@ -15,85 +14,6 @@ TOLERANCE = {
     torch.bfloat16: (5e-3, 5e-3),
     torch.float16: (5e-3, 5e-3),
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    B: int = 2
-    T: int = 33
-    H: int = 2
-    K: int = 16
-    V: int = 20
-    dtype: torch.dtype = torch.float32
-    scalar_beta: bool = False
-    sigmoid: bool = False
-    D: bool = False
-    z: bool = False
-    initial_state: bool = False
-    state_v_first: bool = False
-    scale: float | None = None
-    lengths: tuple[int, ...] | None = None
-    allow_neg_eigval: bool = False
-    # 'head' or 'channel', and the least logarithm of a decay
-    g: str | None = None
-    lowest: float = -2.
-
-    def __str__(self) -> str:
-        default = Case()
-        parts = [f'{n}{getattr(self, n)}' for n in 'BTHKV']
-        parts += [str(self.dtype).removeprefix('torch.')] if self.dtype != default.dtype else []
-        for name in ('scalar_beta', 'sigmoid', 'D', 'z', 'initial_state', 'state_v_first', 'allow_neg_eigval'):
-            parts += [name] if getattr(self, name) else []
-        parts += [f'g_{self.g}{self.lowest}'] if self.g else []
-        parts += [f'scale{self.scale}'] if self.scale is not None else []
-        parts += ['lengths' + '+'.join(map(str, self.lengths))] if self.lengths is not None else []
-        return '-'.join(parts)
-
-    def packed(self, *lengths: int) -> Case:
-        return replace(self, B=1, T=sum(lengths), lengths=lengths)
-
-
-def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -> dict[str, torch.Tensor]:
-    """Leaf tensors by the ops' argument names, standard normal keys and queries, `beta` over (0, 1) or its logits."""
-    generator = torch.Generator().manual_seed(seed)
-    B, T, H, K, V = case.B, case.T, case.H, case.K, case.V
-
-    def draw(*shape, dtype=case.dtype):
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    beta = draw(B, T, H) if case.scalar_beta else draw(B, T, H, V)
-    inputs = {
-        'q': draw(B, T, H, K),
-        'k': draw(B, T, H, K),
-        'v': draw(B, T, H, V),
-        'beta': beta if case.sigmoid else beta.float().sigmoid().to(case.dtype),
-    }
-    N = B if case.lengths is None else len(case.lengths)
-    if case.initial_state:
-        shape = (N, H, V, K) if case.state_v_first else (N, H, K, V)
-        inputs['initial_state'] = draw(*shape, dtype=torch.float32)
-    if case.D:
-        inputs['D'] = draw(H, V)
-    if case.z:
-        inputs['z'] = draw(B, T, H, V)
-    if case.g:
-        shape = (B, T, H) if case.g == 'head' else (B, T, H, V)
-        inputs['g'] = (case.lowest * torch.rand(*shape, generator=generator)).to(case.dtype)
-    return {name: x.to(device).requires_grad_() for name, x in inputs.items()}
-
-
-def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = False) -> dict:
-    options = {
-        'scale': case.scale,
-        'use_beta_sigmoid_in_kernel': case.sigmoid,
-        'state_v_first': case.state_v_first,
-        'output_final_state': True,
-        'exact': exact,
-        'allow_neg_eigval': case.allow_neg_eigval,
-    }
-    if case.lengths is not None:
-        options['cu_seqlens'] = torch.tensor([0, *case.lengths]).cumsum(0).to(device)
-    return options
 
 
 def run(op, inputs: dict[str, torch.Tensor], options: dict, seed: int = 1, dtype: torch.dtype | None = None) -> dict:

@@ -15,9 +15,10 @@ from fla_longhorn.ops import (
 )
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.backend import select_backend
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
-from tests.ops.cases import Case, check, make_inputs, make_options, run
+from tests.ops.cases import check, run
 from tests.ops.test_defaults import check_defaults
 
 ALL = dict(D=True, z=True, initial_state=True)

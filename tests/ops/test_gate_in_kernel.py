@@ -13,8 +13,8 @@ from fla_longhorn.ops import (
     longhorn_state_update,
     naive_recurrent_longhorn,
 )
+from fla_longhorn.selfcheck.case import Case, make_inputs
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.ops.cases import Case, make_inputs
 
 B, T, H, V = 2, 9, 2, 6
 OPS = [chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn]

@@ -16,9 +16,10 @@ from fla_longhorn.ops import (
 )
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
-from tests.ops.cases import TOLERANCE, Case, assert_close, check, make_inputs, make_options, reference, run
+from tests.ops.cases import TOLERANCE, assert_close, check, reference, run
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 INTERVAL = checkpoint_interval(4)
@@ -84,10 +85,9 @@ def test_low_precision(op, exact, case, dtype, device):
 
 def test_mixed_dtypes(op, exact, device):
     """Each input keeps its own dtype, as autocast hands them over: projections in bfloat16, D in float32; and a state."""
-    case = Case(K=4, D=True, z=True, initial_state=True)
+    dtypes = dict(q=torch.bfloat16, k=torch.float16, beta=torch.bfloat16, initial_state=torch.bfloat16)
+    case = Case(K=4, D=True, z=True, initial_state=True, dtypes=tuple(dtypes.items()))
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    for name, dtype in dict(q=torch.bfloat16, k=torch.float16, beta=torch.bfloat16, initial_state=torch.bfloat16).items():
-        inputs[name] = inputs[name].detach().to(dtype).requires_grad_()
     got = run(op, inputs, options)
     assert {name: got[f'd{name}'].dtype for name in inputs} == {name: x.dtype for name, x in inputs.items()}
     assert got['o'].dtype == got['final_state'].dtype == torch.float32

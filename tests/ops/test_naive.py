@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fla_longhorn.ops import naive_recurrent_longhorn
-from tests.ops.cases import Case, make_inputs, make_options
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 
 
 def algorithm_1(x, q, k, beta, S):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fla_longhorn.ops import longhorn_state_update
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.ops.cases import Case, make_inputs, make_options
 
 pytestmark = pytest.mark.usefixtures('backend', 'poison')
 

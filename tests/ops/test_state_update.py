@@ -8,8 +8,9 @@ import torch
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.ops.cases import TOLERANCE, Case, make_inputs, make_options, reference
+from tests.ops.cases import TOLERANCE, reference
 
 CASES = [
     Case(B=2, T=1, H=1, K=16, V=33, initial_state=True),

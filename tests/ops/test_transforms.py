@@ -5,8 +5,8 @@ import torch
 from torch.autograd import forward_ad
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.ops.cases import Case, make_inputs, make_options
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn]
 CASES = [

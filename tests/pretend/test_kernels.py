@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
-from tests.ops.cases import Case, check
+from fla_longhorn.selfcheck.case import Case
+from tests.ops.cases import check
 from tests.ops.test_pool import DECODE, INDICES, Call
 
 pytestmark = pytest.mark.usefixtures('kernels')

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.ops.cases import Case
+from fla_longhorn.selfcheck.case import MIXED, Case
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -25,14 +25,11 @@ class Call:
     segment: int | None = None
     # backward goes through its segments in slices, however short they are
     sliced: bool = False
-    # 'view': inputs are channels out of wider tensors; 'shifted': not aligned to 16 bytes; 'mixed': k float16, v float32
-    layout: str = 'dense'
 
     def __str__(self) -> str:
         parts = [self.name, self.target, self.op, 'exact' if self.exact else 'diagonal', str(self.case)]
         parts += [f'segment{self.segment}'] if self.segment else []
         parts += ['sliced'] if self.sliced else []
-        parts += [self.layout] if self.layout != 'dense' else []
         return ' '.join(parts)
 
     def with_tokens(self, T: int) -> Call:
@@ -61,8 +58,8 @@ def diagonal() -> list[Call]:
         Call('segments', Case(B=1, T=300, H=1, K=16, V=64, dtype=BF16, **ALL), segment=128),
         Call('slices', Case(B=2, T=140, H=1, V=64, dtype=BF16), sliced=True),
         Call('slices', replace(few, T=100), segment=64, sliced=True),
-        Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), layout='view'),
-        Call('shifted', Case(B=1, T=9, H=1, K=16, V=64, dtype=BF16), layout='shifted'),
+        Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL, layout='view')),
+        Call('shifted', Case(B=1, T=9, H=1, K=16, V=64, dtype=BF16, layout='shifted')),
         Call('doubled', Case(B=1, T=33, H=1, V=33, dtype=BF16, allow_neg_eigval=True, **ALL)),
     ]
 
@@ -98,7 +95,7 @@ def exact() -> list[Call]:
         Call('cut', Case(H=2, K=3, V=33, dtype=BF16, **ALL).packed(40, 0, 33, 1), exact=True, segment=32),
         # more chunks than are copied ahead
         *(Call('cut', Case(B=1, T=270, H=1, K=K, V=64, dtype=BF16, **ALL), exact=True, segment=32) for K in (16, 64)),
-        Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL), exact=True, layout='view'),
+        Call('view', Case(B=2, T=33, H=1, K=16, V=64, dtype=BF16, **ALL, layout='view'), exact=True),
         # spans of the sums over channels just full, crossed and shared by a partial chunk
         Call('spans', Case(H=1, K=16, V=64, dtype=BF16, **ALL).packed(64, 5, 100, 133), exact=True),
         *(
@@ -128,8 +125,8 @@ def other() -> list[Call]:
         Call('update', update, op='step'),
         Call('update', update, op='step', exact=True),
         Call('update', Case(H=2, K=17, V=33, dtype=BF16, D=True, state_v_first=True).packed(3, 0, 1, 4), op='step'),
-        Call('mixed', Case(B=1, T=33, H=1, V=64, dtype=BF16, D=True, z=True), layout='mixed'),
-        Call('mixed', Case(B=1, T=33, H=1, V=64, dtype=BF16, D=True, z=True), layout='mixed', exact=True),
+        Call('mixed', Case(B=1, T=33, H=1, V=64, dtype=BF16, D=True, z=True, dtypes=MIXED)),
+        Call('mixed', Case(B=1, T=33, H=1, V=64, dtype=BF16, D=True, z=True, dtypes=MIXED), exact=True),
     ]
 
 

@@ -13,9 +13,10 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.backend import load_backend
+from fla_longhorn.selfcheck.case import make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from offgpu.emulator import Emulator
-from tests.ops import cases
+from tests.ops.cases import TOLERANCE, reference, run
 from tests.ptx.calls import Call
 
 
@@ -45,41 +46,20 @@ def importing(name: str) -> list:
     return modules
 
 
-def laid_out(inputs: dict[str, torch.Tensor], layout: str) -> dict[str, torch.Tensor]:
-    """The same numbers as channels out of wider tensors (`view`), not aligned to 16 bytes (`shifted`), in `mixed` dtypes."""
-    if layout == 'dense':
-        return inputs
-    placed = {}
-    for name, x in inputs.items():
-        x = x.detach()
-        if layout == 'view' and name in ('q', 'k', 'v', 'z'):
-            wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype)
-            wide[..., x.shape[-1]:] = x
-            x = wide[..., x.shape[-1]:]
-        elif layout == 'shifted' and name in ('q', 'k', 'v', 'z', 'beta'):
-            wide = torch.zeros(x.numel() + 1, dtype=x.dtype)
-            wide[1:] = x.flatten()
-            x = wide[1:].view(x.shape)
-        elif layout == 'mixed':
-            x = x.to({'k': torch.float16, 'v': torch.float32}.get(name, x.dtype))
-        placed[name] = x.requires_grad_()
-    return placed
-
-
 OPS = {'chunk': chunk_longhorn, 'recurrent': fused_recurrent_longhorn}
-# tensors by the names of `tests/ops/cases.py`
+# tensors by the names of `tests.ops.cases.run`
 Results = dict[str, Any]
 
 
 def execute(call: Call, emulator: Emulator) -> tuple[Results, Results]:
     """Run a call on an emulator; returns its results and the reference, with gradients where the operator has them."""
     case = replace(call.case, initial_state=True) if call.op == 'step' else call.case
-    inputs, options = laid_out(cases.make_inputs(case), call.layout), cases.make_options(case, exact=call.exact)
+    inputs, options = make_inputs(case), make_options(case, exact=call.exact)
     with as_on_a_gpu(call):
         if call.op in OPS:
-            reference = cases.reference(inputs, options)
+            wanted = reference(inputs, options)
             with emulator.active():
-                return cases.run(OPS[call.op], inputs, options), reference
+                return run(OPS[call.op], inputs, options), wanted
         inputs = {name: x.detach() for name, x in inputs.items()}
         o, final_state = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
         del options['output_final_state']
@@ -96,10 +76,10 @@ def run_call(call: Call, order: str = 'together', *, races: bool = True, assembl
     """A line of what ran; the error says what differs from the reference and what was found."""
     started = time.perf_counter()
     emulator = Emulator(call.target, order, races, assemble)
-    got, reference = execute(call, emulator)
-    outputs, gradients = cases.TOLERANCE[call.case.dtype]
-    errors = {name: relative_error(got[name], reference[name]) for name in reference}
-    bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in reference}
+    got, wanted = execute(call, emulator)
+    outputs, gradients = TOLERANCE[call.case.dtype]
+    errors = {name: relative_error(got[name], wanted[name]) for name in wanted}
+    bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in wanted}
     if call.exact and call.case.B == call.case.T == 1 and call.case.dtype != torch.float32:
         # a single number times k, a sum that may cancel ("Precision" beside the kernels)
         bounds['dq'] = 5e-2

@@ -8,7 +8,8 @@ import torch
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import longhorn_fwd
-from tests.ops.cases import Case, make_inputs, make_options, run
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
+from tests.ops.cases import run
 from tests.torch_compile.graphs import assert_equal, compiled
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn]

@@ -6,7 +6,7 @@ import torch
 from fla_longhorn.ops import longhorn_state_update
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from tests.ops.cases import Case, make_inputs
+from fla_longhorn.selfcheck.case import Case, make_inputs
 from tests.torch_compile.graphs import assert_equal, compiled
 
 CASE = Case(B=3, T=1, H=2, K=5, V=6, D=True, z=True)

@@ -8,7 +8,7 @@ from fla_kit.numba import memory, simd
 from fla_kit.numba.memory import BITS, array_at
 from fla_longhorn.ops import chunk_longhorn, numba
 from fla_longhorn.ops.numba import wide
-from tests.ops.cases import Case, make_inputs, make_options
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from tests.ops.test_defaults import results
 
 

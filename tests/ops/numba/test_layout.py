@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fla_longhorn.ops import chunk_longhorn, numba
-from tests.ops.cases import Case, make_inputs
+from fla_longhorn.selfcheck.case import Case, make_inputs
 
 B, T, H, V = 2, 70, 2, 20
 

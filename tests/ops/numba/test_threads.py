@@ -8,8 +8,9 @@ import torch
 
 from fla_kit.numba import threads as pool
 from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from tests import forks
-from tests.ops.cases import Case, assert_close, make_inputs, make_options, reference, run
+from tests.ops.cases import assert_close, reference, run
 
 # eight heads, so that blocks are left for a worker whichever their width; several blocks of channels in each
 CASE = Case(B=2, T=48, H=4, K=8, V=80, sigmoid=True, D=True, z=True, initial_state=True)

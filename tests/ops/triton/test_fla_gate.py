@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fla_longhorn.ops import naive_recurrent_longhorn
+from fla_longhorn.selfcheck.case import Case, make_inputs
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
-from tests.ops.cases import TOLERANCE, Case, make_inputs, reference, run
+from tests.ops.cases import TOLERANCE, reference, run
 
 if INTERPRETING:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule

@@ -10,8 +10,9 @@ import torch
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments, StepOptions
 from fla_longhorn.ops.triton import scalar_beta
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from tests.conftest import INTERPRETING
-from tests.ops.cases import Case, assert_close, check, make_inputs, make_options, reference, run
+from tests.ops.cases import assert_close, check, reference, run
 
 
 def through_fla(scale=None, **options):

@@ -8,9 +8,10 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import configs, segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
-from tests.ops.cases import Case, check, make_inputs, make_options, run
+from tests.ops.cases import check, run
 from tests.ops.test_pool import INDICES, Call
 
 INTERVAL = checkpoint_interval(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ import torch
 from fla_longhorn import tune
 from fla_longhorn.ops.triton import tuned
 from fla_longhorn.ops.triton.launch import RULES
-from fla_longhorn.selfcheck.cases import Case
+from fla_longhorn.selfcheck.case import Case
 from fla_longhorn.selfcheck.report import describe
 from fla_longhorn.tune import CHUNK, TRIED, Call, main, rules_of
 
-CASE = Case('small', B=1, T=20, H=1, K=16, V=80, sigmoid=True, D=True, z=True, initial_state=False)
+CASE = Case(B=1, T=20, H=1, K=16, V=80, sigmoid=True, D=True, z=True, final_state=False)
 OWN = dict(RULES)
 ASKED = {
     False: {'forward': ['fwd_kernel', 'prepare_kernel'], 'backward': ['bwd_kernel', 'reduce_kernel']},
@@ -24,7 +25,7 @@ ASKED = {
 
 @pytest.fixture
 def call(device):
-    return lambda exact: Call(CASE, torch.float32, exact, device)
+    return lambda exact: Call(CASE, exact, device)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,8 @@ def test_command(device, tmp_path, monkeypatch, capsys):
     if device.type == 'cpu':
         pytest.skip('needs a GPU, as `test_a_cpu_is_refused` says')
     monkeypatch.setattr(tuned, 'PATH', None)
-    before = Call(CASE, torch.bfloat16, True, device).run()
+    case = replace(CASE, dtype=torch.bfloat16)
+    before = Call(case, True, device).run()
     assert main([*sizes, '--device', str(device)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f'export FLA_LONGHORN_TUNED={tmp_path}/tuned.json'
@@ -95,7 +97,7 @@ def test_command(device, tmp_path, monkeypatch, capsys):
     assert {row['rule'] for row in content['measured']} == {CHUNK + name for names in ASKED[True].values() for name in names}
     monkeypatch.setattr(tuned, 'PATH', str(tmp_path / 'tuned.json'))
     tuned.read_choices.cache_clear()
-    assert all(map(torch.equal, Call(CASE, torch.bfloat16, True, device).run(), before))
+    assert all(map(torch.equal, Call(case, True, device).run(), before))
     assert f'those of {tmp_path}/tuned.json' in describe(device)['launch parameters']
 
 

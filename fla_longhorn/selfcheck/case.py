@@ -1,0 +1,113 @@
+"""A call of the operators: inputs and options from sizes and flags. The tests and benchmarks take theirs from here too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and options of a call; all but `exact`, since each case is for both updates."""
+
+    B: int = 2
+    T: int = 33
+    H: int = 2
+    K: int = 16
+    V: int = 20
+    dtype: torch.dtype = torch.float32
+    scalar_beta: bool = False
+    sigmoid: bool = False
+    D: bool = False
+    z: bool = False
+    initial_state: bool = False
+    final_state: bool = True
+    state_v_first: bool = False
+    scale: float | None = None
+    # of packed sequences; they sum to T
+    lengths: tuple[int, ...] | None = None
+    allow_neg_eigval: bool = False
+    # 'head' or 'channel', and the least logarithm of a decay
+    g: str | None = None
+    lowest: float = -2.
+    # of q, k, v, z and, if it is 'shifted', beta
+    layout: str = 'dense'
+    # of inputs whose dtype is another
+    dtypes: tuple[tuple[str, torch.dtype], ...] = ()
+
+    def __str__(self) -> str:
+        default = Case()
+        parts = [f'{n}{getattr(self, n)}' for n in 'BTHKV']
+        parts += [str(self.dtype).removeprefix('torch.')] if self.dtype != default.dtype else []
+        parts += [name for name in FLAGS if getattr(self, name) != getattr(default, name)]
+        parts += [f'g_{self.g}{self.lowest}'] if self.g else []
+        parts += [f'scale{self.scale}'] if self.scale is not None else []
+        parts += ['lengths' + '+'.join(map(str, self.lengths))] if self.lengths is not None else []
+        parts += [self.layout] if self.layout != default.layout else []
+        return '-'.join(parts + ['mixed'] * bool(self.dtypes))
+
+    def packed(self, *lengths: int) -> Case:
+        return replace(self, B=1, T=sum(lengths), lengths=lengths)
+
+
+FLAGS = tuple(field.name for field in fields(Case) if field.type == 'bool')
+MIXED = (('k', torch.float16), ('v', torch.float32), ('D', torch.float32))
+# the same numbers in a larger tensor of NaN: every other element, channels of a wider projection, not aligned to 16 bytes
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    'dense': lambda x, nan: x,
+    'strided': lambda x, nan: torch.stack([x, nan], -1)[..., 0],
+    'view': lambda x, nan: torch.cat([nan, x], -1)[..., x.shape[-1]:],
+    'shifted': lambda x, nan: torch.cat([nan.flatten()[:1], x.flatten()])[1:].view(x.shape),
+}
+
+
+def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -> dict[str, Tensor]:
+    """Leaf tensors by the operators' argument names: standard normal, `beta` in (0, 1) or its logits, `g` uniform.
+
+    They are drawn on the CPU, so that a seed's numbers are the same on every device; on 'meta' nothing is drawn.
+    """
+    of_numbers = torch.device(device).type != 'meta'
+    about: dict[str, Any] = dict(dtype=torch.float32, device='cpu' if of_numbers else 'meta')
+    about['generator'] = torch.Generator('cpu').manual_seed(seed) if of_numbers else None
+    B, T, H, K, V = case.B, case.T, case.H, case.K, case.V
+    N = B if case.lengths is None else len(case.lengths)
+
+    def draw(*shape: int, dtype: torch.dtype = case.dtype) -> Tensor:
+        return torch.randn(*shape, **about).to(dtype)
+
+    beta = draw(B, T, H) if case.scalar_beta else draw(B, T, H, V)
+    inputs = {
+        'q': draw(B, T, H, K), 'k': draw(B, T, H, K), 'v': draw(B, T, H, V),
+        'beta': beta if case.sigmoid else beta.float().sigmoid().to(case.dtype),
+    }
+    if case.initial_state:
+        inputs['initial_state'] = draw(*((N, H, V, K) if case.state_v_first else (N, H, K, V)), dtype=torch.float32)
+    if case.D:
+        inputs['D'] = draw(H, V)
+    if case.z:
+        inputs['z'] = draw(B, T, H, V)
+    if case.g:
+        g = torch.rand(*((B, T, H) if case.g == 'head' else (B, T, H, V)), **about)
+        inputs['g'] = (case.lowest * g).to(case.dtype)
+    inputs = {name: x.to(device, dict(case.dtypes).get(name, x.dtype)) for name, x in inputs.items()}
+    for name in ('q', 'k', 'v', 'z', *(['beta'] if case.layout == 'shifted' else [])):
+        if name in inputs:
+            inputs[name] = LAYOUTS[case.layout](inputs[name], torch.full_like(inputs[name], float('nan')))
+    return {name: x.requires_grad_() for name, x in inputs.items()}
+
+
+def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = False) -> dict[str, Any]:
+    """The other arguments of the operators."""
+    options: dict[str, Any] = {
+        'scale': case.scale, 'use_beta_sigmoid_in_kernel': case.sigmoid, 'state_v_first': case.state_v_first,
+        'output_final_state': case.final_state, 'exact': exact, 'allow_neg_eigval': case.allow_neg_eigval,
+    }
+    if case.lengths is not None:
+        options['cu_seqlens'] = torch.tensor([0, *case.lengths], dtype=torch.int64, device='cpu').cumsum(0).to(device)
+    return options
