@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -27,8 +29,9 @@ class SplitLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        # the products have the dtype of forward, whatever autocast says now
-        with torch.autocast(x.device.type, enabled=False):
+        # the products have the dtype of forward, whatever autocast says now; meta tensors have no autocast
+        known = torch.amp.is_autocast_available(x.device.type)
+        with torch.autocast(x.device.type, enabled=False) if known else nullcontext():
             return SplitLinear.products(ctx, x, weight, *gradients)
 
     @staticmethod
