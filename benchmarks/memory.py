@@ -24,10 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure import timing
+from benchmarks.operators import KERNELS
 from benchmarks.predict.calls import Shape, longhorn_backward
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
 from offgpu.launches import Launch, rehearsal
 
 WIDTH, B, T = 2048, 8, 2048
@@ -113,14 +112,6 @@ class Memory(TorchDispatchMode):
         known: Tensors that are not counted.
     """
 
-    # the kernels, which an operator does not launch on meta tensors
-    KERNELS: dict[Any, Callable] = {
-        torch.ops.fla_longhorn.longhorn_fwd.default:
-            lambda *x: longhorn_fwd(Arguments(*x[:-2]), save_states=x[-2], parallel=x[-1]),
-        torch.ops.fla_longhorn.longhorn_bwd.default:
-            lambda do, dht, states, *x: longhorn_bwd(do, dht, states, Arguments(*x[:-1]), parallel=x[-1]),
-    }
-
     def __init__(self, launches: list[Launch], known: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.launches = launches
@@ -131,10 +122,10 @@ class Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.drop_launches()
-        if function in self.KERNELS:
+        if function in KERNELS:
             self.places = set()
             with self:
-                results = self.KERNELS[function](*args)
+                results = KERNELS[function](*args)
                 self.drop_launches()
             self.places = None
             return results

@@ -1,9 +1,24 @@
-"""fla's operators as a GPU that is not there would get them."""
+"""Operators on meta tensors as on a GPU: what Longhorn's launch, and fla's as the absent device would get them."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd, longhorn_update
+
+# on meta tensors, the dispatcher would call their fake implementations
+KERNELS: dict[Any, Callable] = {op._opoverload: op._init_fn for op in (longhorn_fwd, longhorn_bwd, longhorn_update)}
+
+
+class LonghornKernels(TorchDispatchMode):
+    """Longhorn's operators launch their kernels on meta tensors too."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return KERNELS.get(function, function)(*args, **(kwargs or {}))
 
 
 class OfOneDevice(list):

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from unittest import mock
 
 import torch
 
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
+from benchmarks.operators import LonghornKernels
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.ops import operator
 from offgpu.launches import rehearsal
 from offgpu.predict.capture import Operators
 
@@ -32,9 +31,7 @@ def count_launches(layers: int = LAYERS, **options) -> Counter:
     with torch.device('meta'):
         model = LonghornForCausalLM(config).bfloat16().eval()
         ids = torch.zeros(BATCH_SIZE, PROMPT, dtype=torch.long)
-    # on meta the dispatcher would call the operator's fake implementation
-    kernels = mock.patch.object(operator, 'longhorn_update', operator.longhorn_update._init_fn)
-    with torch.no_grad(), rehearsal('sm_90', 'launch') as launches, kernels:
+    with torch.no_grad(), rehearsal('sm_90', 'launch') as launches, LonghornKernels():
         cache = model(ids, use_cache=True).past_key_values
         launches.clear()
         with Operators(launches):

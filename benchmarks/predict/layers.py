@@ -20,7 +20,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from unittest import mock
 
 import torch
 from fla.layers import DeltaNet, GatedDeltaNet, GatedLinearAttention, KimiDeltaAttention
@@ -33,10 +32,10 @@ from benchmarks.calibration.tuning import Tuning, predict_tuned
 from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.measure.timing import write_report
+from benchmarks.operators import LonghornKernels
 from benchmarks.predict import mamba
 from benchmarks.predict.run import CALIBRATION, known_rows
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.ops import operator
 from offgpu.predict.capture import Pass
 from offgpu.predict.machine import MACHINES
 from offgpu.predict.times import Prediction
@@ -134,14 +133,9 @@ def summary(parts: list[Prediction]) -> dict:
 
 def measure(name: str, what: str, model: Model, gpu: str, tuning: Tuning, walks: Walks) -> dict:
     started = time.perf_counter()
-    # on meta tensors an operator would run its fake implementation
-    real = [
-        mock.patch.object(op, '_abstract_fn', op._init_fn)
-        for op in (operator.longhorn_fwd, operator.longhorn_bwd, operator.longhorn_update)
-    ]
     length = model.T if what == 'step' else model.sequences
     with ExitStack() as stack:
-        for patch in real + mamba.replaced():
+        for patch in (LonghornKernels(), *mamba.replaced()):
             stack.enter_context(patch)
         parts = predict_tuned(PASSES[what](name, model), length, MACHINES[gpu](), tuning, walks)
     return summary(parts) | {'seconds': round(time.perf_counter() - started, 1)}

@@ -9,13 +9,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 
+from benchmarks.operators import LonghornKernels
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.operator import split_update, update
-from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
 from fla_longhorn.selfcheck.case import Case
 from fla_longhorn.selfcheck.compiling import compile_share, run_model
 from fla_longhorn.tune import Call, neighbours, rules_of, run_all
@@ -35,21 +32,6 @@ OF_UPDATE = {
         'fused_recurrent_longhorn_exact_fwd_kernel',
     },
 }
-
-
-class Operators(TorchDispatchMode):
-    """Launch the kernels on meta tensors, for which the operators do not."""
-
-    KERNELS = {
-        torch.ops.fla_longhorn.longhorn_fwd.default:
-            lambda *x: longhorn_fwd(Arguments(*x[:-2]), save_states=x[-2], parallel=x[-1]),
-        torch.ops.fla_longhorn.longhorn_bwd.default:
-            lambda do, dht, states, *x: longhorn_bwd(do, dht, states, Arguments(*x[:-1]), parallel=x[-1]),
-        torch.ops.fla_longhorn.longhorn_update.default: lambda *x: update(*split_update(x)),
-    }
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return self.KERNELS.get(function, function)(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -81,7 +63,7 @@ def test_a_step_compiles_nothing_more(exact, tmp_path):
     (tmp_path / 'claims').mkdir()
     options = Namespace(**OPTIONS, config=tmp_path / 'config', batch_size=8, seq_len=2048)
     # no other test launches on this card without compiling, whose kernels would be there
-    with rehearsal('sm_89', 'launch') as launches, Operators():
+    with rehearsal('sm_89', 'launch') as launches, LonghornKernels():
         with compiled() as names:
             compile_share(tmp_path / 'claims', lambda: run_model(options))
         assert not launches and len(names) == len([*(tmp_path / 'claims').iterdir()])
@@ -137,7 +119,7 @@ def test_what_is_tuned_is_compiled_before(exact, tmp_path):
     """With the rules' choice and each neighbour, which a card may refuse; nothing is launched."""
     case = Case(B=8, T=2048, H=1, V=256, dtype=torch.bfloat16, sigmoid=True, final_state=False)
     make = partial(Call, case, exact, META)
-    with rehearsal('sm_89', 'launch') as launches, Operators():
+    with rehearsal('sm_89', 'launch') as launches, LonghornKernels():
         rules = {}
         with compiled() as names:
             compile_share(tmp_path, lambda: (rules.update({x.name: x.config for x in rules_of(make())}), run_all(make)))
