@@ -14,7 +14,7 @@ DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and options of a call; all but `exact`, since each case is for both updates."""
+    """Sizes and options of a call but `exact`, since each case is for both updates."""
 
     B: int = 2
     T: int = 33
@@ -36,9 +36,9 @@ class Case:
     # 'head' or 'channel', and the least logarithm of a decay
     g: str | None = None
     lowest: float = -2.
-    # of q, k, v, z and, if it is 'shifted', beta
+    # 'dense' or one of LAYOUTS: of q, k, v, z and, if it is 'shifted', beta
     layout: str = 'dense'
-    # of inputs whose dtype is another
+    # of the inputs that have another dtype
     dtypes: tuple[tuple[str, torch.dtype], ...] = ()
 
     def __str__(self) -> str:
@@ -57,10 +57,10 @@ class Case:
 
 
 FLAGS = tuple(field.name for field in fields(Case) if field.type == 'bool')
+# values of `dtypes`
 MIXED = (('k', torch.float16), ('v', torch.float32), ('D', torch.float32))
 # the same numbers in a larger tensor of NaN: every other element, channels of a wider projection, not aligned to 16 bytes
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    'dense': lambda x, nan: x,
     'strided': lambda x, nan: torch.stack([x, nan], -1)[..., 0],
     'view': lambda x, nan: torch.cat([nan, x], -1)[..., x.shape[-1]:],
     'shifted': lambda x, nan: torch.cat([nan.flatten()[:1], x.flatten()])[1:].view(x.shape),
@@ -70,16 +70,15 @@ LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -> dict[str, Tensor]:
     """Leaf tensors by the operators' argument names: standard normal, `beta` in (0, 1) or its logits, `g` uniform.
 
-    They are drawn on the CPU, so that a seed's numbers are the same on every device; on 'meta' nothing is drawn.
+    A seed's numbers are the same on every device; on 'meta' nothing is drawn.
     """
-    of_numbers = torch.device(device).type != 'meta'
-    about: dict[str, Any] = dict(dtype=torch.float32, device='cpu' if of_numbers else 'meta')
-    about['generator'] = torch.Generator('cpu').manual_seed(seed) if of_numbers else None
+    kind: dict[str, Any] = dict(dtype=torch.float32, device='meta' if torch.device(device).type == 'meta' else 'cpu')
+    generator = torch.Generator('cpu').manual_seed(seed)
     B, T, H, K, V = case.B, case.T, case.H, case.K, case.V
     N = B if case.lengths is None else len(case.lengths)
 
     def draw(*shape: int, dtype: torch.dtype = case.dtype) -> Tensor:
-        return torch.randn(*shape, **about).to(dtype)
+        return torch.randn(*shape, generator=generator, **kind).to(dtype)
 
     beta = draw(B, T, H) if case.scalar_beta else draw(B, T, H, V)
     inputs = {
@@ -93,12 +92,12 @@ def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -
     if case.z:
         inputs['z'] = draw(B, T, H, V)
     if case.g:
-        g = torch.rand(*((B, T, H) if case.g == 'head' else (B, T, H, V)), **about)
+        g = torch.rand(*((B, T, H) if case.g == 'head' else (B, T, H, V)), generator=generator, **kind)
         inputs['g'] = (case.lowest * g).to(case.dtype)
     inputs = {name: x.to(device, dict(case.dtypes).get(name, x.dtype)) for name, x in inputs.items()}
-    for name in ('q', 'k', 'v', 'z', *(['beta'] if case.layout == 'shifted' else [])):
-        if name in inputs:
-            inputs[name] = LAYOUTS[case.layout](inputs[name], torch.full_like(inputs[name], float('nan')))
+    if case.layout != 'dense':
+        names = {*inputs} & {'q', 'k', 'v', 'z', *(['beta'] if case.layout == 'shifted' else [])}
+        inputs |= {x: LAYOUTS[case.layout](inputs[x], torch.full_like(inputs[x], float('nan'))) for x in names}
     return {name: x.requires_grad_() for name, x in inputs.items()}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import pytest
@@ -20,7 +20,7 @@ from fla.ops.cp import FLACPContext, build_cp_context
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
-from fla_longhorn.selfcheck.case import Case, make_inputs
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from offgpu.interpreter import make_faster
 from tests import forks
 from tests.distributed.launch import fork
@@ -94,7 +94,9 @@ def run(job: Job, exact: bool, group: dist.ProcessGroup, device: str = 'cpu') ->
         name: (x if name == 'D' else x[:, mine]).detach().to(device, copy=True).requires_grad_()
         for name, x in make_inputs(case).items()
     }
-    o, _ = job.op(**inputs, **options(case, exact), cp_context=context)
+    # the context has the boundaries, and an operator with one returns no final state
+    options = make_options(replace(case, lengths=None, final_state=False), exact=exact)
+    o, _ = job.op(**inputs, **options, cp_context=context)
     o.backward(output_gradient(case)[:, mine].to(device))
     return {'o': o.detach().cpu(), **{f'd{name}': x.grad.cpu() for name, x in inputs.items()}}
 
@@ -117,10 +119,6 @@ def traffic() -> Iterator[dict[str, list[int]]]:
         yield counts
 
 
-def options(case: Case, exact: bool) -> dict:
-    return dict(scale=case.scale, use_beta_sigmoid_in_kernel=case.sigmoid, state_v_first=case.state_v_first, exact=exact)
-
-
 def output_gradient(case: Case) -> torch.Tensor:
     return torch.randn(1, case.T, case.H, case.V, generator=torch.Generator().manual_seed(1)).to(case.dtype)
 
@@ -128,8 +126,7 @@ def output_gradient(case: Case) -> torch.Tensor:
 def verify(case: Case, exact: bool, parts: list[dict[str, torch.Tensor]]) -> None:
     """Outputs and gradients of all ranks."""
     inputs = {name: x.detach().double().requires_grad_() for name, x in make_inputs(case).items()}
-    cu_seqlens = torch.tensor([0, *case.lengths]).cumsum(0)
-    o, _ = naive_recurrent_longhorn(**inputs, **options(case, exact), cu_seqlens=cu_seqlens)
+    o, _ = naive_recurrent_longhorn(**inputs, **make_options(case, exact=exact))
     o.backward(output_gradient(case).double())
     ref = {'o': o.detach(), **{f'd{name}': x.grad for name, x in inputs.items()}}
     of_ranks = {name: [part[name] for part in parts] for name in ref}
