@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure import timing
 from benchmarks.operators import KERNELS
-from benchmarks.predict.calls import Shape, longhorn_backward
+from benchmarks.predict.calls import Shape, empty, longhorn_backward
 from fla_longhorn.layers import Longhorn
 from offgpu.launches import Launch, rehearsal
 
@@ -160,10 +160,6 @@ class Memory(TorchDispatchMode):
     def forget(self, address: int, nbytes: int) -> None:
         self.known.discard(address)
         self.now -= nbytes
-
-
-def empty(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device='meta')
 
 
 def training(make: Callable[[], nn.Module]) -> dict[str, float]:

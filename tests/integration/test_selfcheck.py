@@ -2,14 +2,17 @@
 
 import importlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fla_longhorn import selfcheck
 from fla_longhorn.models import LonghornConfig
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.selfcheck import cases
+from fla_longhorn.selfcheck.case import FLAGS, Case, make_inputs, make_options
 from tests import forks
 
 QUICK = ('--quick', '--dtype', 'float32')
@@ -18,6 +21,14 @@ QUICK = ('--quick', '--dtype', 'float32')
 @pytest.fixture
 def packed_alone(monkeypatch):
     monkeypatch.setattr(cases, 'CASES', {'packed': cases.CASES['packed']})
+
+
+def test_a_case_sets_every_argument():
+    """Operator and reference take what a case sets: nothing else would notice that it leaves an option out."""
+    case = replace(Case(), **dict.fromkeys(FLAGS, True), scale=0.5, g='head').packed(3, 4)
+    arguments = make_inputs(case) | make_options(case, exact=True)
+    assert {*arguments} == {*Arguments._fields}
+    assert not [name for name, x in Arguments._field_defaults.items() if arguments[name] is x]
 
 
 @pytest.mark.slow
