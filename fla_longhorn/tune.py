@@ -86,6 +86,9 @@ class Call:
         self.arguments: dict[str, Any] = {**self.inputs, **make_options(case, device, exact)}
         self.outputs = self.forward()
         self.upstream = random_like(self.outputs, 1, case.dtype)
+        sizes = {name: getattr(case, name) for name in ('B', 'T', 'H', 'K', 'V', 'scalar_beta')}
+        # what its times are of, in the file
+        self.described = {**sizes, 'exact': exact, 'dtype': str(case.dtype).removeprefix('torch.')}
 
     def forward(self) -> torch.Tensor:
         return chunk_longhorn(**self.arguments)[0]
@@ -159,7 +162,7 @@ def tune(call: Call, timer: Timer = time_on_device, report: Callable[[dict], Non
     wanted, rows = call.run(), []
     for rule in rules_of(call):
         K, V, precision, _ = rule.arguments
-        about = {'rule': rule.name, 'key': tuned.key_of(K, V, precision), 'pass': rule.step}
+        about = {'rule': rule.name, 'key': tuned.key_of(K, V, precision), 'pass': rule.step, 'call': call.described}
         run = getattr(call, rule.step)
         own: dict[str, Any] = {**about, 'changes': {}, 'ms': timer(run), 'verdict': "the rule's"}
         of_rule = [own]

@@ -104,10 +104,9 @@ def _backward(ctx, do, dht, _):
     args = ctx.args._replace(**dict(zip(TENSORS, tensors, strict=True)))
     if do is None:
         do = args.v.new_zeros(ctx.shape)
-    # the gradient of g is the last, and kernels called in the operator's place return none
-    gradients = dict(zip(DIFFERENTIABLE, longhorn_bwd(do, dht, states, *args, ctx.parallel), strict=False))
+    gradients = dict(zip(DIFFERENTIABLE, longhorn_bwd(do, dht, states, *args, ctx.parallel), strict=True))
     # one per field; save_states and parallel have none
-    of_fields = (gradients[name] if args.tensors.get(name) is not None and name in gradients else None for name in FIELDS)
+    of_fields = (gradients[name] if name in gradients and args.tensors[name] is not None else None for name in FIELDS)
     return *of_fields, None, None
 
 

@@ -63,6 +63,8 @@ class LonghornServingConfig(MambaModelConfig):
     @classmethod
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         speculative, cache = vllm_config.speculative_config, vllm_config.cache_config
+        # vLLM 0.32 hands a draft model the block table of the first group, whose states its keys would overwrite
+        # (v1/worker/gpu_model_runner.py, lines 2532 to 2545)
         if speculative is not None and speculative.method != 'ngram':
             raise ValueError(
                 f"speculative_config must have method 'ngram' for Longhorn in vLLM, got {speculative.method!r}: "

@@ -2,7 +2,8 @@
 
 A request has one page more than drafts in a step. Its state after n tokens is in page n modulo their number: a step writes the
 state after each draft to a page of its own, and the next step starts from the page of the tokens that were kept. vLLM counts
-those tokens for every model, but says how many drafts were accepted only to the layers that it knows.
+those tokens for every model, but says how many drafts were accepted only to the layers that it knows (vLLM 0.32,
+`v1/worker/gpu_model_runner.py`, lines 2461 to 2478 and 1555).
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ def test_command(device, tmp_path, monkeypatch, capsys):
     assert said[-1] == f'export FLA_LONGHORN_TUNED={tmp_path}/tuned.json'
     content = json.loads((tmp_path / 'tuned.json').read_text())
     assert {row['rule'] for row in content['measured']} == {CHUNK + name for names in ASKED[True].values() for name in names}
+    assert {row['call']['K'] for row in content['measured']} == {case.K}
     monkeypatch.setattr(tuned, 'PATH', str(tmp_path / 'tuned.json'))
     tuned.read_choices.cache_clear()
     assert all(map(torch.equal, Call(case, True, device).run(), before))
