@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
+from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
@@ -28,7 +29,7 @@ def check_and_run(args: Arguments, cu_seqlens_cpu: Tensor | None, *, parallel: b
         o, final_state, states = recurrence(args, cu_seqlens_cpu)
         return (o, final_state, states) if intermediate else (o, final_state)
     if parallel and not intermediate and args.beta.dim() == 3 and not torch.compiler.is_compiling():
-        shortcut = getattr(backend_of(args), 'longhorn_shortcut', None)
+        shortcut = getattr(select_backend(args.q.device), 'longhorn_shortcut', None)
         if shortcut is not None and (result := shortcut(args)) is not None:
             return result
     if intermediate and needs_gradient(args):

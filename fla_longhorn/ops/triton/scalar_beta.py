@@ -1,4 +1,4 @@
-"""One step size per head, by fla's kernels: the diagonal update is then GLA, the exact one the delta rule.
+"""One step size per head, by fla's kernels: the diagonal update is then GLA, the exact one the (gated) delta rule.
 
 .. math::
     \\mathrm{diagonal:}\\; g_k = \\log(1 - \\epsilon k^2),\\; v' = \\epsilon v \\;\\text{in GLA}, \\qquad
@@ -7,7 +7,8 @@
 GPU calls in one 16-bit dtype use fla's kernels where these should be faster: for the diagonal update from K = 64 on, because
 the cost of Longhorn's kernels grows with K, while GLA's are matrix products (at K = 32, D and z in PyTorch cost more than that
 saves). The exact update's own kernels are such products too, and move fewer bytes than the delta rule's
-(`python -m benchmarks traffic`). `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides the choice.
+(`python -m benchmarks traffic`). A decay per head is added to `g_k`, or makes the delta rule the gated one; Longhorn's kernels
+have no decays, so GLA's are used for every K. `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides the choice.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from fla_longhorn.ops.arguments import Arguments, StepOptions
 ROUTES = ('auto', 'fla', 'own')
 # smallest K of the diagonal update for which `auto` uses fla
 FLA_STATE_SIZE = 64
+# the logarithm of a decay that leaves nothing; sums with smaller ones would lose the others' digits
+LEAST_LOG_DECAY = -100.
 
 
 def longhorn_shortcut(args: Arguments) -> tuple[Tensor, Tensor | None] | None:
@@ -38,16 +41,18 @@ def applies(args: Arguments) -> bool:
     # GLA's decays are logarithms, so never negative
     if args.allow_neg_eigval and not args.exact:
         return False
-    if args.beta.dim() != 3 or args.q.device.type != 'cuda':
+    if args.beta.dim() != 3 or args.q.device.type != 'cuda' or args.g is not None and args.g.dim() != 3:
         return False
     if not dtype == args.k.dtype == args.v.dtype or dtype not in (torch.float16, torch.bfloat16):
         return False
-    return route == 'fla' or route == 'auto' and not args.exact and args.q.shape[-1] >= FLA_STATE_SIZE
+    is_faster = args.q.shape[-1] >= FLA_STATE_SIZE or args.g is not None
+    return route == 'fla' or route == 'auto' and not args.exact and is_faster
 
 
 def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:
     """`o` and the final state, as :func:`fla_longhorn.ops.chunk_longhorn` returns them."""
     from fla.ops.delta_rule import chunk_delta_rule
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gla import chunk_gla
 
     q, k, v, initial_state, D, z = args.q, args.k, args.v, args.initial_state, args.D, args.z
@@ -58,9 +63,13 @@ def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:
         scale=float(args.scale), output_final_state=args.output_final_state, cu_seqlens=args.cu_seqlens,
         initial_state=None if initial_state is None else initial_state.float().contiguous(),
     )
-    if args.exact:
+    g = None if args.g is None else args.g.float().clamp_min(LEAST_LOG_DECAY)
+    if args.exact and g is not None:
+        o, final_state = chunk_gated_delta_rule(q, k, v, g, eps, **options)
+    elif args.exact:
         o, final_state = chunk_delta_rule(q, k, v, eps, **options)
     else:
+        log_decay = log_decay if g is None else log_decay + g[..., None]
         o, final_state = chunk_gla(q, k, (eps[..., None] * v).to(v.dtype), log_decay, **options)
     if D is not None or z is not None:
         o = o.float()

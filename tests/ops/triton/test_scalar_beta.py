@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments, StepOptions
 from fla_longhorn.ops.triton import scalar_beta
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
+from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
 from tests.ops.cases import assert_close, check, reference, run
 
@@ -62,6 +64,9 @@ def test_route(monkeypatch):
         for mixed in ((arguments(128, torch.float32)[0], k, v), (q, arguments(128, torch.float32)[1], v),
                       (q, k, arguments(128, torch.float32)[2])):
             assert not route(*mixed, beta, exact=False)
+        # Longhorn's kernels have no decays; nor has GLA one per channel
+        assert scalar_beta.applies(Arguments(*arguments(16), g=OnGPU(2, 64, 1))) is large
+        assert not scalar_beta.applies(Arguments(*arguments(16), g=OnGPU(2, 64, 1, 48)))
     monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'gla')
     with pytest.raises(ValueError, match="FLA_LONGHORN_SCALAR_BETA must be one of .*, got 'gla'"):
         route(*tensors, exact=False)
@@ -88,6 +93,22 @@ if INTERPRETING:
         inputs, options = make_inputs(case), make_options(case, exact=exact)
         inputs['k'] = (inputs['k'].detach() * (size or 1)).requires_grad_()
         assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
+
+    @pytest.mark.usefixtures('interpreted_fla')
+    @of_both
+    @pytest.mark.parametrize('lowest', [-2., -12.])
+    def test_decays_interpreted(exact, dtype, lowest):
+        """Gated, with a token that starts anew."""
+        case = Case(B=1, T=70, H=2, K=16, V=32, scalar_beta=True, initial_state=True, g='head', lowest=lowest, dtype=dtype)
+        inputs, options = make_inputs(case), make_options(case, exact=exact)
+        got, ref = (f(inputs, options) for f in (partial(run, through_fla), reference))
+        assert_close(got, ref, dtype)
+        anew = inputs['g'].detach().clone()
+        anew[:, 40] = -torch.inf
+        with torch.no_grad():
+            o, _ = through_fla(**{**inputs, 'g': anew}, **options)
+            want, _ = naive_recurrent_longhorn(**{name: x.double() for name, x in {**inputs, 'g': anew}.items()}, **options)
+        assert relative_error(o, want) < 5e-3
 
 
 if torch.cuda.is_available():
