@@ -8,10 +8,10 @@ import torch
 import torch.nn as nn
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
-from fla_longhorn.modules.cache import read_states
-from fla_longhorn.modules.rewind import Replay, is_recording
+from fla_longhorn.modules.replay import Replay, is_recording
 from fla_longhorn.modules.rows import WHOLE, Rows
 from fla_longhorn.modules.split_linear import split_linear
+from fla_longhorn.modules.states import read_states
 from fla_longhorn.modules.tensor_parallel import find_part
 from fla_longhorn.modules.varlen import check_keywords, find_rows
 

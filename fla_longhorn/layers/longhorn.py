@@ -16,11 +16,11 @@ from fla_longhorn.layers.options import check_options, rank_of
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.bare import is_bare
-from fla_longhorn.modules.cache import can_update_in_place
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.direct import get_child, get_parameter
 from fla_longhorn.modules.recompute import Recompute, can_recompute
 from fla_longhorn.modules.rows import Rows
+from fla_longhorn.modules.states import can_update_in_place
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 

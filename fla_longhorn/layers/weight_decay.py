@@ -2,12 +2,11 @@
 
 A layer names them in `no_weight_decay` and marks each with the attribute `_no_weight_decay`, which training code for Mamba
 reads and FSDP2 loses. A model returns their names from `no_weight_decay()`, as timm's models do. transformers' Trainer reads
-neither, so `fla_longhorn.patches` wraps the function by which it chooses.
+neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch.nn as nn
@@ -44,12 +43,3 @@ def no_weight_decay(model: nn.Module) -> set[str]:
     """Names of the parameters of `model` without weight decay, also after FSDP2 has replaced them."""
     layers = ((name, x) for name, x in model.named_modules() if isinstance(x, NoWeightDecay))
     return {f'{name}.{parameter}'.lstrip('.') for name, x in layers for parameter in x.no_weight_decay}
-
-
-def wrap_get_parameter_names(get_parameter_names: Callable) -> Callable:
-    """Wrap transformers' recursion over submodules, which returns the names of the parameters to decay."""
-    def run(model: nn.Module, *args, **kwargs) -> list[str]:
-        names = get_parameter_names(model, *args, **kwargs)
-        return [name for name in names if name not in model.no_weight_decay] if isinstance(model, NoWeightDecay) else names
-
-    return run

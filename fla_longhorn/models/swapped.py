@@ -11,10 +11,10 @@ from typing import Any
 import torch.nn as nn
 from fla.models.modeling_utils import FLAModel
 
+from fla_longhorn.models.call import resolve_call
 from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
 from fla_longhorn.modules.cache import CACHE, look_ahead, rename_cache
 from fla_longhorn.modules.rewind import RewindableCache
-from fla_longhorn.modules.varlen import resolve_call
 
 # the names of its arguments, less `self` and the keywords
 ARGUMENTS = tuple(inspect.signature(FLAModel.forward).parameters)[1:-1]

@@ -14,7 +14,7 @@ from fla.layers.utils import index_first_axis, pad_input
 from fla.models.configuration_utils import get_attention_spec
 
 from fla_longhorn.modules import flash_attention
-from fla_longhorn.modules.rewind import Replay, is_recording
+from fla_longhorn.modules.replay import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.tensor_parallel import check_heads
 from fla_longhorn.ops.plain import under_transform

@@ -13,7 +13,7 @@ _find: Callable[..., ModuleType | None] | None = None
 
 
 def register_loops(find: Callable[..., ModuleType | None]) -> None:
-    """Let `find(*tensors)` return a module with loops for these tensors, or None; :func:`fla_cpu.backend.load_loops` does."""
+    """Let `find(*tensors)` return a module with loops for these tensors, or None."""
     global _find
     _find = find
 

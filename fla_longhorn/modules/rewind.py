@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,19 +18,10 @@ from fla.models.cache_utils import FLALayer
 from fla.models.utils import Cache
 
 from fla_longhorn.modules import state_files
+from fla_longhorn.modules.replay import Replay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class Replay(partial[dict[str, Any]]):
-    """A function of n that returns a layer's states after the first n tokens of a piece.
-
-    Copies of a cache share it, because it holds the layer.
-    """
-
-    def __deepcopy__(self, memo: dict) -> Replay:
-        return self
 
 
 @dataclass
@@ -147,6 +137,10 @@ class RewindableCache(Cache):
         for layer in self.layers:
             layer.record_past = True
 
+    def records(self, layer_idx: int) -> bool:
+        """Whether it records a layer's tokens."""
+        return self.layers[layer_idx].record_past if len(self.layers) > layer_idx else self.record_past
+
     def crop(self, max_length: int) -> None:
         """Remove the last `-max_length` tokens, or keep the first `max_length`.
 
@@ -225,11 +219,3 @@ class RewindableCache(Cache):
         super()._transform_states(function)
         for layer in self.layers:
             layer.pieces.clear()
-
-
-def is_recording(layer: Any, cache: Any) -> bool:
-    """Whether `crop` may need the states of `layer` in `cache`, which must not be overwritten then."""
-    if not isinstance(cache, RewindableCache):
-        return False
-    i = layer.layer_idx
-    return cache.layers[i].record_past if len(cache.layers) > i else cache.record_past

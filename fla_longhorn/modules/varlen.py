@@ -6,20 +6,15 @@ pass one or more of `position_ids` that restart, `cu_seq_lens_q`, `cu_seq_lens_k
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from fla_longhorn.modules.cache import check_layers, seen_tokens
 from fla_longhorn.modules.rows import Packed, Padded, Rows, Unpadded
 from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
 from fla_longhorn.ops.plain import is_transformed
-
-if TYPE_CHECKING:
-    from fla.models.utils import Cache
 
 CU_SEQLENS = ('cu_seq_lens_q', 'cu_seq_lens_k')
 # libraries pass these to every model; here they are ignored
@@ -34,46 +29,6 @@ def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ())
     for name, value in kwargs.items():
         if value is not None and name not in KEYWORDS and name not in more:
             raise TypeError(f'{owner} got an unexpected keyword argument {name!r}; those it takes are {", ".join(KEYWORDS)}')
-
-
-def resolve_call(
-    model: Any, kwargs: dict[str, Any], attention_mask: torch.Tensor | None, tokens: torch.Tensor | None, cache: Cache | None,
-) -> tuple[torch.Tensor | None, dict[str, Any]]:
-    """Check a model's call on `tokens` `[B, T, ...]` and resolve it once for all layers.
-
-    With attention layers, the mask covers the tokens in the cache too.
-
-    Returns:
-        The mask, `None` without padding, and the keywords, with the result of :func:`find_rows` as `rows`.
-
-    Raises:
-        ValueError: there is no token, the cache is of another model, or as :func:`find_rows`.
-        TypeError: an unknown keyword, or as :func:`find_rows`.
-    """
-    check_keywords(f'{type(model).__name__}.forward', kwargs)
-    if kwargs.get('num_items_in_batch') is not None and not torch.compiler.is_compiling():
-        warnings.warn(
-            f'num_items_in_batch has no effect in {type(model).__name__}, which has no loss: the head around it must divide '
-            'the sum of its losses by it, or have accepts_loss_kwargs = False, by which the Trainer averages over batches',
-            stacklevel=2,
-        )
-    check_layers(cache, model.layers)
-    if tokens is None:
-        return attention_mask, kwargs
-    if tokens.dim() < 2 or not (torch.compiler.is_compiling() or tokens.numel()):
-        raise ValueError(
-            'input_ids must have the shape [B, T], or inputs_embeds [B, T, D], with at least one row and one token, '
-            f'got {list(tokens.shape)}'
-        )
-    (B, T), seen = tokens.shape[:2], seen_tokens(cache)
-    length = None if getattr(model.config, 'attn', None) is None else T + seen
-    rows, kwargs = find_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)
-    # traced activation checkpoints accept no object of ours as an argument
-    if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
-        return attention_mask, kwargs
-    if rows is None:
-        return None, kwargs
-    return attention_mask, {**kwargs, 'rows': rows}
 
 
 def find_rows(

@@ -161,7 +161,7 @@ def register_trainer(changes: Changes) -> None:
     """Let transformers' Trainer, which selects parameters by name, exclude `D` from weight decay."""
     from transformers import trainer_pt_utils
 
-    from fla_longhorn.layers.weight_decay import wrap_get_parameter_names
+    from fla_longhorn.patches.trainer import wrap_get_parameter_names
 
     # the Trainer imports the function by name, and may have done so already
     trainer, name = 'transformers.trainer', 'get_parameter_names'

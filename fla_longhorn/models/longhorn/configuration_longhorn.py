@@ -12,7 +12,6 @@ from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.options import check_integer, check_number, check_options
-from fla_longhorn.models.remote_code import register_for_auto_class, wrap_save_pretrained
 
 # options of the layer that the config has under the same name
 MIXER_OPTIONS = tuple(name for name in inspect.signature(Longhorn).parameters if name not in ('mode', 'layer_idx'))
@@ -55,8 +54,6 @@ class LonghornConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ['past_key_values', 'cache']
     # transformers' default, with fla's name for the embeddings
     base_model_fsdp_plan = {'embeddings': 'free_full_weight', 'layers.*': 'free_full_weight', 'norm': 'keep_full_weight'}
-    save_pretrained = wrap_save_pretrained(PreTrainedConfig.save_pretrained)
-    register_for_auto_class = staticmethod(register_for_auto_class)
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.layers.weight_decay import no_weight_decay
+from fla_longhorn.models.call import resolve_call
 from fla_longhorn.models.causal_lm import compute_logits_and_loss, with_shift_labels
 from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
 from fla_longhorn.models.generation import (
@@ -22,13 +23,11 @@ from fla_longhorn.models.generation import (
     refuse_continuous_batching,
 )
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, LonghornConfig
-from fla_longhorn.models.remote_code import register_for_auto_class
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import accept_cache, look_ahead
 from fla_longhorn.modules.direct import get_child
 from fla_longhorn.modules.rewind import RewindableCache
-from fla_longhorn.modules.varlen import resolve_call
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -94,7 +93,6 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     # tells the Trainer that a head's loss is a mean, not divided by `num_items_in_batch`
     accepts_loss_kwargs = False
     _no_split_modules = ['LonghornBlock']
-    register_for_auto_class = staticmethod(register_for_auto_class)
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Launch parameters that were timed on the card at hand, in a file that `python -m fla_longhorn.tune` writes.
+"""Launch parameters that were timed on the card at hand, from a file.
 
 The environment variable `FLA_LONGHORN_TUNED` names the file, and is read once. Without it the rules alone decide.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from dataclasses import asdict, replace
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import triton
@@ -24,7 +24,8 @@ Config = TypeVar('Config')
 
 def circumstances(card: Card) -> dict[str, Any]:
     """What the times depend on: with another Triton, version of this package or card, a file is out of date."""
-    return {'triton': triton.__version__, 'fla-longhorn': version('fla-longhorn'), 'card': asdict(card)}
+    package = sys.modules[__name__.partition('.')[0]]
+    return {'triton': triton.__version__, 'fla-longhorn': getattr(package, '__version__', None), 'card': asdict(card)}
 
 
 def key_of(K: int, V: int, precision: str) -> str:
@@ -36,7 +37,7 @@ def read_choices(path: str, card: Card) -> dict[str, dict[str, dict[str, Any]]]:
     """Changed launch parameters by rule and `key_of`: none where the file is out of date, which a warning says.
 
     Raises:
-        ValueError: If the file cannot be read, or is not what `fla_longhorn.tune` writes.
+        ValueError: If the file cannot be read, or is not one of launch parameters.
     """
     try:
         with open(path, encoding='utf-8') as file:
@@ -47,7 +48,7 @@ def read_choices(path: str, card: Card) -> dict[str, dict[str, dict[str, Any]]]:
         changed = [name for name, value in now.items() if made.get(name) != value]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f'{VARIABLE} names {path}, which is no file of `python -m fla_longhorn.tune`: {type(error).__name__}: {error}',
+            f'{VARIABLE} names {path}, which is no file of launch parameters: {type(error).__name__}: {error}',
         ) from error
     if not changed:
         return choices
