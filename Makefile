@@ -20,7 +20,7 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-transformers test-newest test-old-triton test-oldest mutate lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-transformers test-newest test-old-triton test-oldest mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -190,6 +190,10 @@ $(SGLANG)/.ready: $(STAMP) pyproject.toml constraints/sglang.txt tests/contrib/t
 # does a test notice each of the wrong edits listed in tests/mutate
 mutate: setup
 	$(RUN) -m tests.mutate
+
+# fla's tree with the core in it, and that as a patch: DIR is new, or a tree of fla
+upstream: setup
+	$(RUN) -m tests.upstream $(DIR)
 
 lint: setup
 	$(RUN) -m ruff check .

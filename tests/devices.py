@@ -37,6 +37,7 @@ ON_THE_CPU = {
     'tests/contrib/test_kernels.py': 'the variant for the CPU',
     'tests/contrib/sglang': 'served by SGLang on the CPU',
     'tests/contrib/vllm': 'served by vLLM on the CPU',
+    'tests/upstream': "a tree of fla's source files, which programs of their own run",
     'tests/test_devices.py': 'reads source files',
     'tests/test_layout.py': 'reads source files',
     'tests/test_limit.py': 'how a run of tests ends',

@@ -1,0 +1,139 @@
+"""Which modules of the package make up its core, where each goes in fla's tree, and their text there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# what users import, and the backends that `ops/backend.py` imports by name; the core is what these import
+ROOTS = (
+    'fla_longhorn.ops', 'fla_longhorn.ops.torch', 'fla_longhorn.ops.triton',
+    'fla_longhorn.layers.longhorn', 'fla_longhorn.models',
+)
+# packages whose place fla's own have: their `__init__` stays
+OWN = {'fla_longhorn.layers': 'fla.layers', 'fla_longhorn.models': 'fla.models'}
+# module or package -> its place; the longest name decides
+PLACES = {
+    'fla_longhorn.ops': 'fla.ops.longhorn',
+    'fla_longhorn.modules': 'fla.modules.longhorn',
+    # these import `fla.layers` or `fla.models`, which `fla.modules` does not
+    'fla_longhorn.modules.rows': 'fla.layers.longhorn_utils.rows',
+    'fla_longhorn.modules.varlen': 'fla.layers.longhorn_utils.varlen',
+    'fla_longhorn.modules.attention': 'fla.models.longhorn.attention',
+    'fla_longhorn.modules.cache': 'fla.models.longhorn.cache',
+    'fla_longhorn.modules.rewind': 'fla.models.longhorn.rewind',
+    'fla_longhorn.modules.state_files': 'fla.models.longhorn.state_files',
+    'fla_longhorn.layers': 'fla.layers.longhorn_utils',
+    'fla_longhorn.layers.longhorn': 'fla.layers.longhorn',
+    'fla_longhorn.models': 'fla.models.longhorn',
+    'fla_longhorn.models.longhorn': 'fla.models.longhorn',
+    # written by the plugin when it is imported: fla's checkpoints need no code of their own
+    'fla_longhorn.models.remote_code': None,
+}
+# of fla's tree, each knows itself and those before it
+ORDER = ('utils', 'ops', 'modules', 'layers', 'models')
+# beside itself and Python's library; safetensors comes with transformers
+IMPORTED = {'einops', 'fla', 'safetensors', 'torch', 'transformers', 'triton'}
+NAME = re.compile(r'(?<![\w.])fla_longhorn(?:\.\w+)+')
+
+
+def file_of(module: str) -> Path | None:
+    """A module's file, `None` if there is no such module."""
+    path = ROOT.joinpath(*module.split('.'))
+    return next((x for x in (path.with_suffix('.py'), path / '__init__.py') if x.is_file()), None)
+
+
+def place_of(name: str) -> str | None:
+    """The place of a module, or of what it holds; `None` if it stays in the plugin."""
+    if name in OWN:
+        return OWN[name]
+    known = name
+    while known not in PLACES:
+        known, _, last = known.rpartition('.')
+        if not known:
+            return None
+        # what `fla_longhorn.layers` exports is in `fla.layers`
+        if known in OWN and file_of(f'{known}.{last}') is None:
+            return OWN[known] + name.removeprefix(known)
+    place = PLACES[known]
+    return None if place is None else place + name.removeprefix(known)
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, set[str]]]:
+    """Each statement, and the modules that it imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield node, {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            inside = {f'{node.module}.{alias.name}' for alias in node.names}
+            found = {name for name in inside if name.startswith('fla_longhorn.') and file_of(name)}
+            yield node, found if len(found) == len(inside) else {node.module or '', *found}
+
+
+def find_core() -> dict[str, Path]:
+    """Module -> file of all that :data:`ROOTS` import, in functions and for types too."""
+    core: dict[str, Path] = {}
+    left = list(ROOTS)
+    while left:
+        module = left.pop()
+        path = file_of(module)
+        if module in core or path is None or module == 'fla_longhorn' or place_of(module) is None:
+            continue
+        core[module] = path
+        left.append(module.rpartition('.')[0])
+        for _, modules in imports(ast.parse(path.read_text(encoding='utf-8'))):
+            left += [x for x in modules if x.startswith('fla_longhorn.')]
+    return {module: core[module] for module in sorted(core) if module not in OWN}
+
+
+def destination(module: str) -> Path:
+    """The file of a module in fla's tree."""
+    path = Path(*str(place_of(module)).split('.'))
+    source = file_of(module)
+    return path / '__init__.py' if source is not None and source.name == '__init__.py' else path.with_suffix('.py')
+
+
+def rename(text: str) -> tuple[str, list[int], list[int]]:
+    """The text in fla's tree, and the numbers of the lines that changed: those of imports, and the others."""
+    lines, packages = text.splitlines(keepends=True), {}
+    for node, modules in imports(ast.parse(text)):
+        packages |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), package_of(node, modules))
+    in_imports, others = [], []
+    for number, line in enumerate(lines, 1):
+        package = packages.get(number)
+        lines[number - 1] = NAME.sub(lambda found, package=package: package or place_of(found[0]) or found[0], line)
+        if lines[number - 1] != line:
+            (in_imports if number in packages else others).append(number)
+    return ''.join(lines), in_imports, others
+
+
+def package_of(node: ast.Import | ast.ImportFrom, modules: set[str]) -> str | None:
+    """The package in which a `from package import module` finds its modules; `None` for other imports."""
+    if isinstance(node, ast.Import) or node.module in modules:
+        return None
+    packages = {str(place_of(x)).rpartition('.')[0] for x in modules}
+    if len(packages) > 1:
+        raise ValueError(f'modules of one import must have one place: {ast.unparse(node)}')
+    return packages.pop()
+
+
+def check_imports(place: str, text: str) -> None:
+    """Raise if a module in fla's tree imports what it may not: another package, or a part of fla that stands above it."""
+    tree = ast.parse(text)
+    for_types = {
+        id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and ast.unparse(test.test) == 'TYPE_CHECKING'
+        for node in ast.walk(test)
+    }
+    level = ORDER.index(place.split('.')[1])
+    for node, modules in imports(tree):
+        for module in modules:
+            package, _, rest = module.partition('.')
+            if package not in IMPORTED | sys.stdlib_module_names:
+                raise ValueError(f'{place} imports {module}, which fla has not')
+            above = package == 'fla' and rest.split('.')[0] in ORDER[level + 1:]
+            if above and id(node) not in for_types:
+                raise ValueError(f'{place} imports {module}, which imports {".".join(place.split(".")[:2])} itself')

@@ -1,0 +1,115 @@
+"""The core in fla's tree, where no package of this repository can be imported: the same code, which runs there."""
+
+import ast
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from offgpu.pretend.build import build
+from offgpu.pretend.install import with_site
+from tests import forks
+from tests.upstream.core import destination, find_core
+from tests.upstream.train import OPTIONS, train
+from tests.upstream.tree import Report, make_tree, write_patch
+
+BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn')
+IMPORT_ALL = '''
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+import fla
+print(fla.__file__, fla.Longhorn.__module__, fla.ops.chunk_longhorn.__module__, fla.LonghornForCausalLM.__module__)
+'''
+
+
+@pytest.fixture(scope='module')
+def report(folder: Path) -> Report:
+    return write_patch(folder / 'tree', installed=True)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp('upstream')
+    (folder / 'blocked').mkdir()
+    for name in BLOCKED:
+        (folder / 'blocked' / f'{name}.py').write_text(f'raise ImportError("{name} is imported in fla\'s tree")\n')
+    return folder
+
+
+@pytest.fixture(scope='module')
+def paths(folder: Path, report: Report) -> list[str]:
+    """What programs find modules in: the tree's fla, and tools of the tests."""
+    return [str(folder / 'blocked'), str(folder / 'tree'), str(forks.ROOT)]
+
+
+def code(text: str) -> str:
+    """A file without imports and docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, 'body', None), list):
+            kept = [
+                x for x in body if not isinstance(x, (ast.Import, ast.ImportFrom))
+                and not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))
+            ]
+            node.body = kept or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def test_code_is_not_edited(folder, report):
+    """But for registrations, and a message that names a class by its module."""
+    edited = {
+        destination(module).as_posix() for module, source in find_core().items()
+        if code(source.read_text()) != code((folder / 'tree' / destination(module)).read_text())
+    }
+    assert edited == {'fla/models/longhorn/__init__.py', 'fla/models/longhorn/cache.py'}
+    # PyTorch's namespace of the operators, and the formats of files
+    assert {path for path, _ in report.named} == {
+        'fla/models/longhorn/state_files.py', 'fla/ops/longhorn/operator.py', 'fla/ops/longhorn/triton/tuned.py',
+    }
+
+
+def test_the_patch_applies_and_removes_nothing(folder, report):
+    make_tree(folder / 'again', installed=True)
+    subprocess.run(['git', 'apply', folder / 'tree/longhorn.patch'], cwd=folder / 'again', check=True)
+    assert 'deletion' not in report.patch
+    made, again = ({x.relative_to(y): x.read_text() for x in y.rglob('*.py')} for y in (folder / 'tree', folder / 'again'))
+    assert made == again
+
+
+def test_imports(paths, tmp_path):
+    modules = ('.'.join(destination(module).with_suffix('').parts) for module in find_core())
+    names = [module.removesuffix('.__init__') for module in modules]
+    printed = forks.output('-c', IMPORT_ALL, *names, cwd=tmp_path, env={'PYTHONPATH': os.pathsep.join(paths)}, fla=False)
+    places = ['fla.layers.longhorn', 'fla.ops.longhorn.chunk', 'fla.models.longhorn.modeling_longhorn']
+    assert printed.split() == [f'{paths[1]}/fla/__init__.py', *places]
+
+
+def test_operators(paths):
+    """The operators' tests in the patch, in Triton's interpreter."""
+    env = {'PYTHONPATH': os.pathsep.join(paths), 'TRITON_INTERPRET': '1'}
+    options = ('-q', '-p', 'no:cacheprovider', '-p', 'tests.upstream.plugin', '-k', 'not bfloat16')
+    printed = forks.output('-m', 'pytest', *options, 'tests/ops/test_longhorn.py', cwd=Path(paths[1]), env=env, fla=False)
+    assert ' passed' in printed
+
+
+WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
+
+
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=[pytest.mark.slow, pytest.mark.compiler, WITH_CUDA])])
+def test_model(device, paths, tmp_path):
+    """In Triton's interpreter, and on the pretend device, with fla's own kernels: what the plugin computes on the CPU."""
+    env = {'PYTHONPATH': os.pathsep.join(paths), 'TRITON_INTERPRET': '1'}
+    if device == 'cuda':
+        build()
+        env |= {'PYTHONPATH': with_site(env['PYTHONPATH']), 'PRETEND_CUDA': '1', 'PRETEND_SMS': '2', 'TRITON_INTERPRET': '0'}
+    found = json.loads(forks.output('-m', 'tests.upstream.train', device, cwd=tmp_path, env=env, fla=False))
+    assert found.keys() == OPTIONS.keys()
+    for name, got in found.items():
+        expected = train(name, 'cpu', fused=True)
+        assert got['loss'] == pytest.approx(expected['loss'], rel=1e-5)
+        assert got['gradients'] == pytest.approx(expected['gradients'], rel=1e-4)
+        assert got['tokens'][0] == got['tokens'][1] == expected['tokens'][0]

@@ -1,0 +1,150 @@
+"""fla's tree, and Longhorn in it: the core, what fla's own models are registered with, tests, and the patch."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import fla
+
+from fla_longhorn.patches.parts import AUTO_CLASSES, EXPORTS
+from tests.upstream.core import check_imports, destination, find_core, place_of, rename
+
+VERSION = '0.6.0'
+# fla's tree is in two distributions
+DISTRIBUTIONS = ('fla-core', 'flash-linear-attention')
+GIVEN = Path(__file__).parent / 'given'
+# a file of ours -> its place
+TESTS = {'ops.py': 'tests/ops/test_longhorn.py', 'models.py': 'tests/models/test_modeling_longhorn.py'}
+UTILS = '"""What the Longhorn layer is made of."""\n'
+
+
+@dataclass
+class Report:
+    """What was written."""
+
+    files: int = 0
+    imports: int = 0
+    # file and text of renamed lines that are no imports
+    others: list[tuple[str, str]] = field(default_factory=list)
+    # lines that still name the plugin
+    named: list[tuple[str, str]] = field(default_factory=list)
+    patch: str = ''
+
+
+def make_tree(folder: Path, installed: bool = False) -> None:
+    """fla 0.6.0 in `folder`: from the package index, or the installed one, which has no tests and no pyproject.toml."""
+    if installed:
+        shutil.copytree(Path(fla.__file__).parent, folder / 'fla', ignore=shutil.ignore_patterns('__pycache__'))
+        return
+    with tempfile.TemporaryDirectory() as downloads:
+        for name in DISTRIBUTIONS:
+            command = [
+                sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--no-binary', name, '--no-build-isolation',
+                '--dest', downloads, f'{name}=={VERSION}',
+            ]
+            if subprocess.run(command).returncode:
+                raise SystemExit(
+                    f'{name}=={VERSION} did not come from the package index: without a network, `--installed` takes the '
+                    'installed fla, and DIR may be a tree of it'
+                )
+        for archive in sorted(Path(downloads).iterdir()):
+            with tarfile.open(archive) as files:
+                files.extractall(downloads, filter='data')
+            shutil.copytree(str(archive).removesuffix('.tar.gz'), folder, dirs_exist_ok=True)
+
+
+def add_longhorn(folder: Path) -> Report:
+    """Put the core, its registrations and its tests into fla's tree."""
+    report, root = Report(), (folder / 'fla/__init__.py').read_text(encoding='utf-8')
+    if f"__version__ = '{VERSION}'" not in root.replace('"', "'"):
+        raise SystemExit(f'DIR must be a tree of fla {VERSION}, got another version in {folder}')
+    if (folder / 'fla/ops/longhorn').exists():
+        raise SystemExit(f'DIR must be a tree of fla without Longhorn, which {folder} has')
+    header = root[:root.index('\n\n') + 2]
+    texts = {folder / 'fla/layers/longhorn_utils/__init__.py': UTILS}
+    for module, source in find_core().items():
+        text, imports, others = rename(source.read_text(encoding='utf-8'))
+        check_imports(str(place_of(module)), text)
+        path, lines = destination(module), text.splitlines()
+        report.imports += len(imports)
+        report.others += [(str(path), lines[number - 1].strip()) for number in others]
+        report.named += [(str(path), line.strip()) for line in lines if 'fla_longhorn' in line or 'fla-longhorn' in line]
+        texts[folder / path] = text
+    models = folder / 'fla/models/longhorn/__init__.py'
+    texts[models] = with_auto_classes(texts[models])
+    texts |= {folder / place: (GIVEN / name).read_text(encoding='utf-8') for name, place in TESTS.items()}
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(header + text, encoding='utf-8')
+    report.files = len(texts)
+    changed = [export(folder, package, names) for package, (_, names) in EXPORTS.items()]
+    sort_names([*texts, *changed])
+    return report
+
+
+def with_auto_classes(text: str) -> str:
+    """`fla/models/longhorn/__init__.py` with the registrations of fla's own models."""
+    config = 'LonghornConfig'
+    calls = [f'AutoConfig.register({config}.model_type, {config}, exist_ok=True)\n']
+    calls += [f'{auto}.register({config}, {cls}, exist_ok=True)\n' for auto, (cls, _) in AUTO_CLASSES.items()]
+    start, end = text.index('\nfrom '), text.index('\n__all__')
+    added = f'\nfrom transformers import AutoConfig, {", ".join(AUTO_CLASSES)}\n'
+    return text[:start] + added + text[start:end] + '\n' + ''.join(calls) + text[end:]
+
+
+def export(folder: Path, package: str, names: tuple[str, ...]) -> Path:
+    """Add names to an `__init__` of fla and to its `__all__`; :func:`sort_names` moves them to their places."""
+    path = folder.joinpath(*package.split('.'), '__init__.py')
+    lines = path.read_text(encoding='utf-8').splitlines(keepends=True)
+    body = ast.parse(''.join(lines)).body
+    exported = next(x for x in body if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == '__all__')
+    last = [x for x in body if isinstance(x, ast.ImportFrom)][-1]
+    module = f'{package}.longhorn' if last.level == 0 else '.longhorn'
+    end, after = exported.end_lineno or 0, last.end_lineno or 0
+    lines[end - 1:end - 1] = [f"    '{name}',\n" for name in names]
+    lines[after:after] = [f'from {module} import {", ".join(names)}\n']
+    path.write_text(''.join(lines), encoding='utf-8')
+    return path
+
+
+def sort_names(paths: list[Path]) -> None:
+    """Imports and `__all__` in the order of fla's ruff."""
+    if find_spec('ruff') is None:
+        raise SystemExit('imports are sorted by ruff, which is not installed: `make setup` brings it')
+    options = ['--line-length', '127', '--config', 'lint.isort.known-first-party = ["fla"]']
+    subprocess.run(
+        [sys.executable, '-m', 'ruff', 'check', '--quiet', '--isolated', '--select', 'I,RUF022', '--fix', *options, *paths],
+        check=True,
+    )
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(['git', *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def write_patch(folder: Path, name: str = 'longhorn.patch', installed: bool = False) -> Report:
+    """Make the tree where there is none, put Longhorn into it, and write the difference."""
+    if not (folder / 'fla').exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise SystemExit(f'DIR must be a tree of fla, empty or new, got {folder}')
+        make_tree(folder, installed)
+    if not (folder / '.git').exists():
+        git(folder, 'init', '--quiet')
+        git(folder, 'add', '--all')
+    elif git(folder, 'status', '--porcelain'):
+        raise SystemExit(f'DIR must have no changes of its own, which `git status` shows in {folder}')
+    base = git(folder, 'write-tree').strip()
+    report = add_longhorn(folder)
+    git(folder, 'add', '--all')
+    patch = git(folder, 'diff', '--cached', '--no-color', base)
+    (folder / name).write_text(patch, encoding='utf-8')
+    report.patch = git(folder, 'diff', '--cached', '--shortstat', base).strip()
+    return report
