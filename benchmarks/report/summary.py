@@ -32,12 +32,13 @@ def passes(report: dict) -> str:
 
 def memory(report: dict) -> str:
     """A layer in training, beside those of the same width."""
-    kept = {row['layer']: row['kept'] for row in report['rows']}
+    kept, peak = ({row['layer']: row[name] for row in report['rows']} for name in ('kept', 'peak'))
     own, mamba = kept['Longhorn'], kept['Mamba, by its source']
     return (
         f'- **Memory in training.** For backward, a Longhorn layer of either form saves {own:.0f} bytes per token and unit of '
         f"model width (counted, bfloat16). Mamba's fused block saves {mamba:.0f}, fla's GLA {kept['GLA']:.0f}, DeltaNet "
         f"{kept['DeltaNet']:.0f} and KDA {kept['KDA']:.0f}, softmax attention {kept['softmax attention']:.0f}. "
+        f"At its peak a step takes {peak['Longhorn exact']:.0f} (exact) or {peak['Longhorn']:.0f}, GLA {peak['GLA']:.0f}. "
         '[All layers](docs/results.md#memory-of-a-layer).'
     )
 
