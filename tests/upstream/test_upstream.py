@@ -16,6 +16,8 @@ from tests.upstream.core import destination, find_core
 from tests.upstream.train import OPTIONS, train
 from tests.upstream.tree import Report, make_tree, write_patch
 
+WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
+DEVICES = ['cpu', pytest.param('cuda', marks=[pytest.mark.slow, pytest.mark.compiler, WITH_CUDA])]
 BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn')
 IMPORT_ALL = '''
 import importlib, sys
@@ -88,24 +90,29 @@ def test_imports(paths, tmp_path):
     assert printed.split() == [f'{paths[1]}/fla/__init__.py', *places]
 
 
-def test_operators(paths):
-    """The operators' tests in the patch, in Triton's interpreter."""
-    env = {'PYTHONPATH': os.pathsep.join(paths), 'TRITON_INTERPRET': '1'}
-    options = ('-q', '-p', 'no:cacheprovider', '-p', 'tests.upstream.plugin', '-k', 'not bfloat16')
-    printed = forks.output('-m', 'pytest', *options, 'tests/ops/test_longhorn.py', cwd=Path(paths[1]), env=env, fla=False)
-    assert ' passed' in printed
+def environment(paths: list[str], device: str) -> dict[str, str]:
+    """Triton's interpreter on the CPU, or the pretend device."""
+    if device == 'cpu':
+        return {'PYTHONPATH': os.pathsep.join(paths), 'TRITON_INTERPRET': '1'}
+    build()
+    return {'PYTHONPATH': with_site(os.pathsep.join(paths)), 'PRETEND_CUDA': '1', 'PRETEND_SMS': '2'}
 
 
-WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
+@pytest.mark.parametrize('device', DEVICES)
+def test_operators(device, paths):
+    """The operators' tests in the patch."""
+    plugin = ('-p', 'tests.upstream.plugin') if device == 'cpu' else ()
+    options = ('-q', '-p', 'no:cacheprovider', *plugin, '-k', 'not bfloat16')
+    printed = forks.output(
+        '-m', 'pytest', *options, 'tests/ops/test_longhorn.py', cwd=Path(paths[1]), env=environment(paths, device), fla=False,
+    )
+    assert '14 passed' in printed
 
 
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=[pytest.mark.slow, pytest.mark.compiler, WITH_CUDA])])
+@pytest.mark.parametrize('device', DEVICES)
 def test_model(device, paths, tmp_path):
-    """In Triton's interpreter, and on the pretend device, with fla's own kernels: what the plugin computes on the CPU."""
-    env = {'PYTHONPATH': os.pathsep.join(paths), 'TRITON_INTERPRET': '1'}
-    if device == 'cuda':
-        build()
-        env |= {'PYTHONPATH': with_site(env['PYTHONPATH']), 'PRETEND_CUDA': '1', 'PRETEND_SMS': '2', 'TRITON_INTERPRET': '0'}
+    """With fla's own kernels: what the plugin computes on the CPU."""
+    env = environment(paths, device)
     found = json.loads(forks.output('-m', 'tests.upstream.train', device, cwd=tmp_path, env=env, fla=False))
     assert found.keys() == OPTIONS.keys()
     for name, got in found.items():
