@@ -87,7 +87,7 @@ class Call:
         self.outputs = self.forward()
         self.upstream = random_like(self.outputs, 1, case.dtype)
         sizes = {name: getattr(case, name) for name in ('B', 'T', 'H', 'K', 'V', 'scalar_beta')}
-        # what its times are of, in the file
+        # the file says what was timed
         self.described = {**sizes, 'exact': exact, 'dtype': str(case.dtype).removeprefix('torch.')}
 
     def forward(self) -> torch.Tensor:

@@ -30,15 +30,15 @@ class Case:
     final_state: bool = True
     state_v_first: bool = False
     scale: float | None = None
-    # of packed sequences; they sum to T
+    # the packed sequences have these, which sum to T
     lengths: tuple[int, ...] | None = None
     allow_neg_eigval: bool = False
     # 'head' or 'channel', and the least logarithm of a decay
     g: str | None = None
     lowest: float = -2.
-    # 'dense' or one of LAYOUTS: of q, k, v, z and, if it is 'shifted', beta
+    # q, k, v, z and, if it is 'shifted', beta have it: 'dense' or one of LAYOUTS
     layout: str = 'dense'
-    # of the inputs that have another dtype
+    # inputs that have another dtype, and which
     dtypes: tuple[tuple[str, torch.dtype], ...] = ()
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Case:
 
 
 FLAGS = tuple(field.name for field in fields(Case) if field.type == 'bool')
-# values of `dtypes`
+# a choice of `dtypes`
 MIXED = (('k', torch.float16), ('v', torch.float32), ('D', torch.float32))
 # the same numbers in a larger tensor of NaN: every other element, channels of a wider projection, not aligned to 16 bytes
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

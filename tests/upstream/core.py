@@ -34,7 +34,7 @@ PLACES = {
     # written by the plugin when it is imported: fla's checkpoints need no code of their own
     'fla_longhorn.models.remote_code': None,
 }
-# of fla's tree, each knows itself and those before it
+# each of these parts of fla imports itself and those before it
 ORDER = ('utils', 'ops', 'modules', 'layers', 'models')
 # beside itself and Python's library; safetensors comes with transformers
 IMPORTED = {'einops', 'fla', 'safetensors', 'torch', 'transformers', 'triton'}

@@ -14,7 +14,7 @@ from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
 
-# a rank's own; the states come from other ranks
+# what a rank has of its own; the states come from other ranks
 INPUTS = tuple(name for name in DIFFERENTIABLE if name != 'initial_state')
 # tensors by name
 Tensors = dict[str, Any]
