@@ -19,7 +19,7 @@ from fla_longhorn.ops.triton.device import Card, card_of, custom_device_ctx
 INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 LOG2E = tl.constexpr(1.4426950408889634)
 # names of the token strides in kernels
-STRIDES = {'q': 'S_Q', 'k': 'S_K', 'v': 'S_V', 'beta': 'S_B', 'z': 'S_Z'}
+STRIDES = {'q': 'S_Q', 'k': 'S_K', 'v': 'S_V', 'beta': 'S_B', 'z': 'S_Z', 'g': 'S_G'}
 
 # launch option: fused multiply-add, faster and more accurate; Triton's default up to 3.9 only
 FUSED = dict(enable_fp_fusion=True)
@@ -101,6 +101,12 @@ def no_step(OPTIONS):
     return float('-inf') if StepOptions(*OPTIONS).use_beta_sigmoid_in_kernel else 0.0
 
 
+@triton.jit
+def decays(b_g):
+    """e^g, which multiplies the state before a token's step: 0 for g = -inf."""
+    return tl.exp2(b_g.to(tl.float32) * LOG2E)
+
+
 def padded_state_size(K: int) -> int:
     return max(triton.next_power_of_2(K), 16)
 
@@ -135,6 +141,18 @@ def launching(args: Arguments) -> Iterator[None]:
             ) from error
 
 
+def new_dg(g: torch.Tensor | None, v: torch.Tensor) -> torch.Tensor | None:
+    """Where kernels store the gradient of g: one per channel, so that a gate per head has its sum over them in float32."""
+    if g is None:
+        return None
+    return torch.empty(v.shape, dtype=g.dtype if g.dim() == 4 else torch.float32, device=v.device)
+
+
+def of_gate(dg: torch.Tensor | None, g: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient of g from what kernels stored by :func:`new_dg`."""
+    return dg if dg is None or g is None or g.dim() == 4 else dg.sum(-1).to(g.dtype)
+
+
 def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """`x` [B, T, H, V] and its token stride; copied unless heads and channels are dense and rows have no gaps."""
     B, T, H, V = x.shape
@@ -147,7 +165,7 @@ def with_token_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:
 def strided_inputs(args: Arguments, names: tuple[str, ...] = tuple(STRIDES)) -> tuple[Arguments, dict[str, int]]:
     """The arguments and the token strides of `names`, which are copied only if a kernel cannot read them strided."""
     x: dict[str, Any] = {name: getattr(args, name) for name in ('beta', 'initial_state', 'D', 'cu_seqlens', *names)}
-    strides = {'S_Z': 0}
+    strides = {'S_Z': 0, 'S_G': 0}
     for name, value in x.items():
         if value is None:
             continue
