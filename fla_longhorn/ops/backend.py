@@ -25,19 +25,13 @@ def register_cpu_backend(name: str, load: Callable[[], ModuleType], is_available
     load_backend.cache_clear()
 
 
-def select_backend(device: torch.device, *, gated: bool = False) -> ModuleType:
+def select_backend(device: torch.device) -> ModuleType:
     """The module with `longhorn_fwd` and `longhorn_bwd` for tensors on `device`.
 
     `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
-    `gated` calls have a decay, which the Triton backend has not: without a name they go to PyTorch in its place.
     """
     name, interpret = os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')
-    chosen = backend_name(device.type, name, interpret)
-    if gated and chosen == 'triton':
-        if name:
-            raise ValueError('g must be None with FLA_LONGHORN_BACKEND=triton, which has no decays; torch has them')
-        chosen = 'torch'
-    return load_backend(chosen)
+    return load_backend(backend_name(device.type, name, interpret))
 
 
 @cache

@@ -36,7 +36,7 @@ MAX_RECURRENT_LENGTH = 64
 
 
 def backend_of(args: Arguments) -> ModuleType:
-    return select_backend(args.q.device, gated=args.g is not None)
+    return select_backend(args.q.device)
 
 
 def with_boundaries_checked(args: Arguments) -> Arguments:

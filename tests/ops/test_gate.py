@@ -14,7 +14,6 @@ from fla_longhorn.ops import (
     naive_recurrent_longhorn,
 )
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING
@@ -246,20 +245,3 @@ def test_errors(change, kind, message):
     inputs = {name: x.detach() for name, x in make_inputs(Case(B=1, T=3, H=1, K=4, V=6)).items()}
     with pytest.raises(kind, match=message):
         chunk_longhorn(**inputs | change)
-
-
-def test_a_backend_without_decays_is_not_left_silently(monkeypatch):
-    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
-    monkeypatch.setenv('TRITON_INTERPRET', '1')
-    inputs = {name: x.detach() for name, x in make_inputs(Case(B=1, T=3, H=1, K=4, V=6, g='head')).items()}
-    with pytest.raises(ValueError, match='g must be None with FLA_LONGHORN_BACKEND=triton'):
-        chunk_longhorn(**inputs)
-
-
-@pytest.mark.parametrize(('place', 'interpret', 'name'), [
-    ('cpu', '0', 'numba'), ('cpu', '1', 'torch'), ('cuda', '0', 'torch'),
-])
-def test_default_backend(place, interpret, name, monkeypatch):
-    monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)
-    monkeypatch.setenv('TRITON_INTERPRET', interpret)
-    assert select_backend(torch.device(place), gated=True).__name__ == f'fla_longhorn.ops.{name}'

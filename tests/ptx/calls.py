@@ -105,6 +105,22 @@ def exact() -> list[Call]:
     ]
 
 
+def decays() -> list[Call]:
+    """The exact update with a gate: weak and strong decays, a whole chunk and more, all options."""
+    return [
+        Call('bf16', Case(B=2, T=40, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5), exact=True),
+        Call('f32', Case(B=1, T=33, H=1, V=64, g='channel', lowest=-20.), exact=True),
+        Call('f16', Case(B=1, T=33, H=1, V=33, dtype=F16, g='head', lowest=-1., **ALL), exact=True),
+        Call('bf16', Case(B=1, T=70, H=1, K=64, V=96, dtype=BF16, g='channel', lowest=-0.5, D=True, z=True), exact=True),
+        Call('bf16', Case(B=1, T=33, H=1, K=128, V=64, dtype=BF16, g='channel', lowest=-0.5), exact=True),
+        Call('packed', Case(H=2, K=17, V=33, g='channel', **ALL).packed(5, 0, 33, 1), exact=True),
+        Call('scalar', Case(H=1, V=64, dtype=BF16, g='head', lowest=-0.5, scalar_beta=True).packed(17, 0, 40), exact=True),
+        Call('cut', Case(B=1, T=270, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5, **ALL), exact=True, segment=32),
+        Call('options', Case(B=2, T=33, H=1, K=17, V=33, g='channel', lowest=-20., **ALL), op='recurrent', exact=True),
+        Call('options', Case(B=2, T=1, H=2, K=17, V=33, g='head', state_v_first=True), op='step', exact=True),
+    ]
+
+
 def recurrent() -> list[Call]:
     return [
         Call('bf16', Case(B=2, T=33, H=1, V=64, dtype=BF16), op='recurrent', exact=True),
@@ -157,5 +173,6 @@ def ampere() -> list[Call]:
 
 
 GROUPS = {
-    'diagonal': diagonal, 'step': step, 'exact': exact, 'recurrent': recurrent, 'other': other, 'ampere': ampere, 'fast': fast,
+    'diagonal': diagonal, 'step': step, 'exact': exact, 'decays': decays, 'recurrent': recurrent, 'other': other,
+    'ampere': ampere, 'fast': fast,
 }

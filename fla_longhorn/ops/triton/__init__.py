@@ -11,8 +11,7 @@ rows, T tokens, H heads, K entries of a key, V channels and N sequences (B witho
         `checkpoint_interval(K)`-th token of each sequence, in the slots of `ops/checkpoints.py`; the order of the K * V
         entries in a slot is the backend's choice. An output that was not requested is empty.
     longhorn_bwd(do, dht, states, args, parallel) -> the gradients of q, k, v, beta, initial_state, D, z
-        each in its input's dtype; empty if the input is absent. With `args.g` [B, T, H, V] or [B, T, H], which this backend
-        does not take, that of g too.
+        each in its input's dtype; empty if the input is absent. With `args.g` [B, T, H, V] or [B, T, H], that of g too.
 
 The final state is written to `final_state` if given, a contiguous float32 tensor; it may be the initial state, which is then
 updated in place. With `pool`, a :class:`fla_longhorn.ops.pool.Pool`, both states are None: they are contiguous rows of the

@@ -141,6 +141,11 @@ def launching(args: Arguments) -> Iterator[None]:
             ) from error
 
 
+def is_scalar(g: torch.Tensor | None) -> bool:
+    """Whether there is one decay per head."""
+    return g is not None and g.dim() == 3
+
+
 def new_dg(g: torch.Tensor | None, v: torch.Tensor) -> torch.Tensor | None:
     """Where kernels store the gradient of g: one per channel, so that a gate per head has its sum over them in float32."""
     if g is None:

@@ -55,19 +55,23 @@ def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.con
 
 
 @triton.jit
-def chunk_offsets(i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr):
-    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta: those of v, or one for a scalar step."""
+def chunk_offsets(
+    i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    SCALAR_G: tl.constexpr,
+):
+    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta and of g: those of v, or one for a scalar."""
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # the vector width decides which columns a thread owns; on the sum, the hint is lost where i_v is always 0
     o_v = i_v * BV + tl.multiple_of(tl.arange(0, BV), VEC)
     o_b = tl.arange(0, 1) if SCALAR_BETA else o_v
-    return o_t, o_k, o_v, o_b
+    o_g = tl.arange(0, 1) if SCALAR_G else o_v
+    return o_t, o_k, o_v, o_b, o_g
 
 
 @triton.jit
-def gram_pointers(gram, a, i_gram, BT: tl.constexpr, DOT: tl.constexpr):
+def gram_pointers(gram, a, i_gram, BT: tl.constexpr, DOT: tl.constexpr, GATED: tl.constexpr):
     """Addresses of the matrices that the gram kernel wrote for chunk `i_gram`."""
-    PARTS: tl.constexpr = 1 if DOT == 'ieee' else 2
+    PARTS: tl.constexpr = 1 if DOT == 'ieee' and not GATED else 2
     return gram + i_gram * ((BT + 1) * BT), a + i_gram * (PARTS * BT * BT)
 
 
@@ -204,3 +208,86 @@ def reverse_substitution(b_x, b_e, rows, p_gram, BT: tl.constexpr, ROWS: tl.cons
         b_gram = rows[BT - 1 - s] if BT - 1 - s < ROWS else tl.load(p_gram + s * BT + o_t)
         b_x -= tl.where((o_t < s)[:, None], b_gram[:, None] * b_w[None, :], 0.0)
     return b_x
+
+
+# With decays `d = e^g` per token and channel, a chunk carries what its tokens read from the state, `C = K P`, from token to
+# token, so that every decay multiplies what it decays. Products alone are right for each g, where a quotient of two cumulative
+# decays overflows, and no later g enters an earlier token's sums.
+
+
+@triton.jit
+def decayed_substitution(b_c, b_v, b_e, b_d, p_gram, BT: tl.constexpr):
+    """The residuals `R [BT, BV]` of V given `K S` at the chunk's start in `b_c`, the step sizes E and the decays D."""
+    o_t = tl.arange(0, BT)
+    b_r = b_v
+    for s in tl.static_range(BT):
+        # what keys s and later read of the state before step s
+        b_c = tl.where((o_t >= s)[:, None], b_c * row(b_d, s)[None, :], b_c)
+        b_r -= tl.where((o_t == s)[:, None], b_c, 0.0)
+        if s < BT - 1:
+            b_u = row(b_r, s) * row(b_e, s)
+            b_gram = tl.load(p_gram + s * BT + o_t)
+            b_c += tl.where((o_t > s)[:, None], b_gram[:, None] * b_u[None, :], 0.0)
+    return b_r
+
+
+@triton.jit
+def decayed_reads(b_o, b_u, b_d, p_a, BT: tl.constexpr):
+    """The outputs `[BT, BV]` of U given `Q S` at the chunk's start in `b_o`; `p_a` has `A^T`."""
+    o_t = tl.arange(0, BT)
+    for s in tl.static_range(BT):
+        b_a = tl.load(p_a + s * BT + o_t)
+        b_next = b_o * row(b_d, s)[None, :] + b_a[:, None] * row(b_u, s)[None, :]
+        b_o = tl.where((o_t >= s)[:, None], b_next, b_o)
+    return b_o
+
+
+@triton.jit
+def decayed_reverse_substitution(b_x, b_dy, b_e, b_d, p_gram, p_a, BT: tl.constexpr):
+    """`X [BT, BV]`, what keys read of the gradient behind their steps, given `K dS` at the chunk's end in `b_x`.
+
+    `p_a` has `A^T` and then A.
+    """
+    o_t = tl.arange(0, BT)
+    for s in tl.static_range(BT - 1, -1, -1):
+        # [BT]
+        b_a = tl.load(p_a + (BT + s) * BT + o_t)
+        b_add = b_x + b_a[:, None] * row(b_dy, s)[None, :]
+        b_x = tl.where((o_t <= s)[:, None], b_add, b_x)
+        if s > 0:
+            b_w = row(b_x, s) * row(b_e, s)
+            b_gram = tl.load(p_gram + s * BT + o_t)
+            b_before = (b_x - b_gram[:, None] * b_w[None, :]) * row(b_d, s)[None, :]
+            b_x = tl.where((o_t < s)[:, None], b_before, b_x)
+    return b_x
+
+
+@triton.jit
+def products_until(b_d):
+    """For each token of `[BT, BV]`, the product of the decays up to its own."""
+    BT: tl.constexpr = b_d.shape[0]
+    o_t = tl.arange(0, BT)
+    b_x = b_d
+    for s in tl.static_range(1, BT):
+        b_x = tl.where((o_t == s)[:, None], b_x * row(b_x, s - 1)[None, :], b_x)
+    return b_x
+
+
+@triton.jit
+def products_after(b_d):
+    """For each token of `[BT, BV]`, the product of the decays of later tokens, and that of all `[BV]`."""
+    BT: tl.constexpr = b_d.shape[0]
+    o_t = tl.arange(0, BT)
+    b_x = b_d * 0.0 + 1.0
+    for s in tl.static_range(BT - 1, 0, -1):
+        b_x = tl.where((o_t == s - 1)[:, None], (row(b_x, s) * row(b_d, s))[None, :], b_x)
+    return b_x, row(b_x, 0) * row(b_d, 0)
+
+
+@triton.jit
+def decayed(b_h, b_total):
+    """The slices `[BV, BS]` of a state times a chunk's decay `[BV]`."""
+    b_next = ()
+    for s in tl.static_range(len(b_h)):
+        b_next = b_next + (b_h[s] * b_total[:, None],)
+    return b_next

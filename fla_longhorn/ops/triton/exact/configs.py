@@ -50,19 +50,23 @@ class ExactConfig(LaunchConfig):
         return super().parameters() | {'VEC': self.VEC}
 
 
-def state_parts(K: int, precision: str) -> int:
+def state_parts(K: int, precision: str, gated: bool = False) -> int:
     """Parts of the states that products load: two in bfloat16 every 64 tokens move half the bytes of one every 16."""
-    return 2 if precision == 'bf16' and padded_state_size(K) == 16 else 1
+    return 2 if precision == 'bf16' and padded_state_size(K) == 16 and not gated else 1
 
 
-def span_size(K: int, precision: str) -> int:
+def span_size(K: int, precision: str, gated: bool = False) -> int:
     """Tokens between the states that products load, which are also the tokens of one of their programs.
+
+    With a gate it is a chunk, because each doubling of a span takes two more products, of operands that have decayed to its
+    middle.
 
     After K tokens a span's initial state is overwritten: it cancels against the updates, but its rounding error does not. So
     a span is longer than K only where the state is stored in two parts, and shorter where products are unrolled.
     """
     interval = checkpoint_interval(K)
-    span = 16 if precision == 'ieee' else min(64, padded_state_size(K) if state_parts(K, precision) == 1 else interval)
+    longest = padded_state_size(K) if state_parts(K, precision) == 1 else interval
+    span = 16 if precision == 'ieee' or gated else min(64, longest)
     # chunks divide spans, spans divide intervals
     assert span % CHUNK_SIZE == 0 == interval % span
     return span
@@ -167,7 +171,16 @@ def for_backward(K: int, V: int, precision: str, card: Card) -> ExactConfig:
 @launch_rule('chunk_longhorn_exact_bwd_kernel_qk')
 def for_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
     """Five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, together with operands that are there."""
-    BK, BT = min(padded_state_size(K), 64), span_size(K, precision)
+    return products_of(K, precision, card, span_size(K, precision))
+
+
+@launch_rule('chunk_longhorn_exact_bwd_kernel_qk gated')
+def for_gated_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+    return products_of(K, precision, card, span_size(K, precision, True))
+
+
+def products_of(K: int, precision: str, card: Card, BT: int) -> ExactConfig:
+    BK = min(padded_state_size(K), 64)
     if BK < BT and card.tensor_memory:
         # four warps would hold the sums in tensor memory, and move them for every block of channels
         return ExactConfig(BK, 32, BT=BT, num_warps=2)

@@ -9,9 +9,12 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, given, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import FUSED, decays, given, is_scalar, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
+    decayed,
+    decayed_reads,
+    decayed_substitution,
     forward_substitution,
     gram_pointers,
     gram_rows,
@@ -20,6 +23,7 @@ from fla_longhorn.ops.triton.exact.common import (
     kept,
     load_tile,
     product,
+    products_after,
     rounded,
     tile_mask,
     tile_offsets,
@@ -63,19 +67,19 @@ def chunk_updates(b_p, b_v, b_e, rows, p_gram, DOT: tl.constexpr, ROWS: tl.const
 
 @triton.jit
 def forward_chunk(
-    b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, left, left_next, scale, K: tl.constexpr,
+    b_h, b_q, b_k, b_v, b_b, b_z, b_g, b_D, tensors, strides, offsets, i_x, i_gram, left, left_next, scale, K: tl.constexpr,
     V: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
     ROWS: tl.constexpr, OUTPUT: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Store the output of one chunk, with `OUTPUT`; return its final state, in slices, and the next chunk's tiles.
 
-    With `PREFETCH`, this chunk's tiles of q, k, v, beta and z are arguments, and the next chunk's are loaded before the output
-    is stored, because loads do not move across stores. Without it they are loaded here. With `RELOAD`, k is loaded twice
-    instead of being held during the substitution. Without z, `b_z` is b_v.
+    With `PREFETCH`, this chunk's tiles of q, k, v, beta, z and g are arguments, and the next chunk's are loaded before the
+    output is stored, because loads do not move across stores. Without it they are loaded here. With `RELOAD`, k is loaded
+    twice instead of being held during the substitution. Without z or g, `b_z` or `b_g` is b_v.
     """
-    q, k, v, beta, z, gram, a, o = tensors
-    S_Q, S_K, S_V, S_B, S_Z, S_O = strides
-    o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o = offsets
+    q, k, v, beta, z, g, gram, a, o = tensors
+    S_Q, S_K, S_V, S_B, S_Z, S_G, S_O = strides
+    o_t, o_k, o_v, o_b, o_g, x_q, x_k, x_v, x_b, x_z, x_g, x_o = offsets
     BT: tl.constexpr = o_t.shape[0]
     BS: tl.constexpr = o_k.shape[0]
     SLICES: tl.constexpr = len(b_h)
@@ -85,7 +89,7 @@ def forward_chunk(
     AGAIN: tl.constexpr = RELOAD and not PREFETCH and (LATE or SLICES > 1)
     i_next = i_x + BT
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
-    p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT)
+    p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT, g is not None)
     rows = gram_rows(p_gram, ROWS, BT, False)
     b_p, b_o = tl.zeros([BV, BT], dtype=tl.float32), tl.zeros([BV, BT], dtype=tl.float32)
     b_ks = ()
@@ -104,26 +108,40 @@ def forward_chunk(
         n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
         n_v = load_tile(v + i_next * S_V + x_v, o_t, o_v, left_next, V, False)
         n_b = load_tile(beta + i_next * S_B + x_b, o_t, o_b, left_next, V, False)
+        n_g = n_v if g is None else load_tile(g + i_next * S_G + x_g, o_t, o_g, left_next, V, False)
     else:
         b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
         b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
-        n_q, n_k, n_v, n_b = b_q, b_k, b_v, b_b
+        b_g = b_v if g is None else load_tile(g + i_x * S_G + x_g, o_t, o_g, left, V, PARTIAL)
+        n_q, n_k, n_v, n_b, n_g = b_q, b_k, b_v, b_b, b_g
     # [BT]
     b_n = tl.load(p_gram + BT * BT + o_t)
     # [BT, BV]
     b_e = tl.broadcast_to(step_sizes(b_b.to(tl.float32), b_n[:, None], OPTIONS), b_v.shape)
     if SLICES == 1 and OUTPUT and not LATE:
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
-    b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_gram, DOT, ROWS)
+    if g is None:
+        b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_gram, DOT, ROWS)
+    else:
+        b_d = tl.broadcast_to(decays(b_g), b_v.shape)
+        b_u = decayed_substitution(tl.trans(b_p), b_v.to(tl.float32), b_e, b_d, p_gram, BT) * b_e
     if OUTPUT and LATE:
         if AGAIN:
             b_q = load_slice(p_q, o_t, o_k, 0, left, K, PARTIAL)
         b_o = product(b_h[0], tl.trans(b_q), b_o, DOT)
-    b_h, b_o = add_updates(b_h, b_o, b_u, None if AGAIN else b_ks, p_k, o_t, o_k, left, p_a, K, DOT, False, OUTPUT, PARTIAL)
+    if g is not None:
+        if OUTPUT:
+            b_o = tl.trans(decayed_reads(tl.trans(b_o), b_u, b_d, p_a, BT))
+        b_after, b_total = products_after(b_d)
+        b_h, b_u = decayed(b_h, b_total), b_u * b_after
+    b_h, b_o = add_updates(
+        b_h, b_o, b_u, None if AGAIN else b_ks, p_k, o_t, o_k, left, p_a, K, DOT, g is not None and DOT != 'ieee',
+        OUTPUT and g is None, PARTIAL,
+    )
     if AGAIN and SLICES > 1 and b_D is not None:
         b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL, True)
     if not OUTPUT:
-        return b_h, n_q, n_k, n_v, n_b, b_z
+        return b_h, n_q, n_k, n_v, n_b, b_z, n_g
     if z is None:
         b_y, n_z = gated_output(b_o, b_D, b_v, None, scale, o.dtype.element_ty), n_v
     elif PREFETCH:
@@ -134,23 +152,24 @@ def forward_chunk(
         n_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, left, V, PARTIAL)
         b_y = gated_output(b_o, b_D, b_v, n_z, scale, o.dtype.element_ty)
     tl.store(o + i_x * S_O + x_o, b_y, mask=tile_mask(o_t, o_v, left, V, BV, PARTIAL))
-    return b_h, n_q, n_k, n_v, n_b, n_z
+    return b_h, n_q, n_k, n_v, n_b, n_z, n_g
 
 
 @triton.heuristics({'HAS_SCALE': lambda args: args['scale'] != 1.0, **given(
-    HAS_D='D', HAS_Z='z', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states', IS_VARLEN='cu_seqlens',
+    HAS_D='D', HAS_Z='z', HAS_G='g', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states',
+    IS_VARLEN='cu_seqlens',
 )})
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_fwd_kernel_o(
-    q, k, v, beta, D, z, gram, a, h0, o, ht, states, cu_seqlens, scale, T, N,
+    q, k, v, beta, D, z, g, gram, a, h0, o, ht, states, cu_seqlens, scale, T, N,
     state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, S_V: tl.constexpr,
-    S_B: tl.constexpr, S_Z: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
-    VEC: tl.constexpr, STAGES: tl.constexpr, INTERVAL: tl.constexpr, DOT: tl.constexpr, PREFETCH: tl.constexpr,
-    RELOAD: tl.constexpr, ROWS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_SCALE: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr, POOLED: tl.constexpr,
-    OUTPUT: tl.constexpr, BY_INTERVAL: tl.constexpr,
+    S_B: tl.constexpr, S_Z: tl.constexpr, S_G: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+    BV: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, INTERVAL: tl.constexpr, DOT: tl.constexpr,
+    PREFETCH: tl.constexpr, RELOAD: tl.constexpr, ROWS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    SCALAR_G: tl.constexpr, STATE_V_FIRST: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
+    HAS_SCALE: tl.constexpr, USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr,
+    IS_VARLEN: tl.constexpr, POOLED: tl.constexpr, OUTPUT: tl.constexpr, BY_INTERVAL: tl.constexpr,
 ):
     r"""The outputs of one block of channels of one sequence, chunk by chunk, with the state `[BV, BK]` in registers.
 
@@ -161,7 +180,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     This is Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk: DeltaNet's chunkwise form with a step size per channel.
     The state and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`, so that the
-    substitution takes only FMA.
+    substitution takes only FMA. With g, a token's decay multiplies the state before its step (`decayed_substitution`).
 
     With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's. Without OUTPUT, only the
     states are computed. With BY_INTERVAL, a program computes one interval, from the state in `states`.
@@ -184,8 +203,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
     else:
         bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
         i_gram = first_slot(bos, i_n, T, BT, IS_VARLEN) * H + i_h
-    offsets = chunk_offsets(i_v, BT, BS, BV, VEC, SCALAR_BETA)
-    o_t, o_k, o_v, o_b = offsets
+    offsets = chunk_offsets(i_v, BT, BS, BV, VEC, SCALAR_BETA, SCALAR_G)
+    o_t, o_k, o_v, o_b, o_g = offsets
     SLICES: tl.constexpr = BK // BS
     i_x = bos
     b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32) if HAS_D else None
@@ -193,11 +212,14 @@ def chunk_longhorn_exact_fwd_kernel_o(
     beta += i_h if SCALAR_BETA else i_h * V
     if HAS_Z:
         z += i_h * V
-    tensors = (q, k, v, beta, z, gram, a, o)
-    strides = (S_Q, S_K, S_V, S_B, S_Z, H * V)
+    if HAS_G:
+        g += i_h if SCALAR_G else i_h * V
+    tensors = (q, k, v, beta, z, g, gram, a, o)
+    strides = (S_Q, S_K, S_V, S_B, S_Z, S_G, H * V)
     x_q, x_k, x_v = tile_offsets(S_Q, o_t, o_k), tile_offsets(S_K, o_t, o_k), tile_offsets(S_V, o_t, o_v)
     x_b, x_z, x_o = tile_offsets(S_B, o_t, o_b), tile_offsets(S_Z, o_t, o_v), tile_offsets(H * V, o_t, o_v)
-    offsets = (o_t, o_k, o_v, o_b, x_q, x_k, x_v, x_b, x_z, x_o)
+    x_g = tile_offsets(S_G, o_t, o_g)
+    offsets = (o_t, o_k, o_v, o_b, o_g, x_q, x_k, x_v, x_b, x_z, x_g, x_o)
     factor = scale if HAS_SCALE else None
     if SAVE_STATES and not BY_INTERVAL:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
@@ -219,15 +241,16 @@ def chunk_longhorn_exact_fwd_kernel_o(
     b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, NT, V, False)
     b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, NT, V, False)
     b_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, NT, V, False) if HAS_Z else b_v
+    b_g = load_tile(g + i_x * S_G + x_g, o_t, o_g, NT, V, False) if HAS_G else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES and not BY_INTERVAL:
             # [V, K], as in registers
             store_state(p_s, b_h, o_k, o_v, None, K, V, True)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=STAGES):
-            b_h, b_q, b_k, b_v, b_b, b_z = forward_chunk(
-                b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, BT, NT - 1 - i_t, factor, K, V, DOT,
-                OPTIONS, PREFETCH, RELOAD, ROWS, OUTPUT, False,
+            b_h, b_q, b_k, b_v, b_b, b_z, b_g = forward_chunk(
+                b_h, b_q, b_k, b_v, b_b, b_z, b_g, b_D, tensors, strides, offsets, i_x, i_gram, BT, NT - 1 - i_t, factor, K, V,
+                DOT, OPTIONS, PREFETCH, RELOAD, ROWS, OUTPUT, False,
             )
             i_x += BT
             i_gram += H
@@ -235,7 +258,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     left = T_n - NT * BT
     if left > 0:
         b_h = forward_chunk(
-            b_h, b_q, b_k, b_v, b_b, b_z, b_D, tensors, strides, offsets, i_x, i_gram, left, 0, factor, K, V, DOT,
+            b_h, b_q, b_k, b_v, b_b, b_z, b_g, b_D, tensors, strides, offsets, i_x, i_gram, left, 0, factor, K, V, DOT,
             OPTIONS, False, RELOAD, 0, OUTPUT, True,
         )[0]
 
@@ -271,8 +294,8 @@ def chunk_longhorn_exact_fwd(
         ]
     for form in passes:
         kernel[(form.pop('programs') * blocks,)](
-            x.q, x.k, x.v, x.beta, x.D, x.z, gram, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V, **strides,
-            INTERVAL=interval, DOT=about[2], OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3,
-            STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
+            x.q, x.k, x.v, x.beta, x.D, x.z, x.g, gram, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V,
+            **strides, INTERVAL=interval, DOT=about[2], OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3,
+            SCALAR_G=is_scalar(x.g), STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
         )
     return o

@@ -20,11 +20,12 @@ from fla_longhorn.ops.triton.slots import locate_slot
 def chunk_longhorn_exact_kernel_gram(
     q, k, gram, a, cu_seqlens, scale, T, N,
     H: tl.constexpr, K: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    DOT: tl.constexpr, HAS_SCALE: tl.constexpr, IS_VARLEN: tl.constexpr,
+    DOT: tl.constexpr, GATED: tl.constexpr, HAS_SCALE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
     """Store `G = K K^T`, its diagonal in float32 as one more row, and `A^T` with `A = tril(scale Q K^T)`.
 
-    Unless `DOT` is `ieee`, `A^T` is stored in two parts, so that it does not lose digits.
+    Unless `DOT` is `ieee`, `A^T` is stored in two parts, so that it does not lose digits. With GATED it is float32, and A
+    comes behind it.
     """
     i_h, i_c = head_and_index(H)
     _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
@@ -48,7 +49,10 @@ def chunk_longhorn_exact_kernel_gram(
     tl.store(p_gram + o_g, b_gram)
     # sums of one term: others may differ between lanes in their last bit, and all lanes store them
     tl.store(p_gram + BT * BT + o_t, tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_gram, 0.0), 1))
-    if DOT == 'ieee':
+    if GATED:
+        tl.store(a + i_gram * (2 * BT * BT) + o_g, b_a)
+        tl.store(a + i_gram * (2 * BT * BT) + BT * BT + o_g, tl.trans(b_a))
+    elif DOT == 'ieee':
         tl.store(a + i_gram * (BT * BT) + o_g, b_a)
     else:
         # rounded to nearest, because outputs use the first part alone
@@ -67,10 +71,12 @@ def chunk_longhorn_exact_gram(
     N, kernel, config, precision = args.num_sequences, chunk_longhorn_exact_kernel_gram, for_gram(*about), about[2]
     slots = num_checkpoints(B, T, N, CHUNK_SIZE, cu_seqlens is not None)
     gram = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
-    parts = 1 if precision == 'ieee' else 2
-    a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=operand_dtype(precision))
+    gated = args.g is not None
+    parts = 1 if precision == 'ieee' and not gated else 2
+    dtype = torch.float32 if gated else operand_dtype(precision)
+    a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=dtype)
     kernel[(H * slots,)](
-        q, k, gram, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=strides['S_Q'], S_K=strides['S_K'], DOT=precision,
+        q, k, gram, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=strides['S_Q'], S_K=strides['S_K'], DOT=precision, GATED=gated,
         **config.of(kernel), **FUSED,
     )
     return gram, a

@@ -9,7 +9,17 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, SAME_IN_ALL_LANES, given, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import (
+    FUSED,
+    SAME_IN_ALL_LANES,
+    decays,
+    given,
+    is_scalar,
+    launch_key,
+    sigmoid,
+    step_sizes,
+    strided_inputs,
+)
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded
 from fla_longhorn.ops.triton.exact.configs import for_recurrent
 from fla_longhorn.ops.triton.exact.state import state_offsets
@@ -17,21 +27,25 @@ from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_sta
 
 
 @triton.heuristics(given(
-    HAS_D='D', HAS_Z='z', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states', IS_VARLEN='cu_seqlens',
+    HAS_D='D', HAS_Z='z', HAS_G='g', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states',
+    IS_VARLEN='cu_seqlens',
 ))
 @triton.jit(do_not_specialize=['T'])
 def fused_recurrent_longhorn_exact_fwd_kernel(
-    q, k, v, beta, D, z, h0, o, ht, states, cu_seqlens, scale, T, s_q, s_k, s_v, s_z,
+    q, k, v, beta, D, z, g, h0, o, ht, states, cu_seqlens, scale, T, s_q, s_k, s_v, s_z, s_g,
     state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr,
-    INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr,
-    SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr, POOLED: tl.constexpr,
+    INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr,
+    POOLED: tl.constexpr,
 ):
     r"""One block of channels of one sequence, token by token (arXiv 2407.14207, Theorem 3.1, Eq. 6):
 
     .. math::
         u_t = \epsilon_t \odot (v_t - k_t^\top S_{t-1}), \qquad S_t = S_{t-1} + k_t \otimes u_t, \qquad o_t = q_t^\top S_t
+
+    With g, the state is multiplied by :math:`e^{g_t}` before the step.
 
     With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's.
     """
@@ -69,6 +83,11 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
                 b_b = tl.load(beta + i_x).to(tl.float32) + tl.zeros([BV], dtype=tl.float32)
             else:
                 b_b = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            if HAS_G:
+                if SCALAR_G:
+                    b_h *= decays(tl.load(g + i_t * s_g + i_h))
+                else:
+                    b_h *= decays(tl.load(g + i_t * s_g + i_h * V + o_v, mask=m_v, other=0.0))[None, :]
             b_u = step_sizes(b_b, tl.sum(b_k * b_k, 0), OPTIONS) * (b_v - tl.sum(b_h * b_k[:, None], 0))
             b_h += b_k[:, None] * b_u[None, :]
             b_o = tl.sum(b_h * b_q[:, None], 0) * scale
@@ -94,16 +113,17 @@ def fused_recurrent_longhorn_exact_fwd(
 ) -> torch.Tensor:
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
-    x, strides = strided_inputs(args, ('q', 'k', 'v', 'z'))
+    x, strides = strided_inputs(args, ('q', 'k', 'v', 'z', 'g'))
     kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(*launch_key(x))
     h0 = x.initial_state if pool is None else pool.states
     o = x.v.new_empty(B, T, H, V)
     # several lanes load a channel of a state [V, K], and each has the channel's sums
     options = SAME_IN_ALL_LANES if args.state_v_first else FUSED
     kernel[(H * x.num_sequences * triton.cdiv(V, config.BV),)](
-        x.q, x.k, x.v, x.beta, x.D, x.z, h0, o, ht, states, x.cu_seqlens, x.scale, T,
-        *(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_Z')), H=H, K=K, V=V, INTERVAL=checkpoint_interval(K),
-        OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3, STATE_V_FIRST=x.state_v_first, **config.of(kernel), **options,
+        x.q, x.k, x.v, x.beta, x.D, x.z, x.g, h0, o, ht, states, x.cu_seqlens, x.scale, T,
+        *(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_Z', 'S_G')), H=H, K=K, V=V, INTERVAL=checkpoint_interval(K),
+        OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3, SCALAR_G=is_scalar(x.g),
+        STATE_V_FIRST=x.state_v_first, **config.of(kernel), **options,
         **row_arguments(pool, H * K * V),
     )
     return o
