@@ -7,8 +7,8 @@
 GPU calls in one 16-bit dtype use fla's kernels where these should be faster: for the diagonal update from K = 64 on, because
 the cost of Longhorn's kernels grows with K, while GLA's are matrix products (at K = 32, D and z in PyTorch cost more than that
 saves). The exact update's own kernels are such products too, and move fewer bytes than the delta rule's
-(`python -m benchmarks traffic`). A decay per head is added to `g_k`, or makes the delta rule the gated one; Longhorn's kernels
-have no decays, so GLA's are used for every K. `FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides the choice.
+(`python -m benchmarks traffic`). A decay per head is added to `g_k`, or makes the delta rule the gated one.
+`FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides the choice.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def applies(args: Arguments) -> bool:
         return False
     if not dtype == args.k.dtype == args.v.dtype or dtype not in (torch.float16, torch.bfloat16):
         return False
-    is_faster = args.q.shape[-1] >= FLA_STATE_SIZE or args.g is not None
-    return route == 'fla' or route == 'auto' and not args.exact and is_faster
+    return route == 'fla' or route == 'auto' and not args.exact and args.q.shape[-1] >= FLA_STATE_SIZE
 
 
 def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:

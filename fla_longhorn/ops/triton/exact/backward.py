@@ -94,7 +94,7 @@ def backward_chunk(
         b_until = products_until(b_d)
         # [BV], the decay of the whole chunk
         b_total = row(b_until, BT - 1)
-        b_dyt = tl.trans(operand(b_dy.to(tl.float32) * b_until, DOT))
+        b_y = b_dy.to(tl.float32) * b_until
     else:
         b_dyt = tl.trans(operand(b_dy, DOT))
     for s in tl.static_range(SLICES):
@@ -104,11 +104,14 @@ def backward_chunk(
             b_k = load_slice(p_k, o_t, o_k, s, left, K, PARTIAL)
             b_ks = b_ks + (b_k,)
         b_x = split_product(b_dh[s], tl.trans(b_k), b_x, DOT)
-        b_s = b_dh[s] * b_total[:, None] if GATED else b_dh[s]
         if scale is not None:
-            b_next = b_next + (product(b_dyt, b_q.to(tl.float32) * scale, b_s, DOT),)
+            b_qs = b_q.to(tl.float32) * scale
         else:
-            b_next = b_next + (product(b_dyt, b_q, b_s, DOT),)
+            b_qs = b_q
+        if GATED:
+            b_next = b_next + (split_product(b_y, operand(b_qs, DOT), b_dh[s] * b_total[:, None], DOT, True),)
+        else:
+            b_next = b_next + (product(b_dyt, b_qs, b_dh[s], DOT),)
     b_dh = b_next
     for part in tl.static_range(0 if GATED else 1 if DOT == 'ieee' else 2):
         b_a = tl.load(p_a + part * (BT * BT) + o_t[:, None] * BT + o_t[None, :])
@@ -307,7 +310,7 @@ def chunk_longhorn_exact_bwd_kernel(
 def chunk_longhorn_exact_bwd(
     do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of q, k, v, beta, the initial state, D, z and g (`None` for an absent one)."""
+    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one), and of a g given."""
     args, strides = strided_inputs(args)
     q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     cu_seqlens, scale, gated = args.cu_seqlens, args.scale, g is not None
@@ -351,4 +354,4 @@ def chunk_longhorn_exact_bwd(
     )
     dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, g, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, about, flags, strides)
     dD = None if D is None or dD is None else dD.sum(0).to(D.dtype)
-    return dq, dk, dv, dbeta, dh0, dD, dz, of_gate(dg, g)
+    return (dq, dk, dv, dbeta, dh0, dD, dz) if g is None else (dq, dk, dv, dbeta, dh0, dD, dz, of_gate(dg, g))

@@ -80,7 +80,11 @@ def replay_chunk(
         p_q = q + i_x * S_Q + x_q
         for s in tl.static_range(SLICES):
             b_q = load_slice(p_q, o_t, o_k, s, left, K, PARTIAL)
-            b_o = product(b_h[s], tl.trans(b_q), b_o, DOT)
+            if GATED:
+                # dg is a difference of sums of outputs and of values
+                b_o = split_product(b_h[s], tl.trans(b_q), b_o, DOT)
+            else:
+                b_o = product(b_h[s], tl.trans(b_q), b_o, DOT)
         if scale is not None:
             b_o *= scale
     if GATED:
@@ -125,7 +129,11 @@ def gate_gradients(b_o, b_D, b_dD, p_v, p_z, p_do, p_dy, p_dz, p_p, m_v):
         b_dz *= b_sig + b_silu * (1.0 - b_sig)
         tl.store(p_dz, rounded(b_dz, p_dz.dtype.element_ty), mask=m_v)
         b_do *= b_silu
-        tl.store(p_dy, rounded(b_do, p_dy.dtype.element_ty), mask=m_v)
+        b_dy = rounded(b_do, p_dy.dtype.element_ty)
+        tl.store(p_dy, b_dy, mask=m_v)
+        if p_p is not None:
+            # as the other kernels see it, whose sums this one's are subtracted from
+            b_do = b_dy.to(tl.float32)
     if p_p is not None:
         tl.store(p_p, b_do * tl.trans(b_o), mask=m_v)
     if b_D is not None:
