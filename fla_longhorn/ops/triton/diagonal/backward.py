@@ -1,9 +1,11 @@
 """Backward kernels of the diagonal update: one walks back along each segment from saved states, one sums channel blocks.
 
-With G_t = dL/dS_t, y = v - k S_{t-1} per entry and m = G (v / 2 - k S_{t-1}), per channel g = sum_j k_j G_j:
+With a = e^g (1 without a gate), P = a S_{t-1}, G_t = dL/dS_t and m = G_t (v / 2 - k P) per entry, per channel
+du = sum_j k_j G_t[j]:
 
-    dv = eps g,   deps = sum_j k_j m_j + (v / 2) g,   dbeta = deps f^2  with f = 1 / (1 + beta |k|^2)
-    dq_j = scale sum_v dy S_t[j],   dk_j = 2 sum_v eps m_j - 2 k_j sum_v eps^2 deps,   G_{t-1} = (1 - eps k^2) G_t
+    dv = eps du,   deps = sum_j k_j m_j + (v / 2) du,   dbeta = deps f^2  with f = 1 / (1 + beta |k|^2)
+    dq_j = scale sum_v dy S_t[j],   dk_j = 2 sum_v eps m_j - 2 k_j sum_v eps^2 deps
+    dP = (1 - eps k^2) G_t,   dg = sum_j dP_j P_j,   G_{t-1} = a dP
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from fla_longhorn.ops.triton.common import (
     FUSED,
     given,
     launch_key,
+    new_dg,
     no_step,
     norm_slope,
+    of_gate,
     padded_state_size,
     strided_inputs,
     with_token_stride,
@@ -50,14 +54,17 @@ from fla_longhorn.ops.triton.diagonal.configs import (
 from fla_longhorn.ops.triton.slots import first_slot
 
 
-@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(IS_VARLEN='cu_seqlens', HAS_D='D', HAS_Z='z')})
+@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(
+    IS_VARLEN='cu_seqlens', HAS_D='D', HAS_Z='z', HAS_G='g',
+)})
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS', 'T0', 'TS', 'TP'])
 def longhorn_bwd_kernel(
-    rows, v, beta, D, z, do, states, dh, dv, dbeta, dD, dz, part, scratch, cu_seqlens, T, TT, N, L, NS, T0, TS, TP,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_DO: tl.constexpr,
-    R: tl.constexpr, KP: tl.constexpr, INTERVAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
-    SUMS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
-    IS_VARLEN: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr,
+    rows, v, beta, D, z, g, do, states, dh, dv, dbeta, dD, dz, dg, part, scratch, cu_seqlens, T, TT, N, L, NS, T0, TS, TP,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_G: tl.constexpr,
+    S_DO: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, INTERVAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    ROWS: tl.constexpr, SUMS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr, IS_VARLEN: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """All gradients of TS tokens from the T0-th of each segment on; of those summed over channels, `part` gets sums over BV.
 
@@ -73,14 +80,15 @@ def longhorn_bwd_kernel(
     o_i = tl.arange(0, BK)[:, None]
     o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
     # the parts of a program's scratch
-    p_ring = scratch + tl.program_id(0).to(tl.int64) * scratch_offset('end', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
-    p_sums = p_ring + scratch_offset('sums', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
-    p_rest = p_ring + scratch_offset('rows', INTERVAL, NK, BK, BV, SCALAR_BETA, R)
+    p_ring = scratch + tl.program_id(0).to(tl.int64) * scratch_offset('end', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
+    p_sums = p_ring + scratch_offset('sums', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
+    p_rest = p_ring + scratch_offset('rows', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
     o_ring = ring_offsets(BK, BV)
     V_TYPE: tl.constexpr = v.dtype.element_ty
     BETA_TYPE: tl.constexpr = beta.dtype.element_ty
     DO_TYPE: tl.constexpr = do.dtype.element_ty
     Z_TYPE: tl.constexpr = z.dtype.element_ty if HAS_Z else DO_TYPE
+    G_TYPE: tl.constexpr = g.dtype.element_ty if HAS_G else DO_TYPE
     NONE: tl.constexpr = no_step(OPTIONS)
     # the value of channels beyond V; a load without one takes an instruction less
     V_BEYOND: tl.constexpr = 0. if MASKED else None
@@ -108,10 +116,14 @@ def longhorn_bwd_kernel(
             p_beta = beta + (t * H + i_h) + o_x * 0 if SCALAR_BETA else beta + ((t * H + i_h) * V + i_v * BV) + o_x
             p_do = do + (t * S_DO + i_h * V + i_v * BV) + o_x
             p_z = z + (t * S_Z + i_h * V + i_v * BV) + o_x if HAS_Z else p_v
+            p_g = p_v
+            if HAS_G:
+                p_g = g + (t * S_G + i_h) + o_x * 0 if SCALAR_G else g + (t * S_G + i_h * V + i_v * BV) + o_x
             i_o = (t * H + i_h) * V + i_v * BV
             p_dv = dv + i_o + o_x
             p_dbeta = dbeta + i_o + o_x
             p_dz = dz + i_o + o_x if HAS_Z else p_dv
+            p_dg = dg + i_o + o_x if HAS_G else p_dv
             i_p = t if IS_VARLEN else i_s.to(tl.int64) * TS + i_t
             p_token = part + ((i_v * H + i_h).to(tl.int64) * TP + i_p) * PR
             n_b = tl.cdiv(n_c, 4)
@@ -126,23 +138,26 @@ def longhorn_bwd_kernel(
                     states + (i_c + i_t // INTERVAL * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
                 )
                 # a pointer that advances with the loop costs two instructions, a recomputed one four
-                x_r, x_v, x_beta, x_ring = p_r, p_v, p_beta, p_ring
+                x_r, x_v, x_beta, x_g, x_ring = p_r, p_v, p_beta, p_g, p_ring
                 # prefetch the inputs of the next block: loads don't move up across stores
                 vs = load_four(x_v, n_c, m_v, S_V, 0.)
                 betas = load_four(x_beta, n_c, m_v, S_B, NONE)
+                gs = load_four(x_g, n_c, m_v, S_G, 0.) if HAS_G else vs
                 b_keys, ns = load_keys(x_r, x_r + i_k * BK, n_c, R, KP, BK)
                 tl.store(x_ring + o_ring, to_ring(b_h))
                 for j in range(1, n_b):
                     # the last iteration reloads its own block, so the prefetch needs no bounds check
                     step = tl.where(j + 1 < n_b, 4, 0)
                     x_r, x_v, x_beta, x_ring = x_r + step * R, x_v + step * S_V, x_beta + step * S_B, x_ring + BK * BV
+                    x_g += step * S_G
                     m = m_v if MASKED else None
                     next_vs = load_next(x_v, m, S_V, V_BEYOND)
                     next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
+                    next_gs = load_next(x_g, m, S_G, V_BEYOND) if HAS_G else next_vs
                     next_keys, next_ns = load_keys(x_r, x_r + i_k * BK, 4, R, KP, BK)
-                    b_h = replay_block(b_h, b_keys, ns, vs, betas, V_TYPE, BETA_TYPE, OPTIONS)
+                    b_h = replay_block(b_h, b_keys, ns, vs, betas, gs, V_TYPE, BETA_TYPE, G_TYPE, OPTIONS, HAS_G)
                     tl.store(x_ring + o_ring, to_ring(b_h))
-                    vs, betas, b_keys, ns = next_vs, next_betas, next_keys, next_ns
+                    vs, betas, gs, b_keys, ns = next_vs, next_betas, next_gs, next_keys, next_ns
                 tl.debug_barrier()
 
                 p_G = p_dh + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
@@ -152,11 +167,13 @@ def longhorn_bwd_kernel(
                 x_r, x_ring, x_sums = p_last, p_ring + j * BK * BV, p_sums + j * 4
                 x_v, x_beta, x_do, x_z = p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_do + j * 4 * S_DO, p_z + j * 4 * S_Z
                 x_dv, x_dbeta, x_dz = p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B, p_dz + j * 4 * H * V
+                x_g, x_dg = p_g + j * 4 * S_G, p_dg + j * 4 * H * V
                 x_part = p_token + j * 4 * PR
                 vs = load_four(x_v, n_u, m_v, S_V, 0.)
                 betas = load_four(x_beta, n_u, m_v, S_B, NONE)
                 dos = load_four(x_do, n_u, m_v, S_DO, 0.)
                 zs = load_four(x_z, n_u, m_v, S_Z, 0.) if HAS_Z else (0., 0., 0., 0.)
+                gs = load_four(x_g, n_u, m_v, S_G, 0.) if HAS_G else (0., 0., 0., 0.)
                 b_h = tl.load(x_ring + o_ring)
                 for j in range(0, n_b):
                     # no tokens before the first
@@ -169,15 +186,18 @@ def longhorn_bwd_kernel(
                     next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
                     next_dos = load_next(x_do, m, S_DO, V_BEYOND)
                     next_zs = load_next(x_z, m, S_Z, V_BEYOND) if HAS_Z else zs
+                    x_g -= step * S_G
+                    next_gs = load_next(x_g, m, S_G, V_BEYOND) if HAS_G else gs
                     b_G, b_dD = backward_block(
-                        b_G, b_dD, b_D, from_ring(b_h), vs, betas, dos, zs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_sums, x_part,
-                        m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV, INTERVAL, ROWS, SUMS,
-                        OPTIONS, HAS_D, HAS_Z, SCALAR_BETA,
+                        b_G, b_dD, b_D, from_ring(b_h), vs, betas, dos, zs, gs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_dg,
+                        x_sums, x_part, m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, G_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV,
+                        INTERVAL, ROWS, SUMS, OPTIONS, HAS_D, HAS_Z, HAS_G, SCALAR_BETA,
                     )
-                    vs, betas, dos, zs, b_h, n_u = next_vs, next_betas, next_dos, next_zs, next_h, n_u * 0 + 4
+                    vs, betas, dos, zs, gs, b_h = next_vs, next_betas, next_dos, next_zs, next_gs, next_h
+                    n_u = n_u * 0 + 4
                     x_r, x_sums = p_r + (n_b - 2 - j) * 4 * R, x_sums - 4
                     x_part -= 4 * PR
-                    x_dv, x_dbeta, x_dz = x_dv - 4 * H * V, x_dbeta - 4 * S_B, x_dz - 4 * H * V
+                    x_dv, x_dbeta, x_dz, x_dg = x_dv - 4 * H * V, x_dbeta - 4 * S_B, x_dz - 4 * H * V, x_dg - 4 * H * V
                 tl.store(p_G, b_G, mask=(o_k < K) & m_v)
             tl.debug_barrier()
             for j in range(0, tl.cdiv(n_c, BT)):
@@ -248,9 +268,9 @@ def longhorn_bwd_segments(
 ) -> tuple[torch.Tensor | None, ...]:
     """Backward through every segment of L tokens from the state's gradient in `dh`, which becomes that at the segment's start.
 
-    Returns (dq, dk, dv, dbeta, dD, dz). Slices of the segments run in turn and share one buffer for the partial sums.
+    Returns (dq, dk, dv, dbeta, dD, dz, dg). Slices of the segments run in turn and share one buffer for the partial sums.
     """
-    q, k, v, beta, D, z = args.q, args.k, args.v, args.beta, args.D, args.z
+    q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     B, T, H, K, V = args.sizes
     N, interval = args.num_sequences, checkpoint_interval(K)
     scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
@@ -261,12 +281,12 @@ def longhorn_bwd_segments(
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(q.device))
     R = rows.shape[-1]
     # each program loops over the work with one scratch, so there are no more than run at once
-    floats = programs * scratch_offset('end', interval, NK, BK, BV, scalar_beta, R)
+    floats = programs * scratch_offset('end', interval, NK, BK, BV, scalar_beta, g is not None, R)
 
     def fresh(x):
         return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
-    dq, dk, dv, dbeta, dz = fresh(q), fresh(k), fresh(v), fresh(beta), fresh(z)
+    dq, dk, dv, dbeta, dz, dg = fresh(q), fresh(k), fresh(v), fresh(beta), fresh(z), new_dg(g, v)
     f32: dict[str, Any] = dict(dtype=torch.float32, device=v.device)
     TS = slice_length(min(L, T), K, is_varlen)
     TP = B * T if is_varlen else NS * TS
@@ -275,23 +295,23 @@ def longhorn_bwd_segments(
     dD = None if D is None else torch.empty(slices, NS, H, V, **f32)
     for i in reversed(range(slices)):
         kernel[(programs,)](
-            rows, v, beta, D, z, do, states, dh, dv, dbeta, None if dD is None else dD[i], dz, part, scratch, args.cu_seqlens,
-            T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval, **config.of(kernel),
-            SUMS=sum_precision(args), OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
-            STATE_V_FIRST=args.state_v_first, **FUSED,
+            rows, v, beta, D, z, g, do, states, dh, dv, dbeta, None if dD is None else dD[i], dz, dg, part, scratch,
+            args.cu_seqlens, T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval,
+            **config.of(kernel), SUMS=sum_precision(args), OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
+            SCALAR_G=g is not None and g.dim() == 3, STATE_V_FIRST=args.state_v_first, **FUSED,
         )
         reduce_kernel[(triton.cdiv(TP, reduce.BT) * H,)](
             part, rows, dq, dk, dbeta, args.scale, T, B * T, L, i * TS, TS, TP, NV=NV, H=H, K=K, R=R, KP=KP,
             OPTIONS=args.step_options, SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, **reduce.of(reduce_kernel), **FUSED,
         )
-    return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz
+    return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz, of_gate(dg, g)
 
 
 def longhorn_diagonal_bwd(
     do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments, *, parallel: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one)."""
-    args, strides = strided_inputs(args, ('v', 'z'))
+    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one), and that of g if given."""
+    args, strides = strided_inputs(args, ('v', 'z', 'g'))
     q, T = args.q, args.q.shape[1]
     do, strides['S_DO'] = with_token_stride(do)
 
@@ -306,9 +326,10 @@ def longhorn_diagonal_bwd(
         dh = q.new_zeros(args.state_shape, dtype=torch.float32)
     else:
         dh = dht.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    dq, dk, dv, dbeta, dD, dz = longhorn_bwd_segments(rows, args, strides, do, dh, states, L=L)
+    dq, dk, dv, dbeta, dD, dz, dg = longhorn_bwd_segments(rows, args, strides, do, dh, states, L=L)
     dh0 = None if args.initial_state is None else first_segments(dh, args, L)
-    return dq, dk, dv, dbeta, dh0, dD, dz
+    gradients = (dq, dk, dv, dbeta, dh0, dD, dz)
+    return gradients if args.g is None else (*gradients, dg)
 
 
 def first_segments(x: torch.Tensor, args: Arguments, L: int) -> torch.Tensor:

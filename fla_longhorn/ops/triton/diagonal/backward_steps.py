@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import sigmoid, step_factors, step_sizes
+from fla_longhorn.ops.triton.common import decays, sigmoid, step_factors, step_sizes
 from fla_longhorn.ops.triton.diagonal.common import unstack, update, weighted_rows
 
 
@@ -138,26 +138,37 @@ def copy_rows(p_to, p_r, n_u, R: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
-def replay_block(b_h, b_keys, ns, vs, betas, V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, OPTIONS: tl.constexpr):
+def replay_block(
+    b_h, b_keys, ns, vs, betas, gs, V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, G_TYPE: tl.constexpr,
+    OPTIONS: tl.constexpr, HAS_G: tl.constexpr,
+):
     """The state four tokens later."""
     ks = unstack(b_keys)
     for u in tl.static_range(4):
         b_eps = step_sizes(from_word(betas[u], BETA_TYPE), ns[u], OPTIONS)
+        if HAS_G:
+            b_h *= decays(from_word(gs[u], G_TYPE))
         b_h = update(b_h, ks[u], b_eps, from_word(vs[u], V_TYPE))
     return b_h
 
 
 @triton.jit
+def scaled_error(b_h, b_k, b_s, b_v):
+    """s (v - k S)"""
+    return tl.fma(-(b_k * b_s), b_h, b_s * b_v)
+
+
+@triton.jit
 def forward_token(b_h, b_k, b_q, b_s, b_r, b_v, ROWS: tl.constexpr):
     """The state S' after one token, x = s (v - k S) and q^T S'."""
-    b_x = tl.fma(-(b_k * b_s), b_h, b_s * b_v)
+    b_x = scaled_error(b_h, b_k, b_s, b_v)
     b_h += (b_k * b_r) * b_x
     return b_h, b_x, weighted_rows(b_q, b_h, ROWS)
 
 
 @triton.jit
 def backward_token(b_G, b_x, b_a, b_k, b_q, b_sv, b_dy, ROWS: tl.constexpr):
-    """One token back: (G before it, s m, g, sum_j k_j s m_j) from the decayed G after it, its x, its decay and s v."""
+    """One token back: (G before it, s m, du, sum_j k_j s m_j) from the decayed G after it, its x, its decay and s v."""
     b_G += b_q * b_dy
     b_m = b_G * (b_x - 0.5 * b_sv)
     return b_a * b_G, b_m, weighted_rows(b_k, b_G, ROWS), weighted_rows(b_k, b_m, ROWS)
@@ -173,13 +184,13 @@ def gate_and_slope(b_z):
 
 @triton.jit
 def finish_token(
-    b_g, b_d, b_y, b_sv, b_s, b_r, b_slope, b_dy, b_D, m, p_dv, p_dbeta, p_dz,
-    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    b_du, b_d, b_y, b_dg, b_sv, b_s, b_r, b_slope, b_dy, b_D, m, p_dv, p_dbeta, p_dz, p_dg,
+    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
-    """Store one token's gradients of v, beta and z; return (eps^2 deps, dbeta), which are summed over the channels later."""
+    """Store one token's gradients of v, beta, z and g; return (eps^2 deps, dbeta), which are summed over channels later."""
     b_eps = b_s * b_r
-    b_d += (0.5 * b_sv) * b_g
-    b_dv = b_eps * b_g
+    b_d += (0.5 * b_sv) * b_du
+    b_dv = b_eps * b_du
     b_db = b_slope * b_d
     if HAS_D:
         b_dv += b_D * b_dy
@@ -188,22 +199,24 @@ def finish_token(
         tl.store(p_dbeta, b_db.to(p_dbeta.dtype.element_ty), mask=m)
     if HAS_Z:
         tl.store(p_dz, b_y.to(p_dz.dtype.element_ty), mask=m)
+    if HAS_G:
+        tl.store(p_dg, b_dg.to(p_dg.dtype.element_ty), mask=m)
     return (b_eps * b_r) * b_d, b_db
 
 
 @triton.jit
 def finish_block(
-    gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w, m_v, H: tl.constexpr, V: tl.constexpr,
-    S_B: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
-    SCALAR_BETA: tl.constexpr,
+    dus, ds, outputs, dgs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_dg, p_w, m_v, H: tl.constexpr,
+    V: tl.constexpr, S_B: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
+    HAS_G: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """:func:`finish_token` for four tokens, of which n_u exist; stores what is summed over the channels later at `p_w`."""
     ws, dbs = (), ()
     for u in tl.static_range(4):
         b_w, b_db = finish_token(
-            gs[u], ds[u], outputs[u], svs[u], ss[u], rs[u], slopes[u], dys[u], b_D,
+            dus[u], ds[u], outputs[u], dgs[u], svs[u], ss[u], rs[u], slopes[u], dys[u], b_D,
             m_v & (tl.full(m_v.shape, u, tl.int32) < n_u), p_dv + u * H * V, p_dbeta + u * S_B, p_dz + u * H * V,
-            HAS_D, HAS_Z, SCALAR_BETA,
+            p_dg + u * H * V, HAS_D, HAS_Z, HAS_G, SCALAR_BETA,
         )
         ws, dbs = ws + (b_w,), dbs + (b_db,)
     tl.store(p_w, side_by_side(ws, BV))
@@ -213,16 +226,17 @@ def finish_block(
 
 @triton.jit
 def backward_block(
-    b_G, b_dD, b_D, b_h, vs, betas, dos, zs, i_k, n_u, p_r, p_dv, p_dbeta, p_dz, p_w, p_part, m_v,
-    V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, DO_TYPE: tl.constexpr, Z_TYPE: tl.constexpr,
+    b_G, b_dD, b_D, b_h, vs, betas, dos, zs, gs, i_k, n_u, p_r, p_dv, p_dbeta, p_dz, p_dg, p_w, p_part, m_v,
+    V_TYPE: tl.constexpr, BETA_TYPE: tl.constexpr, DO_TYPE: tl.constexpr, Z_TYPE: tl.constexpr, G_TYPE: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, S_B: tl.constexpr, R: tl.constexpr, PR: tl.constexpr, KP: tl.constexpr,
     NK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, INTERVAL: tl.constexpr, ROWS: tl.constexpr, SUMS: tl.constexpr,
-    OPTIONS: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    OPTIONS: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr, SCALAR_BETA: tl.constexpr,
 ):
     """Four tokens forward from the state before them, with each one's x kept, and back; only the first n_u exist.
 
-    The others have the last one's key and a step size, value and gradient of zero: they change nothing. Stores come last,
-    because the compiler moves no load above them. Between two blocks of K, the sums over K are in scratch.
+    With a gate, P is kept in place of x, which takes fewer registers than both. The other tokens have the last one's key and a
+    step size, value, gradient and g of zero: they change nothing. Stores come last, because the compiler moves no load above
+    them. Between two blocks of K, the sums over K are in scratch.
     """
     p_k = p_r + i_k * BK + tl.arange(0, BK)
     b_dq, b_dk = tl.zeros([BK, 8], dtype=tl.float32), tl.zeros([BK, 8], dtype=tl.float32)
@@ -232,10 +246,13 @@ def backward_block(
         # sums over the entries of K before these
         p_acc = p_w + (2 if SCALAR_BETA else 1) * INTERVAL * BV + o_w
         m_a = tl.zeros_like(o_w) < i_k
-        earlier_gs = apart(tl.load(p_acc, mask=m_a, other=0.))
+        earlier_dus = apart(tl.load(p_acc, mask=m_a, other=0.))
         earlier_ds = apart(tl.load(p_acc + INTERVAL * BV, mask=m_a, other=0.))
         if HAS_Z:
             earlier_outputs = apart(tl.load(p_acc + 2 * INTERVAL * BV, mask=m_a, other=0.))
+        if HAS_G:
+            earlier_dgs = apart(tl.load(p_acc + 3 * INTERVAL * BV, mask=m_a, other=0.))
+    es = ()
     xs, ss, rs, slopes, dys, svs, outputs, b_last = (), (), (), (), (), (), (), b_dq
     for u in tl.static_range(4):
         b_v, b_dy = from_word(vs[u], V_TYPE), from_word(dos[u], DO_TYPE)
@@ -243,6 +260,10 @@ def backward_block(
             b_gate, b_slope = gate_and_slope(from_word(zs[u], Z_TYPE))
             b_dy, b_do = b_dy * b_gate, b_dy * b_slope
         b_s, b_r, b_slope = step_factors(from_word(betas[u], BETA_TYPE), tl.load(p_r + u * R + 2 * KP), OPTIONS)
+        if HAS_G:
+            b_e = decays(from_word(gs[u], G_TYPE))
+            b_h *= b_e
+            b_P, es = b_h, es + (b_e,)
         b_h, b_x, b_y = forward_token(
             b_h, tl.load(p_k + u * R)[:, None], tl.load(p_k + u * R + KP)[:, None], b_s, b_r, b_v, ROWS,
         )
@@ -257,19 +278,26 @@ def backward_block(
                 b_y += earlier_outputs[u]
             b_dz = (b_y + b_D * b_v if HAS_D else b_y) * b_do
             b_y = tl.where(i_k + 1 < NK, b_y, b_dz)
-        xs, ss, rs, slopes = xs + (b_x,), ss + (b_s,), rs + (b_r,), slopes + (b_slope,)
+        xs, ss, rs, slopes = xs + (b_P if HAS_G else b_x,), ss + (b_s,), rs + (b_r,), slopes + (b_slope,)
         dys, svs, outputs = dys + (b_dy,), svs + (b_s * b_v,), outputs + (b_y,)
 
-    gs, ds = dys, dys
+    dus, ds, dgs = dys, dys, dys
     for u in tl.static_range(3, -1, -1):
         # '.ca' is the default; it only stops the compiler from merging this with the earlier load: 128 registers
         b_k, b_q = tl.load(p_k + u * R, cache_modifier='.ca'), tl.load(p_k + u * R + KP, cache_modifier='.ca')
         b_k, b_q = b_k[:, None], b_q[:, None]
         b_a = tl.fma(-(b_k * (ss[u] * rs[u])), b_k, 1.)
-        b_G, b_m, b_g, b_d = backward_token(b_G, xs[u], b_a, b_k, b_q, svs[u], dys[u], ROWS)
+        b_x = scaled_error(xs[u], b_k, ss[u], from_word(vs[u], V_TYPE)) if HAS_G else xs[u]
+        b_G, b_m, b_du, b_d = backward_token(b_G, b_x, b_a, b_k, b_q, svs[u], dys[u], ROWS)
+        if HAS_G:
+            b_dg = weighted_rows(b_G, xs[u], ROWS)
+            b_G *= es[u]
+            if NK > 1:
+                b_dg += earlier_dgs[u]
+            dgs = dgs[:u] + (b_dg,) + dgs[u + 1:]
         if NK > 1:
-            b_g, b_d = b_g + earlier_gs[u], b_d + earlier_ds[u]
-        gs, ds = gs[:u] + (b_g,) + gs[u + 1:], ds[:u] + (b_d,) + ds[u + 1:]
+            b_du, b_d = b_du + earlier_dus[u], b_d + earlier_ds[u]
+        dus, ds = dus[:u] + (b_du,) + dus[u + 1:], ds[:u] + (b_d,) + ds[u + 1:]
         b_sum = sum_channels(b_m * rs[u], SUMS)
         if u % 2 == 0:
             b_dk = add_sums(b_dk, b_sum, b_last, u // 2, SUMS)
@@ -280,14 +308,16 @@ def backward_block(
     tl.store(p_row, tokens_of(b_dq), mask=o_u < n_u)
     tl.store(p_row + KP, tokens_of(b_dk), mask=o_u < n_u)
     if NK > 1 and i_k + 1 < NK:
-        tl.store(p_acc, side_by_side(gs, BV))
+        tl.store(p_acc, side_by_side(dus, BV))
         tl.store(p_acc + INTERVAL * BV, side_by_side(ds, BV))
         if HAS_Z:
             tl.store(p_acc + 2 * INTERVAL * BV, side_by_side(outputs, BV))
+        if HAS_G:
+            tl.store(p_acc + 3 * INTERVAL * BV, side_by_side(dgs, BV))
     else:
         finish_block(
-            gs, ds, outputs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_w + o_w, m_v, H, V, S_B, BV, INTERVAL,
-            HAS_D, HAS_Z, SCALAR_BETA,
+            dus, ds, outputs, dgs, svs, ss, rs, slopes, dys, b_D, n_u, p_dv, p_dbeta, p_dz, p_dg, p_w + o_w, m_v, H, V, S_B,
+            BV, INTERVAL, HAS_D, HAS_Z, HAS_G, SCALAR_BETA,
         )
     return b_G, b_dD
 

@@ -111,7 +111,7 @@ def slice_length(length: int, K: int, is_varlen: bool) -> int:
 
 
 @triton.constexpr_function
-def scratch_offset(part, INTERVAL, NK, BK, BV, SCALAR_BETA, R):
+def scratch_offset(part, INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R):
     """Offset of a part of a program's scratch buffer, in floats; `end` is the buffer's size.
 
     `ring`: every fourth state of a chunk; `sums`: for each token and channel, terms to sum over channels, and sums over the
@@ -119,7 +119,7 @@ def scratch_offset(part, INTERVAL, NK, BK, BV, SCALAR_BETA, R):
     """
     sizes = {
         'ring': INTERVAL // 4 * BK * BV,
-        'sums': ((2 if SCALAR_BETA else 1) + (3 if NK > 1 else 0)) * INTERVAL * BV,
+        'sums': ((2 if SCALAR_BETA else 1) + (3 + HAS_G if NK > 1 else 0)) * INTERVAL * BV,
         'rows': 4 * R,
         'end': 0,
     }

@@ -15,12 +15,14 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import (
     FUSED,
+    decays,
     given,
     launch_key,
     no_step,
     padded_state_size,
     sigmoid,
     step_sizes,
+    strided_inputs,
     with_token_stride,
 )
 from fla_longhorn.ops.triton.device import multiprocessor_count
@@ -73,34 +75,38 @@ def load_tiles(p_r, i_k, n_u, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexp
 
 
 @triton.jit
-def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, REVERSE: tl.constexpr, OPTIONS: tl.constexpr):
+def segment_token(b_h, b_a, b_k, b_squares, b_n, b_x, b_beta, b_z, b_g, REVERSE: tl.constexpr, OPTIONS: tl.constexpr):
     """The state after one token more, or with REVERSE its gradient before one, and the product of all decays.
 
-    b_k is the token's key, or with REVERSE its query, and b_squares then are those of its key.
+    b_k is the token's key, or with REVERSE its query, and b_squares then are those of its key. b_z and b_g may be None.
     """
     b_eps = step_sizes(b_beta, b_n, OPTIONS)
     if REVERSE:
         if b_z is not None:
             b_x *= b_z * sigmoid(b_z)
         b_decay = 1. - b_eps * b_squares
+        if b_g is not None:
+            b_decay *= decays(b_g)
         b_h = b_decay * (b_h + b_k * b_x)
     else:
         b_decay = 1. - b_k * (b_k * b_eps)
+        if b_g is not None:
+            b_decay *= decays(b_g)
         b_h = b_decay * b_h + b_k * (b_eps * b_x)
     return b_h, b_a * b_decay
 
 
-@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(IS_VARLEN='cu_seqlens', HAS_Z='z')})
+@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(IS_VARLEN='cu_seqlens', HAS_Z='z', HAS_G='g')})
 @triton.jit(do_not_specialize=['T', 'TT', 'N', 'L'])
 def longhorn_segment_kernel(
-    rows, x, beta, z, decay, local, cu_seqlens, T, TT, N, L, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    S_X: tl.constexpr, S_Z: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REVERSE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr,
-    IS_VARLEN: tl.constexpr, HAS_Z: tl.constexpr, MASKED: tl.constexpr,
+    rows, x, beta, z, g, decay, local, cu_seqlens, T, TT, N, L, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    S_X: tl.constexpr, S_Z: tl.constexpr, S_G: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, REVERSE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr, IS_VARLEN: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr, MASKED: tl.constexpr,
 ):
     """Decay product of a segment, and its end state from zero; REVERSE: the gradient at its start, from zero at its end.
 
-    With a_t = 1 - eps_t k_t^2: S = a_t S + k_t (eps_t v_t), or backwards G = a_t (G + q_t dy_t); x is v, or do.
+    With a_t = e^g_t (1 - eps_t k_t^2): S = a_t S + k_t (eps_t v_t), or backwards G = a_t (G + q_t dy_t); x is v, or do.
     """
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -124,6 +130,7 @@ def longhorn_segment_kernel(
     p_x = x + (i_t * S_X + i_h * V) + o_v
     p_beta = beta + (i_t * H + i_h) + o_v * 0 if SCALAR_BETA else beta + (i_t * H + i_h) * V + o_v
     p_z = z + (i_t * S_Z + i_h * V) + o_v if HAS_Z else p_x
+    p_g = (g + (i_t * S_G + i_h) + o_v * 0 if SCALAR_G else g + (i_t * S_G + i_h * V) + o_v) if HAS_G else p_x
     # [BK, BV]
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
     b_a = tl.full([BK, BV], 1., dtype=tl.float32)
@@ -132,14 +139,16 @@ def longhorn_segment_kernel(
     xs = load_four(p_x, 4 * n_b, m_v, STEP * S_X, 0.)
     betas = load_four(p_beta, 4 * n_b, m_v, STEP * S_B, NONE)
     zs = load_four(p_z, 4 * n_b, m_v, STEP * S_Z, 0.) if HAS_Z else xs
+    gs = load_four(p_g, 4 * n_b, m_v, STEP * S_G, 0.) if HAS_G else xs
     b_keys, b_squares, ns = load_tiles(p_r, i_k, tl.maximum(tl.minimum(n_t, 4), 1), STEP * R, KP, BK, REVERSE)
     for i in range(0, n_b):
         m = m_v if MASKED else None
         step = tl.where(i + 1 < n_b, 4 * STEP, 0)
-        p_x, p_beta, p_z = p_x + step * S_X, p_beta + step * S_B, p_z + step * S_Z
+        p_x, p_beta, p_z, p_g = p_x + step * S_X, p_beta + step * S_B, p_z + step * S_Z, p_g + step * S_G
         next_xs = load_next(p_x, m, STEP * S_X, 0.)
         next_betas = load_next(p_beta, m, STEP * S_B, NONE)
         next_zs = load_next(p_z, m, STEP * S_Z, 0.) if HAS_Z else next_xs
+        next_gs = load_next(p_g, m, STEP * S_G, 0.) if HAS_G else next_xs
         p_r += step * R
         next_keys, next_squares, next_ns = load_tiles(p_r, i_k, 4, STEP * R, KP, BK, REVERSE)
         ks, squares = unstack(b_keys), unstack(b_squares)
@@ -147,18 +156,22 @@ def longhorn_segment_kernel(
             b_h, b_a = segment_token(
                 b_h, b_a, ks[u], squares[u], ns[u], from_word(xs[u], x.dtype.element_ty),
                 from_word(betas[u], beta.dtype.element_ty), from_word(zs[u], z.dtype.element_ty) if HAS_Z else None,
-                REVERSE, OPTIONS,
+                from_word(gs[u], g.dtype.element_ty) if HAS_G else None, REVERSE, OPTIONS,
             )
-        xs, betas, zs, b_keys, b_squares, ns = next_xs, next_betas, next_zs, next_keys, next_squares, next_ns
+        xs, betas, zs, gs = next_xs, next_betas, next_zs, next_gs
+        b_keys, b_squares, ns = next_keys, next_squares, next_ns
     if n_b > 0:
         p_x, p_beta, p_z, p_r = p_x + 4 * STEP * S_X, p_beta + 4 * STEP * S_B, p_z + 4 * STEP * S_Z, p_r + 4 * STEP * R
+        p_g += 4 * STEP * S_G
     for _ in range(4 * n_b, n_t):
         b_x, b_beta = load_masked(p_x, m_v, True), tl.load(p_beta, mask=m_v, other=NONE).to(tl.float32)
         b_z = load_masked(p_z, m_v, True) if HAS_Z else None
+        b_g = load_masked(p_g, m_v, True) if HAS_G else None
         b_k = tl.load(p_r + (KP if REVERSE else 0) + o_k)[:, None]
         b_square = tl.load(p_r + 2 * KP + 4 + o_k)[:, None] if REVERSE else b_k
-        b_h, b_a = segment_token(b_h, b_a, b_k, b_square, tl.load(p_r + 2 * KP), b_x, b_beta, b_z, REVERSE, OPTIONS)
+        b_h, b_a = segment_token(b_h, b_a, b_k, b_square, tl.load(p_r + 2 * KP), b_x, b_beta, b_z, b_g, REVERSE, OPTIONS)
         p_r, p_x, p_beta, p_z = p_r + STEP * R, p_x + STEP * S_X, p_beta + STEP * S_B, p_z + STEP * S_Z
+        p_g += STEP * S_G
     o_k = o_k[:, None]
     o_h = (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
     tl.store(local + o_h, b_h, mask=(o_k < K) & m_v)
@@ -211,7 +224,8 @@ def summarize_segments(
     For that, rows hold the keys' squares.
     """
     (B, T, H, V), K, is_varlen = args.v.shape, args.k.shape[-1], args.cu_seqlens is not None
-    beta, (x, s_x) = args.beta.contiguous(), with_token_stride(args.v if do is None else do)
+    args, strides = strided_inputs(args, ('g',))
+    beta, g, (x, s_x) = args.beta, args.g, with_token_stride(args.v if do is None else do)
     z, s_z = (None, 0) if args.z is None or do is None else with_token_stride(args.z)
     N = args.cu_seqlens.shape[0] - 1 if args.cu_seqlens is not None else B
     S = num_checkpoints(B, T, N, L, is_varlen)
@@ -219,9 +233,10 @@ def summarize_segments(
     kernel, config = longhorn_segment_kernel, for_segments(*launch_key(args))
     grid = (S * H * triton.cdiv(K, config.BK) * triton.cdiv(V, config.BV),)
     kernel[grid](
-        rows, x, beta, z, decay, local, args.cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z, R=rows.shape[-1],
-        KP=padded_state_size(K), REVERSE=do is not None, OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3,
-        STATE_V_FIRST=args.state_v_first, **config.of(kernel), **FUSED,
+        rows, x, beta, z, g, decay, local, args.cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z,
+        S_G=strides['S_G'], R=rows.shape[-1], KP=padded_state_size(K), REVERSE=do is not None, OPTIONS=args.step_options,
+        SCALAR_BETA=beta.dim() == 3, SCALAR_G=g is not None and g.dim() == 3, STATE_V_FIRST=args.state_v_first,
+        **config.of(kernel), **FUSED,
     )
     return decay, local
 

@@ -8,19 +8,20 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, given, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, decays, given, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.diagonal.common import state_offsets, update
 from fla_longhorn.ops.triton.diagonal.configs import for_step
 from fla_longhorn.ops.triton.slots import locate_states, only_if, row_arguments
 
 
-@triton.heuristics(given(USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', HAS_D='D', HAS_Z='z'))
+@triton.heuristics(given(USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', HAS_D='D', HAS_Z='z', HAS_G='g'))
 @triton.jit
 def longhorn_step_kernel(
-    q, k, v, beta, D, z, o, h0, ht, scale, s_qb, s_qh, s_qk, s_kb, s_kh, s_kk, s_vb, s_zb, state_indices, final_state_indices,
-    has_initial_state, pad_slot_id, s_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, STATE_V_FIRST: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, POOLED: tl.constexpr,
+    q, k, v, beta, D, z, g, o, h0, ht, scale, s_qb, s_qh, s_qk, s_kb, s_kh, s_kk, s_vb, s_zb, s_gb, state_indices,
+    final_state_indices, has_initial_state, pad_slot_id, s_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr, USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr, HAS_G: tl.constexpr, POOLED: tl.constexpr,
 ):
     """One token of every sequence in one launch; reads q and k themselves, not prepared rows.
 
@@ -50,6 +51,12 @@ def longhorn_step_kernel(
         b_h = tl.load(h0 + i_r * s_h + o_h, mask=m_r, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    if HAS_G:
+        if SCALAR_G:
+            b_g = tl.load(g + i_b * s_gb + i_h)
+        else:
+            b_g = tl.load(g + i_b * s_gb + i_h * V + o_v, mask=m_v, other=0.)
+        b_h *= decays(b_g)
     b_h = update(b_h, b_k, step_sizes(b_beta, tl.sum(b_k * b_k), OPTIONS), b_v)
     if STORE_FINAL_STATE:
         tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
@@ -66,15 +73,16 @@ def longhorn_step_kernel(
 
 def longhorn_diagonal_step(args: Arguments, ht: torch.Tensor | None, pool: Pool | None) -> torch.Tensor:
     """One token of B sequences in a single launch: return `o [B, 1, H, V]`, and write the final state to `ht`, where given."""
-    args, strides = strided_inputs(args, ('v', 'z'))
+    args, strides = strided_inputs(args, ('v', 'z', 'g'))
     B, _, H, K, V = args.sizes
-    q, k, v, beta = args.q, args.k, args.v, args.beta
+    q, k, v, beta, g = args.q, args.k, args.v, args.beta, args.g
     h0 = args.initial_state if pool is None else pool.states
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
     kernel, config = longhorn_step_kernel, for_step(*launch_key(args))
     kernel[(B * H * triton.cdiv(V, config.BV),)](
-        q, k, v, beta, args.D, args.z, o, h0, ht, args.scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0), k.stride(2),
-        k.stride(3), strides['S_V'], strides['S_Z'], H=H, K=K, V=V, OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3,
+        q, k, v, beta, args.D, args.z, g, o, h0, ht, args.scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0),
+        k.stride(2), k.stride(3), strides['S_V'], strides['S_Z'], None if g is None else strides['S_G'], H=H, K=K, V=V,
+        OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3, SCALAR_G=g is not None and g.dim() == 3,
         STATE_V_FIRST=args.state_v_first, **config.of(kernel), **SAME_IN_ALL_LANES, **row_arguments(pool, H * K * V),
     )
     return o
