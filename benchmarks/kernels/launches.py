@@ -100,6 +100,7 @@ FACTORS = {
     'dtype': ('bfloat16', 'float16', 'float32', 'mixed'),
     'layout': ('dense', 'view', 'shifted'),
     'scale': (1.0, 0.25),
+    'g': (None, 'head', 'channel'),
     **dict.fromkeys(FLAGS, (False, True)),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -32,31 +33,35 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device='meta')
 
 
-def layer_arguments(s: Shape, T: int, exact: bool, plain: bool, scalar: bool = False) -> Arguments:
+def layer_arguments(
+    s: Shape, T: int, exact: bool, plain: bool, scalar: bool = False, gate: str | None = None,
+) -> Arguments:
     """The operator's inputs as the layer passes them, in bfloat16: q and k are slices of one projection, z is half of another.
 
-    `plain` omits z, D and the logits of beta; `scalar`: beta is one per head.
+    `plain` omits z, D and the logits of beta; `scalar`: beta is one per head; `gate`: a float32 decay per 'head' or 'channel'.
     """
     rank = s.V // 32
     _, k, q = empty(s.B, T, rank + 2 * s.K).split([rank, s.K, s.K], -1)
     z, v, D = empty(s.B, T, 2 * s.V)[..., s.V:], empty(s.B, T, 1, s.V), empty(1, s.V)
     beta = empty(s.B, T, 1, *([] if scalar else [s.V]))
-    gate = {} if plain else dict(D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True)
-    return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, exact=exact, **gate)
+    options: dict[str, Any] = {} if plain else dict(D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True)
+    if gate:
+        options['g'] = empty(s.B, T, 1, *([] if gate == 'head' else [s.V]), dtype=torch.float32)
+    return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, exact=exact, **options)
 
 
-def longhorn_forward(s: Shape, exact: bool, plain: bool = False, scalar: bool = False) -> Pass:
+def longhorn_forward(s: Shape, exact: bool, plain: bool = False, **options: Any) -> Pass:
     def prepare(T: int) -> Callable[[], object]:
-        return partial(longhorn_fwd, layer_arguments(s, T, exact, plain, scalar), save_states=True, parallel=True)
+        return partial(longhorn_fwd, layer_arguments(s, T, exact, plain, **options), save_states=True, parallel=True)
     return prepare
 
 
-def longhorn_backward(s: Shape, exact: bool, plain: bool = False, scalar: bool = False) -> Pass:
+def longhorn_backward(s: Shape, exact: bool, plain: bool = False, **options: Any) -> Pass:
     """The backward alone, with states as a forward saves them."""
     from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
     def prepare(T: int) -> Callable[[], object]:
-        args = layer_arguments(s, T, exact, plain, scalar)
+        args = layer_arguments(s, T, exact, plain, **options)
         slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
         states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
         return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True)
@@ -78,8 +83,9 @@ def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Pass
             op = operator(module, name)
             q, k, v = (empty(s.B, T, 1, n).requires_grad_(backward) for n in (s.K, s.K, s.V))
             beta = empty(s.B, T, 1).requires_grad_(backward)
-            g = empty(s.B, T, 1, s.K, dtype=torch.float32).requires_grad_(backward)
-            step = {'chunk_gla': dict(g=g), 'chunk_delta_rule': dict(beta=beta), 'chunk_kda': dict(g=g, beta=beta)}[name]
+            of_head = name == 'chunk_gated_delta_rule'
+            g = empty(s.B, T, 1, *([] if of_head else [s.K]), dtype=torch.float32).requires_grad_(backward)
+            step = {'chunk_gla': dict(g=g), 'chunk_delta_rule': dict(beta=beta)}.get(name, dict(g=g, beta=beta))
             forward = partial(op, q, k, v, **step, scale=1.0)
             if not backward:
                 return forward
@@ -90,9 +96,24 @@ def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Pass
     return make
 
 
+def gated(make: Callable[..., Pass], exact: bool, gate: str) -> Callable[[Shape, bool], Pass]:
+    """A pass with a decay in Longhorn's kernels."""
+    return lambda s, plain: make(s, exact, plain, gate=gate)
+
+
+GATED = {
+    f'{update}_{gate}_gate_{direction}': gated(make, update == 'exact', gate)
+    for update in ('diagonal', 'exact') for gate in ('head', 'channel')
+    for direction, make in (('fwd', longhorn_forward), ('bwd', longhorn_backward))
+}
+
 PEERS = {
     f'{name}_{direction}': peer(module, name, direction == 'bwd')
     for module, name in (('gla', 'chunk_gla'), ('delta_rule', 'chunk_delta_rule'), ('kda', 'chunk_kda'))
+    for direction in ('fwd', 'bwd')
+}
+GATED |= {
+    f'chunk_gated_delta_rule_{direction}': peer('gated_delta_rule', 'chunk_gated_delta_rule', direction == 'bwd')
     for direction in ('fwd', 'bwd')
 }
 

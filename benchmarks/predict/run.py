@@ -27,7 +27,7 @@ from benchmarks.calibration.walks import KEPT, Walks
 from benchmarks.measure.machine import describe_machine
 from benchmarks.measure.timing import write_report
 from benchmarks.predict.bounds import bounds, describe_bounds
-from benchmarks.predict.calls import PASSES, PEERS, SCALAR, Shape
+from benchmarks.predict.calls import GATED, PASSES, PEERS, SCALAR, Shape
 from benchmarks.predict.floors import floor_of, needed_bytes
 from offgpu.predict.machine import MACHINES, Machine, changed
 from offgpu.predict.times import Prediction
@@ -62,7 +62,7 @@ def kernel_row(p: Prediction) -> dict:
 def measure(name: str, s: Shape, machine: Machine, tuning: Tuning, walks: Walks, plain: bool = False) -> dict:
     """One row: a pass's predicted time, its floors and what its kernels' cycles went to."""
     started = time.perf_counter()
-    call = {**PASSES, **PEERS, **SCALAR}[name](s, plain)
+    call = {**PASSES, **GATED, **PEERS, **SCALAR}[name](s, plain)
     parts = predict_tuned(call, s.T, machine, tuning, walks)
     work = s.B * s.T * s.V
     row = {
@@ -152,7 +152,7 @@ def machine_of(name: str, changes: list[str]) -> Machine:
 
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks predict', description='Predict kernel times without a GPU.')
-    names = [*PASSES, *PEERS, *SCALAR]
+    names = [*PASSES, *GATED, *PEERS, *SCALAR]
     parser.add_argument('--pass', dest='passes', nargs='+', choices=names, metavar='PASS', help=', '.join(names))
     parser.add_argument('--K', type=int, nargs='+')
     parser.add_argument('--shape', type=shape_argument, nargs='+', metavar='B,T,V')

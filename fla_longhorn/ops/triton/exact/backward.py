@@ -348,7 +348,8 @@ def chunk_longhorn_exact_bwd(
     s_v, strides = strides['S_V'], {name: strides[name] for name in ('S_Q', 'S_K', 'S_B', 'S_G')} | {'S_DY': s_dy}
     kernel, config = chunk_longhorn_exact_bwd_kernel, for_backward(*about)
     kernel[(H * N * triton.cdiv(V, config.BV),)](
-        dy, dht, q, k, v if gated else None, beta, D, g, gram, a, cs if has_cs else us, hs if gated else None, ps, ws, dhs, dv, dbeta, dg, dh0, cu_seqlens, scale, T,
+        dy, dht, q, k, v if gated else None, beta, D, g, gram, a, cs if has_cs else us, hs if gated else None, ps, ws,
+        dhs, dv, dbeta, dg, dh0, cu_seqlens, scale, T,
         H=H, K=K, V=V, S_V=s_v, **strides, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
         **config.of(kernel), **FUSED,
     )
