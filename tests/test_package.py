@@ -20,6 +20,7 @@ from fla_longhorn.requirements import REQUIREMENTS, check_requirements
 from tests import forks
 
 ROOT = forks.ROOT
+PACKAGES = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_plugins')
 # importing takes seconds, so one process checks several things
 ORDERS = {
     'plugin first': 'import fla_longhorn; from fla_longhorn import *; import fla; fla_longhorn.register()',
@@ -153,8 +154,8 @@ class TestDistributions:
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
             (about,) = (archive.read(name).decode() for name in names if name.endswith('.dist-info/METADATA'))
-        modules = [path for name in ('fla_cpu', 'fla_kit', 'fla_longhorn') for path in (ROOT / name).rglob('*.py')]
-        files = [*modules, *ROOT.glob('fla_longhorn_*.py'), *(ROOT / 'fla_longhorn/contrib/lm_eval/tasks').iterdir()]
+        modules = [path for name in PACKAGES for path in (ROOT / name).rglob('*.py')]
+        files = [*modules, *(ROOT / 'fla_longhorn/contrib/lm_eval/tasks').iterdir()]
         sources = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
         marked = {'fla_cpu/py.typed', 'fla_kit/py.typed', 'fla_longhorn/py.typed'}
         assert sources | marked == {name for name in names if '.dist-info/' not in name}

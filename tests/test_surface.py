@@ -99,7 +99,7 @@ def resolves(path: str) -> bool:
 
 def variables() -> list[str]:
     """Environment variables that the package reads."""
-    packages = 'fla_longhorn', 'fla_cpu', 'fla_kit'
+    packages = 'fla_longhorn', 'fla_longhorn_plugins', 'fla_cpu', 'fla_kit'
     sources = [x.read_text(encoding='utf-8') for name in packages for x in (ROOT / name).rglob('*.py')]
     return sorted({x for source in sources for x in re.findall(r"'(FLA_(?:LONGHORN|CPU)\w*)'", source)})
 

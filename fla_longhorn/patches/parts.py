@@ -141,7 +141,7 @@ def register_attn_mode(changes: Changes) -> None:
             own = isinstance(owner, type) and issubclass(owner, causal_lm) and owner is not causal_lm
             if own and 'forward' in vars(owner) and owner.__name__ not in family.forwards:
                 wrap(owner, 'forward', wrap_causal_lm)
-    if getattr(sys.modules.get('fla_longhorn_vllm'), 'registered', False):
+    if getattr(sys.modules.get('fla_longhorn_plugins.vllm'), 'registered', False):
         # raises for swapped families, which vLLM may load by remote code
         importlib.import_module('fla_longhorn.contrib.vllm.config')
 

@@ -14,7 +14,7 @@ def test_built_by_flame(device):
     """Parallelised in place, then initialised, then given packed documents, as its data loader makes them."""
     assert LonghornConfig in [getattr(fla.models, name) for name in fla.models.__all__]
     config = AutoConfig.from_pretrained(
-        ROOT / 'configs' / 'flame' / 'longhorn_120M.json', hidden_size=32, num_hidden_layers=2, vocab_size=300,
+        ROOT / 'examples' / 'configs' / 'flame' / 'longhorn_120M.json', hidden_size=32, num_hidden_layers=2, vocab_size=300,
     )
     with torch.device('meta'):
         model = AutoModelForCausalLM.from_config(config)

@@ -13,7 +13,7 @@ from fla_longhorn import LonghornConfig, LonghornForCausalLM, LonghornModel
 from fla_longhorn.layers import Longhorn
 from tests.integration.swapped import make_model
 
-CONFIGS = Path(__file__).parents[2] / 'configs'
+CONFIGS = Path(__file__).parents[2] / 'examples/configs'
 SIZES = {'120M': 128_563_968, '350M': 369_968_128, '1.3B': 1_331_595_264}
 
 

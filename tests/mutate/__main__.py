@@ -18,7 +18,9 @@ from pathlib import Path
 from tests.mutate.mutation import ROOT, Mutation
 from tests.mutate.rooms import MUTATIONS, ROOMS
 
-COPIED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_vllm.py', 'offgpu', 'tests', 'configs', 'docs', 'pyproject.toml')
+COPIED = (
+    'fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_plugins', 'offgpu', 'tests', 'examples', 'docs', 'pyproject.toml',
+)
 # seconds for the tests of one mutation
 LIMIT = 300
 

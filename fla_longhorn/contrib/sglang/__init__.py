@@ -1,1 +1,1 @@
-"""Longhorn in SGLang, which finds it by the entry point :func:`fla_longhorn_sglang.register`."""
+"""Longhorn in SGLang, which finds it by the entry point :func:`fla_longhorn_plugins.sglang.register`."""

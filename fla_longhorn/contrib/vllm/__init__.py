@@ -1,1 +1,1 @@
-"""Longhorn in vLLM, which finds it by the entry point :func:`fla_longhorn_vllm.register`."""
+"""Longhorn in vLLM, which finds it by the entry point :func:`fla_longhorn_plugins.vllm.register`."""

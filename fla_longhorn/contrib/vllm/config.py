@@ -14,7 +14,7 @@ from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFI
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.attn_mode.config import is_swapped
 from fla_longhorn.models import LonghornConfig
-from fla_longhorn_vllm import ARCHITECTURES
+from fla_longhorn_plugins.vllm import ARCHITECTURES
 
 # endings of the classes that a checkpoint may name; vLLM derives the others from the first
 SUFFIXES = ('ForCausalLM', 'ForSequenceClassification', 'ForTokenClassification', 'Model')

@@ -6,7 +6,7 @@ import tomllib
 from tests import forks
 
 IMPORTS = '''
-import sys, fla_longhorn_sglang
+import sys, fla_longhorn_plugins.sglang
 print({'torch', 'transformers', 'fla', 'fla_longhorn', 'sglang'} & set(sys.modules))
 import fla_longhorn
 print([x for x in sys.modules if x.startswith(('sglang', 'fla_longhorn.contrib'))])
@@ -16,7 +16,7 @@ print([x for x in sys.modules if x.startswith(('sglang', 'fla_longhorn.contrib')
 def test_inert():
     """What the entry point names can be imported without SGLang, and so can the package, which does not ask for it."""
     entry_points = tomllib.loads((forks.ROOT / 'pyproject.toml').read_text())['project']['entry-points']['sglang.srt.plugins']
-    assert entry_points == {'longhorn': 'fla_longhorn_sglang:register'}
+    assert entry_points == {'longhorn': 'fla_longhorn_plugins.sglang:register'}
     done = forks.run('-c', IMPORTS, fla=False)
     assert done.stdout.split('\n')[:2] == ['set()', '[]'], done.stdout + done.stderr
     assert callable(pkgutil.resolve_name(entry_points['longhorn']))

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import os
 
 import pytest
 from sglang.srt.configs import linear_attn_model_registry, model_config
@@ -13,7 +14,8 @@ from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.utils.hf_transformers import common
 from sglang.srt.utils.hf_transformers_utils import get_config
 
-import fla_longhorn_sglang
+from fla_longhorn_plugins import sglang
+from tests import forks
 from tests.contrib.names import imported
 
 
@@ -30,13 +32,29 @@ def test_tables(variant):
     from fla_longhorn.contrib.sglang.model import LonghornForCausalLM
 
     for _ in range(2):
-        fla_longhorn_sglang.register()
+        sglang.register()
     assert isinstance(get_config(str(variant('paper').folder), trust_remote_code=False), ServedConfig)
     assert common._CONFIG_REGISTRY['longhorn'] is ServedConfig
     assert ModelRegistry.resolve_model_cls(['LonghornForCausalLM'])[0] is LonghornForCausalLM
     assert model_config.PURE_SSM_ARCHITECTURES.count('LonghornForCausalLM') == 1
     spec = linear_attn_model_registry.get_linear_attn_spec_by_arch('LonghornForCausalLM')
     assert inspect.isclass(linear_attn_model_registry.import_backend_class(spec.backend_class_name))
+
+
+PARTS = '''
+import os
+from fla_longhorn_plugins import sglang
+sglang.register()
+from fla_longhorn.patches import apply
+print(*apply._applied, os.environ.get('FLA_LONGHORN_PATCH'))
+'''
+
+
+@pytest.mark.parametrize(('chosen', 'applied'), [('', 'names cpu '), ('names', 'names names')])
+def test_parts(chosen, applied):
+    """A process of SGLang gets the parts of the patches that a served model needs, or those that the environment names."""
+    env = {'FLA_LONGHORN_PATCH': chosen, 'PYTHONPATH': os.environ['PYTHONPATH']}
+    assert forks.output('-c', PARTS, fla=False, env=env).splitlines()[-1] == applied
 
 
 def test_metadata():

@@ -11,8 +11,8 @@ from vllm.transformers_utils import config, configs
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-import fla_longhorn_vllm
 from fla_longhorn.contrib.vllm.mixer import LonghornMixer
+from fla_longhorn_plugins import vllm
 from tests.contrib.names import imported
 
 # what is read of the metadata of a batch, and handed to the convolution
@@ -33,7 +33,7 @@ def test_imported(module, name):
 
 
 def test_tables():
-    fla_longhorn_vllm.register()
+    vllm.register()
     assert configs._CLASS_TO_MODULE['LonghornConfig'] == 'fla_longhorn.contrib.vllm.config'
     assert config._CONFIG_REGISTRY['longhorn']
 

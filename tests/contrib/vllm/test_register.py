@@ -10,7 +10,7 @@ from tests import forks
 
 GROUP = 'vllm.general_plugins'
 IMPORTS = '''
-import sys, fla_longhorn_vllm
+import sys, fla_longhorn_plugins.vllm
 print({'torch', 'transformers', 'fla', 'fla_longhorn', 'vllm'} & set(sys.modules))
 import fla_longhorn
 print([x for x in sys.modules if x.startswith(('vllm', 'fla_longhorn.contrib'))])
@@ -33,7 +33,7 @@ print(json.dumps(loaded))
 def test_inert():
     """What the entry point names can be imported without vLLM, and so can the package, which does not ask for it."""
     entry_points = tomllib.loads((forks.ROOT / 'pyproject.toml').read_text())['project']['entry-points'][GROUP]
-    assert entry_points == {'longhorn': 'fla_longhorn_vllm:register'}
+    assert entry_points == {'longhorn': 'fla_longhorn_plugins.vllm:register'}
     done = forks.run('-c', IMPORTS, fla=False)
     assert done.stdout.split('\n')[:2] == ['set()', '[]'], done.stdout + done.stderr
     assert callable(pkgutil.resolve_name(entry_points['longhorn']))
@@ -43,7 +43,7 @@ def test_other_versions_of_vllm_start(tmp_path):
     """vLLM does not catch what an entry point raises."""
     (tmp_path / 'vllm').mkdir()
     (tmp_path / 'vllm/__init__.py').write_text('ModelRegistry = None')
-    code = 'import sys; sys.path.insert(0, sys.argv[1]); import fla_longhorn_vllm; fla_longhorn_vllm.register()'
+    code = 'import sys; sys.path.insert(0, sys.argv[1]); from fla_longhorn_plugins import vllm; vllm.register()'
     done = forks.run('-c', code, tmp_path, fla=False)
     assert done.returncode == 0 and 'UserWarning: fla-longhorn does not know this version of vLLM' in done.stderr, done.stderr
 

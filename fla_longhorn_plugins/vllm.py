@@ -1,10 +1,8 @@
-"""The entry point `vllm.general_plugins`, which vLLM calls in each of its processes, whatever it serves.
+"""The entry point `vllm.general_plugins`.
 
 It leaves names, not classes: what they name is imported where a Longhorn config or model is asked for.
 """
 
-# At the top level, to be importable without fla: a module of `fla_longhorn` imports fla and transformers and patches both, in
-# each process of vLLM, whatever it serves.
 from __future__ import annotations
 
 import importlib
