@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
 ORDINARY = (Tensor, torch.nn.Parameter)
-
-
-# whether a transform of `torch.func` is active
+# Private, as is the level of forward mode, because PyTorch has no public equivalents: without these checks, a kernel would run
+# unseen by `torch.func.grad`, forward mode, FlopCounterMode or a fake tensor's mode
 under_transform = torch._C._are_functorch_transforms_active
+dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_transformed() -> bool:
@@ -29,7 +30,7 @@ def is_recorded() -> bool:
     """Whether autograd may record the call, and no compiler, transform or trace of `torch.jit` does."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
         return False
-    return torch._C._get_tracing_state() is None
+    return not torch.jit.is_tracing()
 
 
 def is_plain(*tensors: object) -> bool:
@@ -41,9 +42,7 @@ def is_plain(*tensors: object) -> bool:
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or under_transform() or forward_ad._current_level >= 0:
         return False
-    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._len_torch_function_stack():
+    if torch.jit.is_tracing() or dispatch_modes() or has_torch_function(tensors):
         return False
     # a generator is slower
     for x in tensors:  # noqa: SIM110
