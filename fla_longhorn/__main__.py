@@ -74,7 +74,10 @@ def import_host(names: list[str]) -> str:
 
 
 def import_in_children(modules: list[str]) -> None:
-    """Let processes that `multiprocessing` spawns import these before they import the program."""
+    """Let processes that `multiprocessing` spawns import these before they import the program.
+
+    A program that imports `fla.layers.Longhorn` fails in them otherwise, and its pool starts new ones without end.
+    """
     prepare = multiprocessing.spawn.get_preparation_data
     multiprocessing.spawn.get_preparation_data = lambda name: {'plugin': [Imported(x) for x in modules], **prepare(name)}
 

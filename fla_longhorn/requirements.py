@@ -1,4 +1,7 @@
-"""Raise for a missing dependency in one line that says what to install, before an import fails inside fla."""
+"""Raise for a missing dependency in one line that says what to install, before an import fails inside fla.
+
+pip checks neither torch nor triton, which come with an extra: an older build that is there stays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Activation checkpointing in calls with a cache, which transformers' checkpointed blocks would drop."""
+"""Activation checkpointing in calls with a cache, which transformers' checkpointed blocks would drop.
+
+Threads are counted, for samples drawn by several threads between steps of training: if the first to end gave the blocks their
+checkpoints back, the others would lose their caches.
+"""
 
 from __future__ import annotations
 

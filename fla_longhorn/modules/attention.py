@@ -24,7 +24,10 @@ PADDING = -2**30
 
 
 def load_again(name: str) -> ModuleType:
-    """A copy of a module of fla, with PyTorch's attention if flash_attn is missing; fla's own module is not changed."""
+    """A copy of a module of fla, with PyTorch's attention if flash_attn is missing.
+
+    fla's own module is not changed, so that its other models raise as before; the part `flash_attn` of the patches changes it.
+    """
     copy = f'{__package__}._{name.replace(".", "_")}'
     if copy not in sys.modules:
         spec: Any = importlib.util.spec_from_file_location(copy, importlib.import_module(name).__file__)
