@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn as nn
 
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.ops.gate import log_decays
+
+if TYPE_CHECKING:
+    from fla_longhorn.modules.tensor_parallel import Part
 
 GATES = (None, 'head', 'channel')
 # tokens until half of a memory is left, before training
@@ -57,7 +61,15 @@ class Gate(NoWeightDecay):
         # the inverse of softplus
         self.dt_bias.copy_(rates + torch.log(-torch.expm1(-rates)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From x `[B, T, input_size]` to g in float32, `[B, T, H]`, or `[B, T, H, num_channels]`."""
+    def forward(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
+        """From x `[B, T, input_size]` to g in float32, `[B, T, H]`, or `[B, T, H, num_channels]`.
+
+        With tensor parallelism, x has the channels of `part` and g its heads. Decays of channels are split as the channels
+        are; those of heads are computed on every rank.
+        """
         g = self.up(self.down(x))
-        return log_decays(g.unflatten(-1, (self.num_heads, -1)) if self.num_channels else g, self.A_log, self.dt_bias)
+        if self.num_channels is None:
+            g = log_decays(g, self.A_log, self.dt_bias)
+            return g if part is None else part.of_heads(g)
+        A_log = self.A_log if part is None else part.of_heads(self.A_log, 0)
+        return log_decays(g.unflatten(-1, (len(A_log), -1)), A_log, self.dt_bias)

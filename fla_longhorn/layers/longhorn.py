@@ -90,8 +90,7 @@ class Longhorn(NoWeightDecay):
         gate (str, Optional):
             Whether the memory decays before each step, by one :class:`fla_longhorn.layers.gate.Gate` for each `'head'` or each
             `'channel'`. On a GPU the operator then runs in PyTorch: slow, for experiments on small models; but the diagonal
-            form with `'head'` and `scalar_beta`, in 16 bits, by fla's kernels. Not with tensor parallelism, vLLM or SGLang.
-            Default: `None`, as in the paper.
+            form with `'head'` and `scalar_beta`, in 16 bits, by fla's kernels. Default: `None`, as in the paper.
 
     The defaults are the paper's.
     """
@@ -256,7 +255,7 @@ class Longhorn(NoWeightDecay):
             recompute.add(beta_proj, beta, linear_of_rows, b)
         k, g = call.rows.silence(k), {}
         if self.gate is not None:
-            g['g'] = self.gate(x)
+            g['g'] = self.gate(x, call.part)
             g['g'] = call.rows.silence(g['g'].flatten(2)).view_as(g['g'])
         v = x if self.v_proj is None else self.v_proj(call.all_channels(x))
         return dict(

@@ -20,7 +20,6 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
     'colwise_gather_output': lambda: ColwiseParallel(output_layouts=Replicate()),
     'rowwise': RowwiseParallel,
     'embedding_rowwise': lambda: RowwiseParallel(input_layouts=Replicate()),
-    'local_params': lambda: LocalParameters(Shard(0)),
 }
 
 
@@ -48,8 +47,11 @@ def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
     styles.update(type(model)._tp_plan or {})
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
-        style = styles.get(re.sub(r'\.\d+\.', '.*.', name))
-        if style is not None:
+        generic = re.sub(r'\.\d+\.', '.*.', name)
+        style = styles.get(generic)
+        if style == 'local_params':
+            plan[name] = LocalParameters(Shard(0), whole=[x for x in module._parameters if f'{generic}.{x}' not in styles])
+        elif style is not None:
             plan[name] = STYLES[style]()
         elif isinstance(module, Longhorn):
             plan[name] = ShardParameters(Shard(0))

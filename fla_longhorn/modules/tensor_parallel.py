@@ -7,6 +7,7 @@ or transformers make the parameters DTensors; a layer is split if its `D` is.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -42,11 +43,11 @@ class Part(NamedTuple):
         received, sent = ([ranks.count(i) for i in range(n)] for ranks in ([rank // 2, (n + rank) // 2], to))
         return all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group()).unbind(0)
 
-    def of_heads(self, x: torch.Tensor) -> torch.Tensor:
+    def of_heads(self, x: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's heads of `x` `[B, T, H, ...]`, which all ranks have; its gradient is summed over the ranks."""
         if x.requires_grad:
             x = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
-        return x[:, :, self.heads]
+        return x.narrow(dim, self.heads.start, self.num_heads)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """All channels, from this rank's `x` `[B, T, d / n]`."""
@@ -62,8 +63,6 @@ def find_part(layer: Any) -> Part | None:
     D = layer._parameters.get('D')
     if not isinstance(D, DTensor):
         return None
-    if layer.gate is not None:
-        raise ValueError('gate must be None with tensor parallelism, got a gate: decays are not split over ranks')
     mesh, heads, channels = D.device_mesh, layer.num_heads, layer.intermediate_size
     if mesh.ndim != 1 or D.placements != (Shard(0),):
         raise ValueError(f'D must be split along one dimension of a mesh, got placements {D.placements} on {mesh}')
@@ -89,15 +88,16 @@ def check_heads(attention: Any) -> None:
 
 
 class ShardParameters(ParallelStyle):
-    """Make a module's own parameters DTensors with one placement."""
+    """Make a module's own parameters DTensors with one placement; those named in `whole` are replicated."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, whole: Collection[str] = ()) -> None:
         super().__init__()
-        self.placement = placement
+        self.placement, self.whole = placement, whole
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, x in list(module.named_parameters(recurse=False)):
-            x_parts = distribute_tensor(x, device_mesh, [self.placement], src_data_rank=self.src_data_rank)
+            placement = Replicate() if name in self.whole else self.placement
+            x_parts = distribute_tensor(x, device_mesh, [placement], src_data_rank=self.src_data_rank)
             module.register_parameter(name, nn.Parameter(x_parts, requires_grad=x.requires_grad))
         return module
 

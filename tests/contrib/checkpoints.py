@@ -34,7 +34,12 @@ VARIANTS = {
     'window': {
         'attn': {'layers': [0, 2], 'num_heads': 2, 'window_size': 24}, 'num_heads': 2, 'exact': True, 'num_hidden_layers': 4,
     },
+    'gate-head': {'gate': 'head', 'num_heads': 4, 'allow_neg_eigval': True, 'use_bias': True},
+    'gate-channel': {'gate': 'channel', 'num_heads': 2, 'value_proj': True},
+    'exact-gate-head': {'gate': 'head', 'exact': True, 'num_heads': 2, 'scalar_beta': True, 'tie_qk': True},
+    'exact-gate-channel': {'gate': 'channel', 'exact': True, 'allow_neg_eigval': True},
 }
+GATED = [name for name, options in VARIANTS.items() if 'gate' in options]
 
 
 def prompts() -> list[list[int]]:
@@ -57,7 +62,7 @@ def build(name: str, folder: Path, **options: Any) -> LonghornForCausalLM:
     # random weights of the default size repeat one token
     with torch.no_grad():
         for parameter, value in model.named_parameters():
-            if parameter.endswith('_proj.weight'):
+            if parameter.endswith(('_proj.weight', 'gate.up.weight')):
                 value.mul_(4)
     model.save_pretrained(folder)
     return model

@@ -54,9 +54,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     'head not tied': {'tie_word_embeddings': False},
     'head fused with the loss': {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True},
     'norms not fused': {'fuse_norm': False},
+    'gate per head': {'gate': 'head', 'num_heads': 4},
+    'gate per head, exact': {'gate': 'head', 'num_heads': 4, 'exact': True, 'scalar_beta': True, 'allow_neg_eigval': True},
+    'gate per channel': {'gate': 'channel', 'num_heads': 4, 'allow_neg_eigval': True},
+    'gate per channel, exact': {'gate': 'channel', 'num_heads': 4, 'exact': True},
 }
 # of parts of a head on four ranks, and of whole heads
-ON_FOUR = {'heads in parts': {'num_heads': 2, 'scalar_beta': True}, 'one head in parts': {}, 'whole heads': {'num_heads': 8}}
+ON_FOUR = {
+    'heads in parts': {'num_heads': 2, 'scalar_beta': True}, 'one head in parts': {}, 'whole heads': {'num_heads': 8},
+    'gate of heads in parts': {'num_heads': 2, 'gate': 'head'},
+    'gate of channels of heads in parts': {'num_heads': 2, 'gate': 'channel', 'exact': True},
+}
 HYBRID = {
     'num_heads': 4, 'intermediate_size': 64, 'attn': {'layers': [1], 'num_heads': 4}, 'value_proj': True, 'use_bias': True,
 }
@@ -224,6 +232,20 @@ def by_transformers(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
         reference.zero_grad()
         compare(name, model, reference, 70)
         model.save_pretrained(folder / name)
+    for name, options in GATED.items():
+        gated = make_model(**options)
+        if rank == 0:
+            gated.save_pretrained(folder / name)
+        dist.barrier()
+        model = AutoModelForCausalLM.from_pretrained(folder / name, tp_plan='auto').train()
+        # what all ranks have is left as it is, as norms are
+        whole = ('norm', 'A_log', *(('gate.up', 'dt_bias') if options['gate'] == 'head' else ()))
+        split = {x for x, p in model.named_parameters() if isinstance(p, DTensor)}
+        wanted = {x for x, _ in gated.named_parameters() if not any(part in x for part in whole)}
+        assert split == wanted, (name, split ^ wanted)
+        compare(name, model, gated, 70)
+        prompt, settings = make_batches()[0, :2, :12], {'max_new_tokens': 12, 'do_sample': False, 'eos_token_id': None}
+        assert torch.equal(*(m.eval().generate(prompt, **settings) for m in (model, gated))), name
     model = AutoModelForCausalLM.from_pretrained(folder / 'whole', tp_plan='auto').eval()
     reference.eval()
     prompt = make_batches()[0, :2, :12]

@@ -166,6 +166,13 @@ def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
             styles['layers.*.attn.beta_proj'] = 'colwise'
         if config.conv_bias:
             styles['layers.*.attn.conv1d.bias'] = 'embedding_rowwise'
+        if config.gate is not None:
+            styles['layers.*.attn.gate.down'] = 'rowwise'
+        if config.gate == 'channel':
+            styles.update({
+                'layers.*.attn.gate.up': 'colwise', 'layers.*.attn.gate.dt_bias': 'embedding_rowwise',
+                'layers.*.attn.gate': 'local_params',
+            })
         if config.value_proj:
             styles['layers.*.attn.v_proj'] = 'colwise'
     if kinds - {LINEAR}:
