@@ -68,6 +68,11 @@ ON_FOUR = {
 HYBRID = {
     'num_heads': 4, 'intermediate_size': 64, 'attn': {'layers': [1], 'num_heads': 4}, 'value_proj': True, 'use_bias': True,
 }
+# the second one's decays are of parts of heads
+GATED = {
+    'gate per head': {'num_heads': 4, 'gate': 'head', 'exact': True, 'allow_neg_eigval': True},
+    'gate per channel': {'num_heads': 2, 'gate': 'channel'},
+}
 # how `from_pretrained` splits
 SPLITS = {'tensor': {'tp_plan': 'auto'}, 'FSDP2, tensor': {'distributed_config': DistributedConfig(tp_size=2, fsdp_size=2)}}
 # boundaries of packed sequences, of all ranks of context parallelism together

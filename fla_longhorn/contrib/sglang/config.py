@@ -34,8 +34,6 @@ class ServedConfig(LonghornConfig):
         """
         if self.attn is not None:
             raise ValueError(f'attn must be None for SGLang, got {self.attn}')
-        if self.gate is not None:
-            raise ValueError(f'gate must be None for SGLang, got {self.gate!r}')
         parallel, algorithm = get_parallel(), get_spec().speculative_algorithm
         for name, value in (('tp_size', parallel.tp_size), ('pp_size', parallel.pp_size)):
             if value > 1:

@@ -30,8 +30,6 @@ class LonghornConvertor(ModelArchConfigConvertorBase):
 
     def __init__(self, hf_config: LonghornConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(hf_config, *args, **kwargs)
-        if hf_config.gate is not None:
-            raise ValueError(f'gate must be None for vLLM, got {hf_config.gate!r}: use `transformers serve`')
         # vLLM's loader reads them there
         name = (hf_config.architectures or [''])[0]
         suffix = next(filter(name.endswith, SUFFIXES), SUFFIXES[0])

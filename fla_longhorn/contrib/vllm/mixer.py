@@ -36,6 +36,7 @@ from fla_longhorn.contrib.vllm.speculative import DraftBackend, DraftMetadata, P
 from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops import longhorn_state_update
+from fla_longhorn.ops.gate import log_decays
 
 # vLLM's kernels of the convolution
 CONV_SIZES = (2, 3, 4)
@@ -107,6 +108,31 @@ def carried(states: torch.Tensor, rows: Pages) -> torch.Tensor:
     return after
 
 
+class LonghornGate(nn.Module):
+    """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`: decays of its channels, or of all heads."""
+
+    def __init__(self, config: LonghornConfig, quant: Any, prefix: str) -> None:
+        super().__init__()
+        size, tp_size = channels(config), get_tensor_model_parallel_world_size()
+        rank, heads, self.by_head = rank_of(config.beta_rank, config.hidden_size), config.num_heads, config.gate == 'head'
+        self.down = RowParallelLinear(size, rank, bias=False, quant_config=quant, prefix=f'{prefix}.down')
+        self.up = ColumnParallelLinear(
+            rank, heads if self.by_head else size, bias=False, disable_tp=self.by_head, quant_config=quant,
+            prefix=f'{prefix}.up',
+        )
+        self.A_log = nn.Parameter(torch.empty(heads, dtype=torch.get_default_dtype()))
+        self.dt_bias = nn.Parameter(torch.empty_like(self.A_log)) if self.by_head else sharded(size // tp_size)
+
+    def forward(self, x: torch.Tensor, own: slice) -> torch.Tensor:
+        """Logarithms of the decays of the heads `own`, in float32: `[T, H]`, or `[T, H, V]`."""
+        # kernels of adapters need it contiguous
+        g = self.up(self.down(x)[0].contiguous())[0].unsqueeze(0)
+        if self.by_head:
+            return log_decays(g, self.A_log, self.dt_bias)[0, :, own]
+        A_log = self.A_log[own]
+        return log_decays(g.unflatten(-1, (len(A_log), -1)), A_log, self.dt_bias)[0]
+
+
 class LonghornMixer(nn.Module, MambaBase):
     """:class:`fla_longhorn.layers.Longhorn` for tokens `[T, hidden_size]`: those of decoding requests, then prompts."""
 
@@ -140,6 +166,7 @@ class LonghornMixer(nn.Module, MambaBase):
             self.beta_rank, config.num_heads if config.scalar_beta else size, bias=True, disable_tp=config.scalar_beta,
             quant_config=quant, prefix=f'{prefix}.beta_proj',
         )
+        self.gate = LonghornGate(config, quant, f'{prefix}.gate') if config.gate else None
         self.D = sharded(size // tp_size)
         self.out_proj = RowParallelLinear(
             size, hidden_size, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.out_proj',
@@ -231,7 +258,7 @@ class LonghornMixer(nn.Module, MambaBase):
         return self.kv_cache[0] if is_conv_state_dim_first() else self.kv_cache[0].transpose(-1, -2)
 
     def inputs(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The op's `q` and `k` `[T, H, K]`, and what has a number for each channel, `[T, H, V]`."""
+        """The op's `q` and `k` `[T, H, K]`, what has a number for each channel, `[T, H, V]`, or for each head."""
         config, own = self.config, slice(self.first_head, self.first_head + self.num_heads)
         beta, k, *q = self.x_proj(x)[0].split(self.x_sizes, dim=-1)
         # kernels of adapters need it contiguous
@@ -241,9 +268,10 @@ class LonghornMixer(nn.Module, MambaBase):
         if config.k_norm == 'l2':
             wide = k.float()
             k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(k.dtype)
+        g = {} if self.gate is None else {'g': self.gate(x, own)}
         if config.value_proj:
             x = self.v_proj(tensor_model_parallel_all_gather(x))[0]
-        return {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z)}
+        return {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z), **g}
 
     def by_head(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (self.num_heads, -1))
