@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn.layers.weight_decay import NoWeightDecay
+from fla_longhorn.modules.tensor_parallel import distributed_as
 from fla_longhorn.ops.gate import log_decays
 
 if TYPE_CHECKING:
@@ -54,12 +55,15 @@ class Gate(NoWeightDecay):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Of the gate's own parameters; submodules reset themselves."""
+        nn.init.zeros_(self.A_log)
+        # transformers lets its own functions of initialisation alone change no loaded parameter
+        if getattr(self.dt_bias, '_is_hf_initialized', False):
+            return
         least, most = (math.log(2) / tokens for tokens in reversed(HALF_LIVES))
         shares = (torch.arange(len(self.dt_bias), dtype=torch.float32, device=self.dt_bias.device) + 0.5) / len(self.dt_bias)
         rates = least * (most / least) ** shares
-        self.A_log.zero_()
         # the inverse of softplus
-        self.dt_bias.copy_(rates + torch.log(-torch.expm1(-rates)))
+        self.dt_bias.copy_(distributed_as(self.dt_bias, rates + torch.log(-torch.expm1(-rates))))
 
     def forward(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
         """From x `[B, T, input_size]` to g in float32, `[B, T, H]`, or `[B, T, H, num_channels]`.

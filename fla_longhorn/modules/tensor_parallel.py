@@ -76,6 +76,13 @@ def find_part(layer: Any) -> Part | None:
     return Part(mesh, slice(first, first + max(1, heads // n)), channels // n)
 
 
+def distributed_as(parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`x`, which all ranks have, as a DTensor if `parameter` is one."""
+    if not isinstance(parameter, DTensor):
+        return x
+    return distribute_tensor(x, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
 def check_heads(attention: Any) -> None:
     """Raise `ValueError` if a head of an attention layer of fla would be split over ranks."""
     weight = getattr(attention.k_proj, 'weight', None)

@@ -64,6 +64,8 @@ def build(name: str, folder: Path, **options: Any) -> LonghornForCausalLM:
         for parameter, value in model.named_parameters():
             if parameter.endswith(('_proj.weight', 'gate.up.weight')):
                 value.mul_(4)
+            elif parameter.endswith('A_log'):
+                value.normal_()
     model.save_pretrained(folder)
     return model
 

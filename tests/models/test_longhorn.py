@@ -151,7 +151,7 @@ def test_options_reach_the_layer():
     options = {
         'state_size': 5, 'expand': 1.5, 'num_heads': 3, 'conv_size': 3, 'conv_bias': False, 'beta_rank': 7, 'use_bias': True,
         'exact': True, 'scalar_beta': True, 'k_norm': 'l2', 'tie_qk': True, 'value_proj': True, 'norm_eps': 1e-3,
-        'allow_neg_eigval': True,
+        'allow_neg_eigval': True, 'gate': 'channel',
     }
     mixers = [block.attn for block in LonghornModel(small(**options, attn_mode='fused_recurrent')).layers]
     wanted = Longhorn(hidden_size=32, mode='fused_recurrent', **options, layer_idx=1)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from tests.contrib.checkpoints import generate, log_probabilities, prompts
+from tests.contrib.checkpoints import GATED, generate, log_probabilities, prompts
 from tests.contrib.sglang.conftest import GREEDY
 
 WITHOUT_CACHE = {'disable_radix_cache': True}
@@ -46,6 +46,7 @@ def test_lengths_and_cancelled_requests(engine, variant):
     # pieces beside decoding
     ('exact-heads', 1, {'chunked_prefill_size': 32, 'enable_mixed_chunk': True}),
     ('exact', 1, {'disable_overlap_schedule': True}),
+    *((name, 1, {'chunked_prefill_size': 32, 'enable_mixed_chunk': True}) for name in GATED),
 ], ids=str)
 def test_batch(engine, variant, name, repeat, options):
     """In two turns, so that slots are used again; with the log-probabilities of the tokens."""

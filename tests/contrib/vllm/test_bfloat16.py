@@ -7,7 +7,7 @@ import pytest
 from tests.contrib.checkpoints import all_log_probabilities, served_log_probabilities
 
 
-@pytest.mark.parametrize('name', ['heads', 'exact', 'hybrid'])
+@pytest.mark.parametrize('name', ['heads', 'exact', 'hybrid', 'gate-channel', 'exact-gate-head'])
 def test_log_probabilities(engine, variant, name):
     checkpoint = variant(name)
     tokens, served = served_log_probabilities(engine(checkpoint.folder, dtype='bfloat16'))

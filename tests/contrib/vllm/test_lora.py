@@ -13,11 +13,13 @@ from tests.contrib.checkpoints import NEW_TOKENS, generate, prompts
 
 @pytest.mark.parametrize(('name', 'options'), [
     ('paper', {'max_num_batched_tokens': 32}), ('heads', {}), ('hybrid', {'tensor_parallel_size': 2}),
+    ('gate-head', {}), ('gate-channel', {'tensor_parallel_size': 2}),
 ], ids=str)
 def test_adapters(engine, variant, tmp_path, name, options):
     """Two adapters of all linear layers, and none, in turns."""
     checkpoint = variant(name)
-    targets = {x.rpartition('.')[2] for x, _ in checkpoint.model.model.named_modules() if x.endswith('_proj')}
+    linear = (x for x, module in checkpoint.model.model.named_modules() if isinstance(module, torch.nn.Linear))
+    targets = {x.rpartition('.')[2] for x in linear}
     adapters, wanted = [None], [checkpoint.tokens]
     for i, rank in enumerate((8, 3)):
         torch.manual_seed(i)

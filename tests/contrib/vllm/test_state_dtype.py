@@ -22,6 +22,7 @@ def rounded_log_probabilities(model, prompt: list[int], tokens: list[int], dtype
 @pytest.mark.parametrize(('name', 'options', 'dtype'), [
     ('paper', {'mamba_cache_dtype': 'float32', 'mamba_ssm_cache_dtype': 'bfloat16'}, torch.bfloat16),
     ('exact', {'mamba_ssm_cache_dtype': 'float16'}, torch.float16),
+    ('gate-channel', {'mamba_ssm_cache_dtype': 'bfloat16'}, torch.bfloat16),
 ])
 def test_log_probabilities(engine, variant, name, options, dtype):
     model = variant(name).model

@@ -5,7 +5,7 @@ from fla.models import GLAConfig
 from transformers import AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
-from tests.contrib.checkpoints import SIZES, VARIANTS
+from tests.contrib.checkpoints import GATED, SIZES, VARIANTS
 
 # without inductor
 TRACED = {'enforce_eager': False, 'compilation_config': {'backend': 'eager'}}
@@ -14,14 +14,15 @@ TRACED = {'enforce_eager': False, 'compilation_config': {'backend': 'eager'}}
 # with tensor parallelism, whole heads for each of two processes, or one head in two parts beside an attention layer
 @pytest.mark.parametrize(('name', 'options'), [
     *((name, {}) for name in VARIANTS), ('heads', {'enforce_eager': False}),
-    ('heads', {'tensor_parallel_size': 2}), ('hybrid', {'tensor_parallel_size': 2}),
+    *((name, {'tensor_parallel_size': 2}) for name in ('heads', 'hybrid', 'gate-head', 'exact-gate-channel')),
+    ('gate-channel', {'enforce_eager': False}),
     *((name, {'pipeline_parallel_size': 2, **TRACED}) for name in ('paper', 'window')),
 ], ids=str)
 def test_batch(serve, name, options):
     assert serve(name, **options)[0] == [True, True]
 
 
-@pytest.mark.parametrize('name', ['paper', 'exact-heads', 'hybrid'])
+@pytest.mark.parametrize('name', ['paper', 'exact-heads', 'hybrid', *GATED])
 def test_prompts_in_pieces(serve, name):
     equal, steps, _ = serve(name, max_num_batched_tokens=32)
     assert equal == [True, True]
