@@ -89,8 +89,7 @@ class Longhorn(NoWeightDecay):
             only fading it. It does nothing but write more with `k_norm='l2'`, which warns. Default: `False`.
         gate (str, Optional):
             Whether the memory decays before each step, by one :class:`fla_longhorn.layers.gate.Gate` for each `'head'` or each
-            `'channel'`. On a GPU the operator then runs in PyTorch: slow, for experiments on small models; but the diagonal
-            form with `'head'` and `scalar_beta`, in 16 bits, by fla's kernels. Default: `None`, as in the paper.
+            `'channel'`. Default: `None`, as in the paper.
 
     The defaults are the paper's.
     """

@@ -59,12 +59,15 @@ def chunk_offsets(
     i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
     SCALAR_G: tl.constexpr,
 ):
-    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta and of g: those of v, or one for a scalar."""
+    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta and of g: those of v, or one for a scalar.
+
+    A scalar g has its column once per channel, because a substitution takes decays where it has the channel.
+    """
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # the vector width decides which columns a thread owns; on the sum, the hint is lost where i_v is always 0
     o_v = i_v * BV + tl.multiple_of(tl.arange(0, BV), VEC)
     o_b = tl.arange(0, 1) if SCALAR_BETA else o_v
-    o_g = tl.arange(0, 1) if SCALAR_G else o_v
+    o_g = o_v * 0 if SCALAR_G else o_v
     return o_t, o_k, o_v, o_b, o_g
 
 
