@@ -63,17 +63,20 @@ def test_outputs_and_gradients(op, case, exact, device, decaying):
     check(op, case, device, exact)
 
 
+# 20 to 40 s for 2,048 tokens in the interpreter, where they were run once
+LONG = Case(B=1, T=300 if INTERPRETING else 2048, H=1, K=16, V=8, initial_state=True)
+
+
 @pytest.mark.parametrize('lowest', [0., -0.01, -0.5, -5.])
 @pytest.mark.parametrize('g', ['head', 'channel'])
 def test_long_sequences(g, lowest, exact, device, decaying):
     """Decays from 1 to e^-5 over 2,048 tokens: the bounds are those without a gate, that of dg among them."""
-    check(chunk_longhorn, Case(B=1, T=2048, H=1, K=16, V=8, g=g, lowest=lowest, initial_state=True), device, exact)
+    check(chunk_longhorn, replace(LONG, g=g, lowest=lowest), device, exact)
 
 
 @pytest.mark.parametrize('lowest', [0., -5.])
 def test_long_sequences_of_doubled_steps(lowest, exact, device, decaying):
-    case = Case(B=1, T=2048, H=1, K=16, V=8, g='channel', lowest=lowest, initial_state=True, allow_neg_eigval=True)
-    check(chunk_longhorn, case, device, exact)
+    check(chunk_longhorn, replace(LONG, g='channel', lowest=lowest, allow_neg_eigval=True), device, exact)
 
 
 def without_gate(case, op, device, exact, make_g):
@@ -149,7 +152,13 @@ def test_a_decay_of_zero_forgets_all(exact, device, decaying):
     got = run(chunk_longhorn, inputs, options)
     later = {name: x[:, 4:] for name, x in inputs.items() if name != 'initial_state'}
     o, final_state = chunk_longhorn(**later, **options)
-    assert torch.equal(got['o'][:, 4:], o) and torch.equal(got['final_state'], final_state)
+    # chunks begin elsewhere, so that sums have another order
+    assert relative_error(got['o'][:, 4:], o) < 1e-6 and relative_error(got['final_state'], final_state) < 1e-6
+    with torch.no_grad():
+        inputs['initial_state'].zero_()
+        inputs['v'][:, :4] = 7
+    others = run(chunk_longhorn, inputs, options)
+    assert torch.equal(got['o'][:, 4:], others['o'][:, 4:]) and torch.equal(got['final_state'], others['final_state'])
     assert not got['dg'][:, 4].any() and not got['dinitial_state'].isnan().any()
 
 
