@@ -175,7 +175,7 @@ def _count_update(keyset, states: Tensor, *inputs) -> Tensor:
     """Tell autograd that the states change, then call the operator.
 
     Replaces what `custom_op` registers, which goes through the whole schema for each argument: a compiled decoding step of
-    this operator then takes 0.19 ms instead of 0.09 under `torch.no_grad` (one row of 512 channels, one core).
+    this operator then takes 0.13 ms instead of 0.06 under `torch.no_grad` (one row of 512 channels, one core).
     """
     increment_version(states)
     return _OPERATOR.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, states, *inputs)
