@@ -1,4 +1,4 @@
-"""Parameters without weight decay: `D`, as in the authors' code, which decays matrices only.
+"""Parameters without weight decay: `D`, as in the authors' code, which decays matrices only, and those of a gate.
 
 A layer names them in `no_weight_decay` and marks each with the attribute `_no_weight_decay`, which training code for Mamba
 reads and FSDP2 loses. A model returns their names from `no_weight_decay()`, as timm's models do. transformers' Trainer reads

@@ -158,7 +158,7 @@ def register_composite(changes: Changes) -> None:
 
 
 def register_trainer(changes: Changes) -> None:
-    """Let transformers' Trainer, which selects parameters by name, exclude `D` from weight decay."""
+    """Let transformers' Trainer, which selects parameters by name, exclude `D` and a gate's parameters from weight decay."""
     from transformers import trainer_pt_utils
 
     from fla_longhorn.patches.trainer import wrap_get_parameter_names

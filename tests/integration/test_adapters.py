@@ -19,13 +19,20 @@ OWN = {
     'powlu': {'hidden_ratio': 2, 'hidden_act': 'powlu'},
     'unfused': {'hidden_ratio': 2, 'fuse_swiglu': False},
     'linear-loss': {'hidden_ratio': 2, 'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True},
+    'gate-head': {'hidden_ratio': 2, 'gate': 'head', 'num_heads': 2},
+    'exact-gate-channel': {'hidden_ratio': 2, 'gate': 'channel', 'exact': True, 'allow_neg_eigval': True},
 }
-MODELS = [*OWN, *FAMILIES]
+# of families
+GATED = {'gla-gate': ('gla', {'longhorn_gate': 'head'}), 'rwkv7-gate': ('rwkv7', {'longhorn_gate': 'channel'})}
+MODELS = [*OWN, *FAMILIES, *GATED]
 models = pytest.mark.parametrize('name', MODELS)
 
 
 def make(name: str, device: torch.device) -> nn.Module:
-    return build(device, **OWN[name]) if name in OWN else spread(make_model(name, device))
+    if name in OWN:
+        return build(device, **OWN[name])
+    family, options = GATED.get(name, (name, {}))
+    return spread(make_model(family, device, **options))
 
 
 def inputs(device: torch.device) -> torch.Tensor:
@@ -49,6 +56,7 @@ def test_every_adapter_counts(name, device):
     base, ids = make(name, device), inputs(device)
     targets = projections(base)
     assert 'lm_head' in targets and ('down_proj' in targets or 'value' in targets)
+    assert ({'down', 'up'} <= set(targets)) == ('gate' in name.split('-'))
     if base.config.tie_word_embeddings:
         # PEFT can't merge it
         targets.remove('lm_head')
@@ -126,7 +134,7 @@ def test_hooks_see_gradients(name, device):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize('name', ['mlp', 'gla'])
+@pytest.mark.parametrize('name', ['mlp', 'gla', 'exact-gate-channel', 'gla-gate'])
 def test_adapters_of_the_rows(name, device):
     """PEFT serves a batch whose rows have adapters of their own: each module sees the rows."""
     base, ids = make(name, device), inputs(device)

@@ -109,7 +109,7 @@ def carried(states: torch.Tensor, rows: Pages) -> torch.Tensor:
 
 
 class LonghornGate(nn.Module):
-    """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`: decays of its channels, or of all heads."""
+    """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
 
     def __init__(self, config: LonghornConfig, quant: Any, prefix: str) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ DECAY = 'tests/layers/test_weight_decay.py::test_layer'
 BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
+GATE = 'tests/models/test_gate.py::'
 PARALLEL = 'tests/distributed/test_parallel.py::'
 SPLIT = 'tests/layers/test_split_linear.py::'
 
@@ -90,5 +91,20 @@ MUTATIONS = [
     Mutation(
         'heads-of-the-first-rank', 'modules/tensor_parallel.py', 'first = rank * heads // n', 'first = 0',
         'each rank takes the queries and keys of the first heads', PARALLEL + 'test_equals_one_process', 'options',
+    ),
+    Mutation(
+        'rates-of-the-first-heads', 'layers/gate.py', 'self.A_log if part is None else part.of_heads(self.A_log, 0)',
+        'self.A_log if part is None else self.A_log[:part.num_heads]',
+        "each rank's channels decay at the rates of the first heads",
+        PARALLEL + 'test_equals_one_process', 'options',
+    ),
+    Mutation(
+        'loaded-gate-overwritten', 'layers/gate.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
+        'a checkpoint without A_log loses its dt_bias', GATE + 'test_missing_in_a_checkpoint', 'A_log longhorn',
+    ),
+    Mutation(
+        'gate-of-plain-tensors', 'layers/gate.py',
+        'distributed_as(self.dt_bias, rates + torch.log(-torch.expm1(-rates)))', 'rates + torch.log(-torch.expm1(-rates))',
+        'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
     ),
 ]
