@@ -18,6 +18,8 @@ from tests.models.test_longhorn import small
 VARIANTS = {
     'paper': {},
     'exact, mlp': {'exact': True, 'hidden_ratio': 2},
+    'gate': {'gate': 'head', 'num_heads': 2},
+    'exact, gate': {'gate': 'channel', 'exact': True, 'allow_neg_eigval': True},
     'hybrid': {'attn': {'layers': [1], 'num_heads': 2}},
     'window': {'attn': [{'layers': [0], 'num_heads': 4, 'window_size': 6},
                         {'layers': [2], 'num_heads': 4, 'num_kv_heads': 2, 'window_size': 6}]},

@@ -10,7 +10,9 @@ RECIPE = next(x for x in blocks(DOCS / 'generate.md', 'python') if 'CUDAGraph' i
 
 
 @pytest.mark.parametrize('padded', [False, True], ids=['', 'mask'])
-@pytest.mark.parametrize('options', [{}, {'exact': True, 'num_heads': 2}], ids=['diagonal', 'exact'])
+@pytest.mark.parametrize('options', [
+    {}, {'exact': True, 'num_heads': 2}, {'gate': 'head', 'num_heads': 2}, {'exact': True, 'gate': 'channel'},
+], ids=['diagonal', 'exact', 'gate', 'exact-gate'])
 @torch.no_grad()
 def test_replayed_steps(options, padded, device):
     if device.type == 'cpu':

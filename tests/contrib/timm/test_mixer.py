@@ -1,11 +1,13 @@
 """The bidirectional mixer against its equation."""
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 
 from fla_longhorn.contrib.timm import BidirectionalLonghorn
 from fla_longhorn.ops import naive_recurrent_longhorn
+from tests.contrib.timm.models import TINY
 
 OPTIONS = [
     {}, dict(exact=True), dict(exact=True, allow_neg_eigval=True), dict(scalar_beta=True), dict(bidirectional=False),
@@ -53,3 +55,10 @@ def test_equation(options, device):
 def test_wrong_options(option):
     with pytest.raises((TypeError, ValueError), match=next(iter(option))):
         BidirectionalLonghorn(24, **option)
+
+
+@pytest.mark.parametrize('gate', ['head', 'channel'])
+def test_no_gate(gate):
+    """An option of the layer that the mixer does not have, by name."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gate'"):
+        timm.create_model(TINY, gate=gate)
