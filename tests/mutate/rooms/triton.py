@@ -3,6 +3,7 @@
 from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
+GATE = 'tests/ops/triton/test_gate_diagonal.py'
 
 MUTATIONS = [
     Mutation(
@@ -14,6 +15,17 @@ MUTATIONS = [
         'segments-forward-in-backward', 'ops/triton/diagonal/backward.py', 'args, L=L, reverse=True)',
         'args, L=L, reverse=False)',
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
+    ),
+    Mutation(
+        'segments-without-gate', 'ops/triton/diagonal/segments.py', 'b_h = b_decay * (b_h + b_k * b_x)',
+        'b_h = (1. - b_eps * b_squares) * (b_h + b_k * b_x)',
+        "the state's gradient passes a segment without the gate's decay", f'{GATE}::test_any_number_of_segments', 'H2 g_head',
+        env=INTERPRET,
+    ),
+    Mutation(
+        'gradient-of-g-between-blocks-of-k', 'ops/triton/diagonal/backward_steps.py', 'b_dg += earlier_dgs[u]', 'pass',
+        'the gradient of g is a sum over the last entries of K only', f'{GATE}::test_outputs_and_gradients', 'T21',
+        env=INTERPRET,
     ),
     Mutation(
         'unrounded-updates', 'ops/triton/exact/common.py', 'b_u = kept(b_u, DOT)', 'pass',

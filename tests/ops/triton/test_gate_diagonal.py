@@ -183,6 +183,10 @@ if INTERPRETING or torch.cuda.is_available():
         inputs['g'] = x.requires_grad_()
         got = run(chunk_longhorn, inputs, options)
         assert all(torch.equal(got[name], x) for name, x in expected.items())
+        with torch.no_grad():
+            # at T = 1 by the kernel of one token
+            o, final_state = chunk_longhorn(**inputs, **options)
+        assert relative_error(o, expected['o']) < 1e-6 and relative_error(final_state, expected['final_state']) < 1e-6
 
     @pytest.mark.parametrize('rows', ['all', 'everything', 'block 0 is null'])
     @pytest.mark.parametrize('case', [
@@ -198,12 +202,12 @@ if INTERPRETING or torch.cuda.is_available():
     @pytest.mark.parametrize('g', ['head', 'channel'])
     def test_step_by_step(g, triton_device):
         """Decoding continues what a prompt left."""
-        case = replace(LONG, T=8, g=g, V=33, K=24)
+        case = replace(LONG, B=2, H=2, T=5, g=g, V=33, K=24)
         inputs = {name: x.detach() for name, x in make_inputs(case, triton_device).items()}
         h = inputs.pop('initial_state')
         o, final_state = fused_recurrent_longhorn(**inputs, initial_state=h, output_final_state=True)
         outputs = []
-        for t in range(8):
+        for t in range(5):
             token = {name: x[:, t:t + 1] for name, x in inputs.items()}
             o_t, h = fused_recurrent_longhorn(**token, initial_state=h, output_final_state=True)
             outputs.append(o_t)
