@@ -90,8 +90,8 @@ def chunk_longhorn(
         g (torch.Tensor, Optional):
             Logarithms of decays, at most 0, of shape `[B, T, H, V]` (one per channel) or `[B, T, H]` (one per head). The state
             decays first, then takes the step: `S_t` is as above with `exp(g_t) * S_{t-1}` for `S_{t-1}`. Any is right,
-            down to `-inf`, which starts anew; what it costs stands in `docs/exact.md`. A decay per channel is `gv` in fla, where
-            `gated_oja_rule` takes another step with it. Default: `None`, no decay.
+            down to `-inf`, which starts anew; what it costs stands in `docs/exact.md`. A decay per channel is `gv` in fla,
+            where `gated_oja_rule` takes another step with it. Default: `None`, no decay.
         use_gate_in_kernel (bool, Optional):
             Whether the logarithms of decays are computed from `g` here, in float32, by the formulas of fla's `chunk_kda`:
             `-exp(A_log) * softplus(g + dt_bias)`, or with a lower bound `lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`.

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn, operator
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.backend import load_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import configs, segments, summaries
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
@@ -47,9 +46,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def decaying(monkeypatch):
-    """The Triton backend, which has the decay of one update only."""
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
-    monkeypatch.setattr(operator, 'select_backend', lambda device, gated: load_backend('triton'))
 
 
 @pytest.fixture

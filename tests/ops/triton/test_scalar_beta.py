@@ -64,9 +64,9 @@ def test_route(monkeypatch):
         for mixed in ((arguments(128, torch.float32)[0], k, v), (q, arguments(128, torch.float32)[1], v),
                       (q, k, arguments(128, torch.float32)[2])):
             assert not route(*mixed, beta, exact=False)
-        # Longhorn's kernels have no decays; nor has GLA one per channel
-        assert scalar_beta.applies(Arguments(*arguments(16), g=OnGPU(2, 64, 1))) is large
-        assert not scalar_beta.applies(Arguments(*arguments(16), g=OnGPU(2, 64, 1, 48)))
+        # GLA has no decay per channel
+        assert scalar_beta.applies(Arguments(*arguments(64), g=OnGPU(2, 64, 1))) is large
+        assert not scalar_beta.applies(Arguments(*arguments(64), g=OnGPU(2, 64, 1, 48)))
     monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'gla')
     with pytest.raises(ValueError, match="FLA_LONGHORN_SCALAR_BETA must be one of .*, got 'gla'"):
         route(*tensors, exact=False)

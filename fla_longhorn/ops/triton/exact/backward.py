@@ -10,7 +10,6 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.common import (
     FUSED,
-    decays,
     given,
     is_scalar,
     launch_key,
@@ -24,6 +23,7 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.triton.exact.common import (
+    chunk_decays,
     chunk_offsets,
     decayed_reverse_substitution,
     gram_pointers,
@@ -58,7 +58,7 @@ def backward_chunk(
 
     The next chunk is the one before this one in the sequence. With `PREFETCH`, this chunk's tiles of q, k, dY, beta
     and g are arguments, and the next chunk's are loaded before anything is stored, because loads do not move across stores.
-    Without g, `b_g` is b_dy.
+    Without a g per channel, `b_g` is b_dy.
     """
     dy, q, k, v, beta, g, gram, a, cs, hs, ps = inputs
     ws, dv, dbeta, dg = outputs
@@ -69,6 +69,7 @@ def backward_chunk(
     SLICES: tl.constexpr = len(b_dh)
     BV: tl.constexpr = o_v.shape[0]
     GATED: tl.constexpr = g is not None
+    SCALAR_G: tl.constexpr = o_g.shape[0] == 1
     i_next = i_x - BT
     if SCALAR_BETA:
         EARLY: tl.constexpr = False
@@ -86,11 +87,11 @@ def backward_chunk(
             b_k = load_slice(p_k, o_t, o_k, 0, left, K, PARTIAL)
         # [BT, BV]
         b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, left, V, PARTIAL)
-        b_g = b_dy if g is None else load_tile(g + i_x * S_G + x_g, o_t, o_g, left, V, PARTIAL)
+        b_g = b_dy if g is None or SCALAR_G else load_tile(g + i_x * S_G + x_g, o_t, o_g, left, V, PARTIAL)
     # X^T [BV, BT]; `a` holds A^T
     b_x, b_ks, b_next = tl.zeros([BV, BT], dtype=tl.float32), (), ()
     if GATED:
-        b_d = tl.broadcast_to(decays(b_g), (BT, BV))
+        b_d = chunk_decays(None if SCALAR_G else b_g, g + i_x * S_G, o_t, left, S_G, BV)
         b_until = products_until(b_d)
         # [BV], the decay of the whole chunk
         b_total = row(b_until, BT - 1)
@@ -121,7 +122,7 @@ def backward_chunk(
         n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
         n_dy = load_tile(dy + i_next * S_DY + x_dy, o_t, o_v, left_next, V, False)
         n_b = load_tile(beta + i_next * S_B + x_b, o_t, o_b, left_next, V, False)
-        n_g = n_dy if g is None else load_tile(g + i_next * S_G + x_g, o_t, o_g, left_next, V, False)
+        n_g = n_dy if g is None or SCALAR_G else load_tile(g + i_next * S_G + x_g, o_t, o_g, left_next, V, False)
         if EARLY:
             b_c = load_tile(cs + i_x * S_X + x_x, o_t, o_v, left, V, False)
     else:
@@ -286,7 +287,7 @@ def chunk_longhorn_exact_bwd_kernel(
     b_k = load_tile(k + i_x * S_K + x_k, o_t, o_k, NT, K, False)
     b_dy = load_tile(dy + i_x * S_DY + x_dy, o_t, o_v, NT, V, False)
     b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, NT, V, False)
-    b_g = load_tile(g + i_x * S_G + x_g, o_t, o_g, NT, V, False) if HAS_G else b_dy
+    b_g = load_tile(g + i_x * S_G + x_g, o_t, o_g, NT, V, False) if HAS_G and not SCALAR_G else b_dy
     NS = tl.cdiv(NT, SPAN // BT)
     for j_s in range(NS):
         i_s = NS - 1 - j_s

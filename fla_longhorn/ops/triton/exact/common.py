@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import INTERPRETING
+from fla_longhorn.ops.triton.common import INTERPRETING, decays
 from fla_longhorn.ops.triton.device import multiprocessor_count
 
 # most warps per multiprocessor and fewest saved states per sequence of a launch that is split along the sequence
@@ -59,15 +59,12 @@ def chunk_offsets(
     i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
     SCALAR_G: tl.constexpr,
 ):
-    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta and of g: those of v, or one for a scalar.
-
-    A scalar g has its column once per channel, because a substitution takes decays where it has the channel.
-    """
+    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta and of g: those of v, or one for a scalar."""
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     # the vector width decides which columns a thread owns; on the sum, the hint is lost where i_v is always 0
     o_v = i_v * BV + tl.multiple_of(tl.arange(0, BV), VEC)
     o_b = tl.arange(0, 1) if SCALAR_BETA else o_v
-    o_g = o_v * 0 if SCALAR_G else o_v
+    o_g = tl.arange(0, 1) if SCALAR_G else o_v
     return o_t, o_k, o_v, o_b, o_g
 
 
@@ -216,6 +213,20 @@ def reverse_substitution(b_x, b_e, rows, p_gram, BT: tl.constexpr, ROWS: tl.cons
 # With decays `d = e^g` per token and channel, a chunk carries what its tokens read from the state, `C = K P`, from token to
 # token, so that every decay multiplies what it decays. Products alone are right for each g, where a quotient of two cumulative
 # decays overflows, and no later g enters an earlier token's sums.
+
+
+@triton.jit
+def chunk_decays(b_g, p_g, o_t, left, S: tl.constexpr, BV: tl.constexpr):
+    """The decays D `[BT, BV]` of a tile of g or, where it is None, of the scalars at `p_g`, with token stride `S`.
+
+    Loaded as a vector, scalars come where a substitution wants them; a tile of one column would go through shared memory.
+    """
+    BT: tl.constexpr = o_t.shape[0]
+    if b_g is None:
+        b_d = decays(tl.load(p_g + o_t * S, mask=o_t < left, other=0.0))[:, None]
+    else:
+        b_d = decays(b_g)
+    return tl.broadcast_to(b_d, (BT, BV))
 
 
 @triton.jit

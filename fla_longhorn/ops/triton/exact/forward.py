@@ -9,8 +9,9 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, decays, given, is_scalar, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import FUSED, given, is_scalar, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.exact.common import (
+    chunk_decays,
     chunk_offsets,
     decayed,
     decayed_reads,
@@ -75,7 +76,8 @@ def forward_chunk(
 
     With `PREFETCH`, this chunk's tiles of q, k, v, beta, z and g are arguments, and the next chunk's are loaded before the
     output is stored, because loads do not move across stores. Without it they are loaded here. With `RELOAD`, k is loaded
-    twice instead of being held during the substitution. Without z or g, `b_z` or `b_g` is b_v.
+    twice instead of being held during the substitution. Without z, `b_z` is b_v, and so is `b_g` without a g per
+    channel.
     """
     q, k, v, beta, z, g, gram, a, o = tensors
     S_Q, S_K, S_V, S_B, S_Z, S_G, S_O = strides
@@ -84,6 +86,7 @@ def forward_chunk(
     BS: tl.constexpr = o_k.shape[0]
     SLICES: tl.constexpr = len(b_h)
     BV: tl.constexpr = o_v.shape[0]
+    SCALAR_G: tl.constexpr = o_g.shape[0] == 1
     # Q S after the substitution, which needs the registers; not with several slices, whose rounded state would take more
     LATE: tl.constexpr = SLICES == 1 and BS > 16 and (b_D is not None or z is not None)
     AGAIN: tl.constexpr = RELOAD and not PREFETCH and (LATE or SLICES > 1)
@@ -108,11 +111,11 @@ def forward_chunk(
         n_k = load_tile(k + i_next * S_K + x_k, o_t, o_k, left_next, K, False)
         n_v = load_tile(v + i_next * S_V + x_v, o_t, o_v, left_next, V, False)
         n_b = load_tile(beta + i_next * S_B + x_b, o_t, o_b, left_next, V, False)
-        n_g = n_v if g is None else load_tile(g + i_next * S_G + x_g, o_t, o_g, left_next, V, False)
+        n_g = n_v if g is None or SCALAR_G else load_tile(g + i_next * S_G + x_g, o_t, o_g, left_next, V, False)
     else:
         b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, left, V, PARTIAL)
         b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, left, V, PARTIAL)
-        b_g = b_v if g is None else load_tile(g + i_x * S_G + x_g, o_t, o_g, left, V, PARTIAL)
+        b_g = b_v if g is None or SCALAR_G else load_tile(g + i_x * S_G + x_g, o_t, o_g, left, V, PARTIAL)
         n_q, n_k, n_v, n_b, n_g = b_q, b_k, b_v, b_b, b_g
     # [BT]
     b_n = tl.load(p_gram + BT * BT + o_t)
@@ -123,7 +126,7 @@ def forward_chunk(
     if g is None:
         b_u = chunk_updates(b_p, b_v.to(tl.float32), b_e, rows, p_gram, DOT, ROWS)
     else:
-        b_d = tl.broadcast_to(decays(b_g), b_v.shape)
+        b_d = chunk_decays(None if SCALAR_G else b_g, g + i_x * S_G, o_t, left, S_G, BV)
         b_u = decayed_substitution(tl.trans(b_p), b_v.to(tl.float32), b_e, b_d, p_gram, BT) * b_e
     if OUTPUT and LATE:
         if AGAIN:
@@ -241,7 +244,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     b_v = load_tile(v + i_x * S_V + x_v, o_t, o_v, NT, V, False)
     b_b = load_tile(beta + i_x * S_B + x_b, o_t, o_b, NT, V, False)
     b_z = load_tile(z + i_x * S_Z + x_z, o_t, o_v, NT, V, False) if HAS_Z else b_v
-    b_g = load_tile(g + i_x * S_G + x_g, o_t, o_g, NT, V, False) if HAS_G else b_v
+    b_g = load_tile(g + i_x * S_G + x_g, o_t, o_g, NT, V, False) if HAS_G and not SCALAR_G else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES and not BY_INTERVAL:
             # [V, K], as in registers

@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import decays, given, sigmoid, step_factors
+from fla_longhorn.ops.triton.common import given, sigmoid, step_factors
 from fla_longhorn.ops.triton.exact.common import (
+    chunk_decays,
     chunk_offsets,
     decayed,
     decayed_reads,
@@ -63,8 +64,8 @@ def replay_chunk(
     # [BT, BV]
     b_e = tl.broadcast_to(b_f * b_rest, b_v.shape)
     if GATED:
-        b_d = load_tile(g + i_x * S_G + x_g, o_t, o_g, left, V, PARTIAL)
-        b_d = tl.broadcast_to(decays(b_d), b_v.shape)
+        b_g = None if o_g.shape[0] == 1 else load_tile(g + i_x * S_G + x_g, o_t, o_g, left, V, PARTIAL)
+        b_d = chunk_decays(b_g, g + i_x * S_G, o_t, left, S_G, BV)
         b_r = decayed_substitution(tl.trans(b_p), b_v, b_e, b_d, p_gram, BT)
     else:
         b_r = forward_substitution(b_v - tl.trans(b_p), b_e, (), p_gram, BT, DOT, not SPLIT, 0)
