@@ -106,7 +106,7 @@ def exact() -> list[Call]:
 
 
 def decays() -> list[Call]:
-    """The exact update with a gate: weak and strong decays, a whole chunk and more, all options."""
+    """A gate: weak and strong decays, a whole chunk and more, all options."""
     return [
         Call('bf16', Case(B=2, T=40, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5), exact=True),
         Call('f32', Case(B=1, T=33, H=1, V=64, g='channel', lowest=-20.), exact=True),
@@ -118,6 +118,10 @@ def decays() -> list[Call]:
         Call('cut', Case(B=1, T=270, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5, **ALL), exact=True, segment=32),
         Call('options', Case(B=2, T=33, H=1, K=17, V=33, g='channel', lowest=-20., **ALL), op='recurrent', exact=True),
         Call('options', Case(B=2, T=1, H=2, K=17, V=33, g='head', state_v_first=True), op='step', exact=True),
+        Call('bf16', Case(B=2, T=40, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5)),
+        Call('packed', Case(H=2, K=17, V=33, g='head', lowest=-20., **ALL).packed(5, 0, 33, 1)),
+        Call('segments', Case(B=1, T=100, H=1, K=3, V=33, g='channel', initial_state=True), segment=32),
+        Call('step', Case(B=2, T=1, H=2, K=17, V=33, g='channel', D=True), op='step'),
     ]
 
 
@@ -162,6 +166,8 @@ def fast() -> list[Call]:
         # products of warp groups
         Call('groups', Case(B=1, T=40, H=1, K=64, V=96, dtype=BF16), exact=True),
         Call('options', token, op='step', exact=True),
+        Call('decays', Case(B=1, T=33, H=1, V=64, g='channel', lowest=-20.), exact=True),
+        Call('decays', Case(B=1, T=33, H=1, V=64, g='head', lowest=-20.)),
     ]
 
 

@@ -3,6 +3,7 @@
 from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
+DECAYS = 'tests/ops/test_gate.py::test_outputs_and_gradients'
 GATE = 'tests/ops/triton/test_gate_diagonal.py'
 
 MUTATIONS = [
@@ -26,6 +27,19 @@ MUTATIONS = [
         'gradient-of-g-between-blocks-of-k', 'ops/triton/diagonal/backward_steps.py', 'b_dg += earlier_dgs[u]', 'pass',
         'the gradient of g is a sum over the last entries of K only', f'{GATE}::test_outputs_and_gradients', 'T21',
         env=INTERPRET,
+    ),
+    Mutation(
+        'updates-that-stay', 'ops/triton/exact/forward.py', 'decayed(b_h, b_total), b_u * b_after',
+        'decayed(b_h, b_total), b_u',
+        "a chunk's updates reach its end without the decays of later tokens", DECAYS, 'exact T40 chunk', env=INTERPRET,
+    ),
+    Mutation(
+        'pairs-within-halves', 'ops/triton/exact/backward_qk.py', 'range(doublings(BT))', 'range(doublings(BT) - 1)',
+        'queries and keys get no gradient from the other half of a span', DECAYS, 'exact T40 chunk', env=INTERPRET,
+    ),
+    Mutation(
+        'gradient-of-the-first-decay', 'ops/triton/exact/backward.py', 'row(b_dg, s - 1) - row(b_change, s - 1)',
+        'row(b_dg, s - 1)', "all decays of a chunk have the first one's gradient", DECAYS, 'exact T40 chunk', env=INTERPRET,
     ),
     Mutation(
         'unrounded-updates', 'ops/triton/exact/common.py', 'b_u = kept(b_u, DOT)', 'pass',
