@@ -174,8 +174,8 @@ def for_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
     return products_of(K, precision, card, span_size(K, precision))
 
 
-@launch_rule('chunk_longhorn_exact_bwd_kernel_qk gated')
 def for_gated_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+    """With spans of one chunk; no rule of its own, because `fla_longhorn.tune` times calls without a gate."""
     return products_of(K, precision, card, span_size(K, precision, True))
 
 
