@@ -77,4 +77,4 @@ if INTERPRETING or torch.cuda.is_available():
         x, strides = strided_inputs(Arguments(q, k, v, torch.randn(B, T, H, device=triton_device), z=z))
         for given, taken in ((q, x.q), (k, x.k), (v, x.v), (z, x.z)):
             assert taken.data_ptr() == given.data_ptr()
-        assert strides == {'S_Q': 2 * H * K, 'S_K': 2 * H * K, 'S_V': 2 * H * V, 'S_B': H, 'S_Z': 2 * H * V}
+        assert strides == {'S_Q': 2 * H * K, 'S_K': 2 * H * K, 'S_V': 2 * H * V, 'S_B': H, 'S_Z': 2 * H * V, 'S_G': 0}
