@@ -150,7 +150,7 @@ def new_dg(g: torch.Tensor | None, v: torch.Tensor) -> torch.Tensor | None:
     """Where kernels store the gradient of g: one per channel, so that a gate per head has its sum over them in float32."""
     if g is None:
         return None
-    return torch.empty(v.shape, dtype=g.dtype if g.dim() == 4 else torch.float32, device=v.device)
+    return v.new_empty(v.shape, dtype=g.dtype if g.dim() == 4 else torch.float32)
 
 
 def of_gate(dg: torch.Tensor | None, g: torch.Tensor | None) -> torch.Tensor | None:
