@@ -21,6 +21,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.common import (
     FUSED,
     given,
+    is_scalar,
     launch_key,
     new_dg,
     no_step,
@@ -298,7 +299,7 @@ def longhorn_bwd_segments(
             rows, v, beta, D, z, g, do, states, dh, dv, dbeta, None if dD is None else dD[i], dz, dg, part, scratch,
             args.cu_seqlens, T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval,
             **config.of(kernel), SUMS=sum_precision(args), OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
-            SCALAR_G=g is not None and g.dim() == 3, STATE_V_FIRST=args.state_v_first, **FUSED,
+            SCALAR_G=is_scalar(g), STATE_V_FIRST=args.state_v_first, **FUSED,
         )
         reduce_kernel[(triton.cdiv(TP, reduce.BT) * H,)](
             part, rows, dq, dk, dbeta, args.scale, T, B * T, L, i * TS, TS, TP, NV=NV, H=H, K=K, R=R, KP=KP,

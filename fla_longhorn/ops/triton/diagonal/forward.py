@@ -9,7 +9,7 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, decays, given, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import FUSED, decays, given, is_scalar, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
@@ -265,7 +265,7 @@ def longhorn_diagonal_fwd(
     kernel[grid](
         rows, v, beta, args.D, args.z, g, o, h0, ht, states, cu_seqlens, T, B * T, N, L, checkpoint_interval(K), H=H, K=K, V=V,
         **strides, R=rows.shape[-1], OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3,
-        SCALAR_G=g is not None and g.dim() == 3, STATE_V_FIRST=args.state_v_first, PAIRS=loads_pairs(args, strides, config),
+        SCALAR_G=is_scalar(g), STATE_V_FIRST=args.state_v_first, PAIRS=loads_pairs(args, strides, config),
         CUT=L <= T, **config.of(kernel),
         **row_arguments(pool, H * K * V), **FUSED,
     )

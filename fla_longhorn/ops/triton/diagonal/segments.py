@@ -17,6 +17,7 @@ from fla_longhorn.ops.triton.common import (
     FUSED,
     decays,
     given,
+    is_scalar,
     launch_key,
     no_step,
     padded_state_size,
@@ -235,7 +236,7 @@ def summarize_segments(
     kernel[grid](
         rows, x, beta, z, g, decay, local, args.cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z,
         S_G=strides['S_G'], R=rows.shape[-1], KP=padded_state_size(K), REVERSE=do is not None, OPTIONS=args.step_options,
-        SCALAR_BETA=beta.dim() == 3, SCALAR_G=g is not None and g.dim() == 3, STATE_V_FIRST=args.state_v_first,
+        SCALAR_BETA=beta.dim() == 3, SCALAR_G=is_scalar(g), STATE_V_FIRST=args.state_v_first,
         **config.of(kernel), **FUSED,
     )
     return decay, local

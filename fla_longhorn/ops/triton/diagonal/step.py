@@ -8,7 +8,18 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import SAME_IN_ALL_LANES, decays, given, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import (
+    (,
+)
+    SAME_IN_ALL_LANES,
+    decays,
+    given,
+    is_scalar,
+    launch_key,
+    sigmoid,
+    step_sizes,
+    strided_inputs,
+)
 from fla_longhorn.ops.triton.diagonal.common import state_offsets, update
 from fla_longhorn.ops.triton.diagonal.configs import for_step
 from fla_longhorn.ops.triton.slots import locate_states, only_if, row_arguments
@@ -82,7 +93,7 @@ def longhorn_diagonal_step(args: Arguments, ht: torch.Tensor | None, pool: Pool 
     kernel[(B * H * triton.cdiv(V, config.BV),)](
         q, k, v, beta, args.D, args.z, g, o, h0, ht, args.scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0),
         k.stride(2), k.stride(3), strides['S_V'], strides['S_Z'], None if g is None else strides['S_G'], H=H, K=K, V=V,
-        OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3, SCALAR_G=g is not None and g.dim() == 3,
+        OPTIONS=args.step_options, SCALAR_BETA=beta.dim() == 3, SCALAR_G=is_scalar(g),
         STATE_V_FIRST=args.state_v_first, **config.of(kernel), **SAME_IN_ALL_LANES, **row_arguments(pool, H * K * V),
     )
     return o

@@ -40,8 +40,7 @@ def replay_chunk(
     o_t, o_k, o_v, o_b, o_g, x_q, x_k, x_v, x_b, x_z, x_g, x_do, x_x = offsets
     SCALAR_BETA: tl.constexpr = o_b.shape[0] == 1
     # bfloat16 needs it only for a scalar step, whose sums over channels use R, and with a gate, whose decayed U are rounded
-    # again; the others round U in the same way. In tf32,
-    # a single product would make several warps convert the state's layout
+    # again; the others round U in the same way. In tf32, a single product would make several warps convert the state's layout
     GATED: tl.constexpr = g is not None
     SPLIT: tl.constexpr = DOT == 'tf32' or ((SCALAR_BETA or GATED) and DOT == 'bf16')
     BT: tl.constexpr = o_t.shape[0]
@@ -111,8 +110,8 @@ def replay_chunk(
 def gate_gradients(b_o, b_D, b_dD, p_v, p_z, p_do, p_dy, p_dz, p_p, m_v):
     """Given `(scale O)^T`, store the gradients of the gate z and of what it multiplies; return the sum of dD.
 
-    b_D or p_z may be None. At p_p, if given, O times its gradient is stored. v is reloaded, because
-    there are not enough registers to hold it.
+    b_D or p_z may be None. At p_p, if given, O times its gradient is stored. v is reloaded, because there are not enough
+    registers to hold it.
     """
     # [BT, BV]
     b_do = tl.load(p_do, mask=m_v, other=0.0).to(tl.float32)
