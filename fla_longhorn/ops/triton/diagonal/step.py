@@ -9,8 +9,6 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import (
-    (,
-)
     SAME_IN_ALL_LANES,
     decays,
     given,
