@@ -198,9 +198,11 @@ def decay_gradients(b_dh, b_h, b_change):
     """
     BT: tl.constexpr = b_change.shape[0]
     o_t = tl.arange(0, BT)
-    b_sum = tl.sum(b_dh[0] * b_h[0].to(tl.float32), 1)
-    for s in tl.static_range(1, len(b_dh)):
-        b_sum += tl.sum(b_dh[s] * b_h[s].to(tl.float32), 1)
+    b_zero = tl.zeros_like(b_dh[0])
+    b_sum = tl.zeros([b_zero.shape[0]], dtype=tl.float32)
+    for s in tl.static_range(len(b_dh)):
+        # a plain product could be fused with the sum over lanes, whose copies would then differ in their last bit
+        b_sum += tl.sum(tl.fma(b_dh[s], b_h[s].to(tl.float32), b_zero), 1)
     # [BT, BV]
     b_dg = b_sum[None, :] + 0.0 * b_change
     for s in tl.static_range(1, BT):
