@@ -175,7 +175,7 @@ def for_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
 
 
 def for_gated_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
-    """With spans of one chunk; no rule of its own, because `fla_longhorn.tune` times calls without a gate."""
+    """With spans of one chunk; no rule of its own, because only calls without a gate are timed to choose parameters."""
     return products_of(K, precision, card, span_size(K, precision, True))
 
 
