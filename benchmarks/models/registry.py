@@ -120,6 +120,9 @@ REFERENCE = {'cuda': 'a loop over tokens, for machines without a GPU'}
 MODELS = (
     Row('Longhorn', partial(without_mlp, LonghornConfig)),
     Row('Longhorn, exact', lambda size: without_mlp(LonghornConfig, size, exact=True)),
+    Row('Longhorn, gate per channel', lambda size: without_mlp(LonghornConfig, size, gate='channel')),
+    Row('Longhorn, exact, gate per channel', lambda size: without_mlp(LonghornConfig, size, exact=True, gate='channel')),
+    Row('Longhorn, exact, gate per head', lambda size: without_mlp(LonghornConfig, size, exact=True, gate='head')),
     Row('GPT-2', gpt2, build=transformers.GPT2LMHeadModel, static_cache=True),
     Row('Llama', llama, build=transformers.LlamaForCausalLM, static_cache=True),
     Row("transformers' Mamba", partial(without_mlp, transformers.MambaConfig), REFERENCE, transformers.MambaForCausalLM),

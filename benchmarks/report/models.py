@@ -7,7 +7,7 @@ from textwrap import fill
 from benchmarks.report.tables import measured_on, place, table
 
 
-def models(report: dict) -> str:
+def models(report: dict, title: str | None = None) -> str:
     """One row per model: training, and a token after the shortest and the longest prompt, in the first dtype and batch."""
     ran = [row for row in report['rows'] if row['status'] == 'ok']
     trained = any('training' in row for row in ran)
@@ -23,8 +23,9 @@ def models(report: dict) -> str:
     columns = ['model', 'parameters', *(['training, tokens/s'] if trained else [])]
     columns += [f'ms a token after {n}' for n in ends] + [f'cache after {n}, MB' for n in ends]
     where = f'; greedy decoding in {measured[0][0]}, batch {measured[0][1]}, medians' if measured else ''
+    title = title or ('Models' if trained else 'Generation')
     return (
-        f'## {"Models" if trained else "Generation"} on {place(report)}\n\n`python -m benchmarks model`, size '
+        f'## {title} on {place(report)}\n\n`python -m benchmarks model`, size '
         f'{report["name"]}. {measured_on(report["machine"])}'[:-1] + f'{where}.\n\n' + table(columns, rows)
     )
 

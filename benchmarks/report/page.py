@@ -11,13 +11,14 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.report.calibration import calibrated
 from benchmarks.report.cards import cards_page
 from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import generation, models
-from benchmarks.report.predicted import layers, passes, predicted
+from benchmarks.report.predicted import gates, layers, passes, predicted
 from benchmarks.report.serving import arrivals, serving_parts
 from benchmarks.report.summary import replaced, summary
 from benchmarks.report.tables import measured_on, milliseconds, place, table
@@ -65,12 +66,14 @@ SECTIONS: tuple[Section, ...] = (
     (('cpu_ops',), operators, 'cpu_ops'),
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), generation, None),
+    (('cpu_gate',), partial(models, title='Longhorn with a gate'), None),
     (('arrivals',), arrivals, None),
     (('serving_parts',), serving_parts, None),
     (('memory',), memory, None),
     (('recompute', 'layers'), recomputation, None),
     (('h200_passes', 'predicted'), passes, None),
     (('predicted',), predicted, None),
+    (('predicted',), gates, None),
     (('layers',), layers, None),
     (('calibration',), calibrated, 'calibration'),
 )

@@ -9,6 +9,16 @@ PASSES = {
     'exact_bwd': 'exact backward',
 }
 PEERS = ('chunk_gla', 'chunk_delta_rule', 'chunk_kda')
+GATES = {
+    'exact': 'exact', 'exact, gate per channel': 'exact_channel_gate', 'exact, gate per head': 'exact_head_gate',
+    'diagonal': 'diagonal', 'diagonal, gate per channel': 'diagonal_channel_gate',
+    'diagonal, gate per head': 'diagonal_head_gate', '`chunk_gated_delta_rule`': 'chunk_gated_delta_rule',
+    '`chunk_kda`': 'chunk_kda',
+}
+GATED = """## A gate, predicted
+
+**Predicted: these are not measurements.** As above, with a float32 decay for each channel or head and its gradient. The bytes
+are those that all kernels of a pass move."""
 INTRODUCTION = """## Times predicted without a GPU
 
 **Predicted: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call makes, reads the
@@ -62,6 +72,20 @@ def predicted(report: dict) -> str:
     bars = {row['like']: f'{row["points"]} timings {KINDS[row["like"]]}' for row in rows.values()}
     text = INTRODUCTION.format(gpu=gpu, shape=shape, commit=report['machine']['commit'], bars=', '.join(bars.values()))
     return text + '\n\n' + table(['pass', 'K', 'ms', 'of the floor', *(f'`{peer}`' for peer in PEERS)], lines)
+
+
+def gates(report: dict) -> str:
+    """Forward and backward of each update by gate, and fla's gated operators, by K: times, and bytes of all that is moved."""
+    first = {name: report['rows'][0][name] for name in ('gpu', 'B', 'T', 'V')}
+    rows = {(row['pass'], row['K']): row for row in report['rows'] if 'ms' in row and first.items() <= row.items()}
+    lines = []
+    for name, stem in GATES.items():
+        for K in sorted({K for key, K in rows if key == f'{stem}_fwd'}):
+            both = [rows[f'{stem}_{direction}', K] for direction in ('fwd', 'bwd')]
+            lines.append([name, K, *map(time_of, both), f'{sum(row["ms"] for row in both):.2f}',
+                          ' + '.join(f'{row["bytes"]:.1f}' for row in both)])
+    columns = ['operator', 'K', 'forward, ms', 'backward, ms', 'both', 'bytes a token and channel']
+    return GATED + '\n\n' + table(columns, lines)
 
 
 def passes(measured: dict, predicted: dict) -> str:

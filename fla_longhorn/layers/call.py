@@ -10,7 +10,6 @@ from fla.layers.utils import get_layer_cache, update_layer_cache
 
 from fla_longhorn.modules.replay import Replay, is_recording
 from fla_longhorn.modules.rows import WHOLE, Rows
-from fla_longhorn.modules.split_linear import split_linear
 from fla_longhorn.modules.states import read_states
 from fla_longhorn.modules.tensor_parallel import find_part
 from fla_longhorn.modules.varlen import check_keywords, find_rows
@@ -43,8 +42,8 @@ class LayerCall:
 
     def project(self, in_proj: nn.Linear, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """This rank's channels of x and z, `[B, T, D]` without the padding."""
-        hidden_states = self.rows.enter(hidden_states)
-        return split_linear(in_proj, hidden_states) if self.part is None else self.part.exchange(in_proj(hidden_states))
+        both = in_proj(self.rows.enter(hidden_states))
+        return both.chunk(2, dim=-1) if self.part is None else self.part.exchange(both)
 
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's channels `[B, T, D]` as `[B, T, H, D / H]`."""

@@ -352,6 +352,19 @@ def test_bytes_of_what_pytorch_moves():
     ]
 
 
+@pytest.mark.parametrize('multiply', [
+    lambda a, b, c: a @ b, lambda a, b, c: torch.mm(a, b, out=c), lambda a, b, c: torch.addmm(c, a, b),
+    lambda a, b, c: c.addmm_(a, b), lambda a, b, c: torch.nn.functional.linear(a, b.T),
+    lambda a, b, c: c[None].baddbmm_(a[None], b[None]),
+], ids=['mm', 'mm into', 'addmm', 'addmm in place', 'linear', 'baddbmm in place'])
+def test_operations_of_products(multiply):
+    a, b, c = torch.ones(3, 5), torch.ones(5, 7), torch.ones(3, 7)
+    launches = []
+    with Operators(launches):
+        multiply(a, b, c)
+    assert sum(launch.flops for launch in launches) == 2 * 3 * 5 * 7
+
+
 @pytest.mark.parametrize(('about', 'seconds', 'what'), [
     (dict(nbytes=28 * 10**9), 28e9 / 2.8e12, 'copies by PyTorch'),
     (dict(nbytes=1, flops=78 * 10**12), 0.1, 'matrix products'),

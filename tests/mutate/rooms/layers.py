@@ -11,7 +11,7 @@ COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
 GATE = 'tests/models/test_gate.py::'
 PARALLEL = 'tests/distributed/test_parallel.py::'
-SPLIT = 'tests/layers/test_split_linear.py::'
+BARE = 'tests/layers/test_bare.py::'
 
 MUTATIONS = [
     Mutation(
@@ -63,20 +63,8 @@ MUTATIONS = [
         RECOMPUTE + 'test_the_memory_of_a_value_is_not_given_to_another',
     ),
     Mutation(
-        'halves-exchanged', 'modules/split_linear.py', 'first, second = weight.chunk(2)', 'second, first = weight.chunk(2)',
-        "each half's gradient goes through the other's weights", SPLIT + 'test_gradients', 'nothing-float64',
-    ),
-    Mutation(
-        'projection-not-cast', 'modules/split_linear.py', 'torch.is_autocast_enabled(device_type):', 'False:',
-        'a projection under autocast computes in float32', SPLIT + 'test_gradients', 'nothing-autocast',
-    ),
-    Mutation(
-        'wrapped-projection-passed-by', 'modules/split_linear.py', ' and is_bare(linear, x.device)', '',
-        'adapters and hooks of in_proj do nothing', SPLIT + 'test_left_alone',
-    ),
-    Mutation(
         'weights-of-any-class', 'modules/bare.py', 'type(module.weight) in ORDINARY', 'True',
-        'quantised weights are multiplied as they are stored', SPLIT + 'test_left_alone',
+        'quantised weights are multiplied as they are stored', BARE + 'test_what_is_put_in_or_around_a_module_is_seen',
     ),
     Mutation(
         'part-of-the-gradient', 'modules/tensor_parallel.py', 'if x.requires_grad:', 'if False:',
