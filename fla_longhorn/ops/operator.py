@@ -136,13 +136,14 @@ def longhorn_update(*inputs) -> Tensor:
 
 def update(pool: Pool, args: Arguments) -> Tensor:
     """The operator, on checked boundaries and inputs that share no memory with the states."""
-    if pool.is_chosen_from and args.q.device.type == 'cpu':
+    backend, chosen, parallel = backend_of(args), pool.is_chosen_from, is_long(args)
+    if not chosen and pool.states.is_contiguous():
+        if args.initial_state is None:
+            args = args._replace(initial_state=pool.states)
+        return backend.longhorn_fwd(args, save_states=False, parallel=parallel, final_state=pool.states)[0]
+    if chosen and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
-    backend, options = backend_of(args), dict(save_states=False, parallel=is_long(args))
-    if not pool.is_chosen_from and pool.states.is_contiguous():
-        args = args._replace(initial_state=pool.states)
-        return backend.longhorn_fwd(args, final_state=pool.states, **options)[0]
-    return backend.longhorn_fwd(args, pool=pool.contiguous(), **options)[0]
+    return backend.longhorn_fwd(args, save_states=False, parallel=parallel, pool=pool.contiguous())[0]
 
 
 def apart_from(states: Tensor, args: Arguments) -> Arguments:

@@ -80,15 +80,16 @@ def longhorn_state_update(
         tensor(0)
     """
     g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
-    args = Arguments(
-        q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, output_final_state=True, exact=exact, D=D, z=z,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-        allow_neg_eigval=allow_neg_eigval, g=g,
-    )
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
+    args = Arguments(
+        q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, initial_state=None if pool.is_chosen_from else state,
+        output_final_state=True, exact=exact, D=D, z=z, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval, g=g,
+    )
     plain = is_plain(q, k, v, beta, D, z, g, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
     if plain and cu_seqlens_cpu is None and is_step(pool, args):
         return update_plainly(pool, args)
+    args = args._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)
     if under_transform():
@@ -135,7 +136,9 @@ def is_step(pool: Pool, args: Arguments) -> bool:
             if index.shape != (N,) or index.dtype not in (torch.int32, torch.int64) or index.device != device:
                 return False
     keys, values = (N, 1, H, K), (N, 1, H, V)
-    steps, decays = (values if x is None or x.dim() == 4 else values[:3] for x in (beta, g))
+    # a generator is slower
+    steps = values if beta.dim() == 4 else values[:3]
+    decays = values if g is None or g.dim() == 4 else values[:3]
     for x, shape in ((q, keys), (k, keys), (v, values), (beta, steps), (z, values), (D, (H, V)), (g, decays)):
         if x is None:
             continue

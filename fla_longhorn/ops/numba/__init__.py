@@ -40,13 +40,14 @@ def longhorn_fwd(
     `initial_state`, because each block reads its initial state before it writes its final one. The loops update the rows of a
     pool in place, or with `state_v_first` copies of them.
     """
+    if args.q.shape[1] == 1 and not save_states and is_step(args):
+        if pool is not None:
+            return step(args, pool.states, places.in_pool(pool, len(args.q))), None, None
+        if final_state is not None and final_state is args.initial_state:
+            where = places.in_order(len(args.q), final_state.stride(0), True, True)
+            return step(args, dense('states', final_state), where), final_state, None
     B, T, H, K, V = args.sizes
     N, state_v_first, is_varlen = args.num_sequences, args.state_v_first, args.cu_seqlens is not None
-    if T == 1 and not save_states and is_step(args):
-        if pool is not None:
-            return step(args, pool.states, places.in_pool(pool, N)), None, None
-        if final_state is not None and final_state is args.initial_state:
-            return step(args, dense('states', final_state), places.in_order(N, H * K * V, True, True)), final_state, None
     if pool is not None and state_v_first:
         o, last, states = longhorn_fwd(args._replace(initial_state=pool.gather(N)), save_states=save_states, parallel=parallel)
         pool.scatter(last)
