@@ -42,14 +42,17 @@ class Gate(NoWeightDecay):
 
     no_weight_decay = ('A_log', 'dt_bias')
 
-    def __init__(self, input_size: int, rank: int, num_heads: int, num_channels: int | None = None) -> None:
+    def __init__(
+        self, input_size: int, rank: int, num_heads: int, num_channels: int | None = None, device=None, dtype=None,
+    ) -> None:
         super().__init__()
+        dd = {'device': device, 'dtype': dtype}
         self.num_heads, self.num_channels = num_heads, num_channels
         outputs = num_heads * (num_channels or 1)
-        self.down = nn.Linear(input_size, rank, bias=False)
-        self.up = nn.Linear(rank, outputs, bias=False)
-        self.A_log = nn.Parameter(torch.empty(num_heads))
-        self.dt_bias = nn.Parameter(torch.empty(outputs))
+        self.down = nn.Linear(input_size, rank, bias=False, **dd)
+        self.up = nn.Linear(rank, outputs, bias=False, **dd)
+        self.A_log = nn.Parameter(torch.empty(num_heads, **dd))
+        self.dt_bias = nn.Parameter(torch.empty(outputs, **dd))
         self.reset_parameters()
 
     @torch.no_grad()
