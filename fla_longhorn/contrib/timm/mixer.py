@@ -12,6 +12,7 @@ from timm.layers import DropPath
 
 from fla_longhorn.contrib.timm.packing import Packing, reverse
 from fla_longhorn.contrib.timm.tracing import RMSNorm, in_one_call
+from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.options import check_options, rank_of
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import ShortConvolution
@@ -52,14 +53,15 @@ class BidirectionalLonghorn(NoWeightDecay):
         y = \tfrac{1}{2} \big( L_\rightarrow(x) + \mathrm{flip}(L_\leftarrow(\mathrm{flip}(x))) \big), \quad
         o = W_{out} (y \odot \mathrm{silu}(z))
 
-    where each :math:`L` has its own convolution, projections to step sizes, keys and queries, and skip weight `D`. The
-    directions are two heads of one call of the operator: head 0 reads the tokens, head 1 reads them in reverse.
+    where each :math:`L` has its own convolution, projections to step sizes, keys and queries, skip weight `D` and, with
+    `gate`, decays. The directions are two heads of one call of the operator: head 0 reads the tokens, head 1 reads them in
+    reverse.
 
     Args:
         hidden_size (int):
             Width of the input and output.
-        state_size, expand, conv_size, beta_rank, exact, scalar_beta, allow_neg_eigval (Optional):
-            Those of :class:`fla_longhorn.layers.Longhorn`, for each direction.
+        state_size, expand, conv_size, beta_rank, exact, scalar_beta, allow_neg_eigval, gate (Optional):
+            Those of :class:`fla_longhorn.layers.Longhorn`, for each direction, which is one head.
         bidirectional (bool, Optional):
             Whether there is the second direction. Default: `True`.
     """
@@ -77,6 +79,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         scalar_beta: bool = False,
         bidirectional: bool = True,
         allow_neg_eigval: bool = False,
+        gate: str | None = None,
         device=None,
         dtype=None,
     ) -> None:
@@ -84,7 +87,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         check_options(
             mode='chunk', hidden_size=hidden_size, state_size=state_size, expand=expand, num_heads=1, conv_size=conv_size,
             beta_rank=beta_rank, exact=exact, scalar_beta=scalar_beta, k_norm=None, norm_eps=1e-5,
-            allow_neg_eigval=allow_neg_eigval,
+            allow_neg_eigval=allow_neg_eigval, gate=gate,
         )
         dd = {'device': device, 'dtype': dtype}
         G, V = 2 if bidirectional else 1, round(hidden_size * expand)
@@ -99,6 +102,9 @@ class BidirectionalLonghorn(NoWeightDecay):
         self.conv1d = ShortConvolution(G * V, conv_size, bias=True, activation='silu', **dd)
         self.x_proj = DirectionalLinear(G, V, self.beta_rank + 2 * state_size, bias=False, **dd)
         self.beta_proj = DirectionalLinear(G, self.beta_rank, 1 if scalar_beta else V, bias=True, **dd)
+        self.gate = nn.ModuleList(
+            Gate(V, self.beta_rank, 1, V if gate == 'channel' else None, **dd) for _ in range(G)
+        ) if gate else None
         self.D = nn.Parameter(torch.ones(G * V, **dd))
         self.out_proj = nn.Linear(V, hidden_size, bias=False, **dd)
 
@@ -118,12 +124,14 @@ class BidirectionalLonghorn(NoWeightDecay):
         v = x.unflatten(-1, (self.directions, -1))
         beta, k, q = self.x_proj(v).split([self.beta_rank, self.state_size, self.state_size], dim=-1)
         beta = self.beta_proj(beta)
+        # the values of the second direction are in reverse, and so are the decays that they give
+        g = None if self.gate is None else torch.cat([gate(x) for gate, x in zip(self.gate, v.unbind(2), strict=True)], 2)
         o, _ = chunk_longhorn(
             q, k, v, beta.squeeze(-1) if self.scalar_beta else beta, D=self.D.unflatten(0, (self.directions, -1)),
             exact=self.exact, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval, cu_seqlens=cu_seqlens,
-            cu_seqlens_cpu=None if packing is None else packing.cu_seqlens_cpu,
+            cu_seqlens_cpu=None if packing is None else packing.cu_seqlens_cpu, g=g,
         )
-        # the directions share a gate, so the mean is gated once
+        # the directions share z, so the mean is gated once
         y = o[:, :, 0]
         if self.directions == 2:
             y = (y + reverse(o[:, :, 1], packing)) / 2

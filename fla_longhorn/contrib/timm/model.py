@@ -53,7 +53,7 @@ class VisionLonghorn(nn.Module):
             Whether to pad sizes that `patch_size` does not divide. Default: `False`.
         drop_rate, pos_drop_rate, drop_path_rate (float, Optional):
             Dropout before the classifier and after the position embedding, and stochastic depth. Default: 0.
-        state_size, expand, conv_size, beta_rank, exact, scalar_beta, allow_neg_eigval, bidirectional (Optional):
+        state_size, expand, conv_size, beta_rank, exact, scalar_beta, allow_neg_eigval, gate, bidirectional (Optional):
             Options of each block's :class:`BidirectionalLonghorn`.
     """
 

@@ -1,12 +1,16 @@
 """Vision Longhorn as a model of timm, and docs/vision.md."""
 
+import copy
+import math
+
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 from fla_longhorn.contrib.timm.variants import resize_positions
-from tests.contrib.timm.models import SMALL_IMAGES, TINY, images, small
+from tests.contrib.timm.models import SMALL_IMAGES, TINY, gates, images, small
 from tests.test_docs import execute_page
 
 
@@ -72,9 +76,15 @@ def test_intermediates(device):
         model.forward_intermediates(images(device), output_fmt='NHWC')
 
 
-def test_features_only(device):
-    model = timm.create_model(TINY, features_only=True, out_indices=(0, 2), **SMALL_IMAGES).to(device)
-    assert [x.shape for x in model(images(device))] == [(2, 32, 3, 5)] * 2
+@gates
+def test_features_only(gate, device):
+    whole = small(device, gate=gate)
+    model = timm.create_model(TINY, features_only=True, out_indices=(0, 2), gate=gate, **SMALL_IMAGES).to(device)
+    model.model.load_state_dict(whole.state_dict(), strict=False)
+    maps = model(images(device))
+    assert [x.shape for x in maps] == [(2, 32, 3, 5)] * 2
+    expected = whole.forward_intermediates(images(device), indices=[0, 2], intermediates_only=True)
+    torch.testing.assert_close(maps, expected)
     assert model.feature_info.channels() == [32, 32] and model.feature_info.reduction() == [4, 4]
 
 
@@ -123,31 +133,88 @@ def test_reset_classifier(device):
             call()
 
 
-def test_weight_decay(device):
-    model = small(device)
+@gates
+def test_weight_decay(gate, device):
+    model = small(device, gate=gate)
     plain, decayed = param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())
     spared = {name for name, x in model.named_parameters() if any(x is y for y in plain['params'])}
-    assert {name.rsplit('.', 1)[-1] for name in spared} == {'cls_token', 'pos_embed', 'D', 'bias', 'weight'}
+    of_mixers = {'D'} if gate is None else {'D', 'A_log', 'dt_bias'}
+    assert {name.rsplit('.', 1)[-1] for name in spared} == {'cls_token', 'pos_embed', 'bias', 'weight'} | of_mixers
+    # timm spares vectors by itself, other training code those that are named or marked
+    named = {name for name in spared if name.rsplit('.', 1)[-1] in of_mixers}
+    assert model.no_weight_decay() == named | {'cls_token', 'pos_embed'}
+    assert all(model.get_parameter(name)._no_weight_decay for name in named)
     norms = {'norm.weight', *(f'blocks.{i}.norm.weight' for i in range(3))}
     assert {name for name in spared if name.endswith('weight')} == norms
-    assert model.blocks[0].mixer.D._no_weight_decay
     assert len(plain['params']) + len(decayed['params']) == len(list(model.parameters()))
 
 
-def test_layer_decay(device):
-    groups = param_groups_layer_decay(small(device), 0.1, layer_decay=0.5)
+@gates
+def test_layer_decay(gate, device):
+    groups = param_groups_layer_decay(small(device, gate=gate), 0.1, layer_decay=0.5)
     # stem, three blocks, norm and head
     assert sorted({group['lr_scale'] for group in groups}) == [0.5**i for i in (4, 3, 2, 1, 0)]
 
 
-def test_from_the_meta_device(device):
-    model = timm.create_model(TINY, device='meta', **SMALL_IMAGES).to_empty(device=device)
+def assert_fresh_gates(model):
+    """Half-lives of 7 to 700 patches in equal ratios, in both directions; the middle of them where there is only one."""
+    for block in model.blocks:
+        for gate in block.mixer.gate or ():
+            shares = (torch.arange(len(gate.dt_bias), device=gate.dt_bias.device) + 0.5) / len(gate.dt_bias)
+            torch.testing.assert_close(math.log(2) / F.softplus(gate.dt_bias), 700 * 0.01**shares, rtol=1e-4, atol=0)
+            assert len(shares) in (1, 64) and not gate.A_log.any()
+
+
+@gates
+def test_from_the_meta_device(gate, device):
+    options = dict(SMALL_IMAGES, gate=gate)
+    assert_fresh_gates(timm.create_model(TINY, **options))
+    model = timm.create_model(TINY, device='meta', **options).to_empty(device=device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float('nan'))
     model.init_weights()
     assert all(x.isfinite().all() for x in model.parameters()) and model(images(device)).isfinite().all()
     assert torch.equal(model.blocks[0].mixer.D, torch.ones(128, device=device))
+    assert_fresh_gates(model)
+    half = timm.create_model(TINY, device=device, dtype=torch.bfloat16, **options)
+    assert {(x.dtype, x.device.type) for x in half.parameters()} == {(torch.bfloat16, device.type)}
+
+
+@pytest.mark.parametrize('gate', ['head', 'channel'])
+def test_gate_for_trained_weights(gate, device):
+    """A model with a gate takes the weights of one without, and is that model where nothing decays."""
+    plain, model = small(device), timm.create_model(TINY, gate=gate, **SMALL_IMAGES).to(device).eval()
+    missing, unexpected = model.load_state_dict(plain.state_dict(), strict=False)
+    assert len(missing) == 3 * 2 * 4 and all('.mixer.gate.' in name for name in missing) and not unexpected
+    found = model(images(device))
+    assert (found - plain(images(device))).abs().max() > 1e-3
+    again = small(device, gate=gate)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(images(device)), found)
+    for name in missing:
+        if name.endswith('dt_bias'):
+            torch.nn.init.constant_(model.get_parameter(name), -math.inf)
+    torch.testing.assert_close(model(images(device)), plain(images(device)))
+
+
+PROGRAMS = {
+    'trace': lambda model, x: torch.jit.trace(model, x, check_trace=False),
+    'export': lambda model, x: torch.export.export(
+        model, (x,), dynamic_shapes=({0: torch.export.Dim('batch', min=2, max=64)},),
+    ).module(),
+    'compile': lambda model, x: torch.compile(model, backend='aot_eager', fullgraph=True),
+    'copy': lambda model, x: copy.deepcopy(model),
+}
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@gates
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_programs(program, gate, device):
+    model = small(device, gate=gate, exact=True)
+    run = PROGRAMS[program](model, images(device))
+    torch.testing.assert_close(run(images(device)), model(images(device)), rtol=1e-4, atol=1e-5)
 
 
 def test_last_projections_begin_smaller_with_depth(device):

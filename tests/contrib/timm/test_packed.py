@@ -15,7 +15,7 @@ def draw(device) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize('options', [
     {}, dict(exact=True), dict(global_pool='avg'), dict(class_token=False, global_pool='max'), dict(bidirectional=False),
-    dict(global_pool=''),
+    dict(global_pool=''), dict(gate='head'), dict(gate='channel', exact=True),
 ], ids=str)
 def test_packed_is_separate(options, device):
     """Logits and gradients."""

@@ -4,13 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.contrib.timm.models import images, small
+from tests.contrib.timm.models import gates, images, small
 
 
+@gates
 @pytest.mark.parametrize('exact', [False, True])
 @pytest.mark.parametrize('size', [1., 1e3, 1e5])
-def test_autocast(exact, size, device):
-    model = small(device, exact=exact).train()
+def test_autocast(exact, gate, size, device):
+    model = small(device, exact=exact, gate=gate).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(4):
         with torch.autocast(device.type, torch.bfloat16):
@@ -21,8 +22,9 @@ def test_autocast(exact, size, device):
         optimizer.zero_grad()
 
 
-def test_weights_in_bfloat16(device):
-    model, x = small(device), images(device)
+@gates
+def test_weights_in_bfloat16(gate, device):
+    model, x = small(device, gate=gate), images(device)
     expected = model(x)
     seen = []
     model = model.bfloat16()

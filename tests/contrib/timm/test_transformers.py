@@ -10,14 +10,15 @@ from timm.models import save_for_hf
 from torchvision.models import feature_extraction
 from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
-from tests.contrib.timm.models import TINY, images, small
+from tests.contrib.timm.models import TINY, gates, images, small
 
 ARGUMENTS = dict(img_size=32, patch_size=8, embed_dim=32, depth=2)
 
 
-def test_timm_to_transformers(tmp_path, device):
+@gates
+def test_timm_to_transformers(gate, tmp_path, device):
     torch.manual_seed(0)
-    model = timm.create_model(TINY, num_classes=3, **ARGUMENTS).to(device).eval()
+    model = timm.create_model(TINY, num_classes=3, gate=gate, **ARGUMENTS).to(device).eval()
     save_for_hf(model, tmp_path)
     # timm 1.0.31 writes the number of classes twice, and transformers 5.23 passes both on, whatever the model
     config = json.loads((tmp_path / 'config.json').read_text())
@@ -34,18 +35,21 @@ def test_timm_to_transformers(tmp_path, device):
     assert len(classify(Image.new('RGB', (40, 50)))) == 3
 
 
-def test_trainer_spares_D(tmp_path, device):
+@gates
+def test_trainer_spares_D_and_gates(gate, tmp_path, device):
     args = TrainingArguments(output_dir=tmp_path, use_cpu=device.type == 'cpu', report_to='none', weight_decay=0.1)
-    trainer = Trainer(model=small(device), args=args)
+    trainer = Trainer(model=small(device, gate=gate), args=args)
     names = trainer.get_decay_parameter_names(trainer.model)
-    assert not [name for name in names if name.endswith('.D')] and 'blocks.0.mixer.in_proj.weight' in names
+    assert not [name for name in names if name.endswith(('.D', 'A_log', 'dt_bias'))]
+    assert 'blocks.0.mixer.in_proj.weight' in names
 
 
+@gates
 @pytest.mark.parametrize('extract', [timm.models.create_feature_extractor, feature_extraction.create_feature_extractor],
                          ids=['timm', 'torchvision'])
-def test_features_by_fx(extract, device):
+def test_features_by_fx(extract, gate, device):
     """Each has a tracer of its own."""
-    model, x = small(device), images(device)
+    model, x = small(device, gate=gate), images(device)
     found = extract(model, {'blocks.1.mixer': 'mixer', 'blocks.1': 'after', 'head': 'logits'})(x)
     torch.testing.assert_close(found['logits'], model(x))
     expected = []
@@ -55,9 +59,10 @@ def test_features_by_fx(extract, device):
     torch.testing.assert_close([found['mixer'], found['after']], expected)
 
 
-def test_symbolic_trace(device):
+@gates
+def test_symbolic_trace(gate, device):
     """The graph serves other batches, and has the parameters of the model to train."""
-    model = small(device, drop_path_rate=0.1)
+    model = small(device, drop_path_rate=0.1, gate=gate)
     traced = torch.fx.symbolic_trace(model)
     for n in (1, 2, 5):
         x = images(device, n)

@@ -11,6 +11,10 @@ MUTATIONS = [
         'x = torch.cat([x, x], -1)', 'both directions read the tokens in order', MIXER + 'test_equation',
     ),
     Mutation(
+        'decays-of-the-first-direction', 'contrib/timm/mixer.py', 'v.unbind(2), strict=True', '[v[:, :, 0]] * 2, strict=False',
+        'the memory of the second direction fades by what the first one reads', MIXER + 'test_layers',
+    ),
+    Mutation(
         'convolution-over-images', 'contrib/timm/mixer.py',
         'x, _ = self.conv1d(x, cu_seqlens=cu_seqlens)', 'x, _ = self.conv1d(x)',
         'the convolution of an image begins in the one before', PACKED + 'test_packed_is_separate',
