@@ -88,7 +88,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--plot', metavar='FILE.png', help='draw the table here')
     options = parser.parse_args(args)
     options.kept.mkdir(parents=True, exist_ok=True)
-    tuning, walks = Tuning(options.kept / 'tuning.json', options.known), Walks(options.kept, options.known)
+    tuning, walks = Tuning(options.kept, options.known), Walks(options.kept, options.known)
     report = {
         'machine': describe_machine(), 'constants': constants(), 'own_ms': own_times(), 'rows': [], 'not_predicted': [],
     }

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import triton
 from triton.runtime.autotuner import Config
 
 from benchmarks.calibration.walks import NotKeptError, Walks
@@ -40,11 +41,14 @@ def neighbours(best: Config, configs: list[Config]) -> list[Config]:
 
 
 class Tuning:
-    """`choose` for :func:`offgpu.launches.rehearsal`; `seconds` of the configurations that were tried, by key."""
+    """`choose` for :func:`offgpu.launches.rehearsal`; `seconds` of the configurations that were tried, by key.
 
-    def __init__(self, path: Path, alone: bool = False) -> None:
-        self.path, self.alone = path, alone
-        self.seconds: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    They are kept in `folder` for each Triton apart, which compiles other code and names configurations in other ways.
+    """
+
+    def __init__(self, folder: Path, alone: bool = False) -> None:
+        self.path, self.alone = folder / f'tuning-{triton.__version__}.json', alone
+        self.seconds: dict[str, dict[str, float]] = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.settled = set(self.seconds)
         self.configs: dict[str, list[Config]] = {}
         # the best of other keys of the kernel: where it is the best here too, the minimum stays

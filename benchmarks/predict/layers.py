@@ -158,7 +158,7 @@ def main(args: list[str] | None = None) -> int:
     elif left := [name for name in options.layer if name.startswith('Mamba')]:
         print(f'{" and ".join(left)}: left out, there is no mamba_ssm (a checkout on PYTHONPATH is enough)', flush=True)
         options.layer = [name for name in options.layer if name not in left]
-    walks, tuning = Walks(KEPT), Tuning(KEPT / 'tuning.json')
+    walks, tuning = Walks(KEPT), Tuning(KEPT)
     names = ('gpu', 'model', 'layer', 'pass')
     done = {tuple(row[n] for n in names) for row in report['rows']}
     for key in ((options.gpu, m, n, p) for m in options.model for p in options.passes for n in options.layer):

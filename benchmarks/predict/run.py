@@ -165,7 +165,7 @@ def main(args: list[str] | None = None) -> int:
     report = {'machine': describe_machine(), 'rows': []}
     report['rows'] = known_rows(options.json, report)
     calibration = json.loads(CALIBRATION.read_text())['rows']
-    walks, tuning = Walks(KEPT), Tuning(KEPT / 'tuning.json')
+    walks, tuning = Walks(KEPT), Tuning(KEPT)
     done = {(r['gpu'], r['pass'], Shape(*(r[n] for n in 'BTVK')), r['plain']) for r in report['rows']}
     measured = read_tuned(options.tuned, options.gpu) if options.tuned else {}
     for key in measured or plan(options):
