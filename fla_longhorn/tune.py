@@ -64,7 +64,7 @@ TRIED = {
     f'{CHUNK}fwd_kernel_o': ('BV', 'num_warps', 'STAGES', 'PREFETCH', 'RELOAD', 'ROWS'),
     f'{CHUNK}fwd_kernel_o states': ('STAGES', 'RELOAD'),
     f'{CHUNK}bwd_kernel_replay': ('BV', 'num_warps', 'STAGES'),
-    f'{CHUNK}bwd_kernel': ('BV', 'num_warps', 'STAGES', 'PREFETCH', 'RELOAD'),
+    f'{CHUNK}bwd_kernel': ('BV', 'num_warps', 'STAGES', 'PREFETCH', 'RELOAD', 'ROWS'),
     f'{CHUNK}bwd_kernel_qk': ('num_warps', 'num_stages'),
 }
 

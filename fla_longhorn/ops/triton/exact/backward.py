@@ -27,6 +27,7 @@ from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
     decayed_reverse_substitution,
     gram_pointers,
+    gram_rows,
     head_index_and_channels,
     load_tile,
     operand,
@@ -51,7 +52,7 @@ from fla_longhorn.ops.triton.slots import first_slot, sequence_range
 def backward_chunk(
     b_dh, b_q, b_k, b_dy, b_b, b_g, b_D, inputs, outputs, strides, offsets, i_x, i_gram, left, left_next, scale,
     K: tl.constexpr, V: tl.constexpr, DOT: tl.constexpr, OPTIONS: tl.constexpr, STORE_W: tl.constexpr,
-    PREFETCH: tl.constexpr, PARTIAL: tl.constexpr,
+    PREFETCH: tl.constexpr, ROWS: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Store one chunk's gradients of v and beta; return that of its initial state, in slices, and the next chunk's tiles.
 
@@ -77,6 +78,7 @@ def backward_chunk(
         EARLY: tl.constexpr = PREFETCH and (o_k.shape[0] == 16 or cs.dtype.element_ty != tl.float32)
     m_v = tile_mask(o_t, o_v, left, V, BV, PARTIAL)
     p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT, GATED)
+    rows = gram_rows(p_gram, ROWS, BT, True)
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     if not PREFETCH:
         if SLICES == 1:
@@ -142,7 +144,7 @@ def backward_chunk(
     if GATED:
         b_x = decayed_reverse_substitution(b_x, b_dy.to(tl.float32), b_e, b_d, p_gram, p_a, BT)
     else:
-        b_x = reverse_substitution(b_x, b_e, p_gram, BT)
+        b_x = reverse_substitution(b_x, b_e, rows, p_gram, BT, ROWS)
     b_w = b_x * b_e
     b_dv = b_w
     if b_D is not None:
@@ -219,7 +221,7 @@ def chunk_longhorn_exact_bwd_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, S_V: tl.constexpr,
     S_B: tl.constexpr, S_G: tl.constexpr, S_DY: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
     BV: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
-    PREFETCH: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    PREFETCH: tl.constexpr, ROWS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
     STATE_V_FIRST: tl.constexpr, HAS_D: tl.constexpr, HAS_G: tl.constexpr, HAS_SCALE: tl.constexpr,
     USE_INITIAL_STATE: tl.constexpr, USE_FINAL_STATE_GRADIENT: tl.constexpr, IS_VARLEN: tl.constexpr, STORE_W: tl.constexpr,
 ):
@@ -280,7 +282,7 @@ def chunk_longhorn_exact_bwd_kernel(
             shared = left * 0 + 1
         b_dh = backward_chunk(
             b_dh, None, None, None, None, None, b_D, inputs, outputs, strides, offsets, i_x + BT, i_gram + H, left, 0, factor,
-            K, V, DOT, OPTIONS, STORE_W, False, True,
+            K, V, DOT, OPTIONS, STORE_W, False, 0, True,
         )[0]
     # the last full chunk; without PREFETCH the compiler drops these loads
     b_q = load_tile(q + i_x * S_Q + x_q, o_t, o_k, NT, K, False)
@@ -297,7 +299,7 @@ def chunk_longhorn_exact_bwd_kernel(
         for j in tl.range(chunks, num_stages=STAGES):
             tiles = backward_chunk(
                 b_dh, b_q, b_k, b_dy, b_b, b_g, b_D, inputs, outputs, strides, offsets, i_x, i_gram, BT,
-                i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, OPTIONS, STORE_W, PREFETCH, False,
+                i_s * (SPAN // BT) + chunks - 1 - j, factor, K, V, DOT, OPTIONS, STORE_W, PREFETCH, ROWS, False,
             )
             b_dh = tiles[0]
             if PREFETCH:

@@ -169,11 +169,11 @@ def row(b_x, s: tl.constexpr):
 
 
 @triton.jit
-def gram_rows(p_gram, ROWS: tl.constexpr, BT: tl.constexpr):
-    """The first `ROWS` rows `[BT]` of G: the substitution then does not wait for their loads."""
+def gram_rows(p_gram, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
+    """The first `ROWS` rows `[BT]` of G, or the last ones, last first: a substitution then does not wait for their loads."""
     rows = ()
     for s in tl.static_range(ROWS):
-        rows = rows + (tl.load(p_gram + s * BT + tl.arange(0, BT)),)
+        rows = rows + (tl.load(p_gram + (BT - 1 - s if REVERSE else s) * BT + tl.arange(0, BT)),)
     return rows
 
 
@@ -196,13 +196,16 @@ def forward_substitution(b_r, b_e, rows, p_gram, BT: tl.constexpr, DOT: tl.const
 
 
 @triton.jit
-def reverse_substitution(b_x, b_e, p_gram, BT: tl.constexpr):
-    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up; G is at `p_gram`."""
+def reverse_substitution(b_x, b_e, rows, p_gram, BT: tl.constexpr, ROWS: tl.constexpr):
+    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up.
+
+    `rows` holds the last `ROWS` rows of G, the last one first; G is at `p_gram`.
+    """
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, 0, -1):
         b_w = row(b_x, s) * row(b_e, s)
         # [BT]
-        b_gram = tl.load(p_gram + s * BT + o_t)
+        b_gram = rows[BT - 1 - s] if BT - 1 - s < ROWS else tl.load(p_gram + s * BT + o_t)
         b_x -= tl.where((o_t < s)[:, None], b_gram[:, None] * b_w[None, :], 0.0)
     return b_x
 

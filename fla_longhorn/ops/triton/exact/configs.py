@@ -23,8 +23,9 @@ class ExactConfig(LaunchConfig):
     """Launch parameters of a program with a chunk `[BT, BV]` and a state `[BV, BK]`, held in slices `[BV, BS]`.
 
     `STAGES` chunks are in flight: with two or more, asynchronous copies load q, k, G and A. `PREFETCH` loads the other inputs
-    of the next chunk into registers, and `ROWS` rows of G before the forward's substitution. `RELOAD` loads k twice instead of
-    holding it.
+    of the next chunk into registers, and `ROWS` rows of G are loaded before the substitution: without these, the forward at
+    K = 16 is predicted to take 1.5 times as long, and the backward of one long sequence 1.2 times. `RELOAD` loads k twice
+    instead of holding it: else the forward at K = 64 and 128 takes 1.2 times as long.
     """
 
     BK: int
@@ -115,15 +116,13 @@ def for_gram(K: int, V: int, precision: str, card: Card) -> ExactConfig:
 def for_forward(K: int, V: int, precision: str, card: Card) -> ExactConfig:
     """At K = 16 a thread owns one column, because with two it has too few registers to prefetch."""
     block = state_block(K, precision, card)
-    # all of G's rows that registers hold beside the state; without them K = 16 takes 1.5 times as long on an H100
-    rows = 128 // block.BK if precision == 'bf16' and block.BK < 128 else 0
     if block.BK == 16:
-        return replace(block, BV=32, PREFETCH=precision != 'ieee', ROWS=rows)
+        return replace(block, BV=32, PREFETCH=precision != 'ieee', ROWS=8 if precision == 'bf16' else 0)
     if block.BK == 32:
-        return replace(block, PREFETCH=True, ROWS=rows)
+        return replace(block, PREFETCH=True, ROWS=4 if precision == 'bf16' else 0)
     if block.num_warps == 1:
         # at K = 64 k is reloaded only if D or z need registers, at K = 128 v too; with three stages one program less fits
-        return replace(block, RELOAD=True, ROWS=rows, STAGES=min(block.STAGES, 2))
+        return replace(block, RELOAD=True, ROWS=2 if block.BK == 64 else 0, STAGES=min(block.STAGES, 2))
     return block
 
 
@@ -167,7 +166,7 @@ def for_backward(K: int, V: int, precision: str, card: Card) -> ExactConfig:
     # copies of G and A: their loads from L2 would share a scoreboard with the next chunk's, and wait for DRAM
     stages = 2 if block.BK <= 32 and copies_ahead(card) else block.STAGES
     BV = 32 if block.BK == 16 else block.BV
-    return replace(block, BV=BV, PREFETCH=True, STAGES=stages)
+    return replace(block, BV=BV, PREFETCH=True, ROWS={16: 6, 32: 4, 64: 0}[block.BK], STAGES=stages)
 
 
 @launch_rule('chunk_longhorn_exact_bwd_kernel_qk')

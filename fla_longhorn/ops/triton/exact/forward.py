@@ -93,7 +93,7 @@ def forward_chunk(
     i_next = i_x + BT
     p_q, p_k = q + i_x * S_Q + x_q, k + i_x * S_K + x_k
     p_gram, p_a = gram_pointers(gram, a, i_gram, BT, DOT, g is not None)
-    rows = gram_rows(p_gram, ROWS, BT)
+    rows = gram_rows(p_gram, ROWS, BT, False)
     b_p, b_o = tl.zeros([BV, BT], dtype=tl.float32), tl.zeros([BV, BT], dtype=tl.float32)
     b_ks = ()
     for s in tl.static_range(SLICES):
