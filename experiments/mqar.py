@@ -88,7 +88,7 @@ RULES = {'zoology': zoology.run_cell, 'synthetic': synthetic.run_cell}
 # these have no implementation in PyTorch here or in fla that trains in reasonable time
 ON_A_GPU = ('Mamba3', 'MesaNet', 'RWKV-7', 'preconditioned KDA', 'preconditioned Gated DeltaNet')
 # a setting's options that the model takes
-MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size')
+MODEL_OPTIONS = ('initializer_range', 'tie_word_embeddings', 'conv_size', 'gate')
 DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
 
 
@@ -98,8 +98,11 @@ def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
         options = (LONGHORN | GATED).get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
         options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
-        if cell['mixer'] in GATED:
+        if 'doubled' in cell:
             options['allow_neg_eigval'] = cell['doubled']
+        # their gate is added afterwards
+        if cell['mixer'] in GATED:
+            options['gate'] = None
         if cell['mixer'] == 'attention':
             options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
         return LonghornConfig(**config.to_dict() | options)
