@@ -15,7 +15,7 @@ from experiments.report import RESULTS
 DRAW: dict[str, Callable] = {
     'mqar_exact': recall.draw, 'mqar_state': state_size.draw, 'mqar_small': recall.draw, 'mqar_zoology_small': recall.draw,
     'mqar_depth': depth.draw, 'state_tracking': synthetic.draw, 'mad_small': synthetic.draw,
-    'lm_small': language_modeling.draw, 'lm_families': language_modeling.draw, 'lm_gates': language_modeling.draw, 'lm_2M': language_modeling.draw,
+    **dict.fromkeys(('lm_small', 'lm_families', 'lm_gates', 'lm_2M'), language_modeling.draw),
     'extrapolation': extrapolation.draw, 'extrapolation_families': extrapolation.draw, 'extrapolation_2M': extrapolation.draw,
     'objectives': objectives.draw,
 }
