@@ -48,9 +48,8 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
     Mutation(
-        'decays-in-a-plain-step', 'ops/operator.py', 'backend, options = backend_of(args), dict(',
-        'backend, options = select_backend(args.q.device), dict(',
-        'a step with a decay goes to a backend without one', 'tests/ops/test_gate.py::test_states_in_place', env=INTERPRET,
+        'states-not-read', 'ops/operator.py', 'args = args._replace(initial_state=pool.states)', 'pass',
+        'an update that is no plain step starts from zero', 'tests/ops/test_state_update.py::test_in_place', 'numba',
     ),
     Mutation(
         'bounded-rate', 'ops/gate.py', 'torch.sigmoid(rate * x)', 'torch.sigmoid(x)', 'a bounded gate ignores A_log',
