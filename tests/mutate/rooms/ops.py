@@ -1,6 +1,6 @@
 """Mutations of the public operators, their checks and the operator behind them."""
 
-from tests.mutate.mutation import INTERPRET, TORCH, Mutation
+from tests.mutate.mutation import TORCH, Mutation
 
 GATE_IN_KERNEL = 'tests/ops/test_gate_in_kernel.py'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
