@@ -337,13 +337,9 @@ def by_gate(report: dict) -> str:
         groups[place(run['cell'])].append(run)
     lengths, rows = list(report['runs'][0]['by_length']), []
     for key, runs in groups.items():
-        row = [*key]
-        if runs:
-            row += [f'{runs[0]["parameters"]:,}', len(runs), shares([run['recall'] for run in runs])]
-            row += [shares([run['by_length'][n] for run in runs]) for n in lengths]
-        else:
-            row += ['', 'not run', '', *('' for _ in lengths)]
-        rows.append(row)
+        values = [[run['recall'] for run in runs], *([run['by_length'][n] for run in runs] for n in lengths)]
+        ran = [f'{runs[0]["parameters"]:,}', len(runs), *map(shares, values)] if runs else ['', 'not run', *('' for _ in values)]
+        rows.append([*key, *ran])
     columns = ['mixer', 'gate', 'steps', 'parameters', 'seeds', 'accuracy', *(f'up to {n}' for n in lengths)]
     return heading(report, (
         f'{options(report)}; {report["setting"]["note"]} Of several seeds: mean (lowest to highest). '

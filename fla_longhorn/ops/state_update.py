@@ -89,6 +89,7 @@ def longhorn_state_update(
     plain = is_plain(q, k, v, beta, D, z, g, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
     if plain and cu_seqlens_cpu is None and is_step(pool, args):
         return update_plainly(pool, args)
+    # the checks of the pool name it `state`
     args = args._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)

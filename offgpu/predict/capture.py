@@ -40,7 +40,7 @@ class Operators(TorchDispatchMode):
             moved = (out,) if name in self.FILLING else args if name == 'copy_' else (args, kwargs, out)
             tensors = [x for x in tree_leaves(moved) if isinstance(x, torch.Tensor)]
             # the registry has a product in place under its other name
-            packet = packet if packet in flop_registry else getattr(torch.ops.aten, name.removesuffix('_'))
+            packet = packet if packet in flop_registry else getattr(torch.ops.aten, name.removesuffix('_'), packet)
             flops = flop_registry[packet](*args, **(kwargs or {}), out_val=out) if packet in flop_registry else 0
             nbytes = sum(x.numel() * x.itemsize for x in tensors)
             if nbytes:

@@ -8,11 +8,9 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
 from offgpu.launches import Argument, Launch
 from offgpu.predict import simulate
-from offgpu.predict.capture import Operators
 from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
 from offgpu.predict.needed import IGNORED, needed, needed_at
@@ -334,35 +332,6 @@ def test_a_wait_for_a_barrier_ends(capability):
     body = 'WAIT: mbarrier.try_wait.parity.shared.b64 %q, [%r2], 0; @!%q bra WAIT; st.volatile.global.u32 [%d0], %r1;'
     path = trace(assemble(init, body, '', capability), 3, 1, capability)
     assert sum(a is not None and a.space == 'global' for a in path.accesses) == 3
-
-
-def test_bytes_of_what_pytorch_moves():
-    """What is filled is written, what is copied is read and written, what is added to is read, too."""
-    x, y = torch.ones(100), torch.ones(100, dtype=torch.float16)
-    launches = []
-    with Operators(launches):
-        torch.zeros_like(x)
-        x.fill_(2)
-        y.copy_(x)
-        x.add_(1)
-        x.to(torch.float16)
-        torch.empty_like(x)
-    assert [(launch.kernel, launch.nbytes) for launch in launches] == [
-        ('torch.zeros_like', 400), ('torch.fill_', 400), ('torch.copy_', 600), ('torch.add_', 800), ('torch._to_copy', 600),
-    ]
-
-
-@pytest.mark.parametrize('multiply', [
-    lambda a, b, c: a @ b, lambda a, b, c: torch.mm(a, b, out=c), lambda a, b, c: torch.addmm(c, a, b),
-    lambda a, b, c: c.addmm_(a, b), lambda a, b, c: torch.nn.functional.linear(a, b.T),
-    lambda a, b, c: c[None].baddbmm_(a[None], b[None]),
-], ids=['mm', 'mm into', 'addmm', 'addmm in place', 'linear', 'baddbmm in place'])
-def test_operations_of_products(multiply):
-    a, b, c = torch.ones(3, 5), torch.ones(5, 7), torch.ones(3, 7)
-    launches = []
-    with Operators(launches):
-        multiply(a, b, c)
-    assert sum(launch.flops for launch in launches) == 2 * 3 * 5 * 7
 
 
 @pytest.mark.parametrize(('about', 'seconds', 'what'), [

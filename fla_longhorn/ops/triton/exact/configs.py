@@ -25,7 +25,7 @@ class ExactConfig(LaunchConfig):
     `STAGES` chunks are in flight: with two or more, asynchronous copies load q, k, G and A. `PREFETCH` loads the other inputs
     of the next chunk into registers, and `ROWS` rows of G are loaded before the substitution: without these, the forward at
     K = 16 is predicted to take 1.5 times as long, and the backward of one long sequence 1.2 times. `RELOAD` loads k twice
-    instead of holding it: else the forward at K = 64 and 128 takes 1.2 times as long.
+    instead of holding it: else the forward at K = 64 and 128 is predicted to take 1.2 times as long.
     """
 
     BK: int
