@@ -338,7 +338,7 @@ def by_gate(report: dict) -> str:
     lengths, rows = list(report['runs'][0]['by_length']), []
     for key, runs in groups.items():
         values = [[run['recall'] for run in runs], *([run['by_length'][n] for run in runs] for n in lengths)]
-        ran = [f'{runs[0]["parameters"]:,}', len(runs), *map(shares, values)] if runs else ['', 'not run', *('' for _ in values)]
+        ran = [f'{runs[0]["parameters"]:,}', len(runs), *map(shares, values)] if runs else ['', 'not run', *[''] * len(values)]
         rows.append([*key, *ran])
     columns = ['mixer', 'gate', 'steps', 'parameters', 'seeds', 'accuracy', *(f'up to {n}' for n in lengths)]
     return heading(report, (
