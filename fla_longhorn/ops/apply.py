@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
-from fla_longhorn.ops.operator import backend_of, longhorn_fwd, needs_gradient, update
+from fla_longhorn.ops.operator import backend_of, longhorn_fwd, needs_gradient
 from fla_longhorn.ops.plain import is_plain, under_transform
-from fla_longhorn.ops.pool import Pool
 
 
 def check_and_run(args: Arguments, cu_seqlens_cpu: Tensor | None, *, parallel: bool, intermediate: bool = False) -> Result:
@@ -55,15 +53,6 @@ def intermediate_states(states: Tensor, args: Arguments, cu_seqlens_cpu: Tensor 
         slots = torch.tensor(filled_slots(bounds, checkpoint_interval(args.q.shape[-1])), dtype=torch.int64, device='cpu')
         states = states[slots.to(states.device)][None]
     return states.mT if args.state_v_first else states
-
-
-def update_plainly(pool: Pool, args: Arguments) -> Tensor:
-    """Update states in place without the dispatcher; no input shares memory with the states."""
-    o = update(pool, with_float(args))
-    # as the operator does: a backward that saved the states must fail
-    if not pool.states.is_inference():
-        increment_version(pool.states)
-    return o
 
 
 def with_float(args: Arguments) -> Arguments:

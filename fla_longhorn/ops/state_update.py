@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fla_longhorn.ops.apply import has_tangent, update_plainly, with_float
+from fla_longhorn.ops.apply import has_tangent, with_float
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.gate import apply_gate
 from fla_longhorn.ops.inputs import LOW_PRECISIONS, MAX_STATE_SIZE, check_inputs, check_pool
-from fla_longhorn.ops.operator import apart_from, longhorn_update, needs_gradient, span
+from fla_longhorn.ops.operator import apart_from, longhorn_update, needs_gradient, span, update
 from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
@@ -88,7 +88,7 @@ def longhorn_state_update(
     )
     plain = is_plain(q, k, v, beta, D, z, g, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
     if plain and cu_seqlens_cpu is None and is_step(pool, args):
-        return update_plainly(pool, args)
+        return update(pool, args)
     # the checks of the pool name it `state`
     args = args._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
@@ -105,7 +105,7 @@ def longhorn_state_update(
             'or fused_recurrent_longhorn, which is differentiable'
         )
     if plain:
-        return update_plainly(pool, apart_from(state, args))
+        return update(pool, with_float(apart_from(state, args)))
     return longhorn_update(*pool, *with_float(args))
 
 

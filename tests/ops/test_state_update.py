@@ -106,15 +106,16 @@ def test_errors_of_a_plain_step(name, device):
     assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.enable_grad], ids=['plain', 'operator'])
 @pytest.mark.parametrize('T', [1, 2])
 @pytest.mark.parametrize('pooled', [False, True], ids=['states', 'pool'])
-def test_a_plain_update_is_counted(T, pooled, device):
+def test_an_update_is_counted(T, pooled, mode, device):
     """What autograd has saved of the states is no longer theirs: backward must not go on with it."""
     inputs = {name: x.detach() for name, x in make_inputs(Case(T=T, K=4, initial_state=True), device).items()}
     state = inputs.pop('initial_state')
     weight = torch.ones_like(state, requires_grad=True)
     loss = (weight * state).sum()
-    with torch.no_grad():
+    with mode():
         longhorn_state_update(state, **inputs, state_indices=torch.tensor([1, 0], device=device) if pooled else None)
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         loss.backward()

@@ -29,9 +29,9 @@ MUTATIONS = [
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'plain-update-uncounted', 'ops/apply.py', '    if not pool.states.is_inference():', '    if False:',
+        'update-uncounted', 'ops/operator.py', '    if not pool.states.is_inference():', '    if False:',
         'backward goes on with states that decoding has overwritten',
-        'tests/ops/test_state_update.py::test_a_plain_update_is_counted', env=TORCH,
+        'tests/ops/test_state_update.py::test_an_update_is_counted', env=TORCH,
     ),
     Mutation(
         'inputs-of-a-step-among-the-states', 'ops/state_update.py', 'x.data_ptr() < end and span(x)[1] > start', 'False',
