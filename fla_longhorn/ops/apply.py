@@ -12,7 +12,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
 from fla_longhorn.ops.operator import backend_of, longhorn_fwd, needs_gradient
-from fla_longhorn.ops.plain import is_plain, under_transform
+from fla_longhorn.ops.plain import is_plain, is_transformed, under_transform
 
 
 def check_and_run(args: Arguments, cu_seqlens_cpu: Tensor | None, *, parallel: bool, intermediate: bool = False) -> Result:
@@ -67,4 +67,4 @@ def with_float(args: Arguments) -> Arguments:
 def has_tangent(args: Arguments) -> bool:
     """Whether forward-mode differentiation is active for an input."""
     tensors = (x for x in args.differentiable.values() if x is not None)
-    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    return is_transformed() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
