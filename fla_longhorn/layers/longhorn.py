@@ -38,6 +38,12 @@ def linear_of_rows(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return y.view(x.shape[0], x.shape[1], -1)
 
 
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """What PyTorch's function returns outside of a trace: in one of torch 2.11 it is true under any compiler."""
+    return torch.compiler.is_exporting()
+
+
 class Longhorn(NoWeightDecay):
     r"""Longhorn token mixer (arXiv 2407.14207, section 3.3 and Algorithm 1).
 
@@ -286,6 +292,6 @@ class Longhorn(NoWeightDecay):
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, q_len: int) -> Callable:
-        # an exported program has the same op for all lengths; torch 2.11 traces `is_exporting()` as True in any program
-        long = torch.compiler._is_exporting_flag or q_len > MAX_RECURRENT_LENGTH
+        # an exported program has the same op for all lengths
+        long = is_exporting() or q_len > MAX_RECURRENT_LENGTH
         return OPS[self.mode if long else 'fused_recurrent']
