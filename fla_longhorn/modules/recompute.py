@@ -19,16 +19,26 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.ops.plain import is_recorded
 
-_autograd: Any = torch._C._autograd
+# private, and nothing public says which hooks are around: without it, activation checkpointing and offloading would not get
+# what a layer saves, and its memory would stay taken
+outer_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def can_recompute() -> bool:
     """Whether autograd records and its hooks work: not in traces, where the compiler recomputes, nor in `torch.func`."""
-    return is_recorded() and _autograd._saved_tensors_hooks_is_enabled()
+    if not is_recorded():
+        return False
+    try:
+        with saved_tensors_hooks(Tensor.detach, Tensor.detach):
+            return True
+    except RuntimeError:
+        # within `disable_saved_tensors_hooks`
+        return False
 
 
 class Kept:
@@ -56,7 +66,7 @@ class Value:
 
     def __init__(self, function: Callable[..., Tensor], module: nn.Module, inputs: list[Kept | None], x: Tensor) -> None:
         self.function, self.module, self.inputs = function, as_now(module), inputs
-        self.weights = [Kept(y, None) for y in self.module.parameters()]
+        self.weights = [Kept(y, None) for y in module.parameters()]
         self.autocast, self.dtype, self.version = autocast_as_now(x.device.type), x.dtype, x._version
         self.x: Tensor | None = None
         self.places = self.asked = 0
@@ -77,7 +87,8 @@ class Value:
 def as_now(module: nn.Module) -> nn.Module:
     """A copy of `module` with its current weights. It shares the hooks, so call its `forward`."""
     copied = object.__new__(type(module))
-    vars(copied).update(vars(module), _parameters=module._parameters.copy())
+    # as attributes, which come before parameters
+    vars(copied).update(vars(module), weight=module.weight, bias=module.bias)
     return copied
 
 
@@ -97,19 +108,21 @@ class Recompute:
     """A context in which autograd does not save the values passed to :meth:`add`, but recomputes them from their inputs."""
 
     def __init__(self) -> None:
-        self.values: dict[int, Value] = {}
-        # keeps the memory of values from being reused for other tensors while tensors are packed
-        self.storages: list[torch.UntypedStorage] = []
+        # by their memory, which is not given to other tensors as long as it is a key
+        self.values: dict[torch.UntypedStorage, Value] = {}
         # PyTorch calls only the innermost hooks, so these call the ones around them
-        self.hooks = _autograd._top_saved_tensors_default_hooks(True)
+        self.hooks = outer_hooks(True)
 
     def __enter__(self) -> Recompute:
-        _autograd._push_saved_tensors_default_hooks(self.pack, methodcaller('get'))
+        self.context = saved_tensors_hooks(self.pack, methodcaller('get'))
+        self.context.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.storages.clear()
-        _autograd._pop_saved_tensors_default_hooks()
+        self.values.clear()
+        self.context.__exit__(*error)
+        # a cycle
+        del self.context
 
     def add(self, module: nn.Module, x: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> None:
         """Recompute `x`, the output of a call of `module`, as `function(module, *inputs)`; ignored unless `module` is bare.
@@ -122,12 +135,10 @@ class Recompute:
         if storage.nbytes() != x.nbytes:
             return
         kept = [None if y is None else Kept(y.detach(), self.hooks) for y in inputs]
-        self.values[storage._cdata] = Value(function, module, kept, x)
-        self.storages.append(storage)
+        self.values[storage] = Value(function, module, kept, x)
 
     def pack(self, x: Tensor) -> Kept | Place:
-        # the storage, because the address of the memory is 0 on `meta`
-        value = self.values.get(x.untyped_storage()._cdata)
+        value = self.values.get(x.untyped_storage())
         # recomputing gives the value before changes in place
         if value is None or value.dtype != x.dtype or value.version != x._version:
             return Kept(x, self.hooks)

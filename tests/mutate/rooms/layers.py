@@ -58,7 +58,7 @@ MUTATIONS = [
         'backward takes a value for what it was before a change', RECOMPUTE + 'test_a_value_changed_in_place_is_kept',
     ),
     Mutation(
-        'memory-given-away', 'modules/recompute.py', 'self.storages.append(storage)', 'pass',
+        'memory-given-away', 'modules/recompute.py', 'self.values[storage] =', 'self.values[x.data_ptr()] =',
         "a tensor in a value's former memory is taken for it",
         RECOMPUTE + 'test_the_memory_of_a_value_is_not_given_to_another',
     ),
