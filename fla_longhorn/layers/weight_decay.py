@@ -33,10 +33,9 @@ class NoWeightDecay(nn.Module):
         self.mark_no_weight_decay()
 
     def mark_no_weight_decay(self) -> None:
-        for name in self.no_weight_decay:
-            parameter: Any = self._parameters.get(name)
-            if parameter is not None:
-                parameter._no_weight_decay = True
+        own: dict[str, Any] = dict(self.named_parameters(recurse=False))
+        for name in own.keys() & set(self.no_weight_decay):
+            own[name]._no_weight_decay = True
 
 
 def no_weight_decay(model: nn.Module) -> set[str]:

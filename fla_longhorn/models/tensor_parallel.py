@@ -47,14 +47,15 @@ def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
     styles.update(type(model)._tp_plan or {})
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
         generic = re.sub(r'\.\d+\.', '.*.', name)
         style = styles.get(generic)
         if style == 'local_params':
-            plan[name] = LocalParameters(Shard(0), whole=[x for x in module._parameters if f'{generic}.{x}' not in styles])
+            plan[name] = LocalParameters(Shard(0), whole=[x for x in own if f'{generic}.{x}' not in styles])
         elif style is not None:
             plan[name] = STYLES[style]()
         elif isinstance(module, Longhorn):
             plan[name] = ShardParameters(Shard(0))
-        elif module._parameters:
+        elif own:
             plan[name] = LocalParameters(Replicate())
     return {**plan, '': TieWeights()}

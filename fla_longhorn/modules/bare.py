@@ -21,6 +21,8 @@ def is_bare(module: nn.Module, device: torch.device) -> bool:
     cls = type(module)
     if cls not in _FORWARDS or cls.forward is not _FORWARDS[cls] or 'forward' in module.__dict__:
         return False
+    # private, as is the function below, but nothing public tells of hooks: without these, those of a user would not be called,
+    # and what they change would be computed again without them
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return False
     return not _has_any_global_hook() and type(module.weight) in ORDINARY and module.weight.device == device

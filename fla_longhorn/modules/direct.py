@@ -1,4 +1,7 @@
-"""A module's parameters and children without `nn.Module.__getattr__`, which costs a microsecond per access in decoding."""
+"""A module's parameters and children without `nn.Module.__getattr__`, which costs half a microsecond per access in decoding.
+
+PyTorch's dictionaries of them are private. By `module.name` instead, a step of four small layers on a CPU takes 8% longer.
+"""
 
 from __future__ import annotations
 

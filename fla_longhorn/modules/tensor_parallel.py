@@ -12,10 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
+
+# private, but what the public one names in its place: that is deprecated, and raises under `torch.compile`
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+
+from fla_longhorn.modules.direct import get_parameter
 
 
 class Part(NamedTuple):
@@ -60,7 +64,7 @@ def find_part(layer: Any) -> Part | None:
     Raises:
         ValueError: the mesh does not fit the layer.
     """
-    D = layer._parameters.get('D')
+    D = get_parameter(layer, 'D')
     if not isinstance(D, DTensor):
         return None
     mesh, heads, channels = D.device_mesh, layer.num_heads, layer.intermediate_size
@@ -115,6 +119,8 @@ class LocalParameters(ShardParameters):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         whole: list[dict[str, Any]] = []
 
+        # in `_parameters`, which is private: `setattr` takes no plain tensor for a parameter, and `torch.compile` of
+        # torch 2.11 does not see an attribute before it
         def enter(module: nn.Module, args: tuple) -> None:
             whole.append({name: x for name, x in module._parameters.items() if isinstance(x, DTensor)})
             module._parameters.update({name: x.to_local() for name, x in whole[-1].items()})
