@@ -22,12 +22,18 @@ DT_MIN, DT_MAX = 1e-3, 1e-2
 def add_gate(layer: Longhorn, kind: str, std: float) -> None:
     """Have a layer decay its state by its own gate, of other weights and decays than the layer's option starts from.
 
-    The projection is drawn with the standard deviation `std`. Decays start from 1e-3 to 1e-2 in equal ratios, or halfway.
+    The projection is drawn with the standard deviation `std`; decays start as :func:`slow_decays` says.
     """
     channels = layer.head_v_dim if kind == 'channel' else None
     gate = layer.gate = Gate(layer.intermediate_size, layer.beta_rank, layer.num_heads, channels)
     for linear in (gate.down, gate.up):
         nn.init.normal_(linear.weight, std=std)
+    slow_decays(gate)
+
+
+@torch.no_grad()
+def slow_decays(gate: Gate) -> None:
+    """Have a gate's decays start from 1e-3 to 1e-2 in equal ratios, half-lives of 70 to 700 tokens."""
     shares = (torch.arange(len(gate.dt_bias)) + 0.5) / len(gate.dt_bias)
     dt = torch.exp(math.log(DT_MIN) + shares * math.log(DT_MAX / DT_MIN))
     gate.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))

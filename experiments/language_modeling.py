@@ -9,7 +9,7 @@ A setting is a JSON file: `text` (:class:`experiments.text.TextArguments`), `blo
 processes, by gradient accumulation) and `search`. With `search`, `{"learning_rates": [...], "max_steps": N}`, a model first
 trains N steps at each rate, and at half the lowest or twice the highest for as long as that is the best; it is then trained
 at the rate with the lowest loss on other held-out blocks, those after the first `eval_blocks`. A model with a `learning_rate`
-of its own keeps it.
+of its own keeps it; with `slow_gate`, decays start as :func:`experiments.gated.slow_decays` has them, not as the layer does.
 
 The text is converted to a file of tokens once (:mod:`experiments.tokens`). The models are trained in turn, with checkpoints in
 the output folder. A finished model is not trained again; an interrupted one continues from its last checkpoint, if `training`
@@ -44,8 +44,10 @@ from transformers.trainer_utils import get_last_checkpoint
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
 from experiments import finished, without_gpu
+from experiments.gated import slow_decays
 from experiments.text import TextArguments, vocabulary_size
 from experiments.tokens import token_blocks
+from fla_longhorn.layers.gate import Gate
 
 
 def checkpoint_folder(output: Path, name: str, seed: int) -> Path:
@@ -76,6 +78,7 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path,
     text = TextArguments(**setting['text'])
     options = {'vocab_size': vocabulary_size(text)} | setting.get('model', {}) | setting['models'][name]
     options.pop('learning_rate', None)
+    slow = options.pop('slow_gate', False)
     folder = checkpoint_folder(output, name, seed)
     arguments = TrainingArguments(**{
         'output_dir': str(folder / 'trainer'), 'eval_strategy': 'steps', 'logging_strategy': 'steps', 'report_to': 'none',
@@ -90,6 +93,9 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path,
         raise ValueError(f'eval_blocks={first_block} leaves none of the {len(held_out)} held-out blocks to search on')
     set_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
+    for gate in model.modules() if slow else ():
+        if isinstance(gate, Gate):
+            slow_decays(gate)
     trainer = MatrixDecayTrainer(
         model=model, args=arguments, data_collator=default_data_collator, train_dataset=train,
         eval_dataset=torch.utils.data.Subset(held_out, eval_blocks),
