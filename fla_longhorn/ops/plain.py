@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 ORDINARY = (Tensor, torch.nn.Parameter)
 # private, as is the level of forward mode, because PyTorch has no public equivalents: without these checks, a kernel would run
-# unseen by `torch.func` and forward mode, which would give wrong derivatives
+# unseen by `torch.func` and forward mode, which would give wrong derivatives, or by a counter of FLOPs. What
+# `torch.utils._python_dispatch` says of modes is one flag for all threads
 under_transform = torch._C._are_functorch_transforms_active
+dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_transformed() -> bool:
@@ -42,7 +43,7 @@ def is_plain(*tensors: object) -> bool:
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or under_transform() or forward_ad._current_level >= 0:
         return False
-    if torch.jit.is_tracing() or is_in_torch_dispatch_mode() or has_torch_function(tensors):
+    if torch.jit.is_tracing() or dispatch_modes() or has_torch_function(tensors):
         return False
     # a generator is slower
     for x in tensors:  # noqa: SIM110

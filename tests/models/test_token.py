@@ -8,7 +8,6 @@ from torch.overrides import TorchFunctionMode
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.ops import fused_recurrent_longhorn
-from fla_longhorn.ops.plain import is_plain
 from tests.integration.swapped import make_model
 from tests.models.test_cache import VARIANTS as HYBRIDS
 from tests.models.test_longhorn import VARIANTS, small
@@ -102,18 +101,3 @@ def test_parameters_that_are_no_parameters(device):
     assert not list(model.parameters())
     got = continue_prompt(model, ids, None)
     assert all(map(torch.equal, got, expected))
-
-
-def test_what_is_plain(device):
-    x = torch.ones(2, device=device)
-    assert not is_plain(x)
-    with torch.no_grad():
-        assert is_plain(x, None, torch.nn.Parameter(x))
-        assert not is_plain(x.to('meta')) and not is_plain(x, 1) and not is_plain(torch.complex(x, x).conj().imag)
-        assert not is_plain(torch.Tensor._make_subclass(type('Own', (torch.Tensor,), {}), x))
-        for mode in (Watching(), torch._subclasses.FakeTensorMode(), torch.autograd.forward_ad.dual_level()):
-            with mode:
-                assert not is_plain(x)
-        assert torch.func.vmap(lambda y: y * float(is_plain(y)))(x).sum() == 0
-        assert torch.jit.trace(lambda y: y * float(is_plain(x)), (x,), check_trace=False)(x).sum() == 0
-        assert torch.compile(lambda y: y * float(is_plain(y)), backend='eager', fullgraph=True)(x).sum() == 0

@@ -16,6 +16,7 @@ from tests.upstream.core import find_core
 # beside each is said what goes wrong without it
 KEPT = {
     'torch._C._are_functorch_transforms_active': {'ops.plain'},
+    'torch._C._len_torch_dispatch_stack': {'ops.plain'},
     'torch.autograd.forward_ad._current_level': {'ops.plain'},
     'torch._C._autograd._top_saved_tensors_default_hooks': {'modules.recompute'},
     'torch.distributed._functional_collectives': {'modules.tensor_parallel'},

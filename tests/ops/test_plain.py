@@ -1,0 +1,54 @@
+"""What makes a call not plain, in every thread by itself."""
+
+import threading
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fla_longhorn.ops.plain import is_plain
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_mode_is_seen_after_another_threads_has_ended(device):
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with Dispatches():
+            entered.set()
+            assert leave.wait(30)
+
+    x = torch.ones(1, device=device)
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert entered.wait(30) and is_plain(x)
+    with Dispatches():
+        leave.set()
+        thread.join()
+        assert not is_plain(x)
+    assert is_plain(x)
+
+
+def test_what_is_plain(device):
+    x = torch.ones(2, device=device)
+    assert not is_plain(x)
+    with torch.no_grad():
+        assert is_plain(x, None, torch.nn.Parameter(x))
+        assert not is_plain(x.to('meta')) and not is_plain(x, 1) and not is_plain(torch.complex(x, x).conj().imag)
+        assert not is_plain(torch.Tensor._make_subclass(type('Own', (torch.Tensor,), {}), x))
+        for mode in (Functions(), Dispatches(), torch._subclasses.FakeTensorMode(), torch.autograd.forward_ad.dual_level()):
+            with mode:
+                assert not is_plain(x)
+        assert torch.func.vmap(lambda y: y * float(is_plain(y)))(x).sum() == 0
+        assert torch.jit.trace(lambda y: y * float(is_plain(x)), (x,), check_trace=False)(x).sum() == 0
+        assert torch.compile(lambda y: y * float(is_plain(y)), backend='eager', fullgraph=True)(x).sum() == 0
