@@ -3,7 +3,8 @@ from benchmarks.command import run
 
 COMMANDS = {
     name: f'experiments.{name}' for name in (
-        'mqar', 'language_modeling', 'extrapolation', 'perplexity', 'plain', 'objectives', 'needle', 'report', 'pictures',
+        'mqar', 'language_modeling', 'extrapolation', 'perplexity', 'plain', 'objectives', 'needle', 'state_dtypes', 'report',
+        'pictures',
     )
 }
 

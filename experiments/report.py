@@ -8,15 +8,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report.page import ROOT, Section, body, main_of
-from benchmarks.report.tables import measured_on, table
+from benchmarks.report.tables import table
 from experiments import state_size
+from experiments.language_sections import extrapolation, language_modeling, state_dtypes
 from experiments.mqar import DOUBLED, grid_cells
 from experiments.recall import best_runs
+from experiments.sections import heading, options, predictions, shares, spread
 from experiments.synthetic import describe_task
 
 RESULTS, PAGE = ROOT / 'experiments' / 'results', ROOT / 'docs' / 'experiments.md'
@@ -36,36 +37,6 @@ def guessing(num_pairs: int) -> float:
     """Recall of guessing among a sequence's values, 1 to `num_pairs` of them, without keys (`examples/mqar/data.py`)."""
     right = sum(1 / left for n in range(1, num_pairs + 1) for left in range(1, n + 1))
     return right / (num_pairs * (num_pairs + 1) / 2)
-
-
-def spread(values: list[float], form: str) -> str:
-    """The mean and, of several values, the lowest and highest."""
-    mean = f'{sum(values) / len(values):{form}}'
-    return f'{mean} ({min(values):{form}} to {max(values):{form}})' if len(values) > 1 else mean
-
-
-def machines(report: dict) -> str:
-    """What the runs were measured on: each has a machine of its own, or in older files that of the last."""
-    commits: dict[str, list[str]] = {}
-    for text in dict.fromkeys(measured_on(run.get('machine', report['machine'])) for run in report['runs']):
-        place, commit = text.removesuffix('.').split('; commit ')
-        commits.setdefault(place, []).append(commit)
-    return ' '.join(f'{place}; commit {", ".join(some)}.' for place, some in commits.items())
-
-
-def heading(report: dict, text: str, command: str = 'mqar') -> str:
-    """A section's title, its command and what that ran on, before `text`."""
-    setting = report['setting']
-    return (f'## {setting["title"]}\n\n`python -m experiments {command} experiments/settings/{setting["name"]}.json`. '
-            f'{machines(report)} {text}')
-
-
-def options(report: dict) -> str:
-    return ', '.join(f'{name} {value}' for name, value in report['setting']['options'].items())
-
-
-def shares(values: list[float]) -> str:
-    return spread(values, '.1%')
 
 
 def recall(report: dict) -> str:
@@ -104,62 +75,6 @@ def recall_table(report: dict, **more: Callable[..., str]) -> str:
 
 def recall_by_width(report: dict) -> str:
     return recall(report) + '\n\n' + RATES
-
-
-def language_modeling(report: dict) -> str:
-    rows = []
-    for name, runs in by_model(report['runs']):
-        losses = [run['loss'] for run in runs]
-        rows.append([name, f'{runs[0]["parameters"]:,}', spread(losses, '.4f'),
-                     f'{math.exp(sum(losses) / len(losses)):.3f}', len(runs)])
-    columns = ['model', 'parameters', 'held-out loss (nats per token)', 'perplexity', 'seeds']
-    setting = report['setting']
-    text = f'{setting["training"]["max_steps"]} steps. {setting.get("note", "")}'.rstrip()
-    parts = [heading(report, text, 'language_modeling'), table(columns, rows)]
-    if 'search' in setting:
-        parts.append(searched(report))
-    if 'predictions' in setting:
-        parts.append(predictions(setting))
-    return '\n\n'.join(parts)
-
-
-def searched(report: dict) -> str:
-    """The short runs of each model, at all rates."""
-    search = report['setting']['search']
-    minutes = {name: [run['seconds'] / 60 for run in runs] for name, runs in by_model(report['runs'])}
-    rates, rows = sorted({run['learning_rate'] for run in report['search']}), []
-    for name, runs in by_model(report['search']):
-        losses = {run['learning_rate']: run['loss'] for run in runs}
-        tried = (f'{losses[rate]:.4f}' if rate in losses else '-' for rate in rates)
-        rows.append([name, *tried, min(losses, key=losses.get), spread(minutes[name], '.1f')])
-    return (
-        f'The rate is selected by the loss after {search["max_steps"]} steps, on held-out text that the table above does not '
-        'have. Lower and higher rates were tried while the lowest or the highest was the best. The minutes are processor time '
-        'of the runs above.\n\n'
-        + table(['model', *(f'rate {rate:g}' for rate in rates), 'selected', 'minutes'], rows)
-    )
-
-
-def by_model(runs: list[dict]) -> list[tuple[str, list[dict]]]:
-    return [(name, [run for run in runs if run['model'] == name]) for name in dict.fromkeys(run['model'] for run in runs)]
-
-
-def extrapolation(report: dict) -> str:
-    ends = [x['end'] for x in report['runs'][0]['spans']]
-    shown = [i for i, end in enumerate(ends) if (i + 1) & i == 0 or i == len(ends) - 1]
-    rows = []
-    for name, runs in by_model(report['runs']):
-        cells = []
-        for i in shown:
-            values = [run['spans'][i]['perplexity'] for run in runs]
-            cells.append(spread(values, '.2f'))
-        rows.append([name, *cells])
-    name = report.get('name', 'lm_small')
-    return (f'## Length extrapolation, {name}\n\n`python -m experiments extrapolation outputs/{name}/results.json`. Each '
-            f'model was trained on {report["block_size"]} tokens at a time. It then reads {report["texts"]} longer held-out '
-            f'texts from an empty state. The table has the perplexity of the {report["block_size"]} tokens up to a position: '
-            'mean over the seeds (lowest to highest).\n\n'
-            + table(['model', *(f'up to {ends[i]}' for i in shown)], rows))
 
 
 # the change, and its mixers before and after
@@ -335,22 +250,20 @@ def by_gate(report: dict) -> str:
     groups: dict[tuple, list[dict]] = {place(cell): [] for cell in grid_cells(report['setting'])}
     for run in report['runs']:
         groups[place(run['cell'])].append(run)
-    lengths, rows = list(report['runs'][0]['by_length']), []
-    for key, runs in groups.items():
+    lengths, rows = list(report['runs'][0].get('by_length', ())), []
+    for key, tried in groups.items():
+        runs, rates = best_runs(tried), {run['cell']['learning_rate'] for run in tried}
         values = [[run['recall'] for run in runs], *([run['by_length'][n] for run in runs] for n in lengths)]
+        rate = f'{runs[0]["cell"]["learning_rate"]:g} of {len(rates)}' if runs else ''
         ran = [f'{runs[0]["parameters"]:,}', len(runs), *map(shares, values)] if runs else ['', 'not run', *[''] * len(values)]
-        rows.append([*key, *ran])
-    columns = ['mixer', 'gate', 'steps', 'parameters', 'seeds', 'accuracy', *(f'up to {n}' for n in lengths)]
+        rows.append([*key, rate, *ran])
+    columns = ['mixer', 'gate', 'steps', 'rate', 'parameters', 'seeds', 'accuracy', *(f'up to {n}' for n in lengths)]
     return heading(report, (
-        f'{options(report)}; {report["setting"]["note"]} Of several seeds: mean (lowest to highest). '
+        f'{options(report)}; {report["setting"]["note"]} The rate is the best of those tried, by the mean on '
+        'sequences for validation. Of several seeds: mean (lowest to highest). '
         f'{sum(run["seconds"] for run in report["runs"]) / 3600:.1f} hours, beside other work.\n\n'
         + table(columns, rows) + '\n\n' + predictions(report['setting'])
     ))
-
-
-def predictions(setting: dict) -> str:
-    """What was written before the runs, and what came of it."""
-    return table(['predicted before the runs', 'found'], list(zip(setting['predictions'], setting['found'], strict=True)))
 
 
 def why_larger(report: dict) -> str:
@@ -381,6 +294,7 @@ SECTIONS: tuple[Section, ...] = (
     (('extrapolation_families',), extrapolation, 'extrapolation_families'),
     (('extrapolation_gates',), extrapolation, None),
     (('extrapolation_2M',), extrapolation, 'extrapolation_2M'),
+    (('state_dtypes',), state_dtypes, None),
     (('mqar_small', 'lm_small', 'extrapolation'), ablations, None),
 )
 

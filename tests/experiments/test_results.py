@@ -38,7 +38,8 @@ def test_models_are_those_of_the_setting(name):
     assert report['runs']
     for run in report['runs']:
         options = setting['model'] | setting['models'][run['model']]
-        options.pop('learning_rate', None)
+        for own in ('learning_rate', 'slow_gate'):
+            options.pop(own, None)
         assert run['options'] | options == run['options'] and run['seed'] in setting['seeds']
         assert run['history'][-1][0] == setting['training']['max_steps']
 
