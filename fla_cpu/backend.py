@@ -4,7 +4,7 @@ fla looks up alternative implementations of its low-level functions in a registr
 package implement them in PyTorch for CPU tensors, and :func:`fla_cpu.register` registers them. fla's own autograd functions,
 modules and losses then run without a GPU; calls with tensors on other devices are not affected. `FLA_CPU=0` switches these
 registrations off, `FLA_DISABLE_BACKEND_DISPATCH=1` the whole registry. `FLA_CPU_LOOPS=0` uses PyTorch instead of compiled
-loops.
+loops. `FLA_CPU` and `FLA_CPU_LOOPS` are read once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def load_loops(*tensors: torch.Tensor | None) -> ModuleType | None:
     for x in tensors:
         if x is not None and (x.dtype not in LOOP_DTYPES or not x.is_cpu or not x.is_contiguous()):
             return None
-    return import_loops() if os.environ.get('FLA_CPU_LOOPS') != '0' else None
+    return import_loops()
 
 
 def has_memory(*tensors: torch.Tensor | None) -> bool:
@@ -104,7 +104,8 @@ def has_memory(*tensors: torch.Tensor | None) -> bool:
 
 @cache
 def import_loops() -> ModuleType | None:
-    return importlib.import_module('fla_cpu.loops') if compiles() else None
+    """The loops, if Numba is installed; `FLA_CPU_LOOPS` is read at the first call."""
+    return importlib.import_module('fla_cpu.loops') if compiles() and os.environ.get('FLA_CPU_LOOPS') != '0' else None
 
 
 def widen_for_loops(x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 import os
 import shutil
+import sys
 import time
 
 import pytest
@@ -76,6 +77,20 @@ def backend(request, monkeypatch) -> str:
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
     monkeypatch.setenv('FLA_CPU_LOOPS', '0' if request.param == 'torch' else '1')
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def forget_environment():
+    """Variables that are read once are read again by the next test, and after it."""
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    for name, function in (('fla_cpu.backend', 'import_loops'), ('fla_longhorn.ops.backend', 'backend_name')):
+        if name in sys.modules:
+            getattr(sys.modules[name], function).cache_clear()
 
 
 @pytest.fixture(scope='session')

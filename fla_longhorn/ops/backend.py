@@ -30,25 +30,26 @@ def select_backend(device: torch.device) -> ModuleType:
 
     `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
     """
-    name, interpret = os.environ.get('FLA_LONGHORN_BACKEND'), os.environ.get('TRITON_INTERPRET')
-    return load_backend(backend_name(device.type, name, interpret))
+    return load_backend(backend_name(device.type, os.environ.get('FLA_LONGHORN_BACKEND')))
 
 
 @cache
-def backend_name(device_type: str, asked: str | None, interpret: str | None) -> str:
-    name = asked or default_backend(device_type, interpret)
+def backend_name(device_type: str, asked: str | None) -> str:
+    # Triton reads it once too, when it meets the kernels
+    interpreting = os.environ.get('TRITON_INTERPRET') == '1'
+    name = asked or default_backend(device_type, interpreting)
     if name not in OP_BACKENDS:
         raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
-    if name == 'triton' and device_type == 'cpu' and interpret != '1':
+    if name == 'triton' and device_type == 'cpu' and not interpreting:
         raise ValueError('FLA_LONGHORN_BACKEND=triton runs on a GPU, or on the CPU with TRITON_INTERPRET=1; q is on the CPU')
     if name in CPU_BACKENDS and device_type != 'cpu':
         raise ValueError(f'FLA_LONGHORN_BACKEND={name} runs on the CPU; q is on {device_type}')
     return name
 
 
-def default_backend(device_type: str, interpret: str | None) -> str:
+def default_backend(device_type: str, interpreting: bool) -> str:
     """Triton on an accelerator or in its interpreter; on the CPU a registered backend that is available, else PyTorch."""
-    if device_type != 'cpu' or interpret == '1':
+    if device_type != 'cpu' or interpreting:
         return 'triton'
     return next((name for name, is_available in CPU_BACKENDS.items() if is_available()), 'torch')
 

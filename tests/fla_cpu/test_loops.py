@@ -6,6 +6,7 @@ from fla.modules import RMSNorm
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from fla_cpu import loops, norms
+from fla_cpu.backend import import_loops
 from fla_kit.numba import launch, threads
 from fla_longhorn.modules.loops import load_loops
 from tests.fla_cpu.reference import assert_close, norm
@@ -199,6 +200,7 @@ def test_not_served(served, monkeypatch):
         causal_conv1d_update(x, other, None, weight, bias, 'silu')
     torch.func.vmap(lambda y: norms.layer_norm_fwd(y, layer.weight, None, is_rms_norm=True)[0])(x[None])
     monkeypatch.setenv('FLA_CPU_LOOPS', '0')
+    import_loops.cache_clear()
     layer(x)
     causal_conv1d_update(x, cache, None, weight, bias, 'silu')
     assert served == []
