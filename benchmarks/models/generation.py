@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import timing
 from benchmarks.models.registry import WARM, Row, Size, random_tokens
-from benchmarks.models.variants import Variant, compiled_step, quantized
+from benchmarks.models.variants import Variant, by_columns, compiled_step, quantized
 
 TURNS = 4
 
@@ -21,7 +21,7 @@ class System:
 
     def __init__(self, row: Row, variant: Variant, model: PreTrainedModel):
         self.name, self.compiled = row.name + variant.suffix, variant.compiled
-        self.model = quantized(model) if variant.int8 else model
+        self.model = quantized(model) if variant.int8 else by_columns(model) if variant.columns else model
         self.step: Callable = compiled_step(self.model) if variant.compiled else self.model
         self.options = {'cache_implementation': 'static'} if variant.compiled and row.static_cache else {}
         self.tokens, self.ms = 0, 0.0

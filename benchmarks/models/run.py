@@ -1,7 +1,7 @@
 """Compares Longhorn's language model with others of fla and transformers in one run: training steps and generation.
 
     python -m benchmarks model [--device cuda] [--size 120m] [--dtypes float32 bfloat16] [--batches 1 8]
-        [--prompts 64 8192] [--compile] [--int8] [--json FILE] [--plot FILE.png] [--compare OLD.json]
+        [--prompts 64 8192] [--compile] [--int8] [--columns] [--json FILE] [--plot FILE.png] [--compare OLD.json]
 
 Training: forward, backward and AdamW on random tokens, on a GPU under bfloat16 autocast; tokens per second (from the median
 step), and peak memory beyond the model's and the optimizer's own. Generation, greedy, with weights in each of `--dtypes`:
@@ -9,7 +9,8 @@ milliseconds of the prompt with its first token and of each later token (median 
 several batch sizes and prompt lengths. The models take turns. `registry.py` says how they get equal numbers of parameters.
 
 `--compile` adds rows with a compiled decoding step and the seconds that its first tokens take, `--int8` rows with linear
-layers of int8 weights by torchao. The default is the paper's 120M size in bfloat16 on a GPU, a small size in float32 on a CPU.
+layers of int8 weights by torchao, `--columns` rows whose weights are stored by columns. The default is the paper's 120M size
+in bfloat16 on a GPU, a small size in float32 on a CPU.
 A model that cannot run is reported with the reason. A prompt that a model cannot run, or that would take more than
 `--prompt_seconds`, is skipped. An interrupt reports the results so far; the JSON is written after every group of times.
 """
@@ -40,7 +41,7 @@ class Run:
     def __init__(self, options: argparse.Namespace, size: Size, models: list[Row]):
         self.size, self.device, self.json = size, torch.device(options.device), options.json
         self.seconds, self.prompt_seconds, self.dtypes = options.seconds, options.prompt_seconds, options.dtypes
-        self.models, self.variants = models, variants(options.compile, options.int8)
+        self.models, self.variants = models, variants(options.compile, options.int8, options.columns)
         self.rows = {name: {'model': name, 'status': 'not run'} for row in models for name in self.names(row)}
         self.report = {
             'machine': describe_machine(self.device), 'name': options.size, 'size': asdict(size), 'dtypes': options.dtypes,
@@ -172,6 +173,7 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
                         '(default: bfloat16 on a GPU, else float32)')
     parser.add_argument('--compile', action='store_true', help='also decode with torch.compile')
     parser.add_argument('--int8', action='store_true', help='also decode with int8 weights, by torchao')
+    parser.add_argument('--columns', action='store_true', help='also decode with weights stored by columns')
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 2 on a GPU, else 0.2)')
     parser.add_argument('--prompt_seconds', type=float, default=20, help='skip prompts that take longer (default: 20)')
     for name in ('hidden_size', 'blocks', 'batch_size', 'seq_len', 'new_tokens'):

@@ -1,4 +1,4 @@
-"""Ways to decode with a model: unchanged, with int8 weights in linear layers, with a compiled step of one token."""
+"""Ways to decode with a model: unchanged, with int8 weights or weights by columns, with a compiled step of one token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
+import torch.nn as nn
 from transformers import PreTrainedModel
 
 
@@ -17,12 +18,15 @@ class Variant:
 
     suffix: str = ''
     int8: bool = False
+    columns: bool = False
     compiled: bool = False
 
 
-def variants(compiled: bool, int8: bool) -> list[Variant]:
-    """The variants of the two options, the unchanged model first."""
+def variants(compiled: bool, int8: bool, columns: bool) -> list[Variant]:
+    """The variants of the options, the unchanged model first."""
     chosen = [Variant()]
+    if columns:
+        chosen.append(Variant(', by columns', columns=True))
     if int8:
         chosen.append(Variant(', int8', int8=True))
     if compiled:
@@ -42,6 +46,15 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
 
     model = deepcopy(model)
     quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def by_columns(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose `nn.Linear` layers hold their weights by columns, as GPT-2's layers always do."""
+    model = deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = module.weight.data.mT.contiguous().mT
     return model
 
 
