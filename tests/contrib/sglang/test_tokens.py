@@ -65,11 +65,13 @@ def test_retraction(engine, variant):
     """A request that has to wait for memory in the middle of its answer is read again."""
     checkpoint = variant('heads')
     served = engine(checkpoint.folder, **WITHOUT_CACHE, max_total_tokens=420, schedule_conservativeness=0.0)
-    # with a known length of the answer it would not have been started
+    retractions = []
+    # with a known length of the answer it would not have been started; after a retraction, SGLang starts fewer at once
     for _ in range(2):
         outputs = served.generate(input_ids=prompts(), sampling_params=GREEDY | {'ignore_eos': False})
         assert [x['output_ids'] for x in outputs] == checkpoint.tokens
-    assert sum(x['meta_info']['num_retractions'] for x in outputs) > 0
+        retractions.append(sum(x['meta_info']['num_retractions'] for x in outputs))
+    assert sum(retractions) > 0, retractions
 
 
 def test_prefix_cache(engine, variant):
