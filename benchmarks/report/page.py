@@ -67,6 +67,7 @@ SECTIONS: tuple[Section, ...] = (
     (('cpu_model',), models, 'cpu_model'),
     (('cpu_decode',), generation, None),
     (('cpu_gate',), partial(models, title='Longhorn with a gate'), None),
+    (('cpu_columns',), partial(models, title='Weights by rows and by columns'), None),
     (('arrivals',), arrivals, None),
     (('serving_parts',), serving_parts, None),
     (('memory',), memory, None),
