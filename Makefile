@@ -14,13 +14,14 @@ VISION := .venv-vision
 QUANTIZED := build/quantized
 # read in the same way
 ONNX := build/onnx
+TRL := build/trl
 TRANSFORMERS := build/transformers
 OLD_TRITON := build/old-triton
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-transformers test-newest test-old-triton test-oldest mutate upstream lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -31,11 +32,12 @@ $(STAMP): pyproject.toml constraints/tested.txt
 	$(RUN) -m pip install --quiet $(PINS) -e '.[cpu]' --group dev
 	touch $@
 
+# threads that spin while they wait take five times as long where others use the cores too
+demo demo-text demo-vision: export OMP_WAIT_POLICY := passive
+
 demo: setup
 	$(RUN) -m examples.mqar --output_dir outputs/mqar
 
-# threads that spin while they wait take five times as long where others use the cores too
-demo-text: export OMP_WAIT_POLICY := passive
 demo-text: setup
 	$(RUN) -m examples.text --output_dir outputs/text
 
@@ -116,6 +118,16 @@ test-onnx: $(ONNX)/.ready
 
 $(ONNX)/.ready: $(STAMP) constraints/onnx.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(ONNX) --no-deps -r constraints/onnx.txt
+	touch $@
+
+# reinforcement learning
+test-trl: export OMP_NUM_THREADS := 1
+test-trl: export PYTHONPATH := $(TRL)
+test-trl: $(TRL)/.ready
+	$(RUN) -m pytest tests/integration/trl -q
+
+$(TRL)/.ready: $(STAMP) constraints/trl.txt
+	$(RUN) -m pip install --quiet --upgrade --target $(TRL) --no-deps -r constraints/trl.txt
 	touch $@
 
 # with the newest transformers, where fla 0.6's own models generate wrong tokens (docs/evaluate.md)
