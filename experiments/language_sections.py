@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from benchmarks.report.tables import table
-from experiments.sections import heading, predictions, spread
+from experiments.sections import heading, machines, predictions, spread
 
 
 def language_modeling(report: dict) -> str:
@@ -71,10 +71,12 @@ def state_dtypes(report: dict) -> str:
         [x['model'], x['stored'], *(f'{x[key]:.1e}' for key in ('kl_start', 'kl', 'kl_end')), f'{x["loss"]:.4f}']
         for x in report['rows']
     ]
-    return heading(report, (
-        f'{setting["note"]} Each model reads {report["texts"]} held-out texts of {report["tokens"]:,} tokens, one token '
-        'at a time, and its states are rounded after each. Divergence is that of its next tokens\' probabilities from the '
-        'model\'s with float32 states, in nats: over the first eighth of a text, all of it, and the last eighth.\n\n'
-        + table(['model', 'stored in 16 bits', 'divergence, first', 'all', 'last', 'loss'], rows) + '\n\n'
-        + predictions(setting)
-    ), 'state_dtypes')
+    name = setting['name']
+    return (
+        f'## {setting["title"]}\n\n`python -m experiments language_modeling experiments/settings/{name}.json`, then '
+        f'`python -m experiments state_dtypes outputs/{name}/results.json`. {machines(report)} {setting["note"]} Each model reads '
+        f'{report["texts"]} held-out texts of {report["tokens"]:,} tokens, one token at a time, and its states are rounded after '
+        "each. Divergence is that of its next tokens' probabilities from the model's with float32 states, in nats: over the first "
+        'eighth of a text, all of it, and the last eighth.\n\n'
+        + table(['model', 'stored in 16 bits', 'divergence, first', 'all', 'last', 'loss'], rows) + '\n\n' + predictions(setting)
+    )
