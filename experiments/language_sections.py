@@ -72,11 +72,12 @@ def state_dtypes(report: dict) -> str:
         for x in report['rows']
     ]
     name = setting['name']
+    columns = ['model', 'stored in 16 bits', 'divergence, first', 'all', 'last', 'loss']
     return (
         f'## {setting["title"]}\n\n`python -m experiments language_modeling experiments/settings/{name}.json`, then '
-        f'`python -m experiments state_dtypes outputs/{name}/results.json`. {machines(report)} {setting["note"]} Each model reads '
-        f'{report["texts"]} held-out texts of {report["tokens"]:,} tokens, one token at a time, and its states are rounded after '
-        "each. Divergence is that of its next tokens' probabilities from the model's with float32 states, in nats: over the first "
-        'eighth of a text, all of it, and the last eighth.\n\n'
-        + table(['model', 'stored in 16 bits', 'divergence, first', 'all', 'last', 'loss'], rows) + '\n\n' + predictions(setting)
+        f'`python -m experiments state_dtypes outputs/{name}/results.json`. {machines(report)} {setting["note"]} Each model '
+        f'reads {report["texts"]} held-out texts of {report["tokens"]:,} tokens, one token at a time, and its states are '
+        "rounded after each. Divergence is that of its next tokens' probabilities from the model's with float32 states, in "
+        'nats: over the first eighth of a text, all of it, and the last eighth.\n\n'
+        + table(columns, rows) + '\n\n' + predictions(setting)
     )

@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='only these')
     parser.add_argument('--slow', action='store_true', help='the tests marked slow too')
     options, more = parser.parse_known_args()
-    # one for each worker
+    # each worker computes with one thread
     os.environ['OMP_NUM_THREADS'] = '1'
     device, why_none = find_device()
     chosen = more if options.slow else ['-m', 'not slow', *more]

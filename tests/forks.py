@@ -36,7 +36,7 @@ ENVIRONMENT = {
     'HF_HOME': HOME.name, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'TRITON_INTERPRET': '0',
 }
 CONTEXT = get_context('forkserver')
-# seconds
+# seconds until a program is stopped
 LIMIT = 600
 
 

@@ -126,7 +126,7 @@ def run_system(name: str, number: int, slots: int, loads: list[float], rates: li
         model = make(folder, name.split()[1])
         parameters = sum(x.numel() for x in model.parameters())
         serve = in_batches(model, slots) if name.startswith('generate') else in_vllm(folder, slots)
-        # compiles
+        # the first requests compile
         serve(requests(slots, 1e6, seed=1))
         at_once = requests(number, 1e6)
         peak = figures(at_once, serve(at_once))

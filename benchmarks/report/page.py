@@ -26,7 +26,7 @@ from benchmarks.report.tables import measured_on, milliseconds, place, table
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
 CARDS = ROOT / 'docs' / 'cards.md'
-# quoted in the README
+# the README quotes these
 FIGURES = {
     'h200_passes': RESULTS / 'h200_passes.json', 'memory': RESULTS / 'memory.json',
     'extrapolation_2M': ROOT / 'experiments' / 'results' / 'extrapolation_2M.json',

@@ -8,7 +8,7 @@ from statistics import mean
 from textwrap import fill
 
 START, END = '<!-- drawn by python -m benchmarks report -->\n', '<!-- to here -->\n'
-# do not break links
+# a link must not be broken
 WHOLE = {'break_long_words': False, 'break_on_hyphens': False}
 
 

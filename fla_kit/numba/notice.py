@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-# seconds
+# seconds of compiling after which a line is printed
 PATIENCE = 3.0
 
 _told = threading.Event()

@@ -23,7 +23,7 @@ _of: tuple[int, int] = (0, 0)
 def run(loop: Callable, n_w: int, *args) -> None:
     """`loop(i_w, n_w, *args)` for each of `n_w` workers, on the calling thread and those that help it."""
     workers, failures = deque(range(n_w)), SimpleQueue[BaseException | None]()
-    # a setting per thread
+    # each thread has a setting of its own
     flushes = flushes_denormals()
 
     def work() -> None:

@@ -181,7 +181,7 @@ def keep_last(tokens: tuple[torch.Tensor, ...], window: int | None) -> tuple[tor
     """Of keys, values and positions `[B, S, ...]`, each row's last `window` tokens in their order."""
     if window is None or tokens[2].shape[1] <= window:
         return tokens
-    # padding comes first
+    # the sort puts padding first
     last = tokens[2].argsort(dim=1, stable=True)[:, -window:]
     return tuple(x.take_along_dim(last, 1) for x in tokens)
 

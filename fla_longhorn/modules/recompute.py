@@ -37,7 +37,7 @@ def can_recompute() -> bool:
         with saved_tensors_hooks(Tensor.detach, Tensor.detach):
             return True
     except RuntimeError:
-        # within `disable_saved_tensors_hooks`
+        # `disable_saved_tensors_hooks` forbids it here
         return False
 
 
@@ -121,7 +121,7 @@ class Recompute:
     def __exit__(self, *error: object) -> None:
         self.values.clear()
         self.context.__exit__(*error)
-        # a cycle
+        # the context refers to this object, which a cycle would keep
         del self.context
 
     def add(self, module: nn.Module, x: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> None:

@@ -155,7 +155,7 @@ class RewindableCache(Cache):
         max_length = int(max_length)
         if max_length == 0 and self.record_past:
             max_length = self.get_seq_length()
-        # all layers or none
+        # an error of one layer leaves all as they were
         cropped = [copy(layer) for layer in self.layers]
         for layer in cropped:
             layer.crop(max_length)

@@ -28,7 +28,7 @@ FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in TYPES.items()}
 SCHEMA = ', '.join(FIELDS.values())
 GRADIENTS = ', '.join(['Tensor'] * len(DIFFERENTIABLE))
 POOL_FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in get_type_hints(Pool).items()}
-# written to
+# `(a!)` says that the operator writes to it
 POOL_FIELDS['states'] = 'Tensor(a!) states'
 UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
 # up to this length, one pass over the sequence is at least as fast as splitting it

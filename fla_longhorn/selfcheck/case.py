@@ -57,7 +57,7 @@ class Case:
 
 
 FLAGS = tuple(field.name for field in fields(Case) if field.type == 'bool')
-# a choice of `dtypes`
+# inputs of several dtypes in one call
 MIXED = (('k', torch.float16), ('v', torch.float32), ('D', torch.float32))
 # the same numbers in a larger tensor of NaN: every other element, channels of a wider projection, not aligned to 16 bytes
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
 LAUNCH_AGAIN = ctypes.CFUNCTYPE(None, ctypes.c_long)
-# loaded once
+# `load` sets it once
 lib: Any = None
 
 

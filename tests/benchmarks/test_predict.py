@@ -82,7 +82,7 @@ for name, make in SCALAR.items():
         assert (gla[direction] in found, gate[direction] in found) == (not own, not own and not plain), (name, plain, found)
         assert f'longhorn_{direction}_kernel' in found or not own, (name, found)
         assert {a.nbytes for x in launches for a in x.arguments if a.name == 'beta'} == ({2 * 512} if own else set())
-        # one direction alone
+        # a pass has the kernels of its direction alone
         assert not found & {gla['fwd' if direction == 'bwd' else 'bwd']}
 """
 

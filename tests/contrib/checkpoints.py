@@ -13,7 +13,7 @@ from tests.integration.scripts.byte_tokenizer import byte_tokenizer
 
 LENGTHS = (1, 3, 7, 16, 31, 64, 100, 129)
 NEW_TOKENS = 24
-# of an engine
+# options of an engine
 OPTIONS = {
     'skip_tokenizer_init': True, 'dtype': 'float32', 'enforce_eager': True, 'max_model_len': 256, 'max_num_seqs': 8,
 }

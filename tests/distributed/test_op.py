@@ -38,7 +38,7 @@ class Job:
     # of the Triton backend, if not by its own rule
     segment_length: int | None = None
     op: Callable = chunk_longhorn
-    # exact or not
+    # each value of `exact` that is run
     updates: tuple[bool, ...] = (False, True)
 
 

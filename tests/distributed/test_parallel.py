@@ -121,7 +121,7 @@ def options(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
         if i % 2 == mesh['dp'].get_local_rank():
             model = split_channels(make_model(**options), mesh['tp'])
             assert all(isinstance(x, DTensor) for x in model.parameters())
-            # both operators
+            # the lengths select both operators
             compare(name, model, make_model(**options), 70 if i % 4 < 2 else 40)
     for name, options in ON_FOUR.items():
         compare(name, split_channels(make_model(**options), world), make_model(**options), 40)

@@ -42,7 +42,7 @@ def compare_function(name, dtype, *inputs):
         assert y.is_contiguous() and y.dtype == dtype and y.isfinite().all()
         return (y,)
 
-    # units take y too
+    # gated units take a second input, y
     named = dict(zip('xy' if 'glu' in name else 'x', inputs, strict=False))
     compare(lambda **x: contiguous(*x.values()), lambda **x: (reference(*x.values()),), named, dtype)
 

@@ -22,7 +22,7 @@ OWN = {
     'gate-head': {'hidden_ratio': 2, 'gate': 'head', 'num_heads': 2},
     'exact-gate-channel': {'hidden_ratio': 2, 'gate': 'channel', 'exact': True, 'allow_neg_eigval': True},
 }
-# of families
+# gates of fla's families
 GATED = {'gla-gate': ('gla', {'longhorn_gate': 'head'}), 'rwkv7-gate': ('rwkv7', {'longhorn_gate': 'channel'})}
 MODELS = [*OWN, *FAMILIES, *GATED]
 models = pytest.mark.parametrize('name', MODELS)

@@ -67,7 +67,7 @@ def test_gradients_of_a_layer(name, form, device):
             with torch.no_grad():
                 layer(h[:, :9], **options)
         x = h.clone().requires_grad_()
-        # of autocast
+        # the dtype of autocast, where `form` names one
         dtype = getattr(torch, form, None)
         with torch.autocast(device.type, dtype) if dtype else nullcontext():
             o = layer(x, **options)[0]

@@ -134,7 +134,7 @@ BAD = {
     'three axes': ({'position_ids': torch.zeros(3, 1, 5, dtype=torch.long)}, 1, r'position_ids must have shape'),
     'padding': ({'position_ids': RESTART, 'attention_mask': torch.tensor([[0, 1, 1, 1, 1]])}, 1,
                 'attention_mask must be None or all ones with the packed sequences of position_ids'),
-    # of a wrong type
+    # values of a wrong type
     'float positions': ({'position_ids': torch.arange(5.)[None]}, 1, 'position_ids must be a tensor of integers, got .*32'),
     'a list': ({'seq_idx': [[0] * 5]}, 1, 'seq_idx must be a tensor of integers, got list'),
     'float bounds': ({'cu_seq_lens_q': torch.tensor([0., 5.])}, 1, 'cu_seq_lens_q must be an int32 or int64 .*float32'),

@@ -17,20 +17,20 @@ TORCH = {'FLA_LONGHORN_BACKEND': 'torch', 'FLA_CPU_LOOPS': '0'}
 class Mutation:
     """One wrong edit."""
 
-    # within its room
+    # unique within its room
     name: str
     # in `fla_longhorn/` where it is not `fla_cpu/...` or `fla_kit/...`
     file: str
     # text that the file holds once, and what replaces it
     old: str
     new: str
-    # as a sentence
+    # a sentence that says what goes wrong
     breaks: str
     # node ids of the tests that must fail, without parameters, separated by spaces
     tests: str
     # words that the names of their cases hold, as pytest's `-k` takes them; none takes all
     where: str = ''
-    # environment of the tests
+    # variables of the environment in which the tests run
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property

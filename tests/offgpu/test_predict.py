@@ -287,7 +287,7 @@ def test_scratch_larger_than_l2_comes_from_dram():
     machine, size = h100(), 256 * 2**20
     runs = SimpleNamespace(base=base, paths=lambda part, blocks: [[simulate.Path(base(part))] for _ in blocks])
     arguments = [SimpleNamespace(name=name, nbytes=size, storage=i) for i, name in enumerate(('rows', 'scratch'))]
-    # five times the tensor
+    # the blocks read five times the size of the tensor
     launch = SimpleNamespace(arguments=arguments, blocks=5 * size // (32 * 256))
     source = sources_of(launch, runs, (0.25, 0.5), machine, set(), [0])
     assert source.levels == {'rows': 'l2'}

@@ -29,7 +29,7 @@ from tests.onnx.test_model import build
 from tests.test_docs import blocks
 
 WORDS = ['one', 'two', 'three', *(f'word{i}' for i in range(50))]
-# of programs elsewhere
+# lets a program in another folder import what this one can
 PATHS = os.pathsep.join(map(os.path.abspath, [forks.ROOT, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]))
 # a module of None fails to be imported
 WITHOUT = '''
@@ -82,7 +82,7 @@ def test_the_files(command, checkpoint):
 @pytest.mark.parametrize('prompts', [['one'], ['three word7 two', 'one']], ids=len)
 def test_the_program_without_torch(command, checkpoint, prompts, tmp_path):
     folder, _ = command
-    # wherever the folder is
+    # the program finds its files wherever the folder is
     moved = folder.rename(tmp_path / 'elsewhere')
     try:
         ids = [[WORDS.index(word) for word in prompt.split()] for prompt in prompts]

@@ -131,7 +131,7 @@ with pytest.raises(ValueError, match='double is launched on cuda:0 with a tensor
 with pytest.raises(RuntimeError, match='invalid device ordinal'):
     torch.ones(2, device='cuda:2')
 
-# poisoned memory
+# new memory is poisoned
 assert torch.empty(3, device='cuda').isnan().all() and not torch.zeros(3, device='cuda').any()
 
 # a child of a process that has used the device may not

@@ -20,7 +20,7 @@ KEPT = {
     'torch.autograd.forward_ad._current_level': {'ops.plain'},
     'torch._C._autograd._top_saved_tensors_default_hooks': {'modules.recompute'},
     'torch.distributed._functional_collectives': {'modules.tensor_parallel'},
-    # hooks
+    # a module's hooks and parameters, where a decoding step has no time for its methods
     'torch.nn.modules.module._has_any_global_hook': {'modules.bare'},
     **dict.fromkeys(('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'), {'modules.bare'}),
     '_modules': {'modules.direct'},

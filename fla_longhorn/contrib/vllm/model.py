@@ -52,7 +52,7 @@ class LonghornMLP(nn.Module):
             raise ValueError(f"hidden_act must be 'swish' for vLLM, got {config.hidden_act!r}")
         size = config.intermediate_size
         if size is None:
-            # fla's rule
+            # fla's GatedMLP rounds up so
             size = -(-int(config.hidden_size * config.hidden_ratio * 2 / 3) // 256) * 256
         self.gate_up_proj = MergedColumnParallelLinear(
             config.hidden_size, [size] * 2, bias=False, quant_config=quant, prefix=f'{prefix}.gate_up_proj',

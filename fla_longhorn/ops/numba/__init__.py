@@ -111,7 +111,7 @@ def step(args: Arguments, states: torch.Tensor, where: np.ndarray) -> torch.Tens
     inputs = [x if x is None or x.is_contiguous() else x.contiguous() for x in given]
     o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
     if len(where) < N:
-        # sequences without a row
+        # sequences without a row have outputs of zero
         o.zero_()
     p_q, p_k, p_v, p_beta, p_D, p_z = [0 if x is None else x.data_ptr() for x in inputs]
     gate = None if g is None else (g.data_ptr(), g.dim() == 3)

@@ -43,7 +43,7 @@ def test_lengths_and_cancelled_requests(engine, variant):
     ('paper', 1, {}),
     # prompts in pieces of 32 tokens, more requests than slots
     ('heads', 3, {'chunked_prefill_size': 32, 'max_running_requests': 4, 'max_mamba_cache_size': 4}),
-    # pieces beside decoding
+    # pieces of prompts share a batch with decoding requests
     ('exact-heads', 1, {'chunked_prefill_size': 32, 'enable_mixed_chunk': True}),
     ('exact', 1, {'disable_overlap_schedule': True}),
     *((name, 1, {'chunked_prefill_size': 32, 'enable_mixed_chunk': True}) for name in GATED),

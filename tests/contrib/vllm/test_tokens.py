@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from tests.contrib.checkpoints import GATED, SIZES, VARIANTS
 
-# without inductor
+# vLLM traces the model, and inductor does not compile it
 TRACED = {'enforce_eager': False, 'compilation_config': {'backend': 'eager'}}
 
 

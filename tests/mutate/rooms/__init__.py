@@ -16,8 +16,8 @@ ROOMS = {
     'selfcheck': selfcheck.MUTATIONS,
     # their tests need timm
     **({'vision': vision.MUTATIONS} if find_spec('timm') else {}),
-    # and onnxruntime
+    # those of this room need onnxruntime
     **({'onnx': onnx.MUTATIONS} if find_spec('onnxruntime') else {}),
 }
-# by `room/name`
+# each mutation by `room/name`
 MUTATIONS = {f'{room}/{mutation.name}': mutation for room, mutations in ROOMS.items() for mutation in mutations}

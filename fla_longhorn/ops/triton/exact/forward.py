@@ -227,7 +227,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     if SAVE_STATES and not BY_INTERVAL:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
 
-    # slices [BV, BS]
+    # the state is a tuple of slices [BV, BS]
     if BY_INTERVAL:
         p_h0 = states + (i_c.to(tl.int64) * H + i_h) * (K * V)
         b_h = load_state(p_h0, o_k, o_v, T_n > 0, K, V, SLICES, True)
