@@ -28,7 +28,7 @@ HEADER = """# The paper's experiments, at a small size
 runs took {hours:.0f} hours of one or two processor cores, in part beside other work.
 
 Not run: of Fig. 4's smallest column most rates and widths, and most models with 128 tokens; recall by state size
-with 512 tokens, but at K = 128; other rates of recall that starts anew; MAD at its own size; language models above
+with 512 tokens, but at K = 128; recall that overfills the state with a gate; MAD at its own size; language models above
 two million parameters, or on more than 3.3 million tokens; more than one seed where a section says so.
 """
 

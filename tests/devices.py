@@ -12,6 +12,7 @@ ON_THE_CPU = {
     'tests/experiments': 'the experiments themselves take a device',
     'tests/fla_cpu': "implementations of fla's modules for the CPU",
     'tests/integration/test_runner.py': 'how programs are started, without a tensor',
+    'tests/integration/trl': 'a promise for the CPU alone',
     'tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_weight_decay.py::test_names_hold_after_fully_shard': 'gloo sends what is on the CPU',
     'tests/models/test_gate.py::test_sharded_on_meta': 'gloo sends what is on the CPU',
