@@ -28,7 +28,7 @@ HEADER = """# The paper's experiments, at a small size
 runs took {hours:.0f} hours of one or two processor cores, in part beside other work.
 
 Not run: of Fig. 4's smallest column most rates and widths, and most models with 128 tokens; recall by state size
-with 512 tokens, but at K = 128; recall that overfills the state with a gate; MAD at its own size; language models above
+with 512 tokens, but at K = 128; MAD at its own size; language models above
 two million parameters, or on more than 3.3 million tokens; more than one seed where a section says so.
 """
 
@@ -284,6 +284,7 @@ SECTIONS: tuple[Section, ...] = (
     (('state_tracking',), synthetic, 'state_tracking'),
     (('forgetting',), by_gate, None),
     (('parity_gates',), by_gate, None),
+    (('recall_gates',), by_gate, None),
     (('mad_small',), synthetic, 'mad_small'),
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
