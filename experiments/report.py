@@ -216,27 +216,33 @@ def passed(runs: list[dict], stop_recall: float) -> str:
 
 
 def synthetic(report: dict) -> str:
-    """Accuracy of each mixer on each task, by length where longer sequences were read."""
-    runs = report['runs']
-    tasks = list(dict.fromkeys(describe_task(run['cell']) for run in runs))
-    lengths = list(dict.fromkeys(n for run in runs for n in run.get('by_length', ())))
-    rows = []
-    for mixer in dict.fromkeys(run['cell']['mixer'] for run in runs):
-        of: dict[str, list[dict]] = {}
-        for run in runs:
-            if run['cell']['mixer'] == mixer:
-                of.setdefault(describe_task(run['cell']), []).append(run)
-        shown = [
-            'not run' if task not in of
-            else ' / '.join(spread([run['by_length'][n] for run in of[task]], '.0%') for n in lengths) if lengths
-            else shares([run['recall'] for run in of[task]])
-            for task in tasks
-        ]
-        rows.append([mixer, f'{next(iter(of.values()))[0]["parameters"]:,}', *shown])
-    columns = f' The columns hold the accuracy of the tokens up to {" / ".join(lengths)}.' if lengths else ''
+    """Accuracy of each mixer on each task, by length where other lengths were read."""
+    of: dict[str, dict[str, list[dict]]] = {}
+    for run in best_runs(report['runs']):
+        gate = run['cell'].get('gate')
+        mixer = run['cell']['mixer'] + (f', gate {GATES[gate]}' if gate else '')
+        of.setdefault(mixer, {}).setdefault(describe_task(run['cell']), []).append(run)
+    tasks = list(dict.fromkeys(task for some in of.values() for task in some))
+    lengths = {
+        task: ' / '.join(run['by_length']) for some in of.values() for task, (run, *_) in some.items() if 'by_length' in run
+    }
+
+    def shown(some: list[dict] | None) -> str:
+        if some is None:
+            return 'not run'
+        if 'by_length' not in some[0]:
+            return shares([run['recall'] for run in some])
+        return ' / '.join(spread([run['by_length'][n] for run in some], '.0%') for n in some[0]['by_length'])
+
+    rows = [[mixer, f'{next(iter(some.values()))[0]["parameters"]:,}', *(shown(some.get(task)) for task in tasks)]
+            for mixer, some in of.items()]
+    columns = ''.join({
+        f' The columns hold the accuracy of the tokens up to {n}.' if 'longest' in report['setting']['options']
+        else f' For {task} they hold the accuracy on sequences of {n} tokens.' for task, n in lengths.items()
+    })
     return heading(report, (
         f'{options(report)}; {report["setting"]["note"]}{columns} '
-        f'{sum(run["seconds"] for run in runs) / 3600:.1f} hours, beside other work.\n\n'
+        f'{sum(run["seconds"] for run in report["runs"]) / 3600:.1f} hours, beside other work.\n\n'
         + table(['mixer', 'parameters', *tasks], rows) + '\n\n' + predictions(report['setting'])
     ))
 

@@ -9,7 +9,8 @@ MAD (arXiv 2403.17844): recall of values in context, by keys of one token, of se
 from among blanks, in order; compression of a sequence into its last hidden state; a map from keys to values that is the same
 in all sequences. Sizes are options of the setting, so they can be MAD's own or smaller.
 
-Recall that starts anew at a mark (`segments`) is in neither: it asks what no longer holds, too.
+Recall that starts anew at a mark (`segments`) is in neither: it asks what no longer holds, too. Palindromes and stacks are
+Kimi Linear's (arXiv 2510.26692); a few pairs among much noise (`needles`) stand for S-NIAH of RULER (arXiv 2404.06654).
 
 A task draws tokens and targets `[N, T]`, the target beside the token that it is asked at, `IGNORE` where nothing is asked.
 """
@@ -152,9 +153,51 @@ def compression(rng: Generator, size: int, seq_len: int, vocab_size: int) -> Dra
     return tokens, np.where(tokens == vocab_size - 1, IGNORE, tokens)
 
 
+def palindrome(rng: Generator, size: int, seq_len: int, vocab_size: int) -> Drawn:
+    """Random tokens, a mark, behind which they are asked from the last to the first."""
+    half = seq_len // 2
+    copied = rng.integers(vocab_size - 1, size=(size, half))
+    tokens = np.concatenate([copied, np.full((size, 1), vocab_size - 1), copied[:, :0:-1]], 1)
+    targets = np.full_like(tokens, IGNORE)
+    targets[:, half:] = copied[:, ::-1]
+    return tokens, targets
+
+
+def stacks(rng: Generator, size: int, seq_len: int, vocab_size: int, count: int = 4) -> Drawn:
+    """Values that are pushed on `count` stacks or popped from them, each behind a token that names both; asked when popped."""
+    values, rows = vocab_size - 2 * count, np.arange(size)
+    tokens, targets = np.empty((size, seq_len // 2, 2), dtype=int), np.full((size, seq_len // 2, 2), IGNORE)
+    held, depth = np.zeros((size, count, seq_len // 2), dtype=int), np.zeros((size, count), dtype=int)
+    for i in range(seq_len // 2):
+        stack, value = rng.integers(count, size=size), rng.integers(values, size=size)
+        pops = (depth[rows, stack] > 0) & (rng.random(size) < 0.5)
+        depth[rows, stack] -= pops
+        top = depth[rows, stack]
+        value = np.where(pops, held[rows, stack, top], value)
+        held[rows, stack, top] = value
+        depth[rows, stack] += ~pops
+        tokens[:, i] = np.stack([values + stack + count * pops, value], -1)
+        targets[pops, i, 0] = value[pops]
+    return tokens.reshape(size, -1), targets.reshape(size, -1)
+
+
+def needles(rng: Generator, size: int, seq_len: int, vocab_size: int, count: int = 4, noise_tokens: int = 64) -> Drawn:
+    """`count` pairs of a key and its value anywhere in noise; asked for each key at the end."""
+    keys = (vocab_size - noise_tokens) // 2
+    shown = rng.random((size, keys)).argsort(1)[:, :count]
+    answers = rng.integers(keys, 2 * keys, size=shown.shape)
+    tokens = rng.integers(2 * keys, vocab_size, size=(size, seq_len))
+    places, rows = 2 * rng.random((size, (seq_len - count) // 2)).argsort(1)[:, :count], np.arange(size)[:, None]
+    tokens[rows, places], tokens[rows, places + 1], tokens[:, -count:] = shown, answers, shown
+    targets = np.full_like(tokens, IGNORE)
+    targets[:, -count:] = answers
+    return tokens, targets
+
+
 TASKS: dict[str, Callable[..., Drawn]] = {
     'products': products, 'recall': recall, 'segments': segments, 'fuzzy recall': fuzzy_recall,
     'selective copying': selective_copying, 'memorisation': memorisation, 'compression': compression,
+    'palindrome': palindrome, 'stacks': stacks, 'needles': needles,
 }
 
 
@@ -216,7 +259,8 @@ def accuracy_by_token(model: nn.Module, data: Sequences, batch_size: int) -> lis
 def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
     """Train a cell's model on its task; accuracy on other sequences, and on longer ones where `longest` is among the options.
 
-    `by_length` holds the mean accuracy of the tokens that are asked behind the length before and up to this one.
+    `by_length` holds the mean accuracy of the tokens that are asked behind the length before and up to this one, or with
+    `lengths` among the options the accuracy on sequences of each length.
     """
     set_seed(cell['seed'])
     options = cell['task_options']
@@ -245,6 +289,10 @@ def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
         result['by_length'] = {
             str(n): float(np.mean(by_token[0 if n == T else ends[n // 2]:end])) for n, end in ends.items()
         }
+    if 'lengths' in cell:
+        result['by_length'] = {str(n): zoology.recall(
+            model, Sequences(cell, cell['test_size'], 3 * cell['seed'] + 3, n), cell['batch_size'], answers,
+        ) for n in cell['lengths']}
     return result
 
 
