@@ -94,6 +94,32 @@ def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight
             store_lanes(y, i + d, b_z * sigmoid(b_z) if swish else b_z, D - d)
 
 
+@compiled
+def step_in_pages(x, stride, pages, rows, page_stride, weight, bias, y, D, swish, bits, pages_bits, weight_bits):
+    """:func:`step` with four taps, whose last three inputs `[3, D]`, the newest last, are in page `rows[n]` of a pool.
+
+    A sequence without a page (a negative row) has zeros as its output.
+    """
+    x, y, last = array_at(x, (len(rows) - 1) * stride + D, bits), array_at(y, len(rows) * D, bits), 0
+    for row in rows:
+        last = max(last, row)
+    pages = array_at(pages, last * page_stride + (TAPS - 1) * D, pages_bits)
+    weight, bias = array_at(weight, D * TAPS, weight_bits), array_at(bias, D if bias != 0 else 0, weight_bits)
+    for n in range(len(rows)):
+        for d in range(0, D, W):
+            if rows[n] < 0:
+                store(y, n * D + d, splat(np.float32(0)))
+                continue
+            p = rows[n] * page_stride + d
+            b_x, b_x1, b_x2, b_x3 = load(x, n * stride + d), load(pages, p + 2 * D), load(pages, p + D), load(pages, p)
+            b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
+            store(pages, p, b_x2)
+            store(pages, p + D, b_x1)
+            store(pages, p + 2 * D, b_x)
+            b_z = load_lanes(bias, d, W if len(bias) > 0 else 0) + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
+            store(y, n * D + d, b_z * sigmoid(b_z) if swish else b_z)
+
+
 @inlined
 def rows_before(x, p, stride, exist):
     """The vectors of three rows before the one at `p`, the newest first; zeros where none exist."""
@@ -252,6 +278,34 @@ def convolve_token(
     return y
 
 
+def convolve_token_in_pages(
+    x: torch.Tensor, pages: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, swish: bool, rows: list[int],
+) -> torch.Tensor:
+    """The outputs `[N, D]` of one token per sequence; updates the page `rows[n]` of each in place.
+
+    `pages` `[P, 3, D]` has the last inputs, the newest last; a negative row is no page. `weight` is `[D, 4]`, D whole vectors.
+    """
+    N, D = x.shape
+    if not x.is_cpu or pages.shape[1:] != (TAPS - 1, D) or not has_pages(x, pages, weight):
+        raise ValueError(
+            f'pages must have shape [P, {TAPS - 1}, {D}], dense in a page, for x [N, {D}] on the CPU, D a multiple of {W} and '
+            f'a weight [{D}, {TAPS}], got {list(pages.shape)} with strides {pages.stride()}, x on {x.device} and '
+            f'{list(weight.shape)}'
+        )
+    if len(rows) != N or max(rows, default=-1) >= len(pages):
+        raise ValueError(f'rows must name one of {len(pages)} pages, or a negative number, for each of {N} tokens, got {rows}')
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    y = torch.empty((N, D), dtype=x.dtype, device=x.device)
+    notice.call(
+        step_in_pages, x.data_ptr(), x.stride(0), pages.data_ptr(), np.array(rows, np.int64), pages.stride(0),
+        weight.data_ptr(), address(bias), y.data_ptr(), D, swish, BITS[x.dtype], BITS[pages.dtype], BITS[weight.dtype],
+    )
+    if not pages.is_inference():
+        increment_version(pages)
+    return y
+
+
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None, swish: bool,
     dtype: torch.dtype | None = None,
@@ -306,6 +360,12 @@ def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | 
         return True
     covered = x.shape[0] == 1 and int(cu_seqlens[0]) == 0 and int(cu_seqlens[-1]) == x.shape[1]
     return covered and bool((cu_seqlens.diff() >= 0).all())
+
+
+def has_pages(x: torch.Tensor, pages: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether :func:`convolve_token_in_pages` supports these sizes: four taps, whole vectors of channels, dense pages."""
+    D = x.shape[-1]
+    return D % W == 0 and weight.shape[-1] == TAPS and pages.stride()[1:] == (D, 1) and pages.dtype in BITS
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:

@@ -113,16 +113,18 @@ def check_rows(pool: Pool, N: int) -> None:
     P = len(pool.states)
     for name in ('state_indices', 'final_state_indices'):
         indices = pool.choices[name]
-        highest = -1 if indices is None else int(torch.where(indices == pool.pad_slot_id, -1, indices).max())
+        highest = -1 if indices is None else max((row for row in indices.tolist() if row != pool.pad_slot_id), default=-1)
         if highest >= P:
             raise ValueError(f'{name} must be below the number of states in the pool, {P}, got {highest}')
-    first, last, _ = (x.tolist() for x in pool.locate(N))
+    rows = pool.listed(N)
     name = 'state_indices' if pool.final_state_indices is None else 'final_state_indices'
     writers: dict[int, int] = {}
-    for n, row in enumerate(last):
+    for n, (_, row, _) in enumerate(rows):
         if row >= 0 and writers.setdefault(row, n) != n:
             raise ValueError(f'{name} must not name a row twice, got {row} for sequences {writers[row]} and {n}')
-    for n, row in enumerate(first):
+    if pool.final_state_indices is None:
+        return
+    for n, (row, _, _) in enumerate(rows):
         if row >= 0 and writers.get(row, n) != n:
             raise ValueError(
                 f'{name} must not name a row that another sequence starts from, got {row} for sequence {writers[row]}, '

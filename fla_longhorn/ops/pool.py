@@ -52,6 +52,21 @@ class Pool(NamedTuple):
             first = torch.where(self.has_initial_state, first, -1)
         return first, last, used
 
+    def listed(self, N: int) -> list[tuple[int, int, bool]]:
+        """:meth:`locate` of each sequence in Python's integers, which take less time than operations on a few rows."""
+        pad_slot_id = self.pad_slot_id
+
+        def rows(indices: Tensor) -> list[int]:
+            return [-1 if row < 0 or row == pad_slot_id else row for row in indices.tolist()]
+
+        named = list(range(N)) if self.state_indices is None else rows(self.state_indices)
+        first, last = named, named
+        if self.final_state_indices is not None:
+            last = [after if row >= 0 else -1 for row, after in zip(named, rows(self.final_state_indices), strict=True)]
+        if self.has_initial_state is not None:
+            first = [row if filled else -1 for row, filled in zip(named, self.has_initial_state.tolist(), strict=True)]
+        return [(before, after, row >= 0) for before, after, row in zip(first, last, named, strict=True)]
+
     def gather(self, N: int) -> Tensor:
         """Initial states `[N, ...]` of the sequences; zero where there is none."""
         first = self.locate(N)[0]

@@ -68,6 +68,39 @@ def test_threads_change_nothing(monkeypatch, function, n, shared):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and ran == shared
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('has_bias', [False, True])
+@torch.no_grad()
+def test_a_token_in_pages_is_one_with_a_cache(dtype, has_bias):
+    """The same bits, in strided inputs and pages with a gap; other pages stay, and without a page the output is zero."""
+    N, D, rows = 4, 64, [5, -1, 0, 3]
+    x, cache, weight, bias = (t.to(dtype) for t in conv_inputs(N, D))
+    bias, pool = bias if has_bias else None, torch.randn(7, 3 * D + 8).to(dtype)
+    pages, before = pool[:, :3 * D].view(7, 3, D), pool.clone()
+    for n, row in enumerate(rows):
+        if row >= 0:
+            cache[n, :, 1:] = pages[row].T
+    wide = torch.stack([torch.full_like(x, torch.nan), x], 1).flatten(1)
+    got = loops.convolve_token_in_pages(wide[:, D:], pages, weight, bias, True, rows)
+    want = loops.convolve_token(x, cache, weight, bias, True)
+    for n, row in enumerate(rows):
+        if row >= 0:
+            assert torch.equal(got[n], want[n]) and torch.equal(pages[row], cache[n, :, 1:].T)
+            before[row, :3 * D] = pool[row, :3 * D]
+    assert torch.equal(pool, before) and not got[1].any()
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    ({'rows': [0, 7]}, r'rows must name one of 7 pages, .* got \[0, 7\]'), ({'rows': [0]}, 'for each of 2 tokens'),
+    ({'D': 60}, 'D a multiple of'), ({'taps': 3}, r'weight \[64, 4\]'), ({'width': 4}, r'pages must have shape \[P, 3, 64\]'),
+])
+def test_bad_pages(change, message):
+    D = change.get('D', 64)
+    pages, weight = torch.zeros(7, change.get('width', 3), D), torch.zeros(D, change.get('taps', 4))
+    with pytest.raises(ValueError, match=message):
+        loops.convolve_token_in_pages(torch.zeros(2, D), pages, weight, None, True, change.get('rows', [0, 1]))
+
+
 @torch.no_grad()
 def test_bfloat16_is_float32_rounded_at_the_end(served):
     """No loop keeps a sum in bfloat16; a state and a weight in another dtype than the input are read as they are."""

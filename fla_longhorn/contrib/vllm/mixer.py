@@ -6,7 +6,9 @@ in place. Under tensor parallelism a rank has an equal part of the channels: who
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,13 +27,14 @@ from vllm.model_executor.layers.mamba.mamba_utils import (
     MambaStateShapeCalculator,
     is_conv_state_dim_first,
 )
-from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
+from fla_longhorn.contrib.vllm.convolution import convolve_token
 from fla_longhorn.contrib.vllm.speculative import DraftBackend, DraftMetadata, Pages
 from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
@@ -89,15 +92,47 @@ def load_shard(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
     parameter.data.copy_(loaded.chunk(get_tensor_model_parallel_world_size())[get_tensor_model_parallel_rank()])
 
 
-def pages(metadata: Any) -> tuple[list, Any]:
-    """Places and pages of the decoding requests' tokens, as in :class:`DraftMetadata`, and pages of prompts, if any."""
-    if isinstance(metadata, DraftMetadata):
-        return metadata.steps, metadata.pages_p
-    steps, of_prompts = [], metadata.state_indices_tensor_p
-    if metadata.num_decode_tokens:
+class Piece(NamedTuple):
+    """Tokens of a batch that take one call: one of each decoding request, or all of the prompts."""
+
+    # in the batch
+    places: slice | torch.Tensor
+    # of the state before and after them
+    pages: Pages
+    # what the recurrence is told of prompts
+    sequences: dict[str, torch.Tensor] | None = None
+
+
+def pieces_of(metadata: Any) -> list[Piece]:
+    drafts, decoded = isinstance(metadata, DraftMetadata), metadata.num_decode_tokens
+    if drafts:
+        pieces = [Piece(places, pages) for places, pages in metadata.steps]
+    elif decoded:
         rows = metadata.state_indices_tensor_d[:, 0]
-        steps.append((slice(metadata.num_decode_tokens), (rows, rows)))
-    return steps, (of_prompts, of_prompts)
+        pieces = [Piece(slice(decoded), (rows, rows))]
+    else:
+        pieces = []
+    if metadata.num_prefill_tokens:
+        rows = metadata.state_indices_tensor_p
+        sequences = {'cu_seqlens': metadata.query_start_loc_p, 'has_initial_state': metadata.has_initial_states_p}
+        pages = metadata.pages_p if drafts else (rows, rows)
+        pieces.append(Piece(slice(decoded, decoded + metadata.num_prefill_tokens), pages, sequences))
+    return pieces
+
+
+def over(
+    pieces: list[Piece], function: Callable[[Piece, dict[str, torch.Tensor]], torch.Tensor], tokens: dict[str, torch.Tensor],
+) -> torch.Tensor:
+    """What `function` returns for the tokens of each piece, `[T, channels]`, in their order in the batch."""
+    if len(pieces) == 1:
+        return function(pieces[0], tokens)
+    found: list[torch.Tensor] = [
+        function(piece, {name: x[piece.places] for name, x in tokens.items()}) for piece in pieces
+    ]
+    y = found[0].new_empty(sum(map(len, found)), found[0].shape[-1])
+    for piece, some in zip(pieces, found, strict=True):
+        y[piece.places] = some
+    return y
 
 
 def carried(states: torch.Tensor, rows: Pages) -> torch.Tensor:
@@ -141,7 +176,10 @@ class LonghornMixer(nn.Module, MambaBase):
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
         config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
+        # reading an attribute of a configuration takes as long as a small operation
         self.config, self.vllm_config, self.prefix = config, vllm_config, prefix
+        self.exact, self.allow_neg_eigval, self.scalar_beta = config.exact, config.allow_neg_eigval, config.scalar_beta
+        self.normalises_keys, self.state_size, self.all_heads = config.k_norm == 'l2', config.state_size, config.num_heads
         tp_size, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
         hidden_size, size = config.hidden_size, channels(config)
         self.num_heads = local_heads(config, tp_size)
@@ -159,8 +197,9 @@ class LonghornMixer(nn.Module, MambaBase):
         self.x_proj = RowParallelLinear(
             size, sum(self.x_sizes), bias=False, quant_config=quant, prefix=f'{prefix}.x_proj',
         )
-        if config.value_proj:
-            self.v_proj = ColumnParallelLinear(size, size, bias=False, quant_config=quant, prefix=f'{prefix}.v_proj')
+        self.v_proj = ColumnParallelLinear(
+            size, size, bias=False, quant_config=quant, prefix=f'{prefix}.v_proj',
+        ) if config.value_proj else None
         # one step size for each head, which every rank has, or for each channel
         self.beta_proj = ColumnParallelLinear(
             self.beta_rank, config.num_heads if config.scalar_beta else size, bias=True, disable_tp=config.scalar_beta,
@@ -203,55 +242,42 @@ class LonghornMixer(nn.Module, MambaBase):
             output.copy_(self.out_proj(x.contiguous())[0])
             return
         metadata = metadata[self.prefix]
-        decoded = metadata.num_decode_tokens
-        total = decoded + metadata.num_prefill_tokens
-        steps, prompts = pages(metadata)
+        pieces, total = pieces_of(metadata), metadata.num_decode_tokens + metadata.num_prefill_tokens
+        if not pieces:
+            return
         # adapters know a token by its place in the batch, so that projections take all tokens
-        x = self.convolve(x[:total], decoded, metadata, steps, prompts)
-        inputs, o = self.inputs(x, z[:total]), torch.empty_like(x)
-        for places, rows in steps:
-            tokens = {name: value[places].unsqueeze(1) for name, value in inputs.items()}
-            o[places] = self.update(rows, tokens).flatten(1)
-        if decoded < total:
-            tokens = {name: value[decoded:].unsqueeze(0) for name, value in inputs.items()}
-            o[decoded:] = self.update(
-                prompts, tokens, cu_seqlens=metadata.query_start_loc_p, has_initial_state=metadata.has_initial_states_p,
-            )[0].flatten(1)
-        output[:total] = self.out_proj(o)[0]
+        x = over(pieces, partial(self.convolve, metadata), {'x': x[:total]})
+        output[:total] = self.out_proj(over(pieces, self.update, self.inputs(x, z[:total])))[0]
 
-    def convolve(self, x: torch.Tensor, decoded: int, metadata: Any, steps: list, prompts: Pages) -> torch.Tensor:
-        """`decoded` tokens of decoding requests, then prompts, or the next pieces of them: `[T, channels]`."""
-        taps, states, y = self.conv1d.weight.squeeze(1), self.conv_states(), torch.empty_like(x)
-        for places, rows in steps:
-            y[places] = causal_conv1d_update(
-                x[places], states, taps, self.conv1d.bias, 'silu', conv_state_indices=carried(states, rows),
-            )
-        if decoded < x.shape[0]:
-            y[decoded:] = causal_conv1d_fn(
-                x[decoded:].transpose(0, 1), taps, self.conv1d.bias, activation='silu', conv_states=states,
-                has_initial_state=metadata.has_initial_states_p, cache_indices=carried(states, prompts),
-                query_start_loc=metadata.query_start_loc_p, metadata=metadata,
-            ).transpose(0, 1)
-        return y
+    def convolve(self, metadata: Any, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+        x, taps, bias, states = tokens['x'], self.conv1d.weight.squeeze(1), self.conv1d.bias, self.conv_states()
+        rows = carried(states, piece.pages)
+        if piece.sequences is None:
+            return convolve_token(x, states, taps, bias, rows)
+        return causal_conv1d_fn(
+            x.transpose(0, 1), taps, bias, activation='silu', conv_states=states, cache_indices=rows,
+            has_initial_state=metadata.has_initial_states_p, query_start_loc=metadata.query_start_loc_p, metadata=metadata,
+        ).transpose(0, 1).contiguous()
 
-    def update(self, rows: Pages, tokens: dict[str, torch.Tensor], **sequences: torch.Tensor) -> torch.Tensor:
+    def update(self, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         """The recurrence from the states in the first pages to those in the second, which may be the same."""
-        before, after = rows
+        (before, after), (states, decodes) = piece.pages, (self.kv_cache[1], piece.sequences is None)
         inputs = dict(
-            tokens, **sequences, D=self.D.unflatten(0, (self.num_heads, -1)), exact=self.config.exact,
-            use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.config.allow_neg_eigval,
+            {name: x.unsqueeze(1 if decodes else 0) for name, x in tokens.items()}, **piece.sequences or {},
+            D=self.by_head(self.D)[0], exact=self.exact, use_beta_sigmoid_in_kernel=True,
+            allow_neg_eigval=self.allow_neg_eigval,
         )
-        states = self.kv_cache[1]
         if states.dtype == torch.float32:
-            return longhorn_state_update(
+            o = longhorn_state_update(
                 states, **inputs, state_indices=before, final_state_indices=None if after is before else after,
                 pad_slot_id=NULL_BLOCK_ID,
             )
-        # 16 bits are for storage
-        wide = states[before].float()
-        o = longhorn_state_update(wide, **inputs)
-        states[after] = wide.to(states.dtype)
-        return o
+        else:
+            # 16 bits are for storage
+            wide = states[before].float()
+            o = longhorn_state_update(wide, **inputs)
+            states[after] = wide.to(states.dtype)
+        return o.flatten(-2).squeeze(1 if decodes else 0)
 
     def conv_states(self) -> torch.Tensor:
         """`[pages, channels, conv_size - 1]`."""
@@ -259,19 +285,20 @@ class LonghornMixer(nn.Module, MambaBase):
 
     def inputs(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
         """The op's `q` and `k` `[T, H, K]`, what has a number for each channel, `[T, H, V]`, or for each head."""
-        config, own = self.config, slice(self.first_head, self.first_head + self.num_heads)
+        own = slice(self.first_head, self.first_head + self.num_heads)
         beta, k, *q = self.x_proj(x)[0].split(self.x_sizes, dim=-1)
         # kernels of adapters need it contiguous
         beta = self.beta_proj(beta.contiguous())[0]
-        beta = beta[:, own] if config.scalar_beta else self.by_head(beta)
-        q, k = (y.unflatten(-1, (config.num_heads, -1))[:, own] for y in (q[0] if q else k, k))
-        if config.k_norm == 'l2':
+        beta = beta[:, own] if self.scalar_beta else self.by_head(beta)
+        q, k = (y.view(-1, self.all_heads, self.state_size)[:, own] for y in (q[0] if q else k, k))
+        if self.normalises_keys:
             wide = k.float()
             k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(k.dtype)
         g = {} if self.gate is None else {'g': self.gate(x, own)}
-        if config.value_proj:
+        if self.v_proj is not None:
             x = self.v_proj(tensor_model_parallel_all_gather(x))[0]
         return {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z), **g}
 
     def by_head(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (self.num_heads, -1))
+        # `unflatten` takes three times as long
+        return x.view(-1, self.num_heads, x.shape[-1] // self.num_heads)

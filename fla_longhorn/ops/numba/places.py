@@ -23,8 +23,7 @@ def in_order(N: int, size: int, reads: bool, writes: bool) -> np.ndarray:
 
 def in_pool(pool: Pool, N: int) -> np.ndarray:
     """:func:`in_order` for rows of a pool, without the sequences that have none."""
-    rows, stride = zip(*(x.tolist() for x in pool.locate(N)), strict=True), pool.states.stride(0)
-    # NumPy's own loops take longer for the few rows of a batch
+    rows, stride = pool.listed(N), pool.states.stride(0)
     found = [(n, max(first * stride, -1), max(last * stride, -1)) for n, (first, last, used) in enumerate(rows) if used]
     return np.array(found, np.int64).reshape(-1, 3)
 
