@@ -146,7 +146,7 @@ def update(pool: Pool, args: Arguments) -> Tensor:
         if args.initial_state is None:
             args = args._replace(initial_state=pool.states)
         return backend.longhorn_fwd(args, save_states=False, parallel=parallel, final_state=pool.states)[0]
-    return backend.longhorn_fwd(args, save_states=False, parallel=parallel, pool=pool.contiguous())[0]
+    return backend.longhorn_fwd(args, save_states=False, parallel=parallel, pool=pool)[0]
 
 
 def apart_from(states: Tensor, args: Arguments) -> Arguments:

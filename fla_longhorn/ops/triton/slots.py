@@ -89,4 +89,4 @@ def row_arguments(pool: Pool | None, size: int) -> dict:
     if pool is None:
         choices = dict(state_indices=None, final_state_indices=None, has_initial_state=None)
         return dict(**choices, pad_slot_id=PAD_SLOT_ID, s_h=size, POOLED=False)
-    return dict(**pool.choices, pad_slot_id=pool.pad_slot_id, s_h=pool.states.stride(0), POOLED=True)
+    return dict(**pool.contiguous().choices, pad_slot_id=pool.pad_slot_id, s_h=pool.states.stride(0), POOLED=True)
