@@ -71,7 +71,7 @@ def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
 
 # the keys of `fla_kit.numba.memory.BITS`
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
-# subclasses may have no memory
+# tensors of other classes may have no memory to read
 ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 

@@ -22,7 +22,7 @@ from fla.modules.causal_conv1d import ops
 
 from fla_cpu.backend import LOOP_DTYPES, has_memory, implements, load_loops, require, widen, widen_for_loops
 
-# 2 MiB of float32
+# a block takes 2 MiB in float32
 BLOCK_ELEMENTS = 1 << 19
 
 

@@ -70,7 +70,7 @@ def cross_entropy_fwd(
     if len(target) != N:
         raise ValueError(f'target must have one class per row of logits, {N}, got {len(target)}')
     index = target.long()[:, None]
-    # 0 in ignored rows
+    # rows that are ignored have the value 0
     lse = torch.zeros(N, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
     score = torch.zeros_like(lse)
     for block in _target_blocks(target, ignore_index, V):

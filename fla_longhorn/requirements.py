@@ -19,7 +19,7 @@ REQUIREMENTS = {
     'flash-linear-attention': ('>=0.6,<0.7', 'pip install fla-longhorn'),
     'transformers': ('>=5.6.2,<6', 'pip install fla-longhorn'),
 }
-# distributions of triton under other names
+# triton is installed under one of these names
 ALIASES = {'triton': ('triton', 'pytorch-triton-rocm', 'triton-rocm', 'triton-windows', 'pytorch-triton-xpu', 'triton-xpu')}
 
 

@@ -35,7 +35,7 @@ from fla_longhorn.selfcheck.compiling import add_model_options, compile_share, m
 
 # less is noise between two runs of the timer
 GAIN = 0.02
-# milliseconds of a call
+# returns the milliseconds that a call takes
 Timer = Callable[[Callable[[], Any]], float]
 # what is tried in place of a value: neither changes in which order numbers are added
 NEXT: dict[str, Callable[[Any], tuple]] = {
@@ -87,7 +87,7 @@ class Call:
         self.outputs = self.forward()
         self.upstream = random_like(self.outputs, 1, case.dtype)
         sizes = {name: getattr(case, name) for name in ('B', 'T', 'H', 'K', 'V', 'scalar_beta')}
-        # the file says what was timed
+        # the file of rules names the call that was timed
         self.described = {**sizes, 'exact': exact, 'dtype': str(case.dtype).removeprefix('torch.')}
 
     def forward(self) -> torch.Tensor:
@@ -137,7 +137,7 @@ def run_all(make: Callable[[], Call]) -> None:
     call = make()
     for rule in rules_of(call):
         for changes in neighbours(rule.name, rule.config):
-            # the one that times says why
+            # the process that times these changes reports why one fails
             with suppress(Exception), use(rule, changes):
                 call.run()
 

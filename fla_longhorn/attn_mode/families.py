@@ -52,7 +52,7 @@ class Family:
     settings: Mapping[str, Any] = field(default_factory=dict)
     # classes whose own `forward` drops `cu_seqlens`, and the class of fla whose `forward` replaces it
     forwards: Mapping[str, str] = field(default_factory=dict)
-    # class that replaces the native mixer
+    # returns the class that replaces the native mixer
     mixer: Callable[[PreTrainedConfig], type[LonghornMixer]] = lambda config: LonghornMixer
     # called with each block after it is built
     after_build: tuple[Callable[[nn.Module], None], ...] = ()

@@ -19,10 +19,10 @@ VERSION = 1
 BACKENDS = ('cpu', 'cuda')
 ROOT = Path(__file__).parents[2]
 OPS = ROOT / 'fla_longhorn/ops'
-# calls fla's kernels
+# needs fla, whose kernels it calls
 LEFT_OUT = OPS / 'triton/scalar_beta.py'
 SHARED = ROOT / 'fla_kit/numba'
-# registers the Numba backend
+# registers the Numba backend when it is imported
 CPU = ROOT / 'fla_longhorn/cpu.py'
 REGISTRATION = '\nfrom .cpu import register_numba\n\nregister_numba()\n'
 

@@ -65,7 +65,7 @@ class Gate(NoWeightDecay):
         least, most = (math.log(2) / tokens for tokens in reversed(HALF_LIVES))
         shares = (torch.arange(len(self.dt_bias), dtype=torch.float32, device=self.dt_bias.device) + 0.5) / len(self.dt_bias)
         rates = least * (most / least) ** shares
-        # the inverse of softplus
+        # `softplus` of this bias is the rate
         self.dt_bias.copy_(distributed_as(self.dt_bias, rates + torch.log(-torch.expm1(-rates))))
 
     def forward(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fla.layers.attn import Attention
 
 Model = TypeVar('Model', bound=nn.Module)
-# rows of each product
+# every product has so many rows, whatever the batch
 BLOCK = 32
 
 

@@ -57,7 +57,7 @@ class WithStates(nn.Module):
         """
         cache = RewindableCache()
         for i in range(self.model.config.num_hidden_layers):
-            # copies: a step may write to them
+            # a step may write to the states, so it gets copies
             cache.update(layer_idx=i, recurrent_state=recurrent_states[i].clone(), conv_state=conv_states[i].clone())
         logits = self.model(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         layers = [cache[i] for i in range(len(cache))]

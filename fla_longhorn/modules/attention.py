@@ -96,7 +96,7 @@ def padding_of(
     known = (kept.cpu() if rows is None or rows.mask is None else rows.mask[:, -T:])
     if known.all():
         return None, None
-    # fla counts the columns between tokens
+    # fla's positions count columns, so padding between tokens must go through `kept`
     gaps = (known[:, 1:] > known[:, :-1]) & (known.cumsum(1)[:, :-1] > 0)
     return (kept, None) if cache is not None or gaps.any() or not known.any() else (None, mask[:, -T:])
 
@@ -181,7 +181,7 @@ def keep_last(tokens: tuple[torch.Tensor, ...], window: int | None) -> tuple[tor
     """Of keys, values and positions `[B, S, ...]`, each row's last `window` tokens in their order."""
     if window is None or tokens[2].shape[1] <= window:
         return tokens
-    # the sort puts padding first
+    # padding has negative positions, so the sort puts it first
     last = tokens[2].argsort(dim=1, stable=True)[:, -window:]
     return tuple(x.take_along_dim(last, 1) for x in tokens)
 

@@ -87,7 +87,7 @@ class Value:
 def as_now(module: nn.Module) -> nn.Module:
     """A copy of `module` with its current weights. It shares the hooks, so call its `forward`."""
     copied = object.__new__(type(module))
-    # as attributes, which come before parameters
+    # Python finds these attributes before it asks the module for its parameters
     vars(copied).update(vars(module), weight=module.weight, bias=module.bias)
     return copied
 

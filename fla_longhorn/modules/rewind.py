@@ -30,7 +30,7 @@ class Piece:
 
     # the layer's cache before the call
     before: FLALayer
-    # number of tokens
+    # how many tokens the call has
     length: int
     # the arguments of each update by the call, with its Replay or None
     updates: list[tuple[dict[str, Any], Replay | None]] = field(default_factory=list)

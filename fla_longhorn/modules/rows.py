@@ -27,7 +27,7 @@ class Rows:
     on_device: tuple[str, ...] = ()
     cu_seqlens: torch.Tensor | None = None
     cu_seqlens_cpu: torch.Tensor | None = None
-    # whether `first` is supported
+    # whether `first` works, so that a call can be replayed with fewer tokens
     can_replay = True
 
     def __init__(self, mask: torch.Tensor | None = None):
@@ -69,7 +69,7 @@ class Rows:
         return x[:, :n], WHOLE
 
 
-# a call without padding and packing
+# stands for a call that has neither padding nor packed sequences
 WHOLE = Rows()
 
 

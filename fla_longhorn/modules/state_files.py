@@ -76,7 +76,7 @@ def save(layers: list[Any], path: str | os.PathLike, model: PreTrainedModel, wei
     }
     if weights:
         about['weights'] = hash_of_tensors(model.base_model.state_dict().items())
-    # the whole file or none
+    # a reader finds the whole file or none: it gets its name when it is complete
     part = Path(f'{os.fspath(path)}.part')
     try:
         save_file(tensors, part, metadata=about)

@@ -85,7 +85,7 @@ class Boundaries:
         for name in PER_TOKEN:
             if kwargs.get(name) is not None:
                 x = _per_token(name, kwargs[name], B, T)
-                # one token is one sequence
+                # a call of one token has no boundaries to read
                 self.given |= {name: x} if T > 1 else {}
 
     def read(self) -> dict[str, torch.Tensor]:

@@ -34,14 +34,14 @@ def main(args: list[str] | None = None) -> int:
     # torch.onnx says that torchvision is missing, and warns of deprecations inside
     logging.getLogger('torch.onnx').setLevel(logging.ERROR)
     warnings.simplefilter('ignore')
-    # before the weights are read
+    # refuse an option before the weights are read
     check_config(AutoConfig.from_pretrained(options.checkpoint))
     model = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32).eval()
     files = export_onnx(model, options.output_dir)
     tokenizer = cached_file(options.checkpoint, 'tokenizer.json', _raise_exceptions_for_missing_entries=False)
     if tokenizer is not None:
         files.append(options.output_dir / 'tokenizer.json')
-        # the folder may be the checkpoint's
+        # the files may be written into the checkpoint's own folder
         with suppress(shutil.SameFileError):
             shutil.copy(tokenizer, files[-1])
     for file in files:

@@ -16,7 +16,7 @@ from fla_longhorn.models.with_states import WithStates
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# the names in both graphs
+# both graphs, of a prompt and of a token, have these names
 INPUTS = ('input_ids', 'recurrent_states', 'conv_states')
 OUTPUTS = ('logits', 'next_recurrent_states', 'next_conv_states')
 # rows and tokens of the trace, whose graph takes any number of both

@@ -81,7 +81,7 @@ def check_pool(pool: Pool, args: Arguments) -> None:
         raise TypeError(f'state must be float32 to be updated in place, got {state.dtype}')
     check_tensor('state', state, args.q, False)
     _check_state_shape('state', state, args, pooled=pool.state_indices is not None)
-    # `is_neg` cannot be traced
+    # torch.compile cannot trace `is_neg`
     if not torch.compiler.is_compiling() and state.is_neg():
         raise ValueError('state must not be a negative view to be updated in place: give state.resolve_neg()')
     row = state[0]

@@ -13,7 +13,7 @@ VARIABLE = 'FLA_LONGHORN_PATCH'
 # `flash_attn` changes native models of fla, so it is applied on request
 DEFAULT = tuple(name for name in PARTS if name != 'flash_attn')
 
-# the applied parts, in order
+# the parts that are applied, first to last, with what each changed
 _applied: dict[str, Changes] = {}
 
 

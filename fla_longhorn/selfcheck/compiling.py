@@ -94,7 +94,7 @@ def compile_configurations(self: Autotuner, *args: Any, **kwargs: Any) -> None:
         # the errors that an autotuner passes over
         with suppress(OutOfResources, CompileTimeAssertionFailure, PTXASError):
             self.fn.run(*args, **kwargs, **config.all_kwargs())
-        # wrappers look it up
+        # what wraps the autotuner reads this attribute
         self.best_config = config
 
 

@@ -109,7 +109,7 @@ class BidirectionalLonghorn(NoWeightDecay):
         self.out_proj = nn.Linear(V, hidden_size, bias=False, **dd)
 
     def reset_parameters(self) -> None:
-        # submodules reset themselves
+        # submodules have a method of their own for their parameters
         nn.init.ones_(self.D)
 
     @in_one_call

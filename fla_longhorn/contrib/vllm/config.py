@@ -30,7 +30,7 @@ class LonghornConvertor(ModelArchConfigConvertorBase):
 
     def __init__(self, hf_config: LonghornConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(hf_config, *args, **kwargs)
-        # vLLM's loader reads them there
+        # vLLM's loader reads the architectures of the config
         name = (hf_config.architectures or [''])[0]
         suffix = next(filter(name.endswith, SUFFIXES), SUFFIXES[0])
         hf_config.architectures = [('Longhorn' if hf_config.attn is None else 'LonghornHybrid') + suffix]

@@ -41,7 +41,7 @@ from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops import longhorn_state_update
 from fla_longhorn.ops.gate import log_decays
 
-# vLLM's kernels of the convolution
+# vLLM has kernels for these sizes of the convolution
 CONV_SIZES = (2, 3, 4)
 
 
@@ -95,11 +95,11 @@ def load_shard(parameter: nn.Parameter, loaded: torch.Tensor) -> None:
 class Piece(NamedTuple):
     """Tokens of a batch that take one call: one of each decoding request, or all of the prompts."""
 
-    # in the batch
+    # the tokens' places in the batch
     places: slice | torch.Tensor
-    # of the state before and after them
+    # the pages of the states before and after them
     pages: Pages
-    # what the recurrence is told of prompts
+    # boundaries and starts of the prompts, which the recurrence takes; None for decoding requests
     sequences: dict[str, torch.Tensor] | None = None
 
 

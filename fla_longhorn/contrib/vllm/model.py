@@ -52,7 +52,7 @@ class LonghornMLP(nn.Module):
             raise ValueError(f"hidden_act must be 'swish' for vLLM, got {config.hidden_act!r}")
         size = config.intermediate_size
         if size is None:
-            # fla's GatedMLP rounds up so
+            # fla's GatedMLP rounds up to the same multiple
             size = -(-int(config.hidden_size * config.hidden_ratio * 2 / 3) // 256) * 256
         self.gate_up_proj = MergedColumnParallelLinear(
             config.hidden_size, [size] * 2, bias=False, quant_config=quant, prefix=f'{prefix}.gate_up_proj',
@@ -139,11 +139,11 @@ class LonghornBase(nn.Module, HasInnerState, SupportsLoRA, SupportsPP, SupportsM
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = '') -> None:
         super().__init__()
-        # vLLM's classifiers and adapters read it
+        # vLLM's classifiers and adapters read `config`
         self.config = config = vllm_config.model_config.hf_config
         stacked: dict[str, tuple[str, int | str]] = {'.gate_proj': ('.gate_up_proj', 0), '.up_proj': ('.gate_up_proj', 1)}
         for i in range(config.num_hidden_layers):
-            # other layers' `v_proj` is apart
+            # in the other layers `v_proj` is a projection of its own
             if get_attention_spec(config.attn, layer_idx=i) is not None:
                 stacked |= {f'layers.{i}.attn.{x}_proj': (f'layers.{i}.attn.qkv_proj', x) for x in 'qkv'}
         self.hf_to_vllm_mapper = WeightsMapper(orig_to_new_stacked=stacked)

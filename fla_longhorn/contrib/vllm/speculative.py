@@ -26,7 +26,7 @@ Pages = tuple[torch.Tensor, torch.Tensor]
 class DraftMetadata(Mamba1AttentionMetadata):
     # the decoding requests' first tokens, their second ones, and so on: places in the batch, and pages before and after
     steps: list[tuple[torch.Tensor, Pages]] = field(default_factory=list)
-    # the pages of prompts
+    # pages of the prompts' states before and after the batch
     pages_p: Pages | None = None
 
 

@@ -15,9 +15,9 @@ from fla_longhorn.layers.options import check_integer, check_number, check_optio
 
 # options of the layer that the config has under the same name
 MIXER_OPTIONS = tuple(name for name in inspect.signature(Longhorn).parameters if name not in ('mode', 'layer_idx'))
-# arguments of transformers' base class
+# transformers' base class takes these
 SHARED = ('pad_token_id', 'bos_token_id', 'eos_token_id', 'tie_word_embeddings')
-# transformers' layer types
+# names that transformers has for types of layers
 LINEAR, FULL, SLIDING = 'linear_attention', 'full_attention', 'sliding_attention'
 
 

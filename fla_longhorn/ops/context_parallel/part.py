@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # what a rank has of its own; the states come from other ranks
 INPUTS = tuple(name for name in DIFFERENTIABLE if name != 'initial_state')
-# tensors by name
+# an operator's tensors, or their gradients, by the name of the argument
 Tensors = dict[str, Any]
 
 

@@ -36,7 +36,7 @@ from fla_longhorn.ops.numba.wide import W, load, load_lanes, prefetch, prefetch_
 ONE, TWO, FOUR = np.float32(1), np.float32(2), np.float32(4)
 # tokens that a forward block takes at a time, a divisor of every checkpoint interval
 STRIP = 16
-# keys in one partial sum
+# a partial sum adds so many entries of the key
 KEYS = 8
 
 
@@ -199,7 +199,7 @@ def forward_strip(t0, L, i_h, o_v, q, k, v, beta, gate, D, z, z_stride, o, H, K,
     p = ((t0 + L) * H + i_h) * V + o_v
     ahead, beta_ahead, z_ahead = rows_ahead(p, (t0 + L) * z_stride + i_h * V + o_v, v, beta, z, is_scalar)
     row_bytes, z_bytes, written = H * V * v.itemsize, z_stride * v.itemsize, address_of(o, p - L * H * V)
-    # outputs overwrite eps
+    # the outputs are written over the step sizes, which are needed no more
     if exact:
         b_x = read(S, p_s, k, (t0 * H + i_h) * K, K)
         for t in range(L):

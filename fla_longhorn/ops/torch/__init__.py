@@ -33,7 +33,7 @@ def longhorn_fwd(
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
     C = checkpoint_interval(K)
     o = torch.empty_like(v)
-    # packed sequences leave slots unwritten
+    # packed sequences leave some slots unwritten, which must not hold NaN
     new = q.new_zeros if is_varlen else q.new_empty
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
@@ -74,7 +74,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dy = do if z is None else do * time_first(z) * gate
     C = checkpoint_interval(K)
     dq, dk = torch.empty_like(q), torch.empty_like(k)
-    # y: outputs before the gate
+    # y has the outputs before z gates them
     du, deps, y = (torch.empty_like(v) for _ in range(3))
     dg = [torch.empty_like(v) for _ in decay]
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):

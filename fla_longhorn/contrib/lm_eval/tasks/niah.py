@@ -12,7 +12,7 @@ from lm_eval.tasks.ruler.common_utils import get_tokenizer, postprocess_pred, re
 from lm_eval.tasks.ruler.niah_utils import TEMPLATE
 from lm_eval.tasks.ruler.prepare_niah import generate_samples, get_haystack
 
-# the metrics of `_niah_yaml`
+# `_niah_yaml` lists a metric for each of these lengths
 LENGTHS = tuple(1024 << i for i in range(8))
 
 

@@ -80,7 +80,7 @@ def longhorn_bwd_kernel(
     BT: tl.constexpr = min(INTERVAL, 128)
     o_i = tl.arange(0, BK)[:, None]
     o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
-    # the parts of a program's scratch
+    # a program's scratch memory has these parts
     p_ring = scratch + tl.program_id(0).to(tl.int64) * scratch_offset('end', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
     p_sums = p_ring + scratch_offset('sums', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
     p_rest = p_ring + scratch_offset('rows', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
@@ -177,7 +177,7 @@ def longhorn_bwd_kernel(
                 gs = load_four(x_g, n_u, m_v, S_G, 0.) if HAS_G else (0., 0., 0., 0.)
                 b_h = tl.load(x_ring + o_ring)
                 for j in range(0, n_b):
-                    # no tokens before the first
+                    # the first block has no tokens before it to prefetch
                     step = tl.where(j + 1 < n_b, 4, 0)
                     m = m_v & (tl.full(m_v.shape, 0, tl.int32) < step)
                     x_ring -= step // 4 * BK * BV

@@ -83,7 +83,7 @@ def load_inputs(
         else:
             betas = betas + (load_words(p_beta + u * S_B + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED),)
         zs = zs + (load_words(p_z + u * S_Z + o_p, m_v, m_t, BV, PAIRS, MASKED, GUARDED) if HAS_Z else 0.,)
-        # never in pairs: g has a dtype of its own
+        # g has a dtype of its own, so it is never loaded in pairs of 16 bits
         if HAS_G:
             if SCALAR_G:
                 gs = gs + (load_masked(p_g + u * S_G, n_u > u, GUARDED),)

@@ -263,7 +263,7 @@ def chunk_longhorn_exact_bwd_kernel(
     offsets = (o_t, o_k, o_v, o_b, o_g, x_q, x_k, x_v, x_b, x_g, x_dy, x_x)
     factor = scale if HAS_SCALE else None
 
-    # the last full chunk
+    # begin at the last full chunk
     i_x = bos + (NT - 1) * BT
     i_gram = (first_slot(bos, i_n, T, BT, IS_VARLEN) + (NT - 1)) * H + i_h
     p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + tl.cdiv(T_n, SPAN) - 1) * H + i_h) * (PARTS * K * V)
@@ -336,7 +336,7 @@ def chunk_longhorn_exact_bwd(
     # no buffer of its own where W is dv
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
-    # O times its gradient, for dg
+    # the gradient of g needs the products of O and its gradient
     ps, dg = torch.empty_like(v, dtype=torch.float32, memory_format=torch.contiguous_format) if gated else None, new_dg(g, v)
     dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
     slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)

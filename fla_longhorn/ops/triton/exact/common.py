@@ -95,7 +95,7 @@ def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr, AGAIN
     `AGAIN`: it was loaded before, and `.ca`, which is the default, keeps the compiler from merging the loads and holding it.
     """
     BX: tl.constexpr = o_c.shape[0]
-    # a scalar step has one column
+    # a step size per head is a tile of one column
     m_x = tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL)
     return tl.load(p_x, mask=m_x, other=0.0, cache_modifier='.ca' if AGAIN else '')
 
@@ -114,7 +114,7 @@ def product(b_a, b_b, b_acc, DOT: tl.constexpr):
     """`b_acc + b_a b_b` with operands rounded to `DOT` and float32 sums."""
     if DOT == 'bf16':
         if INTERPRETING:
-            # the interpreter's bfloat16 products are wrong
+            # Triton's interpreter rounds products of bfloat16, so it multiplies the rounded values in float32
             b_acc = tl.dot(rounded(b_a, tl.bfloat16).to(tl.float32), rounded(b_b, tl.bfloat16).to(tl.float32), acc=b_acc)
         else:
             b_acc = tl.dot(b_a.to(tl.bfloat16), b_b.to(tl.bfloat16), acc=b_acc)
@@ -150,7 +150,7 @@ def split_product(b_x, b_b, b_acc, DOT: tl.constexpr, TRANS: tl.constexpr = Fals
     else:
         b_hi, b_lo = split(b_x, DOT)
         if TRANS:
-            # cheaper than to transpose b_x
+            # both parts together are cheaper to transpose than b_x
             b_lo, b_hi = tl.trans(b_lo), tl.trans(b_hi)
         return product(b_lo, b_b, product(b_hi, b_b, b_acc, DOT), DOT)
 

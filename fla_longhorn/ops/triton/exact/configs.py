@@ -68,7 +68,7 @@ def span_size(K: int, precision: str, gated: bool = False) -> int:
     interval = checkpoint_interval(K)
     longest = padded_state_size(K) if state_parts(K, precision) == 1 else interval
     span = 16 if precision == 'ieee' or gated else min(64, longest)
-    # chunks divide spans, spans divide intervals
+    # a span holds whole chunks, and an interval whole spans
     assert span % CHUNK_SIZE == 0 == interval % span
     return span
 
@@ -87,7 +87,7 @@ def state_block(K: int, precision: str, card: Card) -> ExactConfig:
         # H100 is 1.4 and 1.5 times as long at K = 128, and 0.9 and 1.4 times at K = 256 (forward, backward)
         return ExactConfig(BK, 8192 // BK if card.backend == 'hip' else 64, num_warps=8)
     if precision == 'ieee' and BK == 64 and card.mma:
-        # 128 channels spill thousands of registers
+        # with 128 channels a program spills thousands of registers
         return ExactConfig(BK, 32, num_warps=4)
     if precision == 'tf32' and BK == 128 and card.tensor_memory:
         # the state and float32 operands of a warp group do not fit in tensor memory

@@ -192,7 +192,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     i_n = i_c
     if BY_INTERVAL:
         i_n, bos, T_n, t_0 = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
-        # none in an unused slot
+        # an unused slot has no tokens
         T_n = tl.maximum(tl.minimum(T_n - t_0, INTERVAL), 0).to(tl.int32)
     i_r = i_n.to(tl.int64)
     i_w = i_r
@@ -247,7 +247,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
     b_g = load_tile(g + i_x * S_G + x_g, o_t, o_g, NT, V, False) if HAS_G and not SCALAR_G else b_v
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
         if SAVE_STATES and not BY_INTERVAL:
-            # [V, K], as in registers
+            # states are saved as [V, K], the layout that they have in registers
             store_state(p_s, b_h, o_k, o_v, None, K, V, True)
             p_s += H * K * V
         for i_t in tl.range(i_s * (INTERVAL // BT), tl.minimum((i_s + 1) * (INTERVAL // BT), NT), num_stages=STAGES):

@@ -88,7 +88,7 @@ def replay_chunk(
         if scale is not None:
             b_o *= scale
     if GATED:
-        # `a` has the scale
+        # `a` was multiplied by the scale already
         b_o = tl.trans(decayed_reads(tl.trans(b_o), b_u, b_d, p_a, BT))
         b_after, b_total = products_after(b_d)
         b_h, b_u = decayed(b_h, b_total), b_u * b_after
