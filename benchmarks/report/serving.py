@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from benchmarks.report.tables import measured_on, table
 
 
@@ -21,6 +23,13 @@ def arrivals(report: dict) -> str:
     peaks = ', '.join(
         f'{x["system"]} {x["peak_tokens_per_s"]:.0f} ({x["parameters"] / 1e6:.2f}M parameters)' for x in report['systems']
     )
+    at_once: dict[int, dict[str, list[float]]] = {}
+    for x in report['peaks']:
+        at_once.setdefault(x['slots'], {})[x['system'].removeprefix('vllm ')] = x['tokens_per_s']
+    compared = [
+        [slots, *(f'{median(values):.0f} ({min(values):.0f} to {max(values):.0f})' for values in found.values()),
+         f'{median(found["longhorn"]) / median(found["mamba2"]):.2f}'] for slots, found in at_once.items()
+    ]
     (low, high), (fewest, most) = report['prompts'], report['answers']
     return (
         f'## Requests that arrive at random, on a CPU\n\n`python -m benchmarks arrivals`. {load_of(report["machine"])}\n\n'
@@ -29,6 +38,8 @@ def arrivals(report: dict) -> str:
         f'{report["wait_s"]} s. Latencies in ms are p50 / p90 / p99, from the arrival. Tokens per second with all requests '
         f'there at once: {peaks}.\n\n'
         + table(['system', 'requests per s', 'tokens per s', *names], lines)
+        + '\n\nTokens per second of vLLM with all requests there at once, by how many it serves at a time: median of three '
+        'runs (lowest to highest).\n\n' + table(['at a time', 'Longhorn', 'Mamba-2', 'ratio'], compared)
     )
 
 
