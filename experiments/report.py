@@ -291,6 +291,7 @@ SECTIONS: tuple[Section, ...] = (
     (('forgetting',), by_gate, None),
     (('parity_gates',), by_gate, None),
     (('recall_gates',), by_gate, None),
+    (('memory_tasks',), synthetic, None),
     (('mad_small',), synthetic, 'mad_small'),
     (('mqar_zoology_small',), smallest_column, 'mqar_zoology_small'),
     (('lm_small',), language_modeling, 'lm_small'),
