@@ -236,10 +236,10 @@ def synthetic(report: dict) -> str:
 
     rows = [[mixer, f'{next(iter(some.values()))[0]["parameters"]:,}', *(shown(some.get(task)) for task in tasks)]
             for mixer, some in of.items()]
-    columns = ''.join({
+    columns = ''.join(dict.fromkeys(
         f' The columns hold the accuracy of the tokens up to {n}.' if 'longest' in report['setting']['options']
         else f' For {task} they hold the accuracy on sequences of {n} tokens.' for task, n in lengths.items()
-    })
+    ))
     return heading(report, (
         f'{options(report)}; {report["setting"]["note"]}{columns} '
         f'{sum(run["seconds"] for run in report["runs"]) / 3600:.1f} hours, beside other work.\n\n'

@@ -365,7 +365,7 @@ def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | 
 def has_pages(x: torch.Tensor, pages: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether :func:`convolve_token_in_pages` supports these sizes: four taps, whole vectors of channels, dense pages."""
     D = x.shape[-1]
-    return D % W == 0 and weight.shape[-1] == TAPS and pages.stride()[1:] == (D, 1) and pages.dtype in BITS
+    return D % W == 0 and weight.shape == (D, TAPS) and pages.stride()[1:] == (D, 1) and pages.dtype in BITS
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ Arrivals are a Poisson process, lengths of prompts and answers are uniform; all 
 times. A rate is a part of what vLLM does with Longhorn when all requests are there at once. Static batches start when `slots`
 requests wait or the first has waited for `WAIT` seconds, and end with the longest answer. All answers are streams: latencies
 are from a request's arrival to its first token, its last token, and per token in between. Each system is a process of its own.
-Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, three times each.
+Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, three times each; two
+for each place and six more are asked, so that the last have fewer beside them.
 """
 
 from __future__ import annotations

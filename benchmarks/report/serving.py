@@ -38,8 +38,9 @@ def arrivals(report: dict) -> str:
         f'{report["wait_s"]} s. Latencies in ms are p50 / p90 / p99, from the arrival. Tokens per second with all requests '
         f'there at once: {peaks}.\n\n'
         + table(['system', 'requests per s', 'tokens per s', *names], lines)
-        + '\n\nTokens per second of vLLM with all requests there at once, by how many it serves at a time: median of three '
-        'runs (lowest to highest).\n\n' + table(['at a time', 'Longhorn', 'Mamba-2', 'ratio'], compared)
+        + '\n\nTokens per second of vLLM with all requests there at once (two for each place and six more), by how many it '
+        'serves at a time: median of three runs (lowest to highest).\n\n'
+        + table(['at a time', 'Longhorn', 'Mamba-2', 'ratio'], compared)
     )
 
 

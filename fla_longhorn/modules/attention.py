@@ -96,7 +96,7 @@ def padding_of(
     known = (kept.cpu() if rows is None or rows.mask is None else rows.mask[:, -T:])
     if known.all():
         return None, None
-    # fla's positions count columns, so padding between tokens must go through `kept`
+    # fla counts all columns between two tokens, so a row with gaps needs `kept`
     gaps = (known[:, 1:] > known[:, :-1]) & (known.cumsum(1)[:, :-1] > 0)
     return (kept, None) if cache is not None or gaps.any() or not known.any() else (None, mask[:, -T:])
 

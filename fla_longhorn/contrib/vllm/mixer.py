@@ -120,7 +120,7 @@ def pieces_of(metadata: Any) -> list[Piece]:
     return pieces
 
 
-def over(
+def apply_to_pieces(
     pieces: list[Piece], function: Callable[[Piece, dict[str, torch.Tensor]], torch.Tensor], tokens: dict[str, torch.Tensor],
 ) -> torch.Tensor:
     """What `function` returns for the tokens of each piece, `[T, channels]`, in their order in the batch."""
@@ -246,8 +246,8 @@ class LonghornMixer(nn.Module, MambaBase):
         if not pieces:
             return
         # adapters know a token by its place in the batch, so that projections take all tokens
-        x = over(pieces, partial(self.convolve, metadata), {'x': x[:total]})
-        output[:total] = self.out_proj(over(pieces, self.update, self.inputs(x, z[:total])))[0]
+        x = apply_to_pieces(pieces, partial(self.convolve, metadata), {'x': x[:total]})
+        output[:total] = self.out_proj(apply_to_pieces(pieces, self.update, self.inputs(x, z[:total])))[0]
 
     def convolve(self, metadata: Any, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         x, taps, bias, states = tokens['x'], self.conv1d.weight.squeeze(1), self.conv1d.bias, self.conv_states()

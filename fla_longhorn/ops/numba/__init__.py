@@ -65,7 +65,7 @@ def longhorn_fwd(
     # the loops skip sequences without a row
     dtype = common_dtype(args.v, args.beta, args.z)
     o = (torch.empty if len(where) == N else torch.zeros)(args.v.shape, dtype=dtype, device='cpu')
-    # packed sequences leave some slots unwritten, which must not hold NaN
+    # packed sequences leave some slots unwritten; they hold zeros
     new = torch.zeros if is_varlen else torch.empty
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0, **FLOAT32)
     BV = block_size(K, T)

@@ -33,7 +33,7 @@ def longhorn_fwd(
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
     C = checkpoint_interval(K)
     o = torch.empty_like(v)
-    # packed sequences leave some slots unwritten, which must not hold NaN
+    # packed sequences leave some slots unwritten; they hold zeros
     new = q.new_zeros if is_varlen else q.new_empty
     states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):

@@ -123,7 +123,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_w = tl.load(ws + o_x, mask=m_v, other=0.0)
             if HAS_G:
                 b_g = tl.load(p_g, mask=m_t[:, None] & (i_v + o_g < V)[None, :], other=0.0).to(tl.float32)
-                # 2^-150 is zero in float32: a lower logarithm would change nothing but overflow
+                # 2^-150 is zero in float32 already, so lower logarithms are raised to -150
                 b_g = tl.broadcast_to(tl.maximum(b_g * LOG2E, -150.0), b_dy.shape)
                 b_da, b_m = decayed_pairs(b_dy, b_w, b_u, b_g, b_da, b_m, DOT)
                 b_until = decays_between(o_t[:, None] >= o_t[None, :], b_g, DOT)

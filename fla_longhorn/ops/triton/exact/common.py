@@ -114,7 +114,7 @@ def product(b_a, b_b, b_acc, DOT: tl.constexpr):
     """`b_acc + b_a b_b` with operands rounded to `DOT` and float32 sums."""
     if DOT == 'bf16':
         if INTERPRETING:
-            # Triton's interpreter rounds products of bfloat16, so it multiplies the rounded values in float32
+            # Triton's interpreter gets products of bfloat16 wrong, so it is given the rounded values in float32
             b_acc = tl.dot(rounded(b_a, tl.bfloat16).to(tl.float32), rounded(b_b, tl.bfloat16).to(tl.float32), acc=b_acc)
         else:
             b_acc = tl.dot(b_a.to(tl.bfloat16), b_b.to(tl.bfloat16), acc=b_acc)
