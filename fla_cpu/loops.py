@@ -37,6 +37,7 @@ from fla_kit.numba.simd import W, helper, inlined, sigmoid, sum_lanes
 # taps of the convolution; channels per worker and step; tokens whose gradients are summed in float32 before float64; tokens by
 # which a row is prefetched before it is written
 TAPS, BD, STRIP, FEW = 4, 128, 64, 4
+NO_PAGES = np.empty(0, np.int64)
 
 
 @compiled
@@ -94,32 +95,6 @@ def step(x, cache, weight, bias, y, N, D, width, swish, bits, cache_bits, weight
             store_lanes(y, i + d, b_z * sigmoid(b_z) if swish else b_z, D - d)
 
 
-@compiled
-def step_in_pages(x, stride, pages, rows, page_stride, weight, bias, y, D, swish, bits, pages_bits, weight_bits):
-    """:func:`step` with four taps, whose last three inputs `[3, D]`, the newest last, are in page `rows[n]` of a pool.
-
-    A sequence without a page (a negative row) has zeros as its output.
-    """
-    x, y, last = array_at(x, (len(rows) - 1) * stride + D, bits), array_at(y, len(rows) * D, bits), 0
-    for row in rows:
-        last = max(last, row)
-    pages = array_at(pages, last * page_stride + (TAPS - 1) * D, pages_bits)
-    weight, bias = array_at(weight, D * TAPS, weight_bits), array_at(bias, D if bias != 0 else 0, weight_bits)
-    for n in range(len(rows)):
-        for d in range(0, D, W):
-            if rows[n] < 0:
-                store(y, n * D + d, splat(np.float32(0)))
-                continue
-            p = rows[n] * page_stride + d
-            b_x, b_x1, b_x2, b_x3 = load(x, n * stride + d), load(pages, p + 2 * D), load(pages, p + D), load(pages, p)
-            b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
-            store(pages, p, b_x2)
-            store(pages, p + D, b_x1)
-            store(pages, p + 2 * D, b_x)
-            b_z = load_lanes(bias, d, W if len(bias) > 0 else 0) + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
-            store(y, n * D + d, b_z * sigmoid(b_z) if swish else b_z)
-
-
 @inlined
 def rows_before(x, p, stride, exist):
     """The vectors of three rows before the one at `p`, the newest first; zeros where none exist."""
@@ -142,27 +117,52 @@ def load_taps(taps, d, D):
 
 
 @compiled
-def convolve_forward(i_w, n_w, x, stride, taps, bias, bounds, y, D, swish, x_bits, y_bits):
-    """Rows `[D]` of `x`, `stride` apart, into rows of `y` `[T, D]`; sequence n is rows `bounds[n]` to `bounds[n + 1]`."""
+def convolve_forward(
+    i_w, n_w, x, stride, weight, bias, bounds, y, D, pages, page_stride, named, swish,
+    x_bits, weight_bits, y_bits, pages_bits,
+):
+    """Rows `[D]` of `x`, `stride` apart, into rows of `y` `[T, D]`; sequence n is rows `bounds[n]` to `bounds[n + 1]`.
+
+    A page `[3, D]` of a pool has the last inputs, the newest last. Those before sequence n are read from page `named[n]`,
+    those at its end written to page `named[N + n]`. A negative number, or none, is no page: zeros.
+    """
     x, y = array_at(x, (bounds[-1] - 1) * stride + D, x_bits), array_at(y, bounds[-1] * D, y_bits)
-    taps, bias = array_at(taps, TAPS * D), array_at(bias, D if bias != 0 else 0)
+    weight, bias = array_at(weight, D * TAPS, weight_bits), array_at(bias, D if bias != 0 else 0, weight_bits)
+    N, paged, last = len(bounds) - 1, len(named) > 0, -1
+    for page in named:
+        last = max(last, page)
+    pages = array_at(pages, last * page_stride + (TAPS - 1) * D if last >= 0 else 0, pages_bits)
     for first in range(i_w * BD, D, n_w * BD):
         stop = min(first + BD, D)
-        for i_n in range(len(bounds) - 1):
+        for i_n in range(N):
             bos, eos = bounds[i_n], bounds[i_n + 1]
+            before, after = named[i_n] if paged else -1, named[N + i_n] if paged else -1
             for t0 in range(bos, eos, STRIP):
+                t1 = min(t0 + STRIP, eos)
                 for d in range(first, stop, W):
                     ahead, written = rows_ahead(x, stride, t0, d, first, stop, eos), address_of(y, (t0 + FEW) * D + d)
-                    b_w0, b_w1, b_w2, b_w3 = load_taps(taps, d, D)
+                    b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
                     b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
-                    b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
-                    for t in range(t0, min(t0 + STRIP, eos)):
+                    if t0 > bos:
+                        p = t0 * stride + d
+                        b_x1, b_x2, b_x3 = load(x, p - stride), load(x, p - 2 * stride), load(x, p - 3 * stride)
+                    elif before >= 0:
+                        p = before * page_stride + d
+                        b_x1, b_x2, b_x3 = load(pages, p + 2 * D), load(pages, p + D), load(pages, p)
+                    else:
+                        b_x1 = b_x2 = b_x3 = splat(np.float32(0))
+                    for t in range(t0, t1):
                         prefetch(x, ahead + (t - t0) * stride * x.itemsize)
                         prefetch_to_write(y, written + (t - t0) * D * y.itemsize)
                         b_x = load(x, t * stride + d)
                         b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
                         store(y, t * D + d, b_z * sigmoid(b_z) if swish else b_z)
                         b_x1, b_x2, b_x3 = b_x, b_x1, b_x2
+                    if t1 == eos and after >= 0:
+                        p = after * page_stride + d
+                        store(pages, p, b_x3)
+                        store(pages, p + D, b_x2)
+                        store(pages, p + 2 * D, b_x1)
 
 
 @compiled
@@ -278,46 +278,55 @@ def convolve_token(
     return y
 
 
-def convolve_token_in_pages(
-    x: torch.Tensor, pages: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, swish: bool, rows: list[int],
-) -> torch.Tensor:
-    """The outputs `[N, D]` of one token per sequence; updates the page `rows[n]` of each in place.
-
-    `pages` `[P, 3, D]` has the last inputs, the newest last; a negative row is no page. `weight` is `[D, 4]`, D whole vectors.
-    """
-    N, D = x.shape
-    if not x.is_cpu or pages.shape[1:] != (TAPS - 1, D) or not has_pages(x, pages, weight):
-        raise ValueError(
-            f'pages must have shape [P, {TAPS - 1}, {D}], dense in a page, for x [N, {D}] on the CPU, D a multiple of {W} and '
-            f'a weight [{D}, {TAPS}], got {list(pages.shape)} with strides {pages.stride()}, x on {x.device} and '
-            f'{list(weight.shape)}'
-        )
-    if len(rows) != N or max(rows, default=-1) >= len(pages):
-        raise ValueError(f'rows must name one of {len(pages)} pages, or a negative number, for each of {N} tokens, got {rows}')
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    y = torch.empty((N, D), dtype=x.dtype, device=x.device)
-    notice.call(
-        step_in_pages, x.data_ptr(), x.stride(0), pages.data_ptr(), np.array(rows, np.int64), pages.stride(0),
-        weight.data_ptr(), address(bias), y.data_ptr(), D, swish, BITS[x.dtype], BITS[pages.dtype], BITS[weight.dtype],
-    )
-    if not pages.is_inference():
-        increment_version(pages)
-    return y
-
-
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None, swish: bool,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The outputs `[B, T, D]`, in `dtype` or that of `x`, for `x` `[B, T, D]`, `weight` `[D, 4]` and no initial state."""
     B, T, D = x.shape
-    rows, taps, y = rows_of(x), taps_of(x, weight, bias), x.new_empty(B, T, D, dtype=dtype)
+    weight, bias = dense_taps(x, weight, bias)
+    rows, y = rows_of(x), x.new_empty(B, T, D, dtype=dtype)
     launch(
         convolve_forward, TAPS * y.numel(), -(-D // BD),
-        rows.data_ptr(), rows.stride(0), taps.data_ptr(), address(bias), boundaries(B, T, cu_seqlens), y.data_ptr(), D, swish,
-        *bits_of(x, y),
+        rows.data_ptr(), rows.stride(0), weight.data_ptr(), address(bias), boundaries(B, T, cu_seqlens), y.data_ptr(), D,
+        0, 0, NO_PAGES, swish, *bits_of(x, weight, y, y),
     )
+    return y
+
+
+def convolve_in_pages(
+    x: torch.Tensor, pages: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, swish: bool,
+    first_pages: list[int], last_pages: list[int], cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The outputs `[T, D]` of sequences, of one token each unless `cu_seqlens` `[N + 1]` has their boundaries in `x` `[T, D]`.
+
+    `pages` `[P, 3, D]` has last inputs, the newest last. Sequence n follows those in page `first_pages[n]`, zeros if that is
+    negative; its own go to page `last_pages[n]` if that is not and it is not empty. `weight` is `[D, 4]`, D whole vectors.
+    """
+    T, D = x.shape
+    if not x.is_cpu or pages.shape[1:] != (TAPS - 1, D) or not has_pages(x, pages, weight, bias):
+        raise ValueError(
+            f'pages must have shape [P, {TAPS - 1}, {D}], dense in a page, for x [T, {D}] on the CPU, D a multiple of {W} and '
+            f'a dense weight [{D}, {TAPS}], got {list(pages.shape)} with strides {pages.stride()}, x on {x.device} and '
+            f'{list(weight.shape)}'
+        )
+    bounds = boundaries(T, 1, cu_seqlens)
+    if cu_seqlens is not None and (bounds[0] != 0 or bounds[-1] != T or (bounds[1:] < bounds[:-1]).any()):
+        raise ValueError(f'cu_seqlens must rise from 0 to {T}, the tokens of x, got {bounds.tolist()}')
+    N, named = len(bounds) - 1, first_pages + last_pages
+    if len(first_pages) != N or len(last_pages) != N or max(named, default=-1) >= len(pages):
+        raise ValueError(f'first_pages and last_pages must name one of {len(pages)} pages, or a negative number, for each of '
+                         f'{N} sequences, got {first_pages} and {last_pages}')
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    y = torch.empty((T, D), dtype=x.dtype, device=x.device)
+    launch(
+        convolve_forward, TAPS * T * D, -(-D // BD),
+        x.data_ptr(), x.stride(0), weight.data_ptr(), address(bias), bounds, y.data_ptr(), D,
+        pages.data_ptr(), pages.stride(0), np.array(named, np.int64), swish, *bits_of(x, weight, y, pages),
+    )
+    if not pages.is_inference():
+        increment_version(pages)
     return y
 
 
@@ -333,7 +342,8 @@ def convolve_gradients(
     B, T, D = x.shape
     if dy.shape != x.shape:
         raise ValueError(f"the output's gradient must have shape {list(x.shape)}, that of x, got {list(dy.shape)}")
-    rows, drows, taps, dx = rows_of(x), rows_of(dy), taps_of(x, weight, bias), x.new_empty(B, T, D)
+    weight, bias = dense_taps(x, weight, bias)
+    rows, drows, taps, dx = rows_of(x), rows_of(dy), weight.t().contiguous(), x.new_empty(B, T, D)
     dtaps, dbias = torch.empty_like(taps), taps.new_empty(D)
     launch(
         convolve_backward, TAPS * dx.numel(), -(-D // BD),
@@ -343,13 +353,15 @@ def convolve_gradients(
     return dx, dtaps.t(), dbias
 
 
-def taps_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The kernels' entries `[4, D]`, the newest last."""
+def dense_taps(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`weight` `[D, 4]` and `bias` `[D]`, in the dtype of `weight`."""
     D = x.shape[-1]
     if weight.shape != (D, TAPS) or (bias is not None and bias.shape != (D,)):
         shapes = list(weight.shape), None if bias is None else list(bias.shape)
         raise ValueError(f'weight and bias must have shapes [{D}, {TAPS}] and [{D}] for x {list(x.shape)}, got {shapes}')
-    return weight.t().contiguous()
+    return weight.contiguous(), None if bias is None else bias.contiguous().to(weight.dtype)
 
 
 def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
@@ -362,10 +374,14 @@ def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | 
     return covered and bool((cu_seqlens.diff() >= 0).all())
 
 
-def has_pages(x: torch.Tensor, pages: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether :func:`convolve_token_in_pages` supports these sizes: four taps, whole vectors of channels, dense pages."""
+def has_pages(x: torch.Tensor, pages: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether :func:`convolve_in_pages` supports these: four taps, whole vectors of channels, dense pages and parameters."""
     D = x.shape[-1]
-    return D % W == 0 and weight.shape == (D, TAPS) and pages.stride()[1:] == (D, 1) and pages.dtype in BITS
+    return (
+        D % W == 0 and pages.stride()[1:] == (D, 1) and pages.dtype in BITS
+        and weight.shape == (D, TAPS) and weight.is_contiguous()
+        and (bias is None or (bias.shape == (D,) and bias.is_contiguous() and bias.dtype is weight.dtype))
+    )
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:

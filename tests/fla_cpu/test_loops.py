@@ -71,34 +71,42 @@ def test_threads_change_nothing(monkeypatch, function, n, shared):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('has_bias', [False, True])
 @torch.no_grad()
-def test_a_token_in_pages_is_one_with_a_cache(dtype, has_bias):
-    """The same bits, in strided inputs and pages with a gap; other pages stay, and without a page the output is zero."""
-    N, D, rows = 4, 64, [5, -1, 0, 3]
-    x, cache, weight, bias = (t.to(dtype) for t in conv_inputs(N, D))
-    bias, pool = bias if has_bias else None, torch.randn(7, 3 * D + 8).to(dtype)
-    pages, before = pool[:, :3 * D].view(7, 3, D), pool.clone()
-    for n, row in enumerate(rows):
-        if row >= 0:
-            cache[n, :, 1:] = pages[row].T
-    wide = torch.stack([torch.full_like(x, torch.nan), x], 1).flatten(1)
-    got = loops.convolve_token_in_pages(wide[:, D:], pages, weight, bias, True, rows)
-    want = loops.convolve_token(x, cache, weight, bias, True)
-    for n, row in enumerate(rows):
-        if row >= 0:
-            assert torch.equal(got[n], want[n]) and torch.equal(pages[row], cache[n, :, 1:].T)
-            before[row, :3 * D] = pool[row, :3 * D]
-    assert torch.equal(pool, before) and not got[1].any()
+def test_pages_are_the_states_of_single_tokens(dtype, has_bias):
+    """The same bits, in strided inputs and pages with a gap: one token each, and sequences of every length about a strip."""
+    D, first, last = 144, [5, -1, 0, 3, -1, 2, 7], [5, 1, 0, -1, -1, 6, 7]
+    weight, bias = (t.to(dtype) for t in conv_inputs(D=D)[2:])
+    bias = bias if has_bias else None
+    for lengths in ([1] * 7, [0, 1, 2, 3, 4, 66, 130], [130, 64, 0, 66, 1, 2, 3]):
+        pool, bounds = torch.randn(8, 3 * D + 8).to(dtype), torch.tensor([0, *lengths]).cumsum(0)
+        pages, want_pool = pool[:, :3 * D].view(8, 3, D), pool.clone()
+        wide = torch.randn(int(bounds[-1]), 2 * D).to(dtype)
+        x, want = wide[:, D:], torch.empty(len(wide), D, dtype=dtype)
+        for n, (before, after) in enumerate(zip(first, last, strict=True)):
+            cache = torch.zeros(1, D, 4, dtype=dtype)
+            if before >= 0:
+                cache[0, :, 1:] = pages[before].T
+            for t in range(bounds[n], bounds[n + 1]):
+                want[t] = loops.convolve_token(x[t:t + 1], cache, weight, bias, True)[0]
+            if after >= 0 and lengths[n] > 0:
+                want_pool[after, :3 * D] = cache[0, :, 1:].T.flatten()
+        tokens = None if max(lengths) == 1 else bounds
+        assert torch.equal(loops.convolve_in_pages(x, pages, weight, bias, True, first, last, tokens), want)
+        assert torch.equal(pool, want_pool)
 
 
 @pytest.mark.parametrize(('change', 'message'), [
-    ({'rows': [0, 7]}, r'rows must name one of 7 pages, .* got \[0, 7\]'), ({'rows': [0]}, 'for each of 2 tokens'),
-    ({'D': 60}, 'D a multiple of'), ({'taps': 3}, r'weight \[64, 4\]'), ({'width': 4}, r'pages must have shape \[P, 3, 64\]'),
+    ({'pages': [0, 7]}, r'must name one of 7 pages, .* got \[0, 7\]'), ({'pages': [0]}, 'for each of 2 sequences'),
+    ({'D': 60}, 'D a multiple of'), ({'taps': 3}, r'a dense weight \[64, 4\]'),
+    ({'width': 4}, r'must have shape \[P, 3, 64\]'),
+    ({'bounds': [0, 2, 1]}, 'cu_seqlens must rise from 0 to 2'), ({'bounds': [0, 3, 2]}, 'cu_seqlens must rise'),
 ])
 def test_bad_pages(change, message):
-    D = change.get('D', 64)
+    D, rows, bounds = change.get('D', 64), change.get('pages', [0, 1]), change.get('bounds')
     pages, weight = torch.zeros(7, change.get('width', 3), D), torch.zeros(D, change.get('taps', 4))
     with pytest.raises(ValueError, match=message):
-        loops.convolve_token_in_pages(torch.zeros(2, D), pages, weight, None, True, change.get('rows', [0, 1]))
+        loops.convolve_in_pages(
+            torch.zeros(2, D), pages, weight, None, True, rows, rows, None if bounds is None else torch.tensor(bounds),
+        )
 
 
 @torch.no_grad()

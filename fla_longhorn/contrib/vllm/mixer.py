@@ -27,14 +27,13 @@ from vllm.model_executor.layers.mamba.mamba_utils import (
     MambaStateShapeCalculator,
     is_conv_state_dim_first,
 )
-from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
-from fla_longhorn.contrib.vllm.convolution import convolve_token
+from fla_longhorn.contrib.vllm.convolution import convolve
 from fla_longhorn.contrib.vllm.speculative import DraftBackend, DraftMetadata, Pages
 from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
@@ -133,14 +132,6 @@ def apply_to_pieces(
     for piece, some in zip(pieces, found, strict=True):
         y[piece.places] = some
     return y
-
-
-def carried(states: torch.Tensor, rows: Pages) -> torch.Tensor:
-    """The second pages, into which the first ones have been copied if they differ."""
-    before, after = rows
-    if after is not before:
-        states[after] = states[before]
-    return after
 
 
 class LonghornGate(nn.Module):
@@ -250,14 +241,8 @@ class LonghornMixer(nn.Module, MambaBase):
         output[:total] = self.out_proj(apply_to_pieces(pieces, self.update, self.inputs(x, z[:total])))[0]
 
     def convolve(self, metadata: Any, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
-        x, taps, bias, states = tokens['x'], self.conv1d.weight.squeeze(1), self.conv1d.bias, self.conv_states()
-        rows = carried(states, piece.pages)
-        if piece.sequences is None:
-            return convolve_token(x, states, taps, bias, rows)
-        return causal_conv1d_fn(
-            x.transpose(0, 1), taps, bias, activation='silu', conv_states=states, cache_indices=rows,
-            has_initial_state=metadata.has_initial_states_p, query_start_loc=metadata.query_start_loc_p, metadata=metadata,
-        ).transpose(0, 1).contiguous()
+        taps, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
+        return convolve(tokens['x'], self.conv_states(), taps, bias, piece.pages, piece.sequences, metadata)
 
     def update(self, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         """The recurrence from the states in the first pages to those in the second, which may be the same."""
