@@ -110,24 +110,20 @@ def check_pool(pool: Pool, args: Arguments) -> None:
 
 def check_rows(pool: Pool, N: int) -> None:
     """Raise if a row is outside the pool, or one sequence writes a row that another reads or writes."""
-    P = len(pool.states)
-    for name in ('state_indices', 'final_state_indices'):
-        indices = pool.choices[name]
-        highest = -1 if indices is None else max((row for row in indices.tolist() if row != pool.pad_slot_id), default=-1)
+    P, final = len(pool.states), pool.final_state_indices
+    for name, indices in (('state_indices', pool.state_indices), ('final_state_indices', final)):
+        highest = -1 if indices is None else max([row for row in indices.tolist() if row != pool.pad_slot_id], default=-1)
         if highest >= P:
             raise ValueError(f'{name} must be below the number of states in the pool, {P}, got {highest}')
     rows = pool.listed(N)
-    name = 'state_indices' if pool.final_state_indices is None else 'final_state_indices'
-    writers: dict[int, int] = {}
-    for n, (_, row, _) in enumerate(rows):
-        if row >= 0 and writers.setdefault(row, n) != n:
-            raise ValueError(f'{name} must not name a row twice, got {row} for sequences {writers[row]} and {n}')
-    if pool.final_state_indices is None:
-        return
-    for n, (row, _, _) in enumerate(rows):
-        if row >= 0 and writers.get(row, n) != n:
+    writers = {after: n for n, (_, after, _) in enumerate(rows) if after >= 0}
+    name = 'state_indices' if final is None else 'final_state_indices'
+    for n, (before, after, _) in enumerate(rows):
+        if after >= 0 and writers[after] != n:
+            raise ValueError(f'{name} must not name a row twice, got {after} for sequences {n} and {writers[after]}')
+        if final is not None and before >= 0 and writers.get(before, n) != n:
             raise ValueError(
-                f'{name} must not name a row that another sequence starts from, got {row} for sequence {writers[row]}, '
+                f'{name} must not name a row that another sequence starts from, got {before} for sequence {writers[before]}, '
                 f'from which sequence {n} starts'
             )
 

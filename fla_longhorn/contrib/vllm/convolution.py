@@ -13,14 +13,14 @@ from fla_longhorn.modules.loops import LOOP_DTYPES, load_loops
 
 
 def convolve(
-    x: torch.Tensor, states: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None, pages: Pages,
+    x: torch.Tensor, pool: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None, pages: Pages,
     sequences: dict[str, torch.Tensor] | None, metadata: Any,
 ) -> torch.Tensor:
     """The outputs `[T, channels]` for `x` of that shape, of prompts if `sequences` has their boundaries, else one token each.
 
-    `states` `[P, channels, taps - 1]` are read in the first of `pages` and written in the second.
+    The last inputs, pages `[taps - 1, channels]` of `pool`, are read in the first of `pages` and written in the second.
     """
-    pool, (before, after) = states.transpose(1, 2), pages
+    before, after = pages
     loops = load_loops(taps, bias) if x.is_cpu and x.dtype in LOOP_DTYPES else None
     if loops is not None and loops.has_pages(x, pool, taps, bias):
         first = listed(before)
@@ -30,6 +30,7 @@ def convolve(
             bounds, filled = sequences['cu_seqlens'], sequences['has_initial_state'].tolist()
             first = [row if some else -1 for row, some in zip(first, filled, strict=True)]
         return loops.convolve_in_pages(x, pool, taps, bias, True, first, last, bounds)
+    states = pool.transpose(1, 2)
     if after is not before:
         states[after] = states[before]
     if sequences is None:

@@ -236,20 +236,25 @@ class LonghornMixer(nn.Module, MambaBase):
         pieces, total = pieces_of(metadata), metadata.num_decode_tokens + metadata.num_prefill_tokens
         if not pieces:
             return
+        if total < len(x):
+            x, z, output = x[:total], z[:total], output[:total]
         # adapters know a token by its place in the batch, so that projections take all tokens
-        x = apply_to_pieces(pieces, partial(self.convolve, metadata), {'x': x[:total]})
-        output[:total] = self.out_proj(apply_to_pieces(pieces, self.update, self.inputs(x, z[:total])))[0]
+        x = apply_to_pieces(pieces, partial(self.convolve, metadata), {'x': x})
+        output.copy_(self.out_proj(apply_to_pieces(pieces, self.update, self.inputs(x, z)))[0])
 
     def convolve(self, metadata: Any, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
-        taps, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
-        return convolve(tokens['x'], self.conv_states(), taps, bias, piece.pages, piece.sequences, metadata)
+        conv, states = self.conv1d, self.kv_cache[0]
+        pool = states.transpose(1, 2) if is_conv_state_dim_first() else states
+        return convolve(tokens['x'], pool, conv.weight.squeeze(1), conv.bias, piece.pages, piece.sequences, metadata)
 
     def update(self, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         """The recurrence from the states in the first pages to those in the second, which may be the same."""
-        (before, after), (states, decodes) = piece.pages, (self.kv_cache[1], piece.sequences is None)
-        inputs = dict(
-            {name: x.unsqueeze(1 if decodes else 0) for name, x in tokens.items()}, **piece.sequences or {},
-            D=self.by_head(self.D)[0], exact=self.exact, use_beta_sigmoid_in_kernel=True,
+        (before, after), states, sequences = piece.pages, self.kv_cache[1], piece.sequences
+        if sequences is not None:
+            # all tokens in one row, with the boundaries of the prompts
+            tokens = {**{name: x.transpose(0, 1) for name, x in tokens.items()}, **sequences}
+        inputs: dict[str, Any] = dict(
+            tokens, D=self.D.view(self.num_heads, -1), exact=self.exact, use_beta_sigmoid_in_kernel=True,
             allow_neg_eigval=self.allow_neg_eigval,
         )
         if states.dtype == torch.float32:
@@ -262,28 +267,27 @@ class LonghornMixer(nn.Module, MambaBase):
             wide = states[before].float()
             o = longhorn_state_update(wide, **inputs)
             states[after] = wide.to(states.dtype)
-        return o.flatten(-2).squeeze(1 if decodes else 0)
-
-    def conv_states(self) -> torch.Tensor:
-        """`[pages, channels, conv_size - 1]`."""
-        return self.kv_cache[0] if is_conv_state_dim_first() else self.kv_cache[0].transpose(-1, -2)
+        return o.view(-1, o.shape[-2] * o.shape[-1])
 
     def inputs(self, x: torch.Tensor, z: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The op's `q` and `k` `[T, H, K]`, what has a number for each channel, `[T, H, V]`, or for each head."""
+        """The op's `q` and `k` `[T, 1, H, K]`, what has a number for each channel, `[T, 1, H, V]`, or for each head."""
         own = slice(self.first_head, self.first_head + self.num_heads)
-        beta, k, *q = self.x_proj(x)[0].split(self.x_sizes, dim=-1)
+        # `split` takes twice as long
+        beta, k, *q = self.x_proj(x)[0].split_with_sizes(self.x_sizes, dim=-1)
         # kernels of adapters need it contiguous
         beta = self.beta_proj(beta.contiguous())[0]
-        beta = beta[:, own] if self.scalar_beta else self.by_head(beta)
-        q, k = (y.view(-1, self.all_heads, self.state_size)[:, own] for y in (q[0] if q else k, k))
+        beta = beta[:, None, own] if self.scalar_beta else self.by_head(beta)
+        q, k = (y.view(-1, 1, self.all_heads, self.state_size) for y in (q[0] if q else k, k))
+        if self.num_heads < self.all_heads:
+            q, k = q[:, :, own], k[:, :, own]
         if self.normalises_keys:
             wide = k.float()
             k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(k.dtype)
-        g = {} if self.gate is None else {'g': self.gate(x, own)}
+        g = {} if self.gate is None else {'g': self.gate(x, own).unsqueeze(1)}
         if self.v_proj is not None:
             x = self.v_proj(tensor_model_parallel_all_gather(x))[0]
         return {'q': q, 'k': k, 'v': self.by_head(x), 'beta': beta, 'z': self.by_head(z), **g}
 
     def by_head(self, x: torch.Tensor) -> torch.Tensor:
         # `unflatten` takes three times as long
-        return x.view(-1, self.num_heads, x.shape[-1] // self.num_heads)
+        return x.view(-1, 1, self.num_heads, x.shape[-1] // self.num_heads)
