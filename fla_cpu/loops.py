@@ -138,7 +138,6 @@ def convolve_forward(
             bos, eos = bounds[i_n], bounds[i_n + 1]
             before, after = named[i_n] if paged else -1, named[N + i_n] if paged else -1
             for t0 in range(bos, eos, STRIP):
-                t1 = min(t0 + STRIP, eos)
                 for d in range(first, stop, W):
                     ahead, written = rows_ahead(x, stride, t0, d, first, stop, eos), address_of(y, (t0 + FEW) * D + d)
                     b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
@@ -151,14 +150,15 @@ def convolve_forward(
                         b_x1, b_x2, b_x3 = load(pages, p + 2 * D), load(pages, p + D), load(pages, p)
                     else:
                         b_x1 = b_x2 = b_x3 = splat(np.float32(0))
-                    for t in range(t0, t1):
+                    for t in range(t0, min(t0 + STRIP, eos)):
                         prefetch(x, ahead + (t - t0) * stride * x.itemsize)
                         prefetch_to_write(y, written + (t - t0) * D * y.itemsize)
                         b_x = load(x, t * stride + d)
                         b_z = b_bias + b_w0 * b_x + b_w1 * b_x1 + b_w2 * b_x2 + b_w3 * b_x3
                         store(y, t * D + d, b_z * sigmoid(b_z) if swish else b_z)
                         b_x1, b_x2, b_x3 = b_x, b_x1, b_x2
-                    if t1 == eos and after >= 0:
+                    # the last strip's stay
+                    if after >= 0:
                         p = after * page_stride + d
                         store(pages, p, b_x3)
                         store(pages, p + D, b_x2)

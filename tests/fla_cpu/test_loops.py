@@ -98,14 +98,16 @@ def test_pages_are_the_states_of_single_tokens(dtype, has_bias):
     ({'pages': [0, 7]}, r'must name one of 7 pages, .* got \[0, 7\]'), ({'pages': [0]}, 'for each of 2 sequences'),
     ({'D': 60}, 'D a multiple of'), ({'taps': 3}, r'a dense weight \[64, 4\]'),
     ({'width': 4}, r'must have shape \[P, 3, 64\]'),
-    ({'bounds': [0, 2, 1]}, 'cu_seqlens must rise from 0 to 2'), ({'bounds': [0, 3, 2]}, 'cu_seqlens must rise'),
+    ({'last': [0, 7]}, r'must name one of 7 pages, .* got \[0, 1\] and \[0, 7\]'),
+    *(({'bounds': bounds}, 'cu_seqlens must rise from 0 to 2') for bounds in ([0, 2, 1], [0, 3, 2], [0, 1, 1], [1, 1, 2])),
 ])
 def test_bad_pages(change, message):
     D, rows, bounds = change.get('D', 64), change.get('pages', [0, 1]), change.get('bounds')
     pages, weight = torch.zeros(7, change.get('width', 3), D), torch.zeros(D, change.get('taps', 4))
     with pytest.raises(ValueError, match=message):
         loops.convolve_in_pages(
-            torch.zeros(2, D), pages, weight, None, True, rows, rows, None if bounds is None else torch.tensor(bounds),
+            torch.zeros(2, D), pages, weight, None, True, rows, change.get('last', rows),
+            None if bounds is None else torch.tensor(bounds),
         )
 
 

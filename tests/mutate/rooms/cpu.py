@@ -24,6 +24,11 @@ MUTATIONS = [
         'tests/fla_cpu/test_loops.py::test_streams', '[66-144-True-silu]',
     ),
     Mutation(
+        'page-order', 'fla_cpu/loops.py', 'store(pages, p + 2 * D, b_x1)', 'store(pages, p + 2 * D, b_x2)',
+        "a page of vLLM's pool loses the newest input",
+        'tests/fla_cpu/test_loops.py::test_pages_are_the_states_of_single_tokens',
+    ),
+    Mutation(
         'second-backward-scaled-twice', 'fla_cpu/losses.py', 'do == 1 else grad * do', 'do == 1 else grad.mul_(do)',
         'a second backward is scaled twice', 'tests/fla_cpu/test_losses.py::test_second_backward_is_scaled_once',
     ),
