@@ -27,7 +27,7 @@ HEADER = """# The paper's experiments, at a small size
 [choose.md](choose.md) says what follows from them, [paper.md](paper.md) which experiment of the paper is which command. The
 runs took {hours:.0f} hours of one or two processor cores, in part beside other work.
 
-Not run: of Fig. 4's smallest column most rates and widths, and most models with 128 tokens; recall by state size
+Not run: of Fig. 4's smallest column two of four rates, most models of width 128 and most with 128 tokens; recall by state size
 with 512 tokens, but at K = 128; MAD at its own size; language models above
 two million parameters, or on more than 3.3 million tokens; more than one seed where a section says so.
 """
