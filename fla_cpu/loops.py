@@ -110,12 +110,6 @@ def rows_ahead(x, stride, t0, d, first, stop, eos):
     return address_of(x, min(t0 + STRIP, eos - 1) * stride + first)
 
 
-@inlined
-def load_taps(taps, d, D):
-    """Newest first."""
-    return load(taps, 3 * D + d), load(taps, 2 * D + d), load(taps, D + d), load(taps, d)
-
-
 @compiled
 def convolve_forward(
     i_w, n_w, x, stride, weight, bias, bounds, y, D, pages, page_stride, named, swish,
@@ -166,11 +160,11 @@ def convolve_forward(
 
 
 @compiled
-def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx, dtaps, dbias, D, swish, x_bits, dy_bits):
-    """Gradients of `x` `[T, D]`, `taps` `[4, D]` and `bias` `[D]`; with `swish` its argument is recomputed."""
+def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, weight, bias, bounds, dx, dtaps, dbias, D, swish, x_bits, dy_bits):
+    """Gradients of `x` `[T, D]`, `weight` (as `dtaps` `[4, D]`) and `bias` `[D]`; with `swish` its argument is recomputed."""
     x, dx = array_at(x, (bounds[-1] - 1) * stride + D, x_bits), array_at(dx, bounds[-1] * D, x_bits)
     dy = array_at(dy, (bounds[-1] - 1) * dy_stride + D, dy_bits)
-    taps, dtaps = array_at(taps, TAPS * D), array_at(dtaps, TAPS * D)
+    weight, dtaps = array_at(weight, D * TAPS), array_at(dtaps, TAPS * D)
     bias, dbias = array_at(bias, D if bias != 0 else 0), array_at(dbias, D)
     b_one, zero = splat(np.float32(1)), splat(np.float32(0))
     # contributions of a strip's tokens to the gradients of the three rows before the next strip, newest first
@@ -187,7 +181,7 @@ def convolve_backward(i_w, n_w, x, stride, dy, dy_stride, taps, bias, bounds, dx
                 for d in range(first, stop, W):
                     ahead, written = rows_ahead(x, stride, t0, d, first, stop, eos), address_of(dx, (t0 + FEW) * D + d)
                     dy_ahead = rows_ahead(dy, dy_stride, t0, d, first, stop, eos)
-                    b_w0, b_w1, b_w2, b_w3 = load_taps(taps, d, D)
+                    b_w3, b_w2, b_w1, b_w0 = load_columns(weight, d * TAPS)
                     b_bias = load_lanes(bias, d, W if len(bias) > 0 else 0)
                     b_x1, b_x2, b_x3 = rows_before(x, t0 * stride + d, stride, t0 > bos)
                     b_dx1, b_dx2, b_dx3 = rows_before(carried, 3 * BD + d - first, BD, t0 > bos)
@@ -343,11 +337,11 @@ def convolve_gradients(
     if dy.shape != x.shape:
         raise ValueError(f"the output's gradient must have shape {list(x.shape)}, that of x, got {list(dy.shape)}")
     weight, bias = dense_taps(x, weight, bias)
-    rows, drows, taps, dx = rows_of(x), rows_of(dy), weight.t().contiguous(), x.new_empty(B, T, D)
-    dtaps, dbias = torch.empty_like(taps), taps.new_empty(D)
+    rows, drows, dx = rows_of(x), rows_of(dy), x.new_empty(B, T, D)
+    dtaps, dbias = weight.new_empty(TAPS, D), weight.new_empty(D)
     launch(
         convolve_backward, TAPS * dx.numel(), -(-D // BD),
-        rows.data_ptr(), rows.stride(0), drows.data_ptr(), drows.stride(0), taps.data_ptr(), address(bias),
+        rows.data_ptr(), rows.stride(0), drows.data_ptr(), drows.stride(0), weight.data_ptr(), address(bias),
         boundaries(B, T, cu_seqlens), dx.data_ptr(), dtaps.data_ptr(), dbias.data_ptr(), D, swish, *bits_of(x, dy),
     )
     return dx, dtaps.t(), dbias
