@@ -68,7 +68,7 @@ def watch(parts: Parts, llm) -> None:
     parts.wrap('norms', RMSNorm, 'forward')
     parts.wrap('projections', UnquantizedLinearMethod, 'apply')
     parts.wrap('mixer, without its parts', mixer.LonghornMixer, 'forward_impl')
-    parts.wrap('convolution', mixer, 'convolve_token', 'causal_conv1d_fn')
+    parts.wrap('convolution', mixer, 'convolve')
     parts.wrap('recurrence', mixer, 'longhorn_state_update')
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numbers
 import os
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from fla_longhorn.ops.arguments import FLAGS, Arguments
 from fla_longhorn.ops.last_read import LastRead
-from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.pool import Pool, list_rows
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -110,12 +111,18 @@ def check_pool(pool: Pool, args: Arguments) -> None:
 
 def check_rows(pool: Pool, N: int) -> None:
     """Raise if a row is outside the pool, or one sequence writes a row that another reads or writes."""
-    P, final = len(pool.states), pool.final_state_indices
-    for name, indices in (('state_indices', pool.state_indices), ('final_state_indices', final)):
-        highest = -1 if indices is None else max([row for row in indices.tolist() if row != pool.pad_slot_id], default=-1)
+    _check_rows(len(pool.states), N, pool.pad_slot_id, *pool.read())
+
+
+@lru_cache(maxsize=64)
+def _check_rows(
+    P: int, N: int, pad_slot_id: int, named: tuple | None, final: tuple | None, filled: tuple | None,
+) -> None:
+    for name, indices in (('state_indices', named), ('final_state_indices', final)):
+        highest = max([row for row in indices or () if row != pad_slot_id], default=-1)
         if highest >= P:
             raise ValueError(f'{name} must be below the number of states in the pool, {P}, got {highest}')
-    rows = pool.listed(N)
+    rows = list_rows(N, pad_slot_id, named, final, filled)
     writers = {after: n for n, (_, after, _) in enumerate(rows) if after >= 0}
     name = 'state_indices' if final is None else 'final_state_indices'
     for n, (before, after, _) in enumerate(rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -52,20 +53,17 @@ class Pool(NamedTuple):
             first = torch.where(self.has_initial_state, first, -1)
         return first, last, used
 
-    def listed(self, N: int) -> list[tuple[int, int, bool]]:
+    def listed(self, N: int) -> tuple[tuple[int, int, bool], ...]:
         """:meth:`locate` of each sequence in Python's integers, which take less time than operations on a few rows."""
-        pad_slot_id = self.pad_slot_id
+        return list_rows(N, self.pad_slot_id, *self.read())
 
-        def rows(indices: Tensor) -> list[int]:
-            return [-1 if row < 0 or row == pad_slot_id else row for row in indices.tolist()]
-
-        named = list(range(N)) if self.state_indices is None else rows(self.state_indices)
-        first, last = named, named
-        if self.final_state_indices is not None:
-            last = [after if row >= 0 else -1 for row, after in zip(named, rows(self.final_state_indices), strict=True)]
-        if self.has_initial_state is not None:
-            first = [row if filled else -1 for row, filled in zip(named, self.has_initial_state.tolist(), strict=True)]
-        return [(before, after, row >= 0) for before, after, row in zip(first, last, named, strict=True)]
+    def read(self) -> tuple[tuple | None, ...]:
+        """The values of the choices. What follows from them is kept by value: layers share rows, whose memory may change."""
+        _, named, final, filled, _ = self
+        return (
+            None if named is None else tuple(named.tolist()), None if final is None else tuple(final.tolist()),
+            None if filled is None else tuple(filled.tolist()),
+        )
 
     def gather(self, N: int) -> Tensor:
         """Initial states `[N, ...]` of the sequences; zero where there is none."""
@@ -87,3 +85,20 @@ class Pool(NamedTuple):
     def _rows(self, indices: Tensor) -> Tensor:
         indices = indices.long()
         return torch.where((indices < 0) | (indices == self.pad_slot_id), -1, indices)
+
+
+@lru_cache(maxsize=64)
+def list_rows(
+    N: int, pad_slot_id: int, named: tuple | None, final: tuple | None, filled: tuple | None,
+) -> tuple[tuple[int, int, bool], ...]:
+    """:meth:`Pool.listed` of the values of the choices."""
+    def rows(indices: tuple) -> list[int]:
+        return [-1 if row < 0 or row == pad_slot_id else row for row in indices]
+
+    used = list(range(N)) if named is None else rows(named)
+    first, last = used, used
+    if final is not None:
+        last = [after if row >= 0 else -1 for row, after in zip(used, rows(final), strict=True)]
+    if filled is not None:
+        first = [row if some else -1 for row, some in zip(used, filled, strict=True)]
+    return tuple((before, after, row >= 0) for before, after, row in zip(first, last, used, strict=True))

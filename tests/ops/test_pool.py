@@ -178,3 +178,20 @@ def test_a_row_need_not_be_in_a_pool(device):
     Call(replace(DECODE, state_v_first=True), False, {'has_initial_state': [True] * 4}, torch.int64, device).check(
         has_initial_state=None,
     )
+
+
+@torch.no_grad()
+def test_rows_are_read_at_each_call(exact, device):
+    """Servers write rows to the same tensor through NumPy, of which PyTorch sees nothing."""
+    call = Call(replace(DECODE, scale=None), exact, INDICES['everything'], torch.int32, device)
+    arguments, pools = call.arguments(), []
+    rows = arguments['state_indices']
+    memory = torch.from_numpy(rows.numpy()) if device.type == 'cpu' else rows
+    for first in ([6, -1, 6, 8], [8, 3, -1, 6], [6, -1, 6, 8]):
+        memory.copy_(torch.tensor(first))
+        pools.append(call.pool.nan_to_num())
+        longhorn_state_update(pools[-1], **arguments)
+        fresh = call.pool.nan_to_num()
+        longhorn_state_update(fresh, **arguments | {'state_indices': torch.tensor(first, device=device)})
+        assert torch.equal(pools[-1], fresh)
+    assert torch.equal(pools[0], pools[2]) and not torch.equal(pools[0], pools[1])

@@ -103,6 +103,13 @@ class Piece(NamedTuple):
 
 
 def pieces_of(metadata: Any) -> list[Piece]:
+    """In the order of the batch. Layers share the metadata of a step, which keeps them."""
+    if not hasattr(metadata, 'longhorn_pieces'):
+        metadata.longhorn_pieces = find_pieces(metadata)
+    return metadata.longhorn_pieces
+
+
+def find_pieces(metadata: Any) -> list[Piece]:
     drafts, decoded = isinstance(metadata, DraftMetadata), metadata.num_decode_tokens
     if drafts:
         pieces = [Piece(places, pages) for places, pages in metadata.steps]
@@ -220,27 +227,28 @@ class LonghornMixer(nn.Module, MambaBase):
         return DraftBackend if self.vllm_config.num_speculative_tokens else super().get_attn_backend()
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Through vLLM's own op, which its compiler does not look into; it calls `forward_impl`."""
-        output = torch.empty_like(hidden_states)
-        torch.ops.vllm.mamba_mixer(hidden_states, output, _encode_layer_name(self.prefix))
-        return output
+        """What lies between the first and the last projection is vLLM's own op, which its compiler does not look into."""
+        projected = self.in_proj(hidden_states)[0]
+        y = projected.new_empty(len(projected), projected.shape[1] // 2)
+        torch.ops.vllm.mamba_mixer(projected, y, _encode_layer_name(self.prefix))
+        return self.out_proj(y)[0]
 
     def forward_impl(self, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
-        x, z = self.in_proj(hidden_states)[0].chunk(2, dim=-1)
+        """Called by the op: from `in_proj`'s output `[T, 2 * channels]` to `out_proj`'s input `[T, channels]`."""
         metadata = get_forward_context().attn_metadata
         if metadata is None:
             # a run that measures memory, before there are pages
-            output.copy_(self.out_proj(x.contiguous())[0])
             return
         metadata = metadata[self.prefix]
         pieces, total = pieces_of(metadata), metadata.num_decode_tokens + metadata.num_prefill_tokens
         if not pieces:
             return
-        if total < len(x):
-            x, z, output = x[:total], z[:total], output[:total]
+        if total < len(output):
+            hidden_states, output = hidden_states[:total], output[:total]
+        x, z = hidden_states.chunk(2, dim=-1)
         # adapters know a token by its place in the batch, so that projections take all tokens
         x = apply_to_pieces(pieces, partial(self.convolve, metadata), {'x': x})
-        output.copy_(self.out_proj(apply_to_pieces(pieces, self.update, self.inputs(x, z)))[0])
+        output.copy_(apply_to_pieces(pieces, self.update, self.inputs(x, z)))
 
     def convolve(self, metadata: Any, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         conv, states = self.conv1d, self.kv_cache[0]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops.pool import Pool, list_rows
 
 
 @lru_cache(maxsize=64)
@@ -22,8 +23,13 @@ def in_order(N: int, size: int, reads: bool, writes: bool) -> np.ndarray:
 
 
 def in_pool(pool: Pool, N: int) -> np.ndarray:
-    """:func:`in_order` for rows of a pool, without the sequences that have none."""
-    rows, stride = pool.listed(N), pool.states.stride(0)
+    """:func:`in_order` for rows of a pool, without the sequences that have none. Cached too."""
+    return _in_pool(pool.states.stride(0), N, pool.pad_slot_id, *pool.read())
+
+
+@lru_cache(maxsize=64)
+def _in_pool(stride: int, *choices: Any) -> np.ndarray:
+    rows = list_rows(*choices)
     found = [(n, max(first * stride, -1), max(last * stride, -1)) for n, (first, last, used) in enumerate(rows) if used]
     return np.array(found, np.int64).reshape(-1, 3)
 
