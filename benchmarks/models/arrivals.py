@@ -8,7 +8,8 @@ times. A rate is a part of what vLLM does with Longhorn when all requests are th
 requests wait or the first has waited for `WAIT` seconds, and end with the longest answer. All answers are streams: latencies
 are from a request's arrival to its first token, its last token, and per token in between. Each system is a process of its own.
 Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, three times each; two
-for each place and six more are asked, so that the last have fewer beside them.
+for each place and six more are asked, so that the last have fewer beside them. They are measured with vLLM's compiler too, its
+default, which needs one of C++; all else is eager.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,11 +51,11 @@ def requests(number: int, rate: float, seed: int = 0) -> list[Request]:
             for at, n, new in zip(times, *lengths, strict=True)]
 
 
-def in_vllm(folder: str, slots: int) -> Server:
+def in_vllm(folder: str, slots: int, compiled: bool) -> Server:
     from vllm import LLM, SamplingParams
 
     engine = LLM(folder, skip_tokenizer_init=True, dtype='float32', max_model_len=PROMPTS[1] + ANSWERS[1], max_num_seqs=slots,
-                 enforce_eager=True, enable_prefix_caching=False).llm_engine
+                 enforce_eager=not compiled, enable_prefix_caching=False).llm_engine
 
     def serve(asked: list[Request]) -> list[list[float]]:
         answers, sent, start = [[] for _ in asked], 0, time.perf_counter()
@@ -126,11 +128,13 @@ def figures(asked: list[Request], answers: list[list[float]]) -> dict:
     }}
 
 
-def run_system(name: str, number: int, slots: int, loads: list[float], rates: list[float] | None) -> dict:
+def run_system(
+    name: str, number: int, slots: int, loads: list[float], rates: list[float] | None, compiled: bool,
+) -> dict:
     with TemporaryDirectory() as folder:
         model = make(folder, name.split()[1])
         parameters = sum(x.numel() for x in model.parameters())
-        serve = in_batches(model, slots) if name.startswith('generate') else in_vllm(folder, slots)
+        serve = in_batches(model, slots) if name.startswith('generate') else in_vllm(folder, slots, compiled)
         # the first requests compile
         serve(requests(slots, 1e6, seed=1))
         at_once = requests(number, 1e6)
@@ -155,18 +159,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--systems', nargs='+', choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument('--rates', type=float, nargs='+', help=argparse.SUPPRESS)
     parser.add_argument('--part', type=Path, help=argparse.SUPPRESS)
+    parser.add_argument('--compiled', action='store_true', help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.part:
         os.environ.update(ONE_PROCESS, VLLM_LOGGING_LEVEL='ERROR', VLLM_CPU_OMP_THREADS_BIND='nobind')
-        result = run_system(options.systems[0], options.requests, options.slots, options.loads, options.rates)
+        result = run_system(options.systems[0], options.requests, options.slots, options.loads, options.rates,
+                            options.compiled)
         options.part.write_text(json.dumps(result))
         return 0
     systems: list[dict] = []
     with TemporaryDirectory() as folder:
         part = Path(folder) / 'part.json'
 
-        def measure(name: str, number: int, slots: int, **loads: list[float]) -> dict:
+        def measure(name: str, number: int, slots: int, compiled: bool = False, **loads: list[float]) -> dict:
             given = [x for option, values in loads.items() for x in (f'--{option}', *map(str, values))]
+            given += ['--compiled'] * compiled
             subprocess.run([
                 sys.executable, '-m', 'benchmarks', 'arrivals', '--part', part, '--systems', name, '--requests', str(number),
                 '--slots', str(slots), *given,
@@ -179,12 +186,12 @@ def main(arguments: list[str] | None = None) -> int:
             for row in systems[-1]['rows']:
                 print(f"{name}: load {row['load']}, {row['tokens_per_s']:.0f} tokens/s, median of the first token "
                       f"{row['latency_ms']['first token']['p50']:.0f} ms", flush=True)
-        peaks = [
-            {'slots': slots, 'system': name, 'tokens_per_s': measure(name, 2 * slots + 6, slots, loads=[])['peaks']}
-            for slots in options.peaks for name in options.systems if name.startswith('vllm')
-        ]
-        for peak in peaks:
-            print(f"{peak['system']}: {peak['slots']} at a time, {peak['tokens_per_s']} tokens/s at once", flush=True)
+        peaks = []
+        in_turn = [x for x in options.systems if x.startswith('vllm')]
+        for slots, compiled, name in product(options.peaks, (False, True), in_turn):
+            found = measure(name, 2 * slots + 6, slots, compiled, loads=[])['peaks']
+            peaks.append({'slots': slots, 'system': name, 'compiled': compiled, 'tokens_per_s': found})
+            print(f"{name}{', compiled' * compiled}: {slots} at a time, {found} tokens/s at once", flush=True)
     # at the end, so that the load shows what else ran
     machine = describe_machine('cpu')
     result = {'machine': machine, 'model': SIZE, 'prompts': PROMPTS, 'answers': ANSWERS, 'requests': options.requests,

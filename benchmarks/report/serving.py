@@ -23,12 +23,13 @@ def arrivals(report: dict) -> str:
     peaks = ', '.join(
         f'{x["system"]} {x["peak_tokens_per_s"]:.0f} ({x["parameters"] / 1e6:.2f}M parameters)' for x in report['systems']
     )
-    at_once: dict[int, dict[str, list[float]]] = {}
+    at_once: dict[tuple[int, bool], dict[str, list[float]]] = {}
     for x in report['peaks']:
-        at_once.setdefault(x['slots'], {})[x['system'].removeprefix('vllm ')] = x['tokens_per_s']
+        at_once.setdefault((x['slots'], x['compiled']), {})[x['system'].removeprefix('vllm ')] = x['tokens_per_s']
     compared = [
-        [slots, *(f'{median(values):.0f} ({min(values):.0f} to {max(values):.0f})' for values in found.values()),
-         f'{median(found["longhorn"]) / median(found["mamba2"]):.2f}'] for slots, found in at_once.items()
+        [slots, 'compiled' if compiled else 'eager',
+         *(f'{median(values):.0f} ({min(values):.0f} to {max(values):.0f})' for values in found.values()),
+         f'{median(found["longhorn"]) / median(found["mamba2"]):.2f}'] for (slots, compiled), found in at_once.items()
     ]
     (low, high), (fewest, most) = report['prompts'], report['answers']
     return (
@@ -40,7 +41,7 @@ def arrivals(report: dict) -> str:
         + table(['system', 'requests per s', 'tokens per s', *names], lines)
         + '\n\nTokens per second of vLLM with all requests there at once (two for each place and six more), by how many it '
         'serves at a time: median of three runs (lowest to highest).\n\n'
-        + table(['at a time', 'Longhorn', 'Mamba-2', 'ratio'], compared)
+        + table(['at a time', 'vLLM', 'Longhorn', 'Mamba-2', 'ratio'], compared)
     )
 
 

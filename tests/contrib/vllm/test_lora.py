@@ -13,7 +13,7 @@ from tests.contrib.checkpoints import NEW_TOKENS, generate, prompts
 
 @pytest.mark.parametrize(('name', 'options'), [
     ('paper', {'max_num_batched_tokens': 32}), ('heads', {}), ('hybrid', {'tensor_parallel_size': 2}),
-    ('gate-head', {}), ('gate-channel', {'tensor_parallel_size': 2}),
+    ('gate-head', {}), ('gate-channel', {'tensor_parallel_size': 2}), ('heads', {'enforce_eager': False}),
 ], ids=str)
 def test_adapters(engine, variant, tmp_path, name, options):
     """Two adapters of all linear layers, and none, in turns."""

@@ -26,8 +26,8 @@ def quantise(x: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (x / scale).round(), scale
 
 
-@pytest.mark.parametrize('name', ['paper', 'hybrid'])
-def test_log_probabilities(engine, tmp_path, name):
+@pytest.mark.parametrize(('name', 'options'), [('paper', {}), ('hybrid', {}), ('paper', {'enforce_eager': False})], ids=str)
+def test_log_probabilities(engine, tmp_path, name, options):
     """Weights are at most 63: oneDNN adds two products of 8 bits in 16, which overflow on a CPU without VNNI."""
     checkpoint = make(name, tmp_path)
     rounded, weights = copy.deepcopy(checkpoint.model), load_file(tmp_path / 'model.safetensors')
@@ -41,6 +41,6 @@ def test_log_probabilities(engine, tmp_path, name):
     config = json.loads((tmp_path / 'config.json').read_text())
     (tmp_path / 'config.json').write_text(json.dumps(config | {'quantization_config': QUANTISED}))
 
-    tokens, served = served_log_probabilities(engine(tmp_path))
+    tokens, served = served_log_probabilities(engine(tmp_path, **options))
     of_rounded, of_float = (all_log_probabilities(model, tokens) for model in (rounded, checkpoint.model))
     assert (served - of_rounded).norm() < 0.1 * (of_rounded - of_float).norm()

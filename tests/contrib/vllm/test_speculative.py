@@ -15,7 +15,7 @@ VOCAB = 6
 @pytest.mark.parametrize(('name', 'options'), [
     ('paper', {}), ('exact-heads', {'max_num_batched_tokens': 32}), ('heads', {'num_gpu_blocks_override': 13}),
     ('hybrid', {'max_num_batched_tokens': 32, 'enable_prefix_caching': False}),
-    ('exact-gate-head', {'max_num_batched_tokens': 32}), ('gate-channel', {}),
+    ('exact-gate-head', {'max_num_batched_tokens': 32}), ('gate-channel', {}), ('paper', {'enforce_eager': False}),
 ], ids=str)
 def test_drafts(engine, tmp_path, name, options):
     """With drafts accepted, rejected, and accepted in part, in requests of one batch."""
