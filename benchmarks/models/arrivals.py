@@ -7,21 +7,22 @@ Arrivals are a Poisson process, lengths of prompts and answers are uniform; all 
 times. A rate is a part of what vLLM does with Longhorn when all requests are there at once. Static batches start when `slots`
 requests wait or the first has waited for `WAIT` seconds, and end with the longest answer. All answers are streams: latencies
 are from a request's arrival to its first token, its last token, and per token in between. Each system is a process of its own.
-Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, three times each; two
-for each place and six more are asked, so that the last have fewer beside them. They are measured with vLLM's compiler too, its
+Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, in five turns; two for
+each place and six more are asked, so that the last have fewer beside them. They are measured with vLLM's compiler too, its
 default, which needs one of C++; all else is eager.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import cache
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,8 +35,8 @@ from benchmarks.models.serving import ONE_PROCESS, SIZE, make
 
 PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
 PERCENTILES = (50, 90, 99)
-# how often a peak is measured
-PEAKS = 3
+# how often a peak is measured, and a rate that is none
+PEAKS, AT_ONCE = 5, 1e6
 SYSTEMS = ('vllm longhorn', 'vllm mamba2', 'generate longhorn')
 # `(arrival, prompt, tokens of the answer)`, and the times of each answer's tokens
 Request = tuple[float, list[int], int]
@@ -128,25 +129,54 @@ def figures(asked: list[Request], answers: list[list[float]]) -> dict:
     }}
 
 
-def run_system(
-    name: str, number: int, slots: int, loads: list[float], rates: list[float] | None, compiled: bool,
-) -> dict:
+def own_process() -> ProcessPoolExecutor:
+    """For one system, whose engine stays in it; vLLM reads its variables when it is imported."""
+    return ProcessPoolExecutor(1, get_context('spawn'))
+
+
+@cache
+def start(name: str, slots: int, compiled: bool = False) -> tuple[Server, int]:
+    """A system that has compiled what it compiles, and how many parameters its model has."""
+    os.environ.update(ONE_PROCESS, VLLM_LOGGING_LEVEL='ERROR', VLLM_CPU_OMP_THREADS_BIND='nobind')
     with TemporaryDirectory() as folder:
         model = make(folder, name.split()[1])
-        parameters = sum(x.numel() for x in model.parameters())
         serve = in_batches(model, slots) if name.startswith('generate') else in_vllm(folder, slots, compiled)
-        # the first requests compile
-        serve(requests(slots, 1e6, seed=1))
-        at_once = requests(number, 1e6)
-        peaks = [figures(at_once, serve(at_once)) for _ in range(PEAKS)]
-        peak = sorted(peaks, key=lambda x: x['tokens_per_s'])[PEAKS // 2]
-        rates = rates or [load * peak['requests_per_s'] for load in loads]
-        rows = []
-        for load, rate in zip(loads, rates, strict=True):
-            asked = requests(number, rate)
-            rows.append({'load': load, 'rate': rate, **figures(asked, serve(asked))})
-    return {'system': name, 'parameters': parameters, 'peak_tokens_per_s': peak['tokens_per_s'], 'rates': rates, 'rows': rows,
-            'peaks': [x['tokens_per_s'] for x in peaks]}
+        serve(requests(slots, AT_ONCE, seed=1))
+    return serve, sum(x.numel() for x in model.parameters())
+
+
+def serve_at(rate: float, number: int, name: str, slots: int, compiled: bool = False) -> dict:
+    """Called in the system's process."""
+    serve, parameters = start(name, slots, compiled)
+    asked = requests(number, rate)
+    return {'parameters': parameters, **figures(asked, serve(asked))}
+
+
+def measure(name: str, number: int, slots: int, loads: list[float], rates: list[float]) -> dict:
+    """A system under each load. `rates` are those of the first system, which appends them."""
+    with own_process() as process:
+        at_once = [process.submit(serve_at, AT_ONCE, number, name, slots).result() for _ in range(PEAKS)]
+        peak = sorted(at_once, key=lambda x: x['tokens_per_s'])[PEAKS // 2]
+        if not rates:
+            rates += [load * peak['requests_per_s'] for load in loads]
+        rows = [
+            {'load': load, 'rate': rate, **process.submit(serve_at, rate, number, name, slots).result()}
+            for load, rate in zip(loads, rates, strict=True)
+        ]
+    return {'system': name, 'parameters': peak['parameters'], 'peak_tokens_per_s': peak['tokens_per_s'], 'rows': rows}
+
+
+def in_turns(names: list[str], slots: int, compiled: bool) -> list[dict]:
+    """Tokens a second of each with all requests there at once; they take turns, so that a slow minute is everyone's."""
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(own_process()) for name in names}
+        found: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(1 + PEAKS):
+            for name, process in processes.items():
+                rate = process.submit(serve_at, AT_ONCE, 2 * slots + 6, name, slots, compiled).result()['tokens_per_s']
+                # in the first they start
+                found[name] += [rate] * (turn > 0)
+    return [{'slots': slots, 'system': name, 'compiled': compiled, 'tokens_per_s': rates} for name, rates in found.items()]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -157,41 +187,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--slots', type=int, default=8, help='requests at a time')
     parser.add_argument('--peaks', type=int, nargs='*', default=[1, 8, 32], help='requests at a time, for the peaks')
     parser.add_argument('--systems', nargs='+', choices=SYSTEMS, default=SYSTEMS)
-    parser.add_argument('--rates', type=float, nargs='+', help=argparse.SUPPRESS)
-    parser.add_argument('--part', type=Path, help=argparse.SUPPRESS)
-    parser.add_argument('--compiled', action='store_true', help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.part:
-        os.environ.update(ONE_PROCESS, VLLM_LOGGING_LEVEL='ERROR', VLLM_CPU_OMP_THREADS_BIND='nobind')
-        result = run_system(options.systems[0], options.requests, options.slots, options.loads, options.rates,
-                            options.compiled)
-        options.part.write_text(json.dumps(result))
-        return 0
-    systems: list[dict] = []
-    with TemporaryDirectory() as folder:
-        part = Path(folder) / 'part.json'
-
-        def measure(name: str, number: int, slots: int, compiled: bool = False, **loads: list[float]) -> dict:
-            given = [x for option, values in loads.items() for x in (f'--{option}', *map(str, values))]
-            given += ['--compiled'] * compiled
-            subprocess.run([
-                sys.executable, '-m', 'benchmarks', 'arrivals', '--part', part, '--systems', name, '--requests', str(number),
-                '--slots', str(slots), *given,
-            ], check=True, stdout=subprocess.DEVNULL)
-            return json.loads(part.read_text())
-
-        for name in options.systems:
-            rates = {'rates': systems[0]['rates']} if systems else {}
-            systems.append(measure(name, options.requests, options.slots, loads=options.loads, **rates))
-            for row in systems[-1]['rows']:
-                print(f"{name}: load {row['load']}, {row['tokens_per_s']:.0f} tokens/s, median of the first token "
-                      f"{row['latency_ms']['first token']['p50']:.0f} ms", flush=True)
-        peaks = []
-        in_turn = [x for x in options.systems if x.startswith('vllm')]
-        for slots, compiled, name in product(options.peaks, (False, True), in_turn):
-            found = measure(name, 2 * slots + 6, slots, compiled, loads=[])['peaks']
-            peaks.append({'slots': slots, 'system': name, 'compiled': compiled, 'tokens_per_s': found})
-            print(f"{name}{', compiled' * compiled}: {slots} at a time, {found} tokens/s at once", flush=True)
+    systems, peaks, rates = [], [], []
+    for name in options.systems:
+        systems.append(measure(name, options.requests, options.slots, options.loads, rates))
+        for row in systems[-1]['rows']:
+            print(f"{name}: load {row['load']}, {row['tokens_per_s']:.0f} tokens/s, median of the first token "
+                  f"{row['latency_ms']['first token']['p50']:.0f} ms", flush=True)
+    for slots, compiled in product(options.peaks, (False, True)):
+        for peak in in_turns([x for x in options.systems if x.startswith('vllm')], slots, compiled):
+            peaks.append(peak)
+            print(f"{peak['system']}{', compiled' * compiled}: {slots} at a time, "
+                  f"{[round(x) for x in peak['tokens_per_s']]} tokens/s at once", flush=True)
     # at the end, so that the load shows what else ran
     machine = describe_machine('cpu')
     result = {'machine': machine, 'model': SIZE, 'prompts': PROMPTS, 'answers': ANSWERS, 'requests': options.requests,

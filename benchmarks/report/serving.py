@@ -26,10 +26,14 @@ def arrivals(report: dict) -> str:
     at_once: dict[tuple[int, bool], dict[str, list[float]]] = {}
     for x in report['peaks']:
         at_once.setdefault((x['slots'], x['compiled']), {})[x['system'].removeprefix('vllm ')] = x['tokens_per_s']
+
+    def spread(values: list[float], digits: int = 0) -> str:
+        return f'{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})'
+
     compared = [
-        [slots, 'compiled' if compiled else 'eager',
-         *(f'{median(values):.0f} ({min(values):.0f} to {max(values):.0f})' for values in found.values()),
-         f'{median(found["longhorn"]) / median(found["mamba2"]):.2f}'] for (slots, compiled), found in at_once.items()
+        [slots, 'compiled' if compiled else 'eager', *map(spread, found.values()),
+         spread([a / b for a, b in zip(found['longhorn'], found['mamba2'], strict=True)], 2)]
+        for (slots, compiled), found in at_once.items()
     ]
     (low, high), (fewest, most) = report['prompts'], report['answers']
     return (
@@ -40,7 +44,7 @@ def arrivals(report: dict) -> str:
         f'there at once: {peaks}.\n\n'
         + table(['system', 'requests per s', 'tokens per s', *names], lines)
         + '\n\nTokens per second of vLLM with all requests there at once (two for each place and six more), by how many it '
-        'serves at a time: median of three runs (lowest to highest).\n\n'
+        'serves at a time: median of the turns (lowest to highest).\n\n'
         + table(['at a time', 'vLLM', 'Longhorn', 'Mamba-2', 'ratio'], compared)
     )
 
