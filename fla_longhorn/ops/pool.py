@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -53,10 +52,6 @@ class Pool(NamedTuple):
             first = torch.where(self.has_initial_state, first, -1)
         return first, last, used
 
-    def listed(self, N: int) -> tuple[tuple[int, int, bool], ...]:
-        """:meth:`locate` of each sequence in Python's integers, which take less time than operations on a few rows."""
-        return list_rows(N, self.pad_slot_id, *self.read())
-
     def read(self) -> tuple[tuple | None, ...]:
         """The values of the choices. What follows from them is kept by value: layers share rows, whose memory may change."""
         _, named, final, filled, _ = self
@@ -87,11 +82,10 @@ class Pool(NamedTuple):
         return torch.where((indices < 0) | (indices == self.pad_slot_id), -1, indices)
 
 
-@lru_cache(maxsize=64)
 def list_rows(
     N: int, pad_slot_id: int, named: tuple | None, final: tuple | None, filled: tuple | None,
 ) -> tuple[tuple[int, int, bool], ...]:
-    """:meth:`Pool.listed` of the values of the choices."""
+    """:meth:`Pool.locate` of each sequence in Python's integers, from the values of the choices (:meth:`Pool.read`)."""
     def rows(indices: tuple) -> list[int]:
         return [-1 if row < 0 or row == pad_slot_id else row for row in indices]
 
