@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from fla_longhorn.layers.call import LayerCall, begin, copies
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.options import check_options, rank_of
+from fla_longhorn.layers.token import mix_token
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.bare import is_bare
@@ -216,6 +217,18 @@ class Longhorn(NoWeightDecay):
         call = begin(self, hidden_states, attention_mask, past_key_values, bool(use_cache), rows, kwargs)
         x, z = call.project(get_child(self, 'in_proj'), hidden_states)
         call.record(x)
+        recurrent_state, conv_state = call.recurrent_state, call.conv_state
+        o = mix_token(self, Longhorn, x, z, call)
+        if o is None:
+            o, recurrent_state, conv_state = self.mix(x, z, call)
+        call.store(recurrent_state, conv_state)
+        o = get_child(self, 'out_proj')(o.view(o.shape[0], o.shape[1], -1))
+        return call.rows.leave(o), None, past_key_values
+
+    def mix(
+        self, x: torch.Tensor, z: torch.Tensor, call: LayerCall,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """From the first projection's halves to the last one's input, the recurrent state and the convolution's."""
         # a single token changes the convolution's state, so it cannot be computed again
         with Recompute() if self.recompute and call.T > 1 and can_recompute() else NOTHING as recompute:
             x, conv_state = self.convolve(x, call, recompute)
@@ -224,7 +237,7 @@ class Longhorn(NoWeightDecay):
                 D=call.own_channels(get_parameter(self, 'D')), z=call.by_heads(z), cu_seqlens_cpu=call.cu_seqlens_cpu,
             )
             op = self.op_for(call.T)
-            if op is fused_recurrent_longhorn and call.T == 1 and use_cache and can_update_in_place(call.recurrent_state):
+            if op is fused_recurrent_longhorn and call.T == 1 and call.use_cache and can_update_in_place(call.recurrent_state):
                 recurrent_state = call.recurrent_state
                 o = longhorn_state_update(recurrent_state, **inputs)
             else:
@@ -232,9 +245,7 @@ class Longhorn(NoWeightDecay):
                     **inputs, initial_state=call.recurrent_state, output_final_state=call.use_cache,
                     cp_context=call.cp_context,
                 )
-        call.store(recurrent_state, conv_state)
-        o = get_child(self, 'out_proj')(o.view(o.shape[0], o.shape[1], -1))
-        return call.rows.leave(o), None, past_key_values
+        return o, recurrent_state, conv_state
 
     def convolve(
         self, x: torch.Tensor, call: LayerCall, recompute: Recompute | None = None,

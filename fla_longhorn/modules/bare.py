@@ -7,13 +7,14 @@ import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from fla_longhorn.modules.convolution import ShortConvolution
+from fla_longhorn.modules.norm import L2Norm
 from fla_longhorn.ops.plain import ORDINARY
 
-_FORWARDS = {cls: cls.forward for cls in (nn.Linear, ShortConvolution)}
+_FORWARDS = {cls: cls.forward for cls in (nn.Linear, ShortConvolution, L2Norm, nn.Identity)}
 
 
 def is_bare(module: nn.Module, device: torch.device) -> bool:
-    """Whether calling a linear layer or a convolution on `device` runs its class's forward and nothing else.
+    """Whether calling a linear layer, a convolution or a norm of keys on `device` runs its class's forward and nothing else.
 
     Libraries change that: adapters, quantisation and parametrisations replace the class or that of the weight, accelerate sets
     an attribute `forward` and keeps the weights elsewhere until the call, others register hooks.
@@ -25,4 +26,5 @@ def is_bare(module: nn.Module, device: torch.device) -> bool:
     # and what they change would be computed again without them
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return False
-    return not _has_any_global_hook() and type(module.weight) in ORDINARY and module.weight.device == device
+    weight = getattr(module, 'weight', None)
+    return not _has_any_global_hook() and (weight is None or (type(weight) in ORDINARY and weight.device == device))

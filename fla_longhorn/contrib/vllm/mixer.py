@@ -19,7 +19,12 @@ from vllm.distributed import (
     tensor_model_parallel_all_gather,
 )
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
 from vllm.model_executor.layers.mamba import mamba_mixer  # noqa: F401  registers torch.ops.vllm.mamba_mixer
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.mamba.mamba_utils import (
@@ -28,6 +33,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import (
     is_conv_state_dim_first,
 )
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
@@ -37,11 +43,16 @@ from fla_longhorn.contrib.vllm.convolution import convolve
 from fla_longhorn.contrib.vllm.speculative import DraftBackend, DraftMetadata, Pages
 from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
+from fla_longhorn.modules.direct import get_child, get_parameter
 from fla_longhorn.ops import longhorn_state_update
 from fla_longhorn.ops.gate import log_decays
+from fla_longhorn.ops.mixer import Mixer, mix_tokens
+from fla_longhorn.ops.pool import Pool
 
 # vLLM has kernels for these sizes of the convolution
 CONV_SIZES = (2, 3, 4)
+# of :class:`fla_longhorn.modules.L2Norm`
+KEY_EPS = 1e-6
 
 
 def channels(config: LonghornConfig) -> int:
@@ -141,6 +152,14 @@ def apply_to_pieces(
     return y
 
 
+class KeepsWeight(UnquantizedLinearMethod):
+    """vLLM's, which on a CPU packs a weight and drops it; the loop for decoded tokens reads it as it was, `layer.kept`."""
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        layer.kept = layer.weight.data
+        super().process_weights_after_loading(layer)
+
+
 class LonghornGate(nn.Module):
     """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
 
@@ -209,6 +228,11 @@ class LonghornMixer(nn.Module, MambaBase):
             size, hidden_size, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.out_proj',
         )
 
+        if tp_size == 1 and self.gate is None and self.v_proj is None and current_platform.is_cpu():
+            for layer in (self.x_proj, self.beta_proj):
+                if type(layer.quant_method) is UnquantizedLinearMethod:
+                    layer.quant_method = KeepsWeight()
+
         # vLLM puts the pools of this layer here
         none = torch.empty(0, dtype=torch.float32, device='cpu')
         self.kv_cache = (none, none)
@@ -246,14 +270,49 @@ class LonghornMixer(nn.Module, MambaBase):
         if total < len(output):
             hidden_states, output = hidden_states[:total], output[:total]
         x, z = hidden_states.chunk(2, dim=-1)
-        # adapters know a token by its place in the batch, so that projections take all tokens
-        x = apply_to_pieces(pieces, partial(self.convolve, metadata), {'x': x})
-        output.copy_(apply_to_pieces(pieces, self.update, self.inputs(x, z)))
+        mixer = self.mixer()
+        if mixer is not None:
+            y = apply_to_pieces(pieces, partial(self.mix, metadata, mixer), {'x': x, 'z': z})
+        else:
+            # adapters know a token by its place in the batch, so that projections take all tokens
+            x = apply_to_pieces(pieces, partial(self.convolve, metadata), {'x': x})
+            y = apply_to_pieces(pieces, self.update, self.inputs(x, z))
+        output.copy_(y)
+
+    def mixer(self) -> Mixer | None:
+        """For :meth:`mix`, on a CPU without adapters, quantised weights or other ranks."""
+        x_proj, beta_proj, conv = (get_child(self, name) for name in ('x_proj', 'beta_proj', 'conv1d'))
+        x_weight, beta_weight = vars(x_proj).get('kept'), vars(beta_proj).get('kept')
+        if x_weight is None or beta_weight is None:
+            return None
+        # vLLM widens the bias for some of its kernels
+        bias = get_parameter(beta_proj, 'bias').to(beta_weight.dtype)
+        return Mixer(
+            get_parameter(conv, 'weight'), get_parameter(conv, 'bias'), x_weight, beta_weight, bias, get_parameter(self, 'D'),
+            self.num_heads, self.state_size, self.exact, self.allow_neg_eigval, KEY_EPS if self.normalises_keys else None,
+        )
+
+    def mix(self, metadata: Any, mixer: Mixer, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+        """From x and z of a piece to `y`: decoded tokens in one loop, if there is one for them."""
+        if piece.sequences is None:
+            before, after = piece.pages
+            pool = Pool(self.kv_cache[1], before, None if after is before else after, None, NULL_BLOCK_ID)
+            y = mix_tokens(tokens['x'], tokens['z'], mixer, self.conv_pages, pool)
+            if y is not None:
+                return y
+        return self.update(piece, self.inputs(self.convolve(metadata, piece, tokens), tokens['z']))
+
+    @property
+    def conv_pages(self) -> torch.Tensor:
+        """`[P, conv_size - 1, channels]`."""
+        pages = self.kv_cache[0]
+        return pages.transpose(1, 2) if is_conv_state_dim_first() else pages
 
     def convolve(self, metadata: Any, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
-        conv, states = self.conv1d, self.kv_cache[0]
-        pool = states.transpose(1, 2) if is_conv_state_dim_first() else states
-        return convolve(tokens['x'], pool, conv.weight.squeeze(1), conv.bias, piece.pages, piece.sequences, metadata)
+        conv = self.conv1d
+        return convolve(
+            tokens['x'], self.conv_pages, conv.weight.squeeze(1), conv.bias, piece.pages, piece.sequences, metadata,
+        )
 
     def update(self, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         """The recurrence from the states in the first pages to those in the second, which may be the same."""
@@ -290,7 +349,7 @@ class LonghornMixer(nn.Module, MambaBase):
             q, k = q[:, :, own], k[:, :, own]
         if self.normalises_keys:
             wide = k.float()
-            k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(k.dtype)
+            k = (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + KEY_EPS)).to(k.dtype)
         g = {} if self.gate is None else {'g': self.gate(x, own).unsqueeze(1)}
         if self.v_proj is not None:
             x = self.v_proj(tensor_model_parallel_all_gather(x))[0]

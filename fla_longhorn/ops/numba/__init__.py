@@ -19,11 +19,13 @@ from fla_kit.numba.simd import W as LANES
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.numba import backward, forward, places
+from fla_longhorn.ops.numba.forward import block_size
+from fla_longhorn.ops.numba.mixer import mix_tokens as mix_tokens
 from fla_longhorn.ops.numba.wide import W
 from fla_longhorn.ops.pool import Pool
 
-# bytes of a forward block's states (L1 cache), and of the states of a strip in backward (L2 cache)
-L1_BYTES, L2_BYTES = 2**14, 2**18
+# bytes of the states of a strip in backward (L2 cache)
+L2_BYTES = 2**18
 
 # whatever the caller's default dtype and device are
 FLOAT32: Any = dict(dtype=torch.float32, device='cpu')
@@ -121,11 +123,6 @@ def step(args: Arguments, states: torch.Tensor, where: np.ndarray) -> torch.Tens
         BITS[o.dtype], BITS[o.dtype if args.D is None else args.D.dtype],
     )
     return o
-
-
-def block_size(K: int, T: int) -> int:
-    """Channels of a block: two vectors, so that there are blocks for all threads; more for one token, to read long rows."""
-    return min(max(L1_BYTES // (4 * K) // W, 1), 2 if T > 1 else 8) * W
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):

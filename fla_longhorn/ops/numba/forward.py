@@ -38,6 +38,13 @@ ONE, TWO, FOUR = np.float32(1), np.float32(2), np.float32(4)
 STRIP = 16
 # a partial sum adds so many entries of the key
 KEYS = 8
+# bytes of a block's states
+L1_BYTES = 2**14
+
+
+def block_size(K: int, T: int) -> int:
+    """Channels of a block: two vectors, so that there are blocks for all threads; more for one token, to read long rows."""
+    return min(max(L1_BYTES // (4 * K) // W, 1), 2 if T > 1 else 8) * W
 
 
 @helper
@@ -304,24 +311,25 @@ def forward(i_w, n_w, q, k, v, beta, gate, h0, D, z, z_stride, cu_seqlens, place
                       V, C, BV, exact, is_scalar, options, S, tokens)
 
 
-@compiled
-def step(q, k, v, beta, gate, D, z, o, states, places, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
-    """`forward` of one token per sequence, given addresses; the `states` at `places` are updated in place.
-
-    `dtype` is that of q, k, v, beta, z and o.
-    """
-    q, k = widened(array_at(q, N * H * K, dtype)), widened(array_at(k, N * H * K, dtype))
-    v, o = array_at(v, N * H * V, dtype), array_at(o, N * H * V, dtype)
-    states = array_at(states, np.max(places) + H * K * V if len(places) > 0 else 0)
-    beta = array_at(beta, N * H if is_scalar else N * H * V, dtype)
-    D, z = array_at(D, H * V if D != 0 else 0, D_dtype), array_at(z, N * H * V if z != 0 else 0, dtype)
-    kept = array_at(0, 0)
-    S = np.empty(K * BV, np.float32)
-    gate = gate_at(gate, N, H, V)
+@helper
+def step_tokens(q, k, v, beta, gate, D, z, z_stride, o, states, places, H, K, V, BV, exact, is_scalar, options):
+    """`forward` of one token per sequence; the `states` at `places` are updated in place."""
+    kept, S = array_at(0, 0), np.empty(K * BV, np.float32)
     tokens = np.empty(1, np.float32), np.empty(W, np.float32), np.empty(W, np.float32), decay_buffer(gate, 1)
     for i_p in range(len(places)):
         i_n, first, last = places[i_p, 0], places[i_p, 1], places[i_p, 2]
         for i_h in range(H):
             for o_v in range(0, V, BV):
-                forward_block(first, last, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, gate, states, D, z, H * V, o, states,
+                forward_block(first, last, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, gate, states, D, z, z_stride, o, states,
                               kept, H, K, V, 1, BV, exact, is_scalar, options, S, tokens)
+
+
+@compiled
+def step(q, k, v, beta, gate, D, z, o, states, places, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
+    """:func:`step_tokens`, given addresses; `dtype` is that of q, k, v, beta, z and o."""
+    q, k = widened(array_at(q, N * H * K, dtype)), widened(array_at(k, N * H * K, dtype))
+    v, o = array_at(v, N * H * V, dtype), array_at(o, N * H * V, dtype)
+    states = array_at(states, np.max(places) + H * K * V if len(places) > 0 else 0)
+    beta = array_at(beta, N * H if is_scalar else N * H * V, dtype)
+    D, z = array_at(D, H * V if D != 0 else 0, D_dtype), array_at(z, N * H * V if z != 0 else 0, dtype)
+    step_tokens(q, k, v, beta, gate_at(gate, N, H, V), D, z, H * V, o, states, places, H, K, V, BV, exact, is_scalar, options)

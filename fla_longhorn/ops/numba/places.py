@@ -29,7 +29,11 @@ def in_pool(pool: Pool, N: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _in_pool(stride: int, *choices: Any) -> np.ndarray:
-    rows = list_rows(*choices)
+    return place_rows(list_rows(*choices), stride)
+
+
+def place_rows(rows: tuple[tuple[int, int, bool], ...], stride: int) -> np.ndarray:
+    """From :func:`fla_longhorn.ops.pool.list_rows` to places in a pool of states `stride` apart."""
     found = [(n, max(first * stride, -1), max(last * stride, -1)) for n, (first, last, used) in enumerate(rows) if used]
     return np.array(found, np.int64).reshape(-1, 3)
 

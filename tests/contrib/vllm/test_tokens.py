@@ -11,6 +11,19 @@ from tests.contrib.checkpoints import GATED, SIZES, VARIANTS
 TRACED = {'enforce_eager': False, 'compilation_config': {'backend': 'eager'}}
 
 
+@pytest.mark.parametrize(('name', 'takes'), [
+    ('paper', True), ('exact-heads', True), ('hybrid', True), *((name, False) for name in GATED),
+])
+def test_decoded_tokens_take_one_loop(serve, monkeypatch, name, takes):
+    """Between a mixer's first and last projection; gates have no such loop."""
+    from fla_longhorn.contrib.vllm import mixer
+
+    found, mix = [], mixer.mix_tokens
+    monkeypatch.setattr(mixer, 'mix_tokens', lambda *args: found.append(mix(*args)) or found[-1])
+    assert serve(name)[0] == [True, True]
+    assert bool(found) == takes and all(o is not None for o in found)
+
+
 # with tensor parallelism, whole heads for each of two processes, or one head in two parts beside an attention layer
 @pytest.mark.parametrize(('name', 'options'), [
     *((name, {}) for name in VARIANTS), ('heads', {'enforce_eager': False}),
