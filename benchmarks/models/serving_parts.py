@@ -68,8 +68,9 @@ def watch(parts: Parts, llm) -> None:
     parts.wrap('norms', RMSNorm, 'forward')
     parts.wrap('projections', UnquantizedLinearMethod, 'apply')
     parts.wrap('mixer, without its parts', mixer.LonghornMixer, 'forward_impl')
-    parts.wrap('convolution', mixer, 'convolve')
-    parts.wrap('recurrence', mixer, 'longhorn_state_update')
+    parts.wrap('tokens between their projections', mixer, 'mix_tokens')
+    parts.wrap('convolution of prompts', mixer, 'convolve')
+    parts.wrap('recurrence of prompts', mixer, 'longhorn_state_update')
 
 
 def main(arguments: list[str] | None = None) -> int:

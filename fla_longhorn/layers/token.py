@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fla_longhorn.layers.call import LayerCall
-from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.layers.gate import Gate
+from fla_longhorn.modules.bare import is_bare, is_unchanged
 from fla_longhorn.modules.direct import get_child, get_parameter
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.states import can_update_in_place
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # what the loop replaces
 MODULES = ('conv1d', 'x_proj', 'beta_proj', 'k_norm')
+GATE_FORWARD = Gate.forward
 METHODS = ('mix', 'convolve', 'mix_inputs', 'by_heads', 'split', 'op_for')
 
 
@@ -41,6 +43,7 @@ def mix_token(layer: Longhorn, base: type[Longhorn], x: torch.Tensor, z: torch.T
         get_parameter(conv, 'weight'), get_parameter(conv, 'bias'), get_parameter(x_proj, 'weight'),
         get_parameter(beta_proj, 'weight'), get_parameter(beta_proj, 'bias'), get_parameter(layer, 'D'),
         layer.num_heads, layer.state_size, layer.exact, layer.allow_neg_eigval, getattr(k_norm, 'eps', None),
+        None if layer.gate is None else parameters_of(layer.gate),
     )
     if not is_plain(x, z, conv_state, recurrent_state, *mixer.parameters):
         return None
@@ -49,7 +52,10 @@ def mix_token(layer: Longhorn, base: type[Longhorn], x: torch.Tensor, z: torch.T
 
 def is_own(layer: Longhorn, base: type[Longhorn], device: torch.device) -> bool:
     """Whether the layer has the parts that the loop knows, on `device`, as `base` made them."""
-    if layer.gate is not None or layer.v_proj is not None:
+    gate = layer.gate
+    if layer.v_proj is not None or (gate is not None and not (type(gate) is Gate and is_unchanged(gate, GATE_FORWARD))):
+        return False
+    if gate is not None and not (is_bare(gate.down, device) and is_bare(gate.up, device)):
         return False
     # generators are slower
     for name in MODULES:
@@ -59,3 +65,10 @@ def is_own(layer: Longhorn, base: type[Longhorn], device: torch.device) -> bool:
         if getattr(getattr(layer, name), '__func__', None) is not getattr(base, name):
             return False
     return get_child(layer, 'conv1d').activation in ('silu', 'swish')
+
+
+def parameters_of(gate: Gate) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        get_parameter(gate.down, 'weight'), get_parameter(gate.up, 'weight'), get_parameter(gate, 'A_log'),
+        get_parameter(gate, 'dt_bias'),
+    )

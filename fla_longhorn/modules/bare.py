@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -10,7 +12,7 @@ from fla_longhorn.modules.convolution import ShortConvolution
 from fla_longhorn.modules.norm import L2Norm
 from fla_longhorn.ops.plain import ORDINARY
 
-_FORWARDS = {cls: cls.forward for cls in (nn.Linear, ShortConvolution, L2Norm, nn.Identity)}
+_FORWARDS: dict[type[nn.Module], Callable] = {cls: cls.forward for cls in (nn.Linear, ShortConvolution, L2Norm, nn.Identity)}
 
 
 def is_bare(module: nn.Module, device: torch.device) -> bool:
@@ -19,12 +21,19 @@ def is_bare(module: nn.Module, device: torch.device) -> bool:
     Libraries change that: adapters, quantisation and parametrisations replace the class or that of the weight, accelerate sets
     an attribute `forward` and keeps the weights elsewhere until the call, others register hooks.
     """
-    cls = type(module)
-    if cls not in _FORWARDS or cls.forward is not _FORWARDS[cls] or 'forward' in module.__dict__:
+    forward = _FORWARDS.get(type(module))
+    if forward is None or not is_unchanged(module, forward):
+        return False
+    weight = getattr(module, 'weight', None)
+    return weight is None or (type(weight) in ORDINARY and weight.device == device)
+
+
+def is_unchanged(module: nn.Module, forward: Callable) -> bool:
+    """Whether calling `module` runs `forward`, that of its class as it was made, and nothing else."""
+    if type(module).forward is not forward or 'forward' in module.__dict__:
         return False
     # private, as is the function below, but nothing public tells of hooks: without these, those of a user would not be called,
     # and what they change would be computed again without them
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return False
-    weight = getattr(module, 'weight', None)
-    return not _has_any_global_hook() and (weight is None or (type(weight) in ORDINARY and weight.device == device))
+    return not _has_any_global_hook()

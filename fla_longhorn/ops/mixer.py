@@ -33,10 +33,13 @@ class Mixer(NamedTuple):
     allow_neg_eigval: bool
     # of the norm of the keys, or None without it
     key_eps: float | None
+    # `down` `[R', d]`, `up` `[d, R']`, `A_log` `[H]` and `dt_bias` `[d]` of :class:`fla_longhorn.layers.gate.Gate`, or for one
+    # decay per head `[H, R']` and `[H]`
+    gate: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     @property
     def parameters(self) -> tuple[Tensor | None, ...]:
-        return self[:6]
+        return self[:6] + (self.gate or ())
 
 
 def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None:

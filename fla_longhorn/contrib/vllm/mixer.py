@@ -228,8 +228,9 @@ class LonghornMixer(nn.Module, MambaBase):
             size, hidden_size, bias=config.use_bias, quant_config=quant, prefix=f'{prefix}.out_proj',
         )
 
-        if tp_size == 1 and self.gate is None and self.v_proj is None and current_platform.is_cpu():
-            for layer in (self.x_proj, self.beta_proj):
+        if tp_size == 1 and self.v_proj is None and current_platform.is_cpu():
+            of_gate = () if self.gate is None else (self.gate.down, self.gate.up)
+            for layer in (self.x_proj, self.beta_proj, *of_gate):
                 if type(layer.quant_method) is UnquantizedLinearMethod:
                     layer.quant_method = KeepsWeight()
 
@@ -281,15 +282,17 @@ class LonghornMixer(nn.Module, MambaBase):
 
     def mixer(self) -> Mixer | None:
         """For :meth:`mix`, on a CPU without adapters, quantised weights or other ranks."""
-        x_proj, beta_proj, conv = (get_child(self, name) for name in ('x_proj', 'beta_proj', 'conv1d'))
-        x_weight, beta_weight = vars(x_proj).get('kept'), vars(beta_proj).get('kept')
-        if x_weight is None or beta_weight is None:
+        x_proj, beta_proj, conv, gate = [get_child(self, name) for name in ('x_proj', 'beta_proj', 'conv1d', 'gate')]
+        projections = (x_proj, beta_proj) if gate is None else (x_proj, beta_proj, gate.down, gate.up)
+        weights = [vars(x).get('kept') for x in projections]
+        if any(x is None for x in weights):
             return None
         # vLLM widens the bias for some of its kernels
-        bias = get_parameter(beta_proj, 'bias').to(beta_weight.dtype)
+        bias = get_parameter(beta_proj, 'bias').to(weights[1].dtype)
         return Mixer(
-            get_parameter(conv, 'weight'), get_parameter(conv, 'bias'), x_weight, beta_weight, bias, get_parameter(self, 'D'),
+            get_parameter(conv, 'weight'), get_parameter(conv, 'bias'), weights[0], weights[1], bias, get_parameter(self, 'D'),
             self.num_heads, self.state_size, self.exact, self.allow_neg_eigval, KEY_EPS if self.normalises_keys else None,
+            None if gate is None else (weights[2], weights[3], get_parameter(gate, 'A_log'), get_parameter(gate, 'dt_bias')),
         )
 
     def mix(self, metadata: Any, mixer: Mixer, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -120,9 +120,34 @@ def _(memory, x, stride, taps, bias, y, N, d, dtype, memory_dtype):
     return in_cache
 
 
+def decays(gate, v, N, d, H, dtype):
+    """The gate's logarithms of decays, given addresses, and whether a head has one; None without a gate."""
+    raise NotImplementedError('in compiled loops only')
+
+
+@overload(decays)
+def _(gate, v, N, d, H, dtype):
+    if isinstance(gate, types.NoneType):
+        return lambda gate, v, N, d, H, dtype: None
+
+    def computed(gate, v, N, d, H, dtype):
+        down, up, A_log, dt_bias, R, is_of_head = gate
+        M, none = H if is_of_head else d, array_at(0, 0)
+        b, projected, g = np.empty(N * R, dtype), np.empty(N * M, dtype), np.empty(N * M, np.float32)
+        project(v, array_at(down, R * d, dtype), none, b, N, d, R)
+        project(b, array_at(up, M * R, dtype), none, projected, N, R, M)
+        A_log, dt_bias = array_at(A_log, H, dtype), array_at(dt_bias, M, dtype)
+        for p in range(N * M):
+            x = load_one(projected, p) + load_one(dt_bias, p % M)
+            softplus = max(x, np.float32(0)) + np.log1p(np.exp(-abs(x)))
+            g[p] = -np.exp(load_one(A_log, p % M // (M // H))) * softplus
+        return g, is_of_head
+    return computed
+
+
 @compiled
-def mix(x, z, stride, memory, taps, conv_bias, x_weight, beta_weight, beta_bias, D, o, states, places, N, R, H, K, V, BV,
-        is_tied, is_scalar, exact, normalises_keys, eps, options, dtype, memory_dtype):
+def mix(x, z, stride, memory, taps, conv_bias, x_weight, beta_weight, beta_bias, D, gate, o, states, places, N, R, H, K, V,
+        BV, is_tied, is_scalar, exact, normalises_keys, eps, options, dtype, memory_dtype):
     """`o` `[N, H V]` from the rows of x and z, `stride` apart, given addresses; memories and states are updated in place."""
     d, M, none = H * V, H if is_scalar else H * V, array_at(0, 0)
     v, beta = np.empty(N * d, dtype), np.empty(N * M, dtype)
@@ -140,8 +165,9 @@ def mix(x, z, stride, memory, taps, conv_bias, x_weight, beta_weight, beta_bias,
     project(b, array_at(beta_weight, M * R, dtype), array_at(beta_bias, M, dtype), beta, N, R, M)
     states = array_at(states, np.max(places) + H * K * V if len(places) > 0 else 0)
     step_tokens(
-        widened(q), widened(k), v, beta, None, array_at(D, d, dtype), array_at(z, (N - 1) * stride + d, dtype), stride,
-        array_at(o, N * d, dtype), states, places, H, K, V, BV, exact, is_scalar, options,
+        widened(q), widened(k), v, beta, decays(gate, v, N, d, H, dtype), array_at(D, d, dtype),
+        array_at(z, (N - 1) * stride + d, dtype), stride, array_at(o, N * d, dtype), states, places, H, K, V, BV, exact,
+        is_scalar, options,
     )
 
 
@@ -164,11 +190,18 @@ def takes(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> boo
     if x.stride(-1) != 1 or z.stride(-1) != 1 or (N > 1 and z.stride(0) != x.stride(0)):
         return False
     (M, R), rows = mixer.beta_weight.shape, mixer.x_weight.shape[0]
-    if N * (rows * d + M * R) > MAX_PRODUCTS or N * d * K >= MIN_PARALLEL_STEPS:
-        return False
+    shapes, products = [(d, 1, TAPS), (d,), (rows, d), (M, R), (M,), (d,)], rows * d + M * R
     if rows - R not in (H * K, 2 * H * K) or M not in (H, d):
         return False
-    for w, shape in zip(mixer.parameters, ((d, 1, TAPS), (d,), (rows, d), (M, R), (M,), (d,)), strict=True):
+    if mixer.gate is not None:
+        R, M = mixer.gate[0].shape[0], mixer.gate[1].shape[0]
+        shapes += (R, d), (M, R), (H,), (M,)
+        products += R * d + M * R
+        if M not in (H, d):
+            return False
+    if N * products > MAX_PRODUCTS or N * d * K >= MIN_PARALLEL_STEPS:
+        return False
+    for w, shape in zip(mixer.parameters, shapes, strict=True):
         if w is not None and (w.dtype is not dtype or w.shape != shape or not w.is_contiguous() or not w.is_cpu):
             return False
     if states.dtype is not torch.float32 or states.shape[1:] != (H, K, d // H) or memory.dtype not in BITS:
@@ -200,9 +233,11 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
         if not changed.is_inference():
             increment_version(changed)
     (M, R), rows = mixer.beta_weight.shape, mixer.x_weight.shape[0]
-    taps, conv_bias, x_weight, beta_weight, beta_bias, D = [0 if w is None else w.data_ptr() for w in mixer.parameters]
+    parameters = [0 if w is None else w.data_ptr() for w in mixer.parameters]
+    taps, conv_bias, x_weight, beta_weight, beta_bias, D, *of_gate = parameters
+    gate = None if mixer.gate is None else (*of_gate, mixer.gate[0].shape[0], mixer.gate[1].shape[0] == H)
     notice.call(
-        mix, x.data_ptr(), z.data_ptr(), x.stride(0), where, taps, conv_bias, x_weight, beta_weight, beta_bias, D,
+        mix, x.data_ptr(), z.data_ptr(), x.stride(0), where, taps, conv_bias, x_weight, beta_weight, beta_bias, D, gate,
         o.data_ptr(), states.data_ptr(), places, N, R, H, K, d // H, block_size(K, 1), rows == R + H * K, M == H,
         mixer.exact, mixer.key_eps is not None, mixer.key_eps or 0.0, (True, mixer.allow_neg_eigval), BITS[x.dtype],
         BITS[memory.dtype],

@@ -12,10 +12,10 @@ TRACED = {'enforce_eager': False, 'compilation_config': {'backend': 'eager'}}
 
 
 @pytest.mark.parametrize(('name', 'takes'), [
-    ('paper', True), ('exact-heads', True), ('hybrid', True), *((name, False) for name in GATED),
+    *((name, True) for name in ('paper', 'heads', 'exact-heads', 'window', *GATED)), ('hybrid', False),
 ])
 def test_decoded_tokens_take_one_loop(serve, monkeypatch, name, takes):
-    """Between a mixer's first and last projection; gates have no such loop."""
+    """Between a mixer's first and last projection; it has no projection of the values."""
     from fla_longhorn.contrib.vllm import mixer
 
     found, mix = [], mixer.mix_tokens

@@ -12,10 +12,11 @@ RECOMPUTE = 'tests/layers/test_recompute.py::'
 GATE = 'tests/models/test_gate.py::'
 PARALLEL = 'tests/distributed/test_parallel.py::'
 BARE = 'tests/layers/test_bare.py::'
+TOKEN = 'tests/ops/numba/test_mixer.py::'
 
 MUTATIONS = [
     Mutation(
-        'look-ahead-writes-the-state', 'layers/longhorn.py', 'call.T == 1 and use_cache and can_update_in_place(',
+        'look-ahead-writes-the-state', 'layers/longhorn.py', 'call.T == 1 and call.use_cache and can_update_in_place(',
         'call.T == 1 and can_update_in_place(', 'a call with use_cache=False overwrites the state of the cache',
         LOOK_AHEAD, '[paper-1-no_grad-False]', env=TORCH,
     ),
@@ -63,7 +64,7 @@ MUTATIONS = [
         RECOMPUTE + 'test_the_memory_of_a_value_is_not_given_to_another',
     ),
     Mutation(
-        'weights-of-any-class', 'modules/bare.py', 'type(module.weight) in ORDINARY', 'True',
+        'weights-of-any-class', 'modules/bare.py', 'type(weight) in ORDINARY', 'True',
         'quantised weights are multiplied as they are stored', BARE + 'test_what_is_put_in_or_around_a_module_is_seen',
     ),
     Mutation(
@@ -94,5 +95,14 @@ MUTATIONS = [
         'gate-of-plain-tensors', 'layers/gate.py',
         'distributed_as(self.dt_bias, rates + torch.log(-torch.expm1(-rates)))', 'rates + torch.log(-torch.expm1(-rates))',
         'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
+    ),
+    Mutation(
+        'parts-unseen-in-decoding', 'layers/token.py', 'if not is_bare(get_child(layer, name), device):', 'if False:',
+        'decoding passes by adapters, hooks and weights that are elsewhere', TOKEN + 'test_changed_parts_are_called', 'x_proj',
+    ),
+    Mutation(
+        'methods-unseen-in-decoding', 'layers/token.py',
+        "if getattr(getattr(layer, name), '__func__', None) is not getattr(base, name):", 'if False:',
+        "decoding passes by a subclass's methods", 'tests/models/test_token.py::test_overridden_methods',
     ),
 ]

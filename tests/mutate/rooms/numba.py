@@ -7,6 +7,7 @@ PACKED = 'tests/ops/test_longhorn.py::test_packed'
 GATE = 'tests/ops/test_gate.py'
 DECAYS = f'{GATE}::test_outputs_and_gradients'
 THREADS = 'tests/ops/numba/test_threads.py::test_two_threads_equal_one'
+MIXER = 'tests/ops/numba/test_mixer.py'
 
 MUTATIONS = [
     Mutation(
@@ -76,5 +77,15 @@ MUTATIONS = [
         'b_w3 * b_x3 + b_w2 * b_x2 + b_w1 * b_x1 + b_w0 * b_x\n            store(y, i + d',
         'the convolution of a token has other bits in decoding', 'tests/models/test_batch_invariant.py',
         'token_by_token paper float32',
+    ),
+    Mutation(
+        'one-row-twice', 'ops/numba/mixer.py', 'p, p_next = n * D, min(n + 1, N - 1) * D', 'p, p_next = n * D, n * D',
+        'a product gives every second row what the row before it has', f'{MIXER}::test_equals_the_recurrence_in_float64',
+        'paper 2 float32',
+    ),
+    Mutation(
+        'decay-without-bias', 'ops/numba/mixer.py', 'x = load_one(projected, p) + load_one(dt_bias, p % M)',
+        'x = load_one(projected, p)', 'decays in decoding lack their bias', f'{MIXER}::test_equals_the_recurrence_in_float64',
+        'gate 1 float32',
     ),
 ]

@@ -9,6 +9,7 @@ from fla.models.utils import Cache
 
 from fla_longhorn import Longhorn
 from fla_longhorn.layers import token
+from fla_longhorn.layers.gate import Gate
 from fla_longhorn.ops import naive_recurrent_longhorn
 from fla_longhorn.ops.mixer import Mixer, mix_tokens
 from fla_longhorn.ops.numba import mixer
@@ -22,6 +23,9 @@ OPTIONS = {
     'heads': {'num_heads': 4, 'state_size': 20, 'k_norm': 'l2'},
     'odd sizes': {'state_size': 5, 'beta_rank': 3, 'conv_bias': False, 'allow_neg_eigval': True},
     'wide': {'state_size': 40, 'beta_rank': 21},
+    'gate of heads': {'gate': 'head', 'num_heads': 3, 'exact': True},
+    'all': {'gate': 'head', 'num_heads': 4, 'k_norm': 'l2'},
+    'gate of channels': {'gate': 'channel', 'num_heads': 2, 'scalar_beta': True},
 }
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 
@@ -35,9 +39,11 @@ def make(name: str, dtype=torch.float32) -> Longhorn:
 
 
 def mixer_of(layer: Longhorn) -> Mixer:
+    gate = layer.gate
     return Mixer(
         layer.conv1d.weight, layer.conv1d.bias, layer.x_proj.weight, layer.beta_proj.weight, layer.beta_proj.bias, layer.D,
         layer.num_heads, layer.state_size, layer.exact, layer.allow_neg_eigval, getattr(layer.k_norm, 'eps', None),
+        gate and (gate.down.weight, gate.up.weight, gate.A_log, gate.dt_bias),
     )
 
 
@@ -59,11 +65,16 @@ def in_float64(layer: Longhorn, x, z, memory, state):
     q, k = (y.view(N, 1, H, -1) for y in (q[0] if q else k, k))
     if not isinstance(layer.k_norm, torch.nn.Identity):
         k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-    beta = layer.beta_proj(b)
+    beta, g = layer.beta_proj(b), None
+    if layer.gate is not None:
+        by_head = layer.gate.num_channels is None
+        g = F.softplus(layer.gate.up(layer.gate.down(v)) + layer.gate.dt_bias).view(N, 1, H, -1)
+        g = -g * layer.gate.A_log.exp()[:, None]
+        g = g[..., 0] if by_head else g
     o, state = naive_recurrent_longhorn(
         q, k, v.view(N, 1, H, -1), beta.view(N, 1, H) if layer.scalar_beta else beta.view(N, 1, H, -1), exact=layer.exact,
         D=layer.D.view(H, -1), z=z.reshape(N, 1, H, -1), use_beta_sigmoid_in_kernel=True, initial_state=state,
-        output_final_state=True, allow_neg_eigval=layer.allow_neg_eigval,
+        output_final_state=True, allow_neg_eigval=layer.allow_neg_eigval, g=g,
     )
     return o.view(N, 1, d), memory, state
 
@@ -240,14 +251,17 @@ def double(module, args, output):
     lambda layer: torch.nn.utils.parametrize.register_parametrization(layer.x_proj, 'weight', torch.nn.Tanh()),
     lambda layer: setattr(layer, 'k_norm', torch.nn.Tanh()),
     lambda layer: setattr(layer.conv1d, 'activation', None),
+    lambda layer: layer.gate.register_forward_hook(double),
+    lambda layer: layer.gate.up.register_forward_hook(double),
+    lambda layer: setattr(layer.gate, 'forward', lambda x, part: Gate.forward(layer.gate, 2 * x)),
 ], ids=[
     'hook of conv1d', 'hook of x_proj', 'hook of beta_proj', 'hook of k_norm', 'forward', 'method', 'parametrisation',
-    'other norm', 'activation',
+    'other norm', 'activation', 'hook of the gate', "hook of the gate's projection", 'another gate',
 ])
 @torch.no_grad()
 def test_changed_parts_are_called(change, calls):
     """Adapters, quantisation, offloading and observers change parts of a layer: decoding gives what a whole call does."""
-    layer, h = make('heads'), torch.randn(2, 6, 24)
+    layer, h = make('all'), torch.randn(2, 6, 24)
     unchanged = layer(h)[0]
     change(layer)
     expected, got = layer(h)[0], decode(layer, h)
