@@ -36,8 +36,8 @@ MUTATIONS = [
         LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(
-        'adapter-ignored', BARE, 'cls = type(module)', 'cls = nn.Linear', "LoRA on the MLP's last projection does nothing",
-        ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
+        'adapter-ignored', BARE, 'if forward is None or not is_unchanged(module, forward):', 'if False:',
+        "LoRA on the MLP's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
     Mutation(
         'crop-counts-padding', 'modules/rows.py', 'F.pad(kept.sum(1)', 'F.pad(self.kept.sum(1)',
