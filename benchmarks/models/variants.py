@@ -50,10 +50,13 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def by_columns(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose `nn.Linear` layers hold their weights by columns, as GPT-2's layers always do."""
+    """A copy whose `nn.Linear` layers hold their weights by columns, as GPT-2's layers always do.
+
+    But for Longhorn's small projections, which its loop for a token takes by rows.
+    """
     model = deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not name.endswith(('x_proj', 'beta_proj')):
             module.weight.data = module.weight.data.mT.contiguous().mT
     return model
 

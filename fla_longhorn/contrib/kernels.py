@@ -4,7 +4,8 @@
     kernels.get_local_kernel(Path('build')).chunk_longhorn(q, k, v, beta)
 
 The package is built from the sources of this one, imports only PyTorch, Triton and, if installed, Numba on a CPU, and can be
-loaded beside fla_longhorn. It does not contain fla's kernels, so scalar step sizes run in Longhorn's own.
+loaded beside fla_longhorn. It does not contain fla's kernels, so scalar step sizes run in Longhorn's own, nor the layer's loop
+for a token.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ VERSION = 1
 BACKENDS = ('cpu', 'cuda')
 ROOT = Path(__file__).parents[2]
 OPS = ROOT / 'fla_longhorn/ops'
-# needs fla, whose kernels it calls
-LEFT_OUT = OPS / 'triton/scalar_beta.py'
+# call fla's kernels, and its convolution on the CPU
+LEFT_OUT = ('triton/scalar_beta.py', 'numba/mixer.py', 'mixer.py')
 SHARED = ROOT / 'fla_kit/numba'
 # registers the Numba backend when it is imported
 CPU = ROOT / 'fla_longhorn/cpu.py'
@@ -29,17 +30,20 @@ REGISTRATION = '\nfrom .cpu import register_numba\n\nregister_numba()\n'
 
 def sources() -> dict[Path, str]:
     """Path in the package -> text of the file."""
-    files = {path.relative_to(OPS): path for path in OPS.rglob('*.py') if path != LEFT_OUT}
+    files = {path.relative_to(OPS): path for path in OPS.rglob('*.py')}
     files |= {path.relative_to(ROOT): path for path in SHARED.glob('*.py')}
     files[Path(CPU.name)] = CPU
+    for name in LEFT_OUT:
+        del files[Path(name)]
     texts = {path: relative(path, file.read_text(encoding='utf-8')) for path, file in sorted(files.items())}
     texts[Path('__init__.py')] += REGISTRATION
     return texts
 
 
 def relative(path: Path, text: str) -> str:
-    """Make the imports of a file relative, and remove those of the file that is left out."""
-    left_out = r'^from fla_longhorn\.ops\.triton\.scalar_beta import (\w+)\n'
+    """Make the imports of a file relative, and remove those of the files that are left out."""
+    modules = '|'.join(re.escape(name.removesuffix('.py').replace('/', '.')) for name in LEFT_OUT)
+    left_out = rf'^from fla_longhorn\.ops\.(?:{modules}) import (\w+)(?: as \w+)?\n'
     for name in re.findall(left_out, text, re.MULTILINE):
         text = text.replace(f"'{name}', ", '')
     text = re.sub(left_out, '', text, flags=re.MULTILINE)
