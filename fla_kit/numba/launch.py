@@ -20,9 +20,11 @@ def compiled(function):
     Numba recompiles when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
     """
     try:
-        return njit(cache=True, nogil=True)(function)
+        loop = njit(cache=True, nogil=True)(function)
     except RuntimeError:
         return njit(nogil=True)(function)
+    notice.cached.append(loop)
+    return loop
 
 
 def launch(loop, steps: int, blocks: int, *args) -> None:
