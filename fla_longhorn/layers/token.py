@@ -19,6 +19,8 @@ from fla_longhorn.ops.pool import Pool
 if TYPE_CHECKING:
     from fla_longhorn.layers.longhorn import Longhorn
 
+# the loop is for it alone
+CPU = torch.device('cpu')
 # what the loop replaces
 MODULES = ('conv1d', 'x_proj', 'beta_proj', 'k_norm')
 GATE_FORWARD = Gate.forward
@@ -36,7 +38,7 @@ def mix_token(layer: Longhorn, base: type[Longhorn], x: torch.Tensor, z: torch.T
     recurrent_state, conv_state = call.recurrent_state, call.conv_state
     if not x.is_cpu or not can_update_in_place(recurrent_state) or conv_state is None or conv_state.requires_grad:
         return None
-    if call.part is not None or call.cp_context is not None or not is_own(layer, base, x.device):
+    if call.part is not None or call.cp_context is not None or not is_own(layer, base):
         return None
     conv, x_proj, beta_proj, k_norm = [get_child(layer, name) for name in MODULES]
     mixer = Mixer(
@@ -50,16 +52,16 @@ def mix_token(layer: Longhorn, base: type[Longhorn], x: torch.Tensor, z: torch.T
     return mix_tokens(x, z, mixer, conv_state, Pool(recurrent_state))
 
 
-def is_own(layer: Longhorn, base: type[Longhorn], device: torch.device) -> bool:
-    """Whether the layer has the parts that the loop knows, on `device`, as `base` made them."""
+def is_own(layer: Longhorn, base: type[Longhorn]) -> bool:
+    """Whether the layer has the parts that the loop knows, on the CPU, as `base` made them."""
     gate = layer.gate
     if layer.v_proj is not None or (gate is not None and not (type(gate) is Gate and is_unchanged(gate, GATE_FORWARD))):
         return False
-    if gate is not None and not (is_bare(gate.down, device) and is_bare(gate.up, device)):
+    if gate is not None and not (is_bare(gate.down, CPU) and is_bare(gate.up, CPU)):
         return False
     # generators are slower
     for name in MODULES:
-        if not is_bare(get_child(layer, name), device):
+        if not is_bare(get_child(layer, name), CPU):
             return False
     for name in METHODS:
         if getattr(getattr(layer, name), '__func__', None) is not getattr(base, name):

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.inputs import check_rows
 from fla_longhorn.ops.pool import Pool
+
+# the only device whose backend has such a loop
+CPU = torch.device('cpu')
 
 
 class Mixer(NamedTuple):
@@ -63,7 +67,7 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
     Raises:
         ValueError: a row is outside of the pool, or a sequence writes one that another reads or writes.
     """
-    mix = getattr(select_backend(x.device), 'mix_tokens', None) if x.is_cpu else None
+    mix = getattr(select_backend(CPU), 'mix_tokens', None) if x.is_cpu else None
     if mix is None:
         return None
     if pool.is_chosen_from:

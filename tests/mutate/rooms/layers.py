@@ -97,7 +97,7 @@ MUTATIONS = [
         'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
     ),
     Mutation(
-        'parts-unseen-in-decoding', 'layers/token.py', 'if not is_bare(get_child(layer, name), device):', 'if False:',
+        'parts-unseen-in-decoding', 'layers/token.py', 'if not is_bare(get_child(layer, name), CPU):', 'if False:',
         'decoding passes by adapters, hooks and weights that are elsewhere', TOKEN + 'test_changed_parts_are_called', 'x_proj',
     ),
     Mutation(
