@@ -67,7 +67,7 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
     Raises:
         ValueError: a row is outside of the pool, or a sequence writes one that another reads or writes.
     """
-    mix = getattr(select_backend(CPU), 'mix_tokens', None) if x.is_cpu else None
+    mix = getattr(select_backend(CPU), 'mix_tokens', None)
     if mix is None:
         return None
     if pool.is_chosen_from:

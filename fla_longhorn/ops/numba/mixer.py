@@ -206,7 +206,7 @@ def takes(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> boo
             return False
     if states.dtype is not torch.float32 or states.shape[1:] != (H, K, d // H) or memory.dtype not in BITS:
         return False
-    if not (memory.is_cpu and states.is_cpu):
+    if not (x.is_cpu and z.is_cpu and memory.is_cpu and states.is_cpu):
         return False
     if pool.is_chosen_from:
         dense = memory.stride()[1:] == (d, 1) and states.stride()[1:] == (d * K // H, d // H, 1)
