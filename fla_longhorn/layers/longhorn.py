@@ -32,6 +32,14 @@ NOTHING: nullcontext[None] = nullcontext()
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 
 
+def recurrence_in_one_kernel(**inputs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`fused_recurrent_longhorn` by the kernel for sequences, which saves states: for a single token there is another one."""
+    needs_gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs.values())
+    states = inputs['q'].shape[1] == 1 and not needs_gradient
+    o, final_state, *_ = fused_recurrent_longhorn(**inputs, return_intermediate_states=states)
+    return o, final_state
+
+
 def linear_of_rows(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """`linear(x)` for a strided `x` `[B, T, D]`."""
     # PyTorch adds the bias in the product if x has two dimensions; a strided x of three costs another kernel
@@ -104,6 +112,8 @@ class Longhorn(NoWeightDecay):
     no_weight_decay = ('D',)
     # keywords of `forward` that a host model passes to all its mixers
     ignored_keywords: tuple[str, ...] = ()
+    # whether a token has the same bits alone and in a sequence (`fla_longhorn.models.batch_invariant`)
+    batch_invariant = False
 
     def __init__(
         self,
@@ -303,6 +313,8 @@ class Longhorn(NoWeightDecay):
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, q_len: int) -> Callable:
+        if self.batch_invariant:
+            return recurrence_in_one_kernel
         # an exported program has the same op for all lengths
         long = is_exporting() or q_len > MAX_RECURRENT_LENGTH
         return OPS[self.mode if long else 'fused_recurrent']

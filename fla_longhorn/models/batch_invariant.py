@@ -1,52 +1,82 @@
-"""Training equals serving, to the bit: a model on a CPU whose logits do not depend on how tokens are batched or cut.
+"""Training equals serving, to the bit: a model whose logits do not depend on how tokens are batched or cut.
 
-Reinforcement learning compares the probabilities of a token in generation and in training. Longhorn's recurrence, its
-convolution and the norms give a token the same bits in both; a matrix product does not, because libraries sum in another
-order where there are other rows beside it.
+Reinforcement learning compares the probabilities of a token in generation and in training. On a CPU, Longhorn's recurrence,
+its convolution and the norms give a token the same bits in both; a matrix product does not, because libraries sum in another
+order where there are other rows beside it. On a GPU nothing does: kernels and their launches change with the number of tokens.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from fla.layers.attn import Attention
 
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.layers.gate import Gate
+from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
+
 Model = TypeVar('Model', bound=nn.Module)
-# every product has so many rows, whatever the batch
-BLOCK = 32
+# every product and every norm has so many rows, whatever the batch: on a GPU few launches count more than rows without use
+BLOCK, BLOCK_ON_DEVICE = 32, 256
 
 
-class BlockLinear(nn.Linear):
-    """`nn.Linear` as products of `BLOCK` rows, the last of which are filled up with zeros."""
+class InBlocks(nn.Module):
+    """A function of rows in calls of equal size, the last of which is filled up with zeros."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        blocks = F.pad(rows, (0, 0, 0, -len(rows) % BLOCK)).split(BLOCK)
-        y = torch.cat([F.linear(block, self.weight, self.bias) for block in blocks])
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rows, function = x.reshape(-1, x.shape[-1]), super().forward
+        size = BLOCK if x.is_cpu else BLOCK_ON_DEVICE
+        done = [function(block, *args, **kwargs) for block in F.pad(rows, (0, 0, 0, -len(rows) % size)).split(size)]
+        y = done[0] if len(done) == 1 else torch.cat(done)
         return y[:len(rows)].view(*x.shape[:-1], -1)
 
 
+class BlockLinear(InBlocks, nn.Linear):  # type: ignore[misc]  # names of arguments
+    pass
+
+
+class BlockRMSNorm(InBlocks, RMSNorm):
+    pass
+
+
+class BlockTorchRMSNorm(InBlocks, nn.RMSNorm):
+    pass
+
+
+class BlockL2Norm(InBlocks, L2Norm):
+    pass
+
+
+BLOCKWISE: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: BlockLinear, RMSNorm: BlockRMSNorm, nn.RMSNorm: BlockTorchRMSNorm, L2Norm: BlockL2Norm,
+}
+# what has parameters and gives a token the same bits on a GPU
+INVARIANT = (*BLOCKWISE.values(), nn.Embedding, ShortConvolution, Longhorn, Gate)
+
+
 def make_batch_invariant(model: Model) -> Model:
-    """Change the linear layers of a Longhorn model so that a token's logits have the same bits however it is computed.
+    """Change a Longhorn model so that a token's logits have the same bits however it is computed.
 
     In a call on whole sequences, in training too, after a prompt, token by token, beside other rows, and with padding on the
-    left. It needs Numba, convolutions of four taps, and a multiple of 16 channels. There is no such promise for gradients, for
-    a prompt read in several pieces of more than one token, and under `torch.compile`. Parameters, checkpoints and adapters
-    stay as they are: apply it after adapters are added.
+    left. Products and norms have a fixed number of rows, filled up with zeros; on a GPU the recurrence runs token by token, in
+    one kernel for all lengths, and the convolution in PyTorch. On the CPU it needs Numba and a multiple of 16 channels. There
+    is no such promise for gradients, for a prompt read in several pieces of more than one token, for two devices or processes,
+    and under `torch.compile`. Parameters, checkpoints and adapters stay as they are: apply it after adapters are added, where
+    the model runs.
 
     Args:
         model (nn.Module):
-            A model with Longhorn layers, in float32 or bfloat16 on the CPU. It is changed in place.
+            A model with Longhorn layers, in float32 or bfloat16. It is changed in place.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: the model has attention layers, whose sums depend on the keys beside them, or is not on the CPU, or has
-            weights of another class than `nn.Parameter`. On a GPU, chunks of tokens are multiplied on tensor cores.
+        ValueError: the model has attention layers, whose sums depend on the keys beside them, or weights of another class than
+            `nn.Parameter`, or on a GPU a module with parameters that is not one of Longhorn's own models.
 
     Examples::
         >>> model = make_batch_invariant(LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=2)))
@@ -54,12 +84,14 @@ def make_batch_invariant(model: Model) -> Model:
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             raise ValueError(f'model must have no attention layers, got one in {name}')
-    for name, x in model.named_parameters():
-        if x.device.type != 'cpu':
-            raise ValueError(f'model must be on the CPU, got {name} on {x.device}')
-        if type(x) is not nn.Parameter:
-            raise ValueError(f'model must have plain weights, got {type(x).__name__} in {name}')
+        for x in module.parameters(recurse=False):
+            if type(x) is not nn.Parameter:
+                raise ValueError(f'model must have plain weights, got {type(x).__name__} in {name}')
+            if not (x.is_cpu or type(module) in BLOCKWISE or isinstance(module, INVARIANT)):
+                kind = type(module).__name__
+                raise ValueError(f"model must have Longhorn's own modules on {x.device}, got {kind} in {name}")
     for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = BlockLinear
+        module.__class__ = BLOCKWISE.get(type(module), module.__class__)
+        if isinstance(module, (Longhorn, ShortConvolution)):
+            module.batch_invariant = True
     return model

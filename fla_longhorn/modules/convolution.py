@@ -28,8 +28,10 @@ def exceeds_grid(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
 
 def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
     """`y[t] = sum_i weight[i] * stream[t + i]` for t < T; `stream` `[N, T + W - 1, D]`, `weight` `[D, W]`."""
-    y = stream[:, :T] * weight[:, 0]
-    for i in range(1, weight.shape[1]):
+    W = weight.shape[1]
+    # the newest input first, as in packed sequences
+    y = stream[:, W - 1:W - 1 + T] * weight[:, -1]
+    for i in reversed(range(W - 1)):
         y = y + stream[:, i:i + T] * weight[:, i]
     return y
 
@@ -84,6 +86,9 @@ def _convolve_packed(
 class ShortConvolution(modules.ShortConvolution):
     """:class:`fla.modules.ShortConvolution`, in PyTorch with `lengths` and under compilers; one token takes a shorter path."""
 
+    # whether a token has the same bits alone and in a sequence: the compiled loops of four taps give that, kernels do not
+    batch_invariant = False
+
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, mask: torch.Tensor | None = None,
         cache: torch.Tensor | None = None, output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None,
@@ -94,14 +99,15 @@ class ShortConvolution(modules.ShortConvolution):
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
         Without it, or if `cache` requires a gradient, `cache` is not changed.
         """
-        one_token = x.dim() == 3 and x.shape[1] == 1 and residual is mask is cu_seqlens is lengths is None
+        apart = self.batch_invariant and not (x.is_cpu and self.kernel_size[0] == 4)
+        one_token = not apart and x.dim() == 3 and x.shape[1] == 1 and residual is mask is cu_seqlens is lengths is None
         if one_token and cache is not None and output_final_state and self.backend == 'triton':
             weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
             if x.dtype in LOOP_DTYPES and not cache.requires_grad and is_plain(x, cache, weight, bias):
                 loops = load_loops(cache, weight, bias)
                 if loops is not None:
                     return loops.convolve_token(x, cache, weight, bias, self.activation is not None), cache
-        in_pytorch = torch.compiler.is_compiling() or is_transformed() or exceeds_grid(x, cu_seqlens)
+        in_pytorch = apart or torch.compiler.is_compiling() or is_transformed() or exceeds_grid(x, cu_seqlens)
         if lengths is not None and x.shape[1] == 1 and cache is not None and not in_pytorch:
             y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
             if state is None:

@@ -107,6 +107,40 @@ def decays(b_g):
     return tl.exp2(b_g.to(tl.float32) * LOG2E)
 
 
+@triton.jit
+def split_rows(x):
+    """The even and the odd rows of `[R, BV]`; takes no instructions."""
+    R: tl.constexpr = x.shape[0]
+    BV: tl.constexpr = x.shape[1]
+    return tl.split(tl.permute(tl.reshape(x, (R // 2, 2, BV)), (0, 2, 1)))
+
+
+@triton.jit
+def add_rows(b_acc, a, m, R: tl.constexpr, FMA: tl.constexpr):
+    if m.shape[0] == R:
+        if b_acc is None:
+            return a * m
+        else:
+            return tl.fma(a, m, b_acc) if FMA else b_acc + a * m
+    else:
+        a0, a1 = split_rows(a)
+        m0, m1 = split_rows(m)
+        return add_rows(add_rows(b_acc, a0, m0, R, FMA), a1, m1, R, FMA)
+
+
+@triton.jit
+def weighted_rows(b_a, b_m, R: tl.constexpr, FMA: tl.constexpr = False):
+    """sum_j a[j] m[j, v] as `[1, BV]`, in R chains of FMA: `tl.sum` would leave half of the products unfused.
+
+    The compiler fuses, and chooses which of the first two products of a chain it fuses; with FMA it has no choice.
+    """
+    if INTERPRETING:
+        return tl.sum(b_a * b_m, 0)[None, :]
+    else:
+        b_acc = add_rows(None, tl.broadcast_to(b_a, b_m.shape), b_m, R, FMA)
+        return b_acc if R == 1 else tl.sum(b_acc, 0)[None, :]
+
+
 def padded_state_size(K: int) -> int:
     return max(triton.next_power_of_2(K), 16)
 

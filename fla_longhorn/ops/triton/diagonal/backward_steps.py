@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import decays, sigmoid, step_factors, step_sizes
-from fla_longhorn.ops.triton.diagonal.common import unstack, update, weighted_rows
+from fla_longhorn.ops.triton.common import decays, sigmoid, step_factors, step_sizes, weighted_rows
+from fla_longhorn.ops.triton.diagonal.common import unstack, update
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.common import FUSED, INTERPRETING, launch_key, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, launch_key, padded_state_size
 from fla_longhorn.ops.triton.diagonal.configs import for_prepare
 from fla_longhorn.ops.triton.slots import locate_slot
 
@@ -69,37 +69,6 @@ def unstack(x):
     else:
         a, b = tl.split(tl.permute(tl.reshape(x, (N, 2, U // 2)), (0, 2, 1)))
         return unstack(a) + unstack(b)
-
-
-@triton.jit
-def split_rows(x):
-    """The even and the odd rows of `[R, BV]`; takes no instructions."""
-    R: tl.constexpr = x.shape[0]
-    BV: tl.constexpr = x.shape[1]
-    return tl.split(tl.permute(tl.reshape(x, (R // 2, 2, BV)), (0, 2, 1)))
-
-
-@triton.jit
-def add_rows(b_acc, a, m, R: tl.constexpr):
-    if m.shape[0] == R:
-        if b_acc is None:
-            return a * m
-        else:
-            return b_acc + a * m
-    else:
-        a0, a1 = split_rows(a)
-        m0, m1 = split_rows(m)
-        return add_rows(add_rows(b_acc, a0, m0, R), a1, m1, R)
-
-
-@triton.jit
-def weighted_rows(b_a, b_m, R: tl.constexpr):
-    """sum_j a[j] m[j, v] as `[1, BV]`, in R chains of FMA: `tl.sum` would leave half of the products unfused."""
-    if INTERPRETING:
-        return tl.sum(b_a * b_m, 0)[None, :]
-    else:
-        b_acc = add_rows(None, tl.broadcast_to(b_a, b_m.shape), b_m, R)
-        return b_acc if R == 1 else tl.sum(b_acc, 0)[None, :]
 
 
 @triton.heuristics({'PADDED': lambda args: args['K'] != args['BK']})

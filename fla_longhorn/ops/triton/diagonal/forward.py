@@ -9,7 +9,17 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton.common import FUSED, decays, given, is_scalar, launch_key, sigmoid, step_sizes, strided_inputs
+from fla_longhorn.ops.triton.common import (
+    FUSED,
+    decays,
+    given,
+    is_scalar,
+    launch_key,
+    sigmoid,
+    step_sizes,
+    strided_inputs,
+    weighted_rows,
+)
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.common import (
     load_masked,
@@ -19,7 +29,6 @@ from fla_longhorn.ops.triton.diagonal.common import (
     unpack_pairs,
     unstack,
     update,
-    weighted_rows,
 )
 from fla_longhorn.ops.triton.diagonal.configs import DiagonalConfig, for_forward
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_states, only_if, row_arguments

@@ -10,7 +10,6 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import (
-    FUSED,
     SAME_IN_ALL_LANES,
     decays,
     given,
@@ -19,11 +18,21 @@ from fla_longhorn.ops.triton.common import (
     sigmoid,
     step_sizes,
     strided_inputs,
+    weighted_rows,
 )
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded
 from fla_longhorn.ops.triton.exact.configs import for_recurrent
 from fla_longhorn.ops.triton.exact.state import state_offsets
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_states, only_if, row_arguments, sequence_range
+
+
+@triton.jit
+def sum_rows(b_x, b_h, ROWS: tl.constexpr):
+    """sum_k x[k] h[k, v] as `[BV]`, in an order that does not depend on what else the kernel does."""
+    if ROWS == 0:
+        return tl.sum(b_x[:, None] * b_h, 0)
+    else:
+        return tl.reshape(weighted_rows(b_x[:, None], b_h, ROWS, True), (b_h.shape[1],))
 
 
 @triton.heuristics(given(
@@ -35,7 +44,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     q, k, v, beta, D, z, g, h0, o, ht, states, cu_seqlens, scale, T, s_q, s_k, s_v, s_z, s_g,
     state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr,
-    INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    ROWS: tl.constexpr, INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
     STATE_V_FIRST: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
     USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr,
     POOLED: tl.constexpr,
@@ -47,13 +56,16 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
 
     With g, the state is multiplied by :math:`e^{g_t}` before the step.
 
+    A token has the same bits alone and in a sequence: the compiler would fuse other products in each variant of the kernel,
+    but has no choice.
+
     With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's.
     """
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k = tl.arange(0, BK)
-    # the vector width decides which channels a thread owns
-    o_v = tl.multiple_of(i_v * BV + tl.arange(0, BV), VEC)
+    # the width of loads decides which channels a thread owns
+    o_v = i_v * BV + tl.max_contiguous(tl.arange(0, BV), VEC)
     m_k, m_v = o_k < K, o_v < V
     m_h = m_k[:, None] & m_v[None, :]
     o_state = i_h * (K * V) + tl.trans(state_offsets(o_k, o_v, K, V, STATE_V_FIRST))
@@ -88,9 +100,9 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
                     b_h *= decays(tl.load(g + i_t * s_g + i_h))
                 else:
                     b_h *= decays(tl.load(g + i_t * s_g + i_h * V + o_v, mask=m_v, other=0.0))[None, :]
-            b_u = step_sizes(b_b, tl.sum(b_k * b_k, 0), OPTIONS) * (b_v - tl.sum(b_h * b_k[:, None], 0))
-            b_h += b_k[:, None] * b_u[None, :]
-            b_o = tl.sum(b_h * b_q[:, None], 0) * scale
+            b_u = step_sizes(b_b, tl.sum(b_k * b_k, 0), OPTIONS) * (b_v - sum_rows(b_k, b_h, ROWS))
+            b_h = tl.fma(b_k[:, None], b_u[None, :], b_h)
+            b_o = sum_rows(b_q, b_h, ROWS) * scale
             if HAS_D:
                 b_o += b_D * b_v
             if HAS_Z:
@@ -117,13 +129,11 @@ def fused_recurrent_longhorn_exact_fwd(
     kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(*launch_key(x))
     h0 = x.initial_state if pool is None else pool.states
     o = x.v.new_empty(B, T, H, V)
-    # several lanes load a channel of a state [V, K], and each has the channel's sums
-    options = SAME_IN_ALL_LANES if args.state_v_first else FUSED
     kernel[(H * x.num_sequences * triton.cdiv(V, config.BV),)](
         x.q, x.k, x.v, x.beta, x.D, x.z, x.g, h0, o, ht, states, x.cu_seqlens, x.scale, T,
         *(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_Z', 'S_G')), H=H, K=K, V=V, INTERVAL=checkpoint_interval(K),
         OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3, SCALAR_G=is_scalar(x.g),
-        STATE_V_FIRST=x.state_v_first, **config.of(kernel), **options,
+        STATE_V_FIRST=x.state_v_first, **config.of(kernel), **SAME_IN_ALL_LANES,
         **row_arguments(pool, H * K * V),
     )
     return o
