@@ -7,7 +7,7 @@ Arrivals are a Poisson process, lengths of prompts and answers are uniform; all 
 times. A rate is a part of what vLLM does with Longhorn when all requests are there at once. Static batches start when `slots`
 requests wait or the first has waited for `WAIT` seconds, and end with the longest answer. All answers are streams: latencies
 are from a request's arrival to its first token, its last token, and per token in between. Each system is a process of its own.
-Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, in five turns; two for
+Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, in nine turns; two for
 each place and six more are asked, so that the last have fewer beside them. They are measured with vLLM's compiler too, its
 default, which needs one of C++; all else is eager.
 """
@@ -36,7 +36,7 @@ from benchmarks.models.serving import ONE_PROCESS, SIZE, make
 PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
 PERCENTILES = (50, 90, 99)
 # how often a peak is measured, and a rate that is none
-PEAKS, AT_ONCE = 5, 1e6
+PEAKS, TURNS, AT_ONCE = 5, 9, 1e6
 SYSTEMS = ('vllm longhorn', 'vllm mamba2', 'generate longhorn')
 # `(arrival, prompt, tokens of the answer)`, and the times of each answer's tokens
 Request = tuple[float, list[int], int]
@@ -171,7 +171,7 @@ def in_turns(names: list[str], slots: int, compiled: bool) -> list[dict]:
     with ExitStack() as stack:
         processes = {name: stack.enter_context(own_process()) for name in names}
         found: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(1 + PEAKS):
+        for turn in range(1 + TURNS):
             for name, process in processes.items():
                 rate = process.submit(serve_at, AT_ONCE, 2 * slots + 6, name, slots, compiled).result()['tokens_per_s']
                 # in the first they start
