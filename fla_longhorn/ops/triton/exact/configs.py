@@ -194,9 +194,9 @@ def products_of(K: int, precision: str, card: Card, BT: int) -> ExactConfig:
 
 @launch_rule('fused_recurrent_longhorn_exact_fwd_kernel')
 def for_recurrent(K: int, V: int, precision: str, card: Card) -> ExactConfig:
-    """A thread owns all K entries of its channels, so that sums over K need no exchange; at K = 256 two threads do."""
+    """A thread owns all K entries of its channels, so that sums over K, in `ROWS` chains, need no exchange; 256 take two."""
     BK = padded_state_size(K)
     if BK == 256:
         # left alone, the assembler gives it 32 registers
         return ExactConfig(BK, 32, num_warps=2, maxnreg=255 if card.backend == 'cuda' else None)
-    return ExactConfig(BK, 64 if BK <= 32 else 32, ROWS=1)
+    return ExactConfig(BK, 64 if BK <= 32 else 32, ROWS=BK // 16)
