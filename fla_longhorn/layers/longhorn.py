@@ -246,15 +246,17 @@ class Longhorn(NoWeightDecay):
             inputs.update(
                 D=call.own_channels(get_parameter(self, 'D')), z=call.by_heads(z), cu_seqlens_cpu=call.cu_seqlens_cpu,
             )
-            op = self.op_for(call.T)
-            if op is fused_recurrent_longhorn and call.T == 1 and call.use_cache and can_update_in_place(call.recurrent_state):
-                recurrent_state = call.recurrent_state
-                o = longhorn_state_update(recurrent_state, **inputs)
-            else:
-                o, recurrent_state = op(
-                    **inputs, initial_state=call.recurrent_state, output_final_state=call.use_cache,
-                    cp_context=call.cp_context,
-                )
+            op, kept = self.op_for(call.T), call.recurrent_state
+            # a CUDA graph needs the state at the same address
+            if not (call.T == 1 and call.use_cache and can_update_in_place(kept)):
+                kept = None
+            if kept is not None and op is fused_recurrent_longhorn:
+                return longhorn_state_update(kept, **inputs), kept, conv_state
+            o, recurrent_state = op(
+                **inputs, initial_state=call.recurrent_state, output_final_state=call.use_cache, cp_context=call.cp_context,
+            )
+            if kept is not None and recurrent_state is not None:
+                recurrent_state = kept.copy_(recurrent_state)
         return o, recurrent_state, conv_state
 
     def convolve(
