@@ -10,6 +10,9 @@ from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.models.batch_invariant import make_batch_invariant
 from offgpu.pretend import counted
 
+# one program has several tokens, each with sums of its own
+BY_TOKENS = {'longhorn_prepare_kernel'}
+
 
 @pytest.mark.usefixtures('kernels')
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
@@ -23,5 +26,5 @@ def test_same_launches(exact):
         with counted() as counts:
             cache = model(part, past_key_values=cache, use_cache=True).past_key_values
         assert counts.launches.total() >= 4
-        seen.append(set(counts.grids))
+        seen.append({(name, None if name in BY_TOKENS else grid) for name, grid in counts.grids})
     assert seen[0] == seen[1]
