@@ -21,6 +21,8 @@ from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
 Model = TypeVar('Model', bound=nn.Module)
 # every product and every norm has so many rows, whatever the batch: on a GPU few launches count more than rows without use
 BLOCK, BLOCK_ON_DEVICE = 32, 256
+# of keys on a GPU
+MAX_STATE_SIZE = 128
 
 
 class InBlocks(nn.Module):
@@ -76,7 +78,8 @@ def make_batch_invariant(model: Model) -> Model:
 
     Raises:
         ValueError: the model has attention layers, whose sums depend on the keys beside them, or weights of another class than
-            `nn.Parameter`, or on a GPU a module with parameters that is not one of Longhorn's own models.
+            `nn.Parameter`, or on a GPU a `state_size` above 128, or a module with parameters that is not one of Longhorn's
+            own models.
 
     Examples::
         >>> model = make_batch_invariant(LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=2)))
@@ -84,6 +87,11 @@ def make_batch_invariant(model: Model) -> Model:
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             raise ValueError(f'model must have no attention layers, got one in {name}')
+        if isinstance(module, Longhorn) and module.state_size > MAX_STATE_SIZE and not module.D.is_cpu:
+            raise ValueError(
+                f'state_size must be at most {MAX_STATE_SIZE} on {module.D.device}, got {module.state_size} in {name}: larger '
+                'keys are shared by threads, in whose sums Triton has a choice'
+            )
         for x in module.parameters(recurse=False):
             if type(x) is not nn.Parameter:
                 raise ValueError(f'model must have plain weights, got {type(x).__name__} in {name}')

@@ -141,6 +141,16 @@ def test_swapped_models(device):
         make_batch_invariant(model)
 
 
+def test_large_keys_are_refused_on_a_gpu(device):
+    config = LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97, state_size=129)
+    model = LonghornForCausalLM(config).to(device)
+    if device.type == 'cpu':
+        make_batch_invariant(model)
+        return
+    with pytest.raises(ValueError, match='state_size must be at most 128 on cuda.*, got 129 in model.layers.0.attn'):
+        make_batch_invariant(model)
+
+
 def test_other_weights_are_refused(device):
     model = LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97)).to(device)
     model.lm_head.weight = Buffered(model.lm_head.weight.data)

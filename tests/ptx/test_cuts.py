@@ -17,7 +17,6 @@ CASES = [
     Case(B=1, T=T, H=1, K=64, V=64, dtype=BF16, g='channel', D=True),
     Case(B=1, T=T, H=2, K=17, V=33, state_v_first=True, g='head', scalar_beta=True, D=True, z=True, sigmoid=True),
     Case(B=1, T=T, H=1, K=128, V=64, dtype=BF16, z=True),
-    Case(B=1, T=T, H=1, K=256, V=32),
 ]
 
 

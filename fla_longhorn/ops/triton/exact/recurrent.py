@@ -28,7 +28,7 @@ from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_sta
 
 @triton.jit
 def sum_rows(b_x, b_h, ROWS: tl.constexpr):
-    """sum_k x[k] h[k, v] as `[BV]`, in an order that does not depend on what else the kernel does."""
+    """sum_k x[k] h[k, v] as `[BV]`; unless ROWS is 0, in an order that does not depend on what else the kernel does."""
     if ROWS == 0:
         return tl.sum(b_x[:, None] * b_h, 0)
     else:
@@ -57,7 +57,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     With g, the state is multiplied by :math:`e^{g_t}` before the step.
 
     A token has the same bits alone and in a sequence: the compiler would fuse other products in each variant of the kernel,
-    but has no choice.
+    but has no choice up to K = 128.
 
     With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's.
     """
