@@ -129,6 +129,7 @@ def fused_recurrent_longhorn_exact_fwd(
     kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(*launch_key(x))
     h0 = x.initial_state if pool is None else pool.states
     o = x.v.new_empty(B, T, H, V)
+    # the kernel says itself what is fused
     kernel[(H * x.num_sequences * triton.cdiv(V, config.BV),)](
         x.q, x.k, x.v, x.beta, x.D, x.z, x.g, h0, o, ht, states, x.cu_seqlens, x.scale, T,
         *(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_Z', 'S_G')), H=H, K=K, V=V, INTERVAL=checkpoint_interval(K),
