@@ -6,10 +6,10 @@
 Arrivals are a Poisson process, lengths of prompts and answers are uniform; all systems get the same requests at the same
 times. A rate is a part of what vLLM does with Longhorn when all requests are there at once. Static batches start when `slots`
 requests wait or the first has waited for `WAIT` seconds, and end with the longest answer. All answers are streams: latencies
-are from a request's arrival to its first token, its last token, and per token in between. Each system is a process of its own.
-Peaks are tokens a second of vLLM when all requests are there at once, by how many it serves at a time, in nine turns; two for
-each place and six more are asked, so that the last have fewer beside them. They are measured with vLLM's compiler too, its
-default, which needs one of C++; all else is eager.
+are from a request's arrival to its first token, its last token, and per token in between. Each system is a process of its own,
+and they take turns, five for each load and nine for each peak. Peaks are tokens a second of vLLM when all requests are there
+at once, by how many it serves at a time; two for each place and six more are asked, so that the last have fewer beside them.
+They are measured with vLLM's compiler too, its default, which needs one of C++; all else is eager.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -35,8 +36,8 @@ from benchmarks.models.serving import ONE_PROCESS, SIZE, make
 
 PROMPTS, ANSWERS, WAIT = (16, 128), (16, 96), 0.5
 PERCENTILES = (50, 90, 99)
-# how often a peak is measured, and a rate that is none
-PEAKS, TURNS, AT_ONCE = 5, 9, 1e6
+# how often loads and peaks are measured, and a rate that is none
+TURNS, PEAK_TURNS, AT_ONCE = 5, 9, 1e6
 SYSTEMS = ('vllm longhorn', 'vllm mamba2', 'generate longhorn')
 # `(arrival, prompt, tokens of the answer)`, and the times of each answer's tokens
 Request = tuple[float, list[int], int]
@@ -115,7 +116,7 @@ def in_batches(model, slots: int) -> Server:
 
 
 def figures(asked: list[Request], answers: list[list[float]]) -> dict:
-    """Tokens per second, and percentiles of the latencies in ms."""
+    """Tokens and requests per second, and each request's latencies in ms."""
     if [len(times) for times in answers] != [new for *_, new in asked]:
         raise ValueError('every request must get as many tokens as it asked for')
     span = max(times[-1] for times in answers) - asked[0][0]
@@ -125,7 +126,7 @@ def figures(asked: list[Request], answers: list[list[float]]) -> dict:
         'whole answer': [times[-1] - at for (at, *_), times in zip(asked, answers, strict=True)],
     }
     return {'tokens_per_s': sum(map(len, answers)) / span, 'requests_per_s': len(asked) / span, 'latency_ms': {
-        name: {f'p{p}': float(np.percentile(values, p)) * 1e3 for p in PERCENTILES} for name, values in latencies.items()
+        name: [1e3 * x for x in values] for name, values in latencies.items()
     }}
 
 
@@ -152,31 +153,57 @@ def serve_at(rate: float, number: int, name: str, slots: int, compiled: bool = F
     return {'parameters': parameters, **figures(asked, serve(asked))}
 
 
-def measure(name: str, number: int, slots: int, loads: list[float], rates: list[float]) -> dict:
-    """A system under each load. `rates` are those of the first system, which appends them."""
-    with own_process() as process:
-        at_once = [process.submit(serve_at, AT_ONCE, number, name, slots).result() for _ in range(PEAKS)]
-        peak = sorted(at_once, key=lambda x: x['tokens_per_s'])[PEAKS // 2]
-        if not rates:
-            rates += [load * peak['requests_per_s'] for load in loads]
-        rows = [
-            {'load': load, 'rate': rate, **process.submit(serve_at, rate, number, name, slots).result()}
-            for load, rate in zip(loads, rates, strict=True)
-        ]
-    return {'system': name, 'parameters': peak['parameters'], 'peak_tokens_per_s': peak['tokens_per_s'], 'rows': rows}
+@contextmanager
+def in_turns(names: Sequence[str], slots: int, compiled: bool = False) -> Iterator[Callable[..., dict[str, list[dict]]]]:
+    """A function of a rate, a number of requests and of turns: what each system does with them, in every turn.
 
-
-def in_turns(names: list[str], slots: int, compiled: bool) -> list[dict]:
-    """Tokens a second of each with all requests there at once; they take turns, so that a slow minute is everyone's."""
+    Systems take turns, so that a slow minute is everyone's. They start in one that does not count.
+    """
     with ExitStack() as stack:
         processes = {name: stack.enter_context(own_process()) for name in names}
-        found: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(1 + TURNS):
-            for name, process in processes.items():
-                rate = process.submit(serve_at, AT_ONCE, 2 * slots + 6, name, slots, compiled).result()['tokens_per_s']
-                # in the first they start
-                found[name] += [rate] * (turn > 0)
-    return [{'slots': slots, 'system': name, 'compiled': compiled, 'tokens_per_s': rates} for name, rates in found.items()]
+
+        def serve(rate: float, number: int, turns: int) -> dict[str, list[dict]]:
+            found: dict[str, list[dict]] = {name: [] for name in names}
+            for _ in range(turns):
+                for name, process in processes.items():
+                    found[name].append(process.submit(serve_at, rate, number, name, slots, compiled).result())
+            return found
+
+        serve(AT_ONCE, 2 * slots + 6, 1)
+        yield serve
+
+
+def latencies(turns: list[dict]) -> dict:
+    """Over the requests of all turns, and of each turn the median of the first tokens."""
+    pooled = {name: [ms for turn in turns for ms in turn['latency_ms'][name]] for name in turns[0]['latency_ms']}
+    return {
+        'latency_ms': {name: {f'p{p}': float(np.percentile(ms, p)) for p in PERCENTILES} for name, ms in pooled.items()},
+        'first_token_ms': [median(turn['latency_ms']['first token']) for turn in turns],
+    }
+
+
+def measure_loads(names: Sequence[str], number: int, slots: int, loads: list[float]) -> list[dict]:
+    """Each system under each load, a part of what the first system does."""
+    with in_turns(names, slots) as serve:
+        at_once = serve(AT_ONCE, number, TURNS)
+        most = median(x['requests_per_s'] for x in at_once[names[0]])
+        found = {load: serve(load * most, number, TURNS) for load in loads}
+    return [{
+        'system': name, 'parameters': at_once[name][0]['parameters'],
+        'peak_tokens_per_s': median(x['tokens_per_s'] for x in at_once[name]),
+        'rows': [{
+            'load': load, 'rate': load * most, 'tokens_per_s': median(x['tokens_per_s'] for x in turns[name]),
+            **latencies(turns[name]),
+        } for load, turns in found.items()],
+    } for name in names]
+
+
+def measure_peaks(names: Sequence[str], slots: int, compiled: bool) -> list[dict]:
+    """Tokens a second of each with all requests there at once."""
+    with in_turns(names, slots, compiled) as serve:
+        found = serve(AT_ONCE, 2 * slots + 6, PEAK_TURNS)
+    return [{'slots': slots, 'system': name, 'compiled': compiled, 'tokens_per_s': [x['tokens_per_s'] for x in turns]}
+            for name, turns in found.items()]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -188,14 +215,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--peaks', type=int, nargs='*', default=[1, 8, 32], help='requests at a time, for the peaks')
     parser.add_argument('--systems', nargs='+', choices=SYSTEMS, default=SYSTEMS)
     options = parser.parse_args(arguments)
-    systems, peaks, rates = [], [], []
-    for name in options.systems:
-        systems.append(measure(name, options.requests, options.slots, options.loads, rates))
-        for row in systems[-1]['rows']:
-            print(f"{name}: load {row['load']}, {row['tokens_per_s']:.0f} tokens/s, median of the first token "
-                  f"{row['latency_ms']['first token']['p50']:.0f} ms", flush=True)
+    systems, peaks = measure_loads(options.systems, options.requests, options.slots, options.loads), []
+    for system in systems:
+        for row in system['rows']:
+            print(f"{system['system']}: load {row['load']}, {row['tokens_per_s']:.0f} tokens/s, medians of the first token "
+                  f"{[round(x) for x in row['first_token_ms']]} ms", flush=True)
     for slots, compiled in product(options.peaks, (False, True)):
-        for peak in in_turns([x for x in options.systems if x.startswith('vllm')], slots, compiled):
+        for peak in measure_peaks([x for x in options.systems if x.startswith('vllm')], slots, compiled):
             peaks.append(peak)
             print(f"{peak['system']}{', compiled' * compiled}: {slots} at a time, "
                   f"{[round(x) for x in peak['tokens_per_s']]} tokens/s at once", flush=True)

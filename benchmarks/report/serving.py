@@ -11,6 +11,15 @@ def load_of(machine: dict) -> str:
     return f'{measured_on(machine)} Load average at the end: {machine["load_average"]}, on {machine["cpu_count"]} cores.'
 
 
+def spread(values: list[float], digits: int = 0) -> str:
+    return f'{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})'
+
+
+def ratios(some: list[float], others: list[float]) -> str:
+    """Of each turn."""
+    return spread([a / b for a, b in zip(some, others, strict=True)], 2)
+
+
 def arrivals(report: dict) -> str:
     def latencies(row: dict, name: str) -> str:
         return ' / '.join(f'{ms:.1f}' for ms in row['latency_ms'][name].values())
@@ -27,23 +36,26 @@ def arrivals(report: dict) -> str:
     for x in report['peaks']:
         at_once.setdefault((x['slots'], x['compiled']), {})[x['system'].removeprefix('vllm ')] = x['tokens_per_s']
 
-    def spread(values: list[float], digits: int = 0) -> str:
-        return f'{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})'
-
     compared = [
         [slots, 'compiled' if compiled else 'eager', *map(spread, found.values()),
-         spread([a / b for a, b in zip(found['longhorn'], found['mamba2'], strict=True)], 2)]
+         ratios(found['longhorn'], found['mamba2'])]
         for (slots, compiled), found in at_once.items()
     ]
+    rows = {x['system']: x['rows'] for x in report['systems']}
+    first = ' and '.join(
+        f'{ratios(a["first_token_ms"], b["first_token_ms"])} at a load of {a["load"]}'
+        for a, b in zip(rows['vllm longhorn'], rows['vllm mamba2'], strict=True)
+    )
     (low, high), (fewest, most) = report['prompts'], report['answers']
     return (
         f'## Requests that arrive at random, on a CPU\n\n`python -m benchmarks arrivals`. {load_of(report["machine"])}\n\n'
         f'{report["requests"]} requests of a Poisson process, prompts of {low} to {high} tokens, answers of {fewest} to '
         f'{most}, {report["slots"]} at a time, random weights, float32. `generate` takes static batches, which wait at most '
-        f'{report["wait_s"]} s. Latencies in ms are p50 / p90 / p99, from the arrival. Tokens per second with all requests '
-        f'there at once: {peaks}.\n\n'
+        f'{report["wait_s"]} s. Latencies in ms are p50 / p90 / p99 over all turns, from the arrival; rates are medians. '
+        f'Tokens per second with all requests there at once: {peaks}.\n\n'
         + table(['system', 'requests per s', 'tokens per s', *names], lines)
-        + '\n\nTokens per second of vLLM with all requests there at once (two for each place and six more), by how many it '
+        + f'\n\nMedian of the first token, Longhorn over Mamba-2 in a turn: {first}.'
+        '\n\nTokens per second of vLLM with all requests there at once (two for each place and six more), by how many it '
         'serves at a time: median of the turns (lowest to highest).\n\n'
         + table(['at a time', 'vLLM', 'Longhorn', 'Mamba-2', 'ratio'], compared)
     )
