@@ -183,30 +183,48 @@ def placed(N: int, pad_slot_id: int, size: int, *choices: Any) -> tuple[np.ndarr
 
 
 def takes(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> bool:
-    """Whether :func:`mix_tokens` does these: dense parameters of one dtype, whole vectors of channels, little work."""
-    states, (N, *_, d), dtype, H, K = pool.states, x.shape, x.dtype, mixer.num_heads, mixer.state_size
-    if dtype not in BITS or d % W or x.numel() != N * d or N == 0 or z.shape != x.shape or z.dtype is not dtype:
+    """Whether :func:`mix_tokens` does these: whole vectors of channels, dense parameters of one dtype, little work."""
+    N, d, products = x.shape[0], x.shape[-1], mixer.x_weight.numel() + mixer.beta_weight.numel()
+    if mixer.gate is not None:
+        products += mixer.gate[0].numel() + mixer.gate[1].numel()
+    if N * products > MAX_PRODUCTS or N * d * mixer.state_size >= MIN_PARALLEL_STEPS:
+        return False
+    return are_tokens(x, z, N, d) and has_weights(mixer, d, x.dtype) and has_states(mixer, memory, pool, N, d)
+
+
+def are_tokens(x: Tensor, z: Tensor, N: int, d: int) -> bool:
+    """`[N, d]` in equal rows that lie equally far apart."""
+    if x.dtype not in BITS or d % W or x.numel() != N * d or N == 0 or z.shape != x.shape or z.dtype is not x.dtype:
         return False
     if x.stride(-1) != 1 or z.stride(-1) != 1 or (N > 1 and z.stride(0) != x.stride(0)):
         return False
-    (M, R), rows = mixer.beta_weight.shape, mixer.x_weight.shape[0]
-    shapes, products = [(d, 1, TAPS), (d,), (rows, d), (M, R), (M,), (d,)], rows * d + M * R
+    return x.is_cpu and z.is_cpu
+
+
+def has_weights(mixer: Mixer, d: int, dtype: torch.dtype) -> bool:
+    """The shapes that :class:`fla_longhorn.ops.mixer.Mixer` names."""
+    H, K, (M, R), rows = mixer.num_heads, mixer.state_size, mixer.beta_weight.shape, mixer.x_weight.shape[0]
     if rows - R not in (H * K, 2 * H * K) or M not in (H, d):
         return False
+    shapes = [(d, 1, TAPS), (d,), (rows, d), (M, R), (M,), (d,)]
     if mixer.gate is not None:
-        R, M = mixer.gate[0].shape[0], mixer.gate[1].shape[0]
-        shapes += (R, d), (M, R), (H,), (M,)
-        products += R * d + M * R
+        (R, _), (M, _) = mixer.gate[0].shape, mixer.gate[1].shape
         if M not in (H, d):
             return False
-    if N * products > MAX_PRODUCTS or N * d * K >= MIN_PARALLEL_STEPS:
-        return False
+        shapes += (R, d), (M, R), (H,), (M,)
+    # a generator is slower
     for w, shape in zip(mixer.parameters, shapes, strict=True):
         if w is not None and (w.dtype is not dtype or w.shape != shape or not w.is_contiguous() or not w.is_cpu):
             return False
+    return True
+
+
+def has_states(mixer: Mixer, memory: Tensor, pool: Pool, N: int, d: int) -> bool:
+    """Rows of two dense pools, or a sequence's own."""
+    states, H, K = pool.states, mixer.num_heads, mixer.state_size
     if states.dtype is not torch.float32 or states.shape[1:] != (H, K, d // H) or memory.dtype not in BITS:
         return False
-    if not (x.is_cpu and z.is_cpu and memory.is_cpu and states.is_cpu):
+    if not (memory.is_cpu and states.is_cpu):
         return False
     if pool.is_chosen_from:
         dense = memory.stride()[1:] == (d, 1) and states.stride()[1:] == (d * K // H, d // H, 1)
