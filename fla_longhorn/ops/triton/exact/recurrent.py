@@ -44,8 +44,8 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     q, k, v, beta, D, z, g, h0, o, ht, states, cu_seqlens, scale, T, s_q, s_k, s_v, s_z, s_g,
     state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr,
-    ROWS: tl.constexpr, INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr,
+    SCALAR_G: tl.constexpr, STATE_V_FIRST: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
     USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr,
     POOLED: tl.constexpr,
 ):
@@ -86,7 +86,7 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
         if SAVE_STATES:
             tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), b_h, mask=m_h)
             p_s += H * K * V
-        for _ in range(i_s * INTERVAL, tl.minimum((i_s + 1) * INTERVAL, T_n)):
+        for _ in tl.range(i_s * INTERVAL, tl.minimum((i_s + 1) * INTERVAL, T_n), num_stages=STAGES):
             # [BK], [BV]
             b_q = tl.load(q + i_t * s_q + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
             b_k = tl.load(k + i_t * s_k + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
