@@ -56,7 +56,7 @@ def by_columns(model: PreTrainedModel) -> PreTrainedModel:
     """
     model = deepcopy(model)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and not name.endswith(('x_proj', 'beta_proj')):
+        if isinstance(module, nn.Linear) and not name.endswith(('x_proj', 'beta_proj', 'gate.down', 'gate.up')):
             module.weight.data = module.weight.data.mT.contiguous().mT
     return model
 

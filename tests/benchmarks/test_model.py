@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,12 @@ import torch
 from benchmarks.measure import timing
 from benchmarks.models import generation, registry, variants
 from benchmarks.models import run as model
+from fla_longhorn.layers import token
+from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
+from fla_longhorn.ops.mixer import mix_tokens
+from tests.test_docs import blocks
+
+GENERATE = Path(__file__).parents[2] / 'docs/generate.md'
 
 TINY = [
     '--device', 'cpu', '--hidden_size', '32', '--blocks', '1', '--batch_size', '1', '--seq_len', '16', '--prompts', '8', '16',
@@ -103,3 +110,21 @@ def test_runs_take_turns():
     assert [len(times[x]) for x in 'ab'] == [3, 3] and order == list('ababab') and errors == {'c': 'OSError: no'}
     with pytest.raises(OSError, match='no'):
         timing.take_turns({'a': broken}, torch.device('cpu'), 0)
+
+
+def by_the_documentation(model):
+    lines, = (x for x in blocks(GENERATE, 'python') if '.mT.contiguous().mT' in x)
+    exec(lines, {'torch': torch, 'model': model})
+    return model
+
+
+@pytest.mark.parametrize('by_columns', [variants.by_columns, by_the_documentation])
+@pytest.mark.parametrize('gate', [None, 'head', 'channel'])
+def test_weights_by_columns_keep_the_loop_for_a_token(by_columns, gate, monkeypatch):
+    found = []
+    monkeypatch.setattr(token, 'mix_tokens', lambda *args: found.append(mix_tokens(*args)) or found[-1])
+    config = LonghornConfig(hidden_size=32, num_hidden_layers=1, vocab_size=40, exact=True, gate=gate, eos_token_id=None)
+    changed = by_columns(LonghornForCausalLM(config))
+    assert not changed.model.layers[0].attn.in_proj.weight.is_contiguous()
+    changed.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=3, do_sample=False)
+    assert len(found) == 2 and all(o is not None for o in found)
