@@ -29,7 +29,7 @@ CARDS = ROOT / 'docs' / 'cards.md'
 # the README quotes these
 FIGURES = {
     'h200_passes': RESULTS / 'h200_passes.json', 'memory': RESULTS / 'memory.json',
-    'extrapolation_2M': ROOT / 'experiments' / 'results' / 'extrapolation_2M.json',
+    'extrapolation_2M': ROOT / 'lab' / 'experiments' / 'results' / 'extrapolation_2M.json',
 }
 HEADER = """# Results
 
