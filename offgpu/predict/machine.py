@@ -60,9 +60,9 @@ class Machine:
     barrier: int = 24
     # taken branch to the next instruction
     branch: int = 8
-    # instruction fetch [M: ten passes on an H200]: lines of 8 instructions (128 bytes) that a scheduler's own cache holds, the
-    # one used longest ago goes (bracket: 98 to 137, set by loops of 779 that ran as predicted and of 1,098 that did not; 0 turns
-    # fetch off); cycles until a line that is not there can issue; cycles that one keeps the port that four schedulers share;
+    # instruction fetch [T: eight passes on an H200]: lines of 8 instructions (128 bytes) in a scheduler's own cache, of which
+    # the one used longest ago goes (bracket: 98 to 137, by loops of 779 that ran as predicted and of 1,098 that did not; 0:
+    # no misses), cycles until one that is missing can issue, cycles that it takes the port that four schedulers share, and
     # lines that are fetched ahead
     l0_lines: int = 112
     fetch_latency: int = 32
