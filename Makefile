@@ -73,7 +73,6 @@ test-device: setup
 	$(RUN) -m offgpu.pretend.build
 	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2
 	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
-	PRETEND_FAST=0 $(ON_DEVICE) tests/ops/triton/test_tune.py --device cuda
 	PRETEND_FAST=0 $(ON_DEVICE) tests/models/test_batch_invariant.py --device cuda -n 2
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup
 
@@ -83,7 +82,6 @@ test-device-quick: setup
 	rm -f .coverage*
 	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2 -m 'not slow' $(COUNTED)
 	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(FEW) $(COUNTED)
-	PRETEND_FAST=0 $(ON_DEVICE) tests/ops/triton/test_tune.py --device cuda $(COUNTED)
 	PRETEND_FAST=0 $(ON_DEVICE) tests/models/test_batch_invariant.py --device cuda -n 2 -k 'not token_by_token or 70' $(COUNTED)
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup -m 'not slow' -k 'not 64 and not 128'
 	$(RUN) -m tests.pretend.device_lines .coverage
