@@ -59,7 +59,7 @@ resolve: setup
 
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda, fla's kernels by fla_cpu (PRETEND_FAST=2)
 # but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
-ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p packages.offgpu.packages.offgpu.tests.pretend.plugin -q --durations 20
+ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p packages.offgpu.tests.pretend.plugin -q --durations 20
 OWN := tests/layers/test_longhorn.py tests/ops/triton/test_scalar_beta.py
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
@@ -75,7 +75,6 @@ test-device: setup
 	$(RUN) -m offgpu.pretend.build
 	PRETEND_FAST=1 $(ON_DEVICE) packages/offgpu/tests/pretend -n 2
 	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
-	PRETEND_FAST=0 $(ON_DEVICE) tests/ops/triton/test_tune.py --device cuda
 	PRETEND_FAST=0 $(ON_DEVICE) packages/extras/tests/test_batch_invariant.py --device cuda -n 2
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup
 
@@ -85,10 +84,9 @@ test-device-quick: setup
 	rm -f .coverage*
 	PRETEND_FAST=1 $(ON_DEVICE) packages/offgpu/tests/pretend -n 2 -m 'not slow' $(COUNTED)
 	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(FEW) $(COUNTED)
-	PRETEND_FAST=0 $(ON_DEVICE) tests/ops/triton/test_tune.py --device cuda $(COUNTED)
 	PRETEND_FAST=0 $(ON_DEVICE) packages/extras/tests/test_batch_invariant.py --device cuda -n 2 -k 'not token_by_token or 70' $(COUNTED)
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup -m 'not slow' -k 'not 64 and not 128'
-	$(RUN) -m packages.offgpu.packages.offgpu.tests.pretend.device_lines .coverage
+	$(RUN) -m packages.offgpu.tests.pretend.device_lines .coverage
 
 test-vision: export OMP_NUM_THREADS := 1
 test-vision: $(VISION)/.ready

@@ -5,11 +5,11 @@
 #include <string.h>
 
 enum { FMA, FMAHEAVY, ALU, XU, CONVERT, UNIFORM, BRANCH, TENSOR, WGMMA, MIO, MISC, FP64, PIPES };
-enum { SHFL = 1, LDSM = 2, LDGSTS = 4, LDGDEPBAR = 8, BAR = 16, FAR = 32, LOAD = 64 };
+enum { SHFL = 1, LDSM = 2, LDGSTS = 4, LDGDEPBAR = 8, BAR = 16 };
 enum { GLOBAL, SHARED, LOCAL };
 /* reasons: see simulate.py; loads of tensor n from source s are R_TENSOR + 5 n + s */
 enum { R_START, R_STALL, R_BRANCH, R_BARRIER, R_PIPE, R_PORTS = R_PIPE + PIPES, R_CPASYNC, R_WGMMA, R_LDS, R_LOCAL, R_STORE,
-       R_OPERANDS, R_IDLE, R_KIND, R_TENSOR = R_KIND + 16 };
+       R_OPERANDS, R_IDLE, R_FETCH, R_KIND, R_TENSOR = R_KIND + 16 };
 enum { L1, L2, L2_FLIGHT, DRAM, DRAM_FLIGHT };
 
 typedef struct {
@@ -21,15 +21,15 @@ typedef struct {
 typedef struct { int32_t space, store, passes, tensor, count, shift; int64_t pattern, first; } Access;
 
 typedef struct {
-    double dram_per_clock, l2_per_clock, bank_window, fetch_gap;
-    double l1_hit, l2_hit, dram, shared_load, ldsm, store_read, barrier, branch, branch_far, mio_queue, mio_occupancy, block_launch;
-    double l1_lines, l2_room;
+    double dram_per_clock, l2_per_clock, bank_window;
+    double l1_hit, l2_hit, dram, shared_load, ldsm, store_read, barrier, branch, mio_queue, mio_occupancy, block_launch;
+    double l1_lines, l2_room, l0_lines, fetch_latency, fetch_port, fetch_ahead;
 } Machine;
 
 typedef struct {
     const int32_t *steps;
     const int64_t *delta;
-    int32_t length, position, block, age, blocked, why, sub, next;
+    int32_t length, position, block, age, blocked, why, sub, next, line;
     double ready, cp, release[6];
     int32_t reason[6], pending_count[7];
     double pending[7][64];
@@ -52,7 +52,7 @@ typedef struct {
     /* sectors that this SM has touched, and how many bytes it had brought into L2 by then */
     int64_t *touched;
     double *when, brought;
-    double l1_free, l2_free, l2_write_free, dram_free;
+    double l1_free, l2_free, l2_write_free, dram_free, fetch_free;
     double *bytes;
 } Sm;
 
@@ -151,7 +151,30 @@ static double store(Sm *s, const Access *a, const int64_t *delta, double t) {
     return start;
 }
 
-typedef struct { double pipe[PIPES], fma2, bank[2], clock; int64_t cache[8][2]; int32_t last, head; } Sub;
+/* instructions that share a line of code, and the most lines of an L0 */
+enum { LINE = 8, L0_MOST = 1024 };
+typedef struct { int32_t line; double arrival; uint64_t used; } Line;
+typedef struct { double pipe[PIPES], fma2, bank[2], clock; int64_t cache[8][2]; int32_t last, head, lines; Line l0[L0_MOST]; } Sub;
+
+/* when a line of code is in the sub-partition's L0, in the place of the one that was used longest ago; those after it follow */
+static double fetch(Sm *s, Sub *b, int32_t line, double t) {
+    const Machine *m = s->m;
+    double first = 0;
+    for (int k = 0; k <= m->fetch_ahead; k++) {
+        int i = 0, old = 0;
+        for (; i < b->lines && b->l0[i].line != line + k; i++) if (b->l0[i].used < b->l0[old].used) old = i;
+        if (i == b->lines) {
+            if (b->lines < m->l0_lines) b->lines++;
+            else i = old;
+            s->fetch_free = max(s->fetch_free, t) + m->fetch_port;
+            b->l0[i].line = line + k;
+            b->l0[i].arrival = s->fetch_free - m->fetch_port + m->fetch_latency;
+        }
+        b->l0[i].used = ++s->stamp;
+        if (!k) first = b->l0[i].arrival;
+    }
+    return first;
+}
 
 /* when the warp's next instruction can issue, and what decides */
 static double earliest(const Sm *s, const Sub *sub, const Warp *w, int id, int *why) {
@@ -221,7 +244,7 @@ double simulate(const Static *statics, const Access *accesses, const int64_t *pa
                 x->steps = steps[first + k];
                 x->length = lengths[first + k];
                 x->delta = deltas + (int64_t)(first + k) * shifts;
-                x->block = launched; x->age = launched; x->sub = home; x->ready = now + 4 * n; x->why = R_START;
+                x->block = launched; x->age = launched; x->sub = home; x->ready = now + 4 * n; x->why = R_START; x->line = -1;
                 if (!counts[home]) subs[home].clock = max(subs[home].clock, x->ready);
                 counts[home]++;
                 x->next = subs[home].head;
@@ -265,7 +288,7 @@ double simulate(const Static *statics, const Access *accesses, const int64_t *pa
             ++*issued;
             dirty[i] = 1;
             sub->last = id;
-            sub->clock = t + max(machine->fetch_gap, 1);
+            sub->clock = t + 1;
             switch (in->pipe) {
             case FMA: if (sub->fma2 <= sub->pipe[FMA]) sub->fma2 = t + in->occupancy; else sub->pipe[FMA] = t + in->occupancy; break;
             case FMAHEAVY: sub->pipe[FMA] = t + in->occupancy; break;
@@ -326,8 +349,13 @@ double simulate(const Static *statics, const Access *accesses, const int64_t *pa
             finish = max(finish, t);
             int ended = x->position >= x->length;
             if (!ended && in->pipe == BRANCH && x->steps[2 * x->position] != index + 1) {
-                double gap = t + (in->flags & FAR ? machine->branch_far : machine->branch);
+                double gap = t + machine->branch;
                 if (gap > x->ready) { x->ready = gap; x->why = R_BRANCH; }
+            }
+            if (!ended && machine->l0_lines > 0 && x->steps[2 * x->position] / LINE != x->line) {
+                x->line = x->steps[2 * x->position] / LINE;
+                double arrival = fetch(&s, sub, x->line, t);
+                if (arrival > x->ready) { x->ready = arrival; x->why = R_FETCH; }
             }
             int block = x->block;
             if (in->flags & BAR && warp_first[block + 1] - warp_first[block] > 1) {

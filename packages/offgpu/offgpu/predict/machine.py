@@ -58,12 +58,16 @@ class Machine:
     store_read: int = 14
     # last arrival at a barrier to the others' next instruction
     barrier: int = 24
-    # taken branch: next instruction where the target lies in L0, and where it does not
+    # taken branch to the next instruction
     branch: int = 8
-    branch_far: int = 28
-    l0_instructions: int = 768
-    # cycles an instruction at least takes where a loop is larger than L0 (1: the prefetcher keeps up [H25])
-    fetch_gap: float = 1.0
+    # instruction fetch [T: eight passes on an H200]: lines of 8 instructions (128 bytes) in a scheduler's own cache, of which
+    # the one used longest ago goes (bracket: 98 to 137, by loops of 779 that ran as predicted and of 1,098 that did not; 0:
+    # no misses), cycles until one that is missing can issue, cycles that it takes the port that four schedulers share, and
+    # lines that are fetched ahead
+    l0_lines: int = 112
+    fetch_latency: int = 32
+    fetch_port: int = 4
+    fetch_ahead: int = 0
 
     # cycles that an instruction keeps its pipe of a sub-partition [PG: lanes a clock and SM: FFMA 128, IMAD/IADD3/LOP3 64,
     # MUFU 16, conversions 64; SHFL and loads 32]

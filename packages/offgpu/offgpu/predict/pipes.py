@@ -21,7 +21,6 @@ CONTROL = {
 PIPES = ('fma', 'fmaheavy', 'alu', 'xu', 'convert', 'uniform', 'branch', 'tensor', 'wgmma', 'mio', 'misc', 'fp64')
 KINDS = ('fixed', 'MUFU', 'convert', 'SHFL', 'S2R', 'LDC', 'uniform', 'MOVM', 'other')
 FLAGS = {'SHFL': 1, 'LDSM': 2, 'LDGSTS': 4, 'LDGDEPBAR': 8, 'BAR': 16}
-FAR = 32
 # the queue of wgmma among those that a DEPBAR waits for
 WGMMA_QUEUE = 6
 
@@ -109,10 +108,8 @@ def prepare(program: Program, machine: Machine) -> list[Static]:
     statics = []
     for x in program.code:
         pipe, occupancy, latency, kind = pipe_of(x, machine)
-        back = x.target is not None and x.target < x.index
-        far = back and x.index - x.target > machine.l0_instructions
         statics.append(Static(
             pipe, machine.occupancy.get(pipe, 1) if occupancy is None else occupancy, latency, kind, max(x.stall, 1), x.wait,
-            x.write_barrier, x.read_barrier, source_registers(x), waits_for(x), FLAGS.get(x.base, 0) | FAR * far,
+            x.write_barrier, x.read_barrier, source_registers(x), waits_for(x), FLAGS.get(x.base, 0),
         ))
     return statics

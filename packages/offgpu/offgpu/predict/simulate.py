@@ -56,8 +56,9 @@ ACCESS = np.dtype([(n, np.int32) for n in ('space', 'store', 'passes', 'tensor',
     (n, np.int64) for n in ('pattern', 'first')
 ])
 MACHINE_FIELDS = (
-    'dram_per_clock', 'l2_per_clock', 'bank_window', 'fetch_gap', 'l1_hit', 'l2_hit', 'dram', 'shared_load', 'ldsm',
-    'store_read', 'barrier', 'branch', 'branch_far', 'mio_queue', 'mio_occupancy', 'block_launch', 'l1_lines', 'l2_room',
+    'dram_per_clock', 'l2_per_clock', 'bank_window', 'l1_hit', 'l2_hit', 'dram', 'shared_load', 'ldsm',
+    'store_read', 'barrier', 'branch', 'mio_queue', 'mio_occupancy', 'block_launch', 'l1_lines', 'l2_room',
+    'l0_lines', 'fetch_latency', 'fetch_port', 'fetch_ahead',
 )
 
 
@@ -68,7 +69,8 @@ class CMachine(ctypes.Structure):
 SOURCES = ('L1', 'L2', 'L2 in flight', 'DRAM', 'DRAM in flight')
 REASONS = (
     'start', 'stall count', 'branch', 'barrier', *(f'pipe {p}' for p in PIPES), 'register ports', 'wait cp.async',
-    'wait wgmma', 'wait LDS', 'wait local', 'wait store', 'wait operands read', 'no warp left', *(f'wait {k}' for k in KINDS),
+    'wait wgmma', 'wait LDS', 'wait local', 'wait store', 'wait operands read', 'no warp left', 'fetch',
+    *(f'wait {k}' for k in KINDS),
     *('',) * (16 - len(KINDS)),
 )
 SPACES = {'global': 0, 'shared': 1, 'local': 2}

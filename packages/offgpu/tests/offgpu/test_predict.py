@@ -121,6 +121,16 @@ def test_loops_of_known_speed(make, count, warps, least, most):
     assert least <= cycles_each(make(), count, warps) <= most
 
 
+# a warp a scheduler: 8 instructions whose line is not in L0 take 32 cycles more than 7, however often the loop has run
+@pytest.mark.parametrize(('repeat', 'least', 'most'), [(80, 1, 1.1), (160, 39 / 8, 5)])
+@pytest.mark.compiler
+def test_loops_longer_than_the_instruction_cache(repeat, least, most):
+    program = chains(FFMA, 8, repeat)
+    assert least <= cycles_each(program, 8 * repeat, 4) <= most
+    share = issue(program, 40, 4).share()
+    assert (max(share, key=share.get) == 'fetch') == (repeat > 80)
+
+
 def shared_loads(stride: int):
     """A lane's word lies `stride` bytes after its neighbour's."""
     init = f'mov.u32 %r2, %tid.x; mov.u32 %r3, s; mad.lo.u32 %r4, %r2, {stride}, %r3; mov.f32 %f0, 0f00000000;'

@@ -36,8 +36,6 @@ LEFT_OUT = {
     ), 'Inductor compiles kernels, in whose place the interpreter stands'),
 }
 FAST = int(os.environ.get('PRETEND_FAST', '0'))
-if FAST:
-    LEFT_OUT['tests/ops/triton/test_tune.py'] = 'times kernels, in whose place Numba stands; `make test-device` runs it apart'
 
 
 def use_numba(backend) -> None:
