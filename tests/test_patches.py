@@ -176,7 +176,7 @@ fla_longhorn.patch(names=False, served=True)
 fla_longhorn.unregister()
 same(before, snapshot())
 for wrong in ({'cpus': True}, {'packages': True, 'gpu': False}):
-    with pytest.raises(ValueError, match='patch takes names, attn_mode, packages, composite, trainer, served, flash_attn, got '):
+    with pytest.raises(ValueError, match='patch takes names, attn_mode, packages, .*, got '):
         fla_longhorn.patch(**wrong)
 same(before, snapshot())
 ''', json.dumps(PLACES), env={'FLA_LONGHORN_PATCH': 'none'})
@@ -191,7 +191,7 @@ def test_the_environment_chooses(value, parts):
 
 
 def test_a_part_that_there_is_not():
-    with pytest.raises(ValueError, match=r"^FLA_LONGHORN_PATCH must name parts of names, attn_mode, packages.*, got \['cpus'\]"):
+    with pytest.raises(ValueError, match=r"^FLA_LONGHORN_PATCH must name parts of names, .*, got \['cpus'\]"):
         apply.asked('names,cpus')
 
 
