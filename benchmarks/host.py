@@ -3,9 +3,9 @@
     python -m offgpu.pretend.build
     python -m benchmarks host [--rounds 200] [--profile NAME]
 
-Tensors lie on the pretend CUDA device, so PyTorch dispatches, allocates and differentiates as on a GPU. Triton's own launch path
-runs up to its launcher in C, which is left out, as are the kernels: what a launch adds there is the same for all operators. Small
-shapes, for PyTorch's kernels run on this CPU. Rounds take the operators in turn; `ratio` is to `chunk_delta_rule` in one round.
+Tensors lie on the pretend CUDA device, so PyTorch dispatches, allocates and differentiates as on a GPU. Triton's launch path
+runs up to its launcher in C, which is left out, as are the kernels. Small shapes, for PyTorch's own kernels run on this CPU.
+Rounds take the operators in turn; the last column is the median ratio, in a round, to fla's delta rule.
 """
 
 from __future__ import annotations

@@ -69,8 +69,9 @@ def measure(point: Point, machine: Machine, walks: Walks, before: dict | None) -
 
 def describe(row: dict) -> str:
     return (
-        f'{row["kernel"]:24}{row["direction"]:8}{row["shape"]:24} measured {row["ms"]:9.4f}  predicted {row["predicted_ms"]:9.4f}'
-        f'  {row["predicted_ms"] / row["ms"]:.2f}  without fetch {row["without_fetch_ms"] / row["ms"]:.2f}  {row["group"]}'
+        f'{row["kernel"]:24}{row["direction"]:8}{row["shape"]:24} measured {row["ms"]:9.4f}  predicted '
+        f'{row["predicted_ms"]:9.4f}  {row["predicted_ms"] / row["ms"]:.2f}  without fetch '
+        f'{row["without_fetch_ms"] / row["ms"]:.2f}  {row["group"]}'
     )
 
 

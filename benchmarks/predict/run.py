@@ -2,9 +2,9 @@
 
     python -m benchmarks predict [--pass diagonal_fwd ...] [--K 16 ...] [--shape 8,2048,4096] [--gpu H100] [--json FILE]
 
-The launches are those of the wrappers, compiled for the GPU by the Triton at hand; `offgpu/predict` times them. Its constants
-are in `machine.py`; `--set dram=700` changes one. Times are of the GPU: a call of few kernels may take the host longer. A row's
-error bar is that of timed passes with loops as long (`python -m benchmarks calibrate`).
+The launches are those of the wrappers, compiled for the GPU by the Triton at hand; `offgpu.predict` times them. Its constants
+are in `machine.py`; `--set dram=700` changes one. Times are of the GPU: the host may take longer to launch few kernels. A
+row's error bar is that of timed passes with loops as long (`python -m benchmarks calibrate`).
 
 Needs gcc, no GPU, and a process without TRITON_INTERPRET.
 """
@@ -75,16 +75,16 @@ def measure(name: str, call: Callable, s: Any, machine: Machine, walks: Walks) -
 def describe(row: dict) -> str:
     within = f' within {row["within"]:.0%}' if 'within' in row else ''
     lines = [
-        f'{row["gpu"]}, Triton {row["triton"]}, {row["pass"]} {" ".join(f"{n}={row[n]}" for n in "BTVK")}: GPU {row["ms"]:.3f} ms'
-        f'{within}, host about {row["host_ms"]} ms for {len(row["kernels"])} launches; bytes {row["bytes"]}, instructions '
+        f'{row["gpu"]}, Triton {row["triton"]}, {row["pass"]} {" ".join(f"{n}={row[n]}" for n in "BTVK")}: GPU '
+        f'{row["ms"]:.3f} ms{within}, host about {row["host_ms"]} ms for {len(row["kernels"])} launches; bytes {row["bytes"]}, instructions '
         f'{row["instructions"]}  ({row["seconds"]} s)'
     ]
     for k in row['kernels']:
         what = ', '.join(f'{name} {share:.0%}' for name, share in k['causes'])
         lines.append(
             f'    {k["kernel"]:42}{k["ms"]:9.4f} ms  issue {k["issue_ms"]:.4f}  dram {k["dram_ms"]:.4f}  '
-            f'{k["registers"]} registers, {k["spills"]} spills, loops {k["loops"]}, {k["blocks"]} blocks, {k["resident"]} an SM '
-            f'of {k["warps"]} warps: {what}'
+            f'{k["registers"]} registers, {k["spills"]} spills, loops {k["loops"]}, {k["blocks"]} blocks, {k["resident"]} an '
+            f'SM of {k["warps"]} warps: {what}'
         )
         lines += [f'        note: {note}' for note in k['notes']]
     return '\n'.join(lines)
@@ -115,8 +115,10 @@ def main(args: list[str] | None = None) -> int:
         from benchmarks.predict.calls import PASSES, PEERS, SELECTABLE, Shape
 
         parser = argparse.ArgumentParser(prog='python -m benchmarks predict', description=(__doc__ or '').splitlines()[0])
-        parser.add_argument('--pass', dest='passes', nargs='+', choices=[*SELECTABLE], metavar='PASS', default=[*PASSES, *PEERS],
-                            help=', '.join(SELECTABLE))
+        parser.add_argument(
+            '--pass', dest='passes', nargs='+', choices=[*SELECTABLE], metavar='PASS', default=[*PASSES, *PEERS],
+            help=', '.join(SELECTABLE),
+        )
         parser.add_argument('--K', type=int, nargs='+', default=STATE_SIZES)
         parser.add_argument('--shape', type=shape_argument, default=SHAPE, metavar='B,T,V')
         parser.add_argument('--gpu', default='H200', help=', '.join(MACHINES))

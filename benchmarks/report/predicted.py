@@ -19,8 +19,8 @@ The diagonal form took {ratios} times the exact form's time, forward and backwar
 **Both rows of `chunk_delta_rule` are launch-bound**: what was timed is how long PyTorch takes to launch its kernels, so they
 can't be compared with Longhorn's rows, which are times of the GPU (the exact forward at K = 16 may wait for its launches too).
 
-The predictions are of this GPU and of this commit's code by Triton {triton}. The constants of the instruction cache were set by
-these rows: fitted to those of one K, they are off by {held_out} for the passes of the other."""
+The predictions are of this GPU and of this commit's code by Triton {triton}. The constants of the instruction cache were set
+by these rows: fitted to those of one K, they are off by {held_out} for the passes of the other."""
 INTRODUCTION = """## Times predicted without a GPU
 
 **Predicted: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call makes, reads the
@@ -30,9 +30,9 @@ Longhorn as the layer calls it, with z, D and logits of beta, fla's operators wi
 ± says within what nine of ten timed calls with loops as long are predicted ([below](#how-far-predicted-times-are-off))."""
 CALIBRATED = """## How far predicted times are off
 
-`python -m benchmarks calibrate`. {points} timings that others published on H100
-([sources](../packages/offgpu/offgpu/calibration/README.md)) beside what is predicted for the same calls. Constants of the model
-were set by the points called fitted alone. Made with {versions}; commit {commit}.
+`python -m benchmarks calibrate`. {points} timings that others published on an H100
+([sources](../packages/offgpu/offgpu/calibration/README.md)) beside what is predicted for the same calls. Constants of the
+model were set by the points called fitted alone. Made with {versions}; commit {commit}.
 
 Error bars: {bars}."""
 

@@ -146,9 +146,9 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     # were the device's schedulers all busy
     issue = issued * total / (4 * machine.multiprocessors) / machine.clock
     return Prediction(
-        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram,
-        share, launch.code().registers, launch.code().spills, launch.compiled().hot, resident, occ, total, launch.num_warps, issued * total,
-        sorted(set(runs.notes)), source.storages, cycles / machine.clock, launch.configuration,
+        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram, share,
+        launch.code().registers, launch.code().spills, launch.compiled().hot, resident, occ, total, launch.num_warps,
+        issued * total, sorted(set(runs.notes)), source.storages, cycles / machine.clock, launch.configuration,
     )
 
 
