@@ -76,8 +76,8 @@ def describe(row: dict) -> str:
     within = f' within {row["within"]:.0%}' if 'within' in row else ''
     lines = [
         f'{row["gpu"]}, Triton {row["triton"]}, {row["pass"]} {" ".join(f"{n}={row[n]}" for n in "BTVK")}: GPU '
-        f'{row["ms"]:.3f} ms{within}, host about {row["host_ms"]} ms for {len(row["kernels"])} launches; bytes {row["bytes"]}, instructions '
-        f'{row["instructions"]}  ({row["seconds"]} s)'
+        f'{row["ms"]:.3f} ms{within}, host about {row["host_ms"]} ms for {len(row["kernels"])} launches; bytes '
+        f'{row["bytes"]}, instructions {row["instructions"]}  ({row["seconds"]} s)'
     ]
     for k in row['kernels']:
         what = ', '.join(f'{name} {share:.0%}' for name, share in k['causes'])
