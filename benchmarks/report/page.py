@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report.calibration import calibrated
 from benchmarks.report.cards import cards_page
-from benchmarks.report.memory import memory, recomputation
+from benchmarks.report.memory import memory
 from benchmarks.report.models import generation, models
-from benchmarks.report.predicted import gates, layers, passes, predicted
+from benchmarks.report.predicted import calibrated, passes, predicted
 from benchmarks.report.serving import arrivals, serving_parts
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
@@ -65,12 +64,9 @@ SECTIONS: tuple[Section, ...] = (
     (('arrivals',), arrivals, None),
     (('serving_parts',), serving_parts, None),
     (('memory',), memory, None),
-    (('recompute', 'layers'), recomputation, None),
-    (('h200_passes', 'predicted'), passes, None),
+    (('h200_passes',), passes, None),
     (('predicted',), predicted, None),
-    (('predicted',), gates, None),
-    (('layers',), layers, None),
-    (('calibration',), calibrated, 'calibration'),
+    (('calibration', 'h200_passes'), calibrated, None),
 )
 
 
@@ -107,7 +103,7 @@ def page() -> str:
 
 
 def pages() -> dict[Path, str]:
-    cards = cards_page(json.loads((RESULTS / 'cards.json').read_text()))
+    cards = cards_page(json.loads((RESULTS / 'kernels.json').read_text()))
     return {PAGE: page(), CARDS: cards}
 
 

@@ -10,32 +10,21 @@ from pathlib import Path
 FILE = Path(__file__).with_name('points.csv')
 # operators that no constant was set by, so that their errors are those of kernels the model has not seen
 LEFT_OUT = ('chunk_gla', 'chunk_delta_rule')
-# calls whose code is not what was timed, so that they say little of the model: (kernel, pass) and why
-OTHER_CODE = {
-    ('chunk_hgrn', 'fwd'): 'fla 0.6 keeps o in float32 and converts it: twice the bytes of 402edec6',
-    ('chunk_hgrn', 'fwd+bwd'): 'fla 0.6 keeps o and the gradients in float32 and converts them',
-    ('fused_recurrent_hgrn', 'fwd+bwd'):
-        'a token took two loads one after the other, 906 ns; Triton 3.9 makes one wait of them',
-}
-# the constants of a machine (an H100's, or that of the GPU named) that points set: the value, by (kernel, pass), and how
+# the constants of an H100 that points set: the value, by (kernel, pass), and how
 SET_BY: dict[str, tuple[float, tuple[tuple[str, str], ...], str]] = {
     'dram': (730, (('fused_recurrent_hgrn', 'fwd'),),
              '460 ns a token at every length: one load from DRAM, and 78 cycles of arithmetic; a GH200 has 690 cycles idle'),
-    'dram_bandwidth': (2.8e12, (
-        ('layer_norm', 'fwd'), ('_selective_scan_update_kernel (SSU)', 'decode'), ('chunk_linear_attn', 'fwd'),
-    ), 'rows of 16 KB and more stream at 3.0 TB/s, tiles and updates in place at 2.5 to 2.8'),
+    'dram_bandwidth': (2.8e12, (('_selective_scan_update_kernel (SSU)', 'decode'), ('chunk_linear_attn', 'fwd')),
+                       'tiles and updates in place at 2.5 to 2.8'),
     'launch_seconds': (1.5e-6, (('_selective_scan_update_kernel (SSU)', 'decode'),), '2.16 us for a kernel of 0.7'),
     'clock': (1.755e9, (('_selective_scan_update_kernel (SSU)', 'decode'),), 'issue bounds it at 256 to 1024 heads'),
-    'A100 80GB.dram_bandwidth': (1.67e12, (('layer_norm', 'fwd'),), 'rows of 64 KB'),
-}
-# the model's name of each GPU; an H800 is an H100 with slower links to others
-GPUS = {
-    'H100 80GB HBM3': 'H100', 'H800': 'H100', 'H200': 'H200', 'A100-SXM4-80GB': 'A100 80GB',
 }
 
 
 @dataclass(frozen=True)
 class Point:
+    """A timing on an H100, or an H800, which is one with slower links to others."""
+
     source: str
     gpu: str
     version: str
@@ -46,19 +35,12 @@ class Point:
     ms: float
 
     @property
-    def machine(self) -> str:
-        return GPUS[self.gpu]
-
-    @property
     def group(self) -> str:
-        """`fitted`, `left out`, or `other code`."""
-        if (self.kernel, self.direction) in OTHER_CODE:
-            return 'other code'
         return 'left out' if self.kernel in LEFT_OUT else 'fitted'
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The numbers of a shape such as `B2_T16384_H16_D128`, `M4096_N_128` or `EB8 headdim64`."""
+        """The numbers of a shape such as `B2_T16384_H16_D128` or `EB8 headdim64`."""
         return {name: int(number) for name, number in re.findall(r'(BLOCK_M|[A-Za-z]+)_?(\d+)', self.shape)}
 
     @property

@@ -14,7 +14,7 @@ from offgpu.predict.machine import Machine
 from offgpu.predict.runs import Runs
 from offgpu.predict.times import Prediction, predict
 
-KEPT = Path(__file__).parents[2] / 'build' / 'calibration'
+KEPT = Path('build', 'walks')
 # whoever changes them walks again
 CODE = [Path(module.__file__) for module in (integers, needed, runs, warp) if module.__file__]
 
@@ -24,22 +24,16 @@ def key(launch: Launch) -> str:
     other = launch.other or launch
     about = (
         launch.grid, launch.num_warps, launch.shared, sorted(launch.scalars.items()), other.grid,
-        sorted(other.scalars.items()),
-        [(a.name, a.kind) for a in launch.arguments],
+        sorted(other.scalars.items()), [(a.name, a.kind) for a in launch.arguments],
     )
     assert launch.binary is not None, launch.kernel
     return hashlib.sha256(launch.binary + repr(about).encode()).hexdigest()[:32]
 
 
-class NotKeptError(Exception):
-    """A walk or a tuned configuration that is not kept, where only what is kept is wanted."""
-
-
 class Walks:
-    """`predict` with the walks of a folder, or with these alone; those of changed code are not found."""
+    """`predict` with the walks of a folder; those of changed code are not found."""
 
-    def __init__(self, folder: Path, alone: bool = False) -> None:
-        self.alone = alone
+    def __init__(self, folder: Path) -> None:
         code = hashlib.sha256(b''.join(path.read_bytes() for path in CODE)).hexdigest()[:8]
         self.folder = folder / f'walks-{code}'
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -50,8 +44,6 @@ class Walks:
         path, walks = self.folder / key(launch), Runs(launch)
         if path.exists():
             launch.program, walks.bases, walks.known, walks.notes = pickle.loads(zlib.decompress(path.read_bytes()))
-        elif self.alone:
-            raise NotKeptError(f'no walk of {launch.kernel}')
         before = len(walks.known)
         prediction = predict(launch, machine, seen, walks)
         if len(walks.known) > before:
