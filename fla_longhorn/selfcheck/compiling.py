@@ -99,7 +99,7 @@ def compile_configurations(self: Autotuner, *args: Any, **kwargs: Any) -> None:
 
 
 @contextmanager
-def only_compiling(claims: Path) -> Iterator[None]:
+def only_compiling(claims: Path | None) -> Iterator[None]:
     """Launches compile, unless another process has a file in `claims` for the kernel and its arguments."""
     run = JITFunction.run
 
@@ -119,7 +119,7 @@ def only_compiling(claims: Path) -> Iterator[None]:
         for kind in (Autotuner, *Autotuner.__subclasses__()):
             stack.enter_context(mock.patch.object(kind, 'run', compile_configurations))
         stack.enter_context(knobs.runtime.scope())
-        knobs.runtime.jit_cache_hook = is_claimed
+        knobs.runtime.jit_cache_hook = claims and is_claimed
         yield
 
 
