@@ -7,10 +7,9 @@ COMMANDS = {
     'traffic': 'benchmarks.kernels.traffic',
     'decoding': 'benchmarks.kernels.decoding', 'waits': 'benchmarks.waits', 'memory': 'benchmarks.memory',
     'recompute': 'benchmarks.recompute',
-    'passes': 'benchmarks.passes',
     'predict': 'benchmarks.predict.command:benchmarks.predict.run',
     'layers': 'benchmarks.predict.command:benchmarks.predict.layers',
-    'calibrate': 'benchmarks.calibration.run', 'all': 'benchmarks.all',
+    'calibrate': 'benchmarks.calibration.run', 'gpu': 'benchmarks.gpu.run',
     'report': 'benchmarks.report.page', 'pictures': 'benchmarks.report.pictures',
 }
 

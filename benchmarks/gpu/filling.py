@@ -11,8 +11,10 @@ counts what is compiled: 0.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,17 +23,24 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
+
+from triton import knobs
+from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu import kit
 
 TARGET = 'sm_90'
-# not the tests, whose calls need values, nor the tuner and Inductor, whose kernels are not known before
-STAGES = ('checks', 'loops', 'passes', 'steps', 'learning')
+# but the tests, whose calls need values
+STAGES = ('loops', 'passes', 'checks', 'steps', 'learning', 'tuning')
 LAUNCHER = 'launcher'
 
 
@@ -45,8 +54,6 @@ def compile_share(stages: list[str], folder: str, claims: str | None) -> tuple[C
 
     counts: Counter[str] = Counter()
     errors: dict[str, str] = {}
-    from triton import knobs
-
     knobs.cache.dir = folder
     knobs.compilation.store_binary_only = True
     # before fla is imported, which asks for the device
@@ -54,7 +61,6 @@ def compile_share(stages: list[str], folder: str, claims: str | None) -> tuple[C
         import torch
 
         from benchmarks.operators import LonghornKernels, operator
-        from fla_longhorn.selfcheck.compiling import only_compiling
 
         # fla's tiles by the memory of the device that is announced
         operator('gla', 'chunk_gla')
@@ -69,14 +75,50 @@ def compile_share(stages: list[str], folder: str, claims: str | None) -> tuple[C
         with only_compiling(claims and Path(claims)), LonghornKernels(), on_device:
             for stage in stages:
                 module, started, before = importlib.import_module(f'benchmarks.gpu.{stage}'), time.time(), counts.total()
-                for item in module.items(torch.device('meta')):
+                for item in module.items('meta'):
                     try:
-                        [*module.run(item, torch.device('meta'))]
+                        [*module.run(item, 'meta')]
                     # what fails here fails there: the rest is compiled
                     except Exception:
                         errors[f'{stage}: {item}'] = traceback.format_exc()
                 print(f'{stage}: {counts.total() - before} compiled in {time.time() - started:.0f} s', flush=True)
     return +counts, errors
+
+
+def compile_configurations(self: Autotuner, *args: Any, **kwargs: Any) -> None:
+    """All among which an autotuner chooses; it times them when it launches one."""
+    self.nargs = dict(zip(self.arg_names, args, strict=False))
+    for config in self.prune_configs(kwargs):
+        # the errors that an autotuner passes over
+        with suppress(OutOfResources, CompileTimeAssertionFailure, PTXASError):
+            self.fn.run(*args, **kwargs, **config.all_kwargs())
+        # what wraps the autotuner reads this attribute
+        self.best_config = config
+
+
+@contextmanager
+def only_compiling(claims: Path | None) -> Iterator[None]:
+    """Launches compile, unless another process has a file in `claims` for the kernel and its arguments."""
+    run = JITFunction.run
+
+    def is_claimed(*, key: str, fn: Any, **_: Any) -> bool:
+        name = hashlib.sha256(f'{fn.module} {fn.name} {key}'.encode()).hexdigest()
+        try:
+            os.close(os.open(claims / name, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return True
+        return False
+
+    def compile_one(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(JITFunction, 'run', compile_one))
+        for kind in (Autotuner, *Autotuner.__subclasses__()):
+            stack.enter_context(mock.patch.object(kind, 'run', compile_configurations))
+        stack.enter_context(knobs.runtime.scope())
+        knobs.runtime.jit_cache_hook = claims and is_claimed
+        yield
 
 
 @contextmanager

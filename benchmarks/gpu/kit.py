@@ -27,7 +27,8 @@ def pack(cache: Path, folder: Path, about: dict) -> int:
     for old in folder.iterdir():
         old.unlink()
     wheels = [f'{name}=={version(name)}' for name in PACKAGES]
-    subprocess.run([sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--dest', str(folder), *wheels], check=True)
+    download = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--dest', str(folder)]
+    subprocess.run([*download, *wheels], check=True)
     with lzma.open(folder / CACHE, 'wb', preset=6) as stream, tarfile.open(fileobj=stream, mode='w') as archive:
         # files that resemble each other lie side by side
         for path in sorted(cache.glob('*/*'), key=lambda path: (path.suffix, path.name, path.parent.name)):
@@ -60,7 +61,7 @@ def unpack(kit: Path) -> dict[str, str]:
         done.touch()
     about, here = json.loads((kit / ABOUT).read_text()), made_with()
     if about['triton_key'] != here['triton_key']:
-        print(f"the kit is for Triton {about['triton']} of another build than {here['triton']} here: all is compiled", flush=True)
+        print(f"the kit is for another build of Triton ({about['triton']}) than {here['triton']}: all is compiled", flush=True)
     return {'TRITON_CACHE_DIR': str(cache), 'PYTHONPATH': str(site)}
 
 

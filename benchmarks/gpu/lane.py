@@ -12,12 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 # of what a process printed, kept for the error of an item that ends it
-LAST_LINES = 30
+LAST_LINES, LONGEST_LINE = 30, 1000
 # imports, and the collection of tests
 STARTING_SECONDS = 120.0
 # an item that never begins would be started for ever
@@ -34,11 +35,11 @@ class Lane:
     def start(self, ended: set[str]) -> None:
         read, write = os.pipe()
         plan = {
-            'module': self.stage.module, 'device': self.device, 'share': [self.index, self.stage.lanes], 'ended': sorted(ended),
-            'rows': write,
+            'module': self.stage.module, 'device': self.device, 'share': [self.index, self.stage.lanes],
+            'ended': sorted(ended), 'rows': write,
         }
         path = os.pathsep.join(filter(None, [
-            *self.environment.get('PYTHONPATH', '').split(os.pathsep), str(ROOT), os.environ.get('PYTHONPATH', ''),
+            self.environment.get('PYTHONPATH'), str(ROOT), str(ROOT / 'packages' / 'offgpu'), os.environ.get('PYTHONPATH'),
         ]))
         self.starts += 1
         self.item: str | None = None
@@ -56,7 +57,7 @@ class Lane:
             stream.write(json.dumps(plan))
         self.readers = [
             threading.Thread(target=self.read_rows, args=[os.fdopen(read, encoding='utf-8')], daemon=True),
-            threading.Thread(target=self.printed.extend, args=[self.process.stdout], daemon=True),
+            threading.Thread(target=self.read_printed, args=[self.process.stdout], daemon=True),
         ]
         for reader in self.readers:
             reader.start()
@@ -67,6 +68,10 @@ class Lane:
                 # one that was killed while it wrote
                 if line.endswith('\n'):
                     self.records.put(json.loads(line))
+
+    def read_printed(self, lines: Any) -> None:
+        for line in lines:
+            self.printed.append(line[:LONGEST_LINE])
 
     def take(self) -> Iterator[dict]:
         """Records of items that have ended."""
@@ -110,8 +115,6 @@ class Lane:
         return ({'item': self.item} if self.item else {'start': self.index}) | {'error': error, 'seconds': round(seconds, 1)}
 
     def kill(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()

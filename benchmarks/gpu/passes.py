@@ -53,11 +53,11 @@ def make_plan() -> dict[str, Call]:
 PLAN = make_plan()
 
 
-def items(device: torch.device) -> list[str]:
+def items(device: str) -> list[str]:
     return [*PLAN]
 
 
-def make_call(call: Call, device: torch.device) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
+def make_call(call: Call, device: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
     """A forward on random inputs and its leaves; without leaves, it has no backward."""
     B, T, K, V = call.B, call.T, call.K, call.V
 
@@ -99,7 +99,7 @@ def mamba_scan(draw: Callable[..., torch.Tensor], B: int, T: int, K: int, V: int
     return lambda: selective_scan_fn(*leaves, delta_softplus=True), leaves
 
 
-def run(item: str, device: torch.device) -> Iterator[dict]:
+def run(item: str, device: str) -> Iterator[dict]:
     """A row for the forward and one for the backward."""
     call = PLAN[item]
     forward, leaves = make_call(call, device)
@@ -117,27 +117,35 @@ def run(item: str, device: torch.device) -> Iterator[dict]:
     yield {'pass': 'bwd'} | measure(prepare(), device, prepare)
 
 
-def measure(call: Callable[[], object], device: torch.device, prepare: Callable[[], Callable] | None = None) -> dict:
-    """Milliseconds: median and quartiles of calls, `kernels_ms` of the device alone, `graph_ms` of a call in a CUDA graph.
+def measure(call: Callable[[], object], device: str, prepare: Callable[[], Callable] | None = None) -> dict:
+    """Milliseconds: `ms` of an eager call, `kernels_ms` of the device alone, `graph_ms` of a call in a CUDA graph.
 
     `prepare` makes the call anew in the stream that is captured.
     """
     call()
-    if device.type == 'meta':
-        return {}
-    from triton.testing import do_bench
-
-    row: dict = dict(zip(('ms', 'low', 'high'), do_bench(call, warmup=20, rep=100, quantiles=(0.5, 0.25, 0.75)), strict=True))
-    for name, timer in (('kernels_ms', kernels_ms), ('graph_ms', graph_ms)):
+    row: dict = {}
+    if device == 'meta':
+        return row
+    for name, timer in (('ms', eager_ms), ('kernels_ms', kernels_ms), ('graph_ms', graph_ms)):
         try:
-            row[name] = timer(call, prepare)
+            row[name] = timer(call, device if timer is eager_ms else prepare)
         except Exception as error:
-            # a profile or a capture may not be had; the eager time is
+            # a profile or a capture may not be had
             row[f'no {name}'] = describe_error(error)
     return row
 
 
+def eager_ms(call: Callable[[], object], device: str) -> float:
+    """The median between two events, with the L2 cache flushed before each call."""
+    if device == 'meta':
+        return 0.0
+    from triton.testing import do_bench
+
+    return do_bench(call, warmup=20, rep=100, return_mode='median')
+
+
 def kernels_ms(call: Callable[[], object], prepare: Callable | None) -> float:
+    """What the profiler sees of the device."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:

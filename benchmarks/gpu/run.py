@@ -57,7 +57,9 @@ STAGES = (
 class Run:
     """One call: the stages in turn, until all items have ended or the time is up."""
 
-    def __init__(self, stages: Sequence[Stage], results: Results, device: str, end: float, environment: dict[str, str]) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], results: Results, device: str, end: float, environment: dict[str, str],
+    ) -> None:
         self.stages, self.results, self.device, self.end = stages, results, device, end
         self.environment, self.watch = environment, Watch(device)
 
@@ -69,7 +71,7 @@ class Run:
                     spent = self.results.spent.get(stage.name, 0.0)
                     left = 60 * stage.minutes - spent if limited else float('inf')
                     if left > 0:
-                        self.run_stage(stage, min(self.end, time.monotonic() + left))
+                        self.run_stage(stage, time.monotonic() + left)
         self.watch.stop()
 
     def run_stage(self, stage: Stage, end: float) -> None:
@@ -78,7 +80,7 @@ class Run:
         try:
             for lane in lanes:
                 lane.start(self.results.ended[stage.name])
-            while lanes and time.monotonic() < end:
+            while lanes and time.monotonic() < min(end, self.end):
                 for lane in list(lanes):
                     for record in lane.take():
                         self.add(stage, record)

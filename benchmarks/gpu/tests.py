@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-import torch
 
 # what tells most of the kernels first
 PATHS = (
-    'tests/ops', 'tests/layers', 'tests/integration/test_packing.py', 'tests/models/test_generation.py', 'tests/models/test_capture.py',
-    'tests/models/test_causal_lm.py', 'tests/models/test_cache.py', 'tests/models/test_gate.py', 'tests/torch_compile/test_layer.py',
+    'tests/ops', 'tests/layers', 'tests/integration/test_packing.py', 'tests/models/test_generation.py',
+    'tests/models/test_capture.py', 'tests/models/test_causal_lm.py', 'tests/models/test_cache.py',
+    'tests/models/test_gate.py', 'tests/torch_compile/test_layer.py',
 )
 
 
@@ -48,12 +48,13 @@ class Collector:
         self.names = [item.nodeid for item in session.items]
 
 
-def arguments(device: torch.device) -> list[str]:
+def arguments(device: str) -> list[str]:
     found = [path for path in PATHS if os.path.exists(path)]
-    return [*found, '-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', '-p', 'no:timeout', '-m', 'not slow', '--device', str(device)]
+    plugins = ('-p', 'no:cacheprovider', '-p', 'no:xdist', '-p', 'no:timeout')
+    return [*found, '-q', *plugins, '-m', 'not slow', '--device', device]
 
 
-def items(device: torch.device) -> list[str]:
+def items(device: str) -> list[str]:
     collector = Collector()
     pytest.main([*arguments(device), '--collect-only'], [collector])
     return ones_first(collector.names)
@@ -70,6 +71,6 @@ def ones_first(names: list[str]) -> list[str]:
     return [name for _, name in sorted(zip(turns, names, strict=True), key=lambda pair: pair[0])]
 
 
-def run_all(items: list[str], device: torch.device, tell: Callable[[dict], None], compiled: list[str]) -> None:
+def run_all(items: list[str], device: str, tell: Callable[[dict], None], compiled: list[str]) -> None:
     if items:
         pytest.main(arguments(device), [Reporter(items, tell, compiled)])

@@ -9,8 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-
-import torch
+from types import ModuleType
 
 
 def compilations() -> list[str]:
@@ -29,7 +28,7 @@ def compilations() -> list[str]:
 
 def work(plan: dict, tell: Callable[[dict], None]) -> None:
     """Run the items of `plan`'s share that have not ended."""
-    module, device = importlib.import_module(plan['module']), torch.device(plan['device'])
+    module, device = importlib.import_module(plan['module']), plan['device']
     (index, shares), ended, compiled = plan['share'], {*plan['ended']}, compilations()
     mine = [item for item in module.items(device)[index::shares] if item not in ended]
     if hasattr(module, 'run_all'):
@@ -41,7 +40,7 @@ def work(plan: dict, tell: Callable[[dict], None]) -> None:
     tell({'done': True})
 
 
-def outcome(module, item: str, device: torch.device, compiled: list[str]) -> dict:
+def outcome(module: ModuleType, item: str, device: str, compiled: list[str]) -> dict:
     """The record of one item: its rows, or its rows up to an error."""
     started, record = time.perf_counter(), {'item': item, 'rows': []}
     compiled.clear()

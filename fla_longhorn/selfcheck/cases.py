@@ -35,8 +35,8 @@ CASES = {
     'long, packed': case(H=1, K=8, V=32, state_v_first=True).packed(515, 7, 700),
 }
 QUICK = (
-    'as in the model', 'scalar beta', 'doubled steps', 'gate per head', 'gate per channel', 'packed', 'gate per channel, packed',
-    'odd sizes, strided', 'long',
+    'as in the model', 'scalar beta', 'doubled steps', 'gate per head', 'gate per channel', 'packed',
+    'gate per channel, packed', 'odd sizes, strided', 'long',
 )
 # longest call of longhorn_state_update, which is for decoding
 UPDATE_TOKENS = 4
