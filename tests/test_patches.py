@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fla_kit.changes import Changes
 from fla_longhorn.patches import apply
+from fla_longhorn.patches.changes import Changes
 from tests import forks
 
 # everything that fla's modules and classes, fla's registry and transformers' Auto classes hold
