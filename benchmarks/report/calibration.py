@@ -45,7 +45,7 @@ def draw(report: dict, path: str) -> None:
 
 INTRODUCTION = """## How far predicted times are off
 
-`python -m benchmarks calibrate`. {points} timings that others published ([sources](../benchmarks/calibration/README.md))
+`python -m benchmarks calibrate`. {points} timings that others published ([sources](../../benchmarks/calibration/README.md))
 beside what is predicted for the same calls. Constants of the model were set by the points called fitted alone. "Other code"
 compiles to something else today than what was timed. {missing} points are not predicted; the file says why.
 Made with {versions}; commit {commit}."""
