@@ -121,7 +121,10 @@ def passes(measured: dict, predicted: dict) -> str:
     both = {(row['pass'][:-4], row['K']): 0.0 for row in measured['rows']}
     for row in measured['rows']:
         both[row['pass'][:-4], row['K']] += row['ms']
-    ratios = ' and '.join(f'{both["diagonal", K] / both["exact", K]:.1f} (K = {K})' for K in (16, 64))
+    ratios = ' and '.join(
+        f'{both["diagonal", K] / both["exact", K]:.1f} (K = {K}: {both["diagonal", K]:.2f} and {both["exact", K]:.2f} ms)'
+        for K in (16, 64)
+    )
     text = MEASURED.format(
         shape=shape, ratios=ratios, place=place(measured), machine=measured_on(measured['machine']),
         triton=predicted['machine']['versions']['triton'],
