@@ -1,4 +1,4 @@
-"""`docs/results.md` and `docs/cards.md`, from the JSON files in `benchmarks/results/`.
+"""`results.md` and `cards.md` of the notebook, from the JSON files in `benchmarks/results/`.
 
     python -m benchmarks report [--check]
 
@@ -22,13 +22,13 @@ from benchmarks.report.serving import arrivals, serving_parts
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md'
-CARDS = ROOT / 'docs' / 'cards.md'
+RESULTS, NOTEBOOK = ROOT / 'benchmarks' / 'results', ROOT / 'lab' / 'notebook'
+PAGE, CARDS = NOTEBOOK / 'results.md', NOTEBOOK / 'cards.md'
 HEADER = """# Results
 
-`python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). They hold much
-more: all shapes, dtypes and batches, quartiles, instruction counts, and what was left out and why. What is not in them was not
-measured.
+`python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../../benchmarks/results). They
+hold much more: all shapes, dtypes and batches, quartiles, instruction counts, and what was left out and why. What is not in
+them was not measured.
 """
 NO_GPU = '\n**On a GPU a few passes of the kernels have been timed, no whole model.**\n'
 # channels of the paper's 120M layer
@@ -99,7 +99,7 @@ def body(sections: Sequence[Section], results: Path, linked: str) -> str:
 
 def page() -> str:
     others = gpu_sections()
-    return '\n'.join([HEADER if others else HEADER + NO_GPU, body([*others, *SECTIONS], RESULTS, '../benchmarks/results')])
+    return '\n'.join([HEADER if others else HEADER + NO_GPU, body([*others, *SECTIONS], RESULTS, '../../benchmarks/results')])
 
 
 def pages() -> dict[Path, str]:

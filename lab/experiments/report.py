@@ -1,4 +1,4 @@
-"""The experiments' page, `docs/experiments.md`, from the JSON files in `lab/experiments/results/`.
+"""The experiments' page, `lab/notebook/experiments.md`, from the JSON files in `lab/experiments/results/`.
 
     python -m lab.experiments report [--check]
 
@@ -20,12 +20,12 @@ from lab.experiments.recall import best_runs
 from lab.experiments.sections import heading, options, predictions, shares, spread
 from lab.experiments.synthetic import describe_task
 
-RESULTS, PAGE = ROOT / 'lab' / 'experiments' / 'results', ROOT / 'docs' / 'lab.experiments.md'
+RESULTS, PAGE = ROOT / 'lab' / 'experiments' / 'results', ROOT / 'lab' / 'notebook' / 'experiments.md'
 HEADER = """# The paper's experiments, at a small size
 
 `python -m lab.experiments report` writes this page from the files in [`lab/experiments/results`](../experiments/results).
-[choose.md](choose.md) says what follows from them, [paper.md](paper.md) which experiment of the paper is which command. The
-runs took {hours:.0f} hours of one or two processor cores, in part beside other work.
+[choose.md](../../docs/choose.md) says what follows from them, [paper.md](paper.md) which experiment of the paper is which
+command. The runs took {hours:.0f} hours of one or two processor cores, in part beside other work.
 
 Not run: of Fig. 4's smallest column two of four rates, most models of width 128 and most with 128 tokens; recall by state size
 with 512 tokens, but at K = 128; MAD at its own size; language models above
