@@ -7,7 +7,6 @@ COMMANDS = {
     'decoding': 'benchmarks.kernels.decoding', 'host': 'benchmarks.host', 'memory': 'benchmarks.memory',
     'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
     'gpu': 'benchmarks.gpu.run',
-    'report': 'benchmarks.report.page', 'pictures': 'benchmarks.report.pictures',
 }
 
 if __name__ == '__main__':
