@@ -17,7 +17,7 @@ from tests import forks
 ROOT = forks.ROOT
 DOCS = ROOT / 'docs'
 PAGES = sorted(path.name for path in DOCS.glob('*.md'))
-# run by a test of their own, scale.md by tests/distributed and vision.md by tests/contrib/timm
+# run by a test of their own, scale.md by tests/distributed and vision.md by packages/extras/tests/timm
 ELSEWHERE = ('README.md', 'evaluate.md', 'flame.md', 'scale.md', 'train.md', 'vision.md')
 TEXTS = [path.relative_to(ROOT).as_posix() for path in (
     ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'CHANGELOG.md', *sorted(DOCS.glob('*.md')),

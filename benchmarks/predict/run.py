@@ -1,9 +1,6 @@
 """Predicted times of the kernels on a GPU, without one, what their cycles go to, and how far off they may be.
 
     python -m benchmarks predict [--pass diagonal_fwd ...] [--K 16 ...] [--shape 8,2048,4096 ...] [--gpu H100] [--json FILE]
-    python -m benchmarks predict --tuned tuned.json
-
-The second predicts the passes that `python -m fla_longhorn.tune` timed, with the package's launch parameters, and prints both.
 
 The launches are those of the wrappers, compiled for the GPU; `offgpu/predict` times them. The constants of its model are in
 its `machine.py`; `--set dram=700` changes one. A row's error bar is that of published timings of kernels like it
@@ -111,26 +108,6 @@ def plan(options: argparse.Namespace) -> list[tuple[str, str, Shape, bool]]:
     return rows
 
 
-def read_tuned(path: str, gpu: str | None) -> dict[tuple[str, str, Shape, bool], float]:
-    """Milliseconds of a training step's passes with the package's launch parameters, by `plan`'s (GPU, pass, shape, plain)."""
-    content = json.loads(Path(path).read_text())
-    card = content['made_with']['card']['name']
-    gpu = gpu or max((name for name in MACHINES if all(word in card for word in name.split())), key=len, default=card)
-    measured: dict[tuple[str, str, Shape, bool], float] = {}
-    for row in content['measured']:
-        call = row['call']
-        if row['changes']:
-            continue
-        if call['dtype'] != 'bfloat16' or call['scalar_beta']:
-            raise ValueError(f'--tuned must hold calls in bfloat16 with a step per channel, as predicted; got {call}')
-        name = f'{"exact" if call["exact"] else "diagonal"}_{"fwd" if row["pass"] == "forward" else "bwd"}'
-        # heads are rows to the kernels
-        key = (gpu, name, Shape(call['B'] * call['H'], call['T'], call['V'], call['K']), False)
-        # the pass is timed for each of its kernels
-        measured[key] = min(row['ms'], measured.get(key, row['ms']))
-    return measured
-
-
 def shape_argument(text: str) -> tuple[int, ...]:
     shape = tuple(int(x) for x in text.split(','))
     if len(shape) != 3 or min(shape) < 1:
@@ -159,7 +136,6 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--gpu', help=', '.join(MACHINES))
     parser.add_argument('--plain', action='store_true', help='without z, D and logits of beta')
     parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
-    parser.add_argument('--tuned', metavar='FILE', help='what fla_longhorn.tune wrote: predicts the passes that it timed')
     parser.add_argument('--json', metavar='FILE', help='file for the rows; its rows of this commit are kept')
     options = parser.parse_args(args)
     report = {'machine': describe_machine(), 'rows': []}
@@ -167,8 +143,7 @@ def main(args: list[str] | None = None) -> int:
     calibration = json.loads(CALIBRATION.read_text())['rows']
     walks, tuning = Walks(KEPT), Tuning(KEPT)
     done = {(r['gpu'], r['pass'], Shape(*(r[n] for n in 'BTVK')), r['plain']) for r in report['rows']}
-    measured = read_tuned(options.tuned, options.gpu) if options.tuned else {}
-    for key in measured or plan(options):
+    for key in plan(options):
         if key in done:
             continue
         gpu, name, s, plain = key
@@ -181,9 +156,6 @@ def main(args: list[str] | None = None) -> int:
             print(describe_bounds(row), flush=True)
         else:
             raise ValueError(f'pass must be one of {sorted(PASSES)} for {gpu}, whose latencies are not known, got {name}')
-        if key in measured:
-            row['measured_ms'] = measured[key]
-            print(f'    measured {measured[key]:.4f} ms', flush=True)
         report['rows'].append(row)
         if options.json:
             write_report(with_error_bars(report, calibration), options.json)

@@ -1,4 +1,4 @@
-"""`docs/results.md`, `docs/cards.md` and the results in the README, from the JSON files in `benchmarks/results/`.
+"""`docs/results.md` and `docs/cards.md`, from the JSON files in `benchmarks/results/`.
 
     python -m benchmarks report [--check]
 
@@ -20,17 +20,11 @@ from benchmarks.report.memory import memory, recomputation
 from benchmarks.report.models import generation, models
 from benchmarks.report.predicted import gates, layers, passes, predicted
 from benchmarks.report.serving import arrivals, serving_parts
-from benchmarks.report.summary import replaced, summary
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
+RESULTS, PAGE = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md'
 CARDS = ROOT / 'docs' / 'cards.md'
-# the README quotes these
-FIGURES = {
-    'h200_passes': RESULTS / 'h200_passes.json', 'memory': RESULTS / 'memory.json',
-    'extrapolation_2M': ROOT / 'experiments' / 'results' / 'extrapolation_2M.json',
-}
 HEADER = """# Results
 
 `python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). They hold much
@@ -114,7 +108,7 @@ def page() -> str:
 
 def pages() -> dict[Path, str]:
     cards = cards_page(json.loads((RESULTS / 'cards.json').read_text()))
-    return {PAGE: page(), CARDS: cards, README: replaced(README.read_text(), summary(FIGURES, bool(gpu_sections())))}
+    return {PAGE: page(), CARDS: cards}
 
 
 def main_of(command: str, pages: Callable[[], dict[Path, str]], args: list[str] | None) -> int:

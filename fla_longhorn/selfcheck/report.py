@@ -10,7 +10,6 @@ import torch
 
 import fla_longhorn
 from fla_longhorn.ops.backend import select_backend
-from fla_longhorn.ops.triton import tuned
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
 from fla_longhorn.selfcheck.compare import BOUNDS, OUTPUTS, Result
 
@@ -25,8 +24,6 @@ def describe(device: torch.device) -> dict[str, str]:
     about.update({name: str(installed_version(name)) for name in REQUIREMENTS})
     if about['backend'] == 'numba':
         about['numba'] = package_version('numba')
-    if about['backend'] == 'triton':
-        about['launch parameters'] = f"those of {tuned.PATH}, else the rules'" if tuned.PATH else "the rules'"
     if device.type == 'cuda':
         about['runtime'] = f'HIP {torch.version.hip}' if torch.version.hip else f'CUDA {torch.version.cuda}'
         about['capability'] = '.'.join(map(str, torch.cuda.get_device_capability(device)))

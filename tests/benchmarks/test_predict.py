@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.predict.calls import Shape
 from benchmarks.predict.floors import floor_of, needed_bytes, scan_instructions
-from benchmarks.predict.run import machine_of, main, read_tuned
+from benchmarks.predict.run import machine_of, main
 from offgpu.predict.machine import h100
 from tests import forks
 
@@ -159,23 +159,3 @@ def test_the_command(tmp_path):
     assert row['ratio'] == pytest.approx(row['ms'] / max(row['dram_floor_ms'], row['issue_floor_ms']), rel=0.02)
     assert row['bytes'] > row['bytes_needed']
     assert forks.output(*command) == '' and json.loads(file.read_text())['rows'] == [row]
-
-
-def test_what_was_tuned(tmp_path):
-    """Each pass once, with its least time by the package's own parameters; heads are rows."""
-    call = {'B': 2, 'T': 64, 'H': 3, 'K': 16, 'V': 32, 'scalar_beta': False, 'exact': True, 'dtype': 'bfloat16'}
-    rows = [
-        {'rule': rule, 'pass': step, 'changes': changes, 'ms': ms, 'call': call} for rule, step, changes, ms in (
-            ('gram', 'forward', {}, 2.0), ('gram', 'forward', {'num_warps': 2}, 1.0), ('o', 'forward', {}, 1.5),
-            ('replay', 'backward', {}, 4.0),
-        )
-    ]
-    file = tmp_path / 'tuned.json'
-    file.write_text(json.dumps({'made_with': {'card': {'name': 'NVIDIA A100-SXM4-80GB'}}, 'measured': rows}))
-    shape = Shape(6, 64, 32, 16)
-    want = {('A100 80GB', name, shape, False): ms for name, ms in (('exact_fwd', 1.5), ('exact_bwd', 4.0))}
-    assert read_tuned(str(file), None) == want
-    call['dtype'] = 'float32'
-    file.write_text(json.dumps({'made_with': {'card': {'name': 'H100'}}, 'measured': rows}))
-    with pytest.raises(ValueError, match='--tuned must hold calls in bfloat16'):
-        read_tuned(str(file), None)

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from triton import knobs
 
 from benchmarks.operators import LonghornKernels
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.selfcheck.case import Case
 from fla_longhorn.selfcheck.compiling import compile_share, run_model
-from fla_longhorn.tune import Call, neighbours, rules_of, run_all
 from offgpu.launches import rehearsal
 
 META = torch.device('meta')
@@ -112,18 +109,3 @@ def test_processes_share_the_work(tmp_path):
         with compiled() as names:
             launch_both()
         assert not launches[2:] and {x.kernel for x in launches} == {'tuned', 'plain'} and not names
-
-
-@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
-def test_what_is_tuned_is_compiled_before(exact, tmp_path):
-    """With the rules' choice and each neighbour, which a card may refuse; nothing is launched."""
-    case = Case(B=8, T=2048, H=1, V=256, dtype=torch.bfloat16, sigmoid=True, final_state=False)
-    make = partial(Call, case, exact, META)
-    with rehearsal('sm_89', 'launch') as launches, LonghornKernels():
-        rules = {}
-        with compiled() as names:
-            compile_share(tmp_path, lambda: (rules.update({x.name: x.config for x in rules_of(make())}), run_all(make)))
-    # time is cut, which takes kernels of its own
-    assert not launches and len(rules) == 6
-    for name, config in rules.items():
-        assert any(neighbours(name, config)) and names.count(name.removesuffix(' states')) > 1, name

@@ -17,6 +17,7 @@ from triton.compiler.compiler import max_shared_mem
 from benchmarks.kernels.launches import CALLS, main, run_call
 from fla_longhorn.ops.triton.device import make_card
 from fla_longhorn.ops.triton.exact import configs
+from fla_longhorn.ops.triton.launch import LaunchKey
 from offgpu.absent_device import DEVICES
 from offgpu.launches import rehearsal, spread
 
@@ -48,9 +49,10 @@ def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
 def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
     """Triton 3.6 on Hopper; `python -m tests.ptx` with that version finds what would be read too early."""
     monkeypatch.setattr(configs, 'ASYNC_COPIES', False)
+    cards = {target: make_card(device.target, device.properties) for target, device in DEVICES.items()}
     stages = {
-        (target, K): configs.for_products(K, 64, 'bf16', make_card(device.target, device.properties)).num_stages
-        for target, device in DEVICES.items() for K in (16, 32, 64, 128)
+        (target, K): configs.for_products(LaunchKey(K, 64, 'bf16', card), False).num_stages
+        for target, card in cards.items() for K in (16, 32, 64, 128)
     }
     assert [stages['sm_90', K] for K in (16, 32, 64, 128)] == [1, None, 1, 1]
     # no warp groups before, and none at K = 16 after

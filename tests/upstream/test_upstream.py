@@ -18,7 +18,7 @@ from tests.upstream.tree import Report, make_tree, write_patch
 
 WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
 DEVICES = ['cpu', pytest.param('cuda', marks=[pytest.mark.slow, pytest.mark.compiler, WITH_CUDA])]
-BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_plugins')
+BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_cpu')
 IMPORT_ALL = '''
 import importlib, sys
 for name in sys.argv[1:]:
@@ -70,7 +70,7 @@ def test_code_is_not_edited(folder, report):
     assert edited == {'fla/models/longhorn/__init__.py', 'fla/models/longhorn/cache.py'}
     # PyTorch's namespace of the operators, and the formats of files
     assert {path for path, _ in report.named} == {
-        'fla/models/longhorn/state_files.py', 'fla/ops/longhorn/operator.py', 'fla/ops/longhorn/triton/tuned.py',
+        'fla/models/longhorn/state_files.py', 'fla/ops/longhorn/operator.py',
     }
 
 

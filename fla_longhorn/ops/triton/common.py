@@ -15,6 +15,7 @@ from triton.runtime.errors import OutOfResources
 
 from fla_longhorn.ops.arguments import Arguments, StepOptions
 from fla_longhorn.ops.triton.device import Card, card_of, custom_device_ctx
+from fla_longhorn.ops.triton.launch import LaunchKey
 
 INTERPRETING = tl.constexpr(knobs.runtime.interpret)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -155,10 +156,9 @@ def operand_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, card: C
     return 'tf32' if card.backend == 'cuda' else 'ieee'
 
 
-def launch_key(args: Arguments) -> tuple[int, int, str, Card]:
-    """What launch parameters depend on: K, V, the precision of products and the card."""
+def launch_key(args: Arguments) -> LaunchKey:
     card = card_of(args.q.device)
-    return args.k.shape[-1], args.v.shape[-1], operand_precision(args.q, args.k, args.v, card), card
+    return LaunchKey(args.k.shape[-1], args.v.shape[-1], operand_precision(args.q, args.k, args.v, card), card)
 
 
 @contextmanager
@@ -168,10 +168,11 @@ def launching(args: Arguments) -> Iterator[None]:
         try:
             yield
         except OutOfResources as error:
-            K, _, _, card = launch_key(args)
+            key = launch_key(args)
             raise ValueError(
-                f'K = {K} in {args.q.dtype}, exact={args.exact}, requires {error.required} of {error.name} on {card.name}, '
-                f'which has {error.limit}; use a smaller K, another dtype, or FLA_LONGHORN_BACKEND=torch, which is slower',
+                f'K = {key.K} in {args.q.dtype}, exact={args.exact}, requires {error.required} of {error.name} on '
+                f'{key.card.name}, which has {error.limit}; use a smaller K, another dtype, or FLA_LONGHORN_BACKEND=torch, '
+                'which is slower',
             ) from error
 
 

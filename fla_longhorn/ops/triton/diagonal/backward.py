@@ -275,7 +275,7 @@ def longhorn_bwd_segments(
     B, T, H, K, V = args.sizes
     N, interval = args.num_sequences, checkpoint_interval(K)
     scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
-    KP, config, reduce = padded_state_size(K), for_backward(*launch_key(args)), for_reduce(*launch_key(args))
+    KP, config, reduce = padded_state_size(K), for_backward(launch_key(args)), for_reduce(launch_key(args))
     kernel, reduce_kernel = longhorn_bwd_kernel, longhorn_reduce_kernel
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
@@ -317,7 +317,7 @@ def longhorn_diagonal_bwd(
     do, strides['S_DO'] = with_token_stride(do)
 
     # twice as many segments as programs: backward runs two in turn, and the summaries' programs fit twice as often
-    L = segments.segment_length(args, parallel, for_backward(*launch_key(args)).BV, rounds=2)
+    L = segments.segment_length(args, parallel, for_backward(launch_key(args)).BV, rounds=2)
     rows = prepare_rows(args, squares=L <= T)
     if L <= T:
         decay, local = segments.summarize_segments(rows, args, do, L=L)

@@ -101,7 +101,7 @@ def longhorn_prepare_kernel(
 
 def prepare_rows(args: Arguments, *, squares: bool) -> torch.Tensor:
     """Float32 rows `[H, B * T, R]` of keys and queries: the kernels load them wide and without conversions."""
-    q, k, kernel, config = args.q, args.k, longhorn_prepare_kernel, for_prepare(*launch_key(args))
+    q, k, kernel, config = args.q, args.k, longhorn_prepare_kernel, for_prepare(launch_key(args))
     B, T, H, K = q.shape
     BK = padded_state_size(K)
     R = (3 if squares else 2) * BK + 4

@@ -8,8 +8,7 @@ import triton
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
-from fla_longhorn.ops.triton.device import Card
-from fla_longhorn.ops.triton.launch import LaunchConfig, launch_rule
+from fla_longhorn.ops.triton.launch import LaunchConfig, LaunchKey
 
 # programs of 32 channels that a multiprocessor should hold: two for each of its four schedulers
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -53,50 +52,43 @@ class EntriesConfig(LaunchConfig):
     BS: int
 
 
-@launch_rule('longhorn_prepare_kernel')
-def for_prepare(K: int, V: int, precision: str, card: Card) -> TokensConfig:
-    return TokensConfig(max(1024 // padded_state_size(K), 4), num_warps=4)
+def for_prepare(key: LaunchKey) -> TokensConfig:
+    return TokensConfig(max(1024 // padded_state_size(key.K), 4), num_warps=4)
 
 
-@launch_rule('longhorn_fwd_kernel')
-def for_forward(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
+def for_forward(key: LaunchKey) -> DiagonalConfig:
     """At most 64 state entries a thread, which leaves registers for the rest.
 
     Two channels a thread share the loads of keys and queries, where their states fit. From K = 65 on, a warp has fewer
     channels than threads, and several threads share the entries of a channel.
     """
-    BK = padded_state_size(K)
-    BC = 2 if BK <= 32 and V > 32 else 1
+    BK = padded_state_size(key.K)
+    BC = 2 if BK <= 32 and key.V > 32 else 1
     return DiagonalConfig(BK, min(32 * BC, 2048 // BK), BC, U=4 if BK == 16 else 2, ROWS={16: 1, 32: 2}.get(BK, 4))
 
 
-@launch_rule('longhorn_bwd_kernel')
-def for_backward(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
+def for_backward(key: LaunchKey) -> DiagonalConfig:
     """By blocks of 16 entries of K: a channel a thread, so that nothing waits for another warp."""
     return DiagonalConfig(16, 32)
 
 
-@launch_rule('longhorn_reduce_kernel')
-def for_reduce(K: int, V: int, precision: str, card: Card) -> TokensConfig:
-    return TokensConfig(max(512 // padded_state_size(K), 2), num_warps=2)
+def for_reduce(key: LaunchKey) -> TokensConfig:
+    return TokensConfig(max(512 // padded_state_size(key.K), 2), num_warps=2)
 
 
-@launch_rule('longhorn_segment_kernel')
-def for_segments(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
+def for_segments(key: LaunchKey) -> DiagonalConfig:
     """Blocks as in backward."""
-    few = card.registers // (32 * RESIDENT_PROGRAMS) if card.backend == 'cuda' else None
+    few = key.card.registers // (32 * RESIDENT_PROGRAMS) if key.card.backend == 'cuda' else None
     return DiagonalConfig(16, 32, maxnreg=few)
 
 
-@launch_rule('longhorn_combine_kernel')
-def for_combine(K: int, V: int, precision: str, card: Card) -> EntriesConfig:
+def for_combine(key: LaunchKey) -> EntriesConfig:
     return EntriesConfig(128)
 
 
-@launch_rule('longhorn_step_kernel')
-def for_step(K: int, V: int, precision: str, card: Card) -> DiagonalConfig:
-    BK = padded_state_size(K)
-    return DiagonalConfig(BK, max(min(triton.next_power_of_2(V), 1024 // BK), 16))
+def for_step(key: LaunchKey) -> DiagonalConfig:
+    BK = padded_state_size(key.K)
+    return DiagonalConfig(BK, max(min(triton.next_power_of_2(key.V), 1024 // BK), 16))
 
 
 def slice_length(length: int, K: int, is_varlen: bool) -> int:

@@ -262,7 +262,7 @@ def longhorn_diagonal_fwd(
     args, strides = strided_inputs(args, ('v', 'z', 'g'))
     B, T, H, K, V = args.sizes
     N, v, beta, g, cu_seqlens = args.num_sequences, args.v, args.beta, args.g, args.cu_seqlens
-    kernel, config = longhorn_fwd_kernel, for_forward(*launch_key(args))
+    kernel, config = longhorn_fwd_kernel, for_forward(launch_key(args))
     rows, L = prepare_rows(args, squares=False), segments.segment_length(args, parallel, config.BV)
     h0 = args.initial_state if pool is None else pool.states
     if L <= T:

@@ -231,7 +231,7 @@ def summarize_segments(
     N = args.cu_seqlens.shape[0] - 1 if args.cu_seqlens is not None else B
     S = num_checkpoints(B, T, N, L, is_varlen)
     decay, local = (x.new_empty((S, *args.state_shape[1:]), dtype=torch.float32) for _ in range(2))
-    kernel, config = longhorn_segment_kernel, for_segments(*launch_key(args))
+    kernel, config = longhorn_segment_kernel, for_segments(launch_key(args))
     grid = (S * H * triton.cdiv(K, config.BK) * triton.cdiv(V, config.BV),)
     kernel[grid](
         rows, x, beta, z, g, decay, local, args.cu_seqlens, T, B * T, N, L, H=H, K=K, V=V, S_X=s_x, S_Z=s_z,
@@ -257,7 +257,7 @@ def combine_segments(
     With `pool`, `start` is a pool that holds them in these rows.
     """
     bounds = torch.empty_like(decay)
-    kernel, config, (_, T, H, K, V) = longhorn_combine_kernel, for_combine(*launch_key(args)), args.sizes
+    kernel, config, (_, T, H, K, V) = longhorn_combine_kernel, for_combine(launch_key(args)), args.sizes
     KV = K * V
     kernel[(args.num_sequences * H * triton.cdiv(KV, config.BS),)](
         decay, local, start, bounds, args.cu_seqlens, T, L, H=H, KV=KV, REVERSE=reverse, **config.of(kernel),

@@ -87,7 +87,7 @@ def longhorn_diagonal_step(args: Arguments, ht: torch.Tensor | None, pool: Pool 
     q, k, v, beta, g = args.q, args.k, args.v, args.beta, args.g
     h0 = args.initial_state if pool is None else pool.states
     o = torch.empty(B, 1, H, V, dtype=v.dtype, device=v.device)
-    kernel, config = longhorn_step_kernel, for_step(*launch_key(args))
+    kernel, config = longhorn_step_kernel, for_step(launch_key(args))
     kernel[(B * H * triton.cdiv(V, config.BV),)](
         q, k, v, beta, args.D, args.z, g, o, h0, ht, args.scale, q.stride(0), q.stride(2), q.stride(3), k.stride(0),
         k.stride(2), k.stride(3), strides['S_V'], strides['S_Z'], None if g is None else strides['S_G'], H=H, K=K, V=V,

@@ -321,12 +321,12 @@ def chunk_longhorn_exact_bwd(
     dht = None if dht is None else dht.contiguous()
     B, T, H, K, V = args.sizes
     N = args.num_sequences
-    about, interval = launch_key(args), checkpoint_interval(K)
-    precision = about[2]
+    key, interval = launch_key(args), checkpoint_interval(K)
+    precision = key.precision
     span, parts = span_size(K, precision, gated), state_parts(K, precision, gated)
     scalar_beta, has_cs = beta.dim() == 3, stores_cs(args.step_options)
     dtype = operand_dtype(precision)
-    gram, a = chunk_longhorn_exact_gram(args, strides, about, scale)
+    gram, a = chunk_longhorn_exact_gram(args, strides, key, scale)
 
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
@@ -343,19 +343,19 @@ def chunk_longhorn_exact_bwd(
     hs, dhs = (q.new_empty((slots, H, parts, V, K), dtype=dtype) for _ in range(2))
     flags = {'OPTIONS': args.step_options, 'SCALAR_BETA': scalar_beta, 'SCALAR_G': is_scalar(g)}
 
-    kernel, config = chunk_longhorn_exact_bwd_kernel_replay, for_replay(*about)
+    kernel, config = chunk_longhorn_exact_bwd_kernel_replay, for_replay(key)
     kernel[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
         q, k, v, beta, D, z, g, do, gram, a, states, us, cs, hs, ps, dD, dy, dz, cu_seqlens, scale, T, N, H=H, K=K, V=V,
         **strides, S_DO=s_do, INTERVAL=interval, SPAN=span, PARTS=parts, DOT=precision, **flags, **config.of(kernel), **FUSED,
     )
     s_v, strides = strides['S_V'], {name: strides[name] for name in ('S_Q', 'S_K', 'S_B', 'S_G')} | {'S_DY': s_dy}
-    kernel, config = chunk_longhorn_exact_bwd_kernel, for_backward(*about)
+    kernel, config = chunk_longhorn_exact_bwd_kernel, for_backward(key)
     kernel[(H * N * triton.cdiv(V, config.BV),)](
         dy, dht, q, k, v if gated else None, beta, D, g, gram, a, cs if has_cs else us, hs if gated else None, ps, ws,
         dhs, dv, dbeta, dg, dh0, cu_seqlens, scale, T,
         H=H, K=K, V=V, S_V=s_v, **strides, SPAN=span, PARTS=parts, DOT=precision, STATE_V_FIRST=args.state_v_first, **flags,
         **config.of(kernel), **FUSED,
     )
-    dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, g, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, about, flags, strides)
+    dq, dk = chunk_longhorn_exact_bwd_qk(q, k, beta, g, dy, us, ws, hs, dhs, dbeta, cu_seqlens, scale, key, flags, strides)
     dD = None if D is None or dD is None else dD.sum(0).to(D.dtype)
     return (dq, dk, dv, dbeta, dh0, dD, dz) if g is None else (dq, dk, dv, dbeta, dh0, dD, dz, of_gate(dg, g))

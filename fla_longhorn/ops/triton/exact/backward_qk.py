@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fla_longhorn.ops.triton.common import FUSED, LOG2E, given, norm_slope, step_factors
-from fla_longhorn.ops.triton.device import Card
 from fla_longhorn.ops.triton.exact.common import head_and_index, product, rounded, split, split_product, tile_pointers
-from fla_longhorn.ops.triton.exact.configs import for_gated_products, for_products, state_parts
+from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
+from fla_longhorn.ops.triton.launch import LaunchKey
 from fla_longhorn.ops.triton.slots import locate_slot
 
 
@@ -177,14 +177,14 @@ def chunk_longhorn_exact_bwd_kernel_qk(
 
 def chunk_longhorn_exact_bwd_qk(
     q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None, dy: Tensor, us: Tensor, ws: Tensor, hs: Tensor, dhs: Tensor,
-    dbeta: Tensor, cu_seqlens: Tensor | None, scale: float, about: tuple[int, int, str, Card], flags: dict[str, Any],
+    dbeta: Tensor, cu_seqlens: Tensor | None, scale: float, key: LaunchKey, flags: dict[str, Any],
     strides: dict[str, int],
 ) -> tuple[Tensor, Tensor]:
     """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; store dbeta of a scalar step."""
     T, H, K = q.shape[1:]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    kernel, precision = chunk_longhorn_exact_bwd_kernel_qk, about[2]
-    config = for_products(*about) if g is None else for_gated_products(*about)
+    kernel, precision = chunk_longhorn_exact_bwd_kernel_qk, key.precision
+    config = for_products(key, g is not None)
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
     kernel[(H * hs.shape[0], triton.cdiv(K, config.BK))](
         q, k, beta, g, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],

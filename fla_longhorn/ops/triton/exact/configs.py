@@ -1,4 +1,4 @@
-"""Launch parameters of the exact update's kernels: one function per kernel, of K, V, the products' precision and the card.
+"""Launch parameters of the exact update's kernels: one function per kernel.
 
 Where no other reason is given, the choice has the least predicted time on an H100 (`python -m benchmarks predict`).
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 from fla_longhorn.ops.triton.device import ASYNC_COPIES, Card
-from fla_longhorn.ops.triton.launch import LaunchConfig, launch_rule
+from fla_longhorn.ops.triton.launch import LaunchConfig, LaunchKey
 
 # tokens in a chunk: the substitution takes (CHUNK_SIZE - 1) / 2 FMA per token and channel; 32 rows do not fit in registers
 CHUNK_SIZE = 16
@@ -79,23 +79,23 @@ def copies_ahead(card: Card) -> bool:
     return ASYNC_COPIES and card.backend == 'cuda' and not card.tensor_memory
 
 
-def state_block(K: int, precision: str, card: Card) -> ExactConfig:
+def state_block(key: LaunchKey) -> ExactConfig:
     """Parameters with which the state `[BV, BK]` fits in registers."""
-    BK = padded_state_size(K)
-    if precision == 'ieee' and BK >= 128:
+    BK, card = padded_state_size(key.K), key.card
+    if key.precision == 'ieee' and BK >= 128:
         # without tensor cores operands are in registers, so threads share columns. Slices of 64 entries with fewer channels
         # spill up to 460 instructions where these spill up to 10,000 (K = 256, sm_89), but the predicted time of a pass on an
         # H100 is 1.4 and 1.5 times as long at K = 128, and 0.9 and 1.4 times at K = 256 (forward, backward)
         return ExactConfig(BK, 8192 // BK if card.backend == 'hip' else 64, num_warps=8)
-    if precision == 'ieee' and BK == 64 and card.mma:
+    if key.precision == 'ieee' and BK == 64 and card.mma:
         # with 128 channels a program spills thousands of registers
         return ExactConfig(BK, 32, num_warps=4)
-    if precision == 'tf32' and BK == 128 and card.tensor_memory:
+    if key.precision == 'tf32' and BK == 128 and card.tensor_memory:
         # the state and float32 operands of a warp group do not fit in tensor memory
         return ExactConfig(BK, 64, num_warps=2)
-    if precision == 'tf32' and BK == 128 and card.shared_memory < WIDE_TF32:
+    if key.precision == 'tf32' and BK == 128 and card.shared_memory < WIDE_TF32:
         return ExactConfig(BK, 64, num_warps=4)
-    if precision == 'bf16' and BK in (64, 128) and not card.tensor_memory:
+    if key.precision == 'bf16' and BK in (64, 128) and not card.tensor_memory:
         # one warp needs no synchronisation; a warp group may hold the state in tensor memory. Slices take fewer registers
         # for operands; those of 32 would have v's shape, and so k's layout. Without warp groups, two stages fit.
         stages = 1 if BK == 64 and not ASYNC_COPIES else 3 if BK == 128 and copies_ahead(card) and card.warp_groups else 2
@@ -108,98 +108,82 @@ def state_block(K: int, precision: str, card: Card) -> ExactConfig:
     return ExactConfig(BK, BV, num_warps=num_warps)
 
 
-@launch_rule('chunk_longhorn_exact_kernel_gram')
-def for_gram(K: int, V: int, precision: str, card: Card) -> ExactConfig:
-    return ExactConfig(padded_state_size(K), 0)
+def for_gram(key: LaunchKey) -> ExactConfig:
+    return ExactConfig(padded_state_size(key.K), 0)
 
 
-@launch_rule('chunk_longhorn_exact_fwd_kernel_o')
-def for_forward(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+def for_forward(key: LaunchKey) -> ExactConfig:
     """At K = 16 a thread owns one column, because with two it has too few registers to prefetch."""
-    block = state_block(K, precision, card)
+    block = state_block(key)
     if block.BK == 16:
-        return replace(block, BV=32, PREFETCH=precision != 'ieee', ROWS=8 if precision == 'bf16' else 0)
+        return replace(block, BV=32, PREFETCH=key.precision != 'ieee', ROWS=8 if key.precision == 'bf16' else 0)
     if block.BK == 32:
-        return replace(block, PREFETCH=True, ROWS=4 if precision == 'bf16' else 0)
+        return replace(block, PREFETCH=True, ROWS=4 if key.precision == 'bf16' else 0)
     if block.num_warps == 1:
         # at K = 64 k is reloaded only if D or z need registers, at K = 128 v too; with three stages one program less fits
         return replace(block, RELOAD=True, ROWS=2 if block.BK == 64 else 0, STAGES=min(block.STAGES, 2))
     return block
 
 
-@launch_rule('chunk_longhorn_exact_fwd_kernel_o states')
-def for_states(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+def for_states(key: LaunchKey) -> ExactConfig:
     """The states-only pass of a split forward: more stages, because few warps are resident to hide the latency of copies.
 
     Its programs must be those of :func:`for_forward`: the same BV.
     """
-    config = for_forward(K, V, precision, card)
-    ahead = copies_ahead(card) and card.warp_groups and precision == 'bf16' and config.num_warps == 1
+    config = for_forward(key)
+    ahead = copies_ahead(key.card) and key.card.warp_groups and key.precision == 'bf16' and config.num_warps == 1
     return replace(config, STAGES=3) if ahead else config
 
 
-@launch_rule('chunk_longhorn_exact_bwd_kernel_replay')
-def for_replay(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+def for_replay(key: LaunchKey) -> ExactConfig:
     """The replay in backward; it prefetches nothing, so one warp has enough registers for K = 32."""
-    block = state_block(K, precision, card)
+    block = state_block(key)
     if block.BK == 32:
         # operands of float32 are in registers too, those of two warps
-        return block if precision == 'ieee' and card.mma else replace(block, num_warps=1)
+        return block if key.precision == 'ieee' and key.card.mma else replace(block, num_warps=1)
     # at K = 64 registers spill with asynchronous copies
     return replace(block, STAGES=1) if block.BK == 64 else block
 
 
-@launch_rule('chunk_longhorn_exact_bwd_kernel')
-def for_backward(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+def for_backward(key: LaunchKey) -> ExactConfig:
     """The state's gradient is in registers, in place of the state."""
-    block = state_block(K, precision, card)
-    if block.BK == 64 and not (precision == 'ieee' and card.mma):
+    block = state_block(key)
+    if block.BK == 64 and not (key.precision == 'ieee' and key.card.mma):
         # one warp has too few registers to prefetch
         block = replace(block, BV=128, num_warps=4, BS=64, STAGES=1)
-    if precision == 'bf16' and block.BK == 128 and card.tensor_memory:
+    if key.precision == 'bf16' and block.BK == 128 and key.card.tensor_memory:
         # the sums of two warp groups take twice the tensor memory that there is
         return replace(block, BV=64, num_warps=4)
-    if precision == 'bf16' and block.BK == 256 and card.name == 'sm_80':
+    if key.precision == 'bf16' and block.BK == 256 and key.card.name == 'sm_80':
         # left alone, the assembler gives it 32 registers, and 4,723 instructions spill; with these 417 do
         return replace(block, maxnreg=255)
-    if precision != 'bf16' or block.BK > 64:
+    if key.precision != 'bf16' or block.BK > 64:
         return block
     # copies of G and A: their loads from L2 would share a scoreboard with the next chunk's, and wait for DRAM
-    stages = 2 if block.BK <= 32 and copies_ahead(card) else block.STAGES
+    stages = 2 if block.BK <= 32 and copies_ahead(key.card) else block.STAGES
     BV = 32 if block.BK == 16 else block.BV
     return replace(block, BV=BV, PREFETCH=True, ROWS={16: 6, 32: 4, 64: 0}[block.BK], STAGES=stages)
 
 
-@launch_rule('chunk_longhorn_exact_bwd_kernel_qk')
-def for_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+def for_products(key: LaunchKey, gated: bool) -> ExactConfig:
     """Five sums, `[BT, BK]` and `[BT, BT]`, fit in registers, together with operands that are there."""
-    return products_of(K, precision, card, span_size(K, precision))
-
-
-def for_gated_products(K: int, V: int, precision: str, card: Card) -> ExactConfig:
-    """With spans of one chunk; no rule of its own, because only calls without a gate are timed to choose parameters."""
-    return products_of(K, precision, card, span_size(K, precision, True))
-
-
-def products_of(K: int, precision: str, card: Card, BT: int) -> ExactConfig:
-    BK = min(padded_state_size(K), 64)
+    BK, BT, card = min(padded_state_size(key.K), 64), span_size(key.K, key.precision, gated), key.card
     if BK < BT and card.tensor_memory:
         # four warps would hold the sums in tensor memory, and move them for every block of channels
         return ExactConfig(BK, 32, BT=BT, num_warps=2)
     # wider float32 operands do not fit in shared memory, nor operands of a warp's products in registers
-    narrow = precision == 'ieee' or BT == 64 and (card.mma or precision == 'tf32')
+    narrow = key.precision == 'ieee' or BT == 64 and (card.mma or key.precision == 'tf32')
     # a warp group reads operands from shared memory, without the fence that Triton up to 3.6 lacks
     stages = 1 if BT == 64 and not card.mma and not ASYNC_COPIES else None
     return ExactConfig(BK, 32 if narrow else 64, BT=BT, num_warps=max(BK, BT) // 16, num_stages=stages)
 
 
-@launch_rule('fused_recurrent_longhorn_exact_fwd_kernel')
-def for_recurrent(K: int, V: int, precision: str, card: Card) -> ExactConfig:
+def for_recurrent(key: LaunchKey) -> ExactConfig:
     """A thread owns all K entries of its channels, so that sums over K, in `ROWS` chains, need no exchange; 256 take two."""
-    BK = padded_state_size(K)
+    BK = padded_state_size(key.K)
     if BK == 256:
         # left alone, the assembler gives it 32 registers
-        return ExactConfig(BK, 32, num_warps=2, maxnreg=255 if card.backend == 'cuda' else None)
+        return ExactConfig(BK, 32, num_warps=2, maxnreg=255 if key.card.backend == 'cuda' else None)
     # one stage is predicted to take 2.9 times as long at K = 16 and 1.2 times at 64 for 64 tokens of 8 sequences; at 32 and
     # 128 three gain less than the error of predictions
     return ExactConfig(BK, 64 if BK <= 32 else 32, ROWS=BK // 16, STAGES=3 if BK in (16, 64) else 1)

@@ -279,12 +279,12 @@ def chunk_longhorn_exact_fwd(
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
     x, strides = strided_inputs(args)
-    about, interval, N = launch_key(x), checkpoint_interval(K), x.num_sequences
-    gram, a = chunk_longhorn_exact_gram(x, strides, about)
+    key, interval, N = launch_key(x), checkpoint_interval(K), x.num_sequences
+    gram, a = chunk_longhorn_exact_gram(x, strides, key)
     h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row write nothing
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
-    kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_forward(*about)
+    kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_forward(key)
     blocks = H * triton.cdiv(V, config.BV)
     passes = [dict(config.of(kernel), OUTPUT=True, BY_INTERVAL=False, programs=N)]
     if is_split(N * blocks * config.num_warps, T, interval, x.q.device):
@@ -292,13 +292,13 @@ def chunk_longhorn_exact_fwd(
         if states is None:
             states = x.q.new_empty((slots, H, K, V), dtype=torch.float32)
         passes = [
-            dict(for_states(*about).of(kernel), OUTPUT=False, BY_INTERVAL=False, programs=N),
+            dict(for_states(key).of(kernel), OUTPUT=False, BY_INTERVAL=False, programs=N),
             dict(config.of(kernel), OUTPUT=True, BY_INTERVAL=True, programs=slots),
         ]
     for form in passes:
         kernel[(form.pop('programs') * blocks,)](
             x.q, x.k, x.v, x.beta, x.D, x.z, x.g, gram, a, h0, o, ht, states, x.cu_seqlens, x.scale, T, N, H=H, K=K, V=V,
-            **strides, INTERVAL=interval, DOT=about[2], OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3,
+            **strides, INTERVAL=interval, DOT=key.precision, OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3,
             SCALAR_G=is_scalar(x.g), STATE_V_FIRST=x.state_v_first, **row_arguments(pool, H * K * V), **form, **FUSED,
         )
     return o

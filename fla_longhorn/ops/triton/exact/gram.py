@@ -9,9 +9,9 @@ import triton.language as tl
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.triton.common import FUSED, given
-from fla_longhorn.ops.triton.device import Card
 from fla_longhorn.ops.triton.exact.common import head_and_index, operand_dtype, product, rounded, tile_pointers
 from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE, for_gram
+from fla_longhorn.ops.triton.launch import LaunchKey
 from fla_longhorn.ops.triton.slots import locate_slot
 
 
@@ -63,12 +63,12 @@ def chunk_longhorn_exact_kernel_gram(
 
 
 def chunk_longhorn_exact_gram(
-    args: Arguments, strides: dict[str, int], about: tuple[int, int, str, Card], scale: float = 1.0,
+    args: Arguments, strides: dict[str, int], key: LaunchKey, scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `gram [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed."""
     q, k, cu_seqlens = args.q, args.k, args.cu_seqlens
     B, T, H, K = q.shape
-    N, kernel, config, precision = args.num_sequences, chunk_longhorn_exact_kernel_gram, for_gram(*about), about[2]
+    N, kernel, config, precision = args.num_sequences, chunk_longhorn_exact_kernel_gram, for_gram(key), key.precision
     slots = num_checkpoints(B, T, N, CHUNK_SIZE, cu_seqlens is not None)
     gram = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
     gated = args.g is not None

@@ -126,7 +126,7 @@ def fused_recurrent_longhorn_exact_fwd(
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
     x, strides = strided_inputs(args, ('q', 'k', 'v', 'z', 'g'))
-    kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(*launch_key(x))
+    kernel, config = fused_recurrent_longhorn_exact_fwd_kernel, for_recurrent(launch_key(x))
     h0 = x.initial_state if pool is None else pool.states
     o = x.v.new_empty(B, T, H, V)
     # the kernel says itself what is fused
