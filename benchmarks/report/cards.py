@@ -1,4 +1,4 @@
-"""The page on compiled kernels by card, `docs/cards.md`."""
+"""The page on compiled kernels by card, `lab/notebook/cards.md`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ these are the most that one requires, and the seconds of all. Other programs ran
 between seconds mean little.
 
 A first training step compiles one kernel after the other: the seconds of an update's last table.
-[`python -m fla_longhorn.selfcheck --compile-only`](evaluate.md#compile-the-kernels-before-a-job) does it beforehand, in
-several processes. Nine tenths of the time of `longhorn_bwd_kernel` (K = 16, sm_90, `MLIR_ENABLE_TIMING=1`) go to one pass of
-Triton, TritonGPUCoalesce, which visits for each access to memory all operations that it depends on or that depend on it. The
-kernel has many of both, because it unrolls four tokens; with fewer its sums over channels would not fill the tensor cores'
-tiles.
+[One step beforehand](../../docs/gpu.md#3-before-the-first-step) fills the cache. On the H200 [all rows of all
+operators together](results.md#passes-measured-on-nvidia-h200) had 100 seconds to compile, fla's autotuned kernels included:
+K = 128 was not ready by then. Nine tenths of the time of `longhorn_bwd_kernel` (K = 16, sm_90, `MLIR_ENABLE_TIMING=1`) go to
+one pass of Triton, TritonGPUCoalesce, which visits for each access to memory all operations that it depends on or that depend
+on it. The kernel has many of both, because it unrolls tokens.
 
 On GPUs before Ampere, such as the T4 (sm_75), a `ValueError` says that there are no kernels, and where a launch requires more
 memory than a card has on chip, how much.

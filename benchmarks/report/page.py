@@ -1,4 +1,4 @@
-"""`docs/results.md`, `docs/cards.md` and the results in the README, from the JSON files in `benchmarks/results/`.
+"""`results.md` and `cards.md` of the notebook, from the JSON files in `benchmarks/results/`.
 
     python -m benchmarks report [--check]
 
@@ -14,28 +14,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.report.calibration import calibrated
 from benchmarks.report.cards import cards_page
-from benchmarks.report.memory import memory, recomputation
+from benchmarks.report.memory import memory
 from benchmarks.report.models import generation, models
-from benchmarks.report.predicted import gates, layers, passes, predicted
+from benchmarks.report.predicted import calibrated, passes, predicted
 from benchmarks.report.serving import arrivals, serving_parts
-from benchmarks.report.summary import replaced, summary
 from benchmarks.report.tables import measured_on, milliseconds, place, table
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE, README = ROOT / 'benchmarks' / 'results', ROOT / 'docs' / 'results.md', ROOT / 'README.md'
-CARDS = ROOT / 'docs' / 'cards.md'
-# the README quotes these
-FIGURES = {
-    'h200_passes': RESULTS / 'h200_passes.json', 'memory': RESULTS / 'memory.json',
-    'extrapolation_2M': ROOT / 'experiments' / 'results' / 'extrapolation_2M.json',
-}
+RESULTS, NOTEBOOK = ROOT / 'benchmarks' / 'results', ROOT / 'lab' / 'notebook'
+PAGE, CARDS = NOTEBOOK / 'results.md', NOTEBOOK / 'cards.md'
 HEADER = """# Results
 
-`python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../benchmarks/results). They hold much
-more: all shapes, dtypes and batches, quartiles, instruction counts, and what was left out and why. What is not in them was not
-measured.
+`python -m benchmarks report` writes this page from the files in [`benchmarks/results`](../../benchmarks/results). They
+hold much more: all shapes, dtypes and batches, quartiles, instruction counts, and what was left out and why. What is not in
+them was not measured.
 """
 NO_GPU = '\n**On a GPU a few passes of the kernels have been timed, no whole model.**\n'
 # channels of the paper's 120M layer
@@ -71,12 +64,9 @@ SECTIONS: tuple[Section, ...] = (
     (('arrivals',), arrivals, None),
     (('serving_parts',), serving_parts, None),
     (('memory',), memory, None),
-    (('recompute', 'layers'), recomputation, None),
-    (('h200_passes', 'predicted'), passes, None),
+    (('h200_passes',), passes, None),
     (('predicted',), predicted, None),
-    (('predicted',), gates, None),
-    (('layers',), layers, None),
-    (('calibration',), calibrated, 'calibration'),
+    (('calibration', 'h200_passes'), calibrated, None),
 )
 
 
@@ -109,12 +99,12 @@ def body(sections: Sequence[Section], results: Path, linked: str) -> str:
 
 def page() -> str:
     others = gpu_sections()
-    return '\n'.join([HEADER if others else HEADER + NO_GPU, body([*others, *SECTIONS], RESULTS, '../benchmarks/results')])
+    return '\n'.join([HEADER if others else HEADER + NO_GPU, body([*others, *SECTIONS], RESULTS, '../../benchmarks/results')])
 
 
 def pages() -> dict[Path, str]:
-    cards = cards_page(json.loads((RESULTS / 'cards.json').read_text()))
-    return {PAGE: page(), CARDS: cards, README: replaced(README.read_text(), summary(FIGURES, bool(gpu_sections())))}
+    cards = cards_page(json.loads((RESULTS / 'kernels.json').read_text()))
+    return {PAGE: page(), CARDS: cards}
 
 
 def main_of(command: str, pages: Callable[[], dict[Path, str]], args: list[str] | None) -> int:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.ops import run as ops
-from benchmarks.report import calibration, plots
+from benchmarks.report import plots
 from benchmarks.report.page import RESULTS
 
 # the function that draws files by the end of their name
 DRAW: dict[str, Callable] = {
-    'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models, 'calibration': calibration.draw,
+    'ops': ops.draw, 'model': plots.draw_models, 'decode': plots.draw_models,
 }
 
 

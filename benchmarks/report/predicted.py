@@ -1,4 +1,4 @@
-"""The results page's section of predicted times."""
+"""The results page's sections on passes measured on a GPU, and on predicted times."""
 
 from __future__ import annotations
 
@@ -9,142 +9,97 @@ PASSES = {
     'exact_bwd': 'exact backward',
 }
 PEERS = ('chunk_gla', 'chunk_delta_rule', 'chunk_kda')
-GATES = {
-    'exact': 'exact', 'exact, gate per channel': 'exact_channel_gate', 'exact, gate per head': 'exact_head_gate',
-    'diagonal': 'diagonal', 'diagonal, gate per channel': 'diagonal_channel_gate',
-    'diagonal, gate per head': 'diagonal_head_gate', '`chunk_gated_delta_rule`': 'chunk_gated_delta_rule',
-    '`chunk_kda`': 'chunk_kda',
-}
-GATED = """## A gate, predicted
+MEASURED = """## Passes measured on {place}
 
-**Predicted: these are not measurements.** As above, with a float32 decay for each channel or head and its gradient. The bytes
-are those that all kernels of a pass move."""
+`python -m benchmarks passes`. {machine} {shape}, one head, bfloat16; Longhorn as the layer calls it, with z, D and
+logits of beta, `chunk_delta_rule` without.
+
+The diagonal form took {ratios} times the exact form's time, forward and backward.
+
+**Both rows of `chunk_delta_rule` are launch-bound**: what was timed is how long PyTorch takes to launch its kernels, so they
+can't be compared with Longhorn's rows, which are times of the GPU (the exact forward at K = 16 may wait for its launches too).
+
+The predictions are of this GPU and of this commit's code by Triton {triton}. The constants of the instruction cache were set
+by these rows: fitted to those of one K, they are off by {held_out} for the passes of the other."""
 INTRODUCTION = """## Times predicted without a GPU
 
 **Predicted: these are not measurements.** `python -m benchmarks predict` compiles the launches that a call makes, reads the
-machine code and simulates one multiprocessor. Milliseconds on an {gpu} for {shape}, one head, bfloat16; Longhorn as
-the layer calls it, with gate, skip and logits of beta, fla's operators without. "of the floor" is a multiple of what any
-implementation needs for its bytes or for the best known algorithm's instructions. Commit {commit}.
+machine code and simulates one multiprocessor. Milliseconds on an {gpu} for {shape}, one head, bfloat16, by Triton {triton};
+Longhorn as the layer calls it, with z, D and logits of beta, fla's operators without. Commit {commit}.
 
-± says within what nine of ten published timings of kernels like it are predicted ([below](#how-far-predicted-times-are-off)):
-{bars}."""
-MEASURED = """## Passes measured on {place}
+± says within what nine of ten timed calls with loops as long are predicted ([below](#how-far-predicted-times-are-off))."""
+CALIBRATED = """## How far predicted times are off
 
-`python -m benchmarks passes`. {machine} {shape}, one head, bfloat16; Longhorn as the layer calls it, with gate, skip and
-logits of beta, `chunk_delta_rule` without. Eager calls: a forward of less than half a millisecond may wait for its launches.
-The predictions are of another GPU, with as many multiprocessors and slower memory, and of code by Triton {triton}. **They are
-too low for each pass but one, by more than their error bars**; the worst is the diagonal backward at K = 64. In units of
-`chunk_delta_rule`'s forward and backward at K = 16, exact takes 0.86 (predicted: 1.01) and diagonal 1.90 (predicted: 1.76)."""
-KINDS = {'chunks': 'of matrix products of chunks', 'recurrences': 'of recurrences, which the diagonal form is'}
+`python -m benchmarks calibrate`. {points} timings that others published on an H100
+([sources](../packages/offgpu/offgpu/calibration/README.md)) beside what is predicted for the same calls. Constants of the
+model were set by the points called fitted alone. Made with {versions}; commit {commit}.
 
-
-LAYERS = """## A training step and a token of a layer, predicted
-
-**Predicted: these are not measurements.** `python -m benchmarks layers`: norm, layer and residual in bfloat16 on an {gpu}, all
-their kernels. Those by Triton are simulated (nine of ten published timings within {bars}). Matrix
-products take 780 TFLOPS or their bytes, PyTorch's other kernels their bytes, and each launch 1.5 us. Longhorn has K = 16,
-fla's layers their defaults with heads as in their papers. Nothing is fused by a compiler. The last column is one token
-through as many of each layer as Longhorn's model has.
-{mamba}
-{shapes}"""
-MAMBA = """
-Mamba and Mamba-2 are fla's layers with the Triton kernels of mamba_ssm {version}. Their convolution is fla's in Triton, as for
-the others, in place of causal_conv1d's in CUDA. Mamba's scan is CUDA, too: it counts with the least time for its bytes or its
-source's instructions, so its step is a lower bound, marked ≥ ({bounds}).
-"""
+Error bars: {bars}."""
 
 
 def time_of(row: dict | None) -> str:
-    return f'{row["ms"]:.2f} ± {row["within"]:.0%}' if row else ''
+    return f'{row["ms"]:.2f}' + (f' ± {row["within"]:.0%}' if 'within' in row else '') if row else ''
+
+
+def shape_of(row: dict) -> str:
+    return '`' + ' '.join(f'{name}={row[name]}' for name in 'BTV') + '`'
+
+
+def longest(row: dict) -> int:
+    return max((x for kernel in row['kernels'] for x in kernel['loops']), default=0)
+
+
+def passes(measured: dict) -> str:
+    """What was measured, and what is predicted for the code that ran."""
+    lines, both = [], {}
+    for row in measured['rows']:
+        own, spread = row['pass'] in PASSES, f'{row["ms_low"]:.2f} to {row["ms_high"]:.2f}'
+        name = PASSES[row['pass']] if own else f'`{row["pass"]}`, launch-bound'
+        lines.append([
+            name, row['K'], row['longest_loop'], f'{row["ms"]:.2f} ({spread})', f'{row["predicted_ms"]:.2f}',
+            f'{row["ms"] / row["predicted_ms"]:.2f}' if own else '', f'{row["without_fetch_ms"]:.2f}',
+        ])
+        both[row['pass'][:-4], row['K']] = both.get((row['pass'][:-4], row['K']), 0.0) + row['ms']
+    text = MEASURED.format(
+        shape=shape_of(measured['rows'][0]), place=place(measured), machine=measured_on(measured['machine']),
+        ratios=' and '.join(f'{both["diagonal", K] / both["exact", K]:.1f} (K = {K})' for K in (16, 64)),
+        triton=measured['machine']['versions']['triton'], held_out=measured['held_out'],
+    )
+    missing = '; '.join(f'{name}: {reason}' for name, reason in measured['not_run'].items())
+    columns = ['pass', 'K', 'longest loop', 'measured, ms (quartiles)', 'predicted, ms', 'measured / predicted',
+               'predicted without an instruction cache, ms']
+    return f'{text}\n\n{table(columns, lines)}\n\nNot measured: {missing}.'
 
 
 def predicted(report: dict) -> str:
-    """The first GPU and shape of the file: our passes, and fla's operators in the same direction beside them."""
-    first = {name: report['rows'][0][name] for name in ('gpu', 'B', 'T', 'V')}
-    rows = {(row['pass'], row['K']): row for row in report['rows'] if 'ms' in row and first.items() <= row.items()}
+    """Our passes, and fla's operators in the same direction beside them."""
+    rows = {(row['pass'], row['K']): row for row in report['rows']}
     lines = []
     for K in dict.fromkeys(K for _, K in rows):
         for name in (name for name in PASSES if (name, K) in rows):
             row, peers = rows[name, K], [rows.get((f'{peer}_{name.split("_")[1]}', K)) for peer in PEERS]
-            lines.append([PASSES[name], K, time_of(row), f'{row["ratio"]:.1f}', *map(time_of, peers)])
-    gpu, *sizes = first.values()
-    shape = '`' + ' '.join(f'{name}={x}' for name, x in zip('BTV', sizes, strict=True)) + '`'
-    bars = {row['like']: f'{row["points"]} timings {KINDS[row["like"]]}' for row in rows.values()}
-    text = INTRODUCTION.format(gpu=gpu, shape=shape, commit=report['machine']['commit'], bars=', '.join(bars.values()))
-    return text + '\n\n' + table(['pass', 'K', 'ms', 'of the floor', *(f'`{peer}`' for peer in PEERS)], lines)
-
-
-def gates(report: dict) -> str:
-    """Forward and backward of each update by gate, and fla's gated operators, by K: times, and bytes of all that is moved."""
-    first = {name: report['rows'][0][name] for name in ('gpu', 'B', 'T', 'V')}
-    rows = {(row['pass'], row['K']): row for row in report['rows'] if 'ms' in row and first.items() <= row.items()}
-    lines = []
-    for name, stem in GATES.items():
-        for K in sorted({K for key, K in rows if key == f'{stem}_fwd'}):
-            both = [rows[f'{stem}_{direction}', K] for direction in ('fwd', 'bwd')]
-            lines.append([name, K, *map(time_of, both), f'{sum(row["ms"] for row in both):.2f}',
-                          ' + '.join(f'{row["bytes"]:.1f}' for row in both)])
-    columns = ['operator', 'K', 'forward, ms', 'backward, ms', 'both', 'bytes a token and channel']
-    return GATED + '\n\n' + table(columns, lines)
-
-
-def passes(measured: dict, predicted: dict) -> str:
-    """What was measured, and what is predicted for the same passes on the GPU of the file of predictions."""
-    key = ('B', 'T', 'V', 'K', 'pass')
-    gpu, lines = predicted['rows'][0]['gpu'], []
-    ours = {tuple(row[x] for x in key): row for row in predicted['rows'] if 'ms' in row and row['gpu'] == gpu}
-    for row in measured['rows']:
-        other, spread = ours[tuple(row[x] for x in key)], f'{row["ms_low"]:.2f} to {row["ms_high"]:.2f}'
-        lines.append([
-            PASSES.get(row['pass'], f'`{row["pass"]}`'), row['K'], f'{row["ms"]:.2f} ({spread})', time_of(other),
-            f'{row["ms"] / other["ms"]:.2f}',
-        ])
-    shape = '`' + ' '.join(f'{name}={measured["rows"][0][name]}' for name in 'BTV') + '`'
-    text = MEASURED.format(
-        shape=shape, place=place(measured), machine=measured_on(measured['machine']),
-        triton=predicted['machine']['versions']['triton'],
+            lines.append([PASSES[name], K, longest(row), time_of(row), *map(time_of, peers)])
+    first = report['rows'][0]
+    text = INTRODUCTION.format(
+        gpu=first['gpu'], shape=shape_of(first), triton=first['triton'], commit=report['machine']['commit'],
     )
-    missing = '; '.join(f'{name}: {reason}' for name, reason in measured['not_run'].items())
-    columns = ['pass', 'K', 'measured, ms (quartiles)', f'predicted, ms ({gpu})', 'measured / predicted']
-    return f'{text}\n\n{table(columns, lines)}\n\nNot measured: {missing}.'
+    return text + '\n\n' + table(['pass', 'K', 'longest loop', 'ms', *(f'`{peer}`' for peer in PEERS)], lines)
 
 
-def standing(rows: dict[tuple[str, str, str], dict], model: str) -> str:
-    """A model's steps relative to that of the exact form, and the part of Longhorn's own kernels."""
-    exact, diagonal = 'Longhorn, exact', 'Longhorn, diagonal'
-    steps = {name: row['us'] for (size, name, what), row in rows.items() if (size, what) == (model, 'step')}
-    order = sorted((name for name in steps if 'recompute' not in name and name != exact), key=steps.__getitem__)
-    least = {name: '≥ ' if rows[model, name, 'step']['bounds_us'] else '' for name in order}
-    times = '; '.join(f'{name} {least[name]}{steps[name] / steps[exact]:.2f}' for name in order)
-    own = [f'{rows[model, name, "step"]["ours_us"] / steps[name]:.0%}' for name in (exact, diagonal)]
-    return (
-        f"- {model}: in units of the exact form's step, {times}. Longhorn's own kernels take {own[0]} of that step, "
-        f"{own[1]} of the diagonal form's."
+def calibrated(report: dict, measured: dict) -> str:
+    """Errors of each group of points and of each operator."""
+    from offgpu.calibration.errors import error_bars
+    lines = [
+        [name, e['points'], f'{e["geometric_mean"]:.2f}', *(f'{e[part]:.0%}' for part in ('median', 'nine_of_ten', 'largest'))]
+        for name, e in report['errors'].items()
+    ]
+    machine = report['machine']
+    versions = sorted({row['made_with'] for row in report['rows']}) + [f'triton {machine["versions"]["triton"]}']
+    bars = error_bars(report['rows'] + measured['rows'])
+    text = CALIBRATED.format(
+        points=len(report['rows']), versions=', '.join(versions), commit=machine['commit'],
+        bars=', '.join(f'{x["within"]:.0%} for loops {name} instructions ({x["points"]} timings)' for name, x in bars.items()),
     )
-
-
-def layers(report: dict) -> str:
-    """Each model's layers: a step in milliseconds, a token in microseconds, and their parts."""
-    rows = {(row['model'], row['layer'], row['pass']): row for row in report['rows']}
-    lines, bounds = [], []
-    for model, name in dict.fromkeys((model, name) for model, name, _ in rows if 'recompute' not in name):
-        step, token = (rows.get((model, name, what)) for what in ('step', 'token'))
-        line = [model, name, f'{(step or token)["parameters"] / 1e6:.1f}', *([''] * 5)]
-        if step:
-            line[3:6] = [f'{step[part] / 1e3:.2f}' if step[part] else '' for part in ('us', 'ours_us', 'products_us')]
-            if step['bounds_us']:
-                line[3] = f'≥ {line[3]}'
-                bounds.append(f'{step["bounds_us"] / 1e3:.2f} ms of it at {model}')
-        if token:
-            line[6:] = [f'{token["us"]:.0f}', f'{token["us"] * token["layers"] / 1e3:.2f}']
-        lines.append(line)
-    bars = ', '.join(f'{bar["within"]:.0%} for {kind}' for kind, bar in report['bars'].items())
-    shapes = '\n'.join(dict.fromkeys(
-        f'- {row["model"]}: {row["layers"]} layers of width {row["width"]}, a step of {row["B"]} x {row["T"]} tokens, '
-        f'a token of each of {row["sequences"]} sequences' for row in report['rows']
-    ))
-    mamba = MAMBA.format(version=report['machine']['versions']['mamba-ssm'], bounds=', '.join(bounds)) if bounds else ''
-    text = LAYERS.format(gpu=report['rows'][0]['gpu'], shapes=shapes, bars=bars, mamba=mamba)
-    columns = ['model', 'layer', 'parameters, M', 'step, ms', "Longhorn's kernels", 'products', 'token, us', 'all layers, ms']
-    places = '\n'.join(standing(rows, model) for model in dict.fromkeys(model for model, *_ in rows))
-    return '\n\n'.join([text, table(columns, lines), places])
+    return text + '\n\n' + table(
+        ['points', 'number', 'predicted / measured', 'median error', 'nine of ten within', 'largest'], lines,
+    )

@@ -4,8 +4,8 @@ import pytest
 import torch
 from triton.backends.compiler import GPUTarget
 
-from benchmarks.kernels.cards import training_call
 from benchmarks.kernels.launches import Call, rehearse, run_call
+from benchmarks.kernels.run import training_call
 from benchmarks.report.page import RESULTS, read
 from fla_longhorn.ops.triton.device import make_card
 from fla_longhorn.ops.triton.exact import forward
@@ -63,7 +63,7 @@ def test_warp_products_where_triton_has_no_others():
 def test_the_table_has_what_is_launched():
     """On each card and for each K that it has: a kernel that is new, renamed or no longer launched makes it stale."""
     wanted = {}
-    for row in read(RESULTS / 'cards.json')['rows']:
+    for row in read(RESULTS / 'kernels.json')['rows']:
         if 'error' in row:
             continue
         wanted.setdefault((row['target'], row['update'], row['K']), set()).add(row['kernel'])
