@@ -31,9 +31,9 @@ from fla_longhorn.ops.triton.exact.common import (
     padded,
     product,
     products_until,
+    reads,
     reverse_substitution,
     row,
-    split_product,
     store_tile,
     token_strides,
 )
@@ -173,7 +173,7 @@ def chunk_longhorn_exact_bwd_kernel(
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # X^T [BV, BT]
-            b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+            b_x = reads(b_dh, b_k, DOT, True)
             if SCALAR_G:
                 b_until = tl.load(p_gram + (BT + 1) * BT + o_t)
                 b_x *= tl.load(p_gram + (BT + 2) * BT + o_t)[None, :]

@@ -25,6 +25,7 @@ from fla_longhorn.ops.triton.exact.common import (
     padded,
     product,
     products_after,
+    reads,
     store_tile,
     token_strides,
 )
@@ -180,9 +181,9 @@ def chunk_longhorn_exact_fwd_kernel_o(
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # [BV, BT]
-            b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+            b_p = reads(b_h, b_k, DOT, False)
             if OUTPUT:
-                b_o = product(b_h, tl.trans(b_q), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+                b_o = reads(b_h, b_q, DOT, False)
             # after the products, so that tiles keep the layout of loads, in which a thread owns columns
             next_v = load_tile(v, S.v, i_x + BT, o_t, o_v, left - BT, V)
             next_beta = load_tile(beta, S.beta, i_x + BT, o_t, o_beta, left - BT, V)
