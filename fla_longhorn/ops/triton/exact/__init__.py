@@ -12,6 +12,6 @@ The forward is the chunkwise form of `forward.py` or the recurrence of `recurren
 - interval: tokens between the states that the forward saves; one program of `replay.py` recomputes an interval.
 - slot: the place of a chunk, a span or an interval in a buffer (`ops/checkpoints.py`).
 
-In kernels, G is the Gram matrix of a chunk's keys and g the gate; U are updates of the state, R residuals, E step sizes; X and W
-are to the gradients what R and U are to the values. A part is one of the two 16-bit numbers that hold a float32.
+In kernels, G is the Gram matrix of a chunk's keys and g the gate; U are updates of the state, R residuals, E step sizes; X, W
+are to the gradients what R, U are to the values. A part is one of the two 16-bit numbers that hold a float32.
 """
