@@ -19,10 +19,10 @@ instructions that store or load spilled registers; on AMD, the spilled registers
 these are the most that one requires, and the seconds of all. Other programs ran on the same machine: differences of a third
 between seconds mean little.
 
-A first training step compiles one kernel after the other: the seconds of an update's last table. Nine tenths of the time of `longhorn_bwd_kernel` (K = 16, sm_90, `MLIR_ENABLE_TIMING=1`) go to one pass of
-Triton, TritonGPUCoalesce, which visits for each access to memory all operations that it depends on or that depend on it. The
-kernel has many of both, because it unrolls four tokens; with fewer its sums over channels would not fill the tensor cores'
-tiles.
+A first training step compiles one kernel after the other: the seconds of an update's last table. Nine tenths of the time of
+`longhorn_bwd_kernel` (K = 16, sm_90, `MLIR_ENABLE_TIMING=1`) go to one pass of Triton, TritonGPUCoalesce, which visits for each
+access to memory all operations that it depends on or that depend on it. The kernel has many of both, because it unrolls four
+tokens; with fewer its sums over channels would not fill the tensor cores' tiles.
 
 On GPUs before Ampere, such as the T4 (sm_75), a `ValueError` says that there are no kernels, and where a launch requires more
 memory than a card has on chip, how much.

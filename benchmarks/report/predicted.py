@@ -33,8 +33,8 @@ implementation needs for its bytes or for the best known algorithm's instruction
 64: the simulation has no instruction cache, and on an H200 such passes took 1.2 to 2.2 times the prediction."""
 MEASURED = """## Passes measured on {place}
 
-`python -m benchmarks gpu --stages passes`, as it was then. {machine} {shape}, one head, bfloat16; Longhorn as the layer calls it, with z, D and
-logits of beta, `chunk_delta_rule` without.
+As `python -m benchmarks gpu --stages passes`, eager. {machine} {shape}, one head, bfloat16; Longhorn as
+the layer calls it, with z, D and logits of beta, `chunk_delta_rule` without.
 
 The diagonal form took {ratios} times the exact form's time, forward and backward.
 

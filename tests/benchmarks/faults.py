@@ -16,7 +16,8 @@ def planted_kernel(x):
 
 
 def items(device):
-    return {'waits': [f'waits {i}' for i in range(8)], 'compiles': ['compiles', 'works']}.get(os.environ.get('PLANTED'), [*FAULTS])
+    planted = {'waits': [f'waits {i}' for i in range(8)], 'compiles': ['compiles', 'works']}
+    return planted.get(os.environ.get('PLANTED'), [*FAULTS])
 
 
 def run(item, device):
