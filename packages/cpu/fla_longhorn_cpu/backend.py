@@ -126,7 +126,7 @@ def step(args: Arguments, states: torch.Tensor, where: np.ndarray) -> torch.Tens
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D, z (empty if the input is absent) and, if given, g, like each.
+    """Return the gradients of q, k, v, beta, initial_state, D, z and g, each like its input, or `None`.
 
     A block of `BG` channels writes its part of dq and dk, `KP` wide, which are added here. With `BG >= 2 * KP` channels in a
     block, the parts take no more memory than v.
@@ -149,9 +149,9 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     gate, dg = None, None
     if g is not None:
         gate, dg = (flat(g), g.dim() == 3), torch.empty((NG, *g.shape) if g.dim() == 3 else g.shape, **FLOAT32)
-    dh0 = torch.empty(0 if args.initial_state is None else (N, H, K, V), **FLOAT32)
-    dD = torch.zeros(0 if D is None else (N, H, V), **FLOAT32)
-    dz = torch.empty(0 if z is None else z.shape, dtype=dtype, device='cpu')
+    dh0: Any = torch.empty(0 if args.initial_state is None else (N, H, K, V), **FLOAT32)
+    dD: Any = torch.zeros(0 if D is None else (N, H, V), **FLOAT32)
+    dz: Any = torch.empty(0 if z is None else z.shape, dtype=dtype, device='cpu')
     launch(
         backward.backward, B * T * H * K * V, N * H * NG,
         flat(do, dtype), flat(k_first(dht, state_v_first)), flat(scaled(q, args.scale)), flat(k), flat(v, dtype),
@@ -164,16 +164,26 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq, dk = add_parts(dqk)[..., :K].unbind(-2)
     if is_scalar:
         dbeta = add_parts(dbeta)
-    dD = q.new_empty(0) if D is None else add_parts(dD).to(D.dtype)
-    dz = q.new_empty(0) if z is None else dz.to(z.dtype)
-    dh0 = q.new_empty(0) if args.initial_state is None else k_first(dh0, state_v_first).contiguous()
+    dD = None if D is None else add_parts(dD).to(D.dtype)
+    dz = None if z is None else dz.to(z.dtype)
+    dh0 = None if args.initial_state is None else k_first(dh0, state_v_first).contiguous()
     # copies, because dq and dk must not share memory
     dq = scaled(dq, args.scale)
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, q), (dk, k)))
-    gradients = dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz
-    if g is None or dg is None:
-        return gradients
-    return *gradients, (add_parts(dg) if g.dim() == 3 else dg).to(g.dtype)
+    of_g = None if g is None or dg is None else (add_parts(dg) if g.dim() == 3 else dg).to(g.dtype)
+    return dq, dk, dv.to(v.dtype), dbeta.to(beta.dtype), dh0, dD, dz, of_g
+
+
+def view_states(states: torch.Tensor, args: Arguments) -> torch.Tensor:
+    return states
+
+
+def forward_summary(args: Arguments) -> None:
+    return None
+
+
+def backward_summary(do: torch.Tensor, args: Arguments) -> None:
+    return None
 
 
 def common_dtype(*tensors) -> torch.dtype:
