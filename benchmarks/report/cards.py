@@ -11,7 +11,7 @@ CARDS = {
 HEADER = """# Kernels by card
 
 What Triton makes of the kernels of a training step, in bfloat16: B = {B}, T = {T}, one head of V = {V}, called as the
-layer does. `python -m benchmarks cards --json benchmarks/results/cards.json` compiles them without a GPU, and
+layer does. `python -m benchmarks kernels --json benchmarks/results/kernels.json` compiles them without a GPU, and
 `python -m benchmarks report` writes this page. Nothing here was run on a GPU.
 
 A cell has the shared memory of a block in KiB, spills, and the seconds of a processor that compiling takes. Spills are the

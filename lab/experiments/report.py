@@ -13,7 +13,6 @@ from pathlib import Path
 
 from benchmarks.report.page import ROOT, Section, body, main_of
 from benchmarks.report.tables import table
-from lab.experiments import state_size
 from lab.experiments.language_sections import extrapolation, language_modeling, state_dtypes
 from lab.experiments.mqar import DOUBLED, grid_cells
 from lab.experiments.recall import best_runs
@@ -49,8 +48,8 @@ def recall(report: dict) -> str:
     )).rstrip() + f'\n\n{RULE}\n{OLDER}\n\n' + recall_table(report)
 
 
-def recall_table(report: dict, **more: Callable[..., str]) -> str:
-    """A row for each combination of the setting's columns; `more` are functions of those, by the name of their column."""
+def recall_table(report: dict) -> str:
+    """A row for each combination of the setting's columns."""
     runs, names = report['runs'], [x for x in report['setting']['columns'] if x not in ('seed', 'learning_rate')]
     rates = sorted({run['cell']['learning_rate'] for run in runs})
 
@@ -66,11 +65,11 @@ def recall_table(report: dict, **more: Callable[..., str]) -> str:
     rate_of = {tuple(run['cell'][name] for name in names): run['cell']['learning_rate'] for run in best}
     rows = [
         [*key, *(shares(groups[key]) if key in groups else 'not run' for groups in at), rate_of[key], shares(result[key]),
-         len(result[key]), *(column(*key) for column in more.values())]
+         len(result[key])]
         for key in sorted(result, key=lambda key: key[::-1])
     ]
     columns = [*names, *(f'rate {rate}' for rate in rates), 'selected', 'recall at the selected rate', 'seeds']
-    return table([*columns, *more], rows)
+    return table(columns, rows)
 
 
 def recall_by_width(report: dict) -> str:
@@ -139,16 +138,10 @@ def ablations(*reports: dict) -> str:
 
 
 def by_state_size(report: dict) -> str:
-    """Recall of each state size, beside the operator's predicted time."""
-    def predicted(mixer: str, seq_len: int, num_pairs: int, K: int) -> str:
-        ms = state_size.predicted_ms(mixer, K)
-        return 'not predicted' if ms is None else f'{ms:.2f}'
-
+    """Recall of each state size."""
     return heading(report, (
-        f'{options(report)}. {report["setting"]["note"]} The times are forward and backward of the operator, '
-        f'for B = {state_size.B}, T = {state_size.T:,} and V = {state_size.V:,} in bfloat16 '
-        f'([how they are predicted](results.md)). No model of this size was timed.\n\n{RULE}\n\n'
-        + recall_table(report, **{f'predicted ms, {state_size.GPU}': predicted}) + '\n\n' + predictions(report['setting'])
+        f'{options(report)}. {report["setting"]["note"]}\n\n{RULE}\n\n{recall_table(report)}\n\n'
+        + predictions(report['setting'])
     ))
 
 

@@ -17,10 +17,7 @@ def figures(text: str) -> set[str]:
 
 
 def computed() -> set[str]:
-    """What stands on no page: sums of predicted passes of one long sequence, and sizes of states by the settings."""
-    rows = json.loads((ROOT / 'benchmarks/results/predicted.json').read_text())
-    long = [row for row in rows['rows'] if (row['B'], row['T'], row['K']) == (1, 131072, 16)]
-    sums = {f'{sum(x["ms"] for x in long if x["pass"].startswith(form)):.1f}' for form in ('exact', 'diagonal')}
+    """What stands on no page: sizes of states by the settings."""
     models = json.loads((ROOT / 'lab/experiments/settings/lm_2M.json').read_text())
     D, mamba = models['model']['hidden_size'], models['models']['Mamba-2']
     language = [2 * D * 16, mamba['num_heads'] * mamba['head_dim'] * mamba['state_size'], D // 2 * D, D * D]
@@ -28,7 +25,7 @@ def computed() -> set[str]:
     W, K = small['hidden_size'], small['state_size']
     anew = json.loads((ROOT / 'lab/experiments/settings/forgetting.json').read_text())['options']
     recall = [2 * W * K, W * W, W * 2 * W, 2 * anew['hidden_size'] * anew['state_size']]
-    return {*sums, f'{long[0]["T"]:,}', *(f'{x:,}' for x in language + recall)}
+    return {*(f'{x:,}' for x in language + recall)}
 
 
 def test_figures_are_those_of_the_pages():

@@ -54,8 +54,9 @@ class Machine:
     branch: int = 8
     # instruction fetch [T: eight passes on an H200]: lines of 8 instructions (128 bytes) in a scheduler's own cache, of which
     # the one used longest ago goes (bracket: 98 to 137, by loops of 779 that ran as predicted and of 1,098 that did not; 0:
-    # none misses), and cycles until one that is missing can issue (bracket: 28 to 36; 12 cycles a line on a port that the four
-    # schedulers share, two lines ahead, fit nearly as well)
+    # none misses), and cycles until one that is missing can issue (35 by the passes of K = 16 alone, 39 by those of K = 64;
+    # published kernels of more warps want less. 12 cycles a line on a port that the four schedulers share, two lines ahead,
+    # fit nearly as well)
     l0_lines: int = 112
     l0_miss: int = 32
 
