@@ -5,9 +5,8 @@ COMMANDS = {
     'arrivals': 'benchmarks.models.arrivals', 'serving-parts': 'benchmarks.models.serving_parts',
     'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'traffic': 'benchmarks.kernels.traffic',
     'decoding': 'benchmarks.kernels.decoding', 'host': 'benchmarks.host', 'memory': 'benchmarks.memory',
-    'passes': 'benchmarks.passes', 'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
-    'all': 'benchmarks.all',
-    'report': 'benchmarks.report.page', 'pictures': 'benchmarks.report.pictures',
+    'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
+    'gpu': 'benchmarks.gpu.run',
 }
 
 if __name__ == '__main__':

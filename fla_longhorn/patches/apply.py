@@ -38,7 +38,7 @@ def patch(**parts: bool) -> None:
 
     Args:
         parts (bool):
-            `names`, `attn_mode`, `packages`, `trainer`, `served` and `flash_attn`, described in `docs/patches.md`.
+            `names`, `attn_mode`, `packages`, `trainer`, `served` and `flash_attn`, described in `docs/swap.md`.
 
     Raises:
         ValueError: an unknown part.
