@@ -60,7 +60,8 @@ def compile_share(stages: list[str], folder: str, claims: str | None) -> tuple[C
     with announced(make_driver(TARGET, 'code')), launchers() as make_launcher:
         import torch
 
-        from benchmarks.operators import LonghornKernels, operator
+        from benchmarks.operators import LonghornKernels
+        from offgpu.calibration.calls import operator
 
         # fla's tiles by the memory of the device that is announced
         operator('gla', 'chunk_gla')
