@@ -11,7 +11,7 @@ ON_THE_CPU = {
     'packages/extras/tests/timm/test_example.py': 'the command takes the GPU where there is one',
     'packages/extras/tests/test_batch_invariant.py::test_attention_is_refused': 'refused before there is a tensor',
     'lab': 'the experiments themselves take a device',
-    'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
+    'tests/benchmarks': '`python -m benchmarks gpu` runs the benchmarks themselves on a device',
     **dict.fromkeys((f'tests/distributed/{name}' for name in (
         'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_exchange.py', 'test_parallel.py',
         'test_scale.py',

@@ -110,7 +110,7 @@ DISTRIBUTIONS = {
     'fla_longhorn_cpu': ('packages/cpu', ('fla_cpu', 'fla_kit', 'fla_longhorn_cpu'), ['fla_cpu/py.typed', 'fla_kit/py.typed']),
     'fla_longhorn_serving': ('packages/serving', ('fla_longhorn_serving',), []),
     'fla_longhorn_extras': ('packages/extras', ('fla_longhorn_extras',), ['fla_longhorn_extras/lm_eval/tasks/*']),
-    'offgpu': ('packages/offgpu', ('offgpu',), ['offgpu/predict/*.c', 'offgpu/pretend/csrc/*']),
+    'offgpu': ('packages/offgpu', ('offgpu',), ['offgpu/calibration/*.csv', 'offgpu/predict/*.c', 'offgpu/pretend/csrc/*']),
 }
 
 

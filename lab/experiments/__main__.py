@@ -3,8 +3,7 @@ from benchmarks.command import run
 
 COMMANDS = {
     name: f'lab.experiments.{name}' for name in (
-        'mqar', 'language_modeling', 'extrapolation', 'perplexity', 'plain', 'objectives', 'needle', 'state_dtypes', 'report',
-        'pictures',
+        'mqar', 'language_modeling', 'extrapolation', 'perplexity', 'plain', 'objectives', 'needle', 'state_dtypes',
     )
 }
 

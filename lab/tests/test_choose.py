@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lab.experiments.report import ROOT
+from tests.forks import ROOT
 
 # with a decimal point, a percent sign or thousands
 FIGURE = re.compile(r'(?<![\w.#-])\d+(?:,\d{3})*(?:\.\d+)?%?(?![\w])')
