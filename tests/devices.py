@@ -1,6 +1,10 @@
 """What runs on the CPU alone, by name and with the reason: `--device` leaves it out. All else takes the fixture `device`."""
 
+import os
 from collections.abc import Mapping
+
+# kernels run in Triton's interpreter
+INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 
 # a folder, a file or a test, as pytest prints it
 ON_THE_CPU = {

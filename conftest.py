@@ -1,3 +1,5 @@
+"""Options and fixtures of all tests, those of the packages and of the laboratory too."""
+
 import os
 import shutil
 import sys
@@ -9,14 +11,13 @@ from hypothesis import HealthCheck, settings
 
 import fla_longhorn  # noqa: F401  registers
 from offgpu.interpreter import make_faster
-from tests.devices import why_not
+from tests.devices import INTERPRETING, why_not
 
-INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 if INTERPRETING:
     make_faster()
-    # what compiles kernels, which the interpreter cannot, and the compiled loops and the naive op, which it leaves as they are
-    collect_ignore_glob = [f'{room}/test_*.py' for room in ('kernels', 'offgpu', 'ops/numba', 'ptx')]
-    collect_ignore_glob += ['ops/test_naive.py', 'ops/test_transforms.py']
+    # what compiles kernels, which the interpreter cannot, and the naive op, which it leaves as it is
+    collect_ignore_glob = [f'tests/{folder}/test_*.py' for folder in ('kernels', 'ptx')]
+    collect_ignore_glob += ['tests/ops/test_naive.py', 'tests/ops/test_transforms.py']
 
 
 class Limit:
@@ -76,6 +77,12 @@ def pytest_collection_modifyitems(config, items):
 def backend(request, monkeypatch) -> str:
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', request.param)
     monkeypatch.setenv('FLA_CPU_LOOPS', '0' if request.param == 'torch' else '1')
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
+def exact(request) -> bool:
+    """The update."""
     return request.param
 
 
