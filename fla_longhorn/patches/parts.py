@@ -116,7 +116,7 @@ def register_attn_mode(changes: Changes) -> None:
     from fla_longhorn import attn_mode
     from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
     from fla_longhorn.models.causal_lm import compute_logits_and_loss
-    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
+    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching, sample
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
@@ -124,6 +124,7 @@ def register_attn_mode(changes: Changes) -> None:
     wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, compute_logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
+    wrap(generation, '_sample', wrap_forward, sample)
     wrap(generation, 'prepare_inputs_for_generation', attn_mode.wrap_prepare_inputs)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
     families = {name: family for name, family in attn_mode.FAMILIES.items() if family.find_block() is not None}
