@@ -94,7 +94,7 @@ def mamba2(config: type, size: Size) -> PreTrainedConfig:
 
 def without_flash_attn(config: PreTrainedConfig) -> PreTrainedModel:
     """fla's Transformer, which needs the package `flash_attn`."""
-    fla_longhorn.patch(flash_attn=True)
+    use_pytorch_attention()
     return AutoModelForCausalLM.from_config(config)
 
 

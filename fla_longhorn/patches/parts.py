@@ -86,23 +86,6 @@ def register_served_classes(changes: Changes) -> None:
             changes.set_attribute(transformers, cls.__name__, cls)
 
 
-def register_flash_attention(changes: Changes) -> None:
-    """Put PyTorch's attention into the modules of fla that did not find the package `flash_attn`.
-
-    Longhorn's models and swapped families do not need it (:mod:`fla_longhorn.modules.attention`).
-    """
-    from fla_longhorn.modules import flash_attention
-
-    for name in flash_attention.MODULES:
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        if getattr(module, 'flash_attn_func', None) is None:
-            changes.set_attribute(module, 'flash_attn_func', flash_attention.flash_attn_func)
-            changes.set_attribute(module, 'flash_attn_varlen_func', flash_attention.flash_attn_varlen_func)
-
-
 def register_attn_mode(changes: Changes) -> None:
     """Support `attn_mode='longhorn'` in fla's configs, for the families that the installed fla has.
 
@@ -150,17 +133,6 @@ def register_packages(changes: Changes) -> None:
         entry.load()(changes)
 
 
-def register_composite(changes: Changes) -> None:
-    """Let a model with Longhorn be the text model of transformers' composite models."""
-    from transformers import PreTrainedModel
-    from transformers.generation import GenerationMixin
-
-    from fla_longhorn.patches.composite import wrap_prepare_cache, wrap_tied_keys
-
-    wrap_attribute(changes, GenerationMixin, '_prepare_cache_for_generation', wrap_prepare_cache)
-    wrap_attribute(changes, PreTrainedModel, 'get_expanded_tied_weights_keys', wrap_tied_keys)
-
-
 def register_trainer(changes: Changes) -> None:
     """Let transformers' Trainer, which selects parameters by name, exclude `D` and a gate's parameters from weight decay."""
     from transformers import trainer_pt_utils
@@ -188,8 +160,6 @@ PARTS: dict[str, Callable[[Changes], Any]] = {
     'names': register_names,
     'attn_mode': register_attn_mode,
     'packages': register_packages,
-    'composite': register_composite,
     'trainer': register_trainer,
     'served': register_served_classes,
-    'flash_attn': register_flash_attention,
 }
