@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import fla_longhorn  # noqa: F401  registers
 from fla_longhorn.models import LonghornConfig
+from fla_longhorn_cpu.attention import use_pytorch_attention
 
 # warm-up tokens of a stream: a compiler meets a second length in the cache
 WARM = 3

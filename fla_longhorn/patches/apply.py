@@ -37,7 +37,7 @@ def patch(**parts: bool) -> None:
 
     Args:
         parts (bool):
-            `names`, `attn_mode`, `packages`, `trainer` and `served`, described in `docs/patches.md`.
+            `names`, `attn_mode`, `packages`, `trainer` and `served`, described in `docs/swap.md`.
 
     Raises:
         ValueError: an unknown part.

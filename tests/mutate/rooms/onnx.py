@@ -21,7 +21,8 @@ MUTATIONS = [
     ),
     Mutation(
         'states-overwritten', STATES, 'conv_states[i].clone()', 'conv_states[i]',
-        'a step changes the states that it is given', 'packages/extras/tests/test_with_states.py::test_one_token_at_a_time_is_one_call',
+        'a step changes the states that it is given',
+        'packages/extras/tests/test_with_states.py::test_one_token_at_a_time_is_one_call',
     ),
     Mutation(
         'always-diagonal', TRANSLATE, 'exact_update if exact else diagonal', 'diagonal',
