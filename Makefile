@@ -67,10 +67,9 @@ OWN := tests/layers/test_longhorn.py tests/ops/triton/test_scalar_beta.py
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
 	ops/test_pool.py ops/test_pool_errors.py models/test_transforms.py models/test_causal_lm.py \
-	models/test_boundaries.py models/test_capture.py models/test_padding_everywhere.py models/test_state_files.py::test_goes_on \
-	$(addprefix models/test_rewind.py::test_cropped_,rows_with_padding to_padding_of_all_rows))
+	models/test_boundaries.py models/test_capture.py models/test_padding_everywhere.py models/test_rewind.py::test_cropped)
 # packed documents, padding and files of one of fla's families
-FEW := -k 'not (test_documents_one_by_one or test_rows_by_themselves or test_goes_on) or paper or exact or rwkv7'
+FEW := -k 'not (test_documents_one_by_one or test_rows_by_themselves) or paper or exact or rwkv7'
 COUNTED := --cov --cov-append --cov-report=
 test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
