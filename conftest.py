@@ -80,6 +80,12 @@ def backend(request, monkeypatch) -> str:
     return request.param
 
 
+@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
+def exact(request) -> bool:
+    """The update."""
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def forget_environment():
     """Variables that are read once are read again by the next test, and after it."""

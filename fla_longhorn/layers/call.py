@@ -38,6 +38,11 @@ class LayerCall:
         self.num_heads = layer.num_heads if self.part is None else self.part.num_heads
         self.recurrent_state, self.conv_state = states
 
+    @property
+    def is_step(self) -> bool:
+        """One token per row, whole and alone, whose states are kept."""
+        return self.T == 1 and self.use_cache and type(self.rows) is Rows and self.part is self.cp_context is None
+
     def project(self, in_proj: nn.Linear, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """This rank's channels of x and z, `[B, T, D]` without the padding."""
         both = in_proj(self.rows.enter(hidden_states))

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from fla_longhorn.layers.call import LayerCall, begin
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.options import check_options, rank_of
-from fla_longhorn.layers.token import mix_token
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.bare import is_bare
@@ -23,6 +22,7 @@ from fla_longhorn.modules.recompute import Recompute, can_recompute
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.states import can_update_in_place
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.mixer import mix_layer
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Longhorn(NoWeightDecay):
         call = begin(self, hidden_states, attention_mask, past_key_values, bool(use_cache), rows, kwargs)
         x, z = call.project(get_child(self, 'in_proj'), hidden_states)
         recurrent_state, conv_state = call.recurrent_state, call.conv_state
-        o = mix_token(self, Longhorn, x, z, call)
+        o = mix_layer(self, x, z, conv_state, recurrent_state) if call.is_step else None
         if o is None:
             o, recurrent_state, conv_state = self.mix(x, z, call)
         call.store(recurrent_state, conv_state)
