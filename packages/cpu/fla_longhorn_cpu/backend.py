@@ -20,7 +20,6 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_cpu import backward, forward, places
 from fla_longhorn_cpu.forward import block_size
-from fla_longhorn_cpu.mixer import mix_tokens as mix_tokens
 from fla_longhorn_cpu.wide import W
 
 # bytes of the states of a strip in backward (L2 cache)
