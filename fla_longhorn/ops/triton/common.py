@@ -142,7 +142,8 @@ def weighted_rows(b_a, b_m, R: tl.constexpr, FMA: tl.constexpr = False):
         return b_acc if R == 1 else tl.sum(b_acc, 0)[None, :]
 
 
-def padded_state_size(K: int) -> int:
+@triton.constexpr_function
+def padded_state_size(K):
     return max(triton.next_power_of_2(K), 16)
 
 

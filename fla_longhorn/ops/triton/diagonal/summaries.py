@@ -27,9 +27,9 @@ def summarize(args: Arguments, do: Tensor | None) -> tuple[Tensor, Tensor]:
     _, T, H, K, V = args.sizes
     reverse, device = do is not None, args.q.device
     with launching(args):
-        rows = prepare_rows(args, squares=reverse)
+        kq = prepare_rows(args)
         L = segments.choose_segment_length(T, H * triton.cdiv(V, 32), K, device)
-        decay, local = segments.summarize_segments(rows, args, do, L=L)
+        decay, local = segments.summarize_segments(kq, args, do, L=L)
         if len(decay) == 1:
             return decay, local
         bounds = segments.combine_segments(decay, local, None, args, L=L, reverse=reverse)
