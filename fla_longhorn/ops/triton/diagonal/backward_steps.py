@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.common import decays, sigmoid, step_factors, step_sizes, weighted_rows
-from fla_longhorn.ops.triton.diagonal.common import from_word, unstack, update
+from fla_longhorn.ops.triton.diagonal.common import from_word, row_offset, unstack, update
 
 
 @triton.jit
@@ -71,15 +71,11 @@ def silu_and_slope(b_z):
 
 
 @triton.jit
-def earlier_sums(p_acc, i_k, BV: tl.constexpr, NK: tl.constexpr, U: tl.constexpr):
-    """Sums of U tokens over the entries of K in the blocks before the i_k-th."""
-    sums = ()
-    for u in tl.static_range(U):
-        if NK > 1:
-            sums = sums + (tl.load(p_acc + u * BV, mask=tl.full(p_acc.shape, 0, tl.int32) < i_k, other=0.),)
-        else:
-            sums = sums + (0.,)
-    return sums
+def add_earlier(b_x, p_acc, i_k, NK: tl.constexpr):
+    """b_x and, of several blocks of K, the sum over the blocks before the i_k-th."""
+    if NK > 1:
+        b_x += tl.load(p_acc, mask=tl.full(p_acc.shape, 0, tl.int32) < i_k, other=0.)
+    return b_x
 
 
 @triton.jit
@@ -99,18 +95,14 @@ def backward_block(
     U: tl.constexpr = len(xs[0])
     PLANE: tl.constexpr = INTERVAL * BV
     p_acc = p_sums + (2 if SCALAR_BETA else 1) * PLANE
-    dus, ds = earlier_sums(p_acc, i_k, BV, NK, U), earlier_sums(p_acc + PLANE, i_k, BV, NK, U)
-    ys = earlier_sums(p_acc + 2 * PLANE, i_k, BV, NK if HAS_Z else 1, U)
-    dgs = earlier_sums(p_acc + 3 * PLANE, i_k, BV, NK if HAS_G else 1, U)
     o_k = i_k * BK + tl.arange(0, BK)
-    kept, gates, steps, dys, slopes, dqs = (), (), (), (), (), ()
+    p_k = p_row + o_k
+    kept, gates, steps, dys, slopes, ys, dqs = (), (), (), (), (), (), ()
     for u in tl.static_range(U):
-        p_k = p_row + tl.minimum(u, n_u - 1) * S_KQ + o_k
-        b_k, b_q = tl.load(p_k)[:, None], tl.load(p_k + KP)[:, None]
+        o_u = row_offset(u, n_u, S_KQ)
+        b_k, b_q = tl.load(p_k + o_u)[:, None], tl.load(p_k + o_u + KP)[:, None]
         b_v, b_dy, b_slope = from_word(xs[0][u], ps[0]), from_word(xs[3][u], ps[3]), 0.
-        b_s, b_r, b_ds = step_factors(
-            from_word(xs[1][u], ps[1]), tl.load(p_row + tl.minimum(u, n_u - 1) * S_KQ + 2 * KP), OPTIONS,
-        )
+        b_s, b_r, b_ds = step_factors(from_word(xs[1][u], ps[1]), tl.load(p_row + o_u + 2 * KP), OPTIONS)
         if HAS_Z:
             b_silu, b_slope = silu_and_slope(from_word(xs[4][u], ps[4]))
             b_dy, b_slope = b_dy * b_silu, b_dy * b_slope
@@ -122,31 +114,37 @@ def backward_block(
         b_x = scaled_error(b_h, b_k, b_s, b_s * b_v)
         kept = kept + (b_h if HAS_G else b_x,)
         b_h += (b_k * b_r) * b_x
-        ys = ys[:u] + (ys[u] + weighted_rows(b_q, b_h, 1),) + ys[u + 1:]
+        ys = ys + (add_earlier(weighted_rows(b_q, b_h, 1), p_acc + 2 * PLANE + u * BV, i_k, NK if HAS_Z else 1),)
         dqs = dqs + (sum_channels(b_h * b_dy, SUM_PRECISION),)
         steps = steps + ((b_s, b_r, b_ds, b_s * b_v),)
         dys, slopes = dys + (b_dy,), slopes + (b_slope,)
 
-    b_sums = tl.zeros([BK, 8], dtype=tl.float32)
+    dus, ds, dgs, dks = (), (), (), ()
     for u in tl.static_range(U - 1, -1, -1):
-        p_k = p_row + tl.minimum(u, n_u - 1) * S_KQ + o_k
+        o_u = row_offset(u, n_u, S_KQ)
         # '.ca' is the default; it only stops the compiler from merging this with the earlier load: 128 registers
-        b_k, b_q = tl.load(p_k, cache_modifier='.ca')[:, None], tl.load(p_k + KP, cache_modifier='.ca')[:, None]
+        b_k, b_q = tl.load(p_k + o_u, cache_modifier='.ca'), tl.load(p_k + o_u + KP, cache_modifier='.ca')
+        b_k, b_q = b_k[:, None], b_q[:, None]
         b_s, b_r, _, b_sv = steps[u]
         b_x = scaled_error(kept[u], b_k, b_s, b_sv) if HAS_G else kept[u]
         b_dh += b_q * dys[u]
         b_m = b_dh * (b_x - 0.5 * b_sv)
-        dus = dus[:u] + (dus[u] + weighted_rows(b_k, b_dh, 1),) + dus[u + 1:]
-        ds = ds[:u] + (ds[u] + weighted_rows(b_k, b_m, 1),) + ds[u + 1:]
+        p_u = p_acc + u * BV
+        dus = (add_earlier(weighted_rows(b_k, b_dh, 1), p_u, i_k, NK),) + dus
+        ds = (add_earlier(weighted_rows(b_k, b_m, 1), p_u + PLANE, i_k, NK),) + ds
         b_dh = tl.fma(-(b_k * (b_s * b_r)), b_k, 1.) * b_dh
         if HAS_G:
-            dgs = dgs[:u] + (dgs[u] + weighted_rows(kept[u], b_dh, 1),) + dgs[u + 1:]
+            dgs = (add_earlier(weighted_rows(kept[u], b_dh, 1), p_u + 3 * PLANE, i_k, NK),) + dgs
             b_dh *= gates[u]
-        b_sums = add_sums(b_sums, dqs[u], sum_channels(b_m * b_r, SUM_PRECISION), u, SUM_PRECISION)
+        dks = (sum_channels(b_m * b_r, SUM_PRECISION),) + dks
 
+    b_sums = tl.zeros([BK, 8], dtype=tl.float32)
+    b_dq = add_sums(b_sums, dqs[0], dqs[U - 1], 0, SUM_PRECISION)
+    b_dk = add_sums(b_sums, dks[0], dks[U - 1], 0, SUM_PRECISION)
     o_s = tl.arange(0, 4)[:, None]
-    p_s = p_part + (o_s // 2) * (2 * KP + 4) + (o_s % 2) * KP + o_k[None, :]
-    tl.store(p_s, four_sums(b_sums), mask=o_s // 2 < n_u)
+    p_s = p_part + o_s * (2 * KP + 4) + o_k[None, :]
+    tl.store(p_s, four_sums(b_dq), mask=o_s < n_u)
+    tl.store(p_s + KP, four_sums(b_dk), mask=o_s < n_u)
     for u in tl.static_range(U):
         if NK > 1 and i_k + 1 < NK:
             tl.store(p_acc + u * BV, dus[u])

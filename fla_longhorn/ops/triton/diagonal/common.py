@@ -90,13 +90,25 @@ def from_word(b_x, p):
 
 
 @triton.jit
+def row_offset(u: tl.constexpr, n_u, S_KQ: tl.constexpr):
+    """Offset of token u's row, of the last one's where only n_u tokens exist."""
+    if u == 0:
+        return 0
+    else:
+        return tl.minimum(u, n_u - 1) * S_KQ
+
+
+@triton.jit
 def load_rows(p_row, o_k, n_u, KP: tl.constexpr, S_KQ: tl.constexpr, U: tl.constexpr):
     """Entries `o_k` of the rows of U tokens, `[N, U]`, and a tuple of their |k|^2; the last row where fewer than U exist."""
     ns = ()
     for u in tl.static_range(U):
-        ns = ns + (tl.load(p_row + tl.minimum(u, n_u - 1) * S_KQ + 2 * KP),)
-    o_u = tl.minimum(tl.arange(0, U), n_u - 1)
-    return tl.load(p_row + o_u[None, :] * S_KQ + o_k[:, None]), ns
+        ns = ns + (tl.load(p_row + row_offset(u, n_u, S_KQ) + 2 * KP),)
+    if U == 1:
+        return tl.load(p_row + o_k[:, None]), ns
+    else:
+        o_u = tl.minimum(tl.arange(0, U), n_u - 1)
+        return tl.load(p_row + o_u[None, :] * S_KQ + o_k[:, None]), ns
 
 
 @triton.jit
