@@ -41,6 +41,7 @@ from fla_longhorn.ops.triton.diagonal.backward_steps import (
     to_saved,
 )
 from fla_longhorn.ops.triton.diagonal.common import (
+    channel_offsets,
     channel_pointers,
     load_inputs,
     load_rows,
@@ -49,6 +50,7 @@ from fla_longhorn.ops.triton.diagonal.common import (
     state_offsets,
 )
 from fla_longhorn.ops.triton.diagonal.configs import (
+    CHANNELS,
     PROGRAMS_PER_MULTIPROCESSOR,
     for_backward,
     for_reduce,
@@ -97,7 +99,7 @@ def longhorn_bwd_kernel(
         i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
         beg += T0
         n_t = tl.where(used, tl.minimum((end - beg).to(tl.int32), TS), 0)
-        o_v = i_v * BV + o_x
+        o_v = channel_offsets(i_v, BV)
         m_v = o_v < V
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else 0.
         b_dD = tl.zeros([1, BV], dtype=tl.float32)
@@ -236,7 +238,7 @@ def longhorn_bwd_segments(
     N, interval = args.num_sequences, checkpoint_interval(K)
     scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
     key = launch_key(args)
-    config, reduce = for_backward(key, g is not None), for_reduce(key)
+    config, reduce = for_backward(key, g is not None, args.use_beta_sigmoid_in_kernel), for_reduce(key)
     kernel, reduce_kernel = longhorn_bwd_kernel, longhorn_reduce_kernel
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
@@ -320,7 +322,7 @@ def longhorn_diagonal_bwd(
     do, strides['S_DO'] = with_token_stride(do)
 
     # twice as many segments as programs: backward runs two in turn, and the summaries' programs fit twice as often
-    L = segments.segment_length(args, parallel, for_backward(launch_key(args), args.g is not None).BV, rounds=2)
+    L = segments.segment_length(args, parallel, CHANNELS, rounds=2)
     kq = prepare_rows(args)
     if L <= T:
         decay, local = segments.summarize_segments(kq, args, do, L=L)

@@ -119,6 +119,8 @@ def backward_block(
         steps = steps + ((b_s, b_r, b_ds, b_s * b_v),)
         dys, slopes = dys + (b_dy,), slopes + (b_slope,)
 
+    b_sums = tl.zeros([BK, 8], dtype=tl.float32)
+    b_dq = add_sums(b_sums, dqs[0], dqs[U - 1], 0, SUM_PRECISION)
     dus, ds, dgs, dks = (), (), (), ()
     for u in tl.static_range(U - 1, -1, -1):
         o_u = row_offset(u, n_u, S_KQ)
@@ -138,8 +140,6 @@ def backward_block(
             b_dh *= gates[u]
         dks = (sum_channels(b_m * b_r, SUM_PRECISION),) + dks
 
-    b_sums = tl.zeros([BK, 8], dtype=tl.float32)
-    b_dq = add_sums(b_sums, dqs[0], dqs[U - 1], 0, SUM_PRECISION)
     b_dk = add_sums(b_sums, dks[0], dks[U - 1], 0, SUM_PRECISION)
     o_s = tl.arange(0, 4)[:, None]
     p_s = p_part + o_s * (2 * KP + 4) + o_k[None, :]
@@ -177,20 +177,22 @@ def backward_block(
 
 @triton.jit
 def saved_offsets(BK: tl.constexpr, BV: tl.constexpr):
-    """Offsets `[BK / 4, BV, 4]` of a state tile in scratch: four entries of a channel are adjacent, for wide accesses."""
-    o_r, o_v, o_4 = tl.arange(0, BK // 4), tl.arange(0, BV), tl.arange(0, 4)
-    return o_r[:, None, None] * (4 * BV) + o_v[None, :, None] * 4 + o_4[None, None, :]
+    """Offsets `[BV, BK / 4, 4]` of a state tile in scratch: a thread has a channel, of which four entries are adjacent."""
+    o_v, o_r, o_4 = tl.arange(0, BV), tl.arange(0, BK // 4), tl.arange(0, 4)
+    o_h = o_v[:, None, None] * 4 + o_r[None, :, None] * (4 * BV) + o_4[None, None, :]
+    # the hint ranks the dimensions: without it, versions of Triton differ in which of the first two lanes follow
+    return tl.max_contiguous(o_h, (2, 1, 4))
 
 
 @triton.jit
 def to_saved(b_h):
     BK: tl.constexpr = b_h.shape[0]
     BV: tl.constexpr = b_h.shape[1]
-    return tl.permute(tl.reshape(b_h, (BK // 4, 4, BV)), (0, 2, 1))
+    return tl.permute(tl.reshape(b_h, (BK // 4, 4, BV)), (2, 0, 1))
 
 
 @triton.jit
 def from_saved(b_x):
-    BK: tl.constexpr = 4 * b_x.shape[0]
-    BV: tl.constexpr = b_x.shape[1]
-    return tl.reshape(tl.permute(b_x, (0, 2, 1)), (BK, BV))
+    BV: tl.constexpr = b_x.shape[0]
+    BK: tl.constexpr = 4 * b_x.shape[1]
+    return tl.reshape(tl.permute(b_x, (1, 2, 0)), (BK, BV))

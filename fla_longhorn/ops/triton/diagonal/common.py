@@ -38,6 +38,12 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
 
 
 @triton.jit
+def channel_offsets(i_v, BV: tl.constexpr):
+    """Channels `[1, BV]` of a program, without the hint that they are adjacent: then a thread owns one, of states too."""
+    return i_v * BV + tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
+
+
+@triton.jit
 def channel_pointers(x, t, i_h, o_v, S: tl.constexpr, V: tl.constexpr, SCALAR: tl.constexpr):
     """Pointers `[1, BV]` to token t's values of a head; with SCALAR it has one for all channels."""
     if SCALAR:

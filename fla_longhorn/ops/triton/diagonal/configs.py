@@ -10,6 +10,8 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 from fla_longhorn.ops.triton.launch import LaunchConfig, LaunchKey
 
+# channels of a program of one warp in backward and in the summaries of segments
+CHANNELS = 32
 # programs of 32 channels that a multiprocessor should hold: two for each of its four schedulers
 PROGRAMS_PER_MULTIPROCESSOR = 8
 # a segment is not shorter: a second pass would cost more than it saves
@@ -60,12 +62,13 @@ def for_forward(key: LaunchKey) -> DiagonalConfig:
     return DiagonalConfig(BK, min(32, 2048 // BK), U={16: 4, 32: 2}.get(BK, 1))
 
 
-def for_backward(key: LaunchKey, gated: bool) -> DiagonalConfig:
+def for_backward(key: LaunchKey, gated: bool, sigmoid: bool) -> DiagonalConfig:
     """By blocks of 16 entries of K: a channel a thread, so that nothing waits for another warp.
 
-    Two tokens a block save every second state only, and with a gate or sums in float32 make the loop longer than 768.
+    With two tokens a block half as many states are saved. With a gate, sums in float32, or beta itself in place of its logit,
+    such a loop has more than 768 instructions.
     """
-    return DiagonalConfig(16, 32, U=1 if gated or key.precision == 'ieee' else 2)
+    return DiagonalConfig(16, CHANNELS, U=2 if sigmoid and not gated and key.precision != 'ieee' else 1)
 
 
 def for_reduce(key: LaunchKey) -> TokensConfig:
@@ -75,7 +78,7 @@ def for_reduce(key: LaunchKey) -> TokensConfig:
 def for_segments(key: LaunchKey) -> DiagonalConfig:
     """Blocks as in backward."""
     few = key.card.registers // (32 * RESIDENT_PROGRAMS) if key.card.backend == 'cuda' else None
-    return DiagonalConfig(16, 32, U=2, maxnreg=few)
+    return DiagonalConfig(16, CHANNELS, U=2, maxnreg=few)
 
 
 def for_combine(key: LaunchKey) -> EntriesConfig:

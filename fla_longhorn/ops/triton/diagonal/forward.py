@@ -21,6 +21,7 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.common import (
+    channel_offsets,
     channel_pointers,
     from_word,
     load_inputs,
@@ -77,7 +78,7 @@ def longhorn_fwd_kernel(
             return
 
     o_k = tl.arange(0, BK)[:, None]
-    o_v = i_v * BV + tl.arange(0, BV)[None, :]
+    o_v = channel_offsets(i_v, BV)
     m_v = o_v < V
     m_h = (o_k < K) & m_v
     # [BK, BV]

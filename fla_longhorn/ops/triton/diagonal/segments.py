@@ -26,6 +26,7 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.common import (
+    channel_offsets,
     channel_pointers,
     from_word,
     load_inputs,
@@ -96,7 +97,7 @@ def longhorn_segment_kernel(
     n_t = (end - beg).to(tl.int32)
     t = tl.maximum(end - 1, beg) if REVERSE else beg
     o_k = i_k * BK + tl.arange(0, BK)
-    o_v = i_v * BV + tl.arange(0, BV)[None, :]
+    o_v = channel_offsets(i_v, BV)
     m_v = o_v < V
     p_row = kq + (t * H + i_h) * (2 * KP + 4)
     p_x = channel_pointers(x, t, i_h, o_v, S_X, V, False)

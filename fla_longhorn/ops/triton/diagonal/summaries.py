@@ -9,6 +9,7 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton.common import launching
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
+from fla_longhorn.ops.triton.diagonal.configs import CHANNELS
 
 
 def forward_summary(args: Arguments) -> tuple[Tensor, Tensor]:
@@ -28,7 +29,7 @@ def summarize(args: Arguments, do: Tensor | None) -> tuple[Tensor, Tensor]:
     reverse, device = do is not None, args.q.device
     with launching(args):
         kq = prepare_rows(args)
-        L = segments.choose_segment_length(T, H * triton.cdiv(V, 32), K, device)
+        L = segments.choose_segment_length(T, H * triton.cdiv(V, CHANNELS), K, device)
         decay, local = segments.summarize_segments(kq, args, do, L=L)
         if len(decay) == 1:
             return decay, local
