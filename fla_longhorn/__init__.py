@@ -6,7 +6,6 @@ __version__ = '0.1.0'
 
 check_requirements()
 
-from fla_longhorn.cpu import register_numba  # noqa: E402
 from fla_longhorn.layers import Longhorn  # noqa: E402  after the check, which names a missing dependency
 from fla_longhorn.models import (  # noqa: E402
     LonghornConfig,
@@ -16,7 +15,6 @@ from fla_longhorn.models import (  # noqa: E402
     LonghornModel,
     convert_official_state_dict,
 )
-from fla_longhorn.modules.loops import register_loops  # noqa: E402
 from fla_longhorn.ops import (  # noqa: E402
     chunk_longhorn,
     fused_recurrent_longhorn,
@@ -27,11 +25,6 @@ from fla_longhorn.patches import patch as patch  # noqa: E402
 from fla_longhorn.patches import register  # noqa: E402
 from fla_longhorn.patches import unregister as unregister  # noqa: E402
 
-register_numba()
-
-from fla_cpu.backend import load_loops  # noqa: E402  after fla: a hook may import it when fla is imported
-
-register_loops(load_loops)
 register()
 
 __all__ = [

@@ -1,6 +1,7 @@
 """The tests as `make test` runs them, and at the end what ran where: `python -m tests [--slow] [pytest's options]`.
 
 Each part is a run of pytest: the CPU; the operators once more in Triton's interpreter; where there is a GPU, what runs on it.
+With `--slow` the tests of the packages and of the laboratory too.
 A part that fails does not keep the next from running. The exit status is 1 if one failed.
 """
 
@@ -20,7 +21,12 @@ from xml.etree import ElementTree
 import torch
 
 ROOT = Path(__file__).parents[1]
-PARTS = ['cpu', 'interpreter', 'device']
+PARTS = ['cpu', 'packages', 'interpreter', 'device']
+# those of timm, ONNX, TRL and the servers need what a target of the Makefile installs
+OF_PACKAGES = (
+    'packages/cpu/tests', 'packages/offgpu/tests/offgpu', 'packages/extras/tests/test_batch_invariant.py',
+    'packages/extras/tests/test_lm_eval_tasks.py', 'packages/extras/tests/test_zoology.py', 'lab/tests',
+)
 # of the part on a GPU, which tests the most telling first and compiles its kernels on the way
 SECONDS_ON_DEVICE = 900
 # for the tests that have begun at the limit
@@ -70,6 +76,8 @@ def make_parts(names: list[str], chosen: list[str], device: str | None) -> list[
     parts = []
     if 'cpu' in names:
         parts.append(Part('CPU', ['tests', *chosen, *two, '--durations', '40']))
+    if 'packages' in names:
+        parts.append(Part('packages and laboratory', [*OF_PACKAGES, *chosen, *two, '--durations', '20']))
     if 'interpreter' in names:
         parts.append(Part(
             "Triton's interpreter", ['tests/ops', *chosen, *two, '--durations', '20'], {'TRITON_INTERPRET': '1'},
@@ -94,14 +102,15 @@ def find_device() -> tuple[str | None, str | None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog='python -m tests', description=__doc__.splitlines()[0])
-    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='only these')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, help='only these')
     parser.add_argument('--slow', action='store_true', help='the tests marked slow too')
     options, more = parser.parse_known_args()
     # each worker computes with one thread
     os.environ['OMP_NUM_THREADS'] = '1'
     device, why_none = find_device()
     chosen = more if options.slow else ['-m', 'not slow', *more]
-    results = [(part.name, *part.run()) for part in make_parts(options.parts, chosen, device)]
+    names = options.parts or [x for x in PARTS if options.slow or x != 'packages']
+    results = [(part.name, *part.run()) for part in make_parts(names, chosen, device)]
     lines = [f'{name}: {counts}' for name, _, counts in results]
     if why_none:
         lines.append(f'GPU: {why_none}')

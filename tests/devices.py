@@ -1,26 +1,30 @@
 """What runs on the CPU alone, by name and with the reason: `--device` leaves it out. All else takes the fixture `device`."""
 
+import os
 from collections.abc import Mapping
+
+# kernels run in Triton's interpreter
+INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 
 # a folder, a file or a test, as pytest prints it
 ON_THE_CPU = {
-    'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
+    'packages/cpu': 'loops for the CPU',
+    'packages/offgpu': 'what stands in for a GPU',
+    'packages/serving': 'served on the CPU',
+    'packages/extras/tests/onnx': 'in onnxruntime on the CPU',
+    'packages/extras/tests/timm/test_example.py': 'the command takes the GPU where there is one',
+    'packages/extras/tests/test_batch_invariant.py::test_attention_is_refused': 'refused before there is a tensor',
+    'lab': 'the experiments themselves take a device',
+    'tests/benchmarks': '`python -m benchmarks gpu` runs the benchmarks themselves on a device',
     **dict.fromkeys((f'tests/distributed/{name}' for name in (
         'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_exchange.py', 'test_parallel.py',
         'test_scale.py',
     )), 'ranks share no GPU, and gloo sends what is on the CPU'),
-    'tests/experiments': 'the experiments themselves take a device',
-    'tests/fla_cpu': "implementations of fla's modules for the CPU",
-    'tests/integration/test_runner.py': 'how programs are started, without a tensor',
     'tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_weight_decay.py::test_names_hold_after_fully_shard': 'gloo sends what is on the CPU',
     'tests/models/test_gate.py::test_sharded_on_meta': 'gloo sends what is on the CPU',
     'tests/layers/test_options.py': 'options are refused before there is a tensor',
-    'tests/models/test_batch_invariant.py::test_attention_is_refused': 'refused before there is a tensor',
     'tests/mutate': 'reads source files',
-    'tests/offgpu': 'what stands in for a GPU',
-    'tests/onnx': 'in onnxruntime on the CPU',
-    'tests/ops/numba': 'the backend for the CPU',
     'tests/ops/test_errors.py::test_compiled_programs_check_boundaries_when_they_run': 'no program reads the values of a GPU',
     'tests/ops/test_errors.py::test_host_copy_that_contradicts': 'compared on the CPU alone: a GPU would be waited for',
     'tests/ops/test_last_read.py': 'a CPU tensor that says it is on a device',
@@ -28,21 +32,14 @@ ON_THE_CPU = {
     **dict.fromkeys((f'tests/ops/test_pool_errors.py::{name}' for name in (
         'test_bad_rows', 'test_compiled_programs_check_rows_when_they_run', 'test_shared_rows_that_are_not_written_are_fine',
     )), 'rows are checked on the CPU alone: a GPU would be waited for'),
-    'tests/pretend': 'of the pretend device itself, in programs of their own',
     'tests/ops/triton/test_fla_gate.py': "fla's kernels in Triton's interpreter",
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
-    'tests/contrib/test_kernels.py': 'the variant for the CPU',
-    'tests/contrib/sglang': 'served by SGLang on the CPU',
-    'tests/contrib/vllm': 'served by vLLM on the CPU',
     'tests/upstream': "a tree of fla's source files, which programs of their own run",
-    'tests/test_devices.py': 'reads source files',
     'tests/test_layout.py': 'reads source files',
-    'tests/test_limit.py': 'how a run of tests ends',
     'tests/test_package.py': 'packages and versions',
     'tests/test_surface.py': 'names, signatures and commands, without a tensor',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',
-    'tests/contrib/timm/test_example.py': 'the command takes the GPU where there is one',
 }
 
 

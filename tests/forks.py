@@ -25,6 +25,7 @@ from unittest.mock import patch
 import torch
 
 ROOT = Path(__file__).parents[1]
+PATHS = ROOT, *sorted((ROOT / 'packages').iterdir())
 SCRIPTS = ROOT / 'tests' / 'integration' / 'scripts'
 PRELOADED = [
     'torch', 'torch._dynamo', 'torch._inductor.compile_fx', 'torch._inductor.config', 'transformers',
@@ -33,7 +34,8 @@ PRELOADED = [
 HOME = tempfile.TemporaryDirectory(prefix='forks-')
 # of the server and of each program: no network, a cache of its own, one thread
 ENVIRONMENT = {
-    'HF_HOME': HOME.name, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'TRITON_INTERPRET': '0',
+    'HF_HOME': HOME.name, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join(map(str, PATHS)),
+    'TRITON_INTERPRET': '0',
 }
 CONTEXT = get_context('forkserver')
 # seconds until a program is stopped

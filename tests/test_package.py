@@ -7,8 +7,6 @@ import tomllib
 import warnings
 import zipfile
 from contextlib import nullcontext
-from email import message_from_string
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -20,7 +18,6 @@ from fla_longhorn.requirements import REQUIREMENTS, check_requirements
 from tests import forks
 
 ROOT = forks.ROOT
-PACKAGES = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_plugins')
 # importing takes seconds, so one process checks several things
 ORDERS = {
     'plugin first': 'import fla_longhorn; from fla_longhorn import *; import fla; fla_longhorn.register()',
@@ -107,62 +104,38 @@ import fla_longhorn
     )
 
 
-@pytest.fixture(scope='module')
-def sdist(tmp_path_factory) -> Path:
-    """The source distribution of this tree, unpacked."""
-    folder = tmp_path_factory.mktemp('sdist')
+# distribution -> (its folder, the packages in its wheel, other files in it)
+DISTRIBUTIONS = {
+    'fla_longhorn': ('.', ('fla_longhorn',), ['fla_longhorn/py.typed']),
+    'fla_longhorn_cpu': ('packages/cpu', ('fla_cpu', 'fla_kit', 'fla_longhorn_cpu'), ['fla_cpu/py.typed', 'fla_kit/py.typed']),
+    'fla_longhorn_serving': ('packages/serving', ('fla_longhorn_serving',), []),
+    'fla_longhorn_extras': ('packages/extras', ('fla_longhorn_extras',), ['fla_longhorn_extras/lm_eval/tasks/*']),
+    'offgpu': ('packages/offgpu', ('offgpu',), ['offgpu/calibration/*.csv', 'offgpu/predict/*.c', 'offgpu/pretend/csrc/*']),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', DISTRIBUTIONS)
+def test_wheels_hold_their_packages(name, tmp_path):
+    """One `py3-none-any` wheel: its modules, the files beside them, and nothing else."""
+    folder, packages, others = DISTRIBUTIONS[name]
     # a build leaves files behind, and takes up those of an earlier one
-    tree = shutil.copytree(ROOT, folder / 'tree', ignore=shutil.ignore_patterns(
-        '.git', '.venv', 'build', 'dist', 'outputs', '*.egg-info', '__pycache__',
+    tree = shutil.copytree(ROOT / folder, tmp_path / 'tree', ignore=shutil.ignore_patterns(
+        '.git', '.venv*', 'build', 'dist', 'outputs', '*.egg-info', '__pycache__',
+        *(['packages', 'lab'] if folder == '.' else []),
     ))
-    build = 'import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))'
-    done = subprocess.run([sys.executable, '-c', build, folder], capture_output=True, text=True, cwd=tree)
+    done = subprocess.run(
+        [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', tmp_path, tree],
+        capture_output=True, text=True,
+    )
     assert done.returncode == 0, done.stderr
-    shutil.unpack_archive(folder / done.stdout.split()[-1], folder)
-    return folder / f'fla_longhorn-{fla_longhorn.__version__}'
-
-
-def tracked_files() -> set[str]:
-    """The files of the checkout, without those that only the repository has a use for, or of the sdist itself."""
-    if (ROOT / '.git').exists():
-        done = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, check=True, capture_output=True, text=True)
-        names = {name for name in done.stdout.split('\0') if (ROOT / name).is_file()}
-    else:
-        names = {str(path.relative_to(ROOT)) for path in ROOT.rglob('*') if path.is_file() and path.suffix != '.pyc'}
-    return {name for name in names if not name.startswith('.') and name not in BUILT and '.egg-info/' not in name}
-
-
-# what building adds at the top of a source distribution
-BUILT = {'PKG-INFO', 'setup.cfg'}
-
-
-class TestDistributions:
-    def test_sdist_is_the_checkout(self, sdist):
-        names = {str(path.relative_to(sdist)) for path in sdist.rglob('*') if path.is_file()}
-        assert {name for name in names - BUILT if '.egg-info/' not in name} == tracked_files()
-
-    @pytest.mark.slow
-    def test_wheel_is_pure(self, sdist, tmp_path):
-        """Built from the sdist: one `py3-none-any` wheel with the typing marker, modules and tasks, and nothing else."""
-        done = subprocess.run(
-            [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', tmp_path, sdist],
-            capture_output=True, text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        (wheel,) = tmp_path.iterdir()
-        assert wheel.name == f'fla_longhorn-{fla_longhorn.__version__}-py3-none-any.whl'
-        with zipfile.ZipFile(wheel) as archive:
-            names = set(archive.namelist())
-            (about,) = (archive.read(name).decode() for name in names if name.endswith('.dist-info/METADATA'))
-        modules = [path for name in PACKAGES for path in (ROOT / name).rglob('*.py')]
-        files = [*modules, *(ROOT / 'fla_longhorn/contrib/lm_eval/tasks').iterdir()]
-        sources = {str(path.relative_to(ROOT)) for path in files if path.is_file()}
-        marked = {'fla_cpu/py.typed', 'fla_kit/py.typed', 'fla_longhorn/py.typed'}
-        assert sources | marked == {name for name in names if '.dist-info/' not in name}
-        assert any(name.endswith('licenses/LICENSE') for name in names)
-        extras = message_from_string(about).get_all('Provides-Extra')
-        # an extra serves the package; what serves a checkout is a dependency group
-        assert extras == ['cpu', 'cuda', 'vision', 'onnx']
+    (wheel,) = tmp_path.glob('*.whl')
+    assert wheel.name == f'{name}-{fla_longhorn.__version__}-py3-none-any.whl'
+    with zipfile.ZipFile(wheel) as archive:
+        names = {x for x in archive.namelist() if '.dist-info/' not in x}
+    files = [path for package in packages for path in (tree / package).rglob('*.py')]
+    files += [path for pattern in others for path in tree.glob(pattern)]
+    assert names == {str(path.relative_to(tree)) for path in files}
 
 
 def test_importing_checks_the_declared_bounds():

@@ -17,7 +17,6 @@ from typing import Any
 import transformers
 
 import benchmarks.__main__
-import experiments.__main__
 import fla_longhorn
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
 from fla_longhorn.ops.backend import OP_BACKENDS
@@ -79,28 +78,10 @@ def in_fla() -> dict[str, list[str]]:
     return {**names, 'transformers': [type(transformers.AutoConfig.for_model('longhorn')).__name__, *auto]}
 
 
-def documented() -> list[str]:
-    """Paths in the package that the README, the docs and the examples name."""
-    pages = [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md'), *(ROOT / 'examples').rglob('*.py')]
-    text = '\n'.join(page.read_text(encoding='utf-8') for page in pages)
-    paths = set(re.findall(r'\bfla_(?:longhorn|cpu)(?:\.\w+)+', text))
-    for module, names in re.findall(r'from (fla_(?:longhorn|cpu)[\w.]*) import ([\w, ]+)', text):
-        paths |= {f'{module}.{name.strip()}' for name in names.split(',')}
-    return sorted(x for x in paths if resolves(x))
-
-
-def resolves(path: str) -> bool:
-    module, _, name = path.rpartition('.')
-    if importlib.util.find_spec(module) is None:
-        return False
-    # a host's package needs the host
-    return 'contrib' in module or hasattr(importlib.import_module(module), name) or importlib.util.find_spec(path) is not None
-
-
 def variables() -> list[str]:
     """Environment variables that the package reads."""
-    packages = 'fla_longhorn', 'fla_longhorn_plugins', 'fla_cpu', 'fla_kit'
-    sources = [x.read_text(encoding='utf-8') for name in packages for x in (ROOT / name).rglob('*.py')]
+    folders = [ROOT / 'fla_longhorn', *ROOT.glob('packages/*/fla*')]
+    sources = [x.read_text(encoding='utf-8') for folder in folders for x in folder.rglob('*.py')]
     return sorted({x for source in sources for x in re.findall(r"'(FLA_(?:LONGHORN|CPU)\w*)'", source)})
 
 
@@ -110,21 +91,20 @@ def options(module: str) -> list[str]:
 
 
 def surface() -> dict[str, Any]:
-    project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
+    files = ROOT / 'pyproject.toml', *sorted(ROOT.glob('packages/*/pyproject.toml'))
+    projects = [tomllib.loads(x.read_text(encoding='utf-8'))['project'] for x in files]
     return json.loads(json.dumps({
         'names': exported(),
         'fla': in_fla(),
-        'documented': documented(),
-        'contrib': sorted(x.stem for x in (ROOT / 'fla_longhorn/contrib').iterdir() if not x.name.startswith('_')),
         'attn_mode': {'families': sorted(FAMILIES), 'options': sorted(OPTIONS), 'refused': sorted(REFUSED)},
         'parts': {'all': list(PARTS), 'default': list(DEFAULT)},
         'backends': sorted(OP_BACKENDS),
         'variables': variables(),
-        'entry points': project['project']['entry-points'],
-        'extras': sorted(project['project']['optional-dependencies']),
+        'entry points': {x['name']: x.get('entry-points', {}) for x in projects},
+        'extras': {x['name']: sorted(x.get('optional-dependencies', {})) for x in projects},
         'commands': {
-            **{name: options(name) for name in ('fla_longhorn', 'fla_longhorn.selfcheck', 'fla_longhorn.onnx')},
-            'benchmarks': sorted(benchmarks.__main__.COMMANDS), 'experiments': sorted(experiments.__main__.COMMANDS),
+            **{name: options(name) for name in ('fla_longhorn.selfcheck', 'fla_longhorn_extras.onnx')},
+            'benchmarks': sorted(benchmarks.__main__.COMMANDS),
         },
     }))
 
@@ -147,8 +127,6 @@ def differences(recorded: Any, found: Any, place: str = '') -> list[str]:
 
 def test_surface_is_the_recorded_one():
     recorded, found = json.loads(RECORD.read_text(encoding='utf-8')), surface()
-    # a page may name more; what pages named once must stay
-    found['documented'] = [x for x in recorded['documented'] if resolves(x)]
     assert not differences(recorded, found)
 
 

@@ -55,7 +55,7 @@ def watch(parts: Parts, llm) -> None:
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
-    from fla_longhorn.contrib.vllm import mixer
+    from fla_longhorn_serving.vllm import mixer
 
     core = llm.llm_engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from experiments.text import TextArguments, paths
+from examples.text.corpus import TextArguments, paths
 
 END = 256
 # bytes kept of each held-out file, so that no long one decides the loss

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoImageProcessor, AutoModelForImageClassification, HfArgumentParser, pipeline
 
-import fla_longhorn.contrib.timm  # noqa: F401  registers the models with timm
+import fla_longhorn_extras.timm  # noqa: F401  registers the models with timm
 from examples.mqar.report import describe_machine
 from examples.vision.config import RunArguments
 from examples.vision.data import load_digits

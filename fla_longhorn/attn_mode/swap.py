@@ -23,7 +23,6 @@ from fla_longhorn.attn_mode.families import FAMILIES, Family
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
 from fla_longhorn.models.causal_lm import with_shift_labels
-from fla_longhorn.models.remote_code import is_remote_code
 from fla_longhorn.models.swapped import after_forward, before_forward
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
@@ -47,7 +46,6 @@ def wrap_model_init(init: Callable) -> Callable:
         if is_swapped(config):
             # assisted generation can revert its states
             self._is_stateful = False
-            self.is_remote_code = is_remote_code
             if isinstance(self, FLAForCausalLM):
                 self._get_name = listed_name
             elif isinstance(self, FAMILIES[config.model_type].find_model()):

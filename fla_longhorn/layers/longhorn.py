@@ -112,7 +112,7 @@ class Longhorn(NoWeightDecay):
     no_weight_decay = ('D',)
     # keywords of `forward` that a host model passes to all its mixers
     ignored_keywords: tuple[str, ...] = ()
-    # whether a token has the same bits alone and in a sequence (`fla_longhorn.models.batch_invariant`)
+    # whether a token has the same bits alone and in a sequence (`fla_longhorn_extras.batch_invariant`)
     batch_invariant = False
 
     def __init__(

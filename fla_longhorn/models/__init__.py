@@ -8,11 +8,7 @@ from fla_longhorn.models.longhorn import (
     LonghornModel,
     convert_official_state_dict,
 )
-from fla_longhorn.models.longhorn.modeling_longhorn import LonghornPreTrainedModel
-from fla_longhorn.models.remote_code import write_code_for
 from fla_longhorn.models.tensor_parallel import tensor_parallel_plan
-
-write_code_for(LonghornConfig, LonghornPreTrainedModel)
 
 __all__ = [
     'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',

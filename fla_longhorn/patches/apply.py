@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from fla_kit.changes import Changes
+from fla_longhorn.patches.changes import Changes
 from fla_longhorn.patches.parts import PARTS
 
 # environment variable with the names of the parts to apply, separated by commas, or `none`
@@ -38,14 +38,14 @@ def patch(**parts: bool) -> None:
 
     Args:
         parts (bool):
-            `names`, `attn_mode`, `cpu`, `trainer`, `served` and `flash_attn`, described in `docs/patches.md`.
+            `names`, `attn_mode`, `packages`, `trainer`, `served` and `flash_attn`, described in `docs/swap.md`.
 
     Raises:
         ValueError: an unknown part.
         RuntimeError: other code has replaced a change of a part to revert; nothing is reverted then.
 
     Examples::
-        >>> fla_longhorn.patch(cpu=False, flash_attn=True)
+        >>> fla_longhorn.patch(packages=False, flash_attn=True)
     """
     if unknown := [name for name in parts if name not in PARTS]:
         raise ValueError(f'patch takes {", ".join(PARTS)}, got {", ".join(unknown)}')
@@ -63,7 +63,7 @@ def patch(**parts: bool) -> None:
 def unregister() -> None:
     """Revert all parts; :func:`register` and :func:`patch` can be called again.
 
-    Modules that are already built keep their classes. On the CPU, `fla_longhorn`'s layer and models need the part `cpu`.
+    Modules that are already built keep their classes.
 
     Raises:
         RuntimeError: other code has replaced a change; nothing is reverted then.

@@ -6,12 +6,14 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-import fla_cpu
-from fla_kit.changes import Changes
+from fla_longhorn.patches.changes import Changes
 
+# the entry points of the packages beside the plugin
+PACKAGES = 'fla_longhorn.packages'
 # fla's package -> (our module that becomes its `longhorn`, names that are added to it)
 EXPORTS = {
     'fla.ops': ('fla_longhorn.ops', ('chunk_longhorn', 'fused_recurrent_longhorn')),
@@ -115,7 +117,6 @@ def register_attn_mode(changes: Changes) -> None:
     from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
     from fla_longhorn.models.causal_lm import compute_logits_and_loss
     from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
-    from fla_longhorn.models.remote_code import wrap_save_pretrained
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
@@ -130,7 +131,6 @@ def register_attn_mode(changes: Changes) -> None:
         wrap(native, '__init__', attn_mode.wrap_module_init)
     for model_type, family in families.items():
         config: Any = CONFIG_MAPPING[model_type]
-        wrap(config, 'save_pretrained', wrap_save_pretrained)
         # the Trainer's predictions leave it out; transformers calls it `cache` from 5.24 on
         changes.set_attribute(config, 'keys_to_ignore_at_inference', [*config.keys_to_ignore_at_inference, 'cache'])
         wrap(family.find_block(), '__init__', attn_mode.wrap_block_init, family)
@@ -141,9 +141,12 @@ def register_attn_mode(changes: Changes) -> None:
             own = isinstance(owner, type) and issubclass(owner, causal_lm) and owner is not causal_lm
             if own and 'forward' in vars(owner) and owner.__name__ not in family.forwards:
                 wrap(owner, 'forward', wrap_causal_lm)
-    if getattr(sys.modules.get('fla_longhorn_plugins.vllm'), 'registered', False):
-        # raises for swapped families, which vLLM may load by remote code
-        importlib.import_module('fla_longhorn.contrib.vllm.config')
+
+
+def register_packages(changes: Changes) -> None:
+    """What installed packages beside the plugin bring, such as compiled loops for a CPU."""
+    for entry in entry_points(group=PACKAGES):
+        entry.load()(changes)
 
 
 def register_composite(changes: Changes) -> None:
@@ -183,7 +186,7 @@ def wrap_attribute(
 PARTS: dict[str, Callable[[Changes], Any]] = {
     'names': register_names,
     'attn_mode': register_attn_mode,
-    'cpu': fla_cpu.register,
+    'packages': register_packages,
     'composite': register_composite,
     'trainer': register_trainer,
     'served': register_served_classes,

@@ -3,11 +3,11 @@ import sys
 import pytest
 import torch
 
-from fla_kit.changes import Changes
 from fla_longhorn.modules.flash_attention import MODULES, flash_attn_func, flash_attn_varlen_func
+from fla_longhorn.patches.changes import Changes
 from fla_longhorn.patches.parts import register_flash_attention
+from packages.cpu.tests.fla_cpu.reference import compare, tensor
 from tests import forks
-from tests.fla_cpu.reference import compare, tensor
 
 
 def attend(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):

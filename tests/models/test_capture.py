@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fla_longhorn.models.batch_invariant import make_batch_invariant
+from fla_longhorn_extras.batch_invariant import make_batch_invariant
 from tests.models.test_cache import build
 from tests.test_docs import DOCS, blocks
 

@@ -19,7 +19,7 @@ from tests.mutate.mutation import ROOT, Mutation
 from tests.mutate.rooms import MUTATIONS, ROOMS
 
 COPIED = (
-    'fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_plugins', 'offgpu', 'tests', 'examples', 'docs', 'pyproject.toml',
+    'fla_longhorn', 'packages', 'tests', 'examples', 'docs', 'conftest.py', 'pyproject.toml',
 )
 # seconds for the tests of one mutation
 LIMIT = 300
@@ -39,7 +39,8 @@ class Copy:
     def pytest(self, mutation: Mutation, machine_code: Path | None = None) -> tuple[int, str]:
         """Exit code of the mutation's tests, -1 where they take longer than `LIMIT` seconds, and what they write."""
         # and folders of packages beside those of the environment
-        paths = [str(self.folder), *(os.path.abspath(x) for x in os.environ.get('PYTHONPATH', '').split(os.pathsep) if x)]
+        own = self.folder, *sorted((self.folder / 'packages').iterdir())
+        paths = [*map(str, own), *(os.path.abspath(x) for x in os.environ.get('PYTHONPATH', '').split(os.pathsep) if x)]
         env = {
             **os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join(paths), 'PYTHONDONTWRITEBYTECODE': '1',
             'TRITON_INTERPRET': '0', **mutation.env, 'NUMBA_CACHE_DIR': str(machine_code or self.machine_code),
@@ -57,7 +58,7 @@ class Copy:
         path = self.folder / mutation.path
         text, stamp = path.read_text(encoding='utf-8'), path.stat()
         # Numba looks at the file of the loop that is called, not at those of the functions in it
-        compiled = mutation.file.startswith(('ops/numba/', 'fla_cpu/', 'fla_kit/'))
+        compiled = mutation.file.startswith('packages/cpu/')
         machine_code = Path(tempfile.mkdtemp(dir=self.folder)) if compiled else self.machine_code
         path.write_text(mutation.apply(text), encoding='utf-8')
         try:

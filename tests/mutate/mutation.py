@@ -19,7 +19,7 @@ class Mutation:
 
     # unique within its room
     name: str
-    # in `fla_longhorn/` where it is not `fla_cpu/...` or `fla_kit/...`
+    # in `fla_longhorn/` where it is not `packages/...`
     file: str
     # text that the file holds once, and what replaces it
     old: str
@@ -35,7 +35,7 @@ class Mutation:
 
     @property
     def path(self) -> str:
-        return self.file if self.file.startswith(('fla_cpu/', 'fla_kit/')) else f'fla_longhorn/{self.file}'
+        return self.file if self.file.startswith('packages/') else f'fla_longhorn/{self.file}'
 
     def apply(self, text: str) -> str:
         """The file's text with the mutation in it."""

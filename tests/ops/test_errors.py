@@ -174,7 +174,7 @@ class TestBackend:
             select_backend(torch.device('cuda'))
 
     @pytest.mark.parametrize('interpret, name', [
-        ('1', 'fla_longhorn.ops.triton'), ('0', 'fla_longhorn.ops.numba'),
+        ('1', 'fla_longhorn.ops.triton'), ('0', 'fla_longhorn_cpu.backend'),
     ])
     def test_default_on_the_cpu(self, monkeypatch, interpret, name):
         monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)

@@ -31,8 +31,6 @@ PLACES = {
     'fla_longhorn.layers.longhorn': 'fla.layers.longhorn',
     'fla_longhorn.models': 'fla.models.longhorn',
     'fla_longhorn.models.longhorn': 'fla.models.longhorn',
-    # written by the plugin when it is imported: fla's checkpoints need no code of their own
-    'fla_longhorn.models.remote_code': None,
 }
 # each of these parts of fla imports itself and those before it
 ORDER = ('utils', 'ops', 'modules', 'layers', 'models')

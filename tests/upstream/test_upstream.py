@@ -18,7 +18,7 @@ from tests.upstream.tree import Report, make_tree, write_patch
 
 WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
 DEVICES = ['cpu', pytest.param('cuda', marks=[pytest.mark.slow, pytest.mark.compiler, WITH_CUDA])]
-BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_plugins')
+BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_cpu')
 IMPORT_ALL = '''
 import importlib, sys
 for name in sys.argv[1:]:

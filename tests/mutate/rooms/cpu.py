@@ -2,38 +2,44 @@
 
 from tests.mutate.mutation import Mutation
 
-NORM = 'tests/fla_cpu/test_norms.py::'
+NORM = 'packages/cpu/tests/fla_cpu/test_norms.py::'
 
 MUTATIONS = [
     Mutation(
-        'any-device', 'fla_cpu/backend.py', "return value.device.type == 'cpu', f", 'return True, f',
-        "tensors of a GPU lose fla's kernels", 'tests/fla_cpu/test_cpu.py::test_verifier_looks_at_the_first_tensor',
+        'any-device', 'packages/cpu/fla_cpu/backend.py', "return value.device.type == 'cpu', f", 'return True, f',
+        "tensors of a GPU lose fla's kernels",
+        'packages/cpu/tests/fla_cpu/test_cpu.py::test_verifier_looks_at_the_first_tensor',
     ),
     Mutation(
-        'float64-narrowed', 'fla_cpu/backend.py', 'return x if x.dtype == torch.float64 else x.float()', 'return x.float()',
+        'float64-narrowed', 'packages/cpu/fla_cpu/backend.py', 'return x if x.dtype == torch.float64 else x.float()',
+        'return x.float()',
         'gradients cannot be checked in float64', NORM + 'test_norm', '[12-dtype3',
     ),
     Mutation(
-        'convolution-history', 'fla_cpu/convolution.py', '(n, width + position[n, i])', '(n, width - 1 + position[n, i])',
-        'the convolution starts from inputs one token too old', 'tests/fla_cpu/test_convolution.py::test_equation',
+        'convolution-history', 'packages/cpu/fla_cpu/convolution.py', '(n, width + position[n, i])',
+        '(n, width - 1 + position[n, i])',
+        'the convolution starts from inputs one token too old',
+        'packages/cpu/tests/fla_cpu/test_convolution.py::test_equation',
         '[33-4-dtype0-True -None]',
     ),
     Mutation(
-        'stream-strips', 'fla_cpu/loops.py', 'rows_before(carried, 3 * BD + d - first, BD, t0 > bos)',
+        'stream-strips', 'packages/cpu/fla_cpu/loops.py', 'rows_before(carried, 3 * BD + d - first, BD, t0 > bos)',
         'rows_before(carried, 3 * BD + d - first, BD, False)', 'gradients do not cross strips of tokens',
-        'tests/fla_cpu/test_loops.py::test_streams', '[66-144-True-silu]',
+        'packages/cpu/tests/fla_cpu/test_loops.py::test_streams', '[66-144-True-silu]',
     ),
     Mutation(
-        'page-order', 'fla_cpu/loops.py', 'store(pages, p + 2 * D, b_x1)', 'store(pages, p + 2 * D, b_x2)',
+        'page-order', 'packages/cpu/fla_cpu/loops.py', 'store(pages, p + 2 * D, b_x1)', 'store(pages, p + 2 * D, b_x2)',
         "a page of vLLM's pool loses the newest input",
-        'tests/fla_cpu/test_loops.py::test_pages_are_the_states_of_single_tokens',
+        'packages/cpu/tests/fla_cpu/test_loops.py::test_pages_are_the_states_of_single_tokens',
     ),
     Mutation(
-        'second-backward-scaled-twice', 'fla_cpu/losses.py', 'do == 1 else grad * do', 'do == 1 else grad.mul_(do)',
-        'a second backward is scaled twice', 'tests/fla_cpu/test_losses.py::test_second_backward_is_scaled_once',
+        'second-backward-scaled-twice', 'packages/cpu/fla_cpu/losses.py', 'do == 1 else grad * do',
+        'do == 1 else grad.mul_(do)',
+        'a second backward is scaled twice', 'packages/cpu/tests/fla_cpu/test_losses.py::test_second_backward_is_scaled_once',
     ),
     Mutation(
-        'rms-eps', 'fla_cpu/norms.py', '.square_().div_(D).add_(eps).rsqrt_()', '.square_().add_(eps).div_(D).rsqrt_()',
+        'rms-eps', 'packages/cpu/fla_cpu/norms.py', '.square_().div_(D).add_(eps).rsqrt_()',
+        '.square_().add_(eps).div_(D).rsqrt_()',
         'eps is divided by the width', NORM + 'test_norm', '[12-dtype0',
     ),
 ]

@@ -12,7 +12,7 @@ RECOMPUTE = 'tests/layers/test_recompute.py::'
 GATE = 'tests/models/test_gate.py::'
 PARALLEL = 'tests/distributed/test_parallel.py::'
 BARE = 'tests/layers/test_bare.py::'
-TOKEN = 'tests/ops/numba/test_mixer.py::'
+TOKEN = 'packages/cpu/tests/longhorn/test_mixer.py::'
 
 MUTATIONS = [
     Mutation(
@@ -103,6 +103,6 @@ MUTATIONS = [
     Mutation(
         'methods-unseen-in-decoding', 'layers/token.py',
         "if getattr(getattr(layer, name), '__func__', None) is not getattr(base, name):", 'if False:',
-        "decoding passes by a subclass's methods", 'tests/models/test_token.py::test_overridden_methods',
+        "decoding passes by a subclass's methods", 'packages/cpu/tests/longhorn/test_token.py::test_overridden_methods',
     ),
 ]

@@ -14,9 +14,9 @@ BACK = 'tests/models/test_rewind.py::'
 
 MUTATIONS = [
     Mutation(
-        'norm-of-all-rows', 'models/batch_invariant.py', 'RMSNorm: BlockRMSNorm,', '',
+        'norm-of-all-rows', 'packages/extras/fla_longhorn_extras/batch_invariant.py', 'RMSNorm: BlockRMSNorm,', '',
         'the norms of a batch-invariant model have as many rows as there are tokens',
-        'tests/models/test_batch_invariant.py::test_rows_of_each_call', '[norm]',
+        'packages/extras/tests/test_batch_invariant.py::test_rows_of_each_call', '[norm]',
     ),
     Mutation(
         'skip-uninitialised', MODELLING, 'nn.init.ones_(module.D)', 'pass', 'D is not initialised on a model from meta',

@@ -2,9 +2,9 @@
 
 from tests.mutate.mutation import Mutation
 
-OPERATOR, MODEL, COMMAND = (f'tests/onnx/test_{name}.py::' for name in ('operator', 'model', 'command'))
+OPERATOR, MODEL, COMMAND = (f'packages/extras/tests/onnx/test_{name}.py::' for name in ('operator', 'model', 'command'))
 STATES = 'models/with_states.py'
-TRANSLATE = 'onnx/translate.py'
+TRANSLATE = 'packages/extras/fla_longhorn_extras/onnx/translate.py'
 
 MUTATIONS = [
     Mutation(
@@ -45,20 +45,23 @@ MUTATIONS = [
         'outputs are not scaled', OPERATOR + 'test_equals_the_naive_one', 'values',
     ),
     Mutation(
-        'gate-let-through', 'onnx/export.py', "('attn', 'gate', 'quantization_config')", "('attn', 'quantization_config')",
+        'gate-let-through', 'packages/extras/fla_longhorn_extras/onnx/export.py', "('attn', 'gate', 'quantization_config')",
+        "('attn', 'quantization_config')",
         'a gated model fails inside torch.onnx, after its weights are read',
         COMMAND + 'test_checkpoints_that_have_no_translation', 'gate',
     ),
     Mutation(
-        'paths-left', 'onnx/export.py', '    ClearMetadataAndDocStringPass()(graph.model)\n', '',
+        'paths-left', 'packages/extras/fla_longhorn_extras/onnx/export.py',
+        '    ClearMetadataAndDocStringPass()(graph.model)\n', '',
         'the file holds stack traces of this machine', COMMAND + 'test_the_files',
     ),
     Mutation(
-        'end-ignored', 'onnx/generate.py', 'if not end.intersection(row[-1:]):', 'if True:',
+        'end-ignored', 'packages/extras/fla_longhorn_extras/onnx/generate.py', 'if not end.intersection(row[-1:]):',
+        'if True:',
         'rows go on after the end of the text', COMMAND + 'test_end_and_samples',
     ),
     Mutation(
-        'negative-tokens', 'onnx/generate.py', 'ids.min() < 0 or ', '',
+        'negative-tokens', 'packages/extras/fla_longhorn_extras/onnx/generate.py', 'ids.min() < 0 or ', '',
         "negative tokens count from the vocabulary's end", COMMAND + 'test_bad_calls_of_the_program',
     ),
 ]

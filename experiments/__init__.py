@@ -1,1 +1,0 @@
-"""The paper's and the field's experiments: settings, results and pages; `python -m experiments NAME`."""

@@ -1,1 +1,0 @@
-"""Longhorn in other programs, imported on request only."""

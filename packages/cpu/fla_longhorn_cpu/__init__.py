@@ -1,0 +1,38 @@
+"""Longhorn's operators on the CPU in loops compiled by Numba, which `import fla_longhorn` finds by an entry point."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fla_longhorn.patches.changes import Changes
+
+
+def register(changes: Changes) -> None:
+    """Make fla's modules run on the CPU, and Longhorn's operators in compiled loops, where Numba compiles."""
+    import fla_cpu
+    from fla_cpu.backend import load_loops
+    from fla_kit.numba import compiles
+    from fla_longhorn.modules.loops import register_loops
+    from fla_longhorn.ops.backend import register_cpu_backend
+
+    fla_cpu.register(changes)
+    register_cpu_backend('numba', load_backend, compiles)
+    register_loops(load_loops)
+
+
+def load_backend() -> ModuleType:
+    """Import the loops; without Numba, or if it must not compile, raise and say so."""
+    from fla_kit.numba import compiles
+
+    if find_spec('numba') and not compiles():
+        raise ValueError('FLA_LONGHORN_BACKEND=numba needs Numba to compile, but NUMBA_DISABLE_JIT is set')
+    try:
+        return importlib.import_module('fla_longhorn_cpu.backend')
+    except ModuleNotFoundError as error:
+        if error.name != 'numba':
+            raise
+        raise ModuleNotFoundError('the numba backend needs Numba: pip install numba', name='numba') from error

@@ -1,0 +1,272 @@
+"""Norm and convolution of float32 and bfloat16 tensors by the compiled loops: which calls they serve, and their results."""
+
+import pytest
+import torch
+from fla.modules import RMSNorm
+from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
+
+from fla_cpu import loops, norms
+from fla_cpu.backend import import_loops
+from fla_kit.numba import launch, threads
+from fla_longhorn.modules.loops import load_loops
+from packages.cpu.tests.fla_cpu.reference import assert_close, norm
+from packages.cpu.tests.fla_cpu.test_convolution import LENGTHS, batched, check, inputs_of
+from packages.cpu.tests.fla_cpu.test_convolution import run as convolve
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The names of the loops that ran."""
+    names = []
+    for name in ('rms_norm', 'convolve_token', 'convolve', 'convolve_gradients'):
+        function = getattr(loops, name)
+        monkeypatch.setattr(loops, name, lambda *args, f=function, n=name: names.append(n) or f(*args))
+    return names
+
+
+def conv_inputs(N=3, D=22, W=4):
+    return torch.randn(N, D), torch.randn(N, D, W), torch.randn(D, W), torch.randn(D)
+
+
+# 2200 rows of 512 entries are shared among threads
+@pytest.mark.parametrize(('T', 'D'), [(0, 8), (1, 1), (1, 64), (5, 67), (2200, 512)])
+@pytest.mark.parametrize('affine', [False, True])
+def test_norm(served, T, D, affine):
+    x = torch.randn(T, D)
+    layer = RMSNorm(D, elementwise_affine=affine)
+    if affine:
+        torch.nn.init.normal_(layer.weight)
+    # with gradients inside fla's autograd function
+    with torch.set_grad_enabled(affine):
+        y = layer(x).detach()
+    assert served == ['rms_norm'] or T == 0
+    weight = layer.weight.double() if affine else None
+    assert_close('output', y, norm(x.double(), weight, None, 1e-5, True, 1), 1e-6)
+
+
+def normalise() -> tuple[torch.Tensor, ...]:
+    x, weight, rstd = torch.randn(100, 30), torch.randn(30), torch.empty(100)
+    return loops.rms_norm(x, weight, 1e-6, rstd=rstd), rstd
+
+
+def convolve_both_ways() -> tuple[torch.Tensor, ...]:
+    x, weight, bias = torch.randn(2, 70, 272), torch.randn(272, 4), torch.randn(272)
+    return loops.convolve(x, weight, bias, None, True), *loops.convolve_gradients(x, x, weight, bias, None, True)
+
+
+@pytest.mark.parametrize(('function', 'n', 'shared'), [(normalise, 2, [2]), (convolve_both_ways, 3, [3, 3])])
+@torch.no_grad()
+def test_threads_change_nothing(monkeypatch, function, n, shared):
+    monkeypatch.setattr(launch, 'MIN_PARALLEL_STEPS', 0)
+    ran, results, run = [], [], threads.run
+    monkeypatch.setattr(threads, 'run', lambda loop, n_w, *args: ran.append(n_w) or run(loop, n_w, *args))
+    # the first call compiles, on one thread
+    for count in (1, n):
+        monkeypatch.setattr(torch, 'get_num_threads', lambda count=count: count)
+        torch.manual_seed(0)
+        results.append(function())
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and ran == shared
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('has_bias', [False, True])
+@torch.no_grad()
+def test_pages_are_the_states_of_single_tokens(dtype, has_bias):
+    """The same bits, in strided inputs and pages with a gap: one token each, and sequences of every length about a strip."""
+    D, first, last = 144, [5, -1, 0, 3, -1, 2, 7], [5, 1, 0, -1, -1, 6, 7]
+    weight, bias = (t.to(dtype) for t in conv_inputs(D=D)[2:])
+    bias = bias if has_bias else None
+    for lengths in ([1] * 7, [0, 1, 2, 3, 4, 66, 130], [130, 64, 0, 66, 1, 2, 3]):
+        pool, bounds = torch.randn(8, 3 * D + 8).to(dtype), torch.tensor([0, *lengths]).cumsum(0)
+        pages, want_pool = pool[:, :3 * D].view(8, 3, D), pool.clone()
+        wide = torch.randn(int(bounds[-1]), 2 * D).to(dtype)
+        x, want = wide[:, D:], torch.empty(len(wide), D, dtype=dtype)
+        for n, (before, after) in enumerate(zip(first, last, strict=True)):
+            cache = torch.zeros(1, D, 4, dtype=dtype)
+            if before >= 0:
+                cache[0, :, 1:] = pages[before].T
+            for t in range(bounds[n], bounds[n + 1]):
+                want[t] = loops.convolve_token(x[t:t + 1], cache, weight, bias, True)[0]
+            if after >= 0 and lengths[n] > 0:
+                want_pool[after, :3 * D] = cache[0, :, 1:].T.flatten()
+        tokens = None if max(lengths) == 1 else bounds
+        assert torch.equal(loops.convolve_in_pages(x, pages, weight, bias, True, first, last, tokens), want)
+        assert torch.equal(pool, want_pool)
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    ({'pages': [0, 7]}, r'must name one of 7 pages, .* got \[0, 7\]'), ({'pages': [0]}, 'for each of 2 sequences'),
+    ({'D': 60}, 'a multiple of 16 channels, got 60'), ({'taps': 3}, r'weight must have shape \[64, 4\]'),
+    ({'width': 4}, r'pages must have shape \[7, 3, 64\]'),
+    ({'last': [0, 7]}, r'must name one of 7 pages, .* got \[0, 1\] and \[0, 7\]'),
+    *(({'bounds': bounds}, 'cu_seqlens must rise from 0 to 2') for bounds in ([0, 2, 1], [0, 3, 2], [0, 1, 1], [1, 1, 2])),
+])
+def test_bad_pages(change, message):
+    D, rows, bounds = change.get('D', 64), change.get('pages', [0, 1]), change.get('bounds')
+    pages, weight = torch.zeros(7, change.get('width', 3), D), torch.zeros(D, change.get('taps', 4))
+    with pytest.raises(ValueError, match=message):
+        loops.convolve_in_pages(
+            torch.zeros(2, D), pages, weight, None, True, rows, change.get('last', rows),
+            None if bounds is None else torch.tensor(bounds),
+        )
+
+
+@torch.no_grad()
+def test_bfloat16_is_float32_rounded_at_the_end(served):
+    """No loop keeps a sum in bfloat16; a state and a weight in another dtype than the input are read as they are."""
+    x, cache, weight, bias = (t.bfloat16() for t in conv_inputs())
+    wide_cache = cache.float()
+    want = causal_conv1d_update(x.float(), wide_cache, None, weight.float(), bias.float(), 'silu')[0].bfloat16()
+    for parameters in ((weight, bias), (weight.float(), bias.float()), (weight, bias.float())):
+        for states in (cache.clone(), cache.float()):
+            assert torch.equal(causal_conv1d_update(x, states, None, *parameters, 'silu')[0], want)
+            assert torch.equal(states.float(), wide_cache)
+    layer, rows = RMSNorm(67).bfloat16(), torch.randn(5, 67).bfloat16()
+    torch.nn.init.normal_(layer.weight)
+    got, wide = layer(rows), layer.float()
+    assert torch.equal(got, wide(rows.float()).bfloat16()) and torch.equal(got, wide(rows))
+    assert set(served) == {'convolve_token', 'rms_norm'}
+    # strips of 64 tokens hand their part of the next strip's gradients over in float32
+    x, dy, weight, bias = torch.randn(2, 150, 32), torch.randn(2, 150, 32), torch.randn(32, 4), torch.randn(32)
+    x, dy = x.bfloat16(), dy.bfloat16()
+    y, wide = (loops.convolve(rows, weight, bias, None, True) for rows in (x, x.float()))
+    assert torch.equal(y, wide.bfloat16())
+    narrow = loops.convolve_gradients(dy, x, weight, bias, None, True)
+    wide = loops.convolve_gradients(dy.float(), x.float(), weight, bias, None, True)
+    assert torch.equal(narrow[0], wide[0].bfloat16())
+    assert all(torch.equal(a, b) for a, b in zip(narrow[1:], wide[1:], strict=True))
+
+
+# sequences of less than a kernel, whole strips of 64 tokens and parts of one; a block of 128 channels and a vector more
+@pytest.mark.parametrize('activation', [None, 'silu'])
+@pytest.mark.parametrize('extras', [True, False])
+@pytest.mark.parametrize(('length', 'channels'), [(1, 16), (2, 16), (3, 16), (4, 48), (64, 16), (66, 144), (130, 32)])
+def test_streams(served, activation, extras, length, channels):
+    check(inputs_of((2, length, channels), extras=extras, state=False), activation, final=False)
+    assert served == ['convolve', 'convolve_gradients']
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('activation', [None, 'silu'])
+def test_packed_streams(served, activation, dtype):
+    """Sequences of several strips too."""
+    lengths = [*LENGTHS, 70, 0, 140]
+    check(inputs_of((1, sum(lengths), 32), 4, lengths, dtype, state=False), activation, lengths, final=False)
+    assert served == ['convolve', 'convolve_gradients']
+
+
+def test_long_sums_keep_their_digits():
+    """Gradients of taps are sums over all tokens, each strip's added in float64."""
+    x, dy = torch.rand(1, 200_000, 16) + 0.5, torch.rand(1, 200_000, 16) + 0.5
+    _, dtaps, dbias = loops.convolve_gradients(dy, x, torch.randn(16, 4), None, None, False)
+    assert_close('dbias', dbias, dy.double().sum((0, 1)), 1e-7)
+    assert_close('dtaps', dtaps[:, 3], (dy.double() * x.double()).sum((0, 1)), 1e-7)
+
+
+@pytest.mark.parametrize('case', ['state', 'final state', 'width', 'channels', 'float64', 'second derivatives'])
+def test_streams_not_served(served, case):
+    shape, width = (2, 9, 18 if case == 'channels' else 16), 3 if case == 'width' else 4
+    given = inputs_of(shape, width, dtype=torch.float64 if case == 'float64' else torch.float32, state=case == 'state')
+    outputs = convolve(**given, final=case == 'final state')
+    loss = sum(x.square().sum() for x in outputs)
+    torch.autograd.grad(loss, given['x'], create_graph=case == 'second derivatives')
+    # the loop's forward pass, and PyTorch's backward pass
+    assert served == (['convolve'] if case in ('final state', 'second derivatives') else [])
+
+
+def test_rows_outside_of_sequences():
+    """Such bounds are no one's promise, but may not make the loops leave rows unwritten, or write beyond."""
+    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4)
+    for bounds in ([0, 4], [2, 9], [0, 30, 9]):
+        assert not loops.convolves(x, weight, torch.tensor(bounds))
+    assert loops.convolves(x, weight, torch.tensor([0, 4, 4, 9]))
+    assert not loops.convolves(x[:, :0], weight, None)
+    # packed sequences lie in one row of the batch
+    assert not loops.convolves(x.expand(2, 9, 16), weight, torch.tensor([0, 4, 9]))
+
+
+@pytest.mark.parametrize('rows', [
+    torch.randn(1, 3, 16).transpose(0, 1), torch.randn(3, 5, 16).transpose(0, 1), torch.randn(3, 5, 48)[..., 16:32],
+    torch.randn(1, 1, 16).expand(3, 5, 16), torch.randn(3, 16, 5).mT,
+], ids=['one token', 'time first', 'part', 'expanded', 'channels first'])
+def test_any_layout(served, rows):
+    """Rows that PyTorch calls contiguous may still name any stride for a dimension of size one."""
+    weight, bias = torch.randn(16, 4), torch.randn(16)
+    inputs = {'x': rows.detach().requires_grad_(), 'weight': weight.requires_grad_(), 'bias': bias.requires_grad_()}
+    outputs, = convolve(**inputs, final=False)
+    want = batched(**{name: x.detach().double() for name, x in inputs.items()}, activation='silu')[0]
+    assert_close('output', outputs, want, 1e-6)
+    dy = torch.randn(*rows.shape[:2], 32)[..., ::2]
+    dense, = torch.autograd.grad(outputs, inputs['weight'], dy.contiguous(), retain_graph=True)
+    strided, = torch.autograd.grad(outputs, inputs['weight'], dy)
+    assert torch.equal(dense, strided) and served == ['convolve', 'convolve_gradients', 'convolve_gradients']
+
+
+def test_a_gradient_that_is_a_negated_view(served):
+    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4, requires_grad=True)
+    dy = torch.randn(1, 9, 16, dtype=torch.complex64).conj().imag
+    assert dy.is_neg()
+    got, want = (
+        torch.autograd.grad(causal_conv1d(x, weight)[0], weight, y)[0] for y in (dy, dy.resolve_neg())
+    )
+    assert_close('dweight', got, want.double(), 1e-6)
+
+
+@torch.no_grad()
+def test_an_update_is_seen_by_autograd():
+    x, cache, weight, bias = conv_inputs()
+    with torch.enable_grad():
+        scale = torch.ones_like(cache, requires_grad=True)
+        loss = (scale * cache).sum()
+    causal_conv1d_update(x, cache, None, weight, bias, 'silu')
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        loss.backward()
+
+
+@torch.no_grad()
+def test_parameters_can_be_freed():
+    """FSDP2 takes the memory of parameters away and gives it back, which NumPy's arrays would forbid."""
+    x, cache, weight, bias = conv_inputs()
+    scale = torch.randn(22)
+    causal_conv1d_update(x, cache, None, weight, bias, 'silu')
+    loops.rms_norm(x, scale, 1e-5)
+    for parameter in (weight, bias, scale):
+        parameter.untyped_storage().resize_(0)
+
+
+@torch.no_grad()
+def test_not_served(served, monkeypatch):
+    x, cache, weight, bias = conv_inputs()
+    layer = RMSNorm(22)
+    layer(x.double())
+    for other in (cache.half(), cache.mT.contiguous().mT):
+        causal_conv1d_update(x, other, None, weight, bias, 'silu')
+    torch.func.vmap(lambda y: norms.layer_norm_fwd(y, layer.weight, None, is_rms_norm=True)[0])(x[None])
+    monkeypatch.setenv('FLA_CPU_LOOPS', '0')
+    import_loops.cache_clear()
+    layer(x)
+    causal_conv1d_update(x, cache, None, weight, bias, 'silu')
+    assert served == []
+
+
+@torch.no_grad()
+def test_sizes_that_do_not_fit():
+    """Addresses have no sizes: nothing may be read or written beyond."""
+    x, cache, weight, bias = conv_inputs()
+    with pytest.raises(ValueError, match=r'weight must have shape \[44\]'):
+        RMSNorm(22)(torch.randn(3, 44))
+    with pytest.raises(ValueError, match=r'cache must have shape \[3, 22, 4\]'):
+        causal_conv1d_update(x, cache[:2].contiguous(), None, weight, bias, 'silu')
+    stream, kernels = torch.randn(1, 9, 32), torch.randn(32, 4)
+    with pytest.raises(ValueError, match=r'weight must have shape \[32, 4\]'):
+        causal_conv1d(stream, kernels[:16].contiguous())
+    with pytest.raises(ValueError, match=r'bias must have shape \[32\]'):
+        causal_conv1d(stream, kernels, torch.randn(16))
+    with pytest.raises(ValueError, match=r'dy must have shape \[9, 32\]'):
+        loops.convolve_gradients(stream[:, :5], stream, kernels, None, None, False)
+
+
+def test_registered_for_the_modules():
+    """`fla_longhorn.modules` import no loops: the package registers them."""
+    assert load_loops(torch.zeros(2, 4), None) is loops
+    assert load_loops(torch.zeros(2, 4, dtype=torch.float64)) is load_loops(torch.zeros(4, 2).mT) is None

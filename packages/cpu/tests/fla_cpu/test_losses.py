@@ -1,0 +1,191 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from fla.modules import FusedKLDivLoss, FusedLinearCrossEntropyLoss
+from fla.modules.fused_cross_entropy import cross_entropy_loss
+from fla.modules.fused_linear_cross_entropy.ops import logsumexp_fwd
+
+from fla_cpu.losses import verify_ignored, verify_one_process
+from packages.cpu.tests.fla_cpu.reference import DTYPES, GRADIENT_TOLERANCE, assert_close, compare, strided, tensor
+
+OPTIONS = [
+    {},
+    {'label_smoothing': 0.1},
+    {'logit_scale': 0.7},
+    {'logit_scale': -1.5, 'label_smoothing': 0.2},
+    {'logit_softcapping': 3.0},
+    {'ignore_index': 4},
+    {'logit_scale': 1.3, 'logit_softcapping': 5.0, 'label_smoothing': 0.05, 'ignore_index': 4},
+]
+
+
+@pytest.fixture(params=[1 << 19, 40], ids=['one block', 'blocks'])
+def block_elements(request, monkeypatch):
+    """Also with blocks of a row or two, which the small tensors of these tests would not fill."""
+    for name in ('BLOCK_ELEMENTS', 'MATMUL_BLOCK_ELEMENTS'):
+        monkeypatch.setattr(f'fla_cpu.losses.{name}', request.param)
+
+
+def cross_entropy(
+    logits, target, label_smoothing=0.0, logit_scale=1.0, lse_square_scale=0.0, logit_softcapping=None, ignore_index=-100,
+):
+    """The loss of every row and the z-loss that it contains."""
+    logits = logits * logit_scale
+    if logit_softcapping is not None:
+        logits = logit_softcapping * torch.tanh(logits / logit_softcapping)
+    loss = F.cross_entropy(logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction='none')
+    z_loss = lse_square_scale * logits.logsumexp(-1).square() * (target != ignore_index)
+    return loss + z_loss, z_loss
+
+
+def targets(rows, classes, ignore_index=-100):
+    target = torch.randint(0, classes, (rows,))
+    target[::3] = ignore_index
+    return target
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('lse_square_scale', [0.0, 0.01])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_cross_entropy(options, lse_square_scale, dtype, block_elements):
+    options = {**options, 'lse_square_scale': lse_square_scale}
+    target = targets(11, 19, options.get('ignore_index', -100))
+
+    def function(logits):
+        loss, z_loss = cross_entropy_loss(logits, target, **options)
+        assert loss.dtype == torch.float32
+        assert_close('z-loss', z_loss, cross_entropy(logits.detach().double(), target, **options)[1], 1e-5)
+        return (loss,)
+
+    logits = strided(11, 19, dtype=dtype)
+    compare(function, lambda logits: cross_entropy(logits, target, **options)[:1], {'logits': logits}, dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_cross_entropy_overwrites_the_logits(dtype):
+    leaf, target = tensor(8, 13, dtype=dtype), targets(8, 13)
+    logits = leaf * 1
+    loss, _ = cross_entropy_loss(logits, target, inplace_backward=True)
+    loss.sum().backward()
+    assert torch.equal(logits, leaf.grad)
+    wide = leaf.detach().double().requires_grad_()
+    cross_entropy(wide, target)[0].sum().backward()
+    assert_close('gradient', leaf.grad, wide.grad, GRADIENT_TOLERANCE[dtype])
+
+
+def test_large_logits_stay_finite():
+    logits, target = (torch.randn(4, 9) * 1e4).requires_grad_(), torch.tensor([1, 2, 3, 4])
+    compare(
+        lambda logits: cross_entropy_loss(logits, target)[:1], lambda logits: cross_entropy(logits, target)[:1],
+        {'logits': logits}, torch.float32,
+    )
+
+
+def test_vocabulary_over_processes_is_declined():
+    accepted, reason = verify_one_process(torch.ones(2, 3), torch.ones(2), process_group=object())
+    assert not accepted and 'process group' in reason
+    assert verify_one_process(torch.ones(2, 3), torch.ones(2), process_group=None)[0]
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('bias', [True, False])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_linear_cross_entropy(options, reduction, bias, dtype):
+    ignore_index = options.get('ignore_index', -100)
+    target = targets(26, 40, ignore_index)
+    inputs = {
+        'x': strided(2, 13, 8, dtype=dtype),
+        'weight': tensor(40, 8, dtype=dtype),
+        'bias': tensor(40, dtype=dtype) if bias else None,
+    }
+
+    def reference(x, weight, bias):
+        loss, _ = cross_entropy(F.linear(x.flatten(0, 1), weight, bias), target, **options)
+        return (loss.sum() / ((target != ignore_index).sum() if reduction == 'mean' else 1),)
+
+    criterion = FusedLinearCrossEntropyLoss(reduction=reduction, num_chunks=3, **options)
+    # the logits and their gradients are in the dtype of the weight, as they are in plain PyTorch
+    compare(
+        lambda x, weight, bias: (criterion(x, target.view(2, 13), weight, bias),), reference, inputs, dtype,
+        plain=dtype != torch.float32,
+    )
+
+
+def test_ignored_rows_are_not_read():
+    """So they cost nothing: even NaN in them changes nothing."""
+    target = torch.tensor([0, -100, -100, 3, 4])
+    kept = target != -100
+    x, weight = torch.where(kept[:, None], torch.randn(5, 4), float('nan')).requires_grad_(), tensor(10, 4)
+    loss = FusedLinearCrossEntropyLoss()(x, target, weight)
+    want = FusedLinearCrossEntropyLoss()(x[kept], target[kept], weight)
+    assert loss == want
+    for got, wanted in zip(torch.autograd.grad(loss, (x, weight)), torch.autograd.grad(want, (x, weight)), strict=True):
+        assert torch.equal(got, wanted)
+
+    logits = torch.where(kept[:, None], torch.randn(5, 10), float('nan')).requires_grad_()
+    losses, _ = cross_entropy_loss(logits, target)
+    losses.sum().backward()
+    assert losses.isfinite().all() and logits.grad.isfinite().all() and (logits.grad[~kept] == 0).all()
+
+
+def test_other_numbers_of_logits_and_targets():
+    """With ignored ones, rows of the logits would be left out."""
+    for logits, target in ((tensor(6, 10), torch.tensor([1, -100, 2])), (tensor(2, 10), torch.tensor([1, -100, 2]))):
+        with pytest.raises(ValueError, match=rf'target must have one class per row of logits, {len(logits)}, got 3'):
+            cross_entropy_loss(logits, target)
+    with pytest.raises(ValueError, match='target must have one class per row of logits'):
+        FusedLinearCrossEntropyLoss()(tensor(6, 4), torch.tensor([1, -100, 2]), tensor(10, 4))
+
+
+def test_no_targets():
+    """fla's own loss of them is 0."""
+    x, weight = tensor(5, 4), tensor(10, 4)
+    loss = FusedLinearCrossEntropyLoss()(x, torch.full((5,), -100), weight)
+    assert loss == 0 and not any(dx.any() for dx in torch.autograd.grad(loss, (x, weight)))
+
+
+def test_targets_on_a_device_are_not_read():
+    """Which backend serves a call is asked on every device, and reading a value would stall a GPU."""
+    accepted, reason = verify_ignored(*(torch.ones(shape, device='meta') for shape in ((2, 3), (2,), (4, 3))))
+    assert not accepted and 'meta' in reason
+
+
+def test_second_backward_is_scaled_once():
+    x, weight, target = tensor(6, 4), tensor(10, 4), targets(6, 10)
+    loss = FusedLinearCrossEntropyLoss()(x, target, weight)
+    first = torch.autograd.grad(loss, (x, weight), torch.tensor(3.0), retain_graph=True)
+    second = torch.autograd.grad(loss, (x, weight), torch.tensor(3.0))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b) and a.ne(0).any()
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('softcapping', [None, 2.0])
+def test_logsumexp(dtype, softcapping, block_elements):
+    x = strided(3, 5, 23, dtype=dtype, requires_grad=False)
+    wide = x.double() * 0.6
+    wide = wide if softcapping is None else softcapping * torch.tanh(wide / softcapping)
+    got = logsumexp_fwd(x, scale=0.6, softcapping=softcapping)
+    assert got.dtype == torch.float32
+    assert_close('logsumexp', got, wide.logsumexp(-1), 1e-6)
+    assert logsumexp_fwd(x, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize('needed', [('x', 'weight'), ('x',), ('weight',)], ids=' '.join)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_kl_divergence(dtype, needed, block_elements):
+    inputs = {'x': strided(9, 8, dtype=dtype, requires_grad=False), 'weight': torch.randn(21, 8, dtype=dtype)}
+    for name in needed:
+        inputs[name].requires_grad_()
+    teacher_x, teacher_weight = torch.randn(9, 6, dtype=dtype), torch.randn(21, 6, dtype=dtype)
+
+    def reference(x, weight):
+        student = F.log_softmax(F.linear(x, weight), -1)
+        teacher = F.log_softmax(F.linear(teacher_x.to(x), teacher_weight.to(x)), -1)
+        return (F.kl_div(student, teacher, log_target=True, reduction='batchmean'),)
+
+    compare(
+        lambda x, weight: (FusedKLDivLoss()(x, teacher_x, weight, teacher_weight),), reference, inputs, dtype,
+        plain=dtype != torch.float32,
+    )

@@ -1,0 +1,162 @@
+"""The same bits of a token in generation and in training (`make_batch_invariant`)."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from fla_longhorn.modules import L2Norm, RMSNorm
+from fla_longhorn.selfcheck.compare import relative_error
+from fla_longhorn_extras.batch_invariant import make_batch_invariant
+
+FORMS = {
+    'paper': {},
+    'exact': {'exact': True},
+    'heads': {'exact': True, 'num_heads': 2, 'k_norm': 'l2', 'scalar_beta': True},
+    'mlp, values': {'hidden_ratio': 4, 'value_proj': True},
+    'gate': {'gate': 'channel', 'exact': True},
+    'turns': {'allow_neg_eigval': True, 'tie_qk': True},
+}
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def make(form, dtype, device):
+    torch.manual_seed(0)
+    # kernels that are interpreted take long
+    num_layers = 3 if device.type == 'cpu' else 1
+    config = LonghornConfig(hidden_size=64, num_hidden_layers=num_layers, vocab_size=97, eos_token_id=None, **FORMS[form])
+    model = make_batch_invariant(LonghornForCausalLM(config).eval().to(device, dtype))
+    with torch.no_grad():
+        for x in model.parameters():
+            x += 0.1 * torch.randn_like(x)
+    return model
+
+
+@torch.no_grad()
+def assert_invariant(model, ids):
+    output = model(ids[:, :-4], use_cache=True)
+    logits = [output.logits]
+    for token in ids[:, -4:].split(1, 1):
+        logits.append(model(token, past_key_values=output.past_key_values, use_cache=True).logits)
+    assert torch.equal(torch.cat(logits, 1), model(ids).logits)
+
+
+@pytest.mark.parametrize('dtype', DTYPES, ids=str)
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('prompt', [1, 33, 70])
+def test_token_by_token(form, dtype, prompt, device):
+    new = 30 if device.type == 'cpu' else 4
+    model, ids = make(form, dtype, device), torch.randint(3, 97, (3, prompt + new), device=device)
+    with torch.inference_mode():
+        output = model(ids[:, :prompt], use_cache=True)
+        logits = [output.logits]
+        for token in ids[:, prompt:].split(1, 1):
+            output = model(token, past_key_values=output.past_key_values, use_cache=True)
+            logits.append(output.logits)
+        alone = model(ids[1:2]).logits
+    trained = model.train()(ids, use_cache=False).logits
+    assert trained.requires_grad
+    assert torch.equal(torch.cat(logits, 1), trained)
+    assert torch.equal(alone, trained[1:2])
+
+
+@pytest.mark.parametrize('dtype', DTYPES, ids=str)
+@pytest.mark.parametrize('form', FORMS)
+def test_ratios_of_generation_and_training_are_one(form, dtype, device):
+    """As GRPO computes them: completions sampled after prompts padded on the left, then one forward of both."""
+    model, prompts = make(form, dtype, device), torch.randint(3, 97, (4, 9), device=device)
+    new = 40 if device.type == 'cpu' else 6
+    mask = torch.ones_like(prompts)
+    mask[0, :4] = mask[2, :8] = 0
+    torch.manual_seed(1)
+    sampled = model.generate(
+        prompts, attention_mask=mask, do_sample=True, max_new_tokens=new, output_logits=True, return_dict_in_generate=True,
+    )
+    completions = sampled.sequences[:, 9:]
+    assert completions.shape == (4, new) and len(completions.unique()) > new // 2
+    mask = torch.cat([mask, torch.ones_like(completions)], 1)
+    logits = model.train()(sampled.sequences, attention_mask=mask, use_cache=False).logits[:, 8:-1]
+    old, new = (
+        x.float().log_softmax(-1).gather(-1, completions[..., None]) for x in (torch.stack(sampled.logits, 1), logits)
+    )
+    assert (new - old).count_nonzero() == 0
+
+
+@pytest.mark.parametrize('conv_size', [2, 3, 4])
+def test_taps(conv_size, device):
+    config = LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97, conv_size=conv_size)
+    model = make_batch_invariant(LonghornForCausalLM(config).to(device))
+    assert_invariant(model, torch.randint(3, 97, (2, 40), device=device))
+
+
+@pytest.mark.parametrize(('cls', 'options'), [
+    (torch.nn.Linear, {'hidden_ratio': 2, 'gate': 'channel', 'value_proj': True}), (RMSNorm, {}),
+    (torch.nn.RMSNorm, {'fuse_norm': False}), (L2Norm, {'k_norm': 'l2', 'num_heads': 2}),
+], ids=['linear', 'norm', 'norm of PyTorch', 'norm of keys'])
+def test_rows_of_each_call(cls, options, monkeypatch, device):
+    """Compiled kernels and libraries choose their order of sums by the number of rows."""
+    rows, forward = [], cls.forward
+    monkeypatch.setattr(cls, 'forward', lambda self, x: rows.append(x[..., 0].numel()) or forward(self, x))
+    config = LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97, **options)
+    model = make_batch_invariant(LonghornForCausalLM(config).to(device))
+    assert_invariant(model, torch.randint(3, 97, (2, 40), device=device))
+    assert len(rows) > 4 and len(set(rows)) == 1
+
+
+def test_gradients_are_the_models(device):
+    torch.manual_seed(0)
+    config = LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97, exact=True, hidden_ratio=2)
+    model, ids = LonghornForCausalLM(config).to(device), torch.randint(3, 97, (2, 70), device=device)
+    model(ids, labels=ids).loss.backward()
+    wanted = {name: x.grad.clone() for name, x in model.named_parameters()}
+    model.zero_grad()
+    make_batch_invariant(model)(ids, labels=ids).loss.backward()
+    for name, x in model.named_parameters():
+        assert relative_error(x.grad, wanted[name]) < 1e-4, name
+
+
+def test_adapters_and_weights_stay(tmp_path, device):
+    model = make('exact', torch.float32, device)
+    model.save_pretrained(tmp_path)
+    again = LonghornForCausalLM.from_pretrained(tmp_path).to(device)
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
+    ids = torch.randint(3, 97, (1, 5), device=device)
+    assert torch.allclose(model(ids).logits, again.eval()(ids).logits, atol=1e-5)
+
+
+def test_attention_is_refused():
+    config = LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97, attn={'layers': [0], 'num_heads': 2})
+    with pytest.raises(ValueError, match='must have no attention layers, got one in model.layers.0.attn'):
+        make_batch_invariant(LonghornForCausalLM(config))
+
+
+def test_swapped_models(device):
+    """fla's norms have the same bits on a CPU; on a GPU their launches depend on the number of rows."""
+    config = AutoConfig.for_model('gla', hidden_size=64, num_hidden_layers=1, num_heads=1, vocab_size=97, attn_mode='longhorn')
+    model = AutoModelForCausalLM.from_config(config).to(device)
+    if device.type == 'cpu':
+        assert_invariant(make_batch_invariant(model), torch.randint(3, 97, (2, 9), device=device))
+        return
+    with pytest.raises(ValueError, match="Longhorn's own modules on cuda.*, got RMSNorm in model.layers.0.attn_norm"):
+        make_batch_invariant(model)
+
+
+def test_large_keys_are_refused_on_a_gpu(device):
+    config = LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97, state_size=129)
+    model = LonghornForCausalLM(config).to(device)
+    if device.type == 'cpu':
+        make_batch_invariant(model)
+        return
+    with pytest.raises(ValueError, match='state_size must be at most 128 on cuda.*, got 129 in model.layers.0.attn'):
+        make_batch_invariant(model)
+
+
+def test_other_weights_are_refused(device):
+    model = LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97)).to(device)
+    model.lm_head.weight = Buffered(model.lm_head.weight.data)
+    with pytest.raises(ValueError, match='must have plain weights, got Buffered in lm_head'):
+        make_batch_invariant(model)
+
+
+class Buffered(torch.nn.Parameter):
+    pass
