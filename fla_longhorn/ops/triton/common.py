@@ -142,8 +142,7 @@ def weighted_rows(b_a, b_m, R: tl.constexpr, FMA: tl.constexpr = False):
         return b_acc if R == 1 else tl.sum(b_acc, 0)[None, :]
 
 
-@triton.constexpr_function
-def padded_state_size(K):
+def padded_state_size(K: int) -> int:
     return max(triton.next_power_of_2(K), 16)
 
 

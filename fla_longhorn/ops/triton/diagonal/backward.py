@@ -46,6 +46,7 @@ from fla_longhorn.ops.triton.diagonal.common import (
     load_inputs,
     load_rows,
     locate_segment,
+    padded,
     prepare_rows,
     state_offsets,
 )
@@ -78,7 +79,7 @@ def longhorn_bwd_kernel(
     HAS_D: tl.constexpr = D is not None
     HAS_Z: tl.constexpr = z is not None
     HAS_G: tl.constexpr = g is not None
-    KP: tl.constexpr = padded_state_size(K)
+    KP: tl.constexpr = padded(K)
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
     BT: tl.constexpr = min(INTERVAL, 128)
@@ -183,7 +184,7 @@ def longhorn_reduce_kernel(
     OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
     """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
-    KP: tl.constexpr = padded_state_size(K)
+    KP: tl.constexpr = padded(K)
     S_P: tl.constexpr = 2 * KP + 4
     TP = T if IS_VARLEN else NS * TS
     i_t, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)

@@ -15,6 +15,8 @@ from fla_longhorn.ops.triton.common import FUSED, launch_key, no_step, padded_st
 from fla_longhorn.ops.triton.diagonal.configs import for_prepare
 from fla_longhorn.ops.triton.slots import locate_slot
 
+padded = triton.constexpr_function(padded_state_size)
+
 
 @triton.jit
 def locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN: tl.constexpr):

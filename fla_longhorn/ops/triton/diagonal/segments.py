@@ -18,7 +18,6 @@ from fla_longhorn.ops.triton.common import (
     decays,
     is_scalar,
     launch_key,
-    padded_state_size,
     sigmoid,
     step_sizes,
     strided_inputs,
@@ -32,6 +31,7 @@ from fla_longhorn.ops.triton.diagonal.common import (
     load_inputs,
     load_rows,
     locate_segment,
+    padded,
     state_offsets,
     unstack,
 )
@@ -83,7 +83,7 @@ def longhorn_segment_kernel(
     i_p = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
-    KP: tl.constexpr = padded_state_size(K)
+    KP: tl.constexpr = padded(K)
     i_v, i_k, i_h, i_s = i_p % NV, i_p // NV % NK, (i_p // (NV * NK)) % H, i_p // (NV * NK * H)
     _, _, _, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, cu_seqlens is not None)
     if not used:
