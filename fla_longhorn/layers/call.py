@@ -1,4 +1,4 @@
-"""A call of the layer apart from the model: padding, the states before it, what is recorded, a rank's part of the layer."""
+"""A call of the layer apart from the model: padding, the states before it, a rank's part of the layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 import torch.nn as nn
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
-from fla_longhorn.modules.replay import Replay, is_recording
 from fla_longhorn.modules.rows import WHOLE, Rows
 from fla_longhorn.modules.states import read_states
 from fla_longhorn.modules.tensor_parallel import find_part
@@ -30,7 +29,6 @@ class LayerCall:
     cp_context: Any = None
     cu_seqlens_cpu: torch.Tensor | None = None
     cache: Cache | None = None
-    replay: Replay | None = None
 
     def __init__(
         self, layer: Longhorn, T: int, rows: Rows, states: tuple[torch.Tensor | None, ...] = (None, None),
@@ -39,6 +37,11 @@ class LayerCall:
         self.layer, self.T, self.rows, self.part, self.use_cache = layer, T, rows, find_part(layer), use_cache
         self.num_heads = layer.num_heads if self.part is None else self.part.num_heads
         self.recurrent_state, self.conv_state = states
+
+    @property
+    def is_step(self) -> bool:
+        """One token per row, whole and alone, whose states are kept."""
+        return self.T == 1 and self.use_cache and type(self.rows) is Rows and self.part is self.cp_context is None
 
     def project(self, in_proj: nn.Linear, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """This rank's channels of x and z, `[B, T, D]` without the padding."""
@@ -61,27 +64,12 @@ class LayerCall:
         """This rank's channels of a parameter `[d]`, by heads."""
         return (D if self.part is None else D.to_local()).view(self.num_heads, -1)
 
-    def record(self, x: torch.Tensor) -> None:
-        """Where the cache records past states, keep the convolution's inputs `x` and copy the states before the call."""
-        if not (self.use_cache and is_recording(self.layer, self.cache)):
-            return
-        # a crop cannot end inside a piece of one token
-        if self.T > 1 and self.rows.can_replay:
-            self.replay = Replay(self.layer.states_after, x=x, states=(self.recurrent_state, self.conv_state), rows=self.rows)
-        # a single token would update them in place
-        self.recurrent_state, self.conv_state = copies(self.recurrent_state, self.conv_state)
-
     def store(self, recurrent_state: torch.Tensor | None, conv_state: torch.Tensor | None) -> None:
         """Put the states after the call into the cache."""
         if self.use_cache:
             update_layer_cache(
                 self.layer, self.cache, recurrent_state=recurrent_state, conv_state=conv_state, offset=self.T,
-                **({} if self.replay is None else {'replay': self.replay}),
             )
-
-
-def copies(*states: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return tuple(None if x is None else x.clone() for x in states)
 
 
 def begin(

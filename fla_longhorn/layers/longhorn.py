@@ -10,10 +10,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla_longhorn.layers.call import LayerCall, begin, copies
+from fla_longhorn.layers.call import LayerCall, begin
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.options import check_options, rank_of
-from fla_longhorn.layers.token import mix_token
 from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.bare import is_bare
@@ -23,6 +22,7 @@ from fla_longhorn.modules.recompute import Recompute, can_recompute
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.modules.states import can_update_in_place
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.mixer import mix_layer
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
@@ -226,9 +226,8 @@ class Longhorn(NoWeightDecay):
         """
         call = begin(self, hidden_states, attention_mask, past_key_values, bool(use_cache), rows, kwargs)
         x, z = call.project(get_child(self, 'in_proj'), hidden_states)
-        call.record(x)
         recurrent_state, conv_state = call.recurrent_state, call.conv_state
-        o = mix_token(self, Longhorn, x, z, call)
+        o = mix_layer(self, x, z, conv_state, recurrent_state) if call.is_step else None
         if o is None:
             o, recurrent_state, conv_state = self.mix(x, z, call)
         call.store(recurrent_state, conv_state)
@@ -301,18 +300,6 @@ class Longhorn(NoWeightDecay):
         """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads."""
         beta, k, *rest = projected.split_with_sizes(self.x_sizes, -1)
         return beta, k, rest[0] if rest else k
-
-    def states_after(
-        self, n: int, x: torch.Tensor, states: tuple[torch.Tensor | None, torch.Tensor | None], rows: Rows,
-    ) -> dict[str, torch.Tensor | None]:
-        """The states after the first n columns of a piece, from those before it and the piece's convolution inputs `x`."""
-        x, rows = rows.first(n, x)
-        call = LayerCall(self, n, rows, copies(*states))
-        x, conv_state = self.convolve(x, call)
-        _, recurrent_state = self.op_for(n)(
-            **self.mix_inputs(x, call), output_final_state=True, initial_state=call.recurrent_state,
-        )
-        return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, q_len: int) -> Callable:
         if self.batch_invariant:

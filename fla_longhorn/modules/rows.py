@@ -27,8 +27,6 @@ class Rows:
     on_device: tuple[str, ...] = ()
     cu_seqlens: torch.Tensor | None = None
     cu_seqlens_cpu: torch.Tensor | None = None
-    # whether `first` works, so that a call can be replayed with fewer tokens
-    can_replay = True
 
     def __init__(self, mask: torch.Tensor | None = None):
         self.mask = mask
@@ -64,10 +62,6 @@ class Rows:
         """Set keys `[B, T, D]` of padding to zero, which leaves the state unchanged."""
         return k
 
-    def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-        """The convolution's inputs `x` of the first n columns, and their rows."""
-        return x[:, :n], WHOLE
-
 
 # stands for a call that has neither padding nor packed sequences
 WHOLE = Rows()
@@ -78,7 +72,6 @@ class Packed(Rows):
 
     on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices')
     cu_seqlens: torch.Tensor
-    can_replay = False
 
     def __init__(self, cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, mask: torch.Tensor | None = None):
         super().__init__(mask)
@@ -111,7 +104,6 @@ class Unpadded(Packed):
     """Padded rows, of T tokens on `device`, whose mask was read; the layer mixes their tokens packed."""
 
     on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices', 'indices')
-    can_replay = True
 
     def __init__(self, mask: torch.Tensor, T: int, device: torch.device):
         self.kept = mask[:, -T:]
@@ -125,14 +117,6 @@ class Unpadded(Packed):
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         return pad_input(x.squeeze(0), self.indices, *self.kept.shape)
 
-    def first(self, n: int, x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-        kept = self.kept[:, :n]
-        if not kept.any():
-            return x.new_zeros(*kept.shape, x.shape[-1]), Padded(kept.to(x.device, non_blocking=True))
-        cu_seqlens = F.pad(kept.sum(1).cumsum(0), (1, 0)).int()
-        tokens = (self.kept.nonzero()[:, 1] < n).nonzero().flatten().to(x.device, non_blocking=True)
-        return x[:, tokens], Packed(cu_seqlens.to(x.device, non_blocking=True), cu_seqlens)
-
 
 class Padded(Rows):
     """Padded rows whose 0-1 mask `[B, T]` cannot be read, or has no tokens; the layer mixes them with the tokens moved left.
@@ -142,7 +126,6 @@ class Padded(Rows):
     """
 
     on_device: tuple[str, ...] = ('kept', 'lengths', 'order', 'moved', 'zero')
-    can_replay = False
 
     def __init__(self, mask: torch.Tensor, read: torch.Tensor | None = None):
         super().__init__(read)

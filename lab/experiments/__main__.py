@@ -1,5 +1,5 @@
-import fla_longhorn
 from benchmarks.command import run
+from fla_longhorn_cpu.attention import use_pytorch_attention
 
 COMMANDS = {
     name: f'lab.experiments.{name}' for name in (
@@ -9,5 +9,5 @@ COMMANDS = {
 
 if __name__ == '__main__':
     # fla's Transformer is among the models
-    fla_longhorn.patch(flash_attn=True)
+    use_pytorch_attention()
     raise SystemExit(run('experiments', COMMANDS))

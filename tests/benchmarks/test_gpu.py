@@ -1,16 +1,24 @@
 """The run on a GPU, with planted faults: what comes back is complete each time."""
 
+import importlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
 
-from benchmarks.gpu import kit, page, run
+from benchmarks.gpu import filling, kit, page, run
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import Stage
 from benchmarks.gpu.tests import ones_first
+from benchmarks.operators import LonghornKernels
+from offgpu.launches import rehearsal
 from tests.benchmarks.faults import FAULTS
 
 PLANTED = Stage('planted', 'tests.benchmarks.faults', 10, 3)
@@ -101,6 +109,37 @@ def test_full_disk(tmp_path, capsys):
     assert again.records == results.records and again.ended['a'] == {'one', 'two'}
     again.add({'stage': 'a', 'item': 'three'})
     assert Results(tmp_path).ended['a'] == {'one', 'two', 'three'}
+
+
+@triton.autotune([triton.Config({'B': B}) for B in (16, 32)], key=['N'])
+@triton.jit
+def tuned(x, N, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, B, mask=at < N)
+
+
+def test_processes_share_the_compiling(tmp_path):
+    """All configurations are compiled, once, and nothing is launched; what another process has begun is passed over."""
+    counts = Counter()
+    with rehearsal('sm_80', 'code') as launches, knobs.cache.scope(), knobs.compilation.scope():
+        knobs.compilation.listener = lambda *, cache_hit, **_: counts.update([cache_hit])
+        for claims, folder, wanted in (('one', 'filled', {False: 2}), ('one', 'empty', {}), ('another', 'filled', {True: 2})):
+            counts.clear()
+            knobs.cache.dir = str(tmp_path / folder)
+            tuned.fn.device_caches.clear()
+            (tmp_path / claims).mkdir(exist_ok=True)
+            with filling.only_compiling(tmp_path / claims):
+                tuned[(1,)](torch.empty(64, dtype=torch.float32, device='meta'), 64)
+            assert counts == wanted and not launches
+
+
+@pytest.mark.parametrize('stage', filling.STAGES)
+def test_stages_without_memory(stage):
+    """The calls that are compiled beforehand are calls that can be made: the first item of each stage."""
+    module = importlib.import_module(f'benchmarks.gpu.{stage}')
+    with rehearsal('sm_90', 'launch') as launches, LonghornKernels(), filling.loss_without_memory():
+        [*module.run(module.items('meta')[0], 'meta')]
+    assert launches or stage == 'loops'
 
 
 def test_ones_first():

@@ -12,7 +12,6 @@ from numba.extending import overload
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fla_cpu.backend import import_loops
 from fla_cpu.loops import TAPS, convolve_forward
 from fla_cpu.loops import step as convolve_token
 from fla_kit.numba import notice
@@ -180,10 +179,10 @@ def named_rows(*choices: Any) -> np.ndarray:
 
 
 def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None:
-    """None where the loop does not take the call, or compiled loops are switched off."""
+    """None where the loop does not take the call."""
     N, d, H, K, states = x.shape[0], x.shape[-1], mixer.num_heads, mixer.state_size, pool.states
     is_paged, num_rows, (M, R) = pool.is_chosen_from, mixer.x_weight.shape[0], mixer.beta_weight.shape
-    if import_loops() is None or d % W or N == 0 or pool.has_initial_state is not None:
+    if d % W or N == 0 or pool.has_initial_state is not None:
         return None
     if num_rows - R not in (H * K, 2 * H * K) or M not in (H, d):
         return None
@@ -196,7 +195,7 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
     pages = (len(states), TAPS - 1, d), (len(states), H, K, d // H)
     past, kept = pages if is_paged else ((N, d, TAPS), (N, *pages[1][1:]))
     try:
-        given = (
+        given: Any = (
             address('x', x, row, stride=x.stride(0)),
             address('z', z, row, dtypes, stride=x.stride(0)),
             x.stride(0),

@@ -31,9 +31,9 @@ from fla_longhorn.ops.triton.exact.common import (
     padded,
     product,
     products_until,
+    reads,
     reverse_substitution,
     row,
-    split_product,
     store_tile,
     token_strides,
 )
@@ -153,8 +153,6 @@ def chunk_longhorn_exact_bwd_kernel(
     i_end = num_slots(T, N, SPAN, IS_VARLEN) + i_n
     # the last chunk; in the loop, the one before is loaded before anything is stored, because loads do not move across stores
     i_t = (NT - 1) * BT
-    b_q = load_tile(q, S.q, bos + i_t, o_t, o_k, T_n - i_t, K)
-    b_k = load_tile(k, S.k, bos + i_t, o_t, o_k, T_n - i_t, K)
     b_dy = load_tile(dy, S.do, bos + i_t, o_t, o_v, T_n - i_t, V).to(tl.float32)
     b_beta = load_tile(beta, S.beta, bos + i_t, o_t, o_beta, T_n - i_t, V).to(tl.float32)
     for j_s in range(NS):
@@ -169,11 +167,13 @@ def chunk_longhorn_exact_bwd_kernel(
         for _ in tl.range(tl.cdiv(tl.minimum(T_n - i_s, SPAN), BT), num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
             p_gram, p_a = gram_pointers(gram, a, i_gram, BT)
+            b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
+            b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
             rows = gram_rows(p_gram, BT)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # X^T [BV, BT]
-            b_x = split_product(b_dh, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+            b_x = reads(b_dh, b_k, DOT, True)
             if SCALAR_G:
                 b_until = tl.load(p_gram + (BT + 1) * BT + o_t)
                 b_x *= tl.load(p_gram + (BT + 2) * BT + o_t)[None, :]
@@ -181,8 +181,6 @@ def chunk_longhorn_exact_bwd_kernel(
             if not PER_CHANNEL:
                 b_x = add_later_reads(b_x, b_dy, p_a, DOT)
             # [BT, BV]; loaded after the products, they keep the layout in which a thread owns columns
-            next_q = load_tile(q, S.q, i_x - BT, o_t, o_k, i_t, K)
-            next_k = load_tile(k, S.k, i_x - BT, o_t, o_k, i_t, K)
             next_dy = load_tile(dy, S.do, i_x - BT, o_t, o_v, i_t, V)
             next_beta = load_tile(beta, S.beta, i_x - BT, o_t, o_beta, i_t, V)
             if not SCALAR_BETA:
@@ -223,7 +221,7 @@ def chunk_longhorn_exact_bwd_kernel(
             if scale is not None:
                 b_y *= scale
             b_dh = add_updates(add_updates(b_dh, b_y, b_q, DOT), -b_w, b_k, DOT)
-            b_q, b_k, b_dy, b_beta = next_q, next_k, next_dy.to(tl.float32), next_beta.to(tl.float32)
+            b_dy, b_beta = next_dy.to(tl.float32), next_beta.to(tl.float32)
             i_gram -= H
             i_t -= BT
     if dh0 is not None:
@@ -255,7 +253,7 @@ def chunk_longhorn_exact_bwd(
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
     # the gradient of a g per channel needs the products of O and its gradient
     ps = v.new_empty(v.shape, dtype=torch.float32) if per_channel else None
-    dg = g.new_empty(g.shape) if per_channel else None
+    dg = g.new_empty(g.shape) if g is not None and per_channel else None
     dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
     span, parts = span_size(key, per_channel), state_parts(key, per_channel)
     slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)

@@ -33,7 +33,7 @@ class Strides(NamedTuple):
 
 
 def token_strides(strides: dict[str, int], do: int = 0) -> Strides:
-    return Strides(*(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_B', 'S_Z', 'S_G')), do)
+    return Strides(strides['S_Q'], strides['S_K'], strides['S_V'], strides['S_B'], strides['S_Z'], strides['S_G'], do)
 
 
 def operand_dtype(precision: str) -> torch.dtype:
@@ -142,6 +142,13 @@ def split_product(b_x, b_b, b_acc, DOT: tl.constexpr):
     else:
         b_hi, b_lo = split(b_x, DOT)
         return product(b_lo, b_b, product(b_hi, b_b, b_acc, DOT), DOT)
+
+
+@triton.jit
+def reads(b_h, b_x, DOT: tl.constexpr, SPLIT: tl.constexpr):
+    """`(X S)^T [BV, BT]`, what keys or queries `[BT, BK]` read from a state `[BV, BK]`; with SPLIT in all its digits."""
+    b_o = tl.zeros([b_h.shape[0], b_x.shape[0]], dtype=tl.float32)
+    return split_product(b_h, tl.trans(b_x), b_o, DOT) if SPLIT else product(b_h, tl.trans(b_x), b_o, DOT)
 
 
 # A sum over the 8 tokens of a chunk is half as long as the shortest that tensor cores take. So a tile goes there in two parts,

@@ -25,6 +25,7 @@ from fla_longhorn.ops.triton.exact.common import (
     padded,
     product,
     products_after,
+    reads,
     store_tile,
     token_strides,
 )
@@ -161,7 +162,6 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     # a chunk's tiles are loaded before the last one's output is stored, because loads do not move across stores; in float32,
     # because the compiler would pack and unpack 16-bit tiles that a loop carries
-    b_q, b_k = load_tile(q, S.q, bos, o_t, o_k, T_n, K), load_tile(k, S.k, bos, o_t, o_k, T_n, K)
     b_v = load_tile(v, S.v, bos, o_t, o_v, T_n, V).to(tl.float32)
     b_beta = load_tile(beta, S.beta, bos, o_t, o_beta, T_n, V).to(tl.float32)
     if z is not None:
@@ -174,17 +174,17 @@ def chunk_longhorn_exact_fwd_kernel_o(
         for i_t in tl.range(i_s, tl.minimum(i_s + INTERVAL, T_n), BT, num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
             p_gram, p_a = gram_pointers(gram, a, i_gram, BT)
+            b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
+            if OUTPUT:
+                b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
             rows = gram_rows(p_gram, BT)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # [BV, BT]
-            b_p = product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+            b_p = reads(b_h, b_k, DOT, False)
             if OUTPUT:
-                b_o = product(b_h, tl.trans(b_q), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+                b_o = reads(b_h, b_q, DOT, False)
             # after the products, so that tiles keep the layout of loads, in which a thread owns columns
-            next_q, next_k = (
-                load_tile(q, S.q, i_x + BT, o_t, o_k, left - BT, K), load_tile(k, S.k, i_x + BT, o_t, o_k, left - BT, K),
-            )
             next_v = load_tile(v, S.v, i_x + BT, o_t, o_v, left - BT, V)
             next_beta = load_tile(beta, S.beta, i_x + BT, o_t, o_beta, left - BT, V)
             if z is not None:
@@ -215,7 +215,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
                 if scale is not None:
                     b_o *= scale
                 store_tile(o, H * V, i_x, o_t, o_v, left, V, skip_and_silu(b_o, b_D, b_v, b_z if z is not None else None))
-            b_q, b_k, b_v, b_beta = next_q, next_k, next_v.to(tl.float32), next_beta.to(tl.float32)
+            b_v, b_beta = next_v.to(tl.float32), next_beta.to(tl.float32)
             if z is not None:
                 b_z = next_z.to(tl.float32)
             i_gram += H
@@ -232,8 +232,8 @@ def chunk_longhorn_exact_fwd(
 ) -> torch.Tensor:
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
-    x, strides = strided_inputs(args)
-    strides = token_strides(strides)
+    x, steps = strided_inputs(args)
+    strides = token_strides(steps)
     key, interval, N = launch_key(x), checkpoint_interval(K), x.num_sequences
     gram, a = chunk_longhorn_exact_gram(x, strides, key)
     h0 = x.initial_state if pool is None else pool.states

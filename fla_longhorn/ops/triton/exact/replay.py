@@ -16,10 +16,9 @@ from fla_longhorn.ops.triton.exact.common import (
     interval_of,
     load_tile,
     padded,
-    product,
     products_after,
+    reads,
     rounded,
-    split_product,
     store_tile,
 )
 from fla_longhorn.ops.triton.exact.forward import add_reads, add_updates
@@ -124,16 +123,12 @@ def chunk_longhorn_exact_bwd_kernel_replay(
             rows = gram_rows(p_gram, BT)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
-            # [BV, BT]; dbeta is a small difference of V and K S
+            # [BV, BT]; dbeta is a small difference of V and K S, and dg one of sums
             b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
-            b_p = split_product(b_h, tl.trans(b_k), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+            b_p = reads(b_h, b_k, DOT, True)
             if z is not None or PER_CHANNEL:
                 b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
-                if PER_CHANNEL:
-                    # dg is a difference of sums of outputs and of values
-                    b_o = split_product(b_h, tl.trans(b_q), tl.zeros([BV, BT], dtype=tl.float32), DOT)
-                else:
-                    b_o = product(b_h, tl.trans(b_q), tl.zeros([BV, BT], dtype=tl.float32), DOT)
+                b_o = reads(b_h, b_q, DOT, True)
                 if scale is not None:
                     # `a` was multiplied by the scale already
                     b_o *= scale

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from fla_longhorn import LonghornForCausalLM
-from fla_longhorn.models.with_states import WithStates
 from fla_longhorn_extras.onnx.__main__ import main
 from fla_longhorn_extras.onnx.export import export_onnx
 from fla_longhorn_extras.onnx.generate import Model, generate
 from fla_longhorn_extras.onnx.generate import main as generate_main
+from fla_longhorn_extras.with_states import WithStates
 from packages.extras.tests.onnx.test_model import build
 from tests import forks
 from tests.integration.swapped import make_model

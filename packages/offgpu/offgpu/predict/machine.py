@@ -54,12 +54,11 @@ class Machine:
     branch: int = 8
     # instruction fetch [T: eight passes on an H200]: lines of 8 instructions (128 bytes) in a scheduler's own cache, of which
     # the one used longest ago goes (bracket: 98 to 137, by loops of 779 that ran as predicted and of 1,098 that did not; 0:
-    # no misses), cycles until one that is missing can issue, cycles that it takes the port that four schedulers share, and
-    # lines that are fetched ahead
+    # none misses), and cycles until one that is missing can issue (35 by the passes of K = 16 alone, 39 by those of K = 64;
+    # published kernels of more warps want less. 12 cycles a line on a port that the four schedulers share, two lines ahead,
+    # fit nearly as well)
     l0_lines: int = 112
-    fetch_latency: int = 32
-    fetch_port: int = 4
-    fetch_ahead: int = 0
+    l0_miss: int = 32
 
     # cycles that an instruction keeps its pipe of a sub-partition [PG: lanes a clock and SM: FFMA 128, IMAD/IADD3/LOP3 64,
     # MUFU 16, conversions 64; SHFL and loads 32]

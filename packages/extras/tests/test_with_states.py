@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fla_longhorn import LonghornForCausalLM
-from fla_longhorn.models.with_states import WithStates
+from fla_longhorn_extras.with_states import WithStates
 from tests.models.test_longhorn import small
 
 
