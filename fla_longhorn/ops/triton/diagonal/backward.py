@@ -82,7 +82,7 @@ def longhorn_bwd_kernel(
     KP: tl.constexpr = padded(K)
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
-    BT: tl.constexpr = min(INTERVAL, 128)
+    BT: tl.constexpr = 32
     S_KQ: tl.constexpr = H * (2 * KP + 4)
     S_P: tl.constexpr = 2 * KP + 4
     S_O: tl.constexpr = H * V

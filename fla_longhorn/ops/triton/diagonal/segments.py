@@ -113,7 +113,7 @@ def longhorn_segment_kernel(
         p_x, p_beta, p_g, p_z = p_x + U * STRIDES[0], p_beta + U * STRIDES[1], p_g + U * STRIDES[2], p_z + U * STRIDES[3]
         next_xs = load_inputs((p_x, p_beta, p_g, p_z), 0, n_t - i_t - U, m_v, STRIDES, OPTIONS, U)
         b_keys, ns = load_rows(p_row, o_k, n_t - i_t, KP, S_KQ, U)
-        b_queries, _ = load_rows(p_row, KP + o_k, n_t - i_t, KP, S_KQ, U)
+        b_queries = load_rows(p_row, KP + o_k, n_t - i_t, KP, S_KQ, U)[0]
         ks, qs = unstack(b_keys), unstack(b_queries)
         for u in tl.static_range(U):
             b_x, b_eps = from_word(xs[0][u], x), step_sizes(from_word(xs[1][u], beta), ns[u], OPTIONS)
