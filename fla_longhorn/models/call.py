@@ -12,7 +12,7 @@ from fla.layers.attn import Attention
 from transformers.cache_utils import Cache as HFCache
 
 from fla_longhorn.modules.cache import check_cache
-from fla_longhorn.modules.varlen import check_keywords, find_rows
+from fla_longhorn.modules.rows import check_keywords, find_rows
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache

@@ -16,12 +16,14 @@ def register(changes: Changes) -> None:
     import fla_cpu
     from fla_cpu.backend import load_loops
     from fla_kit.numba import compiles
-    from fla_longhorn.modules.loops import register_loops
+    from fla_longhorn.modules import dispatch
     from fla_longhorn.ops.backend import register_cpu_backend
+    from fla_longhorn_cpu.token import mix_token
 
     fla_cpu.register(changes)
     register_cpu_backend('numba', load_backend, compiles)
-    register_loops(load_loops)
+    changes.set_attribute(dispatch, 'find_loops', load_loops)
+    changes.set_attribute(dispatch, 'mix_token', mix_token)
 
 
 def load_backend() -> ModuleType:
