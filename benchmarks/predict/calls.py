@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.operators import operator
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.scalar_beta import chunk_scalar_beta
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
-from fla_longhorn.ops.triton.scalar_beta import chunk_scalar_beta
 from offgpu.predict.capture import Pass
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,16 +12,19 @@ from fla.layers.utils import get_layer_cache, update_layer_cache
 
 from fla_longhorn.layers.gate import Gate, NoWeightDecay
 from fla_longhorn.layers.options import check_options, rank_of
-from fla_longhorn.modules import L2Norm, ShortConvolution, dispatch
+from fla_longhorn.modules import L2Norm, ShortConvolution
+from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
 from fla_longhorn.modules.replay import Replay, is_recording
 from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows
 from fla_longhorn.modules.states import read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
+from fla_longhorn.ops.mixer import mix_layer
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
-from fla_longhorn.ops.plain import is_transformed
+from fla_longhorn.ops.plain import is_recorded, is_transformed
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
+    from fla.ops.cp import FLACPContext
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
 
@@ -72,7 +76,8 @@ class Longhorn(NoWeightDecay):
             from which the other projections are computed in both cases. Default: `False`.
         recompute (bool, Optional):
             Whether backward recomputes the convolution's output and the step sizes: the same gradients, with 4 bytes less per
-            token and channel in 16-bit training. Under `torch.compile` the compiler chooses. Default: `True`.
+            token and channel in 16-bit training, where no part is adapted, hooked or split and no cache is read or kept. Under
+            `torch.compile` the compiler chooses. Default: `True`.
         norm_eps (float, Optional):
             Unused, accepted because fla's layers have it. Default: 1e-5.
         layer_idx (int, Optional):
@@ -232,17 +237,15 @@ class Longhorn(NoWeightDecay):
         if in_place and not (torch.is_grad_enabled() or is_transformed()):
             o, recurrent_state, conv_state = self.step(x, z, recurrent_state, conv_state, rows)
         else:
-            x, conv_state = self.convolve(x, conv_state, use_cache, rows, cp_context)
-            o, recurrent_state = self.op_for(T)(
-                **self.inputs(x, rows),
-                D=self.D.view(self.num_heads, -1),
-                z=self.by_heads(z),
-                initial_state=recurrent_state,
-                output_final_state=use_cache,
-                cu_seqlens=rows.cu_seqlens if cp_context is None else cp_context.cu_seqlens,
-                cu_seqlens_cpu=rows.cu_seqlens_cpu,
-                cp_context=cp_context,
+            mix = partial(
+                self.mix, x, z, self.op_for(T), rows, recurrent_state, conv_state, use_cache, cp_context,
             )
+            fresh = recurrent_state is None and not use_cache
+            if self.recompute and fresh and is_recorded() and can_recompute(x, *self.parts()):
+                weights = [y for part in self.parts() for y in part.parameters(recurse=False)]
+                o = Recompute.apply(lambda values: mix(values)[0], x, z, self.D, *weights)
+            else:
+                o, recurrent_state, conv_state = mix()
         if use_cache:
             update_layer_cache(
                 self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=T, **replay,
@@ -255,10 +258,9 @@ class Longhorn(NoWeightDecay):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Decode a token per sequence, without gradients: from the halves of `in_proj`'s output, `[B, 1, d]`, to the input of
         `out_proj`, `[B, 1, H, d / H]`, and the states, which are updated in place (the recurrent one if it is float32)."""
-        if dispatch.mix_token is not None and type(rows) is Rows and dispatch.has_values(x):
-            o = dispatch.mix_token(self, x, z, recurrent_state, conv_state)
-            if o is not None:
-                return o, recurrent_state, conv_state
+        o = mix_layer(self, x, z, conv_state, recurrent_state) if type(rows) is Rows else None
+        if o is not None:
+            return o, recurrent_state, conv_state
         x, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=True, **rows.of_convolution)
         recurrent_state = recurrent_state.float().contiguous()
         o = longhorn_state_update(
@@ -271,19 +273,39 @@ class Longhorn(NoWeightDecay):
         )
         return o, recurrent_state, conv_state
 
-    def convolve(
-        self, x: torch.Tensor, conv_state: torch.Tensor | None, use_cache: bool, rows: Rows, cp_context: Any = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def mix(
+        self, x: torch.Tensor, z: torch.Tensor, op: Callable, rows: Rows, recurrent_state: torch.Tensor | None,
+        conv_state: torch.Tensor | None, use_cache: bool, cp_context: FLACPContext | None = None, values: Values | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """As :meth:`step`, of any number of tokens by `op`, with new states; `values` are recomputed in backward."""
         if cp_context is None:
-            return self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
-        from fla_longhorn.parallel.context_parallel import convolve_part
-        return convolve_part(self.conv1d, x, cp_context), None
+            y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
+            if values is not None:
+                values.add(self.conv1d, y, lambda conv, x: conv.forward(x=x, **rows.of_convolution)[0], x)
+        else:
+            from fla_longhorn.parallel.context_parallel import convolve_part
+            y = convolve_part(self.conv1d, x, cp_context)
+        o, recurrent_state = op(
+            **self.inputs(y, rows, values),
+            D=self.D.view(self.num_heads, -1),
+            z=self.by_heads(z),
+            initial_state=recurrent_state,
+            output_final_state=use_cache,
+            cu_seqlens=rows.cu_seqlens if cp_context is None else cp_context.cu_seqlens,
+            cu_seqlens_cpu=rows.cu_seqlens_cpu,
+            cp_context=cp_context,
+        )
+        return o, recurrent_state, conv_state
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def project(self, x: torch.Tensor, values: Values | None = None) -> tuple[Any, ...]:
         """From the convolution's output `[B, T, d]` to the operator's q, k, v, beta (before its sigmoid) and g."""
         b, k, *q = self.x_proj(x).split(self.x_sizes, dim=-1)
         # PyTorch adds the bias in the product if its input has two dimensions
-        beta = self.beta_proj(b.flatten(0, 1)).view(*b.shape[:2], -1)
+        b = b.flatten(0, 1)
+        beta = self.beta_proj(b)
+        if values is not None:
+            values.add(self.beta_proj, beta, nn.Linear.forward, b)
+        beta = beta.view(k.shape[0], k.shape[1], -1)
         v = x if self.v_proj is None else self.v_proj(x)
         return (
             self.by_heads(q[0] if q else k),
@@ -293,13 +315,18 @@ class Longhorn(NoWeightDecay):
             None if self.gate is None else self.gate(x),
         )
 
-    def inputs(self, x: torch.Tensor, rows: Rows) -> dict[str, Any]:
+    def inputs(self, x: torch.Tensor, rows: Rows, values: Values | None = None) -> dict[str, Any]:
         """The operator's arguments that depend on the layer's options, with keys and decays of padding set to zero."""
-        q, k, v, beta, g = self.project(x)
+        q, k, v, beta, g = self.project(x, values)
         return dict(
             q=q, k=rows.silence(k), v=v, beta=beta, g=None if g is None else rows.silence(g), exact=self.exact,
             use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval,
         )
+
+    def parts(self) -> list[nn.Module]:
+        """What lies between the first and the last projection."""
+        gate = [] if self.gate is None else [self.gate, self.gate.down, self.gate.up]
+        return [self.conv1d, self.x_proj, self.beta_proj, self.k_norm, *([] if self.v_proj is None else [self.v_proj]), *gate]
 
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, H D]` as `[B, T, H, D]`."""
@@ -310,11 +337,9 @@ class Longhorn(NoWeightDecay):
     ) -> dict[str, torch.Tensor | None]:
         """The states after the first n columns of a piece, from those before it and the piece's convolution inputs `x`."""
         first = rows.first(n)
-        x, (recurrent_state, conv_state) = first.enter(rows.leave(x)[:, :n]), copies(*states)
-        x, conv_state = self.convolve(x, conv_state, True, first)
-        _, recurrent_state = self.op_for(n)(
-            **self.inputs(x, first), initial_state=recurrent_state, output_final_state=True, cu_seqlens=first.cu_seqlens,
-        )
+        x = first.enter(rows.leave(x)[:, :n])
+        # its output, for which there is no z, is not read
+        _, recurrent_state, conv_state = self.mix(x, torch.zeros_like(x), self.op_for(n), first, *copies(*states), True)
         return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
 
     def op_for(self, T: int) -> Callable:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
-from fla_longhorn.modules.dispatch import in_pytorch, is_bare
 from fla_longhorn.modules.cache import rename_cache
+from fla_longhorn.modules.dispatch import in_pytorch, is_bare
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
 
 

@@ -14,9 +14,6 @@ from fla_longhorn.ops.plain import ORDINARY, is_transformed
 # `find_loops(*tensors)`, set by a package that makes fla's functions run on the CPU, returns its loops for tensors of a plain
 # call (:func:`fla_longhorn.ops.plain.is_plain`), or None
 find_loops: Callable[..., ModuleType | None] | None = None
-# `mix_token(layer, x, z, recurrent_state, conv_state)`, set by such a package too, is :meth:`fla_longhorn.layers.Longhorn.step`
-# in one loop: the output, with the states updated in place, or None where the layer's parts are not those it was made with
-mix_token: Callable[..., torch.Tensor | None] | None = None
 
 
 def has_values(x: torch.Tensor) -> bool:

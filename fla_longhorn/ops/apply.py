@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fla_longhorn.ops import scalar_beta
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
-from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
@@ -26,12 +26,13 @@ def check_and_run(args: Arguments, cu_seqlens_cpu: Tensor | None, *, parallel: b
     if not plain and (under_transform() or has_tangent(args)):
         o, final_state, states = recurrence(args, cu_seqlens_cpu)
         return (o, final_state, states) if intermediate else (o, final_state)
-    if parallel and not intermediate and args.beta.dim() == 3 and not torch.compiler.is_compiling():
-        shortcut = getattr(select_backend(args.q.device), 'longhorn_shortcut', None)
-        if shortcut is not None and (result := shortcut(args)) is not None:
-            return result
+    if parallel and not intermediate and not torch.compiler.is_compiling() and scalar_beta.applies(args):
+        return scalar_beta.chunk_scalar_beta(args)
     if intermediate and needs_gradient(args):
-        raise ValueError('return_intermediate_states must be False where an input needs a gradient, which the states have not')
+        raise ValueError(
+            'return_intermediate_states must be False where an input needs a gradient: intermediate states are not '
+            'differentiable, call under torch.no_grad()'
+        )
     args = with_float(args)
     # states are saved if they are asked for or a backward may follow
     if plain:
@@ -44,8 +45,7 @@ def check_and_run(args: Arguments, cu_seqlens_cpu: Tensor | None, *, parallel: b
 
 def intermediate_states(states: Tensor, args: Arguments, cu_seqlens_cpu: Tensor | None) -> Tensor:
     """Saved states `[S, H, K, V]` as `[B, S / B, H, K, V]`, or `[1, S', H, K, V]` without the slots that stay empty."""
-    view = getattr(backend_of(args), 'view_states', None)
-    states = states if view is None else view(states, args)
+    states = backend_of(args).view_states(states, args)
     if args.cu_seqlens is None:
         states = states.unflatten(0, (args.q.shape[0], -1))
     else:

@@ -1,4 +1,4 @@
-"""Choose the implementation of the Longhorn operators for a device."""
+"""What an implementation of the Longhorn operators is, and which one runs on a device."""
 
 from __future__ import annotations
 
@@ -6,27 +6,63 @@ import importlib
 import os
 from collections.abc import Callable
 from functools import cache, partial
-from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fla_longhorn.ops.arguments import Arguments
+    from fla_longhorn.ops.pool import Pool
+
+
+class Backend(Protocol):
+    """A module with these functions, on checked arguments and without autograd. Letters are those of `operator.py`."""
+
+    __name__: str
+
+    def longhorn_fwd(
+        self, args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+        pool: Pool | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`o [B, T, H, V]`, the final state and `states [S, H, K, V]`, empty where they are not requested.
+
+        `parallel` allows splitting sequences. The final state is written to `final_state`, which may be the initial one, or to
+        the rows of `pool`. States are saved by the rules of `checkpoints.py`.
+        """
+
+    def longhorn_bwd(
+        self, do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of `DIFFERENTIABLE`, each like its input, `None` where the input is absent."""
+
+    def view_states(self, states: Tensor, args: Arguments) -> Tensor:
+        """Saved states as `[S, H, K, V]`."""
+
+    def forward_summary(self, args: Arguments) -> tuple[Tensor, Tensor] | None:
+        """That of `context_parallel/summaries.py`, or `None` if the operator shall compute it."""
+
+    def backward_summary(self, do: Tensor, args: Arguments) -> Tensor | None:
+        """The same of the gradient."""
+
 
 # name -> imports the module; `register_cpu_backend` adds others
-OP_BACKENDS: dict[str, Callable[[], ModuleType]] = {
+OP_BACKENDS: dict[str, Callable[[], object]] = {
     name: partial(importlib.import_module, f'{__package__}.{name}') for name in ('triton', 'torch')
 }
 # name -> whether it is installed and can run, for those that are registered
 CPU_BACKENDS: dict[str, Callable[[], bool]] = {}
 
 
-def register_cpu_backend(name: str, load: Callable[[], ModuleType], is_available: Callable[[], bool]) -> None:
+def register_cpu_backend(name: str, load: Callable[[], object], is_available: Callable[[], bool]) -> None:
     """Add a backend for the CPU alone, which becomes the default there where `is_available()`; `load()` imports it."""
     OP_BACKENDS[name], CPU_BACKENDS[name] = load, is_available
     backend_name.cache_clear()
     load_backend.cache_clear()
 
 
-def select_backend(device: torch.device) -> ModuleType:
-    """The module with `longhorn_fwd` and `longhorn_bwd` for tensors on `device`.
+def select_backend(device: torch.device) -> Backend:
+    """The implementation for tensors on `device`.
 
     `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
     """
@@ -55,5 +91,5 @@ def default_backend(device_type: str, interpreting: bool) -> str:
 
 
 @cache
-def load_backend(name: str) -> ModuleType:
-    return OP_BACKENDS[name]()
+def load_backend(name: str) -> Backend:
+    return cast(Backend, OP_BACKENDS[name]())

@@ -5,17 +5,17 @@ In decoding, calling a convolution, two small products and the recurrence takes 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.backend import select_backend
 from fla_longhorn.ops.inputs import check_rows
 from fla_longhorn.ops.pool import Pool
 
-# the only device whose backend has such a loop
-CPU = torch.device('cpu')
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 class Mixer(NamedTuple):
@@ -46,6 +46,34 @@ class Mixer(NamedTuple):
         return self[:6] + (self.gate or ())
 
 
+class Loops(Protocol):
+    """Of a package for the CPU; both return None, with nothing changed, for what they do not take."""
+
+    def mix_tokens(self, x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None: ...
+
+    def mix_layer(
+        self, layer: Module, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor,
+    ) -> Tensor | None: ...
+
+
+# set by such a package; returns None where its loops are switched off
+find_loops: Callable[[], Loops | None] | None = None
+
+
+def mix_layer(
+    layer: Module, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor,
+) -> Tensor | None:
+    """The input `[B, 1, d]` of a layer's last projection, given the halves `[B, 1, d]` of its first one's output.
+
+    The states are updated in place. None, with nothing changed, if there is no such loop, or none for these tensors, or if a
+    part of the layer is not as its constructor made it.
+    """
+    if find_loops is None or torch.compiler.is_compiling() or not x.is_cpu:
+        return None
+    loops = find_loops()
+    return None if loops is None else loops.mix_layer(layer, x, z, conv_state, recurrent_state)
+
+
 def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None:
     """The input of a layer's last projection, given the halves of the first one's output, for one token per sequence.
 
@@ -61,14 +89,14 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
         pool (Pool): float32 states `[N, H, K, V]`, or with rows a pool `[P, H, K, V]`. Updated in place.
 
     Returns:
-        A new tensor like `x`, or None, with nothing changed, if the backend of the device has no such loop, or none for these
-        tensors, or if there is so much work that several threads do it faster step by step.
+        A new tensor like `x`, or None, with nothing changed, if there is no such loop, or none for these tensors, or if there
+        is so much work that several threads do it faster step by step.
 
     Raises:
         ValueError: a row is outside of the pool, or a sequence writes one that another reads or writes.
     """
-    mix = getattr(select_backend(CPU), 'mix_tokens', None)
-    if mix is None:
+    loops = None if find_loops is None else find_loops()
+    if loops is None:
         return None
     if pool.is_chosen_from:
         if memory.shape[0] != pool.states.shape[0]:
@@ -76,4 +104,4 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
                 f'memory and states must be pools of as many rows, got {memory.shape[0]} and {pool.states.shape[0]}'
             )
         check_rows(pool, x.shape[0])
-    return mix(x, z, mixer, memory, pool)
+    return loops.mix_tokens(x, z, mixer, memory, pool)

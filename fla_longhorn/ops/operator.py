@@ -1,7 +1,7 @@
 """The operators behind the public functions: `torch.library` custom ops, forward and backward, with fakes and autograd.
 
 Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, which its schema follows, and calls the backend's
-`longhorn_fwd` or `longhorn_bwd`; the docstring of :mod:`fla_longhorn.ops.triton` is their contract.
+`longhorn_fwd` or `longhorn_bwd` (:class:`fla_longhorn.ops.backend.Backend`).
 
 Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
 for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence.
@@ -9,16 +9,13 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 
 from __future__ import annotations
 
-import warnings
-from types import ModuleType
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, get_tensors
-from fla_longhorn.ops.backend import select_backend
+from fla_longhorn.ops.backend import Backend, select_backend
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.inputs import check_boundaries, check_rows
 from fla_longhorn.ops.pool import Pool
@@ -35,7 +32,7 @@ UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
 MAX_RECURRENT_LENGTH = 64
 
 
-def backend_of(args: Arguments) -> ModuleType:
+def backend_of(args: Arguments) -> Backend:
     return select_backend(args.q.device)
 
 
@@ -77,7 +74,7 @@ def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, *inputs) -> tup
     *fields, parallel = inputs
     args = Arguments(*fields)
     gradients = backend_of(args).longhorn_bwd(do, dht, states, args, parallel=parallel)
-    return gradients if args.g is not None else (*gradients, args.q.new_empty(0))
+    return tuple(args.q.new_empty(0) if dx is None else dx for dx in gradients)
 
 
 @longhorn_bwd.register_fake
@@ -139,9 +136,6 @@ def update(pool: Pool, args: Arguments) -> Tensor:
     backend, chosen, parallel = backend_of(args), pool.is_chosen_from, is_long(args)
     if chosen and args.q.device.type == 'cpu':
         check_rows(pool, args.num_sequences)
-    # a backward that saved the states must fail
-    if not pool.states.is_inference():
-        increment_version(pool.states)
     if not chosen and pool.states.is_contiguous():
         if args.initial_state is None:
             args = args._replace(initial_state=pool.states)
@@ -173,13 +167,6 @@ def span(x: Tensor) -> tuple[int, int]:
 @longhorn_update.register_fake
 def _(*inputs):
     return torch.empty_like(split_update(inputs)[1].v, memory_format=torch.contiguous_format)
-
-
-# `update` counts the change of the states; what `custom_op` registers for that goes through the schema: 3 us per call
-_LIBRARY = torch.library.Library('fla_longhorn', 'IMPL')
-with warnings.catch_warnings():
-    warnings.filterwarnings('ignore', 'Warning only once for all operators', UserWarning)
-    _LIBRARY.impl('longhorn_update', torch.library.fallthrough_kernel, 'ADInplaceOrView', allow_override=True)
 
 
 def split_update(inputs: tuple) -> tuple[Pool, Arguments]:

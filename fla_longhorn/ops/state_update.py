@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.apply import has_tangent, with_float
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, get_tensors
 from fla_longhorn.ops.gate import apply_gate
-from fla_longhorn.ops.inputs import LOW_PRECISIONS, MAX_STATE_SIZE, check_inputs, check_pool
-from fla_longhorn.ops.operator import apart_from, longhorn_update, needs_gradient, span, update
+from fla_longhorn.ops.inputs import check_inputs, check_pool
+from fla_longhorn.ops.operator import apart_from, longhorn_update, needs_gradient, update
 from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
@@ -86,9 +87,6 @@ def longhorn_state_update(
         output_final_state=True, exact=exact, D=D, z=z, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval, g=g,
     )
-    plain = is_plain(q, k, v, beta, D, z, g, cu_seqlens, state, state_indices, final_state_indices, has_initial_state)
-    if plain and cu_seqlens_cpu is None and is_step(pool, args):
-        return update(pool, args)
     # the checks of the pool name it `state`
     args = args._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
@@ -98,53 +96,16 @@ def longhorn_state_update(
             'longhorn_state_update updates states in place, which the transforms of torch.func (vmap, grad, jvp) do not: call '
             'it outside of them, or fused_recurrent_longhorn, which returns the states'
         )
+    args = with_float(args)
+    if is_plain(*get_tensors(args), *pool[:4]):
+        if not state.is_inference():
+            # a backward that saved the states must fail
+            increment_version(state)
+        return update(pool, apart_from(state, args))
     with_states = args._replace(initial_state=state)
-    if not plain and (needs_gradient(with_states) or has_tangent(with_states)):
+    if needs_gradient(with_states) or has_tangent(with_states):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'
         )
-    if plain:
-        return update(pool, with_float(apart_from(state, args)))
-    return longhorn_update(*pool, *with_float(args))
-
-
-def is_step(pool: Pool, args: Arguments) -> bool:
-    """Whether a plain call is the usual decoding step: one token per sequence, and dense states or rows of a pool, which no
-    input overlaps.
-
-    Such arguments pass all checks; this test takes less time than the checks.
-    """
-    state, rows, final_rows, is_filled, pad_slot_id = pool
-    q, k, v, beta, scale, _, _, exact, D, z, sigmoid, state_v_first, cu_seqlens, neg, g = args
-    if not (is_filled is cu_seqlens is None) or q is None or k is None or v is None or beta is None:
-        return False
-    if not (type(scale) is float and type(pad_slot_id) is int and type(exact) is type(sigmoid) is type(neg) is bool):
-        return False
-    if state_v_first is not False or state is None or state.dtype is not torch.float32:
-        return False
-    if state.dim() != 4:
-        return False
-    (N, H, K, V), device, (start, end) = state.shape, q.device, span(state)
-    if rows is None:
-        if final_rows is not None or not state.is_contiguous():
-            return False
-    else:
-        if state.stride() != (state.stride(0), K * V, V, 1) or state.stride(0) < H * K * V:
-            return False
-        N = rows.numel()
-        for index in (rows, rows if final_rows is None else final_rows):
-            if index.shape != (N,) or index.dtype not in (torch.int32, torch.int64) or index.device != device:
-                return False
-    keys, values = (N, 1, H, K), (N, 1, H, V)
-    # a generator is slower
-    steps = values if beta.dim() == 4 else values[:3]
-    decays = values if g is None or g.dim() == 4 else values[:3]
-    for x, shape in ((q, keys), (k, keys), (v, values), (beta, steps), (z, values), (D, (H, V)), (g, decays)):
-        if x is None:
-            continue
-        if x.shape != shape or x.dtype not in LOW_PRECISIONS or x.device != device:
-            return False
-        if x.data_ptr() < end and span(x)[1] > start:
-            return False
-    return state.device == device and start < end and K <= MAX_STATE_SIZE
+    return longhorn_update(*pool, *args)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: a model's layers with their channels split over the ranks of a device mesh, by hooks that a plan installs.
+"""Tensor parallelism: layers with their channels split over the ranks of a device mesh, by hooks that a plan installs.
 
 Channels are independent, so a rank runs the convolution and the operator on its own. The queries and keys belong to all
 channels of a head: `x_proj` sums them over the ranks, and their gradients are summed over the ranks too. The styles of PyTorch

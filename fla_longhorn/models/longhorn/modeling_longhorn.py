@@ -12,8 +12,8 @@ from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.layers.gate import no_weight_decay
+from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.models.call import resolve_call
 from fla_longhorn.models.causal_lm import compute_logits_and_loss, with_shift_labels
 from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing

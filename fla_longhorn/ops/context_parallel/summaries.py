@@ -17,9 +17,9 @@ from fla_longhorn.ops.operator import backend_of, longhorn_bwd, longhorn_fwd
 
 def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None, Tensor]:
     """(decay, local) of the tokens, from `k`, `v`, `beta` and `g`; decay may be None without `with_decay`."""
-    own = getattr(backend_of(args), 'forward_summary', None)
+    own = backend_of(args).forward_summary(args)
     if own is not None:
-        return own(args)
+        return own
     v, h0, repeated = args.v, None, {name: getattr(args, name) for name in ('k', 'beta', 'g')}
     if with_decay:
         zeros = v.new_zeros(1, *args.k.shape[2:], v.shape[-1], dtype=torch.float32)
@@ -33,9 +33,9 @@ def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None
 
 def backward_summary(do: Tensor, states: Tensor, args: Arguments, *, parallel: bool) -> Tensor:
     """Gradient of the initial state where the final state has none; `states` are those that forward saved."""
-    own = getattr(backend_of(args), 'backward_summary', None)
+    own = backend_of(args).backward_summary(do, args)
     if own is not None:
-        return own(do, args)
+        return own
     _, T, _, K, _ = args.sizes
     states = states[:num_checkpoints(1, T, 1, checkpoint_interval(K), False)]
     return longhorn_bwd(do, None, states, *args._replace(initial_state=states[:1], D=None), parallel)[4]

@@ -1,7 +1,7 @@
 """The PyTorch backend, for CPUs without Numba; it runs on any device.
 
 Strips of `STRIP` tokens run one after the other, by :mod:`fla_longhorn.ops.torch.diagonal`,
-:mod:`fla_longhorn.ops.torch.exact` or, where the state decays too, :mod:`fla_longhorn.ops.torch.gated`. Backward restarts from
+:mod:`fla_longhorn.ops.torch.exact`. Backward restarts from
 the states that forward saved every `checkpoint_interval(K)` tokens. Tensors inside are float32 with time first, `[L, B, H, *]`
 for L tokens.
 """
@@ -15,7 +15,6 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.torch import diagonal as diagonal_update
 from fla_longhorn.ops.torch import exact as exact_update
-from fla_longhorn.ops.torch import gated as gated_update
 
 # tokens whose states `[STRIP, B, H, K, V]` are held in memory at once
 STRIP = 16
@@ -62,7 +61,7 @@ def longhorn_fwd(
 
 
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D, z (empty if the input is absent) and g, each like its input."""
+    """Return the gradients of q, k, v, beta, initial_state, D, z and g, each like its input, or `None`."""
     B, T, _, K, _ = args.sizes
     inputs, D, z, scale = (args.q, args.k, args.v, args.beta), args.D, args.z, args.scale
     update, decay = choose_update(args)
@@ -102,7 +101,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
         dbeta = dbeta.sum(-1)
     dv = eps * du
     y *= scale
-    dD, dz = inputs[0].new_empty(0), inputs[0].new_empty(0)
+    dD, dz = None, None
     if D is not None:
         y += D.float() * v
         dv += D.float() * dy
@@ -110,20 +109,33 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     if z is not None and gate is not None:
         dz = batch_first(do * y * gate * (1 + time_first(z) * (1 - gate)), z)
     if args.initial_state is None:
-        dh = inputs[0].new_empty(0)
+        dh = None
     elif args.state_v_first:
         dh = dh.transpose(-1, -2).contiguous()
-    dg = [] if args.g is None else [batch_first(dg[0].sum(-1) if args.g.dim() == 3 else dg[0], args.g)]
-    return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz, *dg)
+    of_g = None if args.g is None else batch_first(dg[0].sum(-1) if args.g.dim() == 3 else dg[0], args.g)
+    return (*(batch_first(dx, x) for dx, x in zip((dq, dk, dv, dbeta), inputs, strict=True)), dh, dD, dz, of_g)
+
+
+def view_states(states, args: Arguments):
+    return states
+
+
+def forward_summary(args: Arguments):
+    return None
+
+
+def backward_summary(do, args: Arguments):
+    return None
 
 
 def choose_update(args: Arguments):
     """The module of the update, and its decays `exp(g) [T, B, H, V]`, if any, in a list."""
+    update = exact_update if args.exact else diagonal_update
     if args.g is None:
-        return exact_update if args.exact else diagonal_update, []
+        return update, []
     g = time_first(args.g)
     g = (g[..., None] if g.dim() == 3 else g).expand(*g.shape[:3], args.v.shape[-1])
-    return gated_update if args.exact else diagonal_update, [g.exp()]
+    return update, [g.exp()]
 
 
 def step_sizes(k, beta, options: StepOptions):

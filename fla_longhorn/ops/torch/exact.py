@@ -1,79 +1,59 @@
-"""The exact update (arXiv 2407.14207, Theorem 3.1) on a strip of tokens in PyTorch: matrix products and a substitution.
+"""The exact update on a strip of tokens in PyTorch, token by token.
 
-With the strip's keys and queries `K, Q [L, K]`, values, step sizes and residuals `V, E, R [L, V]`, its initial state `S`,
-`G = strict_tril(K K^T)` and `A = tril(Q K^T)`:
+    P_t = d_t * S_{t-1},    r_t = v_t - k_t^T P_t,    S_t = P_t + k_t (x) (eps_t * r_t)
 
-    R = V - K S - G (E * R),    U = E * R,    Y = Q S + A U,    S <- S + K^T U
-
-float32 with time first: q, k `[L, B, H, K]`, v, eps `[L, B, H, V]`, S `[B, H, K, V]`.
+float32 with time first: q, k `[L, B, H, K]`, v, eps, decay `[L, B, H, V]`, S `[B, H, K, V]`.
 """
 
 from __future__ import annotations
 
+import torch
 
-def strip_forward(q, k, v, eps, S):
+
+def strip_forward(q, k, v, eps, S, decay=None):
     """`y_t = q_t^T S_t` of L tokens from the initial state `S`, and the final state."""
-    U = eps * residuals(k, v, eps, S)
-    return outputs(q, k, U, S), add_strip(k, U, S)
+    states, _ = strip_states(k, v, eps, S, decay)
+    return read(q, states[1:]), states[-1]
 
 
-def strip_end(k, v, eps, S):
+def strip_end(k, v, eps, S, decay=None):
     """The final state of the strip."""
-    return add_strip(k, eps * residuals(k, v, eps, S), S)
+    return strip_states(k, v, eps, S, decay)[0][-1]
 
 
-def strip_backward(q, k, v, eps, dy, S, dS):
-    """Return `(dq, dk, du, deps, y)` and the gradient of the initial state `S`; `dS` is that of the final state.
+def strip_states(k, v, eps, S, decay=None):
+    """The states `[L + 1, B, H, K, V]` around L tokens, and the residuals `[L, B, H, V]`."""
+    states, residuals = [S], []
+    for t, (k_t, v_t, eps_t) in enumerate(zip(k, v, eps, strict=True)):
+        P = states[-1] if decay is None else decay[t][..., None, :] * states[-1]
+        residuals.append(v_t - read(k_t, P))
+        states.append(torch.addcmul(P, k_t[..., None], (eps_t * residuals[-1])[..., None, :]))
+    return torch.stack(states), torch.stack(residuals)
 
-    With `X = dL/dU`: `X = A^T dY + K dS`, then `X[:s] -= G[s, :s]^T (E[s] X[s])` from the last s down; `W = E * X`,
-    `du = X`, `deps = X * R`, `dA = tril(dY U^T)`, `dG = -strict_tril(W U^T)`, `dQ = dY S^T + dA K` and
-    `dK = dA^T Q + U dS^T - W S^T + dG K + dG^T K` (without the part through eps). The gradient of `S` is
-    `dS + Q^T dY - K^T W`.
+
+def strip_backward(q, k, v, eps, dy, S, G, decay=None):
+    """Return `(dq, dk, du, deps, y)`, with a decay dg too, and the gradient of `S`; `G` is that of the final state.
+
+    With `G_t` the gradient of `S_t`, `u = eps r`, `du = k^T G_t` and `w = eps du`, that of `P_t` is `G_t - k (x) w`,
+    `dk = sum_v G_t u - P_t w` (without the part through eps), `deps = du r` and, of the decay's logarithm,
+    `dg = sum_j (G_t - k w) P_t`.
     """
-    R = residuals(k, v, eps, S)
-    U = eps * R
-    y = outputs(q, k, U, S)
-    Q, K, dY, U_b = (head_first(x) for x in (q, k, dy, U))
-    X = time_first((Q @ K.mT).tril().mT @ dY + K @ dS)
-    G = gram(k)
-    for s in range(len(k) - 1, 0, -1):
-        X[:s].addcmul_(G[s, :s, ..., None], eps[s] * X[s], value=-1)
-    W = head_first(eps * X)
-    dA, dG = (dY @ U_b.mT).tril(), -(W @ U_b.mT).tril(-1)
-    dQ = dY @ S.mT + dA @ K
-    dK = dA.mT @ Q + U_b @ dS.mT - W @ S.mT + (dG + dG.mT) @ K
-    return (time_first(dQ), time_first(dK), X, X * R, y), dS + Q.mT @ dY - K.mT @ W
+    S, R = strip_states(k, v, eps, S, decay)
+    P = S[:-1] if decay is None else S[:-1] * decay[..., None, :]
+    dk, du, dg = torch.empty_like(k), torch.empty_like(v), torch.empty_like(v)
+    for t in reversed(range(len(k))):
+        G = torch.addcmul(G, q[t][..., None], dy[t][..., None, :])
+        du[t] = read(k[t], G)
+        w = eps[t] * du[t]
+        dk[t] = ((eps[t] * R[t])[..., None, :] * G - w[..., None, :] * P[t]).sum(-1)
+        G = torch.addcmul(G, k[t][..., None], w[..., None, :], value=-1)
+        if decay is not None:
+            dg[t] = (G * P[t]).sum(-2)
+            G = decay[t][..., None, :] * G
+    dq = (S[1:] @ dy[..., None])[..., 0]
+    return (dq, dk, du, du * R, read(q, S[1:]), *([] if decay is None else [dg])), G
 
 
-def residuals(k, v, eps, S):
-    """`r_t = v_t - k_t^T S_{t-1}` of each token, `[L, B, H, V]`, by forward substitution."""
-    R = v - time_first(head_first(k) @ S)
-    G = gram(k)
-    for s in range(len(k) - 1):
-        R[s + 1:].addcmul_(G[s, s + 1:, ..., None], eps[s] * R[s], value=-1)
-    return R
-
-
-def outputs(q, k, U, S):
-    Q, K = head_first(q), head_first(k)
-    return time_first(Q @ S + (Q @ K.mT).tril() @ head_first(U))
-
-
-def add_strip(k, U, S):
-    return S + head_first(k).mT @ head_first(U)
-
-
-def gram(k):
-    """`K K^T` as `[L, L, B, H]`."""
-    K = head_first(k)
-    return (K @ K.mT).permute(2, 3, 0, 1)
-
-
-def head_first(x):
-    """`[L, B, H, *]` as `[B, H, L, *]`."""
-    return x.permute(1, 2, 0, 3)
-
-
-def time_first(x):
-    """`[B, H, L, *]` as a contiguous `[L, B, H, *]`."""
-    return x.permute(2, 0, 1, 3).contiguous()
+def read(k, S):
+    """`k^T S`, `[..., V]`."""
+    return (k[..., None, :] @ S)[..., 0, :]

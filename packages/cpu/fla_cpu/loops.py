@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from fla_kit.numba import notice
+from fla_kit.numba.arguments import FLOAT32, address
 from fla_kit.numba.launch import boundaries, compiled, launch
 from fla_kit.numba.memory import (
     BITS,
@@ -233,13 +234,14 @@ def rms_norm(
     rstd: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The normalised rows of `x` `[..., D]`, in `dtype` or that of `x`; their inverse deviations go to `rstd` `[T]`."""
-    D = x.shape[-1]
-    if weight is not None and weight.shape != (D,):
-        raise ValueError(f'weight must have shape [{D}], the width of x, got {list(weight.shape)}')
-    y, T = torch.empty_like(x, dtype=dtype), x.shape[:-1].numel()
+    y, T, D = torch.empty_like(x, dtype=dtype), x.shape[:-1].numel(), x.shape[-1]
     launch(
         normalise, T * D, T,
-        x.data_ptr(), address(weight), y.data_ptr(), address(rstd), T, D, eps,
+        address('x', x, x.shape),
+        address('weight', weight, (D,), optional=True),
+        address('y', y, x.shape),
+        address('rstd', rstd, (T,), FLOAT32, optional=True),
+        T, D, eps,
         BITS[x.dtype], BITS[x.dtype if weight is None else weight.dtype], BITS[y.dtype],
     )
     return y
@@ -253,18 +255,18 @@ def convolve_token(
     `weight` `[D, W]` or `[D, 1, W]` and `bias` `[D]` are dense.
     """
     D, width = weight.shape[0], weight.shape[-1]
-    N = x.numel() // D
-    if not x.is_cpu or x.shape[-1] != D or cache.shape != (N, D, width):
-        raise ValueError(
-            f'cache must have shape {[N, D, width]} for x [..., {D}] on the CPU, got {list(cache.shape)} for {list(x.shape)} '
-            f'on {x.device}'
-        )
+    x, N = x.contiguous(), x.shape[:-1].numel()
     if bias is not None and bias.dtype is not weight.dtype:
         bias = bias.to(weight.dtype)
-    x = x.contiguous()
     y = torch.empty_like(x)
     notice.call(
-        step, x.data_ptr(), cache.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), N, D, width, swish,
+        step,
+        address('x', x, (*x.shape[:-1], D)),
+        address('cache', cache, (N, D, width)),
+        address('weight', weight, (D, 1, width) if weight.dim() == 3 else (D, width)),
+        address('bias', bias, (D,), optional=True),
+        address('y', y, x.shape, (x.dtype,)),
+        N, D, width, swish,
         BITS[x.dtype], BITS[cache.dtype], BITS[weight.dtype],
     )
     if not cache.is_inference():
@@ -278,13 +280,8 @@ def convolve(
 ) -> torch.Tensor:
     """The outputs `[B, T, D]`, in `dtype` or that of `x`, for `x` `[B, T, D]`, `weight` `[D, 4]` and no initial state."""
     B, T, D = x.shape
-    weight, bias = dense_taps(x, weight, bias)
-    rows, y = rows_of(x), x.new_empty(B, T, D, dtype=dtype)
-    launch(
-        convolve_forward, TAPS * y.numel(), -(-D // BD),
-        rows.data_ptr(), rows.stride(0), weight.data_ptr(), address(bias), boundaries(B, T, cu_seqlens), y.data_ptr(), D,
-        0, 0, NO_PAGES, swish, *bits_of(x, weight, y, y),
-    )
+    y = x.new_empty(B, T, D, dtype=dtype)
+    launch_forward(rows_of(x), weight.contiguous(), bias, boundaries(B, T, cu_seqlens), y.view(B * T, D), swish)
     return y
 
 
@@ -298,30 +295,38 @@ def convolve_in_pages(
     negative; its own go to page `last_pages[n]` if that is not and it is not empty. `weight` is `[D, 4]`, D whole vectors.
     """
     T, D = x.shape
-    if not x.is_cpu or pages.shape[1:] != (TAPS - 1, D) or not has_pages(x, pages, weight, bias):
-        raise ValueError(
-            f'pages must have shape [P, {TAPS - 1}, {D}], dense in a page, for x [T, {D}] on the CPU, D a multiple of {W} and '
-            f'a dense weight [{D}, {TAPS}], got {list(pages.shape)} with strides {pages.stride()}, x on {x.device} and '
-            f'{list(weight.shape)}'
-        )
-    bounds = boundaries(T, 1, cu_seqlens)
-    if cu_seqlens is not None and (bounds[0] != 0 or bounds[-1] != T or (bounds[1:] < bounds[:-1]).any()):
-        raise ValueError(f'cu_seqlens must rise from 0 to {T}, the tokens of x, got {bounds.tolist()}')
+    bounds, y = boundaries(T, 1, cu_seqlens), torch.empty((T, D), dtype=x.dtype, device='cpu')
     N, named = len(bounds) - 1, first_pages + last_pages
     if len(first_pages) != N or len(last_pages) != N or max(named, default=-1) >= len(pages):
         raise ValueError(f'first_pages and last_pages must name one of {len(pages)} pages, or a negative number, for each of '
                          f'{N} sequences, got {first_pages} and {last_pages}')
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    y = torch.empty((T, D), dtype=x.dtype, device=x.device)
-    launch(
-        convolve_forward, TAPS * T * D, -(-D // BD),
-        x.data_ptr(), x.stride(0), weight.data_ptr(), address(bias), bounds, y.data_ptr(), D,
-        pages.data_ptr(), pages.stride(0), np.array(named, np.int64), swish, *bits_of(x, weight, y, pages),
+    launch_forward(
+        x if x.stride(1) == 1 else x.contiguous(), weight, bias, bounds, y, swish, pages, np.array(named, np.int64),
     )
     if not pages.is_inference():
         increment_version(pages)
     return y
+
+
+def launch_forward(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, bounds: np.ndarray, y: torch.Tensor, swish: bool,
+    pages: torch.Tensor | None = None, named: np.ndarray = NO_PAGES,
+) -> None:
+    """:func:`convolve_forward` from `rows` `[T, D]`, any stride apart, to `y` `[T, D]`."""
+    T, D = whole_vectors(rows)
+    if bias is not None:
+        bias = bias.to(weight.dtype).contiguous()
+    stride, page_stride = rows.stride(0), 0 if pages is None else pages.stride(0)
+    launch(
+        convolve_forward, TAPS * T * D, -(-D // BD),
+        address('x', rows, (T, D), stride=stride), stride,
+        address('weight', weight, (D, TAPS)),
+        address('bias', bias, (D,), optional=True),
+        bounds,
+        address('y', y, (T, D)), D,
+        0 if pages is None else address('pages', pages, (len(pages), TAPS - 1, D), stride=page_stride), page_stride, named,
+        swish, *bits_of(rows, weight, y, y if pages is None else pages),
+    )
 
 
 def convolve_gradients(
@@ -332,30 +337,33 @@ def convolve_gradients(
     cu_seqlens: torch.Tensor | None,
     swish: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `x`, `weight` and a bias, given the gradient `dy` `[B, T, D]` of `convolve`'s output."""
+    """The gradients of `x`, `weight` and a bias, float32 both, given the gradient `dy` `[B, T, D]` of `convolve`'s output."""
     B, T, D = x.shape
-    if dy.shape != x.shape:
-        raise ValueError(f"the output's gradient must have shape {list(x.shape)}, that of x, got {list(dy.shape)}")
-    weight, bias = dense_taps(x, weight, bias)
+    weight, bias = weight.contiguous(), None if bias is None else bias.float().contiguous()
     rows, drows, dx = rows_of(x), rows_of(dy), x.new_empty(B, T, D)
     dtaps, dbias = weight.new_empty(TAPS, D), weight.new_empty(D)
+    whole_vectors(rows)
     launch(
         convolve_backward, TAPS * dx.numel(), -(-D // BD),
-        rows.data_ptr(), rows.stride(0), drows.data_ptr(), drows.stride(0), weight.data_ptr(), address(bias),
-        boundaries(B, T, cu_seqlens), dx.data_ptr(), dtaps.data_ptr(), dbias.data_ptr(), D, swish, *bits_of(x, dy),
+        address('x', rows, (B * T, D), stride=rows.stride(0)), rows.stride(0),
+        address('dy', drows, (B * T, D), stride=drows.stride(0)), drows.stride(0),
+        address('weight', weight, (D, TAPS), FLOAT32),
+        address('bias', bias, (D,), FLOAT32, optional=True),
+        boundaries(B, T, cu_seqlens),
+        address('dx', dx, x.shape, (x.dtype,)),
+        address('dtaps', dtaps, (TAPS, D), FLOAT32),
+        address('dbias', dbias, (D,), FLOAT32),
+        D, swish, *bits_of(rows, drows),
     )
     return dx, dtaps.t(), dbias
 
 
-def dense_taps(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`weight` `[D, 4]` and `bias` `[D]`, in the dtype of `weight`."""
-    D = x.shape[-1]
-    if weight.shape != (D, TAPS) or (bias is not None and bias.shape != (D,)):
-        shapes = list(weight.shape), None if bias is None else list(bias.shape)
-        raise ValueError(f'weight and bias must have shapes [{D}, {TAPS}] and [{D}] for x {list(x.shape)}, got {shapes}')
-    return weight.contiguous(), None if bias is None else bias.contiguous().to(weight.dtype)
+def whole_vectors(rows: torch.Tensor) -> tuple[int, int]:
+    """The shape `[T, D]`; the convolution's loops mask no channels."""
+    T, D = rows.shape
+    if D % W:
+        raise ValueError(f'x must have a multiple of {W} channels, got {D}')
+    return T, D
 
 
 def convolves(x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
@@ -386,7 +394,3 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 def bits_of(*tensors: torch.Tensor) -> tuple[np.dtype, ...]:
     return tuple(BITS[x.dtype] for x in tensors)
-
-
-def address(x: torch.Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()

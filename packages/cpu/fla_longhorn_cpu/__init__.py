@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -17,13 +18,23 @@ def register(changes: Changes) -> None:
     from fla_cpu.backend import load_loops
     from fla_kit.numba import compiles
     from fla_longhorn.modules import dispatch
+    from fla_longhorn.ops import mixer
     from fla_longhorn.ops.backend import register_cpu_backend
-    from fla_longhorn_cpu.token import mix_token
 
     fla_cpu.register(changes)
+    changes.set_attribute(mixer, 'find_loops', find_token_loops)
     register_cpu_backend('numba', load_backend, compiles)
     changes.set_attribute(dispatch, 'find_loops', load_loops)
-    changes.set_attribute(dispatch, 'mix_token', mix_token)
+
+
+def find_token_loops() -> ModuleType | None:
+    """The loops of decoded tokens, where Numba is the backend and `FLA_CPU_LOOPS` does not switch loops off."""
+    from fla_cpu.backend import import_loops
+    from fla_longhorn.ops.backend import backend_name
+
+    if import_loops() is None or backend_name('cpu', os.environ.get('FLA_LONGHORN_BACKEND')) != 'numba':
+        return None
+    return importlib.import_module('fla_longhorn_cpu.token')
 
 
 def load_backend() -> ModuleType:

@@ -29,7 +29,7 @@ import numpy as np
 
 from fla_kit.numba import memory
 from fla_kit.numba.launch import compiled
-from fla_kit.numba.memory import address_of, load_one, store, store_folded, sum_rows
+from fla_kit.numba.memory import address_of, array_at, load_one, store, store_folded, sum_rows
 from fla_kit.numba.simd import W as LANES
 from fla_kit.numba.simd import helper, inlined, sigmoid, sum_lanes
 from fla_longhorn_cpu.forward import (
@@ -41,6 +41,7 @@ from fla_longhorn_cpu.forward import (
     diagonal_update,
     exact_update,
     first_slot,
+    gate_at,
     load_beta,
     load_decay,
     load_tile,
@@ -281,10 +282,18 @@ def backward_block(i_n, i_h, o_g, part, bos, eos, slot, do, dht, q, k, v, beta, 
 
 
 @compiled
-def backward(i_w, n_w, do, dht, q, k, v, beta, gate, D, z, z_stride, cu_seqlens, states, dqk, dv, dbeta, dg, dh0, dD, dz, H, K,
-             V, C, BG, BT, NT, exact, is_scalar, options, is_varlen):
-    """One worker's blocks of backward; no interval has more than `NT` tokens."""
-    NG = (V + BG - 1) // BG
+def backward(i_w, n_w, do, dht, q, k, v, beta, gate, D, z, z_stride, cu_seqlens, states, NS, dqk, dv, dbeta, dg, dg_size, dh0,
+             dD, dz, H, K, V, C, BG, BT, NT, exact, is_scalar, options, is_varlen, dtype, dbeta_dtype):
+    """One worker's blocks of backward, given addresses; no interval has more than `NT` tokens."""
+    N, T, size, NG = len(cu_seqlens) - 1, cu_seqlens[-1], H * K * V, (V + BG - 1) // BG
+    do, v, dv = array_at(do, T * H * V, dtype), array_at(v, T * H * V, dtype), array_at(dv, T * H * V, dtype)
+    q, k, states = array_at(q, T * H * K), array_at(k, T * H * K), array_at(states, NS * size)
+    beta, gate = array_at(beta, T * H if is_scalar else T * H * V, dtype), gate_at(gate, T, H, V)
+    D, z = array_at(D, H * V if D != 0 else 0), array_at(z, (T - 1) * z_stride + H * V if z != 0 else 0, dtype)
+    dD, dz = array_at(dD, N * H * V if dD != 0 else 0), array_at(dz, T * H * V if dz != 0 else 0, dtype)
+    dht, dh0 = array_at(dht, N * size if dht != 0 else 0), array_at(dh0, N * size if dh0 != 0 else 0)
+    dqk = array_at(dqk, NG * T * H * 2 * ((K + LANES - 1) // LANES * LANES))
+    dbeta, dg = array_at(dbeta, NG * T * H if is_scalar else T * H * V, dbeta_dtype), array_at(dg, dg_size)
     num_rows = cu_seqlens[-1] * H
     # dq and dk of a token, K rounded up to whole vectors
     rows = np.zeros(2 * ((K + LANES - 1) // LANES * LANES) * LANES, np.float32)

@@ -10,7 +10,7 @@ compiles loops for each of the two, so those without a gate have no trace of it.
 Arrays are flat: q, k `[T, H, K]` and v, z, o `[T, H, V]`, where T goes over all rows of a batch, beta like v or `[T, H]`, D
 `[H, V]`, states `[H, K, V]` at the offsets of :mod:`fla_longhorn_cpu.places`. v, z, beta and o are float32 or bfloat16,
 the others float32. The token stride of z is `z_stride`, because z is often half of a projection's output. An absent array is
-empty.
+empty; its address is 0.
 
 With a sigmoid, beta = 1 / (1 + e) and e = exp(-x), so eps = beta / (1 + beta |k|^2) = 1 / (1 + e + |k|^2): one division.
 With `allow_neg_eigval`, eps is twice that.
@@ -28,7 +28,7 @@ from numba.extending import overload
 
 from fla_kit.numba import memory
 from fla_kit.numba.launch import compiled
-from fla_kit.numba.memory import address_of, array_at, load_one, store, widened
+from fla_kit.numba.memory import address_of, array_at, load_one, store
 from fla_kit.numba.simd import W as LANES
 from fla_kit.numba.simd import exp, exp_neg, helper, inlined, product, sigmoid, sum_lanes
 from fla_longhorn_cpu.wide import W, load, load_lanes, prefetch, prefetch_to_write, splat, store_lanes
@@ -294,10 +294,26 @@ def _(gate, N, H, V):
     return lambda gate, N, H, V: (array_at(gate[0], N * H if gate[1] else N * H * V), gate[1])
 
 
+@helper
+def size_of(places, size):
+    """Elements from the first state to the end of the last one."""
+    return np.max(places) + size if len(places) > 0 else 0
+
+
 @compiled
-def forward(i_w, n_w, q, k, v, beta, gate, h0, D, z, z_stride, cu_seqlens, places, o, ht, states, H, K, V, C, BV, exact,
-            is_scalar, options, is_varlen):
-    """One worker's blocks of forward; a row of `places` is (sequence, `first`, `last`)."""
+def forward(i_w, n_w, q, k, v, beta, gate, h0, D, z, z_stride, cu_seqlens, places, o, ht, states, NS, H, K, V, C, BV, exact,
+            is_scalar, options, is_varlen, dtype):
+    """One worker's blocks of forward, given addresses; a row of `places` is (sequence, `first`, `last`).
+
+    `dtype` is that of v, beta, z and o; `states` has NS slots.
+    """
+    T, size = cu_seqlens[-1], H * K * V
+    q, k, states = array_at(q, T * H * K), array_at(k, T * H * K), array_at(states, NS * size)
+    v, o = array_at(v, T * H * V, dtype), array_at(o, T * H * V, dtype)
+    beta, gate = array_at(beta, T * H if is_scalar else T * H * V, dtype), gate_at(gate, T, H, V)
+    D, z = array_at(D, H * V if D != 0 else 0), array_at(z, (T - 1) * z_stride + H * V if z != 0 else 0, dtype)
+    h0 = array_at(h0, size_of(places[:, 1], size) if h0 != 0 else 0)
+    ht = array_at(ht, size_of(places[:, 2], size) if ht != 0 else 0)
     NV = (V + BV - 1) // BV
     S = np.empty(K * BV, np.float32)
     s_eps, s_v = np.empty(STRIP * W, np.float32), np.empty(STRIP * W, np.float32)
@@ -322,14 +338,3 @@ def step_tokens(q, k, v, beta, gate, D, z, z_stride, o, states, places, H, K, V,
             for o_v in range(0, V, BV):
                 forward_block(first, last, i_h, o_v, i_n, i_n + 1, 0, q, k, v, beta, gate, states, D, z, z_stride, o, states,
                               kept, H, K, V, 1, BV, exact, is_scalar, options, S, tokens)
-
-
-@compiled
-def step(q, k, v, beta, gate, D, z, o, states, places, N, H, K, V, BV, exact, is_scalar, options, dtype, D_dtype):
-    """:func:`step_tokens`, given addresses; `dtype` is that of q, k, v, beta, z and o."""
-    q, k = widened(array_at(q, N * H * K, dtype)), widened(array_at(k, N * H * K, dtype))
-    v, o = array_at(v, N * H * V, dtype), array_at(o, N * H * V, dtype)
-    states = array_at(states, np.max(places) + H * K * V if len(places) > 0 else 0)
-    beta = array_at(beta, N * H if is_scalar else N * H * V, dtype)
-    D, z = array_at(D, H * V if D != 0 else 0, D_dtype), array_at(z, N * H * V if z != 0 else 0, dtype)
-    step_tokens(q, k, v, beta, gate_at(gate, N, H, V), D, z, H * V, o, states, places, H, K, V, BV, exact, is_scalar, options)

@@ -12,10 +12,10 @@ from numba.extending import overload
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fla_cpu.backend import import_loops
 from fla_cpu.loops import TAPS, convolve_forward
 from fla_cpu.loops import step as convolve_token
 from fla_kit.numba import notice
+from fla_kit.numba.arguments import FLOAT32, address
 from fla_kit.numba.launch import MIN_PARALLEL_STEPS, compiled, in_rows
 from fla_kit.numba.memory import (
     BITS,
@@ -31,9 +31,9 @@ from fla_kit.numba.memory import (
     widened,
 )
 from fla_kit.numba.simd import W, helper, sum_lanes
-from fla_longhorn.ops.pool import Pool, list_rows
-from fla_longhorn_cpu.forward import block_size, step_tokens
-from fla_longhorn_cpu.places import in_order, place_rows
+from fla_longhorn.ops.pool import Pool
+from fla_longhorn_cpu import places
+from fla_longhorn_cpu.forward import block_size, size_of, step_tokens
 
 if TYPE_CHECKING:
     from fla_longhorn.ops.mixer import Mixer
@@ -146,7 +146,7 @@ def _(gate, v, N, d, H, dtype):
 
 
 @compiled
-def mix(x, z, stride, memory, taps, conv_bias, x_weight, beta_weight, beta_bias, D, gate, o, states, places, N, R, H, K, V,
+def mix(x, z, stride, memory, taps, conv_bias, x_weight, beta_weight, beta_bias, D, gate, o, states, where, N, R, H, K, V,
         BV, is_tied, is_scalar, exact, normalises_keys, eps, options, dtype, memory_dtype):
     """`o` `[N, H V]` from the rows of x and z, `stride` apart, given addresses; memories and states are updated in place."""
     d, M, none = H * V, H if is_scalar else H * V, array_at(0, 0)
@@ -163,101 +163,86 @@ def mix(x, z, stride, memory, taps, conv_bias, x_weight, beta_weight, beta_bias,
     if normalises_keys:
         normalise(k, N * H, K, eps)
     project(b, array_at(beta_weight, M * R, dtype), array_at(beta_bias, M, dtype), beta, N, R, M)
-    states = array_at(states, np.max(places) + H * K * V if len(places) > 0 else 0)
+    states = array_at(states, size_of(where, H * K * V))
     step_tokens(
         widened(q), widened(k), v, beta, decays(gate, v, N, d, H, dtype), array_at(D, d, dtype),
-        array_at(z, (N - 1) * stride + d, dtype), stride, array_at(o, N * d, dtype), states, places, H, K, V, BV, exact,
+        array_at(z, (N - 1) * stride + d, dtype), stride, array_at(o, N * d, dtype), states, where, H, K, V, BV, exact,
         is_scalar, options,
     )
 
 
 @lru_cache(maxsize=64)
-def placed(N: int, pad_slot_id: int, size: int, *choices: Any) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`fla_longhorn_cpu.places.in_pool` of states `size` apart, and the rows to read, then those to write.
-
-    Kept by value, so do not write to them.
-    """
-    rows = list_rows(N, pad_slot_id, *choices)
-    first, last = ([row[i] for row in rows] for i in (0, 1))
-    return place_rows(rows, size), np.array(first + last, np.int64)
-
-
-def takes(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> bool:
-    """Whether :func:`mix_tokens` does these: whole vectors of channels, dense parameters of one dtype, little work."""
-    N, d, products = x.shape[0], x.shape[-1], mixer.x_weight.numel() + mixer.beta_weight.numel()
-    if mixer.gate is not None:
-        products += mixer.gate[0].numel() + mixer.gate[1].numel()
-    if N * products > MAX_PRODUCTS or N * d * mixer.state_size >= MIN_PARALLEL_STEPS:
-        return False
-    return are_tokens(x, z, N, d) and has_weights(mixer, d, x.dtype) and has_states(mixer, memory, pool, N, d)
-
-
-def are_tokens(x: Tensor, z: Tensor, N: int, d: int) -> bool:
-    """`[N, d]` in equal rows that lie equally far apart."""
-    if x.dtype not in BITS or d % W or x.numel() != N * d or N == 0 or z.shape != x.shape or z.dtype is not x.dtype:
-        return False
-    if x.stride(-1) != 1 or z.stride(-1) != 1 or (N > 1 and z.stride(0) != x.stride(0)):
-        return False
-    return x.is_cpu and z.is_cpu
-
-
-def has_weights(mixer: Mixer, d: int, dtype: torch.dtype) -> bool:
-    """The shapes that :class:`fla_longhorn.ops.mixer.Mixer` names."""
-    H, K, (M, R), rows = mixer.num_heads, mixer.state_size, mixer.beta_weight.shape, mixer.x_weight.shape[0]
-    if rows - R not in (H * K, 2 * H * K) or M not in (H, d):
-        return False
-    shapes = [(d, 1, TAPS), (d,), (rows, d), (M, R), (M,), (d,)]
-    if mixer.gate is not None:
-        (R, _), (M, _) = mixer.gate[0].shape, mixer.gate[1].shape
-        if M not in (H, d):
-            return False
-        shapes += (R, d), (M, R), (H,), (M,)
-    # a generator is slower
-    for w, shape in zip(mixer.parameters, shapes, strict=True):
-        if w is not None and (w.dtype is not dtype or w.shape != shape or not w.is_contiguous() or not w.is_cpu):
-            return False
-    return True
-
-
-def has_states(mixer: Mixer, memory: Tensor, pool: Pool, N: int, d: int) -> bool:
-    """Rows of two dense pools, or a sequence's own."""
-    states, H, K = pool.states, mixer.num_heads, mixer.state_size
-    if states.dtype is not torch.float32 or states.shape[1:] != (H, K, d // H) or memory.dtype not in BITS:
-        return False
-    if not (memory.is_cpu and states.is_cpu):
-        return False
-    if pool.is_chosen_from:
-        dense = memory.stride()[1:] == (d, 1) and states.stride()[1:] == (d * K // H, d // H, 1)
-        return dense and memory.shape[1:] == (TAPS - 1, d) and pool.has_initial_state is None
-    return memory.shape == (N, d, TAPS) and memory.is_contiguous() and states.shape[0] == N and states.is_contiguous()
+def named_rows(*choices: Any) -> np.ndarray:
+    """Of :func:`fla_longhorn_cpu.places.rows_in_pool`: the rows to read, then those to write. Do not write to it."""
+    rows = places.checked_rows(*choices)
+    return np.array([row[0] for row in rows] + [row[1] for row in rows], np.int64)
 
 
 def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None:
-    """None where the loop does not take the call, or compiled loops are switched off."""
-    if import_loops() is None or not takes(x, z, mixer, memory, pool):
+    """None where the loop does not take the call."""
+    N, d, H, K, states = x.shape[0], x.shape[-1], mixer.num_heads, mixer.state_size, pool.states
+    is_paged, num_rows, (M, R) = pool.is_chosen_from, mixer.x_weight.shape[0], mixer.beta_weight.shape
+    if d % W or N == 0 or pool.has_initial_state is not None:
         return None
-    states, N, d, K, H = pool.states, x.shape[0], x.shape[-1], mixer.state_size, mixer.num_heads
-    where: Any = memory.data_ptr()
-    if pool.is_chosen_from:
-        places, named = placed(N, pool.pad_slot_id, states.stride(0), *pool.read())
-        where = where, memory.stride(0), named, in_rows(N, 1)
+    if num_rows - R not in (H * K, 2 * H * K) or M not in (H, d):
+        return None
+    products = mixer.x_weight.numel() + mixer.beta_weight.numel()
+    if mixer.gate is not None:
+        products += mixer.gate[0].numel() + mixer.gate[1].numel()
+    if N * products > MAX_PRODUCTS or N * d * K >= MIN_PARALLEL_STEPS:
+        return None
+    row, dtypes, o = x.shape if x.dim() == 2 else (N, 1, d), (x.dtype,), torch.empty(x.shape, dtype=x.dtype, device='cpu')
+    pages = (len(states), TAPS - 1, d), (len(states), H, K, d // H)
+    past, kept = pages if is_paged else ((N, d, TAPS), (N, *pages[1][1:]))
+    try:
+        given = (
+            address('x', x, row, stride=x.stride(0)),
+            address('z', z, row, dtypes, stride=x.stride(0)),
+            x.stride(0),
+            address('memory', memory, past, stride=memory.stride(0) if is_paged else None),
+            address('taps', mixer.taps, (d, 1, TAPS), dtypes),
+            address('conv_bias', mixer.conv_bias, (d,), dtypes, optional=True),
+            address('x_weight', mixer.x_weight, (num_rows, d), dtypes),
+            address('beta_weight', mixer.beta_weight, (M, R), dtypes),
+            address('beta_bias', mixer.beta_bias, (M,), dtypes),
+            address('D', mixer.D, (d,), dtypes),
+            None if mixer.gate is None else gate_of(*mixer.gate, H, d, dtypes),
+            address('o', o, row, dtypes),
+            address('states', states, kept, FLOAT32, stride=states.stride(0)),
+        )
+    except ValueError:
+        # another dtype or layout
+        return None
+    if is_paged:
+        rows = places.rows_in_pool(pool, N)
+        where = places.place_rows(states.stride(0), *rows)
+        given = *given[:3], (given[3], memory.stride(0), named_rows(*rows), in_rows(N, 1)), *given[4:]
     else:
-        places = in_order(N, states.stride(0), True, True)
-    o = torch.empty(x.shape, dtype=x.dtype, device='cpu')
-    if len(places) < N:
+        where = places.in_order(N, states.stride(0), True, True)
+    if len(where) < N:
         # sequences without a row have outputs of zero
         o.zero_()
     for changed in (memory, states):
         if not changed.is_inference():
             increment_version(changed)
-    (M, R), rows = mixer.beta_weight.shape, mixer.x_weight.shape[0]
-    parameters = [0 if w is None else w.data_ptr() for w in mixer.parameters]
-    taps, conv_bias, x_weight, beta_weight, beta_bias, D, *of_gate = parameters
-    gate = None if mixer.gate is None else (*of_gate, mixer.gate[0].shape[0], mixer.gate[1].shape[0] == H)
     notice.call(
-        mix, x.data_ptr(), z.data_ptr(), x.stride(0), where, taps, conv_bias, x_weight, beta_weight, beta_bias, D, gate,
-        o.data_ptr(), states.data_ptr(), places, N, R, H, K, d // H, block_size(K, 1), rows == R + H * K, M == H,
-        mixer.exact, mixer.key_eps is not None, mixer.key_eps or 0.0, (True, mixer.allow_neg_eigval), BITS[x.dtype],
-        BITS[memory.dtype],
+        mix, *given, where, N, R, H, K, d // H, block_size(K, 1), num_rows == R + H * K, M == H, mixer.exact,
+        mixer.key_eps is not None, mixer.key_eps or 0.0, (True, mixer.allow_neg_eigval), BITS[x.dtype], BITS[memory.dtype],
     )
     return o
+
+
+def gate_of(
+    down: Tensor, up: Tensor, A_log: Tensor, dt_bias: Tensor, H: int, d: int, dtypes: tuple[torch.dtype],
+) -> tuple[int, int, int, int, int, bool]:
+    """What :func:`decays` takes."""
+    M, R = up.shape
+    if M not in (H, d):
+        raise ValueError(f'up must have {H} or {d} rows, got {M}')
+    return (
+        address('down', down, (R, d), dtypes),
+        address('up', up, (M, R), dtypes),
+        address('A_log', A_log, (H,), dtypes),
+        address('dt_bias', dt_bias, (M,), dtypes),
+        R, M == H,
+    )

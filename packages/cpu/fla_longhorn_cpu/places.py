@@ -6,8 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fla_longhorn.ops.pool import Pool, list_rows
 
@@ -23,22 +21,35 @@ def in_order(N: int, size: int, reads: bool, writes: bool) -> np.ndarray:
 
 
 def in_pool(pool: Pool, N: int) -> np.ndarray:
-    """:func:`in_order` for rows of a pool, without the sequences that have none. Cached too."""
-    return _in_pool(pool.states.stride(0), N, pool.pad_slot_id, *pool.read())
+    """:func:`in_order` for rows of a pool, without the sequences that have none. Cached too.
+
+    Raises:
+        ValueError: a sequence has no entry in the choices, or a row that is not in the pool.
+    """
+    return place_rows(pool.states.stride(0), *rows_in_pool(pool, N))
+
+
+def rows_in_pool(pool: Pool, N: int) -> tuple:
+    """What :func:`place_rows` and :func:`list_rows` need, by value."""
+    return len(pool.states), N, pool.pad_slot_id, *pool.read()
 
 
 @lru_cache(maxsize=64)
-def _in_pool(stride: int, *choices: Any) -> np.ndarray:
-    return place_rows(list_rows(*choices), stride)
-
-
-def place_rows(rows: tuple[tuple[int, int, bool], ...], stride: int) -> np.ndarray:
-    """From :func:`fla_longhorn.ops.pool.list_rows` to places in a pool of states `stride` apart."""
-    found = [(n, max(first * stride, -1), max(last * stride, -1)) for n, (first, last, used) in enumerate(rows) if used]
+def place_rows(stride: int, P: int, *choices: Any) -> np.ndarray:
+    """The places of rows in a pool of P states that lie `stride` apart; `choices` are those of :func:`list_rows`."""
+    found = [
+        (n, max(first * stride, -1), max(last * stride, -1))
+        for n, (first, last, used) in enumerate(checked_rows(P, *choices)) if used
+    ]
     return np.array(found, np.int64).reshape(-1, 3)
 
 
-def span(states: Tensor) -> np.ndarray:
-    """The memory from the first element of strided rows to the last."""
-    size = (len(states) - 1) * states.stride(0) + states[0].numel()
-    return torch.as_strided(states, (size,), (1,)).numpy()
+def checked_rows(P: int, N: int, pad_slot_id: int, *choices: tuple | None) -> tuple[tuple[int, int, bool], ...]:
+    """:func:`fla_longhorn.ops.pool.list_rows`, of N sequences and in a pool of P rows."""
+    if any(values is not None and len(values) != N for values in choices):
+        raise ValueError(f'indices of rows must have one entry for each of {N} sequences, got {choices}')
+    rows = list_rows(N, pad_slot_id, *choices)
+    highest = max((max(first, last) for first, last, _ in rows), default=-1)
+    if highest >= P:
+        raise ValueError(f'indices must be below the number of rows of the pool, {P}, got {highest}')
+    return rows

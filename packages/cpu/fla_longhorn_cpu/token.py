@@ -1,46 +1,88 @@
-""":meth:`fla_longhorn.layers.Longhorn.step` in one loop, if no hook, adapter or override is attached to the layer's parts."""
+"""A layer's decoded token between its first and its last projection, in one loop."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Callable
+from functools import cache
 
-from fla_longhorn.layers import Longhorn
+import torch
+import torch.nn as nn
+from torch.nn.modules.module import _has_any_global_hook
+
 from fla_longhorn.layers.gate import Gate
+from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.modules import L2Norm, ShortConvolution
-from fla_longhorn.modules.dispatch import is_bare
-from fla_longhorn.ops.mixer import Mixer, mix_tokens
+from fla_longhorn.ops.mixer import Mixer
 from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.ops.pool import Pool
+from fla_longhorn_cpu.mixer import mix_tokens as mix_tokens
 
-CPU = torch.device('cpu')
-PROJECT = Longhorn.project
+# the forward of each class, as it was made
+FORWARDS: dict[type[nn.Module], Callable] = {
+    cls: cls.forward for cls in (nn.Linear, nn.Identity, ShortConvolution, L2Norm, Gate)
+}
+# those that the loop replaces, and others
+METHODS = {
+    name: method for name, method in vars(Longhorn).items()
+    if callable(method) and not name.startswith('__') and name not in ('forward', 'extra_repr')
+}
 
 
-def mix_token(layer: Longhorn, x: Tensor, z: Tensor, recurrent_state: Tensor, conv_state: Tensor) -> Tensor | None:
-    """None, with nothing changed, if there is no loop for the call, or if the layer's parts are not as its constructor made
-    them: a subclass's method, an adapter, a hook, a bias, weights that are elsewhere.
-    """
-    gate, conv, k_norm = layer.gate, layer.conv1d, layer.k_norm
-    if not x.is_cpu or conv_state.requires_grad or layer.v_proj is not None:
+def mix_layer(
+    layer: Longhorn, x: torch.Tensor, z: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor,
+) -> torch.Tensor | None:
+    """As :func:`fla_longhorn.ops.mixer.mix_layer`."""
+    if conv_state.requires_grad or not is_as_made(layer):
         return None
-    if type(layer).project is not PROJECT or 'project' in layer.__dict__:
-        return None
-    products = (layer.x_proj, layer.beta_proj) if gate is None else (layer.x_proj, layer.beta_proj, gate.down, gate.up)
-    for part, cls in ((conv, ShortConvolution), (gate, Gate), *((product, nn.Linear) for product in products)):
-        if part is not None and not (type(part) is cls and is_bare(part, CPU)):
-            return None
-        if cls is nn.Linear and (part.bias is None) is (part is layer.beta_proj):
-            return None
-    if not is_bare(k_norm, CPU) or conv.activation is None or type(k_norm) not in (L2Norm, nn.Identity):
-        return None
-    if getattr(k_norm, 'output_dtype', None) is not None:
-        return None
+    conv, beta_proj, gate = layer.conv1d, layer.beta_proj, layer.gate
     mixer = Mixer(
-        conv.weight, conv.bias, layer.x_proj.weight, layer.beta_proj.weight, layer.beta_proj.bias, layer.D, layer.num_heads,
-        layer.state_size, layer.exact, layer.allow_neg_eigval, getattr(k_norm, 'eps', None),
-        None if gate is None else (gate.down.weight, gate.up.weight, gate.A_log, gate.dt_bias),
+        taps=conv.weight,
+        conv_bias=conv.bias,
+        x_weight=layer.x_proj.weight,
+        beta_weight=beta_proj.weight,
+        beta_bias=beta_proj.bias,
+        D=layer.D,
+        num_heads=layer.num_heads,
+        state_size=layer.state_size,
+        exact=layer.exact,
+        allow_neg_eigval=layer.allow_neg_eigval,
+        key_eps=getattr(layer.k_norm, 'eps', None),
+        gate=None if gate is None else (gate.down.weight, gate.up.weight, gate.A_log, gate.dt_bias),
     )
     if not is_plain(x, z, conv_state, recurrent_state, *mixer.parameters):
         return None
     return mix_tokens(x, z, mixer, conv_state, Pool(recurrent_state))
+
+
+def is_as_made(layer: Longhorn) -> bool:
+    """Whether the loop computes what the layer's own methods and parts would: no adapter, hook, override or bias was added."""
+    if not has_own_methods(type(layer)) or not METHODS.keys().isdisjoint(vars(layer)) or _has_any_global_hook():
+        return False
+    gate, conv, biased, unbiased = layer.gate, layer.conv1d, layer.beta_proj, [layer.x_proj]
+    if gate is not None:
+        if not runs(gate, Gate):
+            return False
+        unbiased += gate.down, gate.up
+    # generators are slower
+    for linear in unbiased:
+        if not runs(linear, nn.Linear) or linear.bias is not None:
+            return False
+    if not (runs(biased, nn.Linear) and runs(conv, ShortConvolution) and runs(layer.k_norm, L2Norm, nn.Identity)):
+        return False
+    return layer.v_proj is None and conv.activation in ('silu', 'swish')
+
+
+@cache
+def has_own_methods(cls: type[Longhorn]) -> bool:
+    return all(getattr(cls, name) is method for name, method in METHODS.items())
+
+
+def runs(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """Whether calling `module` runs the forward of its class, one of `classes`, as it was made, and no hook of it."""
+    cls = type(module)
+    if cls not in classes or cls.forward is not FORWARDS[cls] or 'forward' in vars(module):
+        return False
+    # private, but nothing public tells of hooks
+    return not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )

@@ -25,7 +25,7 @@ MUTATIONS = [
         'the gradient of a key takes a doubled step for a single one', FLAGS, 'torch exact chunk allow_neg_eigval',
     ),
     Mutation(
-        'decay-after-the-step', 'ops/torch/gated.py', 'G = decay[t][..., None, :] * G', 'pass',
+        'decay-after-the-step', 'ops/torch/exact.py', 'G = decay[t][..., None, :] * G', 'pass',
         'gradients of earlier tokens do not decay', 'tests/ops/test_gate.py::test_outputs_and_gradients',
         'torch exact chunk channel',
     ),

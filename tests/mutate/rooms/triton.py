@@ -51,7 +51,7 @@ MUTATIONS = [
         'sums over channels read half of the digits of states', 'tests/ops/test_exact.py::test_bfloat16', 'K16', env=INTERPRET,
     ),
     Mutation(
-        'decay-cancels', 'ops/triton/scalar_beta.py', 'others = before + behind',
+        'decay-cancels', 'ops/scalar_beta.py', 'others = before + behind',
         'others = squares.sum(-1, keepdim=True) - squares',
         "the decay's logarithm loses its digits at large keys", 'tests/ops/triton/test_scalar_beta.py::test_no_cancellation',
     ),

@@ -8,9 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn, scalar_beta
 from fla_longhorn.ops.arguments import Arguments, StepOptions
-from fla_longhorn.ops.triton import scalar_beta
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.conftest import INTERPRETING

@@ -9,6 +9,7 @@ import torch
 from numba import njit
 
 from fla_kit.numba import notice, threads
+from fla_kit.numba.arguments import stored
 
 # below so many steps, as in decoding, one thread runs all: starting others takes 0.2 ms
 MIN_PARALLEL_STEPS = 2**20
@@ -37,8 +38,14 @@ def launch(loop, steps: int, blocks: int, *args) -> None:
 
 
 def boundaries(B: int, T: int, cu_seqlens: torch.Tensor | None) -> np.ndarray:
-    """Boundaries of the sequences over all rows of the batch."""
-    return in_rows(B, T) if cu_seqlens is None else cu_seqlens.numpy().astype(np.int64)
+    """Boundaries of the sequences over all rows of the batch; raises unless those given rise from 0 to the last row."""
+    if cu_seqlens is None:
+        return in_rows(B, T)
+    stored('cu_seqlens', cu_seqlens, (cu_seqlens.numel(),))
+    bounds = cu_seqlens.numpy().astype(np.int64)
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != B * T or (bounds[1:] < bounds[:-1]).any():
+        raise ValueError(f'cu_seqlens must rise from 0 to {B * T}, got {bounds.tolist()}')
+    return bounds
 
 
 @lru_cache(maxsize=64)

@@ -30,8 +30,8 @@ LAYOUTS = {
 def test_gate_in_any_layout(monkeypatch, layout, dtype, exact):
     make, stride = LAYOUTS[layout]
     inputs, z, strides, results = make_inputs(Case(B, T, H, 5, V, dtype, D=True)), make(dtype), [], []
-    flat_rows = numba.flat_rows
-    monkeypatch.setattr(numba, 'flat_rows', lambda *given: strides.append((found := flat_rows(*given))[1]) or found)
+    rows_of = numba.rows_of
+    monkeypatch.setattr(numba, 'rows_of', lambda *given: strides.append((found := rows_of(*given))[1]) or found)
     for gate in (z, z.contiguous()):
         gate = gate.detach().requires_grad_()
         o, _ = chunk_longhorn(**inputs, z=gate, exact=exact)

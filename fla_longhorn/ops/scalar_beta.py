@@ -28,20 +28,18 @@ FLA_STATE_SIZE = 64
 LEAST_LOG_DECAY = -100.
 
 
-def longhorn_shortcut(args: Arguments) -> tuple[Tensor, Tensor | None] | None:
-    return chunk_scalar_beta(args) if applies(args) else None
-
-
 def applies(args: Arguments) -> bool:
     """Whether fla's kernels support these arguments, and are requested or expected to be faster."""
+    if args.beta.dim() != 3:
+        return False
     route = os.environ.get('FLA_LONGHORN_SCALAR_BETA') or 'auto'
     if route not in ROUTES:
         raise ValueError(f'FLA_LONGHORN_SCALAR_BETA must be one of {ROUTES}, got {route!r}')
     dtype = args.q.dtype
     # GLA's decays are logarithms, so never negative
-    if args.allow_neg_eigval and not args.exact:
+    if args.step_options.factor != 1 and not args.exact:
         return False
-    if args.beta.dim() != 3 or args.q.device.type != 'cuda' or args.g is not None and args.g.dim() != 3:
+    if args.q.device.type != 'cuda' or args.g is not None and args.g.dim() != 3:
         return False
     if not dtype == args.k.dtype == args.v.dtype or dtype not in (torch.float16, torch.bfloat16):
         return False
