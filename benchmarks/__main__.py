@@ -3,15 +3,10 @@ from benchmarks.command import run
 COMMANDS = {
     'ops': 'benchmarks.ops.run', 'model': 'benchmarks.models.run', 'serving': 'benchmarks.models.serving',
     'arrivals': 'benchmarks.models.arrivals', 'serving-parts': 'benchmarks.models.serving_parts',
-    'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'cards': 'benchmarks.kernels.cards',
-    'traffic': 'benchmarks.kernels.traffic',
-    'decoding': 'benchmarks.kernels.decoding', 'waits': 'benchmarks.waits', 'memory': 'benchmarks.memory',
-    'recompute': 'benchmarks.recompute',
-    'passes': 'benchmarks.passes',
-    'predict': 'benchmarks.predict.command:benchmarks.predict.run',
-    'layers': 'benchmarks.predict.command:benchmarks.predict.layers',
-    'calibrate': 'benchmarks.calibration.run', 'all': 'benchmarks.all',
-    'report': 'benchmarks.report.page', 'pictures': 'benchmarks.report.pictures',
+    'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'traffic': 'benchmarks.kernels.traffic',
+    'decoding': 'benchmarks.kernels.decoding', 'host': 'benchmarks.host', 'memory': 'benchmarks.memory',
+    'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
+    'gpu': 'benchmarks.gpu.run',
 }
 
 if __name__ == '__main__':

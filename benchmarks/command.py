@@ -13,17 +13,11 @@ def run(package: str, commands: dict[str, str]) -> int:
     """Call the command that the first argument names with the other arguments; without one, list the names."""
     name, *args = sys.argv[1:] or ['--help']
     if name in commands:
-        return call(commands[name], args)
+        return importlib.import_module(commands[name]).main(args) or 0
     print(f'usage: python -m {package} NAME ...\n')
     for known, module in commands.items():
-        print(f'    {known:20}{docstring(module.split(":")[-1]).splitlines()[0]}')
+        print(f'    {known:20}{docstring(module).splitlines()[0]}')
     return 0 if name in ('-h', '--help') else 2
-
-
-def call(module: str, args: list[str]) -> int:
-    """`main` of a module; of `A:B` that of A, which is given the name B and calls B's."""
-    first, *others = module.split(':')
-    return importlib.import_module(first).main(args, *others) or 0
 
 
 def docstring(module: str) -> str:

@@ -1,47 +1,32 @@
-"""Raise for a missing dependency in one line that says what to install, before an import fails inside fla.
+"""Raise for a missing dependency in one line that says what to install, before an import fails inside fla."""
 
-pip checks neither torch nor triton, which come with an extra: an older build that is there stays.
-"""
-
-from __future__ import annotations
-
-import warnings
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 EXTRAS = "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
-# distribution -> (versions, how to install it)
+# distribution -> (lowest version, how to install it). pip checks neither torch nor triton, which come with an extra
 REQUIREMENTS = {
-    'torch': ('>=2.11', EXTRAS),
-    'triton': ('>=3.6', EXTRAS),
-    'flash-linear-attention': ('>=0.6,<0.7', 'pip install fla-longhorn'),
-    'transformers': ('>=5.6.2,<6', 'pip install fla-longhorn'),
+    'torch': ('>=2.11', EXTRAS), 'triton': ('>=3.6', EXTRAS),
+    'flash-linear-attention': ('>=0.6', 'pip install fla-longhorn'), 'transformers': ('>=5.6.2', 'pip install fla-longhorn'),
 }
 # triton is installed under one of these names
-ALIASES = {'triton': ('triton', 'pytorch-triton-rocm', 'triton-rocm', 'triton-windows', 'pytorch-triton-xpu', 'triton-xpu')}
+TRITON = ('triton', 'pytorch-triton-rocm', 'triton-rocm', 'triton-windows', 'pytorch-triton-xpu', 'triton-xpu')
 
 
 def check_requirements(requirements: dict[str, tuple[str, str]] = REQUIREMENTS) -> None:
-    """Raise `ImportError` for the first distribution that is missing or too old; warn about those that are too new."""
+    """Raise `ImportError` for the first distribution that is missing or too old."""
     for name, (bounds, remedy) in requirements.items():
-        found = installed_version(name)
-        if found is None:
-            raise ImportError(f'fla-longhorn needs {name}{bounds}, which is not installed: {remedy}')
+        found = [x for x in map(installed_version, TRITON if name == 'triton' else (name,)) if x is not None]
         # builds from source have versions such as 2.7.0a0+git
-        release = Version(Version(found).base_version)
-        if release in SpecifierSet(bounds):
-            continue
-        if release not in SpecifierSet(bounds.partition(',<')[0]):
-            raise ImportError(f'fla-longhorn needs {name}{bounds}, found {found}: {remedy}')
-        warnings.warn(f'fla-longhorn was tested with {name}{bounds}, found {found}', stacklevel=2)
+        if not found or Version(Version(found[0]).base_version) not in SpecifierSet(bounds):
+            what = f'found {found[0]}' if found else 'which is not installed'
+            raise ImportError(f'fla-longhorn needs {name}{bounds}, {what}: {remedy}')
 
 
 def installed_version(name: str) -> str | None:
-    for alias in ALIASES.get(name, (name,)):
-        try:
-            return version(alias)
-        except PackageNotFoundError:
-            continue
-    return None
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

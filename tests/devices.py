@@ -1,6 +1,10 @@
 """What runs on the CPU alone, by name and with the reason: `--device` leaves it out. All else takes the fixture `device`."""
 
+import os
 from collections.abc import Mapping
+
+# kernels run in Triton's interpreter
+INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 
 # a folder, a file or a test, as pytest prints it
 ON_THE_CPU = {
@@ -11,7 +15,7 @@ ON_THE_CPU = {
     'packages/extras/tests/timm/test_example.py': 'the command takes the GPU where there is one',
     'packages/extras/tests/test_batch_invariant.py::test_attention_is_refused': 'refused before there is a tensor',
     'lab': 'the experiments themselves take a device',
-    'tests/benchmarks': '`python -m benchmarks.all` runs the benchmarks themselves on a device',
+    'tests/benchmarks': '`python -m benchmarks gpu` runs the benchmarks themselves on a device',
     **dict.fromkeys((f'tests/distributed/{name}' for name in (
         'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_exchange.py', 'test_parallel.py',
         'test_scale.py',

@@ -64,10 +64,7 @@ PACKAGE = {str(path): path for folder in FOLDERS for path in folder.rglob('*.py'
 FLAS = {'einops', 'fla', 'torch', 'transformers', 'triton'}
 # what could move into fla, and the modules that it still imports beside fla's dependencies and itself
 CORE = ('ops', 'modules', 'layers', 'models')
-LEFT = {
-    # comes with transformers
-    'safetensors': {'modules/state_files.py'}, 'safetensors.torch': {'modules/state_files.py'},
-}
+LEFT = {}
 
 
 def imported(path: Path) -> set[str]:

@@ -128,10 +128,8 @@ PLACES = {
     'names': r'fla(\.(ops|layers|models)(\.longhorn)?)?|configs|listed|Auto.*',
     'attn_mode': r'class \w+',
     'packages': r'dispatched|fla\.modules\.[\w.]+|class FusedCrossEntropyLoss',
-    'composite': r'class (GenerationMixin|PreTrainedModel)',
     'trainer': r'transformers\.trainer(_pt_utils)?',
     'served': 'transformers',
-    'flash_attn': r'fla\.(layers|ops)\.[\w.]+',
 }
 
 
@@ -184,7 +182,7 @@ same(before, snapshot())
 
 @pytest.mark.parametrize(('value', 'parts'), [
     (None, apply.DEFAULT), ('', apply.DEFAULT), ('none', ()), ('names', ('names',)),
-    ('packages, flash_attn', ('packages', 'flash_attn')),
+    ('packages, served', ('packages', 'served')),
 ])
 def test_the_environment_chooses(value, parts):
     assert apply.asked(value) == parts

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import fla_longhorn  # noqa: F401  registers
 from fla_longhorn.models import LonghornConfig
+from fla_longhorn_cpu.attention import use_pytorch_attention
 
 # warm-up tokens of a stream: a compiler meets a second length in the cache
 WARM = 3
@@ -94,7 +95,7 @@ def mamba2(config: type, size: Size) -> PreTrainedConfig:
 
 def without_flash_attn(config: PreTrainedConfig) -> PreTrainedModel:
     """fla's Transformer, which needs the package `flash_attn`."""
-    fla_longhorn.patch(flash_attn=True)
+    use_pytorch_attention()
     return AutoModelForCausalLM.from_config(config)
 
 

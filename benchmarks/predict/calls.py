@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.operators import operator
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.scalar_beta import chunk_scalar_beta
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from offgpu.calibration.calls import operator
 from offgpu.predict.capture import Pass
 
 
@@ -34,51 +34,51 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def layer_arguments(
-    s: Shape, T: int, exact: bool, plain: bool, scalar: bool = False, gate: str | None = None,
+    s: Shape, T: int, exact: bool, scalar: bool = False, gate: str | None = None,
 ) -> Arguments:
     """The operator's inputs as the layer passes them, in bfloat16: q and k are slices of one projection, z is half of another.
 
-    `plain` omits z, D and the logits of beta; `scalar`: beta is one per head; `gate`: a float32 decay per 'head' or 'channel'.
+    `scalar`: beta is one per head; `gate`: a float32 decay per 'head' or 'channel'.
     """
     rank = s.V // 32
     _, k, q = empty(s.B, T, rank + 2 * s.K).split([rank, s.K, s.K], -1)
     z, v, D = empty(s.B, T, 2 * s.V)[..., s.V:], empty(s.B, T, 1, s.V), empty(1, s.V)
     beta = empty(s.B, T, 1, *([] if scalar else [s.V]))
-    options: dict[str, Any] = {} if plain else dict(D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True)
+    options: dict[str, Any] = dict(D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True)
     if gate:
         options['g'] = empty(s.B, T, 1, *([] if gate == 'head' else [s.V]), dtype=torch.float32)
     return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, exact=exact, **options)
 
 
-def longhorn_forward(s: Shape, exact: bool, plain: bool = False, **options: Any) -> Pass:
+def longhorn_forward(s: Shape, exact: bool, **options: Any) -> Pass:
     def prepare(T: int) -> Callable[[], object]:
-        return partial(longhorn_fwd, layer_arguments(s, T, exact, plain, **options), save_states=True, parallel=True)
+        return partial(longhorn_fwd, layer_arguments(s, T, exact, **options), save_states=True, parallel=True)
     return prepare
 
 
-def longhorn_backward(s: Shape, exact: bool, plain: bool = False, **options: Any) -> Pass:
+def longhorn_backward(s: Shape, exact: bool, **options: Any) -> Pass:
     """The backward alone, with states as a forward saves them."""
     from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
     def prepare(T: int) -> Callable[[], object]:
-        args = layer_arguments(s, T, exact, plain, **options)
+        args = layer_arguments(s, T, exact, **options)
         slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
         states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
         return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True)
     return prepare
 
 
-PASSES: dict[str, Callable[[Shape, bool], Pass]] = {
-    'diagonal_fwd': lambda s, plain: longhorn_forward(s, False, plain),
-    'diagonal_bwd': lambda s, plain: longhorn_backward(s, False, plain),
-    'exact_fwd': lambda s, plain: longhorn_forward(s, True, plain),
-    'exact_bwd': lambda s, plain: longhorn_backward(s, True, plain),
+PASSES: dict[str, Callable[[Shape], Pass]] = {
+    'diagonal_fwd': lambda s: longhorn_forward(s, False),
+    'diagonal_bwd': lambda s: longhorn_backward(s, False),
+    'exact_fwd': lambda s: longhorn_forward(s, True),
+    'exact_bwd': lambda s: longhorn_backward(s, True),
 }
 
 
-def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Pass]:
+def peer(module: str, name: str, backward: bool) -> Callable[[Shape], Pass]:
     """The forward or backward of an operator of fla with as many tokens, channels and state entries, and one head."""
-    def make(s: Shape, plain: bool) -> Pass:
+    def make(s: Shape) -> Pass:
         def prepare(T: int) -> Callable[[], object]:
             op = operator(module, name)
             q, k, v = (empty(s.B, T, 1, n).requires_grad_(backward) for n in (s.K, s.K, s.V))
@@ -96,9 +96,9 @@ def peer(module: str, name: str, backward: bool) -> Callable[[Shape, bool], Pass
     return make
 
 
-def gated(make: Callable[..., Pass], exact: bool, gate: str) -> Callable[[Shape, bool], Pass]:
+def gated(make: Callable[..., Pass], exact: bool, gate: str) -> Callable[[Shape], Pass]:
     """A pass with a decay in Longhorn's kernels."""
-    return lambda s, plain: make(s, exact, plain, gate=gate)
+    return lambda s: make(s, exact, gate=gate)
 
 
 GATED = {
@@ -118,11 +118,11 @@ GATED |= {
 }
 
 
-def scalar_by_gla(backward: bool) -> Callable[[Shape, bool], Pass]:
+def scalar_by_gla(backward: bool) -> Callable[[Shape], Pass]:
     """The diagonal update with one step size per head, by fla's `chunk_gla` and PyTorch's kernels around it."""
-    def make(s: Shape, plain: bool) -> Pass:
+    def make(s: Shape) -> Pass:
         def prepare(T: int) -> Callable[[], object]:
-            args = layer_arguments(s, T, False, plain, scalar=True)
+            args = layer_arguments(s, T, False, scalar=True)
             inputs = {n: x.detach().requires_grad_(backward) for n, x in args._asdict().items() if isinstance(x, torch.Tensor)}
             forward = partial(chunk_scalar_beta, args._replace(**inputs))
             if not backward:
@@ -135,7 +135,8 @@ def scalar_by_gla(backward: bool) -> Callable[[Shape, bool], Pass]:
 
 # one step size per head: both routes of the diagonal update
 SCALAR = {
-    'diagonal_scalar_fwd': lambda s, plain: longhorn_forward(s, False, plain, scalar=True),
-    'diagonal_scalar_bwd': lambda s, plain: longhorn_backward(s, False, plain, scalar=True),
+    'diagonal_scalar_fwd': lambda s: longhorn_forward(s, False, scalar=True),
+    'diagonal_scalar_bwd': lambda s: longhorn_backward(s, False, scalar=True),
     'chunk_gla_scalar_fwd': scalar_by_gla(backward=False), 'chunk_gla_scalar_bwd': scalar_by_gla(backward=True),
 }
+SELECTABLE = {**PASSES, **GATED, **PEERS, **SCALAR}

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, HfArgumentParser, LlamaModel, set
 
 from examples.mqar.report import describe_machine
 from examples.prompt.config import RunArguments
+from examples.prompt.states import load, save
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.modules.rewind import RewindableCache
 
@@ -50,22 +51,22 @@ def main(args: list[str] | None = None) -> int:
     path = output / 'prompt.safetensors'
     with torch.inference_mode():
         cache = reader(prompt, use_cache=True, logits_to_keep=1).past_key_values
-    cache.save(path, reader, weights=True)
+    save(cache, path, reader)
 
     alone = questions.split(1)
     # whatever compiles does so here
-    answer(model, prompt, alone[0], RewindableCache.load(path, model), 2)
+    answer(model, prompt, alone[0], load(path, model), 2)
     without = [seconds(lambda x=x: answer(model, prompt, x, None, 1)) for x in alone]
-    loading = [seconds(lambda: RewindableCache.load(path, model)) for _ in alone]
-    with_file = [seconds(lambda x=x: answer(model, prompt, x, RewindableCache.load(path, model), 1)) for x in alone]
+    loading = [seconds(lambda: load(path, model)) for _ in alone]
+    with_file = [seconds(lambda x=x: answer(model, prompt, x, load(path, model), 1)) for x in alone]
 
     different = [
         i for i, question in enumerate(alone)
         if not same(*(answer(x, prompt, question, states, run.answer_tokens) for x, states in (
-            (reader, cache.snapshot()), (model, RewindableCache.load(path, model)),
+            (reader, cache.snapshot()), (model, load(path, model)),
         )))
     ]
-    both = cache.snapshot(), RewindableCache.load(path, model)
+    both = cache.snapshot(), load(path, model)
     for states in both:
         states.batch_repeat_interleave(len(questions))
     together = [answer(x, prompt, questions, y, run.answer_tokens) for x, y in zip((reader, model), both, strict=True)]

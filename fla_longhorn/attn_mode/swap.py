@@ -16,13 +16,13 @@ import torch.nn as nn
 from fla.layers.attn import Attention
 from fla.models.modeling_utils import FLAForCausalLM
 from fla.modules import mlp
-from transformers.generation import GenerationMixin
 
 from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, settle
 from fla_longhorn.attn_mode.families import FAMILIES, Family
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
 from fla_longhorn.models.causal_lm import with_shift_labels
+from fla_longhorn.models.generation import prepare_inputs_for_generation
 from fla_longhorn.models.swapped import after_forward, before_forward
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
@@ -50,7 +50,7 @@ def wrap_model_init(init: Callable) -> Callable:
                 self._get_name = listed_name
             elif isinstance(self, FAMILIES[config.model_type].find_model()):
                 self.register_forward_pre_hook(before_forward, with_kwargs=True)
-                self.register_forward_hook(after_forward, always_call=True)
+                self.register_forward_hook(after_forward, with_kwargs=True)
 
     return __init__
 
@@ -121,8 +121,8 @@ def wrap_forward(forward: Callable, shared: Callable) -> Callable:
 
 
 def wrap_prepare_inputs(method: Callable) -> Callable:
-    """transformers' `prepare_inputs_for_generation` if the mixer is Longhorn: fla's knows the cache by its old name only."""
-    run: Any = wrap_forward(method, GenerationMixin.prepare_inputs_for_generation)
+    """`prepare_inputs_for_generation` of Longhorn's models if the mixer is Longhorn."""
+    run: Any = wrap_forward(method, prepare_inputs_for_generation)
     # `generate` takes the names of arguments from there
     *named, rest = inspect.signature(method).parameters.values()
     name = inspect.Parameter(CACHE, inspect.Parameter.KEYWORD_ONLY, default=None)

@@ -14,7 +14,6 @@ from fla_longhorn.layers.gate import Gate, NoWeightDecay
 from fla_longhorn.layers.options import check_options, rank_of
 from fla_longhorn.modules import L2Norm, ShortConvolution
 from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
-from fla_longhorn.modules.replay import Replay, is_recording
 from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows
 from fla_longhorn.modules.states import read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
@@ -225,13 +224,6 @@ class Longhorn(NoWeightDecay):
                              'use_cache False: pass it in the call, or call model.train()')
 
         x, z = self.in_proj(rows.enter(hidden_states)).chunk(2, dim=-1)
-        replay = {}
-        if use_cache and is_recording(self, past_key_values):
-            # a crop cannot end inside a piece of one token
-            if T > 1 and rows.first(1) is not None:
-                replay['replay'] = Replay(self.states_after, x=x, states=(recurrent_state, conv_state), rows=rows)
-            # a single token would update them in place
-            recurrent_state, conv_state = copies(recurrent_state, conv_state)
         # a CUDA graph needs the state at the same address, unless something differentiates through it
         in_place = T == 1 and use_cache and recurrent_state is not None and not recurrent_state.requires_grad
         if in_place and not (torch.is_grad_enabled() or is_transformed()):
@@ -247,9 +239,7 @@ class Longhorn(NoWeightDecay):
             else:
                 o, recurrent_state, conv_state = mix()
         if use_cache:
-            update_layer_cache(
-                self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=T, **replay,
-            )
+            update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=T)
         o = self.out_proj(o.view(o.shape[0], o.shape[1], -1))
         return rows.leave(o), None, past_key_values
 
@@ -332,21 +322,7 @@ class Longhorn(NoWeightDecay):
         """`[B, T, H D]` as `[B, T, H, D]`."""
         return x.view(x.shape[0], x.shape[1], self.num_heads, -1)
 
-    def states_after(
-        self, n: int, x: torch.Tensor, states: tuple[torch.Tensor | None, ...], rows: Rows,
-    ) -> dict[str, torch.Tensor | None]:
-        """The states after the first n columns of a piece, from those before it and the piece's convolution inputs `x`."""
-        first = rows.first(n)
-        x = first.enter(rows.leave(x)[:, :n])
-        # its output, for which there is no z, is not read
-        _, recurrent_state, conv_state = self.mix(x, torch.zeros_like(x), self.op_for(n), first, *copies(*states), True)
-        return {'recurrent_state': recurrent_state, 'conv_state': conv_state}
-
     def op_for(self, T: int) -> Callable:
         # an exported program has the same op for all lengths
         long = is_exporting() or T > MAX_RECURRENT_LENGTH
         return OPS[self.mode if long else 'fused_recurrent']
-
-
-def copies(*states: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return tuple(None if x is None else x.clone() for x in states)

@@ -1,35 +1,44 @@
-"""A model's call, checked and resolved once for all its layers."""
+"""A model's call, checked and resolved once for all its layers; and what its cache remembers of padding."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from fla.layers.attn import Attention
 from transformers.cache_utils import Cache as HFCache
 
 from fla_longhorn.modules.cache import check_cache
+from fla_longhorn.modules.rewind import RewindableCache
 from fla_longhorn.modules.rows import check_keywords, find_rows
+from fla_longhorn.ops.inputs import is_capturing
+from fla_longhorn.ops.plain import is_transformed
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
 
+# key of the first layer's state: the columns `[B, n]` that a row has read, all later ones too; absent without padding
+READ = 'read'
 
-def resolve_call(
-    model: Any, kwargs: dict[str, Any], attention_mask: torch.Tensor | None, tokens: torch.Tensor | None, cache: Cache | None,
-) -> tuple[torch.Tensor | None, dict[str, Any]]:
+
+def begin_call(
+    model: Any, kwargs: dict[str, Any], mask: torch.Tensor | None, tokens: torch.Tensor | None, cache: Cache | None,
+    use_cache: bool | None,
+) -> tuple[torch.Tensor | None, Cache | None, bool, dict[str, Any]]:
     """Check a model's call on `tokens` `[B, T, ...]` and resolve it once for all layers.
 
     With attention layers, the mask covers the tokens in the cache too.
 
     Returns:
-        The mask, `None` without padding, and the keywords, with the result of :func:`find_rows` as `rows`.
+        The mask, `None` without padding, the cache, `use_cache`, and the keywords, with the result of :func:`find_rows` as
+        `rows`.
 
     Raises:
-        ValueError: there is no token, the cache is of another model, or as :func:`find_rows`.
+        ValueError: there is no token, the cache is of another model or has read other columns, or as :func:`find_rows`.
         TypeError: an unknown keyword, or as :func:`find_rows`.
     """
     check_keywords(f'{type(model).__name__}.forward', kwargs)
@@ -40,8 +49,28 @@ def resolve_call(
             stacklevel=2,
         )
     check_layers(cache, model.layers)
+    mask, kwargs = resolve_rows(model, kwargs, mask, tokens, cache)
+    if use_cache is None:
+        use_cache = model.config.use_cache and not model.training
+    if model.training and getattr(model, 'gradient_checkpointing', False):
+        # transformers' checkpointed blocks get no cache
+        if seen_tokens(cache):
+            raise ValueError('past_key_values must be None with gradient checkpointing in training: call model.eval() first')
+        if use_cache:
+            warnings.warn('use_cache=True is set to False with gradient checkpointing in training', stacklevel=2)
+            use_cache = False
+    if use_cache and cache is None:
+        cache = RewindableCache()
+    elif use_cache and isinstance(cache, RewindableCache):
+        cache.begin()
+    return mask, cache, use_cache, kwargs
+
+
+def resolve_rows(
+    model: Any, kwargs: dict[str, Any], mask: torch.Tensor | None, tokens: torch.Tensor | None, cache: Cache | None,
+) -> tuple[torch.Tensor | None, dict[str, Any]]:
     if tokens is None:
-        return attention_mask, kwargs
+        return mask, kwargs
     if tokens.dim() < 2 or not (torch.compiler.is_compiling() or tokens.numel()):
         raise ValueError(
             'input_ids must have the shape [B, T], or inputs_embeds [B, T, D], with at least one row and one token, '
@@ -49,13 +78,51 @@ def resolve_call(
         )
     (B, T), seen = tokens.shape[:2], seen_tokens(cache)
     length = None if getattr(model.config, 'attn', None) is None else T + seen
-    rows, kwargs = find_rows(kwargs, B, T, tokens.device, attention_mask, length, filled=seen > 0)
+    rows, kwargs = find_rows(kwargs, B, T, tokens.device, mask, length, filled=seen > 0)
     # traced activation checkpoints accept no object of ours as an argument
     if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
-        return attention_mask, kwargs
-    if rows is None:
-        return None, kwargs
-    return attention_mask, {**kwargs, 'rows': rows}
+        return mask, kwargs
+    # the mask of an assistant's guesses takes each generated token that is `pad_token_id` for padding
+    guesses = getattr(cache, 'record_past', False)
+    if mask is not None and seen and not guesses and not is_transformed():
+        # without rows, all is ones
+        told = torch.ones(mask.shape, dtype=torch.bool, device='cpu') if rows is None else rows.mask
+        if told is not None:
+            check_read(cache, told, T)
+    return (None, kwargs) if rows is None else (mask, {**kwargs, 'rows': rows})
+
+
+def check_read(cache: Any, mask: torch.Tensor, T: int) -> None:
+    """Raise if the mask, on the CPU, says of columns before the last T something else than what the cache has read."""
+    told, seen, read = mask[:, :-T], seen_tokens(cache), cache[0].get(READ)
+    told = told[:, max(0, told.shape[1] - seen):]
+    if read is None:
+        known = torch.ones_like(told)
+    else:
+        known = F.pad(read.cpu(), (0, seen - read.shape[1]), value=True)[:, seen - told.shape[1]:]
+    if known.shape == told.shape and not torch.equal(known, told):
+        row, column = (known != told).nonzero()[0].tolist()
+        raise ValueError(
+            f'attention_mask must repeat of the {seen} tokens in past_key_values which were padding when they were read, got '
+            f'{int(told[row, column])} in row {row} for column {seen - told.shape[1] + column}, which was '
+            f'{"read" if known[row, column] else "padding"} (generate does not read what it appends to a row that has ended)'
+        )
+
+
+def end_call(cache: Any, mask: torch.Tensor | None, T: int, rows: Any = None) -> None:
+    """Keep in the cache which of the last T columns were padding."""
+    if mask is None or not isinstance(cache, HFCache) or not len(cache):
+        return
+    if not torch.compiler.is_compiling() and (is_transformed() or is_capturing(mask.device)):
+        return
+    known = None if rows is None else rows.mask
+    state: Any = cast(Any, cache)[0]
+    read = state.get(READ)
+    if read is None and known is not None and known[:, -T:].all():
+        return
+    new, before = mask[:, -T:] != 0, seen_tokens(cache) - T
+    read = new[:, :0] if read is None else read
+    state[READ] = torch.cat([F.pad(read, (0, before - read.shape[1]), value=True), new], 1)
 
 
 def seen_tokens(cache: Cache | None) -> int:

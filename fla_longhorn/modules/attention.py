@@ -14,7 +14,6 @@ from fla.layers.utils import index_first_axis, pad_input
 from fla.models.configuration_utils import get_attention_spec
 
 from fla_longhorn.modules import flash_attention
-from fla_longhorn.modules.replay import Replay, is_recording
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.ops.plain import under_transform
 
@@ -129,11 +128,9 @@ def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, c
     )
     q, k = (x.view(len(hidden_states), T, -1, layer.head_dim) for x in (q, k))
     new = (k.flatten(-2), v.flatten(-2), position[..., None])
-    tokens = append(past, new)
+    tokens = new if past is None else tuple(torch.cat(pair, 1) for pair in zip(past, new, strict=True))
     if cache is not None:
         last = keep_last(tokens, window)
-        if T > 1 and is_recording(layer, cache) and not states:
-            states['replay'] = Replay(keys_after, past=past, new=new, window=window)
         cache.update(layer_idx=i, offset=T, cache_kwargs={'window_size': window}, **states)['attn_state'] = last
         tokens = last if T == 1 else tokens
     q, k, v = layer.align(q, *(x.unflatten(-1, (-1, layer.head_dim)) for x in tokens[:2]))
@@ -171,10 +168,6 @@ def keys_of(cache: Any, layer_idx: int) -> Any:
     return cache[layer_idx]['attn_state'] if cache is not None and cache.get_seq_length(layer_idx) else None
 
 
-def append(past: Any, new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return new if past is None else tuple(torch.cat(pair, 1) for pair in zip(past, new, strict=True))
-
-
 def keep_last(tokens: tuple[torch.Tensor, ...], window: int | None) -> tuple[torch.Tensor, ...]:
     """Of keys, values and positions `[B, S, ...]`, each row's last `window` tokens in their order."""
     if window is None or tokens[2].shape[1] <= window:
@@ -182,11 +175,6 @@ def keep_last(tokens: tuple[torch.Tensor, ...], window: int | None) -> tuple[tor
     # padding has negative positions, so the sort puts it first
     last = tokens[2].argsort(dim=1, stable=True)[:, -window:]
     return tuple(x.take_along_dim(last, 1) for x in tokens)
-
-
-def keys_after(n: int, past: Any, new: tuple[torch.Tensor, ...], window: int | None) -> dict[str, Any]:
-    """The cache's keys after the first n columns of a piece."""
-    return {'attn_state': keep_last(append(past, tuple(x[:, :n] for x in new)), window)}
 
 
 def attention_options(config: Any, layer_idx: int) -> dict[str, Any] | None:

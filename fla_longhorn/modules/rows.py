@@ -66,10 +66,6 @@ class Rows:
         """Set keys or gates `[B, T, ...]` of padding to zero, which leaves the state unchanged."""
         return k
 
-    def first(self, n: int) -> Rows | None:
-        """The rows of the first n columns; None where that is not known on the host."""
-        return WHOLE
-
 
 # stands for a call that has neither padding nor packed sequences
 WHOLE = Rows()
@@ -91,9 +87,6 @@ class Packed(Rows):
 
     def count(self, B: int) -> int:
         return self.cu_seqlens.shape[0] - 1
-
-    def first(self, n: int) -> Rows | None:
-        return None
 
 
 def chunk_indices(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> torch.Tensor | None:
@@ -129,10 +122,6 @@ class Unpadded(Packed):
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         return pad_input(x.squeeze(0), self.indices, *self.kept.shape)
 
-    def first(self, n: int) -> Rows | None:
-        kept, device = self.kept[:, :n], self.indices.device
-        return Unpadded(kept, n, device) if kept.any() else Padded(kept.to(device))
-
 
 class Padded(Rows):
     """Padded rows whose 0-1 mask `[B, T]` cannot be read, or has no tokens; the layer mixes them with the tokens moved left.
@@ -164,9 +153,6 @@ class Padded(Rows):
 
     def silence(self, k: torch.Tensor) -> torch.Tensor:
         return k.masked_fill(self.after.view(*self.after.shape, *[1] * (k.dim() - 2)), 0)
-
-    def first(self, n: int) -> Rows | None:
-        return None
 
 
 def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ()) -> None:

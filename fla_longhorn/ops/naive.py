@@ -25,22 +25,11 @@ def naive_recurrent_longhorn(
     use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
     lower_bound: float | None = None,
 ) -> Result:
-    r"""Longhorn's update (arXiv 2407.14207) as one PyTorch loop over time.
+    r"""Longhorn's update as one PyTorch loop over time.
 
-    .. math::
-        \epsilon_t = \beta_t / (1 + \beta_t |k_t|^2), \qquad
-        o_t = (\mathrm{scale} \cdot q_t^\top S_t + D \odot v_t) \odot \mathrm{silu}(z_t)
-
-    with the diagonal update (Eq. 7, Algorithm 1), or with `exact` the closed form (Theorem 3.1, Eq. 6) that it approximates:
-
-    .. math::
-        S_t = (1 - k_t^2 \otimes \epsilon_t) \odot S_{t-1} + k_t \otimes (\epsilon_t \odot v_t) \\
-        S_t = S_{t-1} + k_t \otimes \epsilon_t \odot (v_t - k_t^\top S_{t-1})
-
-    With `allow_neg_eigval`, `eps` is twice as large; with `g`, `S_{t-1}` decays first, to `exp(g_t) * S_{t-1}`.
-    In the paper's letters, `K` is the state size m, `V` the channels d, `v` the input x; `q`, `k` and `beta` are the same.
-    Computes in float32, or in float64 if an input is float64, on any device. Arguments, shapes, results and errors are those
-    of :func:`fla_longhorn.ops.chunk_longhorn`; `cp_context` raises `ValueError`.
+    Equations, arguments, shapes, results and errors are those of :func:`fla_longhorn.ops.chunk_longhorn`; `cp_context` raises
+    `ValueError`. Computes in float32, or in float64 if an input is float64, on any device; differentiable any number of times.
+    In the paper's letters, K is the state size m, V the channels d, and v the input x.
     """
     if cp_context is not None:
         raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')

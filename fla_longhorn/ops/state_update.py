@@ -27,17 +27,11 @@ def longhorn_state_update(
     r"""Update `state` in place, as decoding does, and return the tokens' outputs.
 
     Equals :func:`fla_longhorn.ops.fused_recurrent_longhorn` (from 65 tokens on :func:`fla_longhorn.ops.chunk_longhorn`) with
-    `initial_state=state`, whose final state replaces `state`. With `state_indices`, `state` is a pool, as serving engines
-    keep one, and each sequence has a row of it, read and written in place, without a gather. With `i` the indices:
+    `initial_state=state`, whose final state replaces `state`. With `state_indices`, `state` is a pool of a serving engine:
+    each sequence reads and writes its row of it in place.
 
-    .. math::
-        o, S = \mathrm{fused\_recurrent\_longhorn}(\ldots, \mathrm{initial\_state} = \mathrm{state}[i]), \qquad
-        \mathrm{state}[i] \leftarrow S
-
-    A decoding batch is q of shape `[N, 1, H, K]` without `cu_seqlens`: a single kernel on a GPU. Packed in one row with
-    `cu_seqlens`, it takes slower kernels, because the host does not know that all lengths are one. With
-    `cu_seqlens_cpu` beside `cu_seqlens`, no call synchronises with the device. No allocation depends on values, so a CUDA
-    graph can capture it; boundaries are not checked during a capture. It has no gradient.
+    A decoding batch is q of shape `[N, 1, H, K]` without `cu_seqlens`, a single kernel on a GPU. No allocation depends on
+    values, so a CUDA graph can capture a call; boundaries are not checked then. There is no gradient.
 
     Args:
         state (torch.Tensor):

@@ -10,8 +10,7 @@ from fla_longhorn.patches.parts import PARTS
 
 # environment variable with the names of the parts to apply, separated by commas, or `none`
 VARIABLE = 'FLA_LONGHORN_PATCH'
-# `flash_attn` changes native models of fla, so it is applied on request
-DEFAULT = tuple(name for name in PARTS if name != 'flash_attn')
+DEFAULT = tuple(PARTS)
 
 # the parts that are applied, first to last, with what each changed
 _applied: dict[str, Changes] = {}
@@ -38,14 +37,14 @@ def patch(**parts: bool) -> None:
 
     Args:
         parts (bool):
-            `names`, `attn_mode`, `packages`, `trainer`, `served` and `flash_attn`, described in `docs/patches.md`.
+            `names`, `attn_mode`, `packages`, `trainer` and `served`, described in `docs/swap.md`.
 
     Raises:
         ValueError: an unknown part.
         RuntimeError: other code has replaced a change of a part to revert; nothing is reverted then.
 
     Examples::
-        >>> fla_longhorn.patch(packages=False, flash_attn=True)
+        >>> fla_longhorn.patch(packages=False, served=False)
     """
     if unknown := [name for name in parts if name not in PARTS]:
         raise ValueError(f'patch takes {", ".join(PARTS)}, got {", ".join(unknown)}')

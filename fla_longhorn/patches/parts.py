@@ -86,23 +86,6 @@ def register_served_classes(changes: Changes) -> None:
             changes.set_attribute(transformers, cls.__name__, cls)
 
 
-def register_flash_attention(changes: Changes) -> None:
-    """Put PyTorch's attention into the modules of fla that did not find the package `flash_attn`.
-
-    Longhorn's models and swapped families do not need it (:mod:`fla_longhorn.modules.attention`).
-    """
-    from fla_longhorn.modules import flash_attention
-
-    for name in flash_attention.MODULES:
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        if getattr(module, 'flash_attn_func', None) is None:
-            changes.set_attribute(module, 'flash_attn_func', flash_attention.flash_attn_func)
-            changes.set_attribute(module, 'flash_attn_varlen_func', flash_attention.flash_attn_varlen_func)
-
-
 def register_attn_mode(changes: Changes) -> None:
     """Support `attn_mode='longhorn'` in fla's configs, for the families that the installed fla has.
 
@@ -116,7 +99,7 @@ def register_attn_mode(changes: Changes) -> None:
     from fla_longhorn import attn_mode
     from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
     from fla_longhorn.models.causal_lm import compute_logits_and_loss
-    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching
+    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching, sample
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
@@ -124,6 +107,7 @@ def register_attn_mode(changes: Changes) -> None:
     wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, compute_logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
+    wrap(generation, '_sample', wrap_forward, sample)
     wrap(generation, 'prepare_inputs_for_generation', attn_mode.wrap_prepare_inputs)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
     families = {name: family for name, family in attn_mode.FAMILIES.items() if family.find_block() is not None}
@@ -147,17 +131,6 @@ def register_packages(changes: Changes) -> None:
     """What installed packages beside the plugin bring, such as compiled loops for a CPU."""
     for entry in entry_points(group=PACKAGES):
         entry.load()(changes)
-
-
-def register_composite(changes: Changes) -> None:
-    """Let a model with Longhorn be the text model of transformers' composite models."""
-    from transformers import PreTrainedModel
-    from transformers.generation import GenerationMixin
-
-    from fla_longhorn.patches.composite import wrap_prepare_cache, wrap_tied_keys
-
-    wrap_attribute(changes, GenerationMixin, '_prepare_cache_for_generation', wrap_prepare_cache)
-    wrap_attribute(changes, PreTrainedModel, 'get_expanded_tied_weights_keys', wrap_tied_keys)
 
 
 def register_trainer(changes: Changes) -> None:
@@ -187,8 +160,6 @@ PARTS: dict[str, Callable[[Changes], Any]] = {
     'names': register_names,
     'attn_mode': register_attn_mode,
     'packages': register_packages,
-    'composite': register_composite,
     'trainer': register_trainer,
     'served': register_served_classes,
-    'flash_attn': register_flash_attention,
 }

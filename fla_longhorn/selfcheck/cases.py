@@ -16,6 +16,12 @@ CASES = {
     'beta logits': case(sigmoid=True, scale=0.5),
     # at K = 16, the exact form rounds more than these bounds in 16 bits
     'doubled steps': case(K=64, sigmoid=True, allow_neg_eigval=True),
+    'doubled steps, packed': case(K=64, sigmoid=True, allow_neg_eigval=True).packed(33, 0, 40),
+    'gate per head': case(g='head', sigmoid=True, D=True, z=True),
+    'gate per channel': case(g='channel', sigmoid=True, D=True, z=True),
+    'gate per head, packed': case(g='head', scalar_beta=True, lowest=-8.0).packed(1, 40, 0, 33, 17),
+    'gate per channel, packed': case(g='channel', lowest=-8.0, D=True, z=True).packed(1, 40, 0, 33, 17),
+    'gate per channel, doubled steps': case(g='channel', K=64, sigmoid=True, allow_neg_eigval=True),
     'D': case(D=True),
     'z': case(z=True),
     'state [V, K]': case(state_v_first=True, D=True, z=True),
@@ -28,7 +34,10 @@ CASES = {
     'long': case(B=1, T=1100, H=1, K=16, V=33, sigmoid=True, D=True, z=True),
     'long, packed': case(H=1, K=8, V=32, state_v_first=True).packed(515, 7, 700),
 }
-QUICK = ('as in the model', 'scalar beta', 'packed', 'odd sizes, strided', 'long')
+QUICK = (
+    'as in the model', 'scalar beta', 'doubled steps', 'gate per head', 'gate per channel', 'packed',
+    'gate per channel, packed', 'odd sizes, strided', 'long',
+)
 # longest call of longhorn_state_update, which is for decoding
 UPDATE_TOKENS = 4
 

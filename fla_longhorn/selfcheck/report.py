@@ -1,4 +1,4 @@
-"""The report: device and versions, and a table of errors."""
+"""The report: device and versions, tables of errors and of times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hardware(device: torch.device) -> str:
     return device.type if get_name is None else get_name(device)
 
 
-def print_table(results: list[Result]) -> None:
+def error_table(results: list[Result]) -> str:
     """A line for each op, update and dtype: the worst error of all cases beside its bound."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in sorted(results, key=lambda result: result.dtype != 'float32'):
@@ -52,6 +52,10 @@ def print_table(results: list[Result]) -> None:
             cells.append(f'{max(errors):.1e} / {bound:.0e}' if errors else '-')
         wrong = sum(not result.ok for result in group)
         rows.append((*names, str(len(group)), *cells, f'{wrong} wrong' if wrong else 'ok'))
+    return table(rows)
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return '\n'.join('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

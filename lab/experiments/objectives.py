@@ -2,8 +2,8 @@
 
     python -m lab.experiments objectives [--json FILE] [--plot FILE.png]
 
-Prints the tables of `docs/objectives.md`. A distance is `|S - S*| / |S*|` with the minimiser S*, computed from the objective
-alone in float64; the table's rows are in `experiments/table4.py`.
+Prints the tables of `lab/notebook/objectives.md`. A distance is `|S - S*| / |S*|` with the minimiser S*, computed
+from the objective alone in float64; the table's rows are in `lab/experiments/table4.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The page that a reader chooses a mixer by: its figures are those of the pages and files that it cites."""
+"""Figures that the README and the page of choices quote stand in the notebook as they are quoted."""
 
-import json
 import re
 
-from lab.experiments.report import ROOT
+import pytest
 
-DOCS = ROOT / 'docs'
+from tests.forks import ROOT
+
 # with a decimal point, a percent sign or thousands
 FIGURE = re.compile(r'(?<![\w.#-])\d+(?:,\d{3})*(?:\.\d+)?%?(?![\w])')
 
@@ -16,28 +16,14 @@ def figures(text: str) -> set[str]:
     return {x for x in found if re.search('[.,%]', x)}
 
 
-def computed() -> set[str]:
-    """What stands on no page: sums of predicted passes of one long sequence, and sizes of states by the settings."""
-    rows = json.loads((ROOT / 'benchmarks/results/predicted.json').read_text())
-    long = [row for row in rows['rows'] if (row['B'], row['T'], row['K']) == (1, 131072, 16)]
-    sums = {f'{sum(x["ms"] for x in long if x["pass"].startswith(form)):.1f}' for form in ('exact', 'diagonal')}
-    models = json.loads((ROOT / 'lab/experiments/settings/lm_2M.json').read_text())
-    D, mamba = models['model']['hidden_size'], models['models']['Mamba-2']
-    language = [2 * D * 16, mamba['num_heads'] * mamba['head_dim'] * mamba['state_size'], D // 2 * D, D * D]
-    small = json.loads((ROOT / 'lab/experiments/settings/mad_small.json').read_text())['options']
-    W, K = small['hidden_size'], small['state_size']
-    anew = json.loads((ROOT / 'lab/experiments/settings/forgetting.json').read_text())['options']
-    recall = [2 * W * K, W * W, W * 2 * W, 2 * anew['hidden_size'] * anew['state_size']]
-    return {*sums, f'{long[0]["T"]:,}', *(f'{x:,}' for x in language + recall)}
+def section(text: str, title: str) -> str:
+    return re.search(rf'^## {title}\n(.*?)^## ', text, re.M | re.S)[1]
 
 
-def test_figures_are_those_of_the_pages():
-    names = ('docs/experiments.md', 'docs/results.md', 'docs/others.md', 'README.md')
-    known = computed().union(*(figures((ROOT / name).read_text()) for name in names))
-    own = figures((DOCS / 'choose.md').read_text())
-    assert len(own) > 100
+@pytest.mark.parametrize('page', ['README.md', 'docs/choose.md'])
+def test_figures_are_those_of_the_notebook(page):
+    text = (ROOT / page).read_text()
+    own = figures(text if page != 'README.md' else section(text, 'Which form') + section(text, 'Results'))
+    known = set().union(*(figures(path.read_text()) for path in (ROOT / 'lab/notebook').glob('*.md')))
+    assert len(own) > 10
     assert own <= known, sorted(own - known)
-
-
-def test_pictures_are_few():
-    assert len(re.findall(r'^!\[', (DOCS / 'choose.md').read_text(), re.M)) <= 5

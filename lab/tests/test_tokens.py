@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from examples.text import corpus as text_module
 from examples.text.corpus import TextArguments, vocabulary_size
-from lab.experiments import text as text_module
 from lab.experiments import tokens
 from lab.experiments.tokens import token_blocks, token_file
 

@@ -2,9 +2,6 @@
 
 import json
 
-import pytest
-
-from benchmarks.report.page import RESULTS
 from tests import forks
 
 # of a layer: norm, four projections, convolution, update with D and gate, residual; and embedding, last norm, head
@@ -21,13 +18,3 @@ def test_eight_kernels_a_layer(tmp_path):
         layer = LAYER | {update: 1}
         assert sum(layer.values()) == 8
         assert kernels[name] == {kernel: 3 * layer.get(kernel, 0) + ENDS.get(kernel, 0) for kernel in layer | ENDS}
-
-
-def test_committed_bytes(tmp_path):
-    """Docs and the routes of a scalar beta rest on them."""
-    forks.output('-m', 'benchmarks', 'traffic', '--json', tmp_path / 'traffic.json')
-    committed, now = (
-        {(row['operator'], row['K']): [row[x]['bytes'] for x in ('forward', 'backward')] for row in json.loads(text)['rows']}
-        for text in ((folder / 'traffic.json').read_text() for folder in (RESULTS, tmp_path))
-    )
-    assert committed == {key: pytest.approx(value, abs=0.01) for key, value in now.items()}

@@ -3,8 +3,6 @@
 import torch
 
 from benchmarks.memory import Memory
-from benchmarks.recompute import measured_cost
-from benchmarks.report.memory import recomputation
 
 
 def test_memory():
@@ -43,14 +41,3 @@ def test_kept_for_backward():
         o.backward()
         del o
         assert memory.peak >= 84
-
-
-def test_recomputation():
-    """The predicted share is that of two layers' steps, and the measured one that of the ratio."""
-    measured = measured_cost(32, False, torch.float32, tokens=16, pairs=2)
-    assert measured['ratio_low'] <= measured['ratio'] <= measured['ratio_high']
-    report = {'machine': {'device': 'CPU', 'threads': 1, 'versions': {}, 'commit': None}, 'measured': [measured]}
-    times = {'Longhorn, diagonal': 103.0, 'Longhorn, diagonal, recompute=False': 100.0}
-    rows = [{'gpu': 'H100', 'model': '1.3B', 'pass': 'step', 'layer': name, 'us': us} for name, us in times.items()]
-    page = recomputation(report, {'rows': rows})
-    assert '3.0% (1.3B), predicted for an H100' in page and f'{measured["ratio"] - 1:.1%} (' in page

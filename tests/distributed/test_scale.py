@@ -1,4 +1,4 @@
-"""The program of `docs/scale.md` under torchrun: each of its loss curves is that of one process."""
+"""The program of `docs/scale.md` and `docs/parallel.md` under torchrun: each of its loss curves is that of one process."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from tests import forks
 from tests.distributed import test_parallel as parallel
 
 pytestmark = [pytest.mark.xdist_group('scale'), pytest.mark.slow]
-PAGE = (forks.ROOT / 'docs/scale.md').read_text()
+PAGE = ''.join((forks.ROOT / 'docs' / name).read_text() for name in ('scale.md', 'parallel.md'))
 
 
 @pytest.fixture(scope='module')

@@ -11,7 +11,6 @@ from fla.models.modeling_utils import FLAPreTrainedModel
 from transformers import (
     AutoModel,
     CLIPVisionConfig,
-    DynamicCache,
     LlavaConfig,
     LlavaForConditionalGeneration,
     PretrainedConfig,
@@ -27,7 +26,6 @@ from transformers.modeling_layers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from fla_longhorn.models.longhorn.modeling_longhorn import LonghornPreTrainedModel
-from fla_longhorn.modules.rewind import RewindableCache
 from tests.integration.swapped import make_config
 from tests.models.test_longhorn import small
 
@@ -170,29 +168,3 @@ def test_own_head_averages_by_default():
     """A head on Longhorn's base class, as `LonghornForCausalLM` does not: it divides by the number of items."""
     from fla_longhorn import LonghornForCausalLM
     assert LonghornPreTrainedModel.accepts_loss_kwargs is False and LonghornForCausalLM.accepts_loss_kwargs is True
-
-
-@around
-@pytest.mark.parametrize('tie', [False, True], ids=['', 'tied'])
-def test_composite_model_generates(tie, family, device, tmp_path):
-    """As without a cache; beam search too; transformers' own cache has no room for the states."""
-    model = Llava(text_config(family, initializer_range=0.5), tie).to(device).eval()
-    embeddings = model.get_input_embeddings().weight
-    assert embeddings is model.model.language_model.embeddings.weight and (model.lm_head.weight is embeddings) == tie
-    names, rows = ('input_ids', 'attention_mask', 'pixel_values'), make_rows('llava', 2)
-    inputs = {key: torch.stack([row[key] for row in rows]).to(device) for key in names}
-    options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0, suppress_tokens=[IMAGE])
-    for beams in 1, 2:
-        want = model.generate(**inputs, **options, num_beams=beams, use_cache=False)
-        assert torch.equal(model.generate(**inputs, **options, num_beams=beams), want)
-    want = model.generate(**inputs, **options, use_cache=False)
-    assert torch.equal(model.generate(**inputs, **options, past_key_values=RewindableCache()), want)
-    for cache in DynamicCache(config=model.config.text_config), DynamicCache():
-        with pytest.raises(TypeError, match='past_key_values must be .*RewindableCache.* got DynamicCache'):
-            model.generate(**inputs, **options, past_key_values=cache)
-        with pytest.raises(TypeError, match='past_key_values must be .*RewindableCache.* got DynamicCache'):
-            model(**inputs, past_key_values=cache)
-    model.save_pretrained(tmp_path)
-    again = LlavaForConditionalGeneration.from_pretrained(tmp_path).to(device).eval()
-    assert (again.lm_head.weight is again.get_input_embeddings().weight) == tie
-    assert torch.equal(again.generate(**inputs, **options), want)

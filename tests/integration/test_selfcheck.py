@@ -2,16 +2,16 @@
 
 import importlib
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
 from fla_longhorn import selfcheck
-from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.backend import select_backend
-from fla_longhorn.selfcheck import cases
+from fla_longhorn.selfcheck import cases, command, times
 from fla_longhorn.selfcheck.case import FLAGS, Case, make_inputs, make_options
 from tests import forks
 
@@ -112,7 +112,6 @@ def test_the_backend_can_be_named(monkeypatch, capsys, device):
     (['--device', 'nowhere'], 'nowhere'),
     (['--backend', 'triton', '--device', 'cpu'], 'FLA_LONGHORN_BACKEND=triton runs on a GPU'),
     (['--dtype', 'float64'], 'float64'),
-    (['--compile-only', '--device', 'cpu'], '--compile-only needs a GPU, for which Triton compiles; the device is cpu'),
 ])
 def test_wrong_options(options, message, capsys, monkeypatch):
     monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
@@ -123,12 +122,27 @@ def test_wrong_options(options, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-def test_compile_only(device, tmp_path, capsys):
-    """On a device; `tests/kernels/test_compile_only.py` has what is compiled, without one."""
-    if device.type == 'cpu':
-        pytest.skip('needs a GPU, as `test_wrong_options` says')
-    LonghornConfig(hidden_size=16, state_size=4, vocab_size=32).save_pretrained(tmp_path)
-    options = ['--config', str(tmp_path), '--exact', '--dtype', 'float32', '--batch_size', '2', '--seq_len', '70']
-    assert selfcheck.main(['--compile-only', '--device', str(device), '--workers', '2', *options]) == 0
-    out = capsys.readouterr().out
-    assert '2 processes' in out and 'a training step and decoding: 0 more' in out
+def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
+    """One file with versions, errors and, on a GPU, times beside an H200's; what fails is in it by name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(times, 'H200', {('exact', 16): (0.441, 1.119)})
+    monkeypatch.setattr(times, 'make_case', lambda K: replace(Case(T=9, sigmoid=True, D=True, z=True, final_state=False), K=K))
+    backend = select_backend(device)
+    bwd = backend.longhorn_bwd
+    monkeypatch.setattr(backend, 'longhorn_bwd', lambda *args, **options: scaled(0)(*bwd(*args, **options)))
+    assert selfcheck.main(['--device', str(device), '--workers', '1', '--report']) == 1
+    text = (tmp_path / 'longhorn-report.md').read_text()
+    assert text.startswith('```') and 'torch ' in text and 'exact     bfloat16' in text
+    assert 'WRONG: chunk_longhorn, exact, float32, case "packed": dq is off by' in text
+    assert ('exact forward' in text and '0.441' in text) == (device.type == 'cuda')
+    assert 'WRONG: chunk_longhorn, exact' in capsys.readouterr().out
+
+
+def test_a_report_ends_in_time(tmp_path, monkeypatch, device):
+    """What has not begun after its seconds is left out, and counted."""
+    monkeypatch.setattr(command, 'REPORT_SECONDS', (0, 0))
+    path = tmp_path / 'report.md'
+    assert selfcheck.main(['--device', str(device), '--workers', '1', '--report', str(path)]) == 0
+    text = path.read_text()
+    assert re.search(r'^0 cases, 0 wrong, \d+ s, [1-9]\d+ not reached$', text, re.M)
+    assert device.type != 'cuda' or text.count('not reached') > 10

@@ -1,8 +1,6 @@
 """Models that classify texts and tokens, and the lists by which transformers treats classes by name."""
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event, local
 
 import pytest
 import torch
@@ -77,51 +75,18 @@ def test_label_smoothing_of_the_trainer(name, device, tmp_path):
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize('mask', [None, 'left'])
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla'])
-def test_samples_between_steps_of_training(name, mask, device):
-    """Activation checkpointing in training mode drops a cache; `generate` and calls that go on from one are right there."""
+def test_samples_between_steps_of_training(name, device):
+    """Activation checkpointing in training has no cache, as in transformers: `generate` reads all again, and says so."""
     model, ids = make(name, device), torch.randint(3, 53, (2, 6), device=device)
-    mask = None if mask is None else torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6], device=device)
-    options = dict(attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
+    options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
     expected = model.generate(ids, **options)
+    cache = model(ids, use_cache=True).past_key_values
     model.gradient_checkpointing_enable()
     model.train()
-    assert torch.equal(model.generate(ids, **options), expected)
-    if mask is None:
-        with torch.no_grad():
-            cache = model(ids[:, :4], use_cache=True).past_key_values
-        after = model(ids[:, 4:], past_key_values=cache).logits
-        assert after.requires_grad
-        whole = model(ids).logits[:, 4:]
-        assert (after - whole).norm() < 1e-5 * whole.norm()
-    assert sum(getattr(x, 'gradient_checkpointing', False) for x in model.modules()) >= 2
-
-
-@pytest.mark.parametrize('order', [(0, 1), (1, 0)], ids=['the first ends first', 'the second ends first'])
-@pytest.mark.parametrize('name', ['paper', 'gla'])
-def test_two_threads_with_checkpoints(name, order, device):
-    """Both calls with a cache, one in progress when the other begins, fill theirs; the blocks have their checkpoints again."""
-    model, ids, thread = make(name, device).train(), torch.randint(3, 53, (1, 6), device=device), local()
-    model.gradient_checkpointing_enable()
-    begun, go_on = ([Event(), Event()] for _ in range(2))
-
-    def hold(module, args):
-        begun[thread.index].set()
-        assert go_on[thread.index].wait(60)
-
-    @torch.no_grad()
-    def read(index):
-        thread.index = index
-        return model(ids, use_cache=True).past_key_values
-
-    model.model.layers[0].register_forward_pre_hook(hold)
-    with ThreadPoolExecutor() as pool:
-        calls = []
-        for i in (0, 1):
-            calls.append(pool.submit(read, i))
-            assert begun[i].wait(60)
-        for i in order:
-            go_on[i].set()
-            assert len(calls[i].result()) == len(model.model.layers)
-    assert all(block.gradient_checkpointing for block in model.model.layers)
+    with pytest.warns(UserWarning, match='use_cache=True is set to False with gradient checkpointing'):
+        assert torch.equal(model.generate(ids, **options), expected)
+    with pytest.warns(UserWarning, match='use_cache=True is set to False'):
+        assert model(ids, use_cache=True).past_key_values is None
+    with pytest.raises(ValueError, match='past_key_values must be None with gradient checkpointing'):
+        model(ids, past_key_values=cache)

@@ -89,6 +89,55 @@ def test_turns(name, device):
         )
 
 
+@pytest.mark.parametrize('how', ['greedy', 'samples', 'beams', 'selected', 'embedded'])
+@pytest.mark.parametrize('name', ['paper', 'exact, gate', 'hybrid', 'window', 'gla', 'linear_attn hybrid', 'rwkv7 hybrid'])
+def test_a_conversation_in_a_batch(name, how, device):
+    """A row that ended early reads none of the padding that `generate` appends to it."""
+    model, (ids, mask) = make(name, device), prompts(device)
+    stops = model.generate(ids, attention_mask=mask, max_new_tokens=6, **GREEDY)[:1, 13]
+    options = {'attention_mask': mask, 'max_new_tokens': 8, 'pad_token_id': 0, 'return_dict_in_generate': True}
+    inputs = {'inputs_embeds': model.get_input_embeddings()(ids)} if how == 'embedded' else {'input_ids': ids}
+    if how == 'samples':
+        stops = torch.arange(3, 14, device=device)
+        options |= {'do_sample': True, 'num_return_sequences': 2, 'temperature': 2.0}
+        ids, mask = (x.repeat_interleave(2, 0) for x in (ids, mask))
+    answers = model.generate(**inputs, **options, eos_token_id=stops.tolist())
+    new = answers.sequences if how == 'embedded' else answers.sequences[:, 12:]
+    padding = torch.isin(new[:, :-1], stops).cumsum(1) > 0
+    assert padding.any()
+    ids = torch.cat([ids, new, torch.randint(3, 50, (len(ids), 3), device=device)], 1)
+    mask = torch.cat([mask, mask.new_ones(len(ids), 1), ~padding, mask.new_ones(len(ids), 3)], 1)
+    cache, options = answers.past_key_values, {'max_new_tokens': 4, **GREEDY}
+    if how == 'beams':
+        cache.batch_repeat_interleave(2)
+        options['num_beams'] = 2
+    elif how == 'selected':
+        cache.batch_select_indices(torch.tensor([0], device=device))
+        ids, mask = ids[:1], mask[:1]
+    got = model.generate(ids, attention_mask=mask, past_key_values=cache, **options)[:, ids.shape[1]:]
+    for row, kept, answer in zip(ids, mask.bool(), got, strict=True):
+        alone = row[kept][None]
+        assert torch.equal(model.generate(alone, attention_mask=torch.ones_like(alone), **options)[0, alone.shape[1]:], answer)
+
+
+@pytest.mark.parametrize('name', ['paper', 'window', 'gla', 'rwkv7 hybrid'])
+@torch.no_grad()
+def test_a_mask_that_disagrees(name, device):
+    """With what a row has read: it comes a turn later, or has forgotten padding."""
+    model, (ids, mask) = make(name, device), prompts(device)
+    ones = torch.ones_like(mask)
+    for T in (1, 3):
+        cache = model(ids[:, :9], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match='got 0 in row 0 for column 0, which was read'):
+            model(ids[:, 9:9 + T], mask[:, :9 + T], past_key_values=cache, use_cache=True)
+        cache = model(ids[:, :9], mask[:, :9], use_cache=True).past_key_values
+        model(ids[:, 9:10], mask[:, :10], past_key_values=cache, use_cache=True)
+        cache.batch_select_indices(torch.tensor([1, 2], device=device))
+        with pytest.raises(ValueError, match='got 1 in row 1 for column 0, which was padding'):
+            model(ids[1:, 10:10 + T], ones[1:, :10 + T], past_key_values=cache, use_cache=False)
+        model(ids[1:, 10:10 + T], mask[1:, :10 + T], past_key_values=cache, use_cache=True)
+
+
 @pytest.mark.parametrize('name', ['paper', 'gla hybrid'])
 def test_stop_strings(name, device):
     """`generate` hands their tokenizer on to the model, as `transformers serve` does."""

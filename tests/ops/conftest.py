@@ -1,4 +1,4 @@
-"""The update as a fixture; what runs the same code as another test, and need not run in both runs of `make test`."""
+"""What runs the same code as another test, and need not run in both runs of `make test`."""
 
 import pytest
 
@@ -7,11 +7,6 @@ BOTH = (
     'test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time',
     'test_intermediate_states',
 )
-
-
-@pytest.fixture(params=[False, True], ids=['diagonal', 'exact'])
-def exact(request):
-    return request.param
 
 
 def pytest_collection_modifyitems(items):

@@ -14,7 +14,7 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 
 CASES = [
     Case(B=2, T=9, H=1, K=5, V=9, D=True, z=True, sigmoid=True, initial_state=True),

@@ -6,7 +6,7 @@ import torch
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 from tests.ops.cases import assert_close, check, reference, run
 
 if INTERPRETING or torch.cuda.is_available():

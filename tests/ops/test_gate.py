@@ -16,7 +16,7 @@ from fla_longhorn.ops import (
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 from tests.ops.cases import check, run
 from tests.ops.test_defaults import check_defaults
 

@@ -18,7 +18,7 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 from tests.ops.cases import TOLERANCE, assert_close, check, reference, run
 
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fla_longhorn.models.with_states import WithStates
+from fla_longhorn_extras.with_states import WithStates
 from tests import forks
 from tests.torch_compile.graphs import cheap_kernels
 from tests.torch_compile.test_model import build

@@ -14,19 +14,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fla_longhorn.layers.gate import no_weight_decay
 from fla_longhorn.layers.longhorn import Longhorn
-from fla_longhorn.models.call import resolve_call
+from fla_longhorn.models.call import begin_call, end_call
 from fla_longhorn.models.causal_lm import compute_logits_and_loss, with_shift_labels
-from fla_longhorn.models.checkpointing import pause_checkpointing, resume_checkpointing
 from fla_longhorn.models.generation import (
     prepare_cache_for_generation,
     prepare_inputs_for_generation,
     refuse_continuous_batching,
+    sample,
 )
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import accept_cache, look_ahead
-from fla_longhorn.modules.rewind import RewindableCache
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -159,18 +158,16 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
     ) -> tuple | BaseModelOutputWithPast:
         """As fla's models; `kwargs` are those of :class:`fla_longhorn.layers.Longhorn`."""
         tokens = inputs_embeds if input_ids is None else input_ids
-        attention_mask, kwargs = resolve_call(self, kwargs, attention_mask, tokens, past_key_values)
-        use_cache = use_cache if use_cache is not None else (self.config.use_cache and not self.training)
-        pause_checkpointing(self, past_key_values)
-        if use_cache and past_key_values is None:
-            past_key_values = RewindableCache()
-        try:
-            return super().forward(
-                input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
-                return_dict, **kwargs,
-            )
-        finally:
-            resume_checkpointing(self)
+        attention_mask, past_key_values, use_cache, kwargs = begin_call(
+            self, kwargs, attention_mask, tokens, past_key_values, use_cache,
+        )
+        output = super().forward(
+            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
+            return_dict, **kwargs,
+        )
+        if use_cache:
+            end_call(past_key_values, attention_mask, output[0].shape[1], kwargs.get('rows'))
+        return output
 
 
 class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):
@@ -187,6 +184,7 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     _compute_logits_and_loss = compute_logits_and_loss
     _prepare_cache_for_generation = prepare_cache_for_generation
     prepare_inputs_for_generation = prepare_inputs_for_generation
+    _sample = sample
     init_continuous_batching = refuse_continuous_batching
 
     def __init__(self, config: LonghornConfig):

@@ -18,6 +18,12 @@ def first_slot(bos, i_n, T, SIZE, IS_VARLEN: tl.constexpr):
 
 
 @triton.jit
+def num_slots(T, N, SIZE, IS_VARLEN: tl.constexpr):
+    """All slots (int64) of N sequences."""
+    return (T // SIZE + N if IS_VARLEN else N * tl.cdiv(T, SIZE)).to(tl.int64)
+
+
+@triton.jit
 def has_spare_slot(bos, eos, SIZE):
     """Whether a packed sequence owns one slot more than its tokens fill.
 

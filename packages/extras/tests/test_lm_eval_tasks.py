@@ -115,13 +115,13 @@ def write_sentence_tokenizer(folder) -> None:
 def evaluated(tmp_path_factory, device):
     """A report, its results by task and its samples by task, on a small checkpoint, and the figures of the local tasks."""
     folder = tmp_path_factory.mktemp('evaluation')
-    printed = forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
+    printed = forks.output(forks.SCRIPTS / 'make_checkpoint.py', folder, device, cwd=folder)
     write_datasets(folder, TABLE_2 | LONG_TEXTS)
     write_recall(folder / 'recall')
     write_sentence_tokenizer(folder / 'nltk')
     tasks = forks.output('-m', 'fla_longhorn_extras.lm_eval', cwd=folder).strip()
     forks.output(
-        '-m', 'fla_longhorn', '-m', 'lm_eval', 'run',
+        '-c', "import runpy, fla_longhorn; runpy.run_module('lm_eval', run_name='__main__', alter_sys=True)", 'run',
         '--model', 'hf', '--model_args', 'pretrained=checkpoint,dtype=float32,max_length=8192',
         '--tasks', 'longhorn_table2', 'longhorn_recall', 'longhorn_recall_twice', 'longhorn_long',
         forks.SCRIPTS / 'tasks' / '*.yaml', '--include_path', tasks, '--device', device,

@@ -16,6 +16,7 @@ class Loop:
     mix: collections.Counter
     depth: int
     order: int
+    innermost: bool
 
     @property
     def instructions(self) -> int:
@@ -30,6 +31,11 @@ class Compiled:
     spills: int | None
     mix: collections.Counter
     loops: list[Loop] = field(default_factory=list)
+
+    @property
+    def hot(self) -> list[int]:
+        """Lengths of the innermost loops; shorter ones wait for tensor cores or memory."""
+        return sorted(loop.instructions for loop in self.loops if loop.innermost and loop.instructions > 60)
 
     def count(self, *names: str) -> int:
         return sum(n for name, n in self.mix.items() if name in names)
@@ -52,6 +58,7 @@ def own_loops(names: list[str], spans: list[tuple[int, int]]) -> list[Loop]:
         Loop(
             mix=collections.Counter(name for name, owner in zip(names, owners, strict=True) if owner == i),
             depth=sum(a <= first and last <= b for a, b in spans) - 1, order=i,
+            innermost=not any(first <= a and b <= last for a, b in spans if (a, b) != (first, last)),
         )
         for i, (first, last) in enumerate(spans)
     ]

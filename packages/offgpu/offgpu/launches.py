@@ -57,7 +57,7 @@ class Argument:
 
 @dataclass
 class Launch:
-    """A launch of a kernel or, without arguments, one that is no Triton kernel: `nbytes`, `flops` and `issued` bound its time.
+    """A launch of a kernel or, without arguments, one that is no Triton kernel: `nbytes` bound its time.
 
     `other` is the same launch for other tokens.
     """
@@ -76,14 +76,9 @@ class Launch:
     num_warps: int = 0
     shared: int = 0
     nbytes: int = 0
-    flops: int = 0
-    # instructions that warps issue at least, of a kernel that cannot be compiled here
-    issued: float = 0.0
-    # the number of this launch among the autotuned ones of a call, of which one counts; its configuration, and the
-    # autotuner's key
+    # the number of this launch among the autotuned ones of a call, of which one counts, and its configuration
     choice: int | None = None
     configuration: str = ''
-    tuned_for: str = ''
     other: Launch | None = None
     program: Program | None = None
 
@@ -116,7 +111,7 @@ class Launch:
         if self.binary is not None:
             compiled = self.compiled()
             about |= {
-                'registers': compiled.registers, 'spills': compiled.spills, 'num_warps': self.num_warps,
+                'registers': compiled.registers, 'spills': compiled.spills, 'loops': compiled.hot, 'num_warps': self.num_warps,
                 'seconds': round(self.seconds, 2),
             }
         return about
@@ -126,7 +121,7 @@ class Driver(AbsentDevice):
     """A Triton driver that compiles for `target` and, instead of running launches, records and checks them."""
 
     choice: int | None = None
-    configuration = tuned_for = ''
+    configuration = ''
 
     def __init__(self, target: str, depth: str) -> None:
         device = len(DEPTHS) * list(TARGETS).index(target) + DEPTHS.index(depth)
@@ -142,7 +137,7 @@ class Driver(AbsentDevice):
 
     def record(self, source, metadata, grid: list[int], binary: bytes | None, arguments: tuple) -> Launch:
         launch = Launch(source.fn.__name__, grid, target=self.target, fused=metadata.enable_fp_fusion, choice=self.choice)
-        launch.configuration, launch.tuned_for = self.configuration, self.tuned_for
+        launch.configuration = self.configuration
         for (name, kind), x in zip(source.signature.items(), arguments, strict=True):
             if kind == 'constexpr':
                 launch.constants[name] = x
@@ -256,8 +251,8 @@ def launch_candidates(active: Driver, choose: Choose):
         given = {**self.nargs, **kwargs}
         dtypes = sorted({str(x.dtype) for x in given.values() if isinstance(x, torch.Tensor)})
         key = [f'{name}={given[name]}' for name in self.keys if name in given]
-        active.tuned_for = ' '.join([self.base_fn.__name__, active.target, *key, *dtypes])
-        result, configs = None, choose(active.tuned_for, self.prune_configs(kwargs))
+        tuned_for = ' '.join([self.base_fn.__name__, active.target, *key, *dtypes])
+        result, configs = None, choose(tuned_for, self.prune_configs(kwargs))
         if configs[0].pre_hook is not None:
             # the hook's launches count once, whichever configuration is chosen
             configs[0].pre_hook({**given, **configs[0].all_kwargs()})
@@ -273,15 +268,10 @@ def launch_candidates(active: Driver, choose: Choose):
             active.choice += 1
         if not active.choice:
             raise RuntimeError(f'no configuration of {self.base_fn.__name__} fits {active.target}')
-        active.choice, active.configuration, active.tuned_for = None, '', ''
+        active.choice, active.configuration = None, ''
         return result
 
     return mock.patch.object(Autotuner, 'run', run)
-
-
-def add_launch(launch: Launch) -> None:
-    """Of a kernel that is no Triton kernel, by the stand-in for its wrapper, to those of the rehearsal."""
-    driver.active.launches.append(launch)
 
 
 @contextmanager

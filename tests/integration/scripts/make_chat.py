@@ -6,6 +6,8 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import fla_longhorn  # noqa: F401  registers the model
+
 folder, model_type = sys.argv[1:]
 tokenizer = byte_tokenizer('<pad>', '<eos>', pad_token='<pad>', eos_token='<eos>')
 tokenizer.chat_template = '{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: '

@@ -15,6 +15,8 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import fla_longhorn  # noqa: F401  registers the model
+
 folder, device = Path(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
 tokenizer = byte_tokenizer('<end>', eos_token='<end>', pad_token='<end>', model_max_length=512)

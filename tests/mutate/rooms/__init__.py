@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, onnx, ops, selfcheck, torch, triton, vision
+from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, onnx, ops, torch, triton, vision
 
 ROOMS = {
     'ops': ops.MUTATIONS,
@@ -13,7 +13,6 @@ ROOMS = {
     'layers': layers.MUTATIONS,
     'models': models.MUTATIONS,
     'attn_mode': attn_mode.MUTATIONS,
-    'selfcheck': selfcheck.MUTATIONS,
     # their tests need timm
     **({'vision': vision.MUTATIONS} if find_spec('timm') else {}),
     # those of this room need onnxruntime

@@ -29,9 +29,4 @@ MUTATIONS = [
         "LoRA on a swapped family's last projection does nothing",
         'tests/integration/test_adapters.py::test_every_adapter_counts', '[gla]', env=TORCH,
     ),
-    Mutation(
-        'flash-attn-for-all', 'patches/apply.py', "if name != 'flash_attn'", "if name",
-        "native models of fla are built where they raise without the plugin",
-        'tests/integration/test_native.py::test_same_numbers',
-    ),
 ]

@@ -45,8 +45,18 @@ MUTATIONS = [
         "LoRA on the MLP's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
     Mutation(
-        'crop-counts-padding', 'modules/rows.py', 'F.pad(kept.sum(1)', 'F.pad(self.kept.sum(1)',
-        'rows with padding are cropped by the tokens of the first ones', BACK + 'test_cropped_rows_with_padding', 'left-paper',
+        'padding-after-the-end', 'models/generation.py', 'ended.mask(input_ids, attention_mask)', 'attention_mask',
+        'rows that have ended read padding', 'tests/models/test_generation.py::test_a_conversation_in_a_batch',
+        'hybrid-greedy', env=TORCH,
+    ),
+    Mutation(
+        'masks-unread', 'models/call.py', 'if known.shape == told.shape and not torch.equal(known, told):', 'if False:',
+        'a mask that comes later says something else than what was read',
+        'tests/models/test_generation.py::test_a_mask_that_disagrees', 'paper', env=TORCH,
+    ),
+    Mutation(
+        'kept-tokens-lost', 'modules/rewind.py', 'self.missing = length - self.get_seq_length()', 'self.missing = 0',
+        'what a crop keeps of a call is not read again', BACK + 'test_assisted_generation', 'itself-paper or another-paper',
         env=TORCH,
     ),
 ]

@@ -3,7 +3,7 @@
 from tests.mutate.mutation import Mutation
 
 OPERATOR, MODEL, COMMAND = (f'packages/extras/tests/onnx/test_{name}.py::' for name in ('operator', 'model', 'command'))
-STATES = 'models/with_states.py'
+STATES = 'packages/extras/fla_longhorn_extras/with_states.py'
 TRANSLATE = 'packages/extras/fla_longhorn_extras/onnx/translate.py'
 
 MUTATIONS = [
@@ -21,7 +21,8 @@ MUTATIONS = [
     ),
     Mutation(
         'states-overwritten', STATES, 'conv_states[i].clone()', 'conv_states[i]',
-        'a step changes the states that it is given', 'tests/models/test_with_states.py::test_one_token_at_a_time_is_one_call',
+        'a step changes the states that it is given',
+        'packages/extras/tests/test_with_states.py::test_one_token_at_a_time_is_one_call',
     ),
     Mutation(
         'always-diagonal', TRANSLATE, 'exact_update if exact else diagonal', 'diagonal',

@@ -8,7 +8,7 @@ import pytest
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 
 collect_ignore = [] if INTERPRETING else ['test_frames.py']
 

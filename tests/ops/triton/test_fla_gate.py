@@ -8,7 +8,7 @@ import torch
 from fla_longhorn.ops import naive_recurrent_longhorn
 from fla_longhorn.selfcheck.case import Case, make_inputs
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 from tests.ops.cases import TOLERANCE, reference, run
 
 if INTERPRETING:

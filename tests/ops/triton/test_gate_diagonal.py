@@ -11,7 +11,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import configs, segments, summaries
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 from tests.ops.cases import assert_close, check, reference, run
 from tests.ops.test_pool import INDICES, Call
 

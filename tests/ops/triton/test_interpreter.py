@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 
 
 @triton.jit

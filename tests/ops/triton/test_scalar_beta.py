@@ -12,7 +12,7 @@ from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn, scalar_be
 from fla_longhorn.ops.arguments import Arguments, StepOptions
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 from tests.ops.cases import assert_close, check, reference, run
 
 

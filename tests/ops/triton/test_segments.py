@@ -10,7 +10,7 @@ from fla_longhorn.ops.triton.diagonal import configs, segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.conftest import INTERPRETING
+from tests.devices import INTERPRETING
 from tests.ops.cases import check, run
 from tests.ops.test_pool import INDICES, Call
 

@@ -1,18 +1,28 @@
-"""Exact update, the last kernel of backward: sums over channels, which are dq and dk (and dbeta of a scalar step)."""
+"""Exact update, the last kernel of backward: sums over channels, which are dq, dk and what is one per head."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fla_longhorn.ops.triton.common import FUSED, LOG2E, given, norm_slope, step_factors
-from fla_longhorn.ops.triton.exact.common import head_and_index, product, rounded, split, split_product, tile_pointers
+from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.triton.common import FUSED, LOG2E, is_scalar, norm_slope, step_factors
+from fla_longhorn.ops.triton.exact.common import (
+    Strides,
+    head_and_index,
+    load_tile,
+    product,
+    rounded,
+    split,
+    split_product,
+    store_tile,
+)
 from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
+from fla_longhorn.ops.triton.exact.gram import decays_between, decays_until, last_row
 from fla_longhorn.ops.triton.launch import LaunchKey
-from fla_longhorn.ops.triton.slots import locate_slot
+from fla_longhorn.ops.triton.slots import locate_slot, num_slots
 
 
 @triton.jit
@@ -32,7 +42,7 @@ def doublings(size):
 
 
 @triton.jit
-def decays_between(b_m, b_g, DOT: tl.constexpr):
+def decays_of(b_m, b_g, DOT: tl.constexpr):
     """`[BT, BV]`: for each token, the product of the decays of the tokens that its row of `b_m [BT, BT]` has ones for."""
     b_zero = tl.zeros(b_g.shape, dtype=tl.float32)
     b_m = tl.where(b_m, 1.0, 0.0)
@@ -61,7 +71,7 @@ def decayed_pairs(b_dy, b_w, b_u, b_g, b_da, b_m, DOT: tl.constexpr):
         # the first token of the second half
         o_mid = (o_i >> (level + 1) << (level + 1)) + (1 << level)
         between = ((o_j >= o_mid) & (o_j <= o_i)) | ((o_j > o_i) & (o_j < o_mid))
-        b_d = decays_between(between, b_g, DOT)
+        b_d = decays_of(between, b_g, DOT)
         b_ut = tl.trans(b_u * b_d)
         pairs = (o_i >= o_mid) & (o_j < o_mid) & (o_j >= o_mid - (1 << level))
         b_da += tl.where(pairs, product(b_dy * b_d, b_ut, b_zero, DOT), 0.0)
@@ -69,14 +79,38 @@ def decayed_pairs(b_dy, b_w, b_u, b_g, b_da, b_m, DOT: tl.constexpr):
     return b_da, b_m
 
 
-@triton.heuristics({'HAS_SCALE': lambda args: args['scale'] != 1.0, **given(HAS_G='g', IS_VARLEN='cu_seqlens')})
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_bwd_kernel_qk(
-    q, k, beta, g, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, S_B: tl.constexpr,
-    S_G: tl.constexpr, S_DY: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
-    DOT: tl.constexpr, HAS_SCALE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
-    HAS_G: tl.constexpr, IS_VARLEN: tl.constexpr,
+    q,
+    k,
+    beta,
+    g,
+    dy,
+    us,
+    ws,
+    hs,
+    dhs,
+    dq,
+    dk,
+    dbeta,
+    dg,
+    cu_seqlens,
+    scale,
+    s_dg,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    S: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PARTS: tl.constexpr,
+    DOT: tl.constexpr,
+    OPTIONS: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    SCALAR_G: tl.constexpr,
 ):
     r"""dq and dk of one span of `BT` tokens, summed over blocks of channels.
 
@@ -88,32 +122,41 @@ def chunk_longhorn_exact_bwd_kernel_qk(
 
     The diagonal of M, :math:`\sum_v d\epsilon\,\epsilon^2`, times :func:`norm_slope` is the gradient through
     :math:`|k|^2`. For a scalar step, `us` and `ws` hold R and X, and the sums over channels are multiplied by the step sizes
-    of their rows. With g, S decays to each token and dS back to it, and U from one to the other. A program
-    computes `BK` entries of dq and dk; each program of a span computes dA and M.
+    of their rows. With g, S decays to each token and dS back to it, and U from one to the other: one per head multiplies the
+    sums. Its gradient is :math:`\sum dS\,S` at the span's end, and from one token to the one before it grows by what
+    queries and keys read, `q dq` and `k` times its gradient as what reads, less that as what writes.
+
+    A program computes `BK` entries of dq and dk and their part of dg; each program of a span computes dA and M.
     """
+    IS_VARLEN: tl.constexpr = cu_seqlens is not None
+    PER_CHANNEL: tl.constexpr = g is not None and not SCALAR_G
     i_h, i_c = head_and_index(H)
     i_k = tl.program_id(1)
-    _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
+    i_n, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
     i_t = i_t.to(tl.int32)
     if i_t < T_n:
+        left = T_n - i_t
         o_t, o_k, o_v = tl.arange(0, BT), i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
-        m_t = i_t + o_t < T_n
-        m_k = m_t[:, None] & (o_k < K)[None, :]
-        i_x = (bos + i_t) * H + i_h
-        o_qk = i_x * K + o_t[:, None] * (H * K) + o_k[None, :]
-        o_x = i_x * V + o_t[:, None] * (H * V) + o_v[None, :]
-        p_dy = tile_pointers(dy + i_h * V, S_DY, bos + i_t, o_t, o_v)
+        m_t = o_t < left
+        i_x = bos + i_t
+        q, k, dq, dk = q + i_h * K, k + i_h * K, dq + i_h * K, dk + i_h * K
+        o_x = (i_x * H + i_h) * V + o_t[:, None] * (H * V) + o_v[None, :]
+        p_dy = dy + i_h * V + i_x * S.do + o_t[:, None] * S.do + o_v[None, :]
         o_h = (i_c.to(tl.int64) * H + i_h) * (PARTS * K * V) + o_v[:, None] * K + o_k[None, :]
         # [BT, BK]
         b_dq = tl.zeros([BT, BK], dtype=tl.float32)
-        b_dk = tl.zeros([BT, BK], dtype=tl.float32)
-        b_dw = tl.zeros([BT, BK], dtype=tl.float32)
+        b_col = tl.zeros([BT, BK], dtype=tl.float32)
+        b_row = tl.zeros([BT, BK], dtype=tl.float32)
         # [BT, BT]
         b_da = tl.zeros([BT, BT], dtype=tl.float32)
         b_m = tl.zeros([BT, BT], dtype=tl.float32)
-        if HAS_G:
-            o_g = tl.arange(0, 1) if SCALAR_G else o_v
-            p_g = tile_pointers(g + (i_h if SCALAR_G else i_h * V), S_G, bos + i_t, o_t, o_g)
+        if PER_CHANNEL:
+            p_g = g + i_h * V + i_x * S.g + o_t[:, None] * S.g + o_v[None, :]
+        if SCALAR_G:
+            # the state behind the span, and its part of dg
+            i_end = tl.where(left > BT, i_c + 1, num_slots(T, N, BT, IS_VARLEN) + i_n)
+            p_end = hs + (i_end * H + i_h) * (PARTS * K * V) + o_v[:, None] * K + o_k[None, :]
+            b_sum = tl.zeros([BV, BK], dtype=tl.float32)
         for i_v in range(0, V, BV):
             m_v = m_t[:, None] & (i_v + o_v < V)[None, :]
             m_h = (i_v + o_v < V)[:, None] & (o_k < K)[None, :]
@@ -121,73 +164,117 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_dy = tl.load(p_dy, mask=m_v, other=0.0)
             b_u = tl.load(us + o_x, mask=m_v, other=0.0)
             b_w = tl.load(ws + o_x, mask=m_v, other=0.0)
-            if HAS_G:
-                b_g = tl.load(p_g, mask=m_t[:, None] & (i_v + o_g < V)[None, :], other=0.0).to(tl.float32)
+            if PER_CHANNEL:
                 # 2^-150 is zero in float32 already, so lower logarithms are raised to -150
-                b_g = tl.broadcast_to(tl.maximum(b_g * LOG2E, -150.0), b_dy.shape)
+                b_g = tl.maximum(tl.load(p_g, mask=m_v, other=0.0).to(tl.float32) * LOG2E, -150.0)
                 b_da, b_m = decayed_pairs(b_dy, b_w, b_u, b_g, b_da, b_m, DOT)
-                b_until = decays_between(o_t[:, None] >= o_t[None, :], b_g, DOT)
+                b_until = decays_of(o_t[:, None] >= o_t[None, :], b_g, DOT)
                 b_dy, b_w = b_dy.to(tl.float32) * b_until, b_w.to(tl.float32) * b_until
-                b_u = b_u.to(tl.float32) * decays_between(o_t[:, None] < o_t[None, :], b_g, DOT)
-                if not SCALAR_G:
-                    p_g += BV
+                b_u = b_u.to(tl.float32) * decays_of(o_t[:, None] < o_t[None, :], b_g, DOT)
+                p_g += BV
+            b_end, b_dend = 0.0, 0.0
             for part in tl.static_range(PARTS):
                 # [BV, BK]
                 b_h = tl.load(hs + part * (K * V) + o_h, mask=m_h, other=0.0)
                 b_dh = tl.load(dhs + part * (K * V) + o_h, mask=m_h, other=0.0)
                 b_dq = product(b_dy, b_h, b_dq, DOT)
-                b_dw = product(b_w, b_h, b_dw, DOT)
-                b_dk = product(b_u, b_dh, b_dk, DOT)
-            if not HAS_G:
+                b_row = product(b_w, b_h, b_row, DOT)
+                b_col = product(b_u, b_dh, b_col, DOT)
+                if SCALAR_G:
+                    b_end += tl.load(p_end + part * (K * V), mask=m_h, other=0.0).to(tl.float32)
+                    b_dend += b_dh.to(tl.float32)
+            if SCALAR_G:
+                b_sum += b_end * b_dend
+                p_end += BV * K
+            if not PER_CHANNEL:
                 b_u = tl.trans(b_u)
                 b_da = product(b_dy, b_u, b_da, DOT)
                 b_m = product(b_w, b_u, b_m, DOT)
             o_x += BV
             p_dy += BV
             o_h += BV * K
-        q, k = q + i_h * K, k + i_h * K
-        b_q = tl.load(tile_pointers(q, S_Q, bos + i_t, o_t, o_k), mask=m_k, other=0.0)
-        b_k = tl.load(tile_pointers(k, S_K, bos + i_t, o_t, o_k), mask=m_k, other=0.0)
+        b_q, b_k = load_tile(q, S.q, i_x, o_t, o_k, left, K), load_tile(k, S.k, i_x, o_t, o_k, left, K)
+        if SCALAR_G:
+            b_g = tl.load(g + i_h + (i_x + o_t) * S.g, mask=m_t, other=0.0)
+            b_d = decays_between(b_g)
+            b_until = decays_until(b_g)[:, None]
+            b_dq, b_row, b_col = b_dq * b_until, b_row * b_until, b_col * last_row(b_d)[:, None]
+            b_da *= b_d
+            b_m *= b_d
+        # [BT]
+        b_diagonal = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1)
         if SCALAR_BETA:
-            b_b = tl.load(beta + i_h + (bos + i_t + o_t) * S_B, mask=m_t, other=0.0).to(tl.float32)
-            b_n = squares(k + (bos + i_t + o_t)[:, None] * S_K, m_t, K, BK)
-            b_s, b_r, b_slope = step_factors(b_b, b_n, OPTIONS)
-            b_db = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_m, 0.0), 1) * b_s * b_slope
-            tl.store(dbeta + i_x + o_t * H, rounded(b_db, dbeta.dtype.element_ty), mask=m_t & (o_t * 0 == i_k))
-            b_e = b_s * b_r
+            b_beta = tl.load(beta + i_h + (i_x + o_t) * S.beta, mask=m_t, other=0.0).to(tl.float32)
+            b_f, b_rest, b_slope = step_factors(b_beta, squares(k + (i_x + o_t)[:, None] * S.k, m_t, K, BK), OPTIONS)
+            b_dbeta = rounded(b_diagonal * b_f * b_slope, dbeta.dtype.element_ty)
+            tl.store(dbeta + i_h + (i_x + o_t) * H, b_dbeta, mask=m_t & (o_t * 0 == i_k))
+            b_e = b_f * b_rest
+            b_diagonal *= b_e * b_e
             b_m *= b_e[:, None] * b_e[None, :]
             b_da *= b_e[None, :]
-            b_dk = (b_dk - b_dw) * b_e[:, None]
-        else:
-            b_dk -= b_dw
-        if HAS_SCALE:
+            b_row, b_col = b_row * b_e[:, None], b_col * b_e[:, None]
+        if scale is not None:
             b_dq *= scale
             b_da *= scale
-        if norm_slope(OPTIONS) != 1:
-            b_m = tl.where(o_t[:, None] == o_t[None, :], b_m * norm_slope(OPTIONS), b_m)
-        lower = o_t[:, None] >= o_t[None, :]
-        b_da = tl.where(lower, b_da, 0.0)
-        b_m = tl.where(lower, b_m, 0.0)
+        b_da = tl.where(o_t[:, None] >= o_t[None, :], b_da, 0.0)
+        b_m = tl.where(o_t[:, None] > o_t[None, :], b_m, 0.0)
         b_dq = split_product(b_da, b_k, b_dq, DOT)
-        b_dk = split_product(tl.trans(b_da), b_q, b_dk, DOT)
-        b_dk = split_product(-(b_m + tl.trans(b_m)), b_k, b_dk, DOT)
-        tl.store(dq + o_qk, rounded(b_dq, dq.dtype.element_ty), mask=m_k)
-        tl.store(dk + o_qk, rounded(b_dk, dk.dtype.element_ty), mask=m_k)
+        b_row = split_product(b_m, b_k, b_row, DOT)
+        b_col = split_product(tl.trans(b_da), b_q, b_col, DOT)
+        b_col = split_product(-tl.trans(b_m), b_k, b_col, DOT)
+        store_tile(dq, H * K, i_x, o_t, o_k, left, K, b_dq)
+        b_k = b_k.to(tl.float32)
+        b_dk = b_col - b_row - 2 * norm_slope(OPTIONS) * b_diagonal[:, None] * b_k
+        store_tile(dk, H * K, i_x, o_t, o_k, left, K, b_dk)
+        if SCALAR_G:
+            b_dg = tl.cumsum(tl.sum(b_q.to(tl.float32) * b_dq - b_k * (b_row + b_col), 1), 0, reverse=True)
+            # exactly 0 where nothing is left
+            b_dg = tl.where(b_g > -150.0, b_dg + tl.sum(b_sum), 0.0)
+            tl.store(dg + i_k * s_dg + i_h + (i_x + o_t) * H, b_dg, mask=m_t)
 
 
 def chunk_longhorn_exact_bwd_qk(
-    q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None, dy: Tensor, us: Tensor, ws: Tensor, hs: Tensor, dhs: Tensor,
-    dbeta: Tensor, cu_seqlens: Tensor | None, scale: float, key: LaunchKey, flags: dict[str, Any],
-    strides: dict[str, int],
-) -> tuple[Tensor, Tensor]:
-    """Return dq and dk from the tokens' dY, U and W and the spans' S and dS; store dbeta of a scalar step."""
-    T, H, K = q.shape[1:]
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    kernel, precision = chunk_longhorn_exact_bwd_kernel_qk, key.precision
-    config = for_products(key, g is not None)
+    args: Arguments, dy: Tensor, us: Tensor, ws: Tensor, hs: Tensor, dhs: Tensor, dbeta: Tensor, scale: float | None,
+    key: LaunchKey, strides: Strides,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return dq, dk and the dg of one per head from the tokens' dY, U and W and the spans' S and dS; store a scalar dbeta."""
+    q, k, g = args.q, args.k, args.g
+    B, T, H, K, V = args.sizes
+    per_channel = g is not None and not is_scalar(g)
+    config = for_products(key, per_channel)
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
-    kernel[(H * hs.shape[0], triton.cdiv(K, config.BK))](
-        q, k, beta, g, dy, us, ws, hs, dhs, dq, dk, dbeta, cu_seqlens, scale, T, N, H=H, K=K, V=us.shape[-1],
-        PARTS=state_parts(K, precision, g is not None), DOT=precision, **flags, **strides, **config.of(kernel), **FUSED,
+    blocks = triton.cdiv(K, config.BK)
+    dg = q.new_empty((blocks, B, T, H), dtype=torch.float32) if is_scalar(g) else None
+    kernel = chunk_longhorn_exact_bwd_kernel_qk
+    kernel[(H * dhs.shape[0], blocks)](
+        q,
+        k,
+        args.beta,
+        g,
+        dy,
+        us,
+        ws,
+        hs,
+        dhs,
+        dq,
+        dk,
+        dbeta,
+        dg,
+        args.cu_seqlens,
+        scale,
+        B * T * H,
+        T,
+        args.num_sequences,
+        H=H,
+        K=K,
+        V=V,
+        S=strides,
+        PARTS=state_parts(key, per_channel),
+        DOT=key.precision,
+        OPTIONS=args.step_options,
+        SCALAR_BETA=args.beta.dim() == 3,
+        SCALAR_G=is_scalar(g),
+        **config.of(kernel),
+        **FUSED,
     )
-    return dq, dk
+    return dq, dk, None if dg is None or g is None else dg.sum(0).to(g.dtype)

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import INTERPRETING, decays
+from fla_longhorn.ops.checkpoints import checkpoint_interval
+from fla_longhorn.ops.triton.common import INTERPRETING, padded_state_size
 from fla_longhorn.ops.triton.device import multiprocessor_count
 
 # most warps per multiprocessor and fewest saved states per sequence of a launch that is split along the sequence
 WARPS_PER_MULTIPROCESSOR = 2
 LEAST_INTERVALS = 8
+
+interval_of = triton.constexpr_function(checkpoint_interval)
+padded = triton.constexpr_function(padded_state_size)
+
+
+class Strides(NamedTuple):
+    """Elements from one token to the next, in each tensor that may be strided."""
+
+    q: int
+    k: int
+    v: int
+    beta: int
+    z: int
+    g: int
+    do: int = 0
+
+
+def token_strides(strides: dict[str, int], do: int = 0) -> Strides:
+    return Strides(strides['S_Q'], strides['S_K'], strides['S_V'], strides['S_B'], strides['S_Z'], strides['S_G'], do)
 
 
 def operand_dtype(precision: str) -> torch.dtype:
@@ -44,60 +66,41 @@ def head_index_and_channels(H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def tile_mask(o_t, o_x, left, X: tl.constexpr, BX: tl.constexpr, PARTIAL: tl.constexpr):
-    """Mask of a tile `[BT, BX]`: columns below `X`, the first `left` tokens (without `PARTIAL`: all tokens if `left > 0`)."""
-    m_t = (o_t < left)[:, None] if PARTIAL else (o_t * 0 < left)[:, None]
+def tile_mask(o_t, o_x, left, X: tl.constexpr):
+    """Mask of a tile `[BT, BX]`: the first `left` tokens, and columns below `X`, or one for all channels."""
+    BX: tl.constexpr = o_x.shape[0]
     # the interpreter lacks `X % BX` for a shape
-    if X // BX * BX == X:
-        return m_t
+    if BX == 1 or X // BX * BX == X:
+        return (o_t < left)[:, None]
     else:
-        return m_t & (o_x < X)[None, :]
+        return (o_t < left)[:, None] & (o_x < X)[None, :]
 
 
 @triton.jit
-def chunk_offsets(
-    i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr, SCALAR_BETA: tl.constexpr,
-    SCALAR_G: tl.constexpr,
-):
-    """`o_t`, `o_k`, `o_v` of a chunk's tiles, and the columns of beta and of g: those of v, or one for a scalar."""
-    o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
+def chunk_offsets(i_v, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr):
+    """`o_t`, `o_k`, `o_v`, and the one column of a tensor with a number per head."""
     # the vector width decides which columns a thread owns; on the sum, the hint is lost where i_v is always 0
     o_v = i_v * BV + tl.multiple_of(tl.arange(0, BV), VEC)
-    o_b = tl.arange(0, 1) if SCALAR_BETA else o_v
-    o_g = tl.arange(0, 1) if SCALAR_G else o_v
-    return o_t, o_k, o_v, o_b, o_g
+    return tl.arange(0, BT), tl.arange(0, BK), o_v, tl.arange(0, 1)
 
 
 @triton.jit
-def gram_pointers(gram, a, i_gram, BT: tl.constexpr, DOT: tl.constexpr, GATED: tl.constexpr):
-    """Addresses of the matrices that the gram kernel wrote for chunk `i_gram`."""
-    PARTS: tl.constexpr = 1 if DOT == 'ieee' and not GATED else 2
-    return gram + i_gram * ((BT + 1) * BT), a + i_gram * (PARTS * BT * BT)
-
-
-@triton.jit
-def tile_offsets(S: tl.constexpr, o_t, o_c):
-    """Offsets of a tile `[BT, BX]` of a tensor with token stride `S`; in a loop, computing them spills registers."""
-    # int64, so that a row's offset is the load's immediate offset
-    return o_t[:, None].to(tl.int64) * S + o_c[None, :]
-
-
-@triton.jit
-def tile_pointers(x, S: tl.constexpr, i_t, o_t, o_c):
+def tile_pointers(x, S: tl.constexpr, i_t, o_t, o_x):
     """Addresses of a tile of `x`, with token stride `S`, from token `i_t` (int64) on."""
-    return x + i_t * S + tile_offsets(S, o_t, o_c)
+    # int64, so that a row's offset is the load's immediate offset
+    return x + i_t * S + (o_t[:, None].to(tl.int64) * S + o_x[None, :])
 
 
 @triton.jit
-def load_tile(p_x, o_t, o_c, left, X: tl.constexpr, PARTIAL: tl.constexpr, AGAIN: tl.constexpr = False):
-    """Tile `[BT, BX]` at the addresses `p_x`, of a tensor that has `X` columns and, with `PARTIAL`, `left` more tokens.
+def load_tile(x, S: tl.constexpr, i_t, o_t, o_x, left, X: tl.constexpr):
+    """Tile `[BT, BX]` of `x`, which has `X` columns and token stride `S`, from token `i_t` on, of which there are `left`."""
+    return tl.load(tile_pointers(x, S, i_t, o_t, o_x), mask=tile_mask(o_t, o_x, left, X), other=0.0)
 
-    `AGAIN`: it was loaded before, and `.ca`, which is the default, keeps the compiler from merging the loads and holding it.
-    """
-    BX: tl.constexpr = o_c.shape[0]
-    # a step size per head is a tile of one column
-    m_x = tile_mask(o_t, o_c, left, BX if BX == 1 else X, BX, PARTIAL)
-    return tl.load(p_x, mask=m_x, other=0.0, cache_modifier='.ca' if AGAIN else '')
+
+@triton.jit
+def store_tile(x, S: tl.constexpr, i_t, o_t, o_x, left, X: tl.constexpr, b_x):
+    """Store a tile, rounded to the dtype of `x`."""
+    tl.store(tile_pointers(x, S, i_t, o_t, o_x), rounded(b_x, x.dtype.element_ty), mask=tile_mask(o_t, o_x, left, X))
 
 
 @triton.jit
@@ -132,27 +135,44 @@ def split(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
-def kept(b_x, DOT: tl.constexpr):
-    """`b_x` as products round it, in float32: to nearest for `bf16` (a NaN may get lost), truncated for `tf32`."""
-    if DOT == 'bf16':
-        return ((b_x.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
-    elif DOT == 'tf32':
-        return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+def split_product(b_x, b_b, b_acc, DOT: tl.constexpr):
+    """`b_acc + b_x b_b` with `b_x` in two parts, so that it does not lose digits to `DOT`."""
+    if DOT == 'ieee':
+        return product(b_x, b_b, b_acc, DOT)
     else:
-        return b_x
+        b_hi, b_lo = split(b_x, DOT)
+        return product(b_lo, b_b, product(b_hi, b_b, b_acc, DOT), DOT)
 
 
 @triton.jit
-def split_product(b_x, b_b, b_acc, DOT: tl.constexpr, TRANS: tl.constexpr = False):
-    """`b_acc + b_x b_b` (`TRANS`: `b_x^T b_b`) with `b_x` in two parts, so that it does not lose digits to `DOT`."""
+def reads(b_h, b_x, DOT: tl.constexpr, SPLIT: tl.constexpr):
+    """`(X S)^T [BV, BT]`, what keys or queries `[BT, BK]` read from a state `[BV, BK]`; with SPLIT in all its digits."""
+    b_o = tl.zeros([b_h.shape[0], b_x.shape[0]], dtype=tl.float32)
+    return split_product(b_h, tl.trans(b_x), b_o, DOT) if SPLIT else product(b_h, tl.trans(b_x), b_o, DOT)
+
+
+# A sum over the 8 tokens of a chunk is half as long as the shortest that tensor cores take. So a tile goes there in two parts,
+# whose rows alternate, and neither its digits nor the other half are lost. Float32 has one part, and chunks of 16.
+
+
+@triton.jit
+def in_parts(b_x, DOT: tl.constexpr):
+    """The parts of a tile `[BT, BX]` as an operand `[BX, 2 BT]`."""
     if DOT == 'ieee':
-        return product(tl.trans(b_x) if TRANS else b_x, b_b, b_acc, DOT)
+        return tl.trans(b_x)
     else:
-        b_hi, b_lo = split(b_x, DOT)
-        if TRANS:
-            # both parts together are cheaper to transpose than b_x
-            b_lo, b_hi = tl.trans(b_lo), tl.trans(b_hi)
-        return product(b_lo, b_b, product(b_hi, b_b, b_acc, DOT), DOT)
+        b_hi, b_lo = split(b_x.to(tl.float32), DOT)
+        return tl.reshape(tl.permute(tl.join(b_hi, b_lo), (1, 0, 2)), (b_x.shape[1], 2 * b_x.shape[0]))
+
+
+@triton.jit
+def for_parts(b_x, DOT: tl.constexpr):
+    """The rows of a tile `[BT, BX]` as often as there are parts, `[2 BT, BX]`."""
+    if DOT == 'ieee':
+        return b_x
+    else:
+        b_x = operand(b_x, DOT)
+        return tl.reshape(tl.permute(tl.join(b_x, b_x), (0, 2, 1)), (2 * b_x.shape[0], b_x.shape[1]))
 
 
 @triton.jit
@@ -169,79 +189,60 @@ def row(b_x, s: tl.constexpr):
 
 
 @triton.jit
-def gram_rows(p_gram, ROWS: tl.constexpr, BT: tl.constexpr, REVERSE: tl.constexpr):
-    """The first `ROWS` rows `[BT]` of G, or the last ones, last first: a substitution then does not wait for their loads."""
+def gram_rows(p_gram, BT: tl.constexpr):
+    """The rows `[BT]` of G, loaded before the products, so that a substitution does not wait for them."""
     rows = ()
-    for s in tl.static_range(ROWS):
-        rows = rows + (tl.load(p_gram + (BT - 1 - s if REVERSE else s) * BT + tl.arange(0, BT)),)
+    for s in tl.static_range(BT):
+        rows = rows + (tl.load(p_gram + s * BT + tl.arange(0, BT)),)
     return rows
 
 
 @triton.jit
-def forward_substitution(b_r, b_e, rows, p_gram, BT: tl.constexpr, DOT: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr):
-    """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r`.
+def forward_substitution(b_r, b_e, rows, ROUND: tl.constexpr):
+    """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r` and the rows of G.
 
-    `rows` holds the first `ROWS` rows of G, which is at `p_gram`. With `ROUND`, later rows use U as products round it, and so
-    correct its rounding error, which would otherwise grow with every repetition of a key.
+    With `ROUND`, later rows use U as it is stored in bfloat16, and so correct its rounding error, which would otherwise grow
+    with every repetition of a key.
     """
+    BT: tl.constexpr = b_r.shape[0]
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
         b_u = row(b_r, s) * row(b_e, s)
         if ROUND:
-            b_u = kept(b_u, DOT)
-        # [BT]
-        b_gram = rows[s] if s < ROWS else tl.load(p_gram + s * BT + o_t)
-        b_r -= tl.where((o_t > s)[:, None], b_gram[:, None] * b_u[None, :], 0.0)
+            # to nearest; a NaN may get lost
+            b_u = ((b_u.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
+        b_r += tl.where((o_t > s)[:, None], rows[s][:, None] * -b_u[None, :], -0.0)
     return b_r
 
 
 @triton.jit
-def reverse_substitution(b_x, b_e, rows, p_gram, BT: tl.constexpr, ROWS: tl.constexpr):
-    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up.
-
-    `rows` holds the last `ROWS` rows of G, the last one first; G is at `p_gram`.
-    """
+def reverse_substitution(b_x, b_e, rows):
+    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up."""
+    BT: tl.constexpr = b_x.shape[0]
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, 0, -1):
         b_w = row(b_x, s) * row(b_e, s)
-        # [BT]
-        b_gram = rows[BT - 1 - s] if BT - 1 - s < ROWS else tl.load(p_gram + s * BT + o_t)
-        b_x -= tl.where((o_t < s)[:, None], b_gram[:, None] * b_w[None, :], 0.0)
+        b_x += tl.where((o_t < s)[:, None], rows[s][:, None] * -b_w[None, :], -0.0)
     return b_x
 
 
-# With decays `d = e^g` per token and channel, a chunk carries what its tokens read from the state, `C = K P`, from token to
-# token, so that every decay multiplies what it decays. Products alone are right for each g, where a quotient of two cumulative
-# decays overflows, and no later g enters an earlier token's sums.
+# With decays `d = e^g` per channel, a chunk carries what its tokens read from the state, `C = K P`, from token to token, so
+# that every decay multiplies what it decays. Products alone are right for each g, where a quotient of two cumulative decays
+# overflows, and no later g enters an earlier token's sums.
 
 
 @triton.jit
-def chunk_decays(b_g, p_g, o_t, left, S: tl.constexpr, BV: tl.constexpr):
-    """The decays D `[BT, BV]` of a tile of g or, where it is None, of the scalars at `p_g`, with token stride `S`.
-
-    Loaded as a vector, scalars come where a substitution wants them; a tile of one column would go through shared memory.
-    """
-    BT: tl.constexpr = o_t.shape[0]
-    if b_g is None:
-        b_d = decays(tl.load(p_g + o_t * S, mask=o_t < left, other=0.0))[:, None]
-    else:
-        b_d = decays(b_g)
-    return tl.broadcast_to(b_d, (BT, BV))
-
-
-@triton.jit
-def decayed_substitution(b_c, b_v, b_e, b_d, p_gram, BT: tl.constexpr):
+def decayed_substitution(b_c, b_v, b_e, b_d, rows):
     """The residuals `R [BT, BV]` of V given `K S` at the chunk's start in `b_c`, the step sizes E and the decays D."""
+    BT: tl.constexpr = b_v.shape[0]
     o_t = tl.arange(0, BT)
     b_r = b_v
     for s in tl.static_range(BT):
         # what keys s and later read of the state before step s
         b_c = tl.where((o_t >= s)[:, None], b_c * row(b_d, s)[None, :], b_c)
         b_r -= tl.where((o_t == s)[:, None], b_c, 0.0)
-        if s < BT - 1:
-            b_u = row(b_r, s) * row(b_e, s)
-            b_gram = tl.load(p_gram + s * BT + o_t)
-            b_c += tl.where((o_t > s)[:, None], b_gram[:, None] * b_u[None, :], 0.0)
+        b_u = row(b_r, s) * row(b_e, s)
+        b_c += tl.where((o_t > s)[:, None], rows[s][:, None] * b_u[None, :], 0.0)
     return b_r
 
 
@@ -257,7 +258,7 @@ def decayed_reads(b_o, b_u, b_d, p_a, BT: tl.constexpr):
 
 
 @triton.jit
-def decayed_reverse_substitution(b_x, b_dy, b_e, b_d, p_gram, p_a, BT: tl.constexpr):
+def decayed_reverse_substitution(b_x, b_dy, b_e, b_d, rows, p_a, BT: tl.constexpr):
     """`X [BT, BV]`, what keys read of the gradient behind their steps, given `K dS` at the chunk's end in `b_x`.
 
     `p_a` has `A^T` and then A.
@@ -270,8 +271,7 @@ def decayed_reverse_substitution(b_x, b_dy, b_e, b_d, p_gram, p_a, BT: tl.conste
         b_x = tl.where((o_t <= s)[:, None], b_add, b_x)
         if s > 0:
             b_w = row(b_x, s) * row(b_e, s)
-            b_gram = tl.load(p_gram + s * BT + o_t)
-            b_before = (b_x - b_gram[:, None] * b_w[None, :]) * row(b_d, s)[None, :]
+            b_before = (b_x - rows[s][:, None] * b_w[None, :]) * row(b_d, s)[None, :]
             b_x = tl.where((o_t < s)[:, None], b_before, b_x)
     return b_x
 
@@ -296,12 +296,3 @@ def products_after(b_d):
     for s in tl.static_range(BT - 1, 0, -1):
         b_x = tl.where((o_t == s - 1)[:, None], (row(b_x, s) * row(b_d, s))[None, :], b_x)
     return b_x, row(b_x, 0) * row(b_d, 0)
-
-
-@triton.jit
-def decayed(b_h, b_total):
-    """The slices `[BV, BS]` of a state times a chunk's decay `[BV]`."""
-    b_next = ()
-    for s in tl.static_range(len(b_h)):
-        b_next = b_next + (b_h[s] * b_total[:, None],)
-    return b_next

@@ -8,75 +8,138 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, given
-from fla_longhorn.ops.triton.exact.common import head_and_index, operand_dtype, product, rounded, tile_pointers
-from fla_longhorn.ops.triton.exact.configs import CHUNK_SIZE, for_gram
+from fla_longhorn.ops.triton.common import FUSED, decays, is_scalar
+from fla_longhorn.ops.triton.exact.common import (
+    Strides,
+    head_and_index,
+    load_tile,
+    operand_dtype,
+    padded,
+    product,
+    rounded,
+)
+from fla_longhorn.ops.triton.exact.configs import chunk_size
 from fla_longhorn.ops.triton.launch import LaunchKey
 from fla_longhorn.ops.triton.slots import locate_slot
 
 
-@triton.heuristics({'HAS_SCALE': lambda args: args['scale'] != 1.0, **given(IS_VARLEN='cu_seqlens')})
+@triton.jit
+def decays_between(b_g):
+    """`e^(g_{r+1} + ... + g_t)` at `[t, r]`, zero for t < r, of the logarithms `[BT]`: sums of one sign, of any size."""
+    o_t = tl.arange(0, b_g.shape[0])
+    later = o_t[:, None] > o_t[None, :]
+    b_sum = tl.cumsum(tl.where(later, b_g.to(tl.float32)[:, None], 0.0), 0)
+    return tl.where(o_t[:, None] >= o_t[None, :], decays(b_sum), 0.0)
+
+
+@triton.jit
+def decays_until(b_g):
+    """`e^(g_0 + ... + g_t)` `[BT]`."""
+    return decays(tl.cumsum(b_g.to(tl.float32), 0))
+
+
+@triton.jit
+def last_row(b_x):
+    """The last row of `[BT, BX]`."""
+    BT: tl.constexpr = b_x.shape[0]
+    return tl.sum(tl.where((tl.arange(0, BT) == BT - 1)[:, None], b_x, 0.0), 0)
+
+
+@triton.jit
+def gram_pointers(gram, a, i_gram, BT: tl.constexpr):
+    """Addresses of what the gram kernel wrote for chunk `i_gram`."""
+    return gram + i_gram * ((BT + 3) * BT), a + i_gram * (2 * BT * BT)
+
+
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_kernel_gram(
-    q, k, gram, a, cu_seqlens, scale, T, N,
-    H: tl.constexpr, K: tl.constexpr, S_Q: tl.constexpr, S_K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    DOT: tl.constexpr, GATED: tl.constexpr, HAS_SCALE: tl.constexpr, IS_VARLEN: tl.constexpr,
+    q,
+    k,
+    g,
+    gram,
+    a,
+    cu_seqlens,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    S: tl.constexpr,
+    BT: tl.constexpr,
+    DOT: tl.constexpr,
+    SCALAR_G: tl.constexpr,
 ):
-    """Store `G = K K^T`, its diagonal in float32 as one more row, and `A^T` with `A = tril(scale Q K^T)`.
+    """Store `G = K K^T`, its diagonal as row BT, and `A^T` with `A = tril(scale Q K^T)` in two parts, which lose no digits.
 
-    Unless `DOT` is `ieee`, `A^T` is stored in two parts, so that it does not lose digits. With GATED it is float32, and A
-    comes behind it.
+    With a decay per head, `G[t, r]` and `A[t, r]` are multiplied by the decays between r and t, and two more rows have the
+    decays until each token and after it. With one per channel, A^T is float32, and A comes behind it.
     """
     i_h, i_c = head_and_index(H)
-    _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, IS_VARLEN)
-    i_t = i_t.to(tl.int32)
+    _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, cu_seqlens is not None)
+    left = T_n - i_t
+    BK: tl.constexpr = padded(K)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
-    m_k = (i_t + o_t < T_n)[:, None] & (o_k < K)[None, :]
     # [BT, BK]
-    b_q = tl.load(tile_pointers(q + i_h * K, S_Q, bos + i_t, o_t, o_k), mask=m_k, other=0.0).to(tl.float32)
-    b_k = tl.load(tile_pointers(k + i_h * K, S_K, bos + i_t, o_t, o_k), mask=m_k, other=0.0).to(tl.float32)
+    b_q = load_tile(q + i_h * K, S.q, bos + i_t, o_t, o_k, left, K).to(tl.float32)
+    b_k = load_tile(k + i_h * K, S.k, bos + i_t, o_t, o_k, left, K).to(tl.float32)
     # [BT, BT], rows are keys
     b_zero = tl.zeros([BT, BT], dtype=tl.float32)
     b_gram = product(b_k, tl.trans(b_k), b_zero, DOT)
     b_a = product(b_k, tl.trans(b_q), b_zero, DOT)
-    if HAS_SCALE:
+    if scale is not None:
         b_a *= scale
     b_a = tl.where(o_t[:, None] <= o_t[None, :], b_a, 0.0)
 
     o_g = o_t[:, None] * BT + o_t[None, :]
-    i_gram = i_c.to(tl.int64) * H + i_h
-    p_gram = gram + i_gram * ((BT + 1) * BT)
-    tl.store(p_gram + o_g, b_gram)
+    p_gram, p_a = gram_pointers(gram, a, i_c.to(tl.int64) * H + i_h, BT)
     # sums of one term: others may differ between lanes in their last bit, and all lanes store them
     tl.store(p_gram + BT * BT + o_t, tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_gram, 0.0), 1))
-    if GATED:
-        tl.store(a + i_gram * (2 * BT * BT) + o_g, b_a)
-        tl.store(a + i_gram * (2 * BT * BT) + BT * BT + o_g, tl.trans(b_a))
-    elif DOT == 'ieee':
-        tl.store(a + i_gram * (BT * BT) + o_g, b_a)
+    if SCALAR_G:
+        b_g = tl.load(g + i_h + (bos + i_t + o_t) * S.g, mask=o_t < left, other=0.0)
+        b_d = decays_between(b_g)
+        tl.store(p_gram + (BT + 1) * BT + o_t, decays_until(b_g))
+        tl.store(p_gram + (BT + 2) * BT + o_t, last_row(b_d))
+        b_a *= tl.trans(b_d)
+        b_gram *= b_d + tl.trans(b_d)
+    tl.store(p_gram + o_g, b_gram)
+    if g is not None and not SCALAR_G:
+        tl.store(p_a + o_g, b_a)
+        tl.store(p_a + BT * BT + o_g, tl.trans(b_a))
     else:
         # rounded to nearest, because outputs use the first part alone
         b_hi = rounded(b_a, a.dtype.element_ty)
-        b_lo = rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty)
-        tl.store(a + i_gram * (2 * BT * BT) + o_g, b_hi)
-        tl.store(a + i_gram * (2 * BT * BT) + BT * BT + o_g, b_lo)
+        tl.store(p_a + o_g, b_hi)
+        tl.store(p_a + BT * BT + o_g, rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty))
 
 
 def chunk_longhorn_exact_gram(
-    args: Arguments, strides: dict[str, int], key: LaunchKey, scale: float = 1.0,
+    args: Arguments, strides: Strides, key: LaunchKey, scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `gram [slots, H, C + 1, C]` float32 and `a [slots, H, 1 or 2, C, C]`, transposed."""
+    """Return `gram [slots, H, C + 3, C]` float32 and `a [slots, H, 2, C, C]`, transposed."""
     q, k, cu_seqlens = args.q, args.k, args.cu_seqlens
     B, T, H, K = q.shape
-    N, kernel, config, precision = args.num_sequences, chunk_longhorn_exact_kernel_gram, for_gram(key), key.precision
-    slots = num_checkpoints(B, T, N, CHUNK_SIZE, cu_seqlens is not None)
-    gram = q.new_empty((slots, H, CHUNK_SIZE + 1, CHUNK_SIZE), dtype=torch.float32)
-    gated = args.g is not None
-    parts = 1 if precision == 'ieee' and not gated else 2
-    dtype = torch.float32 if gated else operand_dtype(precision)
-    a = q.new_empty((slots, H, parts, CHUNK_SIZE, CHUNK_SIZE), dtype=dtype)
-    kernel[(H * slots,)](
-        q, k, gram, a, cu_seqlens, scale, T, N, H=H, K=K, S_Q=strides['S_Q'], S_K=strides['S_K'], DOT=precision, GATED=gated,
-        **config.of(kernel), **FUSED,
+    N, BT = args.num_sequences, chunk_size(key)
+    slots = num_checkpoints(B, T, N, BT, cu_seqlens is not None)
+    gram = q.new_empty((slots, H, BT + 3, BT), dtype=torch.float32)
+    per_channel = args.g is not None and not is_scalar(args.g)
+    a = q.new_empty((slots, H, 2, BT, BT), dtype=torch.float32 if per_channel else operand_dtype(key.precision))
+    chunk_longhorn_exact_kernel_gram[(H * slots,)](
+        q,
+        k,
+        args.g,
+        gram,
+        a,
+        cu_seqlens,
+        scale,
+        T,
+        N,
+        H=H,
+        K=K,
+        S=strides,
+        BT=BT,
+        DOT=key.precision,
+        SCALAR_G=is_scalar(args.g),
+        num_warps=1,
+        **FUSED,
     )
     return gram, a

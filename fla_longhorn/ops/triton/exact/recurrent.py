@@ -7,12 +7,10 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import (
     SAME_IN_ALL_LANES,
     decays,
-    given,
     is_scalar,
     launch_key,
     sigmoid,
@@ -20,7 +18,7 @@ from fla_longhorn.ops.triton.common import (
     strided_inputs,
     weighted_rows,
 )
-from fla_longhorn.ops.triton.exact.common import head_index_and_channels, rounded
+from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, rounded
 from fla_longhorn.ops.triton.exact.configs import for_recurrent
 from fla_longhorn.ops.triton.exact.state import state_offsets
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_states, only_if, row_arguments, sequence_range
@@ -35,18 +33,44 @@ def sum_rows(b_x, b_h, ROWS: tl.constexpr):
         return tl.reshape(weighted_rows(b_x[:, None], b_h, ROWS, True), (b_h.shape[1],))
 
 
-@triton.heuristics(given(
-    HAS_D='D', HAS_Z='z', HAS_G='g', USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', SAVE_STATES='states',
-    IS_VARLEN='cu_seqlens',
-))
 @triton.jit(do_not_specialize=['T'])
 def fused_recurrent_longhorn_exact_fwd_kernel(
-    q, k, v, beta, D, z, g, h0, o, ht, states, cu_seqlens, scale, T, s_q, s_k, s_v, s_z, s_g,
-    state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VEC: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, INTERVAL: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr,
-    SCALAR_G: tl.constexpr, STATE_V_FIRST: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr, IS_VARLEN: tl.constexpr,
+    q,
+    k,
+    v,
+    beta,
+    D,
+    z,
+    g,
+    h0,
+    o,
+    ht,
+    states,
+    cu_seqlens,
+    scale,
+    T,
+    s_q,
+    s_k,
+    s_v,
+    s_z,
+    s_g,
+    state_indices,
+    final_state_indices,
+    has_initial_state,
+    pad_slot_id,
+    s_h,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    VEC: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    OPTIONS: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    SCALAR_G: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
     POOLED: tl.constexpr,
 ):
     r"""One block of channels of one sequence, token by token (arXiv 2407.14207, Theorem 3.1, Eq. 6):
@@ -61,6 +85,8 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
 
     With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's.
     """
+    IS_VARLEN: tl.constexpr = cu_seqlens is not None
+    INTERVAL: tl.constexpr = interval_of(K)
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k = tl.arange(0, BK)
@@ -74,16 +100,16 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
     if POOLED:
         i_r, i_w, read, written, used = locate_states(i_n, state_indices, final_state_indices, has_initial_state, pad_slot_id)
         m_r, m_w = only_if(read, m_h), only_if(written, m_h)
-    if SAVE_STATES:
+    if states is not None:
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
-    if HAS_D:
+    if D is not None:
         b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
 
     # [BK, BV]
-    b_h = tl.load(h0 + i_r * s_h + o_state, mask=m_r, other=0.0) if USE_INITIAL_STATE else tl.zeros([BK, BV], dtype=tl.float32)
+    b_h = tl.load(h0 + i_r * s_h + o_state, mask=m_r, other=0.0) if h0 is not None else tl.zeros([BK, BV], dtype=tl.float32)
     i_t, i_x = bos, bos * H + i_h
     for i_s in range(tl.cdiv(T_n, INTERVAL)):
-        if SAVE_STATES:
+        if states is not None:
             tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), b_h, mask=m_h)
             p_s += H * K * V
         for _ in tl.range(i_s * INTERVAL, tl.minimum((i_s + 1) * INTERVAL, T_n), num_stages=STAGES):
@@ -92,20 +118,20 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
             b_k = tl.load(k + i_t * s_k + i_h * K + o_k, mask=m_k, other=0.0).to(tl.float32)
             b_v = tl.load(v + i_t * s_v + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
             if SCALAR_BETA:
-                b_b = tl.load(beta + i_x).to(tl.float32) + tl.zeros([BV], dtype=tl.float32)
+                b_beta = tl.load(beta + i_x).to(tl.float32) + tl.zeros([BV], dtype=tl.float32)
             else:
-                b_b = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
-            if HAS_G:
+                b_beta = tl.load(beta + i_x * V + o_v, mask=m_v, other=0.0).to(tl.float32)
+            if g is not None:
                 if SCALAR_G:
                     b_h *= decays(tl.load(g + i_t * s_g + i_h))
                 else:
                     b_h *= decays(tl.load(g + i_t * s_g + i_h * V + o_v, mask=m_v, other=0.0))[None, :]
-            b_u = step_sizes(b_b, tl.sum(b_k * b_k, 0), OPTIONS) * (b_v - sum_rows(b_k, b_h, ROWS))
+            b_u = step_sizes(b_beta, tl.sum(b_k * b_k, 0), OPTIONS) * (b_v - sum_rows(b_k, b_h, ROWS))
             b_h = tl.fma(b_k[:, None], b_u[None, :], b_h)
             b_o = sum_rows(b_q, b_h, ROWS) * scale
-            if HAS_D:
+            if D is not None:
                 b_o += b_D * b_v
-            if HAS_Z:
+            if z is not None:
                 b_z = tl.load(z + i_t * s_z + i_h * V + o_v, mask=m_v, other=0.0).to(tl.float32)
                 b_o *= b_z * sigmoid(b_z)
             if POOLED:
@@ -113,10 +139,10 @@ def fused_recurrent_longhorn_exact_fwd_kernel(
             tl.store(o + i_x * V + o_v, rounded(b_o, o.dtype.element_ty), mask=m_v)
             i_t += 1
             i_x += H
-    if SAVE_STATES and IS_VARLEN:
+    if states is not None and IS_VARLEN:
         m_s = only_if(has_spare_slot(bos, bos + T_n, INTERVAL), m_h)
         tl.store(p_s + tl.trans(state_offsets(o_k, o_v, K, V, True)), tl.zeros([BK, BV], dtype=tl.float32), mask=m_s)
-    if STORE_FINAL_STATE:
+    if ht is not None:
         tl.store(ht + i_w * s_h + o_state, b_h, mask=m_w)
 
 
@@ -131,10 +157,30 @@ def fused_recurrent_longhorn_exact_fwd(
     o = x.v.new_empty(B, T, H, V)
     # the kernel says itself what is fused
     kernel[(H * x.num_sequences * triton.cdiv(V, config.BV),)](
-        x.q, x.k, x.v, x.beta, x.D, x.z, x.g, h0, o, ht, states, x.cu_seqlens, x.scale, T,
-        *(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_Z', 'S_G')), H=H, K=K, V=V, INTERVAL=checkpoint_interval(K),
-        OPTIONS=x.step_options, SCALAR_BETA=x.beta.dim() == 3, SCALAR_G=is_scalar(x.g),
-        STATE_V_FIRST=x.state_v_first, **config.of(kernel), **SAME_IN_ALL_LANES,
+        x.q,
+        x.k,
+        x.v,
+        x.beta,
+        x.D,
+        x.z,
+        x.g,
+        h0,
+        o,
+        ht,
+        states,
+        x.cu_seqlens,
+        x.scale,
+        T,
+        *(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_Z', 'S_G')),
+        H=H,
+        K=K,
+        V=V,
+        OPTIONS=x.step_options,
+        SCALAR_BETA=x.beta.dim() == 3,
+        SCALAR_G=is_scalar(x.g),
+        STATE_V_FIRST=x.state_v_first,
         **row_arguments(pool, H * K * V),
+        **config.of(kernel),
+        **SAME_IN_ALL_LANES,
     )
     return o

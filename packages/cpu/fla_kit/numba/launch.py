@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 
 import numpy as np
@@ -10,6 +11,7 @@ from numba import njit
 
 from fla_kit.numba import notice, threads
 from fla_kit.numba.arguments import stored
+from fla_kit.numba.cache import DiskCache
 
 # below so many steps, as in decoding, one thread runs all: starting others takes 0.2 ms
 MIN_PARALLEL_STEPS = 2**20
@@ -20,11 +22,10 @@ def compiled(function):
 
     Numba recompiles when the function's own file changes; after an edit to a helper's file, delete the `.nbi` files.
     """
-    try:
-        loop = njit(cache=True, nogil=True)(function)
-    except RuntimeError:
-        return njit(nogil=True)(function)
-    notice.cached.append(loop)
+    loop = njit(nogil=True)(function)
+    with suppress(RuntimeError):
+        # as `cache=True` does; Numba has no public name for this
+        loop._cache = DiskCache(function)
     return loop
 
 

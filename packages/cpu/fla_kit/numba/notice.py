@@ -11,15 +11,10 @@ from typing import Any
 PATIENCE = 3.0
 
 _told = threading.Event()
-# all that have a cache: one may be compiled into another
-cached: list[Any] = []
 
 
 def call(loop: Any, *args: Any) -> Any:
-    """`loop(*args)`. A loop without machine code loads it from disk or compiles; if that takes long, print so, once.
-
-    A cache on disk that has no room, or holds files that this user may not read, is left alone, by all loops of the process.
-    """
+    """`loop(*args)`. A loop without machine code loads it from disk or compiles; if that takes long, print so, once."""
     return loop(*args) if loop.overloads else call_for_the_first_time(loop, args)
 
 
@@ -30,11 +25,6 @@ def call_for_the_first_time(loop: Any, args: tuple) -> Any:
     with suppress(RuntimeError):
         timer.start()
     try:
-        return loop(*args)
-    except OSError:
-        for other in cached:
-            # Numba has no public name for this
-            other._cache.disable()
         return loop(*args)
     finally:
         timer.cancel()

@@ -16,11 +16,11 @@ import torch
 
 import fla_longhorn  # noqa: F401  registers
 from fla_cpu import loops
-from fla_kit.numba import notice
+from fla_kit.numba.cache import DiskCache
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.mixer import Mixer, mix_tokens
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn_cpu import backend
+from fla_longhorn_cpu import backend, backward, forward, mixer
 
 B, T, H, K, V, P, R = 2, 5, 2, 5, 24, 3, 3
 D = H * V
@@ -78,8 +78,8 @@ def decode(*, pages: bool = False, **given):
     x, z, memory, state = (given.pop(name) for name in ('x', 'z', 'memory', 'state'))
     rows = {name: given.pop(name) for name in ('state_indices', 'final_state_indices') if name in given}
     gate = tuple(given.pop(name) for name in ('down', 'up', 'A_log', 'dt_bias'))
-    mixer = Mixer(**given, num_heads=H, state_size=K, exact=False, allow_neg_eigval=False, key_eps=None, gate=gate)
-    return mix_tokens(x, z, mixer, memory, Pool(state, **rows))
+    parts = Mixer(**given, num_heads=H, state_size=K, exact=False, allow_neg_eigval=False, key_eps=None, gate=gate)
+    return mix_tokens(x, z, parts, memory, Pool(state, **rows))
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -208,4 +208,5 @@ if __name__ == '__main__':
     with torch.no_grad():
         for call, (function, tensors, optional) in CALLS.items():
             print(json.dumps([call, *in_a_process(function, tensors, optional.split())]))
-    print(json.dumps([x.__name__ for x in notice.cached if not x.overloads]))
+    loops_of = (x for module in (loops, forward, backward, mixer) for x in vars(module).values())
+    print(json.dumps([x.__name__ for x in loops_of if isinstance(getattr(x, '_cache', None), DiskCache) and not x.overloads]))

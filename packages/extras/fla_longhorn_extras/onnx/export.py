@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fla_longhorn.models import LonghornForCausalLM
-from fla_longhorn.models.with_states import WithStates
+from fla_longhorn_extras.with_states import WithStates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,7 +27,7 @@ def export_onnx(model: LonghornForCausalLM, output_dir: str | os.PathLike) -> li
     """Write a model as ONNX, and a program that generates from it.
 
     One graph is prefill and the decoding step: it reads any number of tokens from given states, and returns the logits after
-    the last one and the states there (:class:`fla_longhorn.models.with_states.WithStates`). onnxruntime runs one token as fast
+    the last one and the states there (:class:`fla_longhorn_extras.with_states.WithStates`). onnxruntime runs one token as fast
     in it as in a graph of its own, and weights are stored and loaded once.
 
     Args:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fla_longhorn import LonghornForCausalLM
-from fla_longhorn.models.with_states import WithStates
 from fla_longhorn_extras.onnx.compare import compare
 from fla_longhorn_extras.onnx.export import export_onnx
 from fla_longhorn_extras.onnx.generate import Model, generate
+from fla_longhorn_extras.with_states import WithStates
 from tests.models.test_longhorn import VARIANTS, small
 
 OPTIONS = {

@@ -38,7 +38,10 @@ def test_scripts_of_timm_find_the_models(tmp_path):
     (tmp_path / 'validate.py').write_text(SCRIPT)
     command = ['validate.py', '--model', 'vision_longhorn_tiny_patch16_224']
     env = os.environ | {'PYTHONPATH': str(Path(fla_longhorn.__file__).parents[1])}
-    for runner, status in (([], 1), (['-m', 'fla_longhorn', '--with', 'timm'], 0)):
-        done = subprocess.run([sys.executable, *runner, *command], cwd=tmp_path, capture_output=True, text=True, env=env)
+    # as in docs/vision.md
+    program = "import runpy, fla_longhorn_extras.timm; runpy.run_path('validate.py', run_name='__main__')"
+    for runner, status in (([], 1), (['-c', program], 0)):
+        words = [*runner, *command[bool(runner):]]
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, env=env)
         assert done.returncode == status, done.stderr
     assert done.stdout == 'VisionLonghorn (3, 224, 224)\n'

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from offgpu.launches import Choose, Launch, rehearsal, spread
 
@@ -23,7 +22,7 @@ CANDIDATES = spread(2)
 
 
 class Operators(TorchDispatchMode):
-    """Keeps PyTorch's own kernels: the bytes of what each reads and writes, and the operations of its products."""
+    """Keeps PyTorch's own kernels: the bytes of what each reads and writes."""
 
     ALLOCATING = ('empty', 'empty_like', 'empty_strided', 'new_empty', '_unsafe_view')
     # their result alone, not what it is shaped like or what was there before
@@ -35,16 +34,13 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        name, packet = function.overloadpacket.__name__, function.overloadpacket
+        name = function.overloadpacket.__name__
         if function.namespace == 'aten' and not function.is_view and name not in self.ALLOCATING:
             moved = (out,) if name in self.FILLING else args if name == 'copy_' else (args, kwargs, out)
             tensors = [x for x in tree_leaves(moved) if isinstance(x, torch.Tensor)]
-            # the registry has a product in place under its other name
-            packet = packet if packet in flop_registry else getattr(torch.ops.aten, name.removesuffix('_'), packet)
-            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=out) if packet in flop_registry else 0
             nbytes = sum(x.numel() * x.itemsize for x in tensors)
             if nbytes:
-                self.launches.append(Launch(f'torch.{name}', nbytes=nbytes, flops=flops))
+                self.launches.append(Launch(f'torch.{name}', nbytes=nbytes))
         return out
 
 

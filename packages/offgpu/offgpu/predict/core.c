@@ -23,7 +23,7 @@ typedef struct { int32_t space, store, passes, tensor, count, shift; int64_t pat
 typedef struct {
     double dram_per_clock, l2_per_clock, bank_window;
     double l1_hit, l2_hit, dram, shared_load, ldsm, store_read, barrier, branch, mio_queue, mio_occupancy, block_launch;
-    double l1_lines, l2_room, l0_lines, fetch_latency, fetch_port, fetch_ahead;
+    double l1_lines, l2_room, l0_lines, l0_miss;
 } Machine;
 
 typedef struct {
@@ -52,7 +52,7 @@ typedef struct {
     /* sectors that this SM has touched, and how many bytes it had brought into L2 by then */
     int64_t *touched;
     double *when, brought;
-    double l1_free, l2_free, l2_write_free, dram_free, fetch_free;
+    double l1_free, l2_free, l2_write_free, dram_free;
     double *bytes;
 } Sm;
 
@@ -156,24 +156,18 @@ enum { LINE = 8, L0_MOST = 1024 };
 typedef struct { int32_t line; double arrival; uint64_t used; } Line;
 typedef struct { double pipe[PIPES], fma2, bank[2], clock; int64_t cache[8][2]; int32_t last, head, lines; Line l0[L0_MOST]; } Sub;
 
-/* when a line of code is in the sub-partition's L0, in the place of the one that was used longest ago; those after it follow */
+/* when a line of code is in the sub-partition's L0; a missing one takes the place of the one that was used longest ago */
 static double fetch(Sm *s, Sub *b, int32_t line, double t) {
-    const Machine *m = s->m;
-    double first = 0;
-    for (int k = 0; k <= m->fetch_ahead; k++) {
-        int i = 0, old = 0;
-        for (; i < b->lines && b->l0[i].line != line + k; i++) if (b->l0[i].used < b->l0[old].used) old = i;
-        if (i == b->lines) {
-            if (b->lines < m->l0_lines) b->lines++;
-            else i = old;
-            s->fetch_free = max(s->fetch_free, t) + m->fetch_port;
-            b->l0[i].line = line + k;
-            b->l0[i].arrival = s->fetch_free - m->fetch_port + m->fetch_latency;
-        }
-        b->l0[i].used = ++s->stamp;
-        if (!k) first = b->l0[i].arrival;
+    int i = 0, old = 0;
+    for (; i < b->lines && b->l0[i].line != line; i++) if (b->l0[i].used < b->l0[old].used) old = i;
+    if (i == b->lines) {
+        if (b->lines < s->m->l0_lines) b->lines++;
+        else i = old;
+        b->l0[i].line = line;
+        b->l0[i].arrival = t + s->m->l0_miss;
     }
-    return first;
+    b->l0[i].used = ++s->stamp;
+    return b->l0[i].arrival;
 }
 
 /* when the warp's next instruction can issue, and what decides */

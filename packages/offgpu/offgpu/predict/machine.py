@@ -4,8 +4,7 @@ Sources: [PG] CUDA C++ programming guide, arithmetic throughput by compute capab
 and data sheets (A100, H100); [L24] Luo et al. 2024, arXiv 2402.13499 and 2501.12084 (microbenchmarks of A100 and H100); [A22]
 Abdelkhalik et al. 2022, arXiv 2208.11174 (A100); [H25] Huerta et al. 2025, arXiv 2503.20481 (issue logic, register file,
 memory pipeline); [CC] chipsandcheese.com, L2 and bandwidth; [SASS] ptxas' own stall counts, which encode what NVIDIA's
-compiler knows; [X25] OpenXLA's measured rates of cuBLAS on sm_90 (`matmul_interpolator_data.h`); [T] published timings of
-kernels that were predicted beside them (`python -m benchmarks calibrate`).
+compiler knows; [T] timings of kernels that were predicted beside them (`python -m benchmarks calibrate`).
 """
 
 from __future__ import annotations
@@ -22,18 +21,11 @@ class Machine:
 
     name: str = 'H100'
     capability: int = 90
-    # False where latencies and rates are not published: then only bounds are given, from peak figures
-    timed: bool = True
     multiprocessors: int = 132
     # at which kernels like these run [T: state updates of 256 to 1024 heads, which issue bounds]; boost is 1.98
     clock: float = 1.755e9
-    # bytes a second that kernels achieve of the 3.35e12 [WP] [T: tiles of linear attention 2.8, updates of a state 2.5 to
-    # 2.8], and that long rows stream at [T: layer norms 3.0]
+    # bytes a second that kernels achieve of the 3.35e12 [WP] [T: tiles of linear attention 2.8, updates of a state 2.5 to 2.8]
     dram_bandwidth: float = 2.8e12
-    dram_stream: float = 3.0e12
-    # operations a second of matrix products by cuBLAS, 16-bit operands [X25: 677 of 4096 x 4096 x 1024, 779 of two of 2048 x
-    # 4096 x 4096]; a small one takes the launch's floor at least
-    product_flops: float = 7.8e14
     l2_size: int = 50 * MIB
     # bytes a clock from L2 into an SM: 64 is the port; all SMs together get about 5.5 to 7 TB/s [CC] -> 24 to 30
     l2_bytes_per_clock: float = 28.0
@@ -62,12 +54,11 @@ class Machine:
     branch: int = 8
     # instruction fetch [T: eight passes on an H200]: lines of 8 instructions (128 bytes) in a scheduler's own cache, of which
     # the one used longest ago goes (bracket: 98 to 137, by loops of 779 that ran as predicted and of 1,098 that did not; 0:
-    # no misses), cycles until one that is missing can issue, cycles that it takes the port that four schedulers share, and
-    # lines that are fetched ahead
+    # none misses), and cycles until one that is missing can issue (35 by the passes of K = 16 alone, 39 by those of K = 64;
+    # published kernels of more warps want less. 12 cycles a line on a port that the four schedulers share, two lines ahead,
+    # fit nearly as well)
     l0_lines: int = 112
-    fetch_latency: int = 32
-    fetch_port: int = 4
-    fetch_ahead: int = 0
+    l0_miss: int = 32
 
     # cycles that an instruction keeps its pipe of a sub-partition [PG: lanes a clock and SM: FFMA 128, IMAD/IADD3/LOP3 64,
     # MUFU 16, conversions 64; SHFL and loads 32]
@@ -79,8 +70,6 @@ class Machine:
     # HMMA by its shape for 16-bit operands: m16n8k16 at 1024 FMA a clock and SM, which mma.sync gets of Hopper's 2048
     # [L24: mma.sync reaches 62% of peak], and which is all of an A100's [WP]
     hmma: dict = field(default_factory=lambda: {'16816': 8, '1688': 4, '1684': 4, '16832': 8})
-    # FMA a clock and SM of the tensor cores at best, 16-bit operands [WP]
-    tensor_rate: int = 2048
     # FMA a clock and SM of wgmma with 16-bit operands; latency of a small one beyond its occupancy [L24]
     wgmma_rate: int = 2048
     wgmma_latency: int = 34
@@ -106,41 +95,22 @@ def h100() -> Machine:
 
 def h200() -> Machine:
     """The same processor; 4.3 TB/s were measured for a copy. 1.98 GHz is the boost clock, held unless power limits it."""
-    return Machine(name='H200', clock=1.98e9, dram_bandwidth=4.3e12, dram_stream=4.3e12)
+    return Machine(name='H200', clock=1.98e9, dram_bandwidth=4.3e12)
 
 
 def a100() -> Machine:
     """A100 (SXM, 40 GB).
 
     [WP]: 108 SMs, 1.41 GHz, 40 MB of L2, 164 KB of shared memory, 1.555 TB/s, of which a copy gets about 90%; latencies [L24:
-    L1 37.9, shared 29.0, L2 261.5, DRAM 466.3 idle]. cuBLAS gets 271e12 of 8192 x 8192 x 8192 in public benchmarks.
+    L1 37.9, shared 29.0, L2 261.5, DRAM 466.3 idle]. Its instruction cache is taken to be Hopper's.
     """
     return Machine(
-        name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, dram_stream=1.4e12,
-        product_flops=2.7e14, l2_size=40 * MIB, l1_hit=38, l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB,
-        l1_lines=1100, tensor_rate=1024,
+        name='A100', capability=80, multiprocessors=108, clock=1.41e9, dram_bandwidth=1.4e12, l2_size=40 * MIB, l1_hit=38,
+        l2_hit=262, dram=500, shared_load=29, shared_bytes=164 * KIB - KIB, l1_lines=1100,
     )
 
 
-def b200() -> Machine:
-    """B200: what is published of it bounds times from below, but does not predict them.
-
-    148 SMs [CC: "Nvidia's B200"], 8 TB/s and 2.25 PFLOPS in bfloat16 [WP], 75 TFLOPS in float32, which are 1.98 GHz. These are
-    peaks. Unknown are the latencies of L1, L2 and DRAM under load of its two dies, the rates of its packed float instructions
-    (`FADD2`, `FMUL2`, `FFMA2`) and that of `mma.sync`; the other fields are an H100's, and nothing reads them.
-    """
-    return Machine(
-        name='B200', capability=100, timed=False, multiprocessors=148, clock=1.98e9, dram_bandwidth=8.0e12, dram_stream=8.0e12,
-        tensor_rate=4096,
-    )
-
-
-def a100_80gb() -> Machine:
-    """The same processor with HBM2e at 2.039 TB/s [WP], of which rows of 64 KB get 82% [T: layer norms]."""
-    return replace(a100(), name='A100 80GB', dram_bandwidth=1.67e12, dram_stream=1.67e12)
-
-
-MACHINES = {'H100': h100, 'H200': h200, 'A100': a100, 'A100 80GB': a100_80gb, 'B200': b200}
+MACHINES = {'H100': h100, 'H200': h200, 'A100': a100}
 
 
 def changed(machine: Machine, changes: Iterable[str]) -> Machine:

@@ -58,7 +58,7 @@ ACCESS = np.dtype([(n, np.int32) for n in ('space', 'store', 'passes', 'tensor',
 MACHINE_FIELDS = (
     'dram_per_clock', 'l2_per_clock', 'bank_window', 'l1_hit', 'l2_hit', 'dram', 'shared_load', 'ldsm',
     'store_read', 'barrier', 'branch', 'mio_queue', 'mio_occupancy', 'block_launch', 'l1_lines', 'l2_room',
-    'l0_lines', 'fetch_latency', 'fetch_port', 'fetch_ahead',
+    'l0_lines', 'l0_miss',
 )
 
 

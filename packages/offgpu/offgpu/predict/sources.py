@@ -26,13 +26,12 @@ REWRITTEN = 1.5
 class Source:
     """`levels` and `shares` are those of `simulate`; `shared_bytes` is what DRAM moves beside what is simulated.
 
-    `storages` are those that the kernel touches, of all that it is given; `needed_bytes` their sizes, but for those in L2.
+    `storages` are those that the kernel touches, of all that it is given.
     """
 
     levels: dict[str, str] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     shared_bytes: float = 0.0
-    needed_bytes: float = 0.0
     storages: set[int] = field(default_factory=set)
 
 
@@ -98,7 +97,6 @@ def sources_of(
         if name in stored and readers > REWRITTEN:
             # no others read it: a block touches its own again and again, in a longer period than those of the walks
             again.add(name)
-        source.needed_bytes += 0 if kept else size
         if kept or name in again and size <= room or readers >= READERS and name not in again:
             source.levels[name] = 'l2'
             source.shared_bytes += 0 if kept else size

@@ -27,7 +27,6 @@ PROBES, BLOCKS_OF_MANY_PATHS = 16, 64
 class Prediction:
     """Times in seconds; `share` of scheduler cycles by what they went to; `issue_bound`: were there no waiting.
 
-    `least` is what moving its tensors once takes, which no configuration can be below.
     `storages` are those that it touches: a kernel is given some that only another launch of it reads.
     """
 
@@ -36,10 +35,10 @@ class Prediction:
     issue_bound: float
     dram_seconds: float
     dram_bytes: float
-    least: float = 0.0
     share: dict[str, float] = field(default_factory=dict)
     registers: int = 0
     spills: int = 0
+    loops: list[int] = field(default_factory=list)
     resident: int = 0
     occupancy: int = 0
     blocks: int = 1
@@ -49,10 +48,8 @@ class Prediction:
     storages: set[int] = field(default_factory=set)
     # the time of an SM's warps, whatever the bytes of all SMs
     sm_seconds: float = 0.0
-    # an autotuned kernel's configuration, what it was chosen for, and the ranks of all that were tried
+    # of an autotuned kernel
     configuration: str = ''
-    tuned_for: str = ''
-    tried: dict[str, float] = field(default_factory=dict)
 
     @property
     def rank(self) -> float:
@@ -111,27 +108,12 @@ def walk(runs: Runs, machine: Machine, parts: tuple[float, float], n: int, sourc
     )
 
 
-def instructions_of(launch: Launch, notes: list[str]) -> float:
-    """Instructions that the warps of a launch issue. All take the first one's path; what was odd about it goes to `notes`."""
-    runs, tokens = Runs(launch, notes), walked_tokens(launch)
-    parts = None if tokens is None else parts_of(runs, tokens)
-    if parts is None:
-        steps = len(runs.base(1.0).steps)
-    else:
-        a, b = (len(runs.base(part).steps) for part in parts)
-        steps = a + (1 - parts[0]) / (parts[1] - parts[0]) * (b - a)
-    return steps * launch.num_warps * launch.blocks
-
-
 def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None = None) -> Prediction:
     """The time of one launch; `seen` are the storages that earlier launches of the pass touched."""
     if launch.binary is None:
-        dram, products = launch.nbytes / machine.dram_bandwidth, launch.flops / machine.product_flops
-        issue = launch.issued / (4 * machine.multiprocessors) / machine.clock
-        what = 'matrix products' if launch.flops else 'lower bound' if launch.issued else 'copies by PyTorch'
+        dram = launch.nbytes / machine.dram_bandwidth
         return Prediction(
-            launch.kernel, max(dram, products, issue) + machine.launch_seconds, max(products, issue), dram, launch.nbytes,
-            share={what: 1.0},
+            launch.kernel, dram + machine.launch_seconds, 0.0, dram, launch.nbytes, share={'copies by PyTorch': 1.0},
             storages={a.storage for a in launch.arguments},
         )
     total, occ = launch.blocks, occupancy(launch, machine)
@@ -164,10 +146,9 @@ def predict(launch: Launch, machine: Machine, seen: set[int], runs: Runs | None 
     # were the device's schedulers all busy
     issue = issued * total / (4 * machine.multiprocessors) / machine.clock
     return Prediction(
-        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram,
-        source.needed_bytes / machine.dram_stream + machine.launch_seconds, share,
-        launch.code().registers, launch.code().spills, resident, occ, total, launch.num_warps, issued * total,
-        sorted(set(runs.notes)), source.storages, cycles / machine.clock, launch.configuration, launch.tuned_for,
+        launch.kernel, seconds + machine.launch_seconds, issue, dram / machine.dram_bandwidth, dram, share,
+        launch.code().registers, launch.code().spills, launch.compiled().hot, resident, occ, total, launch.num_warps,
+        issued * total, sorted(set(runs.notes)), source.storages, cycles / machine.clock, launch.configuration,
     )
 
 
@@ -185,8 +166,7 @@ def predict_pass(
             choices.append(p)
             if following is not None and following > launch.choice:
                 continue
-            p = min(choices, key=lambda p: p.rank)
-            p.tried, choices = {x.configuration: x.rank for x in choices}, []
+            p, choices = min(choices, key=lambda p: p.rank), []
         out.append(p)
         seen.update(p.storages - {0})
     return out

@@ -5,7 +5,7 @@ from tests.integration.server import Answers, check_answers, serve
 
 
 def test_the_answers_are_those_of_generate(tmp_path):
-    forks.output('-m', 'fla_longhorn', forks.SCRIPTS / 'make_chat.py', tmp_path, 'longhorn', cwd=tmp_path)
+    forks.output(forks.SCRIPTS / 'make_chat.py', tmp_path, 'longhorn', cwd=tmp_path)
     # the server's engine is a process of its own
     env = {'VLLM_ENABLE_V1_MULTIPROCESSING': '1'}
     command = ('-m', 'vllm.entrypoints.openai.api_server', '--model', tmp_path, '--served-model-name', 'longhorn')

@@ -1,0 +1,177 @@
+"""Forward and backward of Longhorn as the layer calls it and of fla's operators: eager, by kernels, in a CUDA graph."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.measure.timing import describe_error
+from fla_longhorn.ops import chunk_longhorn, longhorn_state_update
+
+PEERS = {
+    'chunk_gla': 'gla', 'chunk_delta_rule': 'delta_rule', 'chunk_gated_delta_rule': 'gated_delta_rule', 'chunk_kda': 'kda',
+}
+# of a token in one launch
+STEPS = {'fused_recurrent_gated_delta_rule': 'gated_delta_rule', 'fused_recurrent_kda': 'kda'}
+# calls in a profile and in a graph
+PROFILED = 10
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator's call in bfloat16, with one head; `gate` is 'head' or 'channel'."""
+
+    name: str
+    K: int
+    B: int = 8
+    T: int = 2048
+    V: int = 4096
+    gate: str | None = None
+
+    def __str__(self) -> str:
+        gate = f', gate per {self.gate}' if self.gate else ''
+        return f'{self.name}{gate}, K = {self.K}, {self.B} x {self.T} x {self.V}'
+
+
+def make_plan() -> dict[str, Call]:
+    both, gates = ('exact', 'diagonal'), ('head', 'channel')
+    calls = [Call(name, K) for K in (16, 64) for name in both]
+    calls += [Call('chunk_delta_rule', K) for K in (16, 64)] + [Call('chunk_kda', 64), Call('chunk_gated_delta_rule', 64)]
+    calls += [Call(name, 16, gate=gate) for name in both for gate in gates] + [Call(name, 128) for name in both]
+    calls += [Call(name, 64, gate=gate) for name in both for gate in gates]
+    calls += [Call(name, 16, 1, 131072) for name in both] + [Call('exact', 16, 1, 131072, gate='head')]
+    calls += [Call(name, K, 64, 1) for K in (16, 64) for name in both] + [Call(name, 64, 64, 1) for name in STEPS]
+    calls += [Call('selective_scan', 16), Call('chunk_gla', 64)]
+    return {str(call): call for call in calls}
+
+
+PLAN = make_plan()
+
+
+def items(device: str) -> list[str]:
+    return [*PLAN]
+
+
+def make_call(call: Call, device: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
+    """A forward on random inputs and its leaves; without leaves, it has no backward."""
+    B, T, K, V = call.B, call.T, call.K, call.V
+
+    def draw(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(*sizes, device=device, dtype=dtype)
+
+    if call.name == 'selective_scan':
+        return mamba_scan(draw, B, T, K, V)
+    q, k, v = draw(B, T, 1, K), draw(B, T, 1, K), draw(B, T, 1, V)
+    if call.name in ('exact', 'diagonal'):
+        more = dict(beta=draw(B, T, 1, V), D=draw(1, V), z=draw(B, T, 1, V))
+        if call.gate:
+            more['g'] = F.logsigmoid(draw(B, T, 1, *([] if call.gate == 'head' else [V]), dtype=torch.float32) + 3)
+        options = dict(exact=call.name == 'exact', use_beta_sigmoid_in_kernel=True)
+        if T == 1:
+            state = draw(B, 1, K, V, dtype=torch.float32)
+            return lambda: longhorn_state_update(state, q, k, v, **more, **options), []
+        leaves = [x.requires_grad_() for x in (q, k, v, *more.values())]
+        return lambda: chunk_longhorn(q, k, v, **more, **options)[0], leaves
+    k = F.normalize(k.float(), dim=-1).bfloat16()
+    more = {} if call.name == 'chunk_gla' else dict(beta=draw(B, T, 1).sigmoid())
+    if call.name != 'chunk_delta_rule':
+        more['g'] = F.logsigmoid(draw(B, T, 1, *([] if 'gated' in call.name else [K]), dtype=torch.float32))
+    operator = getattr(importlib.import_module(f'fla.ops.{(PEERS | STEPS)[call.name]}'), call.name)
+    if T == 1:
+        state = draw(B, 1, K, V, dtype=torch.float32)
+        return lambda: operator(q, k, v, **more, scale=1.0, initial_state=state, output_final_state=True)[0], []
+    leaves = [x.requires_grad_() for x in (q, k, v, *more.values())]
+    return lambda: operator(q, k, v, **more, scale=1.0)[0], leaves
+
+
+def mamba_scan(draw: Callable[..., torch.Tensor], B: int, T: int, K: int, V: int):
+    """Mamba's, as its layer calls it; ImportError without the package."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    u, delta, z = (draw(B, V, T) for _ in range(3))
+    A, D, bias = -torch.rand_like(draw(V, K, dtype=torch.float32)), draw(V, dtype=torch.float32), draw(V, dtype=torch.float32)
+    leaves = [x.requires_grad_() for x in (u, delta, A, draw(B, 1, K, T), draw(B, 1, K, T), D, z, bias)]
+    return lambda: selective_scan_fn(*leaves, delta_softplus=True), leaves
+
+
+def run(item: str, device: str) -> Iterator[dict]:
+    """A row for the forward and one for the backward."""
+    call = PLAN[item]
+    forward, leaves = make_call(call, device)
+    # with what a backward reads, where it has one
+    with nullcontext() if leaves else torch.no_grad():
+        yield {'pass': 'fwd'} | measure(forward, device)
+    if not leaves:
+        return
+
+    def prepare() -> Callable[[], object]:
+        o = forward()
+        do = torch.randn_like(o)
+        return lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
+
+    yield {'pass': 'bwd'} | measure(prepare(), device, prepare)
+
+
+def measure(call: Callable[[], object], device: str, prepare: Callable[[], Callable] | None = None) -> dict:
+    """Milliseconds: `ms` of an eager call, `kernels_ms` of the device alone, `graph_ms` of a call in a CUDA graph.
+
+    `prepare` makes the call anew in the stream that is captured.
+    """
+    call()
+    row: dict = {}
+    if device == 'meta':
+        return row
+    for name, timer in (('ms', eager_ms), ('kernels_ms', kernels_ms), ('graph_ms', graph_ms)):
+        try:
+            row[name] = timer(call, device if timer is eager_ms else prepare)
+        except Exception as error:
+            # a profile or a capture may not be had
+            row[f'no {name}'] = describe_error(error)
+    return row
+
+
+def eager_ms(call: Callable[[], object], device: str) -> float:
+    """The median between two events, with the L2 cache flushed before each call."""
+    if device == 'meta':
+        return 0.0
+    from triton.testing import do_bench
+
+    return do_bench(call, warmup=20, rep=100, return_mode='median')
+
+
+def kernels_ms(call: Callable[[], object], prepare: Callable | None) -> float:
+    """What the profiler sees of the device."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(PROFILED):
+            call()
+        torch.cuda.synchronize()
+    total = sum(event.self_device_time_total for event in profiled.key_averages())
+    if not total:
+        raise RuntimeError('the profile has no time of the device')
+    return total / PROFILED / 1e3
+
+
+def graph_ms(call: Callable[[], object], prepare: Callable[[], Callable] | None) -> float:
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call = prepare() if prepare else call
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(PROFILED):
+            call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / PROFILED

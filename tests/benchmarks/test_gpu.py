@@ -1,0 +1,174 @@
+"""The run on a GPU, with planted faults: what comes back is complete each time."""
+
+import importlib
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+from benchmarks.gpu import filling, kit, page, run
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.run import Stage
+from benchmarks.gpu.tests import ones_first
+from benchmarks.operators import LonghornKernels
+from offgpu.launches import rehearsal
+from tests.benchmarks.faults import FAULTS
+
+PLANTED = Stage('planted', 'tests.benchmarks.faults', 10, 3)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """What describes the machine takes seconds to import."""
+    monkeypatch.setattr(run, 'about_machine', lambda device, environment: {'device': device})
+
+
+def call(folder: Path, *stages: Stage, minutes: float = 10.0) -> int:
+    return run.main(['--minutes', str(minutes), '--output', str(folder), '--device', 'cpu'], stages)
+
+
+def items_of(folder: Path) -> dict[str, dict]:
+    return {record['item']: record for record in Results(folder).records if 'item' in record}
+
+
+def test_faults(tmp_path, capsys):
+    """An error, a hang, a death and a stage that cannot start: each is told by name, and the others go on."""
+    before = {process.pid for process in psutil.process_iter()}
+    broken = Stage('broken', 'tests.benchmarks.no_such_module', 10, 4)
+    assert call(tmp_path / 'out', broken, PLANTED) == 1
+    found = items_of(tmp_path / 'out')
+    assert [*found] == [*FAULTS]
+    assert found['raises']['error'].endswith('ValueError: the whole error,\nof several lines\n')
+    assert found['raises']['rows'] == [{'begun': 'raises'}]
+    assert 'hangs did not end within' in found['hangs']['error']
+    assert 'its last words' in found['dies']['error'] and 'ended its process with status -11' in found['dies']['error']
+    assert not any('error' in found[name] for name in ('prints', 'works'))
+    # what a process started ends with it
+    left = [p for p in psutil.process_iter() if p.pid not in before and 'benchmarks.gpu.work' in ' '.join(p.cmdline())]
+    assert not left
+    text = (tmp_path / 'out' / 'page.md').read_text()
+    assert text in capsys.readouterr().out
+    assert 'No module named' in text and '| broken | not reached | 0 | 2 |' in text and '| planted | all | 5 | 3 | 0 |' in text
+    # all has ended: nothing runs again, but the stage that did not start
+    assert call(tmp_path / 'out', PLANTED) == 1
+    assert len(items_of(tmp_path / 'out')) == len(FAULTS)
+
+
+def test_what_is_not_in_the_cache(tmp_path, monkeypatch):
+    """The kernels that an item compiles are named; with their cache, none is."""
+    monkeypatch.setenv('PLANTED', 'compiles')
+    monkeypatch.setenv('TRITON_CACHE_DIR', str(tmp_path / 'triton'))
+    for name, compiled in (('first', ['planted_kernel']), ('again', [])):
+        assert call(tmp_path / name, Stage('planted', 'tests.benchmarks.faults', 10, 300)) == 0
+        found = items_of(tmp_path / name)
+        assert found['compiles']['compiled'] == compiled and not found['works']['compiled']
+
+
+def test_a_second_call_goes_on(tmp_path, monkeypatch):
+    """The time is up in the middle of a stage: each item runs once in both calls together."""
+    monkeypatch.setenv('PLANTED', 'waits')
+    slow, later = (Stage(name, 'tests.benchmarks.faults', 10, 60) for name in ('slow', 'later'))
+    add = run.Run.add
+
+    def add_until(self, stage, record):
+        add(self, stage, record)
+        if len(items_of(tmp_path)) == 3:
+            self.end = 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, 'add', add_until)
+        assert call(tmp_path, slow, later) == 0
+    text = (tmp_path / 'page.md').read_text()
+    assert '| slow | in part | 3 |' in text and '| later | not reached | 0 |' in text
+    assert call(tmp_path, slow, later) == 0
+    for stage in ('slow', 'later'):
+        names = [record['item'] for record in Results(tmp_path).records if record.get('stage') == stage and 'item' in record]
+        assert sorted(names) == [f'waits {i}' for i in range(8)]
+
+
+def test_full_disk(tmp_path, capsys):
+    """What cannot be written is printed, and written once there is room."""
+    (tmp_path / 'results.jsonl').symlink_to('/dev/full')
+    results = Results(tmp_path)
+    results.add({'stage': 'a', 'item': 'one', 'rows': [1]})
+    printed = capsys.readouterr().out
+    assert 'No space left' in printed and json.loads(printed[printed.index('{'):]) == results.records[0]
+    (tmp_path / 'results.jsonl').unlink()
+    results.add({'stage': 'a', 'item': 'two', 'rows': [2]})
+    # half a line, as a call that is killed leaves
+    with (tmp_path / 'results.jsonl').open('a') as file:
+        file.write('{"stage": "a", "item": "thr')
+    again = Results(tmp_path)
+    assert again.records == results.records and again.ended['a'] == {'one', 'two'}
+    again.add({'stage': 'a', 'item': 'three'})
+    assert Results(tmp_path).ended['a'] == {'one', 'two', 'three'}
+
+
+@triton.autotune([triton.Config({'B': B}) for B in (16, 32)], key=['N'])
+@triton.jit
+def tuned(x, N, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, B, mask=at < N)
+
+
+def test_processes_share_the_compiling(tmp_path):
+    """All configurations are compiled, once, and nothing is launched; what another process has begun is passed over."""
+    counts = Counter()
+    with rehearsal('sm_80', 'code') as launches, knobs.cache.scope(), knobs.compilation.scope():
+        knobs.compilation.listener = lambda *, cache_hit, **_: counts.update([cache_hit])
+        for claims, folder, wanted in (('one', 'filled', {False: 2}), ('one', 'empty', {}), ('another', 'filled', {True: 2})):
+            counts.clear()
+            knobs.cache.dir = str(tmp_path / folder)
+            tuned.fn.device_caches.clear()
+            (tmp_path / claims).mkdir(exist_ok=True)
+            with filling.only_compiling(tmp_path / claims):
+                tuned[(1,)](torch.empty(64, dtype=torch.float32, device='meta'), 64)
+            assert counts == wanted and not launches
+
+
+@pytest.mark.parametrize('stage', filling.STAGES)
+def test_stages_without_memory(stage):
+    """The calls that are compiled beforehand are calls that can be made: the first item of each stage."""
+    module = importlib.import_module(f'benchmarks.gpu.{stage}')
+    with rehearsal('sm_90', 'launch') as launches, LonghornKernels(), filling.loss_without_memory():
+        [*module.run(module.items('meta')[0], 'meta')]
+    assert launches or stage == 'loops'
+
+
+def test_ones_first():
+    names = ['a[1]', 'a[2]', 'a[3]', 'b', 'c[1]', 'c[2]']
+    assert ones_first(names) == ['a[1]', 'b', 'c[1]', 'a[2]', 'c[2]', 'a[3]']
+
+
+def test_page_has_predictions_beside_measurements():
+    predicted = page.load('predicted')
+    known = next(row for row in predicted if (row['pass'], row['K'], row['B'], row['gpu']) == ('exact_fwd', 16, 8, 'H100'))
+    row = {'pass': 'fwd', 'ms': 9.0, 'kernels_ms': 2 * known['ms']}
+    records = [{'stage': 'passes', 'item': 'exact, K = 16, 8 x 2048 x 4096', 'rows': [row]}]
+    line = page.make(records, [('passes', 'passes')]).splitlines()[-1]
+    assert line.startswith('| exact | K = 16 | 8 x 2048 x 4096 | fwd | 9 |')
+    assert line.endswith(f'| {page.number(known["ms"])} | 2 |')
+
+
+def test_kit(tmp_path, monkeypatch):
+    """A cache that is packed and unpacked elsewhere has its kernels, and says where they lie now."""
+    cache, folder = tmp_path / 'cache' / 'KEY', tmp_path / 'kit'
+    cache.mkdir(parents=True)
+    for name in ('k.cubin', 'k.json', 'k.ptx'):
+        (cache / name).write_text(name)
+    paths = {name: str(cache / name) for name in ('k.cubin', 'k.json', 'k.ptx')}
+    (cache / '__grp__k.json').write_text(json.dumps({'child_paths': paths}))
+    monkeypatch.setattr(kit.subprocess, 'run', lambda *args, **options: None)
+    monkeypatch.setattr(kit.tempfile, 'gettempdir', lambda: str(tmp_path / 'there'))
+    kit.pack(cache.parent, folder, {})
+    there = Path(kit.unpack(folder)['TRITON_CACHE_DIR']) / 'KEY'
+    assert sorted(os.listdir(there)) == ['__grp__k.json', 'k.cubin', 'k.json']
+    kept = json.loads((there / '__grp__k.json').read_text())['child_paths']
+    assert kept == {name: str(there / name) for name in ('k.cubin', 'k.json')}
