@@ -251,6 +251,9 @@ class Longhorn(NoWeightDecay):
         o = mix_layer(self, x, z, conv_state, recurrent_state) if type(rows) is Rows else None
         if o is not None:
             return o, recurrent_state, conv_state
+        if (op := self.op_for(1)) is not fused_recurrent_longhorn:
+            o, last, conv_state = self.mix(x, z, op, rows, recurrent_state, conv_state, True)
+            return o, recurrent_state.copy_(last), conv_state
         x, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=True, **rows.of_convolution)
         recurrent_state = recurrent_state.float().contiguous()
         o = longhorn_state_update(

@@ -18,7 +18,6 @@ from fla.layers.attn import Attention
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
-from fla_longhorn.modules.rows import Rows
 from fla_longhorn.ops import fused_recurrent_longhorn
 
 Model = TypeVar('Model', bound=nn.Module)
@@ -75,13 +74,6 @@ class Invariant:
 
     def op_for(self, T: int) -> Callable:
         return recurrence_in_one_kernel
-
-    def step(
-        self: Any, x: torch.Tensor, z: torch.Tensor, recurrent_state: torch.Tensor, conv_state: torch.Tensor, rows: Rows,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        o, last, conv_state = self.mix(x, z, recurrence_in_one_kernel, rows, recurrent_state, conv_state, True)
-        # a CUDA graph needs the state at the same address
-        return o, recurrent_state.copy_(last), conv_state
 
 
 BLOCKWISE: dict[type[nn.Module], type[nn.Module]] = {
