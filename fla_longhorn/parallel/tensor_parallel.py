@@ -95,7 +95,7 @@ def split(layer: Longhorn | Attention, mesh: DeviceMesh) -> None:
     after(layer.in_proj, part.exchange)
     after(layer.x_proj, partial(part.of_projected, sizes=layer.x_sizes, num_heads=heads))
     if layer.scalar_beta:
-        after(layer.beta_proj, partial(part.of_heads, dim=2))
+        after(layer.beta_proj, partial(part.of_heads, dim=-1))
     if layer.v_proj is not None:
         layer.v_proj.register_forward_pre_hook(lambda module, args: part.gather(*args))
     use_local_parameters(layer)

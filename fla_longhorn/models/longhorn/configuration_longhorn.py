@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
@@ -124,7 +124,7 @@ class LonghornConfig(PreTrainedConfig):
         if 'local_params' not in ALL_PARALLEL_STYLES:
             return None
         from fla_longhorn.parallel.tensor_parallel import SplitLayer
-        ALL_PARALLEL_STYLES.register('longhorn', SplitLayer())
+        ALL_PARALLEL_STYLES.register('longhorn', cast(Any, SplitLayer()))
         return tensor_parallel_styles(self)
 
     @property
