@@ -17,7 +17,8 @@ from fla_longhorn.modules.dispatch import is_bare
 class Values:
     """What a call of :class:`Recompute` saves, and how it recomputes the values passed to :meth:`add`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         self.tensors: list[Tensor | None] = []
         # by their memory, which is not given to other tensors as long as it is a key
         self.places: dict[torch.UntypedStorage, int] = {}
@@ -51,7 +52,7 @@ class Values:
             copied = object.__new__(cls)
             # Python finds these attributes before it asks the module for its parameters
             vars(copied).update(vars(module), weight=weight, bias=bias)
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast(*self.autocast):
                 self.done[value] = function(copied, *inputs)
         return self.done[value]
 
@@ -61,9 +62,7 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, function: Callable[[Values], Tensor], *inputs: Tensor) -> Tensor:
-        values, ctx.device = Values(), inputs[0].device.type
-        ctx.values = values
-        ctx.autocast = torch.is_autocast_enabled(ctx.device), torch.get_autocast_dtype(ctx.device)
+        ctx.values = values = Values(inputs[0].device.type)
         with torch.enable_grad(), saved_tensors_hooks(values.pack, values.unpack):
             o = function(values)
         values.places.clear()
@@ -75,11 +74,9 @@ class Recompute(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        (enabled, dtype), (o, inputs) = ctx.autocast, ctx.edges
-        ctx.values.saved = ctx.saved_tensors
+        ctx.values.saved, (o, inputs) = ctx.saved_tensors, ctx.edges
         try:
-            with torch.autocast(ctx.device, dtype, enabled):
-                found = iter(torch.autograd.grad(o, inputs, do, retain_graph=True, allow_unused=True))
+            found = iter(torch.autograd.grad(o, inputs, do, retain_graph=True, allow_unused=True))
         finally:
             ctx.values.saved, ctx.values.done = (), {}
         return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])

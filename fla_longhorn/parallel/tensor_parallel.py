@@ -97,7 +97,7 @@ def split(layer: Longhorn | Attention, mesh: DeviceMesh) -> None:
     if layer.scalar_beta:
         after(layer.beta_proj, partial(part.of_heads, dim=-1))
     if layer.v_proj is not None:
-        layer.v_proj.register_forward_pre_hook(lambda module, args: part.gather(*args))
+        layer.v_proj.register_forward_pre_hook(lambda module, args: part.gather(*args), prepend=True)
     use_local_parameters(layer)
     use_local_parameters(layer.conv1d)
     if layer.gate is not None:

@@ -39,7 +39,8 @@ MUTATIONS = [
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),
     Mutation(
-        'autocast-forgotten', 'modules/recompute.py', 'with torch.autocast(ctx.device, dtype, enabled):', 'if True:',
+        'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
+        'with torch.no_grad():',
         'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-float16',
     ),
     Mutation(
