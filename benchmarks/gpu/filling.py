@@ -58,8 +58,6 @@ def compile_share(stages: list[str], folder: str, claims: str | None) -> tuple[C
     knobs.compilation.store_binary_only = True
     # before fla is imported, which asks for the device
     with announced(make_driver(TARGET, 'code')), launchers() as make_launcher:
-        import torch
-
         from benchmarks.operators import LonghornKernels
         from offgpu.calibration.calls import operator
 

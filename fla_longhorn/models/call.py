@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn as nn
@@ -84,9 +84,11 @@ def resolve_rows(
         return mask, kwargs
     # the mask of an assistant's guesses takes each generated token that is `pad_token_id` for padding
     guesses = getattr(cache, 'record_past', False)
-    if mask is not None and seen and not guesses and not is_transformed() and (rows is None or rows.mask is not None):
+    if mask is not None and seen and not guesses and not is_transformed():
         # without rows, all is ones
-        check_read(cache, torch.ones(mask.shape, dtype=torch.bool, device='cpu') if rows is None else rows.mask, T)
+        told = torch.ones(mask.shape, dtype=torch.bool, device='cpu') if rows is None else rows.mask
+        if told is not None:
+            check_read(cache, told, T)
     return (None, kwargs) if rows is None else (mask, {**kwargs, 'rows': rows})
 
 
@@ -114,7 +116,7 @@ def end_call(cache: Any, mask: torch.Tensor | None, T: int, rows: Any = None) ->
     if not torch.compiler.is_compiling() and (is_transformed() or is_capturing(mask.device)):
         return
     known = None if rows is None else rows.mask
-    state = cache[0]
+    state: Any = cast(Any, cache)[0]
     read = state.get(READ)
     if read is None and known is not None and known[:, -T:].all():
         return

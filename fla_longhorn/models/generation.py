@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.generation import GenerationMixin, StoppingCriteriaList
@@ -35,7 +35,7 @@ class Ended(StoppingCriteriaList):
         mask = torch.ones_like(input_ids) if mask is None else mask
         first = input_ids.shape[1] - mask.shape[1]
         columns = torch.arange(first, input_ids.shape[1], dtype=torch.int64, device=mask.device)
-        return mask * (columns < self.ends[:, None])
+        return mask if self.ends is None else mask * (columns < self.ends[:, None])
 
 
 def sample(self: Any, input_ids: torch.LongTensor, *, stopping_criteria: StoppingCriteriaList, **kwargs: Any) -> Any:
@@ -71,7 +71,8 @@ def prepare_inputs_for_generation(
 
     fla's, in between, knows the cache by its old name only.
     """
-    cache, one = kwargs.get(CACHE), next_sequence_length == 1 and not is_first_iteration
+    cache: Any = kwargs.get(CACHE)
+    one = next_sequence_length == 1 and not is_first_iteration
     if getattr(cache, 'missing', 0):
         # a crop inside a call: what it kept is read again
         next_sequence_length, cache.missing = input_ids.shape[1] - cache.get_seq_length(), 0
@@ -82,7 +83,7 @@ def prepare_inputs_for_generation(
         attention_mask = None
     return GenerationMixin.prepare_inputs_for_generation(
         self, input_ids, next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration,
-        attention_mask=attention_mask, **kwargs,
+        attention_mask=cast(Any, attention_mask), **kwargs,
     )
 
 

@@ -6,7 +6,7 @@ Their `forward` is fla's, so hooks on the base model check the arguments and rep
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch.nn as nn
 from fla.models.modeling_utils import FLAModel
@@ -30,8 +30,8 @@ def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     )
     if not use_cache and cache is not None:
         # fla's attention and feed-forward layers update any cache that they get
-        original, cache = cache, look_ahead(cache)
-        cache.looks_ahead_of = original
+        original, ahead = cache, cast(Any, look_ahead(cache))
+        ahead.looks_ahead_of, cache = original, ahead
     return (), {**known, 'attention_mask': mask, 'past_key_values': cache, 'use_cache': use_cache, **rest}
 
 

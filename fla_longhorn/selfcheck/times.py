@@ -31,7 +31,7 @@ def make_case(K: int) -> Case:
 
 def make_passes(name: str, K: int, device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Forward and backward of the operator, each of which can be called again."""
-    inputs = make_inputs(make_case(K), device)
+    inputs: dict[str, Any] = make_inputs(make_case(K), device)
     if name == 'chunk_delta_rule':
         from fla.ops.delta_rule import chunk_delta_rule
 

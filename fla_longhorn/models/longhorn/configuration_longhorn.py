@@ -182,3 +182,12 @@ def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
         styles.update({f'layers.*.mlp.{name}_proj': 'colwise' for name in ('gate', 'up')})
         styles['layers.*.mlp.down_proj'] = 'rowwise'
     return styles
+
+
+def check_known(host: str, config: LonghornConfig, known: Sequence[str]) -> None:
+    """Raise for an option of the layer that is set and not among those that a host has implemented."""
+    for name, parameter in inspect.signature(Longhorn).parameters.items():
+        if name in MIXER_OPTIONS and name not in known and getattr(config, name) != parameter.default:
+            raise ValueError(
+                f'{name} must be {parameter.default!r} in {host}, which has no such option, got {getattr(config, name)!r}'
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from fla_longhorn.modules.flash_attention import flash_attn_func, flash_attn_varlen_func
 
@@ -16,6 +17,6 @@ MODULES = (
 def use_pytorch_attention() -> None:
     """An installed `flash_attn` stays. Longhorn's models and swapped families do not need this."""
     for name in MODULES:
-        module = importlib.import_module(name)
+        module: Any = importlib.import_module(name)
         if getattr(module, 'flash_attn_func', None) is None:
             module.flash_attn_func, module.flash_attn_varlen_func = flash_attn_func, flash_attn_varlen_func

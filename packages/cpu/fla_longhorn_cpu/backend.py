@@ -109,7 +109,8 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     of_head, of_channel = (NG, B, T, H), (B, T, H, V)
     dbeta_dtype = torch.float32 if per_head else dtype
     dqk = torch.empty(NG, B, T, H, 2, KP, **NEW)
-    dv, dz = (None if x is None else torch.empty(of_channel, dtype=dtype, device='cpu') for x in (v, z))
+    dv = torch.empty(of_channel, dtype=dtype, device='cpu')
+    dz = None if z is None else torch.empty(of_channel, dtype=dtype, device='cpu')
     dbeta = torch.empty(of_head if per_head else of_channel, dtype=dbeta_dtype, device='cpu')
     dg = None if g is None else torch.empty(of_head if g.dim() == 3 else of_channel, **NEW)
     dh0 = None if args.initial_state is None else torch.empty(N, H, K, V, **NEW)
@@ -139,16 +140,27 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq, dk = add_parts(dqk)[..., :K].unbind(-2)
     if per_head:
         dbeta = add_parts(dbeta)
-    dD = args.q.new_empty(0) if dD is None else add_parts(dD).to(args.D.dtype)
-    dz = args.q.new_empty(0) if dz is None else dz.to(args.z.dtype)
-    dh0 = args.q.new_empty(0) if dh0 is None else k_first(dh0, state_v_first).contiguous()
+    dD = None if args.D is None or dD is None else add_parts(dD).to(args.D.dtype)
+    dz = None if args.z is None or dz is None else dz.to(args.z.dtype)
+    dh0 = None if dh0 is None else k_first(dh0, state_v_first).contiguous()
     # copies, because dq and dk must not share memory
     dq = scaled(dq, args.scale)
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, args.q), (dk, args.k)))
-    gradients = dq, dk, dv.to(args.v.dtype), dbeta.to(args.beta.dtype), dh0, dD, dz
-    if dg is None:
-        return gradients
-    return *gradients, (add_parts(dg) if dg.shape == of_head else dg).to(args.g.dtype)
+    if args.g is not None and dg is not None:
+        dg = (add_parts(dg) if dg.shape == of_head else dg).to(args.g.dtype)
+    return dq, dk, dv.to(args.v.dtype), dbeta.to(args.beta.dtype), dh0, dD, dz, dg
+
+
+def view_states(states: torch.Tensor, args: Arguments) -> torch.Tensor:
+    return states
+
+
+def forward_summary(args: Arguments) -> None:
+    return None
+
+
+def backward_summary(do: torch.Tensor, args: Arguments) -> None:
+    return None
 
 
 def common_dtype(*tensors) -> torch.dtype:

@@ -195,7 +195,7 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
     pages = (len(states), TAPS - 1, d), (len(states), H, K, d // H)
     past, kept = pages if is_paged else ((N, d, TAPS), (N, *pages[1][1:]))
     try:
-        given = (
+        given: Any = (
             address('x', x, row, stride=x.stride(0)),
             address('z', z, row, dtypes, stride=x.stride(0)),
             x.stride(0),

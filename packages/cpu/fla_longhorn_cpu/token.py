@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -57,7 +58,7 @@ def mix_layer(
 
 def is_as_made(layer: Longhorn) -> bool:
     """Whether the loop computes what the layer's own methods and parts would: no adapter, hook, override or bias was added."""
-    if not has_own_methods(type(layer)) or not METHODS.keys().isdisjoint(vars(layer)) or _has_any_global_hook():
+    if not has_own_methods(cast(Any, type(layer))) or not METHODS.keys().isdisjoint(vars(layer)) or _has_any_global_hook():
         return False
     gate, conv, biased, unbiased = layer.gate, layer.conv1d, layer.beta_proj, [layer.x_proj]
     if gate is not None:
@@ -74,7 +75,7 @@ def is_as_made(layer: Longhorn) -> bool:
 
 
 @cache
-def has_own_methods(cls: type[Longhorn]) -> bool:
+def has_own_methods(cls: Any) -> bool:
     return all(getattr(cls, name) is method for name, method in METHODS.items())
 
 

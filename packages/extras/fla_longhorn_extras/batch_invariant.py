@@ -7,20 +7,25 @@ order where there are other rows beside it. On a GPU nothing does: kernels and t
 
 from __future__ import annotations
 
+import os
 from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from fla.layers.attn import Attention
+from fla.layers.rodimus import SlidingWindowSharedKeyAttention
 
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
+from fla_longhorn.ops.backend import backend_name
 
 Model = TypeVar('Model', bound=nn.Module)
 # every product and every norm has so many rows, whatever the batch: on a GPU few launches count more than rows without use
 BLOCK, BLOCK_ON_DEVICE = 32, 256
+# of the layer's channels, which the loops on a CPU take together
+CHANNELS = 16
 # of keys on a GPU
 MAX_STATE_SIZE = 128
 
@@ -77,22 +82,34 @@ def make_batch_invariant(model: Model) -> Model:
         The model.
 
     Raises:
-        ValueError: the model has attention layers, whose sums depend on the keys beside them, or weights of another class than
-            `nn.Parameter`, or on a GPU a `state_size` above 128, or a module with parameters that is not one of Longhorn's
-            own models.
+        ValueError: the model has attention layers, whose sums depend on the keys beside them, weights of another class than
+            `nn.Parameter` or another dtype, subclasses of linear layers or norms, channels that are no multiple of 16, runs in
+            PyTorch, or on a GPU has a `state_size` above 128 or a module with parameters that is not one of Longhorn's models.
 
     Examples::
         >>> model = make_batch_invariant(LonghornForCausalLM(LonghornConfig(hidden_size=64, num_hidden_layers=2)))
     """
     for name, module in model.named_modules():
-        if isinstance(module, Attention):
+        if isinstance(module, (Attention, SlidingWindowSharedKeyAttention)):
             raise ValueError(f'model must have no attention layers, got one in {name}')
         if isinstance(module, Longhorn) and module.state_size > MAX_STATE_SIZE and not module.D.is_cpu:
             raise ValueError(
                 f'state_size must be at most {MAX_STATE_SIZE} on {module.D.device}, got {module.state_size} in {name}: larger '
                 'keys are shared by threads, in whose sums Triton has a choice'
             )
+        if isinstance(module, Longhorn) and module.intermediate_size % CHANNELS:
+            raise ValueError(
+                f'expand * hidden_size must be a multiple of {CHANNELS}, got {module.intermediate_size} in {name}: the loops '
+                'take other channels one by one'
+            )
+        if isinstance(module, tuple(BLOCKWISE)) and type(module) not in (*BLOCKWISE, *BLOCKWISE.values()):
+            kind = type(module).__name__
+            raise ValueError(f'model must have linear layers and norms of a known class, got {kind} in {name}')
         for x in module.parameters(recurse=False):
+            if x.dtype not in (torch.float32, torch.bfloat16):
+                raise ValueError(f'model must be in float32 or bfloat16, got {x.dtype} in {name}')
+            if backend_name(x.device.type, os.environ.get('FLA_LONGHORN_BACKEND')) == 'torch':
+                raise ValueError('make_batch_invariant needs the compiled loops of fla-longhorn-cpu on a CPU, got PyTorch')
             if type(x) is not nn.Parameter:
                 raise ValueError(f'model must have plain weights, got {type(x).__name__} in {name}')
             if not (x.is_cpu or type(module) in BLOCKWISE or isinstance(module, INVARIANT)):

@@ -12,7 +12,6 @@ RECOMPUTE = 'tests/layers/test_recompute.py::'
 GATE = 'tests/models/test_gate.py::'
 PARALLEL = 'tests/distributed/test_parallel.py::'
 BARE = 'tests/layers/test_bare.py::'
-TOKEN = 'packages/cpu/tests/longhorn/test_mixer.py::'
 
 MUTATIONS = [
     Mutation(
@@ -95,14 +94,5 @@ MUTATIONS = [
         'gate-of-plain-tensors', 'layers/gate.py',
         'distributed_as(self.dt_bias, rates + torch.log(-torch.expm1(-rates)))', 'rates + torch.log(-torch.expm1(-rates))',
         'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
-    ),
-    Mutation(
-        'parts-unseen-in-decoding', 'layers/token.py', 'if not is_bare(get_child(layer, name), CPU):', 'if False:',
-        'decoding passes by adapters, hooks and weights that are elsewhere', TOKEN + 'test_changed_parts_are_called', 'x_proj',
-    ),
-    Mutation(
-        'methods-unseen-in-decoding', 'layers/token.py',
-        "if getattr(getattr(layer, name), '__func__', None) is not getattr(base, name):", 'if False:',
-        "decoding passes by a subclass's methods", 'packages/cpu/tests/longhorn/test_token.py::test_overridden_methods',
     ),
 ]

@@ -253,7 +253,7 @@ def chunk_longhorn_exact_bwd(
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
     # the gradient of a g per channel needs the products of O and its gradient
     ps = v.new_empty(v.shape, dtype=torch.float32) if per_channel else None
-    dg = g.new_empty(g.shape) if per_channel else None
+    dg = g.new_empty(g.shape) if g is not None and per_channel else None
     dD = None if D is None else q.new_empty((states.shape[0], H, V), dtype=torch.float32)
     span, parts = span_size(key, per_channel), state_parts(key, per_channel)
     slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)

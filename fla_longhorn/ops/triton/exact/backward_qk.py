@@ -277,4 +277,4 @@ def chunk_longhorn_exact_bwd_qk(
         **config.of(kernel),
         **FUSED,
     )
-    return dq, dk, dg if dg is None else dg.sum(0).to(g.dtype)
+    return dq, dk, None if dg is None or g is None else dg.sum(0).to(g.dtype)

@@ -33,7 +33,7 @@ class Strides(NamedTuple):
 
 
 def token_strides(strides: dict[str, int], do: int = 0) -> Strides:
-    return Strides(*(strides[name] for name in ('S_Q', 'S_K', 'S_V', 'S_B', 'S_Z', 'S_G')), do)
+    return Strides(strides['S_Q'], strides['S_K'], strides['S_V'], strides['S_B'], strides['S_Z'], strides['S_G'], do)
 
 
 def operand_dtype(precision: str) -> torch.dtype:

@@ -232,8 +232,8 @@ def chunk_longhorn_exact_fwd(
 ) -> torch.Tensor:
     """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
     B, T, H, K, V = args.sizes
-    x, strides = strided_inputs(args)
-    strides = token_strides(strides)
+    x, steps = strided_inputs(args)
+    strides = token_strides(steps)
     key, interval, N = launch_key(x), checkpoint_interval(K), x.num_sequences
     gram, a = chunk_longhorn_exact_gram(x, strides, key)
     h0 = x.initial_state if pool is None else pool.states

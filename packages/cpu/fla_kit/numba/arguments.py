@@ -7,6 +7,7 @@ only way to one.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -44,8 +45,8 @@ def stored(name: str, x: Tensor | None, shape: tuple[int, ...], *, optional: boo
     return x
 
 
-def is_stored(x: Tensor | None, shape: tuple[int, ...]) -> bool:
-    if type(x) not in ORDINARY or x.shape != shape or not x.is_cpu or x.is_neg():
+def is_stored(x: Tensor | None, shape: tuple[int, ...]) -> TypeGuard[Tensor]:
+    if x is None or type(x) not in ORDINARY or x.shape != shape or not x.is_cpu or x.is_neg():
         return False
     size = x.numel()
     if size > 0 and not x.is_contiguous():
