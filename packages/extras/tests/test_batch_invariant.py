@@ -8,6 +8,7 @@ from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.modules import L2Norm, RMSNorm
 from fla_longhorn.selfcheck.compare import relative_error
 from fla_longhorn_extras.batch_invariant import make_batch_invariant
+from tests.integration.swapped import make_model
 
 FORMS = {
     'paper': {},
@@ -124,10 +125,35 @@ def test_adapters_and_weights_stay(tmp_path, device):
     assert torch.allclose(model(ids).logits, again.eval()(ids).logits, atol=1e-5)
 
 
-def test_attention_is_refused():
-    config = LonghornConfig(hidden_size=64, num_hidden_layers=1, vocab_size=97, attn={'layers': [0], 'num_heads': 2})
-    with pytest.raises(ValueError, match='must have no attention layers, got one in model.layers.0.attn'):
-        make_batch_invariant(LonghornForCausalLM(config))
+class OwnLinear(torch.nn.Linear):
+    """Whose forward may be another."""
+
+
+def own_linear(model):
+    model.lm_head.__class__ = OwnLinear
+
+
+@pytest.mark.parametrize(('options', 'change', 'message'), [
+    ({'attn': {'layers': [0], 'num_heads': 2}}, None, 'must have no attention layers, got one in model.layers.0.attn'),
+    ({'hidden_size': 20}, None, 'must be a multiple of 16, got 40 in model.layers.0.attn'),
+    ({}, torch.nn.Module.half, 'must be in float32 or bfloat16, got torch.float16'),
+    ({}, own_linear, 'of a known class, got OwnLinear in lm_head'),
+    ({}, 'torch', 'needs the compiled loops of fla-longhorn-cpu on a CPU, got PyTorch'),
+])
+def test_what_cannot_keep_the_promise(options, change, message, monkeypatch):
+    model = LonghornForCausalLM(LonghornConfig(**{'hidden_size': 64, 'num_hidden_layers': 1, 'vocab_size': 97, **options}))
+    if change == 'torch':
+        monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'torch')
+    elif change is not None:
+        change(model)
+    with pytest.raises(ValueError, match=message):
+        make_batch_invariant(model)
+
+
+def test_attention_of_rodimus_plus(device):
+    model = make_model('rodimus', device, block_type='rodimus_plus', block_residual_in_fp32=True)
+    with pytest.raises(ValueError, match='must have no attention layers'):
+        make_batch_invariant(model)
 
 
 def test_swapped_models(device):

@@ -14,3 +14,9 @@ def register(changes: Any) -> None:
     """Tell a vLLM that has loaded the plugin what it must know of configs: it may load swapped families by remote code."""
     if getattr(sys.modules.get('fla_longhorn_serving.vllm_plugin'), 'registered', False):
         importlib.import_module('fla_longhorn_serving.vllm.config')
+
+# the layer's options that are implemented here; `recompute` is of training, `norm_eps` without effect
+KNOWN = (
+    'hidden_size', 'state_size', 'expand', 'num_heads', 'conv_size', 'conv_bias', 'beta_rank', 'use_bias', 'exact',
+    'scalar_beta', 'k_norm', 'tie_qk', 'value_proj', 'recompute', 'norm_eps', 'allow_neg_eigval', 'gate',
+)
