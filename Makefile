@@ -98,7 +98,7 @@ test-vision: $(VISION)/.ready
 $(VISION)/.ready: $(STAMP) constraints/vision.txt packages/extras/tests/timm/sitecustomize.py
 	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
 	site=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
-	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp packages/extras/tests/timm/sitecustomize.py $$site
+	$(RUN) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > $$site/packages.pth; cp packages/extras/tests/timm/sitecustomize.py $$site
 	$(VISION)/bin/python -m pip install --quiet $(PINS) -c constraints/vision.txt --no-deps timm torchvision mlxtend
 	touch $@
 
@@ -196,11 +196,11 @@ test-sglang: export OMP_NUM_THREADS := 1
 test-sglang: $(SGLANG)/.ready
 	$(SGLANG)/bin/python -m pytest packages/serving/tests/sglang -q
 
-# beside the packages of `.venv`: what SGLang asks for at its import, without the CUDA builds that it also names
+# beside the packages of `.venv`, editable ones too: what SGLang asks for at its import, without the CUDA builds that it also names
 $(SGLANG)/.ready: $(STAMP) pyproject.toml constraints/sglang.txt packages/extras/tests/timm/sitecustomize.py
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	site=$$($(SGLANG)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
-	$(RUN) -c 'import site; print(site.getsitepackages()[0])' > $$site/packages.pth; cp packages/extras/tests/timm/sitecustomize.py $$site
+	$(RUN) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > $$site/packages.pth; cp packages/extras/tests/timm/sitecustomize.py $$site
 	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints/sglang.txt
 	touch $@
 

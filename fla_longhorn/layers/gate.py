@@ -1,23 +1,55 @@
-"""The layer's gate: how much of its memory a token keeps before it writes."""
+"""The layer's gate: how much of its memory a token keeps before it writes; and parameters without weight decay."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 import torch
 import torch.nn as nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fla_longhorn.layers.weight_decay import NoWeightDecay
-from fla_longhorn.modules.tensor_parallel import distributed_as
+from fla_longhorn.modules.dispatch import FORWARDS
 from fla_longhorn.ops.gate import log_decays
-
-if TYPE_CHECKING:
-    from fla_longhorn.modules.tensor_parallel import Part
 
 GATES = (None, 'head', 'channel')
 # tokens until half of a memory is left, before training
 HALF_LIVES = (7.0, 700.0)
+
+
+# parameters without weight decay: `D`, as in the authors' code, which decays matrices only, and those of a gate. A layer marks
+# each with `_no_weight_decay`, which training code for Mamba reads and FSDP2 loses; a model returns their names from
+# `no_weight_decay()`, as timm's models do
+class NoWeightDecay(nn.Module):
+    """A layer with parameters without weight decay."""
+
+    no_weight_decay: tuple[str, ...] = ()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self.mark_no_weight_decay()
+
+    def _apply(self, *args, **kwargs) -> Self:
+        # `to_empty` makes new parameters
+        super()._apply(*args, **kwargs)
+        self.mark_no_weight_decay()
+        return self
+
+    def __setstate__(self, state: dict) -> None:
+        # deepcopy of a parameter drops its attributes
+        super().__setstate__(state)
+        self.mark_no_weight_decay()
+
+    def mark_no_weight_decay(self) -> None:
+        own: dict[str, Any] = dict(self.named_parameters(recurse=False))
+        for name in own.keys() & set(self.no_weight_decay):
+            own[name]._no_weight_decay = True
+
+
+def no_weight_decay(model: nn.Module) -> set[str]:
+    """Names of the parameters of `model` without weight decay, also after FSDP2 has replaced them."""
+    layers = ((name, x) for name, x in model.named_modules() if isinstance(x, NoWeightDecay))
+    return {f'{name}.{parameter}'.lstrip('.') for name, x in layers for parameter in x.no_weight_decay}
 
 
 class Gate(NoWeightDecay):
@@ -66,17 +98,17 @@ class Gate(NoWeightDecay):
         shares = (torch.arange(len(self.dt_bias), dtype=torch.float32, device=self.dt_bias.device) + 0.5) / len(self.dt_bias)
         rates = least * (most / least) ** shares
         # `softplus` of this bias is the rate
-        self.dt_bias.copy_(distributed_as(self.dt_bias, rates + torch.log(-torch.expm1(-rates))))
+        bias = rates + torch.log(-torch.expm1(-rates))
+        if isinstance(self.dt_bias, DTensor):
+            bias = distribute_tensor(bias, self.dt_bias.device_mesh, self.dt_bias.placements, src_data_rank=None)
+        self.dt_bias.copy_(bias)
 
-    def forward(self, x: torch.Tensor, part: Part | None = None) -> torch.Tensor:
-        """From x `[B, T, input_size]` to g in float32, `[B, T, H]`, or `[B, T, H, num_channels]`.
-
-        With tensor parallelism, x has the channels of `part` and g its heads. Decays of channels are split as the channels
-        are; those of heads are computed on every rank.
-        """
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From x `[B, T, input_size]` to g in float32, `[B, T, H]`, or `[B, T, H, num_channels]`."""
         g = self.up(self.down(x))
-        if self.num_channels is None:
-            g = log_decays(g, self.A_log, self.dt_bias)
-            return g if part is None else part.of_heads(g)
-        A_log = self.A_log if part is None else part.of_heads(self.A_log, 0)
-        return log_decays(g.unflatten(-1, (len(A_log), -1)), A_log, self.dt_bias)
+        if self.num_channels is not None:
+            g = g.unflatten(-1, (len(self.A_log), -1))
+        return log_decays(g, self.A_log, self.dt_bias)
+
+
+FORWARDS[Gate] = Gate.forward

@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
+from fla.layers.utils import get_layer_cache, update_layer_cache
 
-from fla_longhorn.layers.call import LayerCall, begin
-from fla_longhorn.layers.gate import Gate
+from fla_longhorn.layers.gate import Gate, NoWeightDecay
 from fla_longhorn.layers.options import check_options, rank_of
-from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm, ShortConvolution
-from fla_longhorn.modules.bare import is_bare
-from fla_longhorn.modules.context_parallel import convolve_part
-from fla_longhorn.modules.direct import get_child, get_parameter
-from fla_longhorn.modules.recompute import Recompute, can_recompute
-from fla_longhorn.modules.rows import Rows
-from fla_longhorn.modules.states import can_update_in_place
+from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
+from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows
+from fla_longhorn.modules.states import read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.mixer import mix_layer
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
+from fla_longhorn.ops.plain import is_recorded, is_transformed
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
+    from fla.ops.cp import FLACPContext
 
-NOTHING: nullcontext[None] = nullcontext()
 OPS = {'chunk': chunk_longhorn, 'fused_recurrent': fused_recurrent_longhorn}
-
-
-def recurrence_in_one_kernel(**inputs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`fused_recurrent_longhorn` by the kernel for sequences, which saves states: for a single token there is another one."""
-    needs_gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs.values())
-    states = inputs['q'].shape[1] == 1 and not needs_gradient
-    o, final_state, *_ = fused_recurrent_longhorn(**inputs, return_intermediate_states=states)
-    return o, final_state
-
-
-def linear_of_rows(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """`linear(x)` for a strided `x` `[B, T, D]`."""
-    # PyTorch adds the bias in the product if x has two dimensions; a strided x of three costs another kernel
-    y = F.linear(x.flatten(0, 1), linear.weight, linear.bias)
-    return y.view(x.shape[0], x.shape[1], -1)
 
 
 @torch.compiler.assume_constant_result
@@ -94,7 +75,8 @@ class Longhorn(NoWeightDecay):
             from which the other projections are computed in both cases. Default: `False`.
         recompute (bool, Optional):
             Whether backward recomputes the convolution's output and the step sizes: the same gradients, with 4 bytes less per
-            token and channel in 16-bit training. Under `torch.compile` the compiler chooses. Default: `True`.
+            token and channel in 16-bit training, where no part is adapted, hooked or split and no cache is read or kept. Under
+            `torch.compile` the compiler chooses. Default: `True`.
         norm_eps (float, Optional):
             Unused, accepted because fla's layers have it. Default: 1e-5.
         layer_idx (int, Optional):
@@ -112,8 +94,6 @@ class Longhorn(NoWeightDecay):
     no_weight_decay = ('D',)
     # keywords of `forward` that a host model passes to all its mixers
     ignored_keywords: tuple[str, ...] = ()
-    # whether a token has the same bits alone and in a sequence (`fla_longhorn_extras.batch_invariant`)
-    batch_invariant = False
 
     def __init__(
         self,
@@ -224,86 +204,132 @@ class Longhorn(NoWeightDecay):
             ValueError: a mask, boundaries or a cache do not fit the input or each other.
             TypeError: an unknown keyword.
         """
-        call = begin(self, hidden_states, attention_mask, past_key_values, bool(use_cache), rows, kwargs)
-        x, z = call.project(get_child(self, 'in_proj'), hidden_states)
-        recurrent_state, conv_state = call.recurrent_state, call.conv_state
-        o = mix_layer(self, x, z, conv_state, recurrent_state) if call.is_step else None
-        if o is None:
-            o, recurrent_state, conv_state = self.mix(x, z, call)
-        call.store(recurrent_state, conv_state)
-        o = get_child(self, 'out_proj')(o.view(o.shape[0], o.shape[1], -1))
-        return call.rows.leave(o), None, past_key_values
+        B, T, _ = hidden_states.shape
+        if not (torch.compiler.is_compiling() or hidden_states.numel()):
+            raise ValueError(
+                f'hidden_states must have the shape [B, T, {self.hidden_size}] with at least one row and one token, '
+                f'got {list(hidden_states.shape)}'
+            )
+        check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
+        use_cache, last_state = bool(use_cache), get_layer_cache(self, past_key_values)
+        if rows is None:
+            rows, kwargs = find_rows(
+                kwargs, B, T, hidden_states.device, attention_mask, filled=last_state is not None,
+            )
+        rows = WHOLE if rows is None else rows.to(hidden_states.device)
+        recurrent_state, conv_state = read_states(self, last_state, rows.count(B))
+        cp_context = kwargs.get('cp_context')
+        if cp_context is not None and (attention_mask is not None or use_cache or recurrent_state is not None):
+            raise ValueError('cp_context takes packed sequences from their start, so attention_mask must be None, and '
+                             'use_cache False: pass it in the call, or call model.train()')
 
-    def mix(
-        self, x: torch.Tensor, z: torch.Tensor, call: LayerCall,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """From the first projection's halves to the last one's input, the recurrent state and the convolution's."""
-        # a single token changes the convolution's state, so it cannot be computed again
-        with Recompute() if self.recompute and call.T > 1 and can_recompute() else NOTHING as recompute:
-            x, conv_state = self.convolve(x, call, recompute)
-            inputs = self.mix_inputs(x, call, recompute)
-            inputs.update(
-                D=call.own_channels(get_parameter(self, 'D')), z=call.by_heads(z), cu_seqlens_cpu=call.cu_seqlens_cpu,
+        x, z = self.in_proj(rows.enter(hidden_states)).chunk(2, dim=-1)
+        # a CUDA graph needs the state at the same address, unless something differentiates through it
+        differentiated = torch.is_grad_enabled() or is_transformed()
+        if (
+            T == 1 and use_cache and not differentiated and recurrent_state is not None and conv_state is not None
+            and not recurrent_state.requires_grad
+        ):
+            o, recurrent_state, conv_state = self.step(x, z, recurrent_state, conv_state, rows)
+        else:
+            mix = partial(
+                self.mix, x, z, self.op_for(T), rows, recurrent_state, conv_state, use_cache, cp_context,
             )
-            op, kept = self.op_for(call.T), call.recurrent_state
-            # a CUDA graph needs the state at the same address
-            if not (call.T == 1 and call.use_cache and can_update_in_place(kept)):
-                kept = None
-            if kept is not None and op is fused_recurrent_longhorn:
-                return longhorn_state_update(kept, **inputs), kept, conv_state
-            o, recurrent_state = op(
-                **inputs, initial_state=call.recurrent_state, output_final_state=call.use_cache, cp_context=call.cp_context,
-            )
-            if kept is not None and recurrent_state is not None:
-                recurrent_state = kept.copy_(recurrent_state)
+            fresh = recurrent_state is None and not use_cache
+            if self.recompute and fresh and is_recorded() and can_recompute(x, *self.parts()):
+                weights = [y for part in self.parts() for y in part.parameters(recurse=False)]
+                o = Recompute.apply(lambda values: mix(values)[0], x, z, self.D, *weights)
+            else:
+                o, recurrent_state, conv_state = mix()
+        if use_cache:
+            update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=T)
+        o = self.out_proj(o.view(o.shape[0], o.shape[1], -1))
+        return rows.leave(o), None, past_key_values
+
+    def step(
+        self, x: torch.Tensor, z: torch.Tensor, recurrent_state: torch.Tensor, conv_state: torch.Tensor, rows: Rows = WHOLE,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Decode a token per sequence, without gradients: from the halves of `in_proj`'s output, `[B, 1, d]`, to the input of
+        `out_proj`, `[B, 1, H, d / H]`, and the states, which are updated in place (the recurrent one if it is float32)."""
+        o = mix_layer(self, x, z, conv_state, recurrent_state) if type(rows) is Rows else None
+        if o is not None:
+            return o, recurrent_state, conv_state
+        if (op := self.op_for(1)) is not fused_recurrent_longhorn:
+            states: Any
+            o, *states = self.mix(x, z, op, rows, recurrent_state, conv_state, True)
+            return o, recurrent_state.copy_(states[0]), states[1]
+        x, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=True, **rows.of_convolution)
+        recurrent_state = recurrent_state.float().contiguous()
+        o = longhorn_state_update(
+            recurrent_state,
+            **self.inputs(x, rows),
+            D=self.D.view(self.num_heads, -1),
+            z=self.by_heads(z),
+            cu_seqlens=rows.cu_seqlens,
+            cu_seqlens_cpu=rows.cu_seqlens_cpu,
+        )
         return o, recurrent_state, conv_state
 
-    def convolve(
-        self, x: torch.Tensor, call: LayerCall, recompute: Recompute | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The convolution of `x` `[B, T, d]`, and its new state."""
-        if call.cp_context is not None:
-            return convolve_part(self.conv1d, x, call.cp_context, recompute), None
-        conv1d, options = get_child(self, 'conv1d'), call.rows.of_convolution
-        y, conv_state = conv1d(x=x, cache=call.conv_state, output_final_state=call.use_cache, **options)
-        if recompute is not None:
-            recompute.add(
-                conv1d, y, lambda conv, x, state: conv.forward(x=x, cache=state, **options)[0], x, call.conv_state,
-            )
-        return y, conv_state
+    def mix(
+        self, x: torch.Tensor, z: torch.Tensor, op: Callable, rows: Rows, recurrent_state: torch.Tensor | None,
+        conv_state: torch.Tensor | None, use_cache: bool, cp_context: FLACPContext | None = None, values: Values | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """As :meth:`step`, of any number of tokens by `op`, with new states; `values` are recomputed in backward."""
+        if cp_context is None:
+            y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
+            if values is not None:
+                values.add(self.conv1d, y, lambda conv, x: conv.forward(x=x, **rows.of_convolution)[0], x)
+        else:
+            from fla_longhorn.parallel.context_parallel import convolve_part
+            y = convolve_part(self.conv1d, x, cp_context)
+        o, recurrent_state = op(
+            **self.inputs(y, rows, values),
+            D=self.D.view(self.num_heads, -1),
+            z=self.by_heads(z),
+            initial_state=recurrent_state,
+            output_final_state=use_cache,
+            cu_seqlens=rows.cu_seqlens if cp_context is None else cp_context.cu_seqlens,
+            cu_seqlens_cpu=rows.cu_seqlens_cpu,
+            cp_context=cp_context,
+        )
+        return o, recurrent_state, conv_state
 
-    def mix_inputs(self, x: torch.Tensor, call: LayerCall, recompute: Recompute | None = None) -> dict[str, Any]:
-        """From the convolution's output `x` `[B, T, d]` to the op's arguments."""
-        b, k, q = self.split(get_child(self, 'x_proj')(x))
-        beta_proj = get_child(self, 'beta_proj')
-        strided = not (torch.compiler.is_compiling() or b.is_contiguous()) and is_bare(beta_proj, b.device)
-        beta = linear_of_rows(beta_proj, b) if strided else beta_proj(b)
-        if recompute is not None:
-            recompute.add(beta_proj, beta, linear_of_rows, b)
-        k, g = call.rows.silence(k), {}
-        if self.gate is not None:
-            g['g'] = self.gate(x, call.part)
-            g['g'] = call.rows.silence(g['g'].flatten(2)).view_as(g['g'])
-        v = x if self.v_proj is None else self.v_proj(call.all_channels(x))
-        return dict(
-            q=call.of_heads(self.by_heads(q)), k=get_child(self, 'k_norm')(call.of_heads(self.by_heads(k))),
-            v=call.by_heads(v), beta=call.of_heads(beta) if self.scalar_beta else call.by_heads(beta),
-            exact=self.exact, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval,
-            cu_seqlens=call.rows.cu_seqlens if call.cp_context is None else call.cp_context.cu_seqlens, **g,
+    def project(self, x: torch.Tensor, values: Values | None = None) -> tuple[Any, ...]:
+        """From the convolution's output `[B, T, d]` to the operator's q, k, v, beta (before its sigmoid) and g."""
+        b, k, *q = self.x_proj(x).split(self.x_sizes, dim=-1)
+        # PyTorch adds the bias in the product if its input has two dimensions
+        b = b.flatten(0, 1)
+        beta = self.beta_proj(b)
+        if values is not None:
+            values.add(self.beta_proj, beta, nn.Linear.forward, b)
+        beta = beta.view(k.shape[0], k.shape[1], -1)
+        v = x if self.v_proj is None else self.v_proj(x)
+        return (
+            self.by_heads(q[0] if q else k),
+            self.k_norm(self.by_heads(k)),
+            self.by_heads(v),
+            beta if self.scalar_beta else self.by_heads(beta),
+            None if self.gate is None else self.gate(x),
         )
 
+    def inputs(self, x: torch.Tensor, rows: Rows, values: Values | None = None) -> dict[str, Any]:
+        """The operator's arguments that depend on the layer's options, with keys and decays of padding set to zero."""
+        q, k, v, beta, g = self.project(x, values)
+        return dict(
+            q=q, k=rows.silence(k), v=v, beta=beta, g=None if g is None else rows.silence(g), exact=self.exact,
+            use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval,
+        )
+
+    def parts(self) -> list[nn.Module]:
+        """What lies between the first and the last projection."""
+        gate = [] if self.gate is None else [self.gate, self.gate.down, self.gate.up]
+        return [self.conv1d, self.x_proj, self.beta_proj, self.k_norm, *([] if self.v_proj is None else [self.v_proj]), *gate]
+
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """Keys or queries of all heads `[B, T, H K]` as `[B, T, H, K]`."""
+        """`[B, T, H D]` as `[B, T, H, D]`."""
         return x.view(x.shape[0], x.shape[1], self.num_heads, -1)
 
-    def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From `x_proj`'s output to step sizes before `beta_proj`, keys and queries, of all heads."""
-        beta, k, *rest = projected.split_with_sizes(self.x_sizes, -1)
-        return beta, k, rest[0] if rest else k
-
-    def op_for(self, q_len: int) -> Callable:
-        if self.batch_invariant:
-            return recurrence_in_one_kernel
+    def op_for(self, T: int) -> Callable:
         # an exported program has the same op for all lengths
-        long = is_exporting() or q_len > MAX_RECURRENT_LENGTH
+        long = is_exporting() or T > MAX_RECURRENT_LENGTH
         return OPS[self.mode if long else 'fused_recurrent']

@@ -8,7 +8,7 @@ from fla_longhorn.models.longhorn import (
     LonghornModel,
     convert_official_state_dict,
 )
-from fla_longhorn.models.tensor_parallel import tensor_parallel_plan
+from fla_longhorn.parallel.tensor_parallel import tensor_parallel_plan
 
 __all__ = [
     'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',

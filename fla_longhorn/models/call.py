@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache as HFCache
 
 from fla_longhorn.modules.cache import check_cache
 from fla_longhorn.modules.rewind import RewindableCache
-from fla_longhorn.modules.varlen import check_keywords, find_rows
+from fla_longhorn.modules.rows import check_keywords, find_rows
 from fla_longhorn.ops.inputs import is_capturing
 from fla_longhorn.ops.plain import is_transformed
 

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
-from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.modules.cache import rename_cache
+from fla_longhorn.modules.dispatch import in_pytorch, is_bare
 from fla_longhorn.modules.losses import IGNORE_INDEX, cross_entropy, l2_warp, linear_cross_entropy
-from fla_longhorn.ops.plain import is_transformed
 
 
 @dataclass
@@ -82,7 +81,7 @@ def compute_logits_and_loss(
         loss = fused_linear_loss(criterion, reduction, use_l2warp, head, hidden_states, targets)
     else:
         logits = head(hidden_states)
-        loss = plain_loss(criterion, reduction, config.fuse_cross_entropy)(logits.flatten(0, -2), targets.flatten())
+        loss = plain_loss(criterion, reduction, config.fuse_cross_entropy, logits)(logits.flatten(0, -2), targets.flatten())
         loss = l2_warp(loss, logits) if use_l2warp else loss
     if num_items_in_batch is not None:
         if isinstance(num_items_in_batch, torch.Tensor):
@@ -100,19 +99,19 @@ def fused_linear_loss(
 ) -> torch.Tensor:
     if criterion is not None:
         return with_reduction(criterion, reduction)(hidden_states, targets, head.weight, head.bias)
-    if not (torch.compiler.is_compiling() or is_transformed()) and is_bare(head, hidden_states.device):
+    if not in_pytorch(hidden_states) and is_bare(head, hidden_states.device):
         criterion = FusedLinearCrossEntropyLoss(use_l2warp=use_l2warp, reduction=reduction)
         return criterion(hidden_states, targets, head.weight, head.bias)
     return linear_cross_entropy(hidden_states, targets, head, reduction, use_l2warp)
 
 
-def plain_loss(criterion: Any, reduction: str, fused: bool) -> Any:
+def plain_loss(criterion: Any, reduction: str, fused: bool, logits: torch.Tensor) -> Any:
     """A function of logits `[N, V]` and targets `[N]`."""
     if criterion is not None:
         return with_reduction(criterion, reduction)
     if not fused:
         return partial(F.cross_entropy, reduction=reduction)
-    if torch.compiler.is_compiling() or is_transformed():
+    if in_pytorch(logits):
         return partial(cross_entropy, reduction=reduction)
     return FusedCrossEntropyLoss(inplace_backward=False, reduction=reduction)
 

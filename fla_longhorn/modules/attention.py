@@ -15,7 +15,6 @@ from fla.models.configuration_utils import get_attention_spec
 
 from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.rows import Rows
-from fla_longhorn.modules.tensor_parallel import check_heads
 from fla_longhorn.ops.plain import under_transform
 
 # a position before all tokens: no token sees it, and a window drops it first
@@ -63,7 +62,6 @@ class RowwiseAttention(Attention):
             )
         if kwargs.get('cp_context') is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
-        check_heads(self)
         if kwargs.get('cu_seqlens') is None:
             kept, attention_mask = padding_of(hidden_states, attention_mask, past_key_values, self.layer_idx, rows)
             if kept is not None:

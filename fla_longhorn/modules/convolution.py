@@ -1,4 +1,4 @@
-"""fla's causal depthwise convolution: traceable, and for rows whose lengths are known on the device only.
+"""fla's causal depthwise convolution: in PyTorch too, and for rows whose lengths are known on the device only.
 
 A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1. An output depends on the W - 1
 inputs before it, so column 0 is stored but not read.
@@ -6,24 +6,18 @@ inputs before it, so column 0 is stored but not read.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from fla import modules
 
-from fla_longhorn.modules.direct import get_parameter
-from fla_longhorn.modules.loops import LOOP_DTYPES, load_loops, widen
-from fla_longhorn.ops.plain import is_plain, is_transformed
+from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
+from fla_longhorn.ops.plain import is_transformed
 
 # the second and third dimension of a launch: fla's kernels have pieces of `PIECE` tokens in the one, rows in the other
 MAX_GRID = 65535
 PIECE = 64
-
-
-def exceeds_grid(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
-    """Whether fla's kernels cannot be launched for `x` `[B, T, ...]`: it has too many rows, or too many tokens."""
-    B, T = x.shape[:2]
-    pieces = -(-T // PIECE) + (0 if cu_seqlens is None else cu_seqlens.shape[0])
-    return x.device.type != 'cpu' and max(B, pieces) > MAX_GRID
 
 
 def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
@@ -84,10 +78,13 @@ def _convolve_packed(
 
 
 class ShortConvolution(modules.ShortConvolution):
-    """:class:`fla.modules.ShortConvolution`, in PyTorch with `lengths` and under compilers; one token takes a shorter path."""
+    """:class:`fla.modules.ShortConvolution`, in PyTorch with `lengths` and where fla's kernels cannot run."""
 
-    # whether a token has the same bits alone and in a sequence: the compiled loops of four taps give that, kernels do not
-    batch_invariant = False
+    def is_launched(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
+        """Whether fla's kernels can run for `x` `[B, T, ...]`: a launch has room for so many rows and tokens."""
+        B, T = x.shape[:2]
+        pieces = -(-T // PIECE) + (0 if cu_seqlens is None else cu_seqlens.shape[0])
+        return not in_pytorch(x) and (x.is_cpu or max(B, pieces) <= MAX_GRID)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, mask: torch.Tensor | None = None,
@@ -99,32 +96,33 @@ class ShortConvolution(modules.ShortConvolution):
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
         Without it, or if `cache` requires a gradient, `cache` is not changed.
         """
-        apart = self.batch_invariant and not (x.is_cpu and self.kernel_size[0] == 4)
-        one_token = not apart and x.dim() == 3 and x.shape[1] == 1 and residual is mask is cu_seqlens is lengths is None
-        if one_token and cache is not None and output_final_state and self.backend == 'triton':
-            weight, bias = get_parameter(self, 'weight'), get_parameter(self, 'bias')
-            if x.dtype in LOOP_DTYPES and not cache.requires_grad and is_plain(x, cache, weight, bias):
-                loops = load_loops(cache, weight, bias)
-                if loops is not None:
-                    return loops.convolve_token(x, cache, weight, bias, self.activation is not None), cache
-        in_pytorch = apart or torch.compiler.is_compiling() or is_transformed() or exceeds_grid(x, cu_seqlens)
-        if lengths is not None and x.shape[1] == 1 and cache is not None and not in_pytorch:
-            y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
-            if state is None:
-                return y, None
-            state = torch.where(lengths[:, None, None] > 0, state, cache)
-            # a CUDA graph needs the state at the same address
-            return y, state if torch.is_grad_enabled() or cache.requires_grad else cache.copy_(state)
-        if lengths is None and (not in_pytorch or kwargs.get('cp_context') is not None):
+        with_fla = self.is_launched(x, cu_seqlens)
+        if with_fla and lengths is None:
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
             return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
+        if with_fla and x.shape[1] == 1 and cache is not None:
+            y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
+            state = None if state is None or lengths is None else torch.where(lengths[:, None, None] > 0, state, cache)
+        else:
+            y, state = self.forward_in_pytorch(x, residual, mask, cache, cu_seqlens, lengths)
+        if not output_final_state:
+            return y, None
+        # a CUDA graph needs the state at the same address
+        in_place = cache is not None and x.shape[1] == 1 and cu_seqlens is None and not cache.requires_grad
+        in_place = in_place and not (torch.is_grad_enabled() or is_transformed())
+        return y, cast(Any, cache).copy_(state) if in_place else state
+
+    def forward_in_pytorch(
+        self, x: torch.Tensor, residual: torch.Tensor | None, mask: torch.Tensor | None, cache: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | None, lengths: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output and the new state."""
         if mask is not None:
             if cu_seqlens is not None:
                 raise ValueError('mask and cu_seqlens cannot be provided at the same time')
             x = x * mask.unsqueeze(-1)
-
         rows = widen(x.flatten(2))
         weight = self.weight.squeeze(1).to(rows.dtype)
         if cu_seqlens is None:
@@ -137,9 +135,7 @@ class ShortConvolution(modules.ShortConvolution):
             y = F.silu(y)
         if residual is not None:
             y = y + residual.flatten(2)
-        y = y.to(x.dtype).view(x.shape)
-        if not output_final_state:
-            return y, None
-        if cache is None or cu_seqlens is not None or x.shape[1] > 1 or torch.is_grad_enabled() or is_transformed():
-            return y, state.to(x.dtype).contiguous()
-        return y, state.to(x.dtype).contiguous() if cache.requires_grad else cache.copy_(state)
+        return y.to(x.dtype).view(x.shape), state.to(x.dtype).contiguous()
+
+
+FORWARDS[ShortConvolution] = ShortConvolution.forward

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fla_longhorn.modules.loops import widen
+from fla_longhorn.modules.dispatch import widen
 from fla_longhorn.ops.plain import is_transformed
 
 IGNORE_INDEX = -100

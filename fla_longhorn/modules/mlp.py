@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from fla.modules import mlp
 from fla.modules.activations import ops
 
-from fla_longhorn.modules.bare import is_bare
-from fla_longhorn.modules.loops import widen
-from fla_longhorn.ops.plain import is_transformed
+from fla_longhorn.modules.dispatch import in_pytorch, is_bare, widen
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -30,20 +28,20 @@ def powglu(x: torch.Tensor, y: torch.Tensor, power: float) -> torch.Tensor:
 
 
 class SwiGLULinear(mlp.SwiGLULinear):
-    """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch under a compiler or `torch.func`."""
+    """:class:`fla.modules.mlp.SwiGLULinear`, in PyTorch where fla's kernels cannot run."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`(silu(x) * y) @ weight.T + bias`."""
-        if not (torch.compiler.is_compiling() or is_transformed()):
+        if not in_pytorch(x):
             return super().forward(x, y, weight, bias)
         return F.linear(swiglu(x, y), weight, bias)
 
 
 class GatedMLP(mlp.GatedMLP):
-    """:class:`fla.modules.GatedMLP`, in PyTorch under a compiler or `torch.func`.
+    """:class:`fla.modules.GatedMLP`, in PyTorch where fla's kernels cannot run.
 
     fla's fused activation uses the weight of `down_proj`, which saves memory for `[B, T, intermediate_size]` in training. If
-    `down_proj` is not bare (:func:`fla_longhorn.modules.bare.is_bare`), it is called instead.
+    `down_proj` is not bare (:func:`fla_longhorn.modules.dispatch.is_bare`), it is called instead.
     """
 
     def __init__(self, *args, **kwargs) -> None:
@@ -53,15 +51,14 @@ class GatedMLP(mlp.GatedMLP):
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """`down_proj(act(gate_proj(x)) * up_proj(x))`."""
-        in_pytorch = torch.compiler.is_compiling() or is_transformed()
         fused = self.fuse_swiglu and is_bare(self.down_proj, x.device)
-        if not in_pytorch and (fused or not self.fuse_swiglu):
+        unfused = in_pytorch(x)
+        if not unfused and (fused or not self.fuse_swiglu):
             return super().forward(x, **kwargs)
         gate, y = self.gate_proj(x), self.up_proj(x)
         if self.hidden_act == 'powlu':
-            act = powglu if in_pytorch else ops.powglu
+            act = powglu if unfused else ops.powglu
             return self.down_proj(act(gate, y, self.powglu_power))
         if fused:
             return self.swiglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias)
-        act = swiglu if in_pytorch else ops.swiglu
-        return self.down_proj(act(gate, y))
+        return self.down_proj((swiglu if unfused else ops.swiglu)(gate, y))

@@ -2,19 +2,34 @@
 
 A model makes one of these for all its layers, so that a mask on a device is read once per call. A call of one token reads
 nothing on the host, so decoding does not synchronise and can be captured in a CUDA graph.
+
+fla passes packed sequences as `cu_seqlens`. transformers' `DataCollatorWithFlattening` and TRL's `padding_free` and `packing`
+pass one or more of `position_ids` that restart, `cu_seq_lens_q`, `cu_seq_lens_k` and `seq_idx`.
 """
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from fla.layers.utils import index_first_axis, pad_input
 
+from fla_longhorn.modules.dispatch import has_values
+from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
+
 # tokens per program of fla's convolution (its chunk_size)
 CONVOLUTION_CHUNK = 64
+CU_SEQLENS = ('cu_seq_lens_q', 'cu_seq_lens_k')
+# one integer per token
+PER_TOKEN = ('position_ids', 'seq_idx')
+# libraries pass these to every model; here they are ignored
+WITHOUT_EFFECT = (
+    'max_length_q', 'max_length_k', 'cache_position', 'token_type_ids', 'output_router_logits', 'tokenizer',
+    'assistant_tokenizer', 'num_items_in_batch',
+)
+KEYWORDS = ('cu_seqlens', 'cu_seqlens_cpu', 'cp_context', *CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)
 
 
 class Rows:
@@ -23,32 +38,21 @@ class Rows:
     `mask` is the attention mask if it was read: bool `[B, tokens in the cache + T]` on the CPU.
     """
 
-    # attributes on the device of the tokens; the others are on the CPU
-    on_device: tuple[str, ...] = ()
     cu_seqlens: torch.Tensor | None = None
     cu_seqlens_cpu: torch.Tensor | None = None
+    # keywords for :class:`fla_longhorn.modules.ShortConvolution`
+    of_convolution: dict[str, Any] = {}
 
-    def __init__(self, mask: torch.Tensor | None = None):
+    def __init__(self, mask: torch.Tensor | None = None) -> None:
         self.mask = mask
-        self._copies: dict[torch.device, Rows] = {}
 
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
-        """A copy for a layer on another device, where accelerate splits a model."""
-        if device not in self._copies:
-            again = copy(self)
-            for name in self.on_device:
-                setattr(again, name, None if getattr(self, name) is None else getattr(self, name).to(device))
-            self._copies[device] = again
-        return self._copies[device]
+        """For a layer on another device, where accelerate splits a model."""
+        return self
 
     def count(self, B: int) -> int:
         """Number of sequences in B rows."""
         return B
-
-    @property
-    def of_convolution(self) -> dict[str, Any]:
-        """Keywords for :class:`fla_longhorn.modules.ShortConvolution`."""
-        return {}
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """From `x` `[B, T, D]` to the layout in which the layer mixes tokens."""
@@ -59,7 +63,7 @@ class Rows:
         return x
 
     def silence(self, k: torch.Tensor) -> torch.Tensor:
-        """Set keys `[B, T, D]` of padding to zero, which leaves the state unchanged."""
+        """Set keys or gates `[B, T, ...]` of padding to zero, which leaves the state unchanged."""
         return k
 
 
@@ -68,22 +72,21 @@ WHOLE = Rows()
 
 
 class Packed(Rows):
-    """Sequences packed into one row, with boundaries `[N + 1]`; those on the CPU are `None` in a trace or a capture."""
+    """Sequences packed into one row, with boundaries `[N + 1]`; those on the CPU are `None` where they cannot be read."""
 
-    on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices')
     cu_seqlens: torch.Tensor
 
-    def __init__(self, cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None, mask: torch.Tensor | None = None):
-        super().__init__(mask)
+    def __init__(self, cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> None:
+        super().__init__()
         self.cu_seqlens, self.cu_seqlens_cpu = cu_seqlens, cu_seqlens_cpu
-        self.chunk_indices = chunk_indices(cu_seqlens, cu_seqlens_cpu)
+        indices = chunk_indices(cu_seqlens, cu_seqlens_cpu)
+        self.of_convolution = {'cu_seqlens': cu_seqlens, 'chunk_indices': indices}
+
+    def to(self, device: torch.device, **kwargs: Any) -> Rows:
+        return self if device == self.cu_seqlens.device else Packed(self.cu_seqlens.to(device), self.cu_seqlens_cpu)
 
     def count(self, B: int) -> int:
         return self.cu_seqlens.shape[0] - 1
-
-    @property
-    def of_convolution(self) -> dict[str, Any]:
-        return {'cu_seqlens': self.cu_seqlens, 'chunk_indices': self.chunk_indices}
 
 
 def chunk_indices(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> torch.Tensor | None:
@@ -103,13 +106,15 @@ def chunk_indices(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None)
 class Unpadded(Packed):
     """Padded rows, of T tokens on `device`, whose mask was read; the layer mixes their tokens packed."""
 
-    on_device: tuple[str, ...] = ('cu_seqlens', 'chunk_indices', 'indices')
-
-    def __init__(self, mask: torch.Tensor, T: int, device: torch.device):
+    def __init__(self, mask: torch.Tensor, T: int, device: torch.device) -> None:
         self.kept = mask[:, -T:]
         cu_seqlens = F.pad(self.kept.sum(1).cumsum(0), (1, 0)).int()
-        super().__init__(cu_seqlens.to(device, non_blocking=True), cu_seqlens, mask)
+        super().__init__(cu_seqlens.to(device, non_blocking=True), cu_seqlens)
+        self.mask = mask
         self.indices = self.kept.flatten().nonzero().flatten().to(device, non_blocking=True)
+
+    def to(self, device: torch.device, **kwargs: Any) -> Rows:
+        return self if device == self.indices.device else Unpadded(cast(torch.Tensor, self.mask), self.kept.shape[1], device)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         return index_first_axis(x.flatten(0, 1), self.indices)[None]
@@ -125,33 +130,186 @@ class Padded(Rows):
     `read` is the mask of :class:`Rows`.
     """
 
-    on_device: tuple[str, ...] = ('kept', 'lengths', 'order', 'moved', 'zero')
-
-    def __init__(self, mask: torch.Tensor, read: torch.Tensor | None = None):
+    def __init__(self, mask: torch.Tensor, read: torch.Tensor | None = None) -> None:
         super().__init__(read)
-        kept = mask != 0
-        self.kept = kept[..., None]
-        self.lengths = kept.sum(1)
-        # a zero without dimensions does not change the dtype in `where`
-        self.zero = torch.zeros((), dtype=torch.float32, device=mask.device)
-        self.order: torch.Tensor | None = None
-        self.moved = self.kept
-        if mask.shape[1] > 1:
-            order = torch.where(kept, kept.cumsum(1) - 1, self.lengths[:, None] + (~kept).cumsum(1) - 1)
-            self.order = order[..., None]
-            columns = torch.arange(mask.shape[1], dtype=torch.int64, device=mask.device)
-            self.moved = (columns < self.lengths[:, None])[..., None]
+        self.padding = mask == 0
+        kept = ~self.padding
+        lengths = kept.sum(1)
+        self.of_convolution = {'lengths': lengths}
+        columns = torch.arange(mask.shape[1], dtype=torch.int64, device=mask.device)
+        self.order = torch.where(kept, kept.cumsum(1) - 1, lengths[:, None] + self.padding.cumsum(1) - 1)
+        self.after = columns >= lengths[:, None]
 
-    @property
-    def of_convolution(self) -> dict[str, Any]:
-        return {'lengths': self.lengths}
+    def to(self, device: torch.device, **kwargs: Any) -> Rows:
+        return self if device == self.padding.device else Padded(~self.padding.to(device), self.mask)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.where(self.kept, x, self.zero)
-        return x if self.order is None else torch.zeros_like(x).scatter(1, self.order.expand_as(x), x)
+        x = x.masked_fill(self.padding[..., None], 0)
+        return x if x.shape[1] == 1 else torch.zeros_like(x).scatter(1, self.order[..., None].expand_as(x), x)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.where(self.kept, x if self.order is None else x.gather(1, self.order.expand_as(x)), self.zero)
+        x = x if x.shape[1] == 1 else x.gather(1, self.order[..., None].expand_as(x))
+        return x.masked_fill(self.padding[..., None], 0)
 
     def silence(self, k: torch.Tensor) -> torch.Tensor:
-        return torch.where(self.moved, k, self.zero)
+        return k.masked_fill(self.after.view(*self.after.shape, *[1] * (k.dim() - 2)), 0)
+
+
+def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ()) -> None:
+    """Raise `TypeError`, as Python does, for an unknown keyword whose value is not None."""
+    for name, value in kwargs.items():
+        if value is not None and name not in KEYWORDS and name not in more:
+            raise TypeError(f'{owner} got an unexpected keyword argument {name!r}; those it takes are {", ".join(KEYWORDS)}')
+
+
+def find_rows(
+    kwargs: dict[str, Any], B: int, T: int, device: torch.device, attention_mask: torch.Tensor | None = None,
+    length: int | None = None, filled: bool = False,
+) -> tuple[Rows | None, dict[str, Any]]:
+    """How B rows hold their T tokens (`None`: one sequence per row), and `kwargs` with the boundaries as `cu_seqlens` only.
+
+    Args:
+        kwargs (dict):
+            May hold `cu_seqlens`, `cp_context`, `cu_seq_lens_q`, `cu_seq_lens_k`, `position_ids` and `seq_idx`.
+        length (int, Optional):
+            Columns that the mask must have; `None` allows any number from T on, and the last T are used.
+        filled (bool, Optional):
+            Whether the tokens continue a cache.
+
+    Raises:
+        ValueError: the arguments contradict each other or are not supported together.
+        TypeError: one of them is not a tensor of integers, or the mask is not a tensor.
+    """
+    if attention_mask is None and not kwargs:
+        return None, kwargs
+    check_attention_mask(attention_mask, B, T, device, length)
+    rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
+    cp_context, bounds, on_host = (kwargs.get(name) for name in ('cp_context', 'cu_seqlens', 'cu_seqlens_cpu'))
+    if cp_context is not None:
+        check_cp_context(cp_context)
+        bounds, on_host = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
+    elif bounds is not None:
+        check_cu_seqlens_layout(bounds, on_host, B, device)
+    given = {name: kwargs[name] for name in (*CU_SEQLENS, *PER_TOKEN) if kwargs.get(name) is not None}
+    for name, x in given.items():
+        if name in CU_SEQLENS:
+            check_cu_seqlens_layout(x, None, B, getattr(x, 'device', device), name)
+        else:
+            given[name] = per_token(name, x, B, T)
+    if T == 1:
+        # a call of one token has no boundaries to read
+        given = {name: x for name, x in given.items() if name in CU_SEQLENS}
+    told = bounds if bounds is not None else next((x for name, x in given.items() if name in CU_SEQLENS), None)
+    if is_capturing(device) or not all(has_values(x) for x in (told, attention_mask, *given.values()) if x is not None):
+        if told is None and given:
+            raise ValueError(
+                f'{next(iter(given))} must be None in a trace of torch.compile, torch.export or torch.func, or a capture, '
+                'which can\'t read boundaries of packed sequences from it: they go by cu_seqlens or cu_seq_lens_q there'
+            )
+        mask = None
+    else:
+        mask = None if attention_mask is None or (T == 1 and not attention_mask.is_cpu) else read_mask(attention_mask)
+        if bounds is not None and cp_context is None:
+            check_cu_seqlens(bounds, on_host, B, T, device)
+        if bounds is not None and on_host is None and (cp_context is None or given):
+            on_host = bounds.cpu()
+        found = {} if bounds is None or on_host is None else {'cu_seqlens': on_host}
+        for name, x in given.items():
+            found[name] = read_bounds(name, x.cpu(), B, T, mask, alone=told is None, filled=filled)
+        check_agreement(found)
+        if told is None and any(len(x) > 2 for x in found.values()):
+            told = next(iter(found.values()))
+        on_host = on_host if bounds is not None else None if told is None else next(iter(found.values()))
+    rows: Rows | None
+    if cp_context is not None:
+        rows = None
+    elif told is not None:
+        rows = Packed(told.to(device, non_blocking=True), on_host)
+        rest |= {'cu_seqlens': rows.cu_seqlens, 'cu_seqlens_cpu': rows.cu_seqlens_cpu}
+    else:
+        rows = None if attention_mask is None else of_mask(attention_mask, mask, T)
+    return rows, rest
+
+
+def of_mask(attention_mask: torch.Tensor, read: torch.Tensor | None, T: int) -> Rows | None:
+    """Padded rows, given what was read of the mask; rows that their tokens fill need none."""
+    if read is not None:
+        kept = read[:, -T:]
+        if kept.all():
+            return None if read.all() else Rows(read)
+        if T > 1 and kept.any():
+            return Unpadded(read, T, attention_mask.device)
+    return Padded(attention_mask[:, -T:], read)
+
+
+def read_mask(mask: torch.Tensor) -> torch.Tensor:
+    """A bool copy on the CPU."""
+    mask = mask.cpu()
+    wrong = mask[(mask != 0) & (mask != 1)]
+    if wrong.numel():
+        raise ValueError(f'attention_mask must hold 0 for padding and 1 for tokens, got {wrong[0].item()}')
+    return mask != 0
+
+
+def read_bounds(
+    name: str, x: torch.Tensor, B: int, T: int, mask: torch.Tensor | None, alone: bool, filled: bool,
+) -> torch.Tensor:
+    """The boundaries `[N + 1]` that an argument tells; positions of padding are ignored.
+
+    `alone` says that no boundaries are given beside integers of the tokens, so that these alone decide.
+    """
+    if name in CU_SEQLENS:
+        check_cu_seqlens(x, None, B, T, x.device, name)
+        return x
+    steps = x.expand(B, T).diff()
+    kept = torch.ones(B, T, dtype=torch.bool) if mask is None else mask[:, -T:]
+    both = kept[:, 1:] & kept[:, :-1]
+    if name == 'position_ids' and (jumps := ((steps > 1) & both).nonzero()).numel():
+        row, column = jumps[0].tolist()
+        before, after = x.expand(B, T)[row, column:column + 2].tolist()
+        raise ValueError(f'position_ids must rise by 1 or start again, got {before} followed by {after}')
+    starts = (((steps <= 0) & both) if name == 'position_ids' else steps != 0).nonzero()[:, 1] + 1
+    if len(starts):
+        if B != 1:
+            raise ValueError(f'{name} packs sequences into rows, so the batch must have B = 1, got B = {B}')
+        if alone and filled:
+            raise ValueError(f'{name} must be of one sequence where past_key_values is filled, got several packed ones')
+        if alone and not kept.all():
+            raise ValueError(f'attention_mask must be None or all ones with the packed sequences of {name}, got padding')
+    return F.pad(F.pad(starts, (1, 0)), (0, 1), value=T).int()
+
+
+def check_agreement(found: dict[str, torch.Tensor]) -> None:
+    """Raise for different boundaries; empty sequences make no difference."""
+    (first, a), *others = [(name, x.unique().tolist()) for name, x in found.items()] or [('', [])]
+    for name, b in others:
+        if a != b:
+            raise ValueError(f'{first} and {name} must agree on where packed sequences begin and end, got {a[:8]} and {b[:8]}')
+
+
+def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None) -> None:
+    """Raise unless the mask is `[B, >= T]`, or `[B, length]`, on `device`; its values are not read."""
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f'attention_mask must be a torch.Tensor or None, got {type(mask).__name__}')
+    if mask.dim() != 2:
+        raise ValueError(
+            f'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], got shape {list(mask.shape)}'
+        )
+    if mask.shape[0] != B or mask.shape[1] < T or (length is not None and mask.shape[1] != length):
+        wanted = f'[{B}, {length}], the tokens in the cache included' if length is not None else f'[B, >= T] = [{B}, >= {T}]'
+        raise ValueError(f'attention_mask must have shape {wanted}, got {list(mask.shape)}')
+    if mask.device != device:
+        raise ValueError(f'attention_mask must be on the device of the input ({device}), got {mask.device}')
+
+
+def per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
+    """Check a tensor of one integer per token, `[B, T]` or, as flame passes positions, `[T]` for one row."""
+    if not isinstance(x, torch.Tensor) or x.dtype.is_floating_point or x.dtype.is_complex:
+        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TypeError(f'{name} must be a tensor of integers, got {got}')
+    rows = x[None] if x.dim() == 1 else x
+    if rows.dim() != 2 or rows.shape[0] not in (1, B) or rows.shape[1] != T:
+        raise ValueError(f'{name} must have shape [B, T] = [{B}, {T}], got {list(x.shape)}')
+    return rows

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch
 
 from fla_longhorn.ops.inputs import LOW_PRECISIONS
-from fla_longhorn.ops.plain import is_transformed
-
-if TYPE_CHECKING:
-    from fla_longhorn.modules.tensor_parallel import Part
 
 
-def read_states(
-    layer: Any, state: dict[str, Any] | None, N: int, part: Part | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def read_states(layer: Any, state: dict[str, Any] | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """`(recurrent_state, conv_state)` of N sequences from a cache's entry for a layer; `(None, None)` for an empty entry.
-
-    With tensor parallelism, they are those of this rank's channels, `part`.
 
     Raises:
         ValueError: the entry is not this layer's, such as that of another model's cache.
@@ -26,7 +18,7 @@ def read_states(
     """
     if state is None:
         return None, None
-    H, D = (layer.num_heads, layer.intermediate_size) if part is None else (part.num_heads, part.num_channels)
+    H, D = layer.num_heads, layer.intermediate_size
     wanted = {'recurrent_state': (N, H, layer.state_size, D // H), 'conv_state': (N, D, layer.conv_size)}
     for name, shape in wanted.items():
         x = state.get(name)
@@ -46,10 +38,3 @@ def read_states(
         if recurrent_state.is_inference() or conv_state.is_inference():
             return recurrent_state.clone(), conv_state.clone()
     return recurrent_state, conv_state
-
-
-def can_update_in_place(state: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Whether decoding may update the cache's state in place: nothing differentiates through it."""
-    if state is None or torch.is_grad_enabled() or state.requires_grad or is_transformed():
-        return False
-    return state.dtype == torch.float32 and state.is_contiguous()

@@ -52,7 +52,7 @@ class Loops(Protocol):
     def mix_tokens(self, x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None: ...
 
     def mix_layer(
-        self, layer: Module, x: Tensor, z: Tensor, conv_state: Tensor | None, recurrent_state: Tensor | None,
+        self, layer: Module, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor,
     ) -> Tensor | None: ...
 
 
@@ -61,7 +61,7 @@ find_loops: Callable[[], Loops | None] | None = None
 
 
 def mix_layer(
-    layer: Module, x: Tensor, z: Tensor, conv_state: Tensor | None, recurrent_state: Tensor | None,
+    layer: Module, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor,
 ) -> Tensor | None:
     """The input `[B, 1, d]` of a layer's last projection, given the halves `[B, 1, d]` of its first one's output.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch.nn as nn
 
-from fla_longhorn.layers.weight_decay import NoWeightDecay
+from fla_longhorn.layers.gate import NoWeightDecay
 
 
 def wrap_get_parameter_names(get_parameter_names: Callable) -> Callable:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from fla_longhorn.modules.tensor_parallel import Part
+from fla_longhorn.parallel.tensor_parallel import Part
 from tests import forks
 from tests.distributed.launch import fork
 
@@ -17,7 +17,7 @@ def exchange(size: int) -> None:
     rank = mesh.get_local_rank()
     columns = torch.arange(2. * size * width).expand(2, 5, -1)
     y = columns.chunk(size, -1)[rank].clone().requires_grad_()
-    for part, whole in zip(Part(mesh, slice(0, 1), width).exchange(y), columns.chunk(2, -1), strict=True):
+    for part, whole in zip(Part(mesh, slice(0, 1)).exchange(y).chunk(2, -1), columns.chunk(2, -1), strict=True):
         assert torch.equal(part, whole.chunk(size, -1)[rank]), (rank, part)
         (part.square() / 2).sum().backward(retain_graph=True)
     assert torch.equal(y.grad, y.detach())

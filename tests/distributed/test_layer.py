@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from fla_longhorn import Longhorn, LonghornConfig
-from fla_longhorn.modules.context_parallel import convolve_part
+from fla_longhorn.parallel.context_parallel import convolve_part
 from fla_longhorn.selfcheck.compare import relative_error
 from tests import forks
 from tests.distributed.launch import fork

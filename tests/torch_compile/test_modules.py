@@ -67,6 +67,6 @@ def test_padding(device):
     padding = Padded(mask)
     expected = [[2, 4, 5, 0, 0], [0] * 5, [11, 12, 13, 14, 15], [16, 0, 0, 0, 0]]
     assert padding.enter(x)[..., 0].tolist() == expected
-    assert padding.lengths.tolist() == [3, 0, 5, 1]
+    assert padding.of_convolution['lengths'].tolist() == [3, 0, 5, 1]
     assert torch.equal(padding.leave(padding.enter(x)), x * mask[..., None])
     assert torch.equal(padding.silence(torch.ones_like(x))[..., 0], (torch.tensor(expected, device=device) > 0).float())

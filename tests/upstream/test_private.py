@@ -18,13 +18,11 @@ KEPT = {
     'torch._C._are_functorch_transforms_active': {'ops.plain'},
     'torch._C._len_torch_dispatch_stack': {'ops.plain'},
     'torch.autograd.forward_ad._current_level': {'ops.plain'},
-    'torch._C._autograd._top_saved_tensors_default_hooks': {'modules.recompute'},
-    'torch.distributed._functional_collectives': {'modules.tensor_parallel'},
+    'torch.distributed._functional_collectives': {'parallel.tensor_parallel'},
     # a module's hooks and parameters, where a decoding step has no time for its methods
-    'torch.nn.modules.module._has_any_global_hook': {'modules.bare'},
-    **dict.fromkeys(('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'), {'modules.bare'}),
-    '_modules': {'modules.direct'},
-    '_parameters': {'modules.direct', 'modules.tensor_parallel'},
+    'torch.nn.modules.module._has_any_global_hook': {'modules.dispatch'},
+    **dict.fromkeys(('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'), {'modules.dispatch'}),
+    '_parameters': {'modules.dispatch', 'parallel.tensor_parallel'},
 }
 # attributes of its objects, which any expression may be
 OBJECTS = (

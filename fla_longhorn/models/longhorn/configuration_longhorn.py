@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
@@ -127,7 +127,11 @@ class LonghornConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
         """`None` in versions of transformers whose tensor-parallel styles do not use DTensors."""
-        return tensor_parallel_styles(self) if 'local_params' in ALL_PARALLEL_STYLES else None
+        if 'local_params' not in ALL_PARALLEL_STYLES:
+            return None
+        from fla_longhorn.parallel.tensor_parallel import SplitLayer
+        ALL_PARALLEL_STYLES.register('longhorn', cast(Any, SplitLayer()))
+        return tensor_parallel_styles(self)
 
     @property
     def has_mlp(self) -> bool:
@@ -157,13 +161,12 @@ class LonghornConfig(PreTrainedConfig):
 def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
     """transformers' tensor-parallel styles by module and parameter, for exactly those that the base model has."""
     kinds = set(config.layer_types)
-    styles = {'embeddings': 'embedding_rowwise'}
+    styles = {'embeddings': 'embedding_rowwise', 'layers.*.attn': 'longhorn'}
     if LINEAR in kinds:
         styles.update({
             'layers.*.attn.in_proj': 'colwise',
             # splits the first dimension; there is no style for convolutions
             'layers.*.attn.conv1d.weight': 'embedding_rowwise',
-            'layers.*.attn.conv1d': 'local_params',
             'layers.*.attn.x_proj': 'rowwise',
             'layers.*.attn.D': 'colwise',
             'layers.*.attn.out_proj': 'rowwise',
@@ -175,10 +178,7 @@ def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
         if config.gate is not None:
             styles['layers.*.attn.gate.down'] = 'rowwise'
         if config.gate == 'channel':
-            styles.update({
-                'layers.*.attn.gate.up': 'colwise', 'layers.*.attn.gate.dt_bias': 'embedding_rowwise',
-                'layers.*.attn.gate': 'local_params',
-            })
+            styles.update({'layers.*.attn.gate.up': 'colwise', 'layers.*.attn.gate.dt_bias': 'embedding_rowwise'})
         if config.value_proj:
             styles['layers.*.attn.v_proj'] = 'colwise'
     if kinds - {LINEAR}:

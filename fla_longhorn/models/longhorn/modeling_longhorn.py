@@ -12,8 +12,8 @@ from fla.models.generation_utils import FLAGenerationMixin
 from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from fla_longhorn.layers.gate import no_weight_decay
 from fla_longhorn.layers.longhorn import Longhorn
-from fla_longhorn.layers.weight_decay import no_weight_decay
 from fla_longhorn.models.call import begin_call, end_call
 from fla_longhorn.models.causal_lm import compute_logits_and_loss, with_shift_labels
 from fla_longhorn.models.generation import (
@@ -26,7 +26,6 @@ from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, L
 from fla_longhorn.modules import GatedMLP, RMSNorm
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import accept_cache, look_ahead
-from fla_longhorn.modules.direct import get_child
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -69,12 +68,12 @@ class LonghornBlock(GradientCheckpointingLayer):
         attnres_states: list[torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
-        residual, cache, attn = hidden_states, past_key_values, get_child(self, 'attn')
+        residual, cache, attn = hidden_states, past_key_values, self.attn
         if isinstance(attn, Attention) and not use_cache:
             # fla's attention updates any cache that it gets
             cache = look_ahead(cache)
         hidden_states, attentions, _ = attn(
-            hidden_states=get_child(self, 'attn_norm')(hidden_states), attention_mask=attention_mask, past_key_values=cache,
+            hidden_states=self.attn_norm(hidden_states), attention_mask=attention_mask, past_key_values=cache,
             use_cache=use_cache, output_attentions=output_attentions, **kwargs,
         )
         hidden_states = residual + hidden_states

@@ -17,14 +17,14 @@ def register(changes: Changes) -> None:
     import fla_cpu
     from fla_cpu.backend import load_loops
     from fla_kit.numba import compiles
-    from fla_longhorn.modules.loops import register_loops
+    from fla_longhorn.modules import dispatch
     from fla_longhorn.ops import mixer
     from fla_longhorn.ops.backend import register_cpu_backend
 
     fla_cpu.register(changes)
     changes.set_attribute(mixer, 'find_loops', find_token_loops)
     register_cpu_backend('numba', load_backend, compiles)
-    register_loops(load_loops)
+    changes.set_attribute(dispatch, 'find_loops', load_loops)
 
 
 def find_token_loops() -> ModuleType | None:

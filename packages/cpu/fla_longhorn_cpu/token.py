@@ -13,7 +13,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.modules import L2Norm, ShortConvolution
-from fla_longhorn.modules.states import can_update_in_place
 from fla_longhorn.ops.mixer import Mixer
 from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.ops.pool import Pool
@@ -31,10 +30,10 @@ METHODS = {
 
 
 def mix_layer(
-    layer: Longhorn, x: torch.Tensor, z: torch.Tensor, conv_state: torch.Tensor | None, recurrent_state: torch.Tensor | None,
+    layer: Longhorn, x: torch.Tensor, z: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor,
 ) -> torch.Tensor | None:
     """As :func:`fla_longhorn.ops.mixer.mix_layer`."""
-    if conv_state is None or conv_state.requires_grad or not can_update_in_place(recurrent_state) or not is_as_made(layer):
+    if conv_state.requires_grad or not is_as_made(layer):
         return None
     conv, beta_proj, gate = layer.conv1d, layer.beta_proj, layer.gate
     mixer = Mixer(

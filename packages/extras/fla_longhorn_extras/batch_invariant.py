@@ -8,6 +8,7 @@ order where there are other rows beside it. On a GPU nothing does: kernels and t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from fla.layers.rodimus import SlidingWindowSharedKeyAttention
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.gate import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
+from fla_longhorn.ops import fused_recurrent_longhorn
 from fla_longhorn.ops.backend import backend_name
 
 Model = TypeVar('Model', bound=nn.Module)
@@ -57,11 +59,34 @@ class BlockL2Norm(InBlocks, L2Norm):
     pass
 
 
+class InvariantConvolution(ShortConvolution):
+    """In PyTorch, but for the compiled loops of four taps, which give a token the same bits alone and in a sequence."""
+
+    def is_launched(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
+        return x.is_cpu and self.kernel_size[0] == 4 and super().is_launched(x, cu_seqlens)
+
+
+def recurrence_in_one_kernel(**inputs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`fused_recurrent_longhorn` by the kernel for sequences, which saves states: for a single token there is another one."""
+    needs_gradient = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs.values())
+    states = inputs['q'].shape[1] == 1 and not needs_gradient
+    o, final_state, *_ = fused_recurrent_longhorn(**inputs, return_intermediate_states=states)
+    return o, final_state
+
+
+class Invariant:
+    """A Longhorn layer with one recurrence for all lengths."""
+
+    def op_for(self, T: int) -> Callable:
+        return recurrence_in_one_kernel
+
+
 BLOCKWISE: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: BlockLinear, RMSNorm: BlockRMSNorm, nn.RMSNorm: BlockTorchRMSNorm, L2Norm: BlockL2Norm,
+    ShortConvolution: InvariantConvolution,
 }
 # what has parameters and gives a token the same bits on a GPU
-INVARIANT = (*BLOCKWISE.values(), nn.Embedding, ShortConvolution, Longhorn, Gate)
+INVARIANT = (*BLOCKWISE.values(), nn.Embedding, Longhorn, Gate)
 
 
 def make_batch_invariant(model: Model) -> Model:
@@ -117,6 +142,6 @@ def make_batch_invariant(model: Model) -> Model:
                 raise ValueError(f"model must have Longhorn's own modules on {x.device}, got {kind} in {name}")
     for module in model.modules():
         module.__class__ = BLOCKWISE.get(type(module), module.__class__)
-        if isinstance(module, (Longhorn, ShortConvolution)):
-            module.batch_invariant = True
+        if isinstance(module, Longhorn):
+            module.__class__ = type(type(module).__name__, (Invariant, type(module)), {})
     return model

@@ -3,6 +3,7 @@
 from tests.mutate.mutation import Mutation
 
 NORM = 'packages/cpu/tests/fla_cpu/test_norms.py::'
+ARGUMENTS = 'packages/cpu/tests/longhorn/test_arguments.py::test_walk_over_all_arguments_of_all_loops'
 
 MUTATIONS = [
     Mutation(
@@ -41,5 +42,21 @@ MUTATIONS = [
         'rms-eps', 'packages/cpu/fla_cpu/norms.py', '.square_().div_(D).add_(eps).rsqrt_()',
         '.square_().add_(eps).div_(D).rsqrt_()',
         'eps is divided by the width', NORM + 'test_norm', '[12-dtype0',
+    ),
+    Mutation(
+        'bias-of-any-size', 'packages/cpu/fla_cpu/loops.py',
+        "address('bias', bias, (D,), optional=True),\n        address('y', y, x.shape, (x.dtype,)),",
+        "0 if bias is None else bias.data_ptr(),\n        address('y', y, x.shape, (x.dtype,)),",
+        'the convolution of a token reads beyond a short bias', ARGUMENTS,
+    ),
+    Mutation(
+        'freed-memory', 'packages/cpu/fla_kit/numba/arguments.py',
+        'return x.untyped_storage().nbytes() >= x.itemsize * (x.storage_offset() + size)', 'return True',
+        'loops read weights whose memory was freed', ARGUMENTS,
+    ),
+    Mutation(
+        'cache-of-one-loop', 'packages/cpu/fla_kit/numba/cache.py', 'DiskCache.is_faulty = True', 'self.is_faulty = True',
+        'a faulty cache is tried again by each loop', 'packages/cpu/tests/fla_cpu/test_no_cache.py::test_a_fault_of_the_files',
+        'empty',
     ),
 ]

@@ -8,6 +8,8 @@ GATE = 'tests/ops/test_gate.py'
 DECAYS = f'{GATE}::test_outputs_and_gradients'
 THREADS = 'packages/cpu/tests/longhorn/test_threads.py::test_two_threads_equal_one'
 MIXER = 'packages/cpu/tests/longhorn/test_mixer.py'
+PARTS = 'packages/cpu/tests/longhorn/test_parts.py'
+OPS = 'tests/ops/test_longhorn.py'
 
 MUTATIONS = [
     Mutation(
@@ -44,7 +46,7 @@ MUTATIONS = [
         'gradients of earlier tokens do not decay', DECAYS, 'numba exact chunk B2',
     ),
     Mutation(
-        'dg-of-one-block', 'packages/cpu/fla_longhorn_cpu/backend.py', '(add_parts(dg) if g.dim() == 3 else dg)',
+        'dg-of-one-block', 'packages/cpu/fla_longhorn_cpu/backend.py', '(add_parts(dg) if dg.shape == of_head else dg)',
         '(dg[0] if g.dim() == 3 else dg)', "a head's dg lacks all blocks of channels but the first", DECAYS,
         'numba diagonal chunk V300',
     ),
@@ -94,5 +96,29 @@ MUTATIONS = [
         'x = load_one(projected, p) + load_one(dt_bias, p % M)',
         'x = load_one(projected, p)', 'decays in decoding lack their bias', f'{MIXER}::test_equals_the_recurrence_in_float64',
         'gate 1 float32',
+    ),
+    Mutation(
+        'hooks-unseen-in-decoding', 'packages/cpu/fla_longhorn_cpu/token.py',
+        'if not runs(linear, nn.Linear) or linear.bias is not None:', 'if linear.bias is not None:',
+        'decoding passes by adapters, hooks and other forwards', f'{PARTS}::test_modules', 'x_proj',
+    ),
+    Mutation(
+        'bias-unseen-in-decoding', 'packages/cpu/fla_longhorn_cpu/token.py',
+        'if not runs(linear, nn.Linear) or linear.bias is not None:', 'if not runs(linear, nn.Linear):',
+        'decoding leaves out a bias that somebody added', f'{PARTS}::test_modules', 'x_proj bias',
+    ),
+    Mutation(
+        'methods-unseen-in-decoding', 'packages/cpu/fla_longhorn_cpu/token.py', 'if not has_own_methods(type(layer)) or ',
+        'if ', "decoding passes by a subclass's methods",
+        'packages/cpu/tests/longhorn/test_token.py::test_overridden_methods',
+    ),
+    Mutation(
+        'softplus-beyond-88', 'packages/cpu/fla_longhorn_cpu/mixer.py',
+        'max(x, np.float32(0)) + np.log1p(np.exp(-abs(x)))', 'np.log1p(np.exp(x))',
+        'a large input of the gate forgets all', f'{MIXER}::test_softplus_of_large_numbers',
+    ),
+    Mutation(
+        'strided-as-dense', 'packages/cpu/fla_longhorn_cpu/backend.py', '.resolve_neg().contiguous()', '.resolve_neg()',
+        'strided inputs are passed to loops of dense ones', f'{OPS}::test_strided_inputs', 'numba',
     ),
 ]

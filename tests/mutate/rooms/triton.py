@@ -18,13 +18,14 @@ MUTATIONS = [
         "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
     ),
     Mutation(
-        'segments-without-gate', 'ops/triton/diagonal/segments.py', 'b_h = b_decay * (b_h + b_k * b_x)',
-        'b_h = (1. - b_eps * b_squares) * (b_h + b_k * b_x)',
+        'segments-without-gate', 'ops/triton/diagonal/segments.py', 'b_h = b_decay * (b_h + qs[u] * b_x)',
+        'b_h = (1. - ks[u] * (ks[u] * b_eps)) * (b_h + qs[u] * b_x)',
         "the state's gradient passes a segment without the gate's decay", f'{GATE}::test_any_number_of_segments', 'H2 g_head',
         env=INTERPRET,
     ),
     Mutation(
-        'gradient-of-g-between-blocks-of-k', 'ops/triton/diagonal/backward_steps.py', 'b_dg += earlier_dgs[u]', 'pass',
+        'gradient-of-g-between-blocks-of-k', 'ops/triton/diagonal/backward_steps.py', 'p_u + 3 * PLANE, i_k, NK)',
+        'p_u + 3 * PLANE, i_k, 1)',
         'the gradient of g is a sum over the last entries of K only', f'{GATE}::test_outputs_and_gradients', 'T21',
         env=INTERPRET,
     ),

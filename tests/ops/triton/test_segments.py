@@ -72,8 +72,8 @@ if INTERPRETING or torch.cuda.is_available():
         inputs = {name: x.detach() for name, x in make_inputs(case, triton_device).items()}
         options = make_options(case, triton_device) | {'scale': 1.0}
         args = Arguments(**inputs, **options)
-        rows = prepare_rows(args, squares=False)
-        decay, state = segments.summarize_segments(rows, args, L=segments.one_segment(9, 4))
+        kq = prepare_rows(args)
+        decay, state = segments.summarize_segments(kq, args, L=segments.one_segment(9, 4))
         _, expected = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
         assert relative_error(decay * inputs['initial_state'] + state, expected) <= 1e-6
 

@@ -1,11 +1,13 @@
 """Backward kernels of the diagonal update: one walks back along each segment from saved states, one sums channel blocks.
 
-With a = e^g (1 without a gate), P = a S_{t-1}, G_t = dL/dS_t and m = G_t (v / 2 - k P) per entry, per channel
+With b = e^g (1 without a gate), P = b S_{t-1}, G_t = dL/dS_t and m = G_t (v / 2 - k P) per entry, per channel
 du = sum_j k_j G_t[j]:
 
     dv = eps du,   deps = sum_j k_j m_j + (v / 2) du,   dbeta = deps f^2  with f = 1 / (1 + beta |k|^2)
     dq_j = scale sum_v dy S_t[j],   dk_j = 2 sum_v eps m_j - 2 k_j sum_v eps^2 deps
-    dP = (1 - eps k^2) G_t,   dg = sum_j dP_j P_j,   G_{t-1} = a dP
+    G_{t-1} = b (1 - eps k^2) G_t,   dg = sum_j G_{t-1}[j] S_{t-1}[j]
+
+dy is the gradient of y = q^T S; in the kernels G is `dh`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,9 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.common import (
     FUSED,
-    given,
     is_scalar,
     launch_key,
     new_dg,
-    no_step,
     norm_slope,
     of_gate,
     padded_state_size,
@@ -35,65 +35,64 @@ from fla_longhorn.ops.triton.device import card_of, multiprocessor_count
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward_steps import (
     backward_block,
-    copy_rows,
-    from_ring,
-    load_four,
-    load_keys,
-    load_next,
+    from_saved,
     replay_block,
-    ring_offsets,
-    to_ring,
+    saved_offsets,
+    to_saved,
 )
-from fla_longhorn.ops.triton.diagonal.common import locate_segment, prepare_rows, state_offsets
+from fla_longhorn.ops.triton.diagonal.common import (
+    channel_offsets,
+    channel_pointers,
+    load_inputs,
+    load_rows,
+    locate_segment,
+    padded,
+    prepare_rows,
+    state_offsets,
+)
 from fla_longhorn.ops.triton.diagonal.configs import (
+    CHANNELS,
     PROGRAMS_PER_MULTIPROCESSOR,
     for_backward,
     for_reduce,
-    scratch_offset,
+    scratch_sizes,
     slice_length,
 )
 from fla_longhorn.ops.triton.slots import first_slot
 
 
-@triton.heuristics({'MASKED': lambda args: args['V'] % args['BV'] != 0, **given(
-    IS_VARLEN='cu_seqlens', HAS_D='D', HAS_Z='z', HAS_G='g',
-)})
-@triton.jit(do_not_specialize=['T', 'TT', 'N', 'L', 'NS', 'T0', 'TS', 'TP'])
+@triton.jit(do_not_specialize=['T', 'N', 'L', 'NS', 'T0', 'TS'])
 def longhorn_bwd_kernel(
-    rows, v, beta, D, z, g, do, states, dh, dv, dbeta, dD, dz, dg, part, scratch, cu_seqlens, T, TT, N, L, NS, T0, TS, TP,
+    kq, v, beta, D, z, g, do, states, dh, dv, dbeta, dD, dz, dg, part, scratch, cu_seqlens, T, N, L, NS, T0, TS,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, S_V: tl.constexpr, S_Z: tl.constexpr, S_G: tl.constexpr,
-    S_DO: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, INTERVAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ROWS: tl.constexpr, SUMS: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr, IS_VARLEN: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_G: tl.constexpr,
-    MASKED: tl.constexpr,
+    S_DO: tl.constexpr, INTERVAL: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, U: tl.constexpr,
+    SUM_PRECISION: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr,
 ):
     """All gradients of TS tokens from the T0-th of each segment on; of those summed over channels, `part` gets sums over BV.
 
-    A program loops over (segment, head, channel block) with one scratch buffer. For each checkpoint, from the
-    last, and each block of BK entries of K, it recomputes the states after it, keeps every fourth, and walks back along
-    them. `dh` holds the gradient of the state behind these tokens in each segment slot, and then of the one before them.
+    A program loops over (segment, head, channel block) with one scratch buffer. For each chunk, from the last, and each block
+    of BK entries of K, it recomputes the states in it, saves one for each block of tokens, and walks back along them. `dh`
+    holds the gradient of the state behind these tokens in each segment slot, and then of the one before them.
     """
-    PR: tl.constexpr = 2 * KP + 4
+    IS_VARLEN: tl.constexpr = cu_seqlens is not None
+    HAS_D: tl.constexpr = D is not None
+    HAS_Z: tl.constexpr = z is not None
+    HAS_G: tl.constexpr = g is not None
+    KP: tl.constexpr = padded(K)
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
-    S_B: tl.constexpr = H if SCALAR_BETA else H * V
-    BT: tl.constexpr = min(INTERVAL, 128)
-    o_i = tl.arange(0, BK)[:, None]
-    o_x = tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
-    # a program's scratch memory has these parts
-    p_ring = scratch + tl.program_id(0).to(tl.int64) * scratch_offset('end', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
-    p_sums = p_ring + scratch_offset('sums', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
-    p_rest = p_ring + scratch_offset('rows', INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R)
-    o_ring = ring_offsets(BK, BV)
-    V_TYPE: tl.constexpr = v.dtype.element_ty
-    BETA_TYPE: tl.constexpr = beta.dtype.element_ty
-    DO_TYPE: tl.constexpr = do.dtype.element_ty
-    Z_TYPE: tl.constexpr = z.dtype.element_ty if HAS_Z else DO_TYPE
-    G_TYPE: tl.constexpr = g.dtype.element_ty if HAS_G else DO_TYPE
-    NONE: tl.constexpr = no_step(OPTIONS)
-    # the value of channels beyond V; a load without one takes an instruction less
-    V_BEYOND: tl.constexpr = 0. if MASKED else None
-    BETA_BEYOND: tl.constexpr = NONE if MASKED else None
+    BT: tl.constexpr = 32
+    S_KQ: tl.constexpr = H * (2 * KP + 4)
+    S_P: tl.constexpr = 2 * KP + 4
+    S_O: tl.constexpr = H * V
+    STRIDES: tl.constexpr = (S_V, H if SCALAR_BETA else H * V, S_G, S_DO, S_Z)
+    SIZES: tl.constexpr = scratch_sizes(INTERVAL, NK, BK, BV, U, SCALAR_BETA, HAS_G)
+    o_i, o_x = tl.arange(0, BK)[:, None], tl.arange(0, BV)[None, :]
+    p_saved = scratch + tl.program_id(0).to(tl.int64) * (SIZES[0] + SIZES[1]) + saved_offsets(BK, BV)
+    p_sums = scratch + tl.program_id(0).to(tl.int64) * (SIZES[0] + SIZES[1]) + SIZES[0]
+    # tokens in `part`
+    TP = T if IS_VARLEN else NS * TS
 
     for i in range(0, tl.cdiv(NS * H * NV - tl.program_id(0), tl.num_programs(0))):
         i_w = tl.program_id(0) + i * tl.num_programs(0)
@@ -101,134 +100,98 @@ def longhorn_bwd_kernel(
         i_n, bos, eos, beg, end, used = locate_segment(i_s, cu_seqlens, T, N, L, IS_VARLEN)
         beg += T0
         n_t = tl.where(used, tl.minimum((end - beg).to(tl.int32), TS), 0)
-        o_v = i_v * BV + o_x
+        o_v = channel_offsets(i_v, BV)
         m_v = o_v < V
-        b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else tl.zeros([1, BV], dtype=tl.float32)
+        b_D = tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) if HAS_D else 0.
         b_dD = tl.zeros([1, BV], dtype=tl.float32)
         i_c = (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) + (beg - bos) // INTERVAL) * H + i_h
 
-        p_dh = dh + (i_s.to(tl.int64) * H + i_h) * K * V
-        for j in range(0, tl.cdiv(n_t, INTERVAL)):
-            i_t = (tl.cdiv(n_t, INTERVAL) - 1 - j) * INTERVAL
+        for j in range(tl.cdiv(n_t, INTERVAL) - 1, -1, -1):
+            i_t = j * INTERVAL
             n_c = tl.minimum(n_t - i_t, INTERVAL)
+            n_b = tl.cdiv(n_c, U)
             t = beg + i_t
-            p_r = rows + (i_h.to(tl.int64) * TT + t) * R
-            p_v = v + (t * S_V + i_h * V + i_v * BV) + o_x
-            p_beta = beta + (t * H + i_h) + o_x * 0 if SCALAR_BETA else beta + ((t * H + i_h) * V + i_v * BV) + o_x
-            p_do = do + (t * S_DO + i_h * V + i_v * BV) + o_x
-            p_z = z + (t * S_Z + i_h * V + i_v * BV) + o_x if HAS_Z else p_v
-            p_g = p_v
-            if HAS_G:
-                p_g = g + (t * S_G + i_h) + o_x * 0 if SCALAR_G else g + (t * S_G + i_h * V + i_v * BV) + o_x
-            i_o = (t * H + i_h) * V + i_v * BV
-            p_dv = dv + i_o + o_x
-            p_dbeta = dbeta + i_o + o_x
-            p_dz = dz + i_o + o_x if HAS_Z else p_dv
-            p_dg = dg + i_o + o_x if HAS_G else p_dv
+            p_row = kq + (t * H + i_h) * (2 * KP + 4)
+            p_v = channel_pointers(v, t, i_h, o_v, S_V, V, False)
+            ps = (
+                p_v,
+                channel_pointers(beta, t, i_h, o_v, STRIDES[1], V, SCALAR_BETA),
+                channel_pointers(g, t, i_h, o_v, S_G, V, SCALAR_G) if HAS_G else p_v,
+                channel_pointers(do, t, i_h, o_v, S_DO, V, False),
+                channel_pointers(z, t, i_h, o_v, S_Z, V, False) if HAS_Z else p_v,
+            )
+            o_o = (t * H + i_h) * V + o_v
+            outs = (dv + o_o, dbeta + o_o, dg + o_o if HAS_G else dv + o_o, dz + o_o if HAS_Z else dv + o_o)
             i_p = t if IS_VARLEN else i_s.to(tl.int64) * TS + i_t
-            p_token = part + ((i_v * H + i_h).to(tl.int64) * TP + i_p) * PR
-            n_b = tl.cdiv(n_c, 4)
-            p_last = p_r + (n_b - 1) * 4 * R
-            if n_c % 4 != 0:
-                # if four rows are in scratch, the offset of a token's row is a constant in each block
-                copy_rows(p_rest, p_last, n_c % 4, R, KP)
-                p_last = p_rest
+            p_part = part + ((i_v * H + i_h).to(tl.int64) * TP + i_p) * S_P
             for i_k in range(0, NK):
                 o_k = i_k * BK + o_i
-                b_h = tl.load(
-                    states + (i_c + i_t // INTERVAL * H) * K * V + o_k * V + o_v, mask=(o_k < K) & m_v, other=0.,
-                )
-                # a pointer that advances with the loop costs two instructions, a recomputed one four
-                x_r, x_v, x_beta, x_g, x_ring = p_r, p_v, p_beta, p_g, p_ring
-                # prefetch the inputs of the next block: loads don't move up across stores
-                vs = load_four(x_v, n_c, m_v, S_V, 0.)
-                betas = load_four(x_beta, n_c, m_v, S_B, NONE)
-                gs = load_four(x_g, n_c, m_v, S_G, 0.) if HAS_G else vs
-                b_keys, ns = load_keys(x_r, x_r + i_k * BK, n_c, R, KP, BK)
-                tl.store(x_ring + o_ring, to_ring(b_h))
-                for j in range(1, n_b):
-                    # the last iteration reloads its own block, so the prefetch needs no bounds check
-                    step = tl.where(j + 1 < n_b, 4, 0)
-                    x_r, x_v, x_beta, x_ring = x_r + step * R, x_v + step * S_V, x_beta + step * S_B, x_ring + BK * BV
-                    x_g += step * S_G
-                    m = m_v if MASKED else None
-                    next_vs = load_next(x_v, m, S_V, V_BEYOND)
-                    next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
-                    next_gs = load_next(x_g, m, S_G, V_BEYOND) if HAS_G else next_vs
-                    next_keys, next_ns = load_keys(x_r, x_r + i_k * BK, 4, R, KP, BK)
-                    b_h = replay_block(b_h, b_keys, ns, vs, betas, gs, V_TYPE, BETA_TYPE, G_TYPE, OPTIONS, HAS_G)
-                    tl.store(x_ring + o_ring, to_ring(b_h))
-                    vs, betas, gs, b_keys, ns = next_vs, next_betas, next_gs, next_keys, next_ns
+                m_h = (o_k < K) & m_v
+                b_h = tl.load(states + (i_c + j * H) * K * V + o_k * V + o_v, mask=m_h, other=0.)
+                # the inputs of the next block are prefetched: loads don't move up across stores
+                xs = load_inputs(ps[:3], 0, n_c, m_v, STRIDES, OPTIONS, U)
+                b_keys, ns = load_rows(p_row, i_k * BK + tl.arange(0, BK), n_c, KP, S_KQ, U)
+                tl.store(p_saved, to_saved(b_h))
+                for i_b in range(1, n_b):
+                    # none after the last block whose tokens are replayed
+                    n_u = tl.where(i_b + 1 < n_b, U, 0)
+                    next_xs = load_inputs(ps[:3], i_b * U, n_u, m_v, STRIDES, OPTIONS, U)
+                    p_next = p_row + i_b * U * S_KQ
+                    next_keys, next_ns = load_rows(p_next, i_k * BK + tl.arange(0, BK), tl.maximum(n_u, 1), KP, S_KQ, U)
+                    b_h = replay_block(b_h, b_keys, ns, xs, ps, OPTIONS, HAS_G)
+                    tl.store(p_saved + i_b * BK * BV, to_saved(b_h))
+                    xs, b_keys, ns = next_xs, next_keys, next_ns
+                # a thread reads what others wrote
                 tl.debug_barrier()
 
-                p_G = p_dh + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
-                b_G = tl.load(p_G, mask=(o_k < K) & m_v, other=0.)
-                j = n_b - 1
-                n_u = n_c - 4 * j
-                x_r, x_ring, x_sums = p_last, p_ring + j * BK * BV, p_sums + j * 4
-                x_v, x_beta, x_do, x_z = p_v + j * 4 * S_V, p_beta + j * 4 * S_B, p_do + j * 4 * S_DO, p_z + j * 4 * S_Z
-                x_dv, x_dbeta, x_dz = p_dv + j * 4 * H * V, p_dbeta + j * 4 * S_B, p_dz + j * 4 * H * V
-                x_g, x_dg = p_g + j * 4 * S_G, p_dg + j * 4 * H * V
-                x_part = p_token + j * 4 * PR
-                vs = load_four(x_v, n_u, m_v, S_V, 0.)
-                betas = load_four(x_beta, n_u, m_v, S_B, NONE)
-                dos = load_four(x_do, n_u, m_v, S_DO, 0.)
-                zs = load_four(x_z, n_u, m_v, S_Z, 0.) if HAS_Z else (0., 0., 0., 0.)
-                gs = load_four(x_g, n_u, m_v, S_G, 0.) if HAS_G else (0., 0., 0., 0.)
-                b_h = tl.load(x_ring + o_ring)
-                for j in range(0, n_b):
-                    # the first block has no tokens before it to prefetch
-                    step = tl.where(j + 1 < n_b, 4, 0)
-                    m = m_v & (tl.full(m_v.shape, 0, tl.int32) < step)
-                    x_ring -= step // 4 * BK * BV
-                    next_h = tl.load(x_ring + o_ring)
-                    x_v, x_beta, x_do, x_z = x_v - step * S_V, x_beta - step * S_B, x_do - step * S_DO, x_z - step * S_Z
-                    next_vs = load_next(x_v, m, S_V, V_BEYOND)
-                    next_betas = load_next(x_beta, m, S_B, BETA_BEYOND)
-                    next_dos = load_next(x_do, m, S_DO, V_BEYOND)
-                    next_zs = load_next(x_z, m, S_Z, V_BEYOND) if HAS_Z else zs
-                    x_g -= step * S_G
-                    next_gs = load_next(x_g, m, S_G, V_BEYOND) if HAS_G else gs
-                    b_G, b_dD = backward_block(
-                        b_G, b_dD, b_D, from_ring(b_h), vs, betas, dos, zs, gs, i_k, n_u, x_r, x_dv, x_dbeta, x_dz, x_dg,
-                        x_sums, x_part, m_v, V_TYPE, BETA_TYPE, DO_TYPE, Z_TYPE, G_TYPE, H, V, S_B, R, PR, KP, NK, BK, BV,
-                        INTERVAL, ROWS, SUMS, OPTIONS, HAS_D, HAS_Z, HAS_G, SCALAR_BETA,
+                p_dh = dh + (i_s.to(tl.int64) * H + i_h) * K * V + state_offsets(o_k, o_v, K, V, STATE_V_FIRST)
+                b_dh = tl.load(p_dh, mask=m_h, other=0.)
+                n_u = n_c - (n_b - 1) * U
+                xs = load_inputs(ps, (n_b - 1) * U, n_u, m_v, STRIDES, OPTIONS, U)
+                b_x = tl.load(p_saved + (n_b - 1) * BK * BV)
+                for i_b in range(n_b - 1, -1, -1):
+                    next_xs = load_inputs(ps, (i_b - 1) * U, tl.minimum(i_b, 1) * U, m_v, STRIDES, OPTIONS, U)
+                    next_x = tl.load(p_saved + tl.maximum(i_b - 1, 0) * BK * BV)
+                    t_b = i_b * U
+                    b_dh, b_dD = backward_block(
+                        b_dh, b_dD, b_D, from_saved(b_x), xs, ps,
+                        (outs[0] + t_b * S_O, outs[1] + t_b * S_O, outs[2] + t_b * S_O, outs[3] + t_b * S_O),
+                        p_row + t_b * S_KQ, p_sums + t_b * BV + o_x, p_part + t_b * S_P, i_k, n_u, m_v,
+                        V, KP, NK, INTERVAL, S_KQ, S_O, OPTIONS, SUM_PRECISION, SCALAR_BETA, HAS_D, HAS_Z, HAS_G,
                     )
-                    vs, betas, dos, zs, gs, b_h = next_vs, next_betas, next_dos, next_zs, next_gs, next_h
-                    n_u = n_u * 0 + 4
-                    x_r, x_sums = p_r + (n_b - 2 - j) * 4 * R, x_sums - 4
-                    x_part -= 4 * PR
-                    x_dv, x_dbeta, x_dz, x_dg = x_dv - 4 * H * V, x_dbeta - 4 * S_B, x_dz - 4 * H * V, x_dg - 4 * H * V
-                tl.store(p_G, b_G, mask=(o_k < K) & m_v)
+                    xs, b_x, n_u = next_xs, next_x, n_u * 0 + U
+                tl.store(p_dh, b_dh, mask=m_h)
             tl.debug_barrier()
-            for j in range(0, tl.cdiv(n_c, BT)):
-                o_t = j * BT + tl.arange(0, BT)
-                p_w = p_sums + tl.arange(0, BV)[:, None] * INTERVAL + o_t[None, :]
-                m_c = (o_t < n_c)[None, :]
+            for i_b in range(0, tl.cdiv(n_c, BT)):
+                o_t = i_b * BT + tl.arange(0, BT)
+                m_t = o_t < n_c
+                p_w = p_sums + o_t[:, None] * BV + o_x
                 # [BT]
-                p_t = p_token + o_t * PR + 2 * KP
-                tl.store(p_t, tl.sum(tl.load(p_w, mask=m_c, other=0.), 0), mask=o_t < n_c)
+                p_t = p_part + o_t * S_P + 2 * KP
+                tl.store(p_t, tl.sum(tl.load(p_w, mask=m_t[:, None], other=0.), 1), mask=m_t)
                 if SCALAR_BETA:
-                    tl.store(p_t + 1, tl.sum(tl.load(p_w + INTERVAL * BV, mask=m_c, other=0.), 0), mask=o_t < n_c)
+                    tl.store(p_t + 1, tl.sum(tl.load(p_w + INTERVAL * BV, mask=m_t[:, None], other=0.), 1), mask=m_t)
+            # the next chunk writes there
             tl.debug_barrier()
 
         if HAS_D:
             tl.store(dD + (i_s.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=m_v)
 
 
-@triton.jit(do_not_specialize=['T', 'TT', 'L', 'T0', 'TS', 'TP'])
+@triton.jit(do_not_specialize=['T', 'L', 'NS', 'T0', 'TS'])
 def longhorn_reduce_kernel(
-    part, rows, dq, dk, dbeta, scale, T, TT, L, T0, TS, TP, NV: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    R: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
+    part, kq, dq, dk, dbeta, scale, T, L, NS, T0, TS, NV: tl.constexpr, H: tl.constexpr, K: tl.constexpr, BT: tl.constexpr,
+    OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):
     """The gradients of q, k and a scalar beta: adds the sums of the channel blocks, always in the same order."""
-    PR: tl.constexpr = 2 * KP + 4
+    KP: tl.constexpr = padded(K)
+    S_P: tl.constexpr = 2 * KP + 4
+    TP = T if IS_VARLEN else NS * TS
     i_t, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
     o_p, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
     o_t, m_t = o_p, o_p < TP
     if not IS_VARLEN:
-        # place in the segment, and in the row, which has n_s of them
+        # place in the segment, and in the sequence, which has n_s of them
         n_s, i_s, i_x = tl.cdiv(T, L), o_p // TS, T0 + o_p % TS
         i_x, m_t = i_s % n_s * L + i_x, m_t & (i_x < L)
         o_t, m_t = i_s // n_s * T + i_x, m_t & (i_x < T)
@@ -240,7 +203,7 @@ def longhorn_reduce_kernel(
     for i_v in range(0, NV, 4):
         # four blocks of channels at a time, whose loads wait together: [4, BT]
         m_p = (i_v + o_v < NV)[:, None] & m_t[None, :]
-        p_t = part + (((i_v + o_v) * H + i_h)[:, None] * TP + o_p[None, :]) * PR
+        p_t = part + (((i_v + o_v) * H + i_h)[:, None] * TP + o_p[None, :]) * S_P
         # [4, BT, KP]
         p_row, m_row = p_t[:, :, None] + o_k[None, None, :], m_p[:, :, None] & (o_k < K)[None, None, :]
         b_dq += tl.sum(tl.load(p_row, mask=m_row, other=0.), 0)
@@ -248,7 +211,7 @@ def longhorn_reduce_kernel(
         b_w += tl.sum(tl.load(p_t + 2 * KP, mask=m_p, other=0.), 0)
         if SCALAR_BETA:
             b_db += tl.sum(tl.load(p_t + 2 * KP + 1, mask=m_p, other=0.), 0)
-    b_k = tl.load(rows + ((i_h * TT + o_t) * R)[:, None] + o_k[None, :], mask=m, other=0.)
+    b_k = tl.load(kq + ((o_t * H + i_h) * S_P)[:, None] + o_k[None, :], mask=m, other=0.)
     p_d = ((o_t * H + i_h) * K)[:, None] + o_k[None, :]
     tl.store(dq + p_d, (b_dq * scale).to(dq.dtype.element_ty), mask=m)
     tl.store(dk + p_d, (2. * b_dk - (2. * norm_slope(OPTIONS)) * b_k * b_w[:, None]).to(dk.dtype.element_ty), mask=m)
@@ -260,11 +223,11 @@ def sum_precision(args: Arguments) -> str:
     """How sums over channels, as products with ones, round: AMD's gfx950 has no TF32."""
     if card_of(args.q.device).backend != 'cuda':
         return 'ieee'
-    return 'split' if max(args.q.itemsize, args.k.itemsize) > 2 else 'tf32'
+    return 'tf32x3' if max(args.q.itemsize, args.k.itemsize) > 2 else 'tf32'
 
 
 def longhorn_bwd_segments(
-    rows: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dh: torch.Tensor, states: torch.Tensor, *,
+    kq: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dh: torch.Tensor, states: torch.Tensor, *,
     L: int,
 ) -> tuple[torch.Tensor | None, ...]:
     """Backward through every segment of L tokens from the state's gradient in `dh`, which becomes that at the segment's start.
@@ -275,14 +238,14 @@ def longhorn_bwd_segments(
     B, T, H, K, V = args.sizes
     N, interval = args.num_sequences, checkpoint_interval(K)
     scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
-    KP, config, reduce = padded_state_size(K), for_backward(launch_key(args)), for_reduce(launch_key(args))
+    key = launch_key(args)
+    config, reduce = for_backward(key, g is not None, args.use_beta_sigmoid_in_kernel), for_reduce(key)
     kernel, reduce_kernel = longhorn_bwd_kernel, longhorn_reduce_kernel
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
+    # each program loops over the work with one scratch buffer, so there are no more than run at once
     programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(q.device))
-    R = rows.shape[-1]
-    # each program loops over the work with one scratch, so there are no more than run at once
-    floats = programs * scratch_offset('end', interval, NK, BK, BV, scalar_beta, g is not None, R)
+    floats = programs * sum(scratch_sizes(interval, NK, BK, BV, config.U, scalar_beta, g is not None))
 
     def fresh(x):
         return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -292,18 +255,61 @@ def longhorn_bwd_segments(
     TS = slice_length(min(L, T), K, is_varlen)
     TP = B * T if is_varlen else NS * TS
     slices = triton.cdiv(min(L, T), TS)
-    part, scratch = torch.empty(NV, H, TP, 2 * KP + 4, **f32), torch.empty(floats, **f32)
+    part, scratch = torch.empty(NV, H, TP, 2 * padded_state_size(K) + 4, **f32), torch.empty(floats, **f32)
     dD = None if D is None else torch.empty(slices, NS, H, V, **f32)
+    shared: dict[str, Any] = dict(
+        T=T,
+        L=L,
+        NS=NS,
+        TS=TS,
+        H=H,
+        K=K,
+        OPTIONS=args.step_options,
+        SCALAR_BETA=scalar_beta,
+        **FUSED,
+    )
     for i in reversed(range(slices)):
         kernel[(programs,)](
-            rows, v, beta, D, z, g, do, states, dh, dv, dbeta, None if dD is None else dD[i], dz, dg, part, scratch,
-            args.cu_seqlens, T, B * T, N, L, NS, i * TS, TS, TP, H=H, K=K, V=V, **strides, R=R, KP=KP, INTERVAL=interval,
-            **config.of(kernel), SUMS=sum_precision(args), OPTIONS=args.step_options, SCALAR_BETA=scalar_beta,
-            SCALAR_G=is_scalar(g), STATE_V_FIRST=args.state_v_first, **FUSED,
+            kq=kq,
+            v=v,
+            beta=beta,
+            D=D,
+            z=z,
+            g=g,
+            do=do,
+            states=states,
+            dh=dh,
+            dv=dv,
+            dbeta=dbeta,
+            dD=None if dD is None else dD[i],
+            dz=dz,
+            dg=dg,
+            part=part,
+            scratch=scratch,
+            cu_seqlens=args.cu_seqlens,
+            N=N,
+            T0=i * TS,
+            V=V,
+            INTERVAL=interval,
+            SUM_PRECISION=sum_precision(args),
+            SCALAR_G=is_scalar(g),
+            STATE_V_FIRST=args.state_v_first,
+            **strides,
+            **shared,
+            **config.of(kernel),
         )
         reduce_kernel[(triton.cdiv(TP, reduce.BT) * H,)](
-            part, rows, dq, dk, dbeta, args.scale, T, B * T, L, i * TS, TS, TP, NV=NV, H=H, K=K, R=R, KP=KP,
-            OPTIONS=args.step_options, SCALAR_BETA=scalar_beta, IS_VARLEN=is_varlen, **reduce.of(reduce_kernel), **FUSED,
+            part=part,
+            kq=kq,
+            dq=dq,
+            dk=dk,
+            dbeta=dbeta,
+            scale=args.scale,
+            T0=i * TS,
+            NV=NV,
+            IS_VARLEN=is_varlen,
+            **shared,
+            **reduce.of(reduce_kernel),
         )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz, of_gate(dg, g)
 
@@ -317,17 +323,17 @@ def longhorn_diagonal_bwd(
     do, strides['S_DO'] = with_token_stride(do)
 
     # twice as many segments as programs: backward runs two in turn, and the summaries' programs fit twice as often
-    L = segments.segment_length(args, parallel, for_backward(launch_key(args)).BV, rounds=2)
-    rows = prepare_rows(args, squares=L <= T)
+    L = segments.segment_length(args, parallel, CHANNELS, rounds=2)
+    kq = prepare_rows(args)
     if L <= T:
-        decay, local = segments.summarize_segments(rows, args, do, L=L)
+        decay, local = segments.summarize_segments(kq, args, do, L=L)
         dht = None if dht is None else dht.float().contiguous()
         dh = segments.combine_segments(decay, local, dht, args, L=L, reverse=True)
     elif dht is None:
         dh = q.new_zeros(args.state_shape, dtype=torch.float32)
     else:
         dh = dht.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    dq, dk, dv, dbeta, dD, dz, dg = longhorn_bwd_segments(rows, args, strides, do, dh, states, L=L)
+    dq, dk, dv, dbeta, dD, dz, dg = longhorn_bwd_segments(kq, args, strides, do, dh, states, L=L)
     dh0 = None if args.initial_state is None else first_segments(dh, args, L)
     gradients = (dq, dk, dv, dbeta, dh0, dD, dz)
     return gradients if args.g is None else (*gradients, dg)

@@ -1,4 +1,4 @@
-"""Steps that the kernels of the diagonal update share.
+"""Steps that the kernels of the diagonal update share, and the kernel that prepares keys and queries.
 
 Tiles: a state is `[BK, BV]`, a value of all channels `[1, BV]`, a key or query `[BK, 1]`. A thread owns one or two channels
 and all their BK entries, so sums over K stay inside it.
@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.common import FUSED, launch_key, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, launch_key, no_step, padded_state_size
 from fla_longhorn.ops.triton.diagonal.configs import for_prepare
 from fla_longhorn.ops.triton.slots import locate_slot
+
+padded = triton.constexpr_function(padded_state_size)
 
 
 @triton.jit
@@ -38,25 +40,83 @@ def state_offsets(o_k, o_v, K: tl.constexpr, V: tl.constexpr, STATE_V_FIRST: tl.
 
 
 @triton.jit
-def load_masked(p, m, MASKED: tl.constexpr):
-    """Load `p` as float32; with `MASKED`, zero where `m` is false."""
-    if MASKED:
-        return tl.load(p, mask=m, other=0.).to(tl.float32)
+def channel_offsets(i_v, BV: tl.constexpr):
+    """Channels `[1, BV]` of a program, without the hint that they are adjacent: then a thread owns one, of states too."""
+    return i_v * BV + tl.max_contiguous(tl.arange(0, BV), 1)[None, :]
+
+
+@triton.jit
+def channel_pointers(x, t, i_h, o_v, S: tl.constexpr, V: tl.constexpr, SCALAR: tl.constexpr):
+    """Pointers `[1, BV]` to token t's values of a head; with SCALAR it has one for all channels."""
+    if SCALAR:
+        return x + (t * S + i_h) + o_v * 0
     else:
-        return tl.load(p).to(tl.float32)
+        return x + (t * S + i_h * V) + o_v
 
 
 @triton.jit
-def unpack_pairs(b_x):
-    """Words `[1, BV / 2]` of two bfloat16 values as float32 `[1, BV]`: loaded so, a pair takes one instruction less."""
-    b_x = tl.join((b_x << 16).to(tl.float32, bitcast=True), (b_x & -65536).to(tl.float32, bitcast=True))
-    return tl.reshape(b_x, (1, 2 * b_x.shape[1]))
+def load_tokens(p, t, n_u, m_v, S: tl.constexpr, OTHER: tl.constexpr, U: tl.constexpr):
+    """Words of tokens t to t + U - 1 counted from `p [1, BV]`; OTHER for those from the n_u-th on."""
+    xs = ()
+    for u in tl.static_range(U):
+        m = m_v & (tl.full(m_v.shape, u, tl.int32) < n_u)
+        xs = xs + (to_word(tl.load(p + (t + u) * S, mask=m, other=OTHER)),)
+    return xs
 
 
 @triton.jit
-def update(b_h, b_k, b_eps, b_v):
-    """S + (k eps) (v - k S): three instructions for each entry of the state."""
-    return b_h + (b_k * b_eps) * (b_v - b_k * b_h)
+def load_inputs(ps, t, n_u, m_v, STRIDES: tl.constexpr, OPTIONS: tl.constexpr, U: tl.constexpr):
+    """:func:`load_tokens` for each of `ps`, of which the second is beta's.
+
+    Tokens from the n_u-th on have a value, gradient and g of zero and a step size of zero: they change nothing.
+    """
+    xs = ()
+    for i in tl.static_range(len(ps)):
+        xs = xs + (load_tokens(ps[i], t, n_u, m_v, STRIDES[i], no_step(OPTIONS) if i == 1 else 0., U),)
+    return xs
+
+
+@triton.jit
+def to_word(b_x):
+    """A loaded value in a 32-bit register, unconverted: a loop would copy 16-bit values between registers."""
+    if b_x.dtype.primitive_bitwidth == 16:
+        return b_x.to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        return b_x
+
+
+@triton.jit
+def from_word(b_x, p):
+    """Float32 of a word that was loaded from `p`."""
+    DTYPE: tl.constexpr = p.dtype.element_ty
+    if tl.bfloat16 == DTYPE:
+        return (b_x << 16).to(tl.float32, bitcast=True)
+    elif tl.float16 == DTYPE:
+        return b_x.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return b_x.to(tl.float32)
+
+
+@triton.jit
+def row_offset(u: tl.constexpr, n_u, S_KQ: tl.constexpr):
+    """Offset of token u's row, of the last one's where only n_u tokens exist."""
+    if u == 0:
+        return 0
+    else:
+        return tl.minimum(u, n_u - 1) * S_KQ
+
+
+@triton.jit
+def load_rows(p_row, o_k, n_u, KP: tl.constexpr, S_KQ: tl.constexpr, U: tl.constexpr):
+    """Entries `o_k` of the rows of U tokens, `[N, U]`, and a tuple of their |k|^2; the last row where fewer than U exist."""
+    ns = ()
+    for u in tl.static_range(U):
+        ns = ns + (tl.load(p_row + row_offset(u, n_u, S_KQ) + 2 * KP),)
+    if U == 1:
+        return tl.load(p_row + o_k[:, None]), ns
+    else:
+        o_u = tl.minimum(tl.arange(0, U), n_u - 1)
+        return tl.load(p_row + o_u[None, :] * S_KQ + o_k[:, None]), ns
 
 
 @triton.jit
@@ -71,44 +131,45 @@ def unstack(x):
         return unstack(a) + unstack(b)
 
 
-@triton.heuristics({'PADDED': lambda args: args['K'] != args['BK']})
+@triton.jit
+def update(b_h, b_k, b_eps, b_v):
+    """P + (k eps) (v - k P): three instructions for each entry of the state."""
+    return b_h + (b_k * b_eps) * (b_v - b_k * b_h)
+
+
 @triton.jit(do_not_specialize=['T', 'TT', 's_qb', 's_qt', 's_qh', 's_kb', 's_kt', 's_kh'])
 def longhorn_prepare_kernel(
-    q, k, rows, scale, T, TT, s_qb, s_qt, s_qh, s_qk, s_kb, s_kt, s_kh, s_kk, H: tl.constexpr, K: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PADDED: tl.constexpr, SQUARES: tl.constexpr,
+    q, k, kq, scale, T, TT, s_qb, s_qt, s_qh, s_qk, s_kb, s_kt, s_kh, s_kk,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
 ):
-    """Write float32 rows `(k, scale * q, |k|^2 and three unused, k^2)` for every head and token; K is zero-padded to BK."""
+    """Write float32 rows (k, scale * q, |k|^2 and three unused) for every token and head; K is zero-padded to KP."""
     i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
-    o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, BK)
+    o_t, o_k = i_t * BT + tl.arange(0, BT), tl.arange(0, KP)
     m_t = o_t < TT
-    m = m_t[:, None]
-    if PADDED:
-        m = m & (o_k < K)[None, :]
+    m = m_t[:, None] & (o_k < K)[None, :]
     i_b, i_t = o_t // T, o_t % T
-    # [BT, BK]
+    # [BT, KP]
     p_q = q + (i_b * s_qb + i_t * s_qt + i_h * s_qh)[:, None] + o_k[None, :].to(tl.int64) * s_qk
     p_k = k + (i_b * s_kb + i_t * s_kt + i_h * s_kh)[:, None] + o_k[None, :].to(tl.int64) * s_kk
     b_q = tl.load(p_q, mask=m, other=0.).to(tl.float32)
     b_k = tl.load(p_k, mask=m, other=0.).to(tl.float32)
-    p_r = rows + (i_h * TT + o_t)[:, None] * R + o_k[None, :]
-    b_k2 = b_k * b_k
-    tl.store(p_r, b_k, mask=m_t[:, None])
-    tl.store(p_r + BK, b_q * scale, mask=m_t[:, None])
-    tl.store(rows + (i_h * TT + o_t) * R + 2 * BK, tl.sum(b_k2, 1), mask=m_t)
-    if SQUARES:
-        tl.store(p_r + 2 * BK + 4, b_k2, mask=m_t[:, None])
+    # [BT]
+    p_row = kq + (o_t * H + i_h) * (2 * KP + 4)
+    tl.store(p_row[:, None] + o_k[None, :], b_k, mask=m_t[:, None])
+    tl.store(p_row[:, None] + KP + o_k[None, :], b_q * scale, mask=m_t[:, None])
+    tl.store(p_row + 2 * KP, tl.sum(b_k * b_k, 1), mask=m_t)
 
 
-def prepare_rows(args: Arguments, *, squares: bool) -> torch.Tensor:
-    """Float32 rows `[H, B * T, R]` of keys and queries: the kernels load them wide and without conversions."""
+def prepare_rows(args: Arguments) -> torch.Tensor:
+    """Float32 rows `[B * T + 1, H, 2 * KP + 4]` of keys and queries: kernels load them wide and without conversions.
+
+    The last one is not written, and read only for segments without tokens.
+    """
     q, k, kernel, config = args.q, args.k, longhorn_prepare_kernel, for_prepare(launch_key(args))
     B, T, H, K = q.shape
-    BK = padded_state_size(K)
-    R = (3 if squares else 2) * BK + 4
-    rows = torch.empty(H, B * T, R, dtype=torch.float32, device=q.device)
+    KP = padded_state_size(K)
+    kq = torch.empty(B * T + 1, H, 2 * KP + 4, dtype=torch.float32, device=q.device)
     kernel[(triton.cdiv(B * T, config.BT) * H,)](
-        q, k, rows, args.scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, BK=BK, R=R, SQUARES=squares, **config.of(kernel),
-        **FUSED,
+        q, k, kq, args.scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, KP=KP, **config.of(kernel), **FUSED,
     )
-    return rows
-
+    return kq

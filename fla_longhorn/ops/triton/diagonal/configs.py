@@ -10,6 +10,8 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 from fla_longhorn.ops.triton.launch import LaunchConfig, LaunchKey
 
+# channels of a program of one warp in backward and in the summaries of segments
+CHANNELS = 32
 # programs of 32 channels that a multiprocessor should hold: two for each of its four schedulers
 PROGRAMS_PER_MULTIPROCESSOR = 8
 # a segment is not shorter: a second pass would cost more than it saves
@@ -22,20 +24,15 @@ RESIDENT_PROGRAMS = 16
 
 @dataclass(frozen=True)
 class DiagonalConfig(LaunchConfig):
-    """Launch parameters of a program with a state `[BK, BV]`, of one warp, in which a thread has `BC` channels.
-
-    `U` tokens are loaded ahead; a sum over K is taken in `ROWS` chains of FMA.
-    """
+    """Launch parameters of a program with a state `[BK, BV]`, of one warp; `U` tokens are loaded ahead."""
 
     BK: int
     BV: int
-    BC: int = 1
-    U: int = 4
-    ROWS: int = 1
+    U: int = 1
     num_stages: int | None = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        assert self.BK >= 16 and self.BV >= self.BC and 4 % self.U == 0 and self.num_warps == 1
+        assert self.BK >= 16 and 4 % self.U == 0 and self.num_warps == 1
 
 
 @dataclass(frozen=True)
@@ -57,19 +54,21 @@ def for_prepare(key: LaunchKey) -> TokensConfig:
 
 
 def for_forward(key: LaunchKey) -> DiagonalConfig:
-    """At most 64 state entries a thread, which leaves registers for the rest.
+    """At most 64 state entries a thread, which leaves registers for the rest, and a loop of at most 768 instructions.
 
-    Two channels a thread share the loads of keys and queries, where their states fit. From K = 65 on, a warp has fewer
-    channels than threads, and several threads share the entries of a channel.
+    From K = 65 on, a warp has fewer channels than threads, and several threads share the entries of a channel.
     """
     BK = padded_state_size(key.K)
-    BC = 2 if BK <= 32 and key.V > 32 else 1
-    return DiagonalConfig(BK, min(32 * BC, 2048 // BK), BC, U=4 if BK == 16 else 2, ROWS={16: 1, 32: 2}.get(BK, 4))
+    return DiagonalConfig(BK, min(32, 2048 // BK), U={16: 4, 32: 2}.get(BK, 1))
 
 
-def for_backward(key: LaunchKey) -> DiagonalConfig:
-    """By blocks of 16 entries of K: a channel a thread, so that nothing waits for another warp."""
-    return DiagonalConfig(16, 32)
+def for_backward(key: LaunchKey, gated: bool, sigmoid: bool) -> DiagonalConfig:
+    """By blocks of 16 entries of K: a channel a thread, so that nothing waits for another warp.
+
+    With two tokens a block half as many states are saved. With a gate, sums in float32, or beta itself in place of its logit,
+    such a loop has more than 768 instructions.
+    """
+    return DiagonalConfig(16, CHANNELS, U=2 if sigmoid and not gated and key.precision != 'ieee' else 1)
 
 
 def for_reduce(key: LaunchKey) -> TokensConfig:
@@ -79,7 +78,7 @@ def for_reduce(key: LaunchKey) -> TokensConfig:
 def for_segments(key: LaunchKey) -> DiagonalConfig:
     """Blocks as in backward."""
     few = key.card.registers // (32 * RESIDENT_PROGRAMS) if key.card.backend == 'cuda' else None
-    return DiagonalConfig(16, 32, maxnreg=few)
+    return DiagonalConfig(16, CHANNELS, U=2, maxnreg=few)
 
 
 def for_combine(key: LaunchKey) -> EntriesConfig:
@@ -103,17 +102,11 @@ def slice_length(length: int, K: int, is_varlen: bool) -> int:
 
 
 @triton.constexpr_function
-def scratch_offset(part, INTERVAL, NK, BK, BV, SCALAR_BETA, HAS_G, R):
-    """Offset of a part of a program's scratch buffer, in floats; `end` is the buffer's size.
+def scratch_sizes(INTERVAL, NK, BK, BV, U, SCALAR_BETA, HAS_G):
+    """Floats of the two parts of a program's scratch buffer in backward.
 
-    `ring`: every fourth state of a chunk; `sums`: for each token and channel, terms to sum over channels, and sums over the
-    blocks of K so far; `rows`: keys and queries of a chunk's last, incomplete block of four tokens.
+    First the states of a chunk, one for each block of U tokens; then for each token and channel, terms to sum over channels,
+    and sums over the blocks of K so far.
     """
-    sizes = {
-        'ring': INTERVAL // 4 * BK * BV,
-        'sums': ((2 if SCALAR_BETA else 1) + (3 + HAS_G if NK > 1 else 0)) * INTERVAL * BV,
-        'rows': 4 * R,
-        'end': 0,
-    }
-    names = list(sizes)
-    return sum(sizes[name] for name in names[:names.index(part)])
+    sums = (2 if SCALAR_BETA else 1) + (3 + HAS_G if NK > 1 else 0)
+    return INTERVAL // U * BK * BV, sums * INTERVAL * BV

@@ -9,6 +9,7 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton.common import launching
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
+from fla_longhorn.ops.triton.diagonal.configs import CHANNELS
 
 
 def forward_summary(args: Arguments) -> tuple[Tensor, Tensor]:
@@ -27,9 +28,9 @@ def summarize(args: Arguments, do: Tensor | None) -> tuple[Tensor, Tensor]:
     _, T, H, K, V = args.sizes
     reverse, device = do is not None, args.q.device
     with launching(args):
-        rows = prepare_rows(args, squares=reverse)
-        L = segments.choose_segment_length(T, H * triton.cdiv(V, 32), K, device)
-        decay, local = segments.summarize_segments(rows, args, do, L=L)
+        kq = prepare_rows(args)
+        L = segments.choose_segment_length(T, H * triton.cdiv(V, CHANNELS), K, device)
+        decay, local = segments.summarize_segments(kq, args, do, L=L)
         if len(decay) == 1:
             return decay, local
         bounds = segments.combine_segments(decay, local, None, args, L=L, reverse=reverse)

@@ -6,9 +6,8 @@ from fla.modules import RMSNorm
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from fla_cpu import loops, norms
-from fla_cpu.backend import import_loops
+from fla_cpu.backend import import_loops, load_loops
 from fla_kit.numba import launch, threads
-from fla_longhorn.modules.loops import load_loops
 from packages.cpu.tests.fla_cpu.reference import assert_close, norm
 from packages.cpu.tests.fla_cpu.test_convolution import LENGTHS, batched, check, inputs_of
 from packages.cpu.tests.fla_cpu.test_convolution import run as convolve

@@ -98,6 +98,19 @@ def test_equals_the_recurrence_in_float64(name, N, dtype):
     assert memory._version > versions[0] and state._version > versions[1]
 
 
+@pytest.mark.parametrize('name', ['gate of heads', 'gate of channels'])
+@torch.no_grad()
+def test_softplus_of_large_numbers(name):
+    """`exp` of them is infinite in float32."""
+    layer = make(name)
+    layer.gate.dt_bias.fill_(100.0)
+    layer.gate.A_log.fill_(-8.0)
+    x, z, memory, state = inputs(layer, 2)
+    expected = in_float64(layer, x, z, memory, state)
+    assert_near(mix_tokens(x, z, mixer_of(layer), memory, Pool(state)), expected[0], torch.float32)
+    assert_near(state, expected[2], torch.float32)
+
+
 @pytest.mark.parametrize('dtype', TOLERANCES, ids=str)
 @pytest.mark.parametrize('final', [None, [1, 3, 5, 0]])
 @torch.no_grad()

@@ -164,7 +164,7 @@ def test_parameters(name, change):
 
 @pytest.mark.parametrize('change', [
     lambda layer: setattr(layer.conv1d, 'activation', None),
-    lambda layer: setattr(layer, 'split', lambda projected: Longhorn.split(layer, 2 * projected)),
+    lambda layer: setattr(layer, 'project', lambda x, values=None: Longhorn.project(layer, 2 * x, values)),
     lambda layer: setattr(layer, 'v_proj', nn.Linear(48, 48, bias=False)),
     lambda layer: layer.bfloat16(), lambda layer: layer.half(),
 ], ids=['activation', 'method', 'values', 'bfloat16', 'float16'])

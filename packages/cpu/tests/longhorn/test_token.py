@@ -62,15 +62,15 @@ def test_same_bits(name, dtype, padding, device, monkeypatch):
 class Louder(Longhorn):
     """A subclass with other values, keys and updates."""
 
-    def mix_inputs(self, *args, **kwargs):
-        inputs = super().mix_inputs(*args, **kwargs)
+    def inputs(self, *args, **kwargs):
+        inputs = super().inputs(*args, **kwargs)
         return {**inputs, 'v': 2 * inputs['v']}
 
 
 class Swapped(Longhorn):
-    def split(self, projected):
-        beta, k, q = super().split(projected)
-        return beta, q, k
+    def project(self, *args, **kwargs):
+        q, k, *rest = super().project(*args, **kwargs)
+        return k, q, *rest
 
 
 class Other(Longhorn):

@@ -41,7 +41,6 @@ from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
 from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
-from fla_longhorn.modules.direct import get_child, get_parameter
 from fla_longhorn.ops import longhorn_state_update
 from fla_longhorn.ops.gate import log_decays
 from fla_longhorn.ops.mixer import Mixer, mix_tokens
@@ -282,17 +281,17 @@ class LonghornMixer(nn.Module, MambaBase):
 
     def mixer(self) -> Mixer | None:
         """For :meth:`mix`, on a CPU without adapters, quantised weights or other ranks."""
-        x_proj, beta_proj, conv, gate = [get_child(self, name) for name in ('x_proj', 'beta_proj', 'conv1d', 'gate')]
+        x_proj, beta_proj, conv, gate = self.x_proj, self.beta_proj, self.conv1d, self.gate
         projections = (x_proj, beta_proj) if gate is None else (x_proj, beta_proj, gate.down, gate.up)
         weights = [vars(x).get('kept') for x in projections]
         if any(x is None for x in weights):
             return None
         # vLLM widens the bias for some of its kernels
-        bias = get_parameter(beta_proj, 'bias').to(weights[1].dtype)
+        bias = beta_proj.bias.to(weights[1].dtype)
         return Mixer(
-            get_parameter(conv, 'weight'), get_parameter(conv, 'bias'), weights[0], weights[1], bias, get_parameter(self, 'D'),
+            conv.weight, conv.bias, weights[0], weights[1], bias, self.D,
             self.num_heads, self.state_size, self.exact, self.allow_neg_eigval, KEY_EPS if self.normalises_keys else None,
-            None if gate is None else (weights[2], weights[3], get_parameter(gate, 'A_log'), get_parameter(gate, 'dt_bias')),
+            None if gate is None else (weights[2], weights[3], gate.A_log, gate.dt_bias),
         )
 
     def mix(self, metadata: Any, mixer: Mixer, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -6,7 +6,6 @@ dropped. This works with any convolution, on any device, and for parts shorter t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from fla_longhorn.modules.convolution import ShortConvolution
-from fla_longhorn.modules.recompute import Recompute
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -54,27 +52,15 @@ def gather(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 
 @torch.compiler.disable
-def convolve_part(
-    convolution: ShortConvolution, x: torch.Tensor, cp_context: FLACPContext, recompute: Recompute | None = None,
-) -> torch.Tensor:
+def convolve_part(convolution: ShortConvolution, x: torch.Tensor, cp_context: FLACPContext) -> torch.Tensor:
     """Convolve this rank's part `x` `[1, T, D]`."""
     cu_seqlens, group, width = cp_context.cu_seqlens, cp_context.group, convolution.kernel_size[0]
     if group is None or width == 1:
-        y = convolution(x=x, cu_seqlens=cu_seqlens)[0]
-        if recompute is not None:
-            recompute.add(convolution, y, lambda conv, x: conv.forward(x=x, cu_seqlens=cu_seqlens)[0], x)
-        return y
+        return convolution(x=x, cu_seqlens=cu_seqlens)[0]
     if cp_context.pre_num_conv_tokens is None:
         raise ValueError('cp_context must hold pre_num_conv_tokens, as build_cp_context makes it, got None')
     count = min(width - 1, cp_context.pre_num_conv_tokens)
     # a collective: ranks that need no token call it too
     before = TokensBefore.apply(x[0], width - 1, group)[width - 1 - count:]
     bounds = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + count])
-
-    def convolve(convolution: Callable, before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return convolution(x=torch.cat([before, x[0]])[None], cu_seqlens=bounds)[0]
-
-    y = convolve(convolution, before, x)
-    if recompute is not None:
-        recompute.add(convolution, y, lambda conv, *inputs: convolve(conv.forward, *inputs), before, x)
-    return y[:, count:]
+    return convolution(x=torch.cat([before, x[0]])[None], cu_seqlens=bounds)[0][:, count:]

@@ -1,0 +1,53 @@
+"""Where a module computes: in fla's kernels, in compiled loops of a package for the CPU, or in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+import torch.nn as nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from fla_longhorn.ops.plain import ORDINARY, is_transformed
+
+# `find_loops(*tensors)`, set by a package that makes fla's functions run on the CPU, returns its loops for tensors of a plain
+# call (:func:`fla_longhorn.ops.plain.is_plain`), or None
+find_loops: Callable[..., ModuleType | None] | None = None
+
+
+def has_values(x: torch.Tensor) -> bool:
+    """Whether `x` has values to read and memory for kernels: not in a trace or a transform, nor a fake or meta tensor."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
+        return False
+    return type(x) in ORDINARY and not x.is_meta
+
+
+def in_pytorch(x: torch.Tensor) -> bool:
+    """Whether a module computes `x` in PyTorch: kernels need memory, and on the CPU a package that has them."""
+    return not has_values(x) or (find_loops is None and x.is_cpu)
+
+
+def widen(x: torch.Tensor) -> torch.Tensor:
+    """`x` in the compute dtype: float32, as in fla's kernels; float64 stays float64 for gradient checks."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+# the forward of each class, as it was made; other modules add theirs
+FORWARDS: dict[type[nn.Module], Callable] = {cls: cls.forward for cls in (nn.Linear, nn.Identity)}
+
+
+def is_bare(module: nn.Module, device: torch.device) -> bool:
+    """Whether calling `module` on `device` runs its class's forward, one of :data:`FORWARDS`, and nothing else.
+
+    Libraries change that: adapters, quantisation and parametrisations replace the class or that of the weight, accelerate sets
+    an attribute `forward` and keeps the weights elsewhere until the call, others register hooks.
+    """
+    forward = FORWARDS.get(type(module))
+    if forward is None or type(module).forward is not forward or 'forward' in module.__dict__:
+        return False
+    # private, as is the function below, but nothing public tells of hooks: without these, those of a user would not be called
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return False
+    parameters = module._parameters.values()
+    return not _has_any_global_hook() and all(x is None or (type(x) in ORDINARY and x.device == device) for x in parameters)
