@@ -55,6 +55,12 @@ class LonghornConfig(PreTrainedConfig):
     # transformers' default, with fla's name for the embeddings
     base_model_fsdp_plan = {'embeddings': 'free_full_weight', 'layers.*': 'free_full_weight', 'norm': 'keep_full_weight'}
 
+    def __init_subclass__(cls, *args: Any, **kwargs: Any) -> None:
+        # transformers gives a subclass without this method one of its own, which sets no defaults
+        if '__init__' not in vars(cls):
+            cls.__init__ = super(cls, cls).__init__  # type: ignore[method-assign]
+        super().__init_subclass__(*args, **kwargs)
+
     def __init__(
         self,
         attn_mode: str = 'chunk',
