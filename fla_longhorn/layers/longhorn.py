@@ -82,8 +82,8 @@ class Longhorn(NoWeightDecay):
         layer_idx (int, Optional):
             Index of the layer, needed with a cache. Default: `None`.
         allow_neg_eigval (bool, Optional):
-            Whether step sizes are twice as large, so that a token with `beta |k|^2 > 1` flips the sign of the value stored under
-            its key. With `k_norm='l2'` it only writes more, and warns. Default: `False`.
+            Whether step sizes are twice as large, so that a token with `beta |k|^2 > 1` flips the sign of the value stored
+            under its key. With `k_norm='l2'` it only writes more, and warns. Default: `False`.
         gate (str, Optional):
             Whether the memory decays before each step, by one :class:`fla_longhorn.layers.gate.Gate` for each `'head'` or each
             `'channel'`. Default: `None`, as in the paper.
