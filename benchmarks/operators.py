@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fla_longhorn.modules import dispatch
 from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd, longhorn_update
 
 # on meta tensors, the dispatcher would call their fake implementations
@@ -14,7 +15,16 @@ KERNELS: dict[Any, Callable] = {op._opoverload: op._init_fn for op in (longhorn_
 
 
 class LonghornKernels(TorchDispatchMode):
-    """Longhorn's operators launch their kernels on meta tensors too."""
+    """Longhorn's operators and modules launch their kernels on meta tensors too."""
+
+    def __enter__(self) -> LonghornKernels:
+        self.has_values = has_values = dispatch.has_values
+        dispatch.has_values = lambda x: x.is_meta or has_values(x)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        dispatch.has_values = self.has_values
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return KERNELS.get(function, function)(*args, **(kwargs or {}))
