@@ -225,8 +225,11 @@ class Longhorn(NoWeightDecay):
 
         x, z = self.in_proj(rows.enter(hidden_states)).chunk(2, dim=-1)
         # a CUDA graph needs the state at the same address, unless something differentiates through it
-        in_place = T == 1 and use_cache and recurrent_state is not None and not recurrent_state.requires_grad
-        if in_place and not (torch.is_grad_enabled() or is_transformed()):
+        differentiated = torch.is_grad_enabled() or is_transformed()
+        if (
+            T == 1 and use_cache and not differentiated and recurrent_state is not None and conv_state is not None
+            and not recurrent_state.requires_grad
+        ):
             o, recurrent_state, conv_state = self.step(x, z, recurrent_state, conv_state, rows)
         else:
             mix = partial(
@@ -252,8 +255,9 @@ class Longhorn(NoWeightDecay):
         if o is not None:
             return o, recurrent_state, conv_state
         if (op := self.op_for(1)) is not fused_recurrent_longhorn:
-            o, last, conv_state = self.mix(x, z, op, rows, recurrent_state, conv_state, True)
-            return o, recurrent_state.copy_(last), conv_state
+            states: Any
+            o, *states = self.mix(x, z, op, rows, recurrent_state, conv_state, True)
+            return o, recurrent_state.copy_(states[0]), states[1]
         x, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=True, **rows.of_convolution)
         recurrent_state = recurrent_state.float().contiguous()
         o = longhorn_state_update(

@@ -6,6 +6,8 @@ inputs before it, so column 0 is stored but not read.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from fla import modules
@@ -102,7 +104,7 @@ class ShortConvolution(modules.ShortConvolution):
             return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
         if with_fla and x.shape[1] == 1 and cache is not None:
             y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
-            state = None if state is None else torch.where(lengths[:, None, None] > 0, state, cache)
+            state = None if state is None or lengths is None else torch.where(lengths[:, None, None] > 0, state, cache)
         else:
             y, state = self.forward_in_pytorch(x, residual, mask, cache, cu_seqlens, lengths)
         if not output_final_state:
@@ -110,7 +112,7 @@ class ShortConvolution(modules.ShortConvolution):
         # a CUDA graph needs the state at the same address
         in_place = cache is not None and x.shape[1] == 1 and cu_seqlens is None and not cache.requires_grad
         in_place = in_place and not (torch.is_grad_enabled() or is_transformed())
-        return y, cache.copy_(state) if in_place else state
+        return y, cast(Any, cache).copy_(state) if in_place else state
 
     def forward_in_pytorch(
         self, x: torch.Tensor, residual: torch.Tensor | None, mask: torch.Tensor | None, cache: torch.Tensor | None,

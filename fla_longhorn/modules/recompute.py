@@ -43,7 +43,7 @@ class Values:
         return len(self.tensors) - 1
 
     def unpack(self, x: Any) -> Tensor:
-        return self.get(x[0]).as_strided(*x[1:]) if isinstance(x, tuple) else self.saved[x]  # type: ignore[return-value]
+        return self.get(x[0]).as_strided(*x[1:]) if isinstance(x, tuple) else self.saved[x]
 
     def get(self, value: int) -> Tensor:
         if value not in self.done:

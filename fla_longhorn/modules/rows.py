@@ -10,7 +10,7 @@ pass one or more of `position_ids` that restart, `cu_seq_lens_q`, `cu_seq_lens_k
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -114,7 +114,7 @@ class Unpadded(Packed):
         self.indices = self.kept.flatten().nonzero().flatten().to(device, non_blocking=True)
 
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
-        return self if device == self.indices.device else Unpadded(self.mask, self.kept.shape[1], device)
+        return self if device == self.indices.device else Unpadded(cast(torch.Tensor, self.mask), self.kept.shape[1], device)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         return index_first_axis(x.flatten(0, 1), self.indices)[None]

@@ -25,7 +25,6 @@ PLACES = {
     'fla_longhorn.modules.attention': 'fla.models.longhorn.attention',
     'fla_longhorn.modules.cache': 'fla.models.longhorn.cache',
     'fla_longhorn.modules.rewind': 'fla.models.longhorn.rewind',
-    'fla_longhorn.modules.state_files': 'fla.models.longhorn.state_files',
     'fla_longhorn.layers': 'fla.layers.longhorn_utils',
     'fla_longhorn.layers.longhorn': 'fla.layers.longhorn',
     'fla_longhorn.models': 'fla.models.longhorn',
@@ -33,8 +32,8 @@ PLACES = {
 }
 # each of these parts of fla imports itself and those before it
 ORDER = ('utils', 'ops', 'modules', 'layers', 'models')
-# beside itself and Python's library; safetensors comes with transformers
-IMPORTED = {'einops', 'fla', 'safetensors', 'torch', 'transformers', 'triton'}
+# beside itself and Python's library
+IMPORTED = {'einops', 'fla', 'torch', 'transformers', 'triton'}
 NAME = re.compile(r'(?<![\w.])fla_longhorn(?:\.\w+)+')
 
 

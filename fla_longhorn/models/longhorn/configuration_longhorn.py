@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
@@ -54,6 +54,12 @@ class LonghornConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ['past_key_values', 'cache']
     # transformers' default, with fla's name for the embeddings
     base_model_fsdp_plan = {'embeddings': 'free_full_weight', 'layers.*': 'free_full_weight', 'norm': 'keep_full_weight'}
+
+    def __init_subclass__(cls, *args: Any, **kwargs: Any) -> None:
+        # transformers gives a subclass without this method one of its own, which sets no defaults
+        if '__init__' not in vars(cls):
+            cls.__init__ = super(cls, cls).__init__  # type: ignore[method-assign]
+        super().__init_subclass__(*args, **kwargs)
 
     def __init__(
         self,
@@ -124,7 +130,7 @@ class LonghornConfig(PreTrainedConfig):
         if 'local_params' not in ALL_PARALLEL_STYLES:
             return None
         from fla_longhorn.parallel.tensor_parallel import SplitLayer
-        ALL_PARALLEL_STYLES.register('longhorn', SplitLayer())
+        ALL_PARALLEL_STYLES.register('longhorn', cast(Any, SplitLayer()))
         return tensor_parallel_styles(self)
 
     @property

@@ -86,4 +86,9 @@ MUTATIONS = [
         'if isinstance(self.dt_bias, DTensor):', 'if False:',
         'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
     ),
+    Mutation(
+        'parts-unseen-in-decoding', 'packages/cpu/fla_longhorn_cpu/token.py',
+        'if not runs(linear, nn.Linear) or linear.bias is not None:', 'if False:',
+        'decoding passes by adapters, hooks and biases', 'packages/cpu/tests/longhorn/test_parts.py',
+    ),
 ]
