@@ -102,7 +102,7 @@ def split(layer: Longhorn | Attention, mesh: DeviceMesh) -> None:
     use_local_parameters(layer.conv1d)
     if layer.gate is not None:
         by_head = layer.gate.num_channels is None
-        use_local_parameters(layer.gate, {} if by_head else {'A_log': partial(part.of_heads, dim=0)})
+        use_local_parameters(layer.gate, **({} if by_head else {'A_log': partial(part.of_heads, dim=0)}))
         if by_head:
             after(layer.gate, partial(part.of_heads, dim=2))
     layer.num_heads, layer.intermediate_size = count, channels // n
@@ -114,16 +114,17 @@ def after(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -
     module.register_forward_hook(lambda module, args, output: function(output))
 
 
-def use_local_parameters(module: nn.Module, changes: dict[str, Callable] | None = None) -> None:
+def use_local_parameters(module: nn.Module, **changes: Callable) -> None:
     """Let `module`'s forward see this rank's parts of its own parameters as plain tensors, and what `changes` make of them."""
     whole: list[dict[str, Any]] = []
 
     # in `_parameters`, which is private: `setattr` takes no plain tensor for a parameter, and `torch.compile` of torch 2.11
     # does not see an attribute before it
     def enter(module: nn.Module, args: tuple) -> None:
-        whole.append(dict(module._parameters))
-        own = {name: x.to_local() if isinstance(x, DTensor) else x for name, x in module._parameters.items()}
-        module._parameters.update({name: (changes or {}).get(name, lambda x: x)(x) for name, x in own.items()})
+        own = {name: x.to_local() for name, x in module._parameters.items() if isinstance(x, DTensor)}
+        own |= {name: change(own.get(name, module._parameters[name])) for name, change in changes.items()}
+        whole.append({name: module._parameters[name] for name in own})
+        module._parameters.update(own)
 
     def leave(module: nn.Module, args: tuple, output: Any) -> None:
         module._parameters.update(whole.pop())
