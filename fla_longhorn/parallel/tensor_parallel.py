@@ -121,7 +121,8 @@ def use_local_parameters(module: nn.Module, **changes: Callable) -> None:
     # in `_parameters`, which is private: `setattr` takes no plain tensor for a parameter, and `torch.compile` of torch 2.11
     # does not see an attribute before it
     def enter(module: nn.Module, args: tuple) -> None:
-        own = {name: x.to_local() for name, x in module._parameters.items() if isinstance(x, DTensor)}
+        parameters: dict[str, Any] = module._parameters
+        own = {name: x.to_local() for name, x in parameters.items() if isinstance(x, DTensor)}
         own |= {name: change(own.get(name, module._parameters[name])) for name, change in changes.items()}
         whole.append({name: module._parameters[name] for name in own})
         module._parameters.update(own)

@@ -58,7 +58,7 @@ class LonghornConfig(PreTrainedConfig):
     def __init_subclass__(cls, *args: Any, **kwargs: Any) -> None:
         # transformers gives a subclass without this method one of its own, which sets no defaults
         if '__init__' not in vars(cls):
-            cls.__init__ = super(cls, cls).__init__  # type: ignore[method-assign]
+            cast(Any, cls).__init__ = super(cls, cls).__init__
         super().__init_subclass__(*args, **kwargs)
 
     def __init__(
