@@ -123,9 +123,9 @@ def use_local_parameters(module: nn.Module, **changes: Callable) -> None:
     def enter(module: nn.Module, args: tuple) -> None:
         parameters: dict[str, Any] = module._parameters
         own = {name: x.to_local() for name, x in parameters.items() if isinstance(x, DTensor)}
-        own |= {name: change(own.get(name, module._parameters[name])) for name, change in changes.items()}
-        whole.append({name: module._parameters[name] for name in own})
-        module._parameters.update(own)
+        own |= {name: change(own.get(name, parameters[name])) for name, change in changes.items()}
+        whole.append({name: parameters[name] for name in own})
+        parameters.update(own)
 
     def leave(module: nn.Module, args: tuple, output: Any) -> None:
         module._parameters.update(whole.pop())
