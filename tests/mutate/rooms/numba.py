@@ -108,8 +108,8 @@ MUTATIONS = [
         'decoding leaves out a bias that somebody added', f'{PARTS}::test_modules', 'x_proj bias',
     ),
     Mutation(
-        'methods-unseen-in-decoding', 'packages/cpu/fla_longhorn_cpu/token.py', 'if not has_own_methods(type(layer)) or ',
-        'if ', "decoding passes by a subclass's methods",
+        'methods-unseen-in-decoding', 'packages/cpu/fla_longhorn_cpu/token.py',
+        'if not has_own_methods(cast(Any, type(layer))) or ', 'if ', "decoding passes by a subclass's methods",
         'packages/cpu/tests/longhorn/test_token.py::test_overridden_methods',
     ),
     Mutation(
