@@ -148,7 +148,7 @@ $(TRANSFORMERS)/.ready: $(STAMP) constraints/newest.txt
 # what an installation gets today: nothing is pinned, and torch has CUDA (gigabytes). Left out are benchmarks of fla's own models,
 # which fail with the newest transformers, and what reads this checkout's versions
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/python -m tests --parts cpu device --ignore tests/benchmarks --ignore lab/tests --ignore packages/offgpu/tests/pretend
+	$(NEWEST)/bin/python -m tests --parts cpu device --ignore tests/benchmarks 
 
 $(NEWEST)/.ready: pyproject.toml
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
@@ -169,8 +169,8 @@ $(OLD_TRITON)/.ready: $(STAMP) constraints/oldest.txt
 # with the oldest versions; this torch has no build for a CPU alone on the index: gigabytes
 test-oldest: export OMP_NUM_THREADS := 1
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest $(addprefix tests/,contrib distributed fla_cpu integration layers models ops torch_compile test_patches.py \
-		test_package.py kernels ptx) -m 'not slow' -n 2 --dist loadgroup -q
+	$(OLDEST)/bin/python -m pytest $(addprefix tests/,distributed integration layers models ops torch_compile test_patches.py \
+		test_package.py kernels ptx) packages/cpu/tests -m 'not slow' -n 2 --dist loadgroup -q
 	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest tests/ops -m 'not slow' -n 2 --dist loadgroup -q
 
 $(OLDEST)/.ready: pyproject.toml constraints/oldest.txt
