@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from fla.layers.utils import index_first_axis, pad_input
 
-from fla_longhorn.modules.dispatch import has_values
 from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
+from fla_longhorn.ops.plain import ORDINARY, is_transformed
 
 # tokens per program of fla's convolution (its chunk_size)
 CONVOLUTION_CHUNK = 64
@@ -200,7 +200,10 @@ def find_rows(
         # a call of one token has no boundaries to read
         given = {name: x for name, x in given.items() if name in CU_SEQLENS}
     told = bounds if bounds is not None else next((x for name, x in given.items() if name in CU_SEQLENS), None)
-    if is_capturing(device) or not all(has_values(x) for x in (told, attention_mask, *given.values()) if x is not None):
+    # asked here: a function of its own would be compiled alone after a graph break, when there are values
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed() or is_capturing(device)
+    read = (told, attention_mask, *given.values())
+    if traced or not all(type(x) in ORDINARY and not x.is_meta for x in read if x is not None):
         if told is None and given:
             raise ValueError(
                 f'{next(iter(given))} must be None in a trace of torch.compile, torch.export or torch.func, or a capture, '
