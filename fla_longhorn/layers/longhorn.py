@@ -275,13 +275,13 @@ class Longhorn(NoWeightDecay):
         conv_state: torch.Tensor | None, use_cache: bool, cp_context: FLACPContext | None = None, values: Values | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """As :meth:`step`, of any number of tokens by `op`, with new states; `values` are recomputed in backward."""
-        if cp_context is None:
+        if cp_context is not None:
+            from fla_longhorn.parallel.context_parallel import convolve_part
+            y = convolve_part(self.conv1d, x, cp_context)
+        else:
             y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
             if values is not None:
                 values.add(self.conv1d, y, lambda conv, x: conv.forward(x=x, **rows.of_convolution)[0], x)
-        else:
-            from fla_longhorn.parallel.context_parallel import convolve_part
-            y = convolve_part(self.conv1d, x, cp_context)
         o, recurrent_state = op(
             **self.inputs(y, rows, values),
             D=self.D.view(self.num_heads, -1),

@@ -265,7 +265,7 @@ def read_bounds(
         check_cu_seqlens(x, None, B, T, x.device, name)
         return x
     steps = x.expand(B, T).diff()
-    kept = torch.ones(B, T, dtype=torch.bool) if mask is None else mask[:, -T:]
+    kept = torch.ones(B, T, dtype=torch.bool, device='cpu') if mask is None else mask[:, -T:]
     both = kept[:, 1:] & kept[:, :-1]
     if name == 'position_ids' and (jumps := ((steps > 1) & both).nonzero()).numel():
         row, column = jumps[0].tolist()

@@ -68,10 +68,8 @@ def test_code_is_not_edited(folder, report):
         if code(source.read_text()) != code((folder / 'tree' / destination(module)).read_text())
     }
     assert edited == {'fla/models/longhorn/__init__.py', 'fla/models/longhorn/cache.py'}
-    # PyTorch's namespace of the operators, and the formats of files
-    assert {path for path, _ in report.named} == {
-        'fla/models/longhorn/state_files.py', 'fla/ops/longhorn/operator.py',
-    }
+    # PyTorch's namespace of the operators
+    assert {path for path, _ in report.named} == {'fla/ops/longhorn/operator.py'}
 
 
 def test_the_patch_applies_and_removes_nothing(folder, report):

@@ -15,8 +15,8 @@ BARE = 'tests/layers/test_bare.py::'
 
 MUTATIONS = [
     Mutation(
-        'look-ahead-writes-the-state', 'layers/longhorn.py', 'T == 1 and use_cache and recurrent_state is not None',
-        'T == 1 and recurrent_state is not None', 'a call with use_cache=False overwrites the state of the cache',
+        'look-ahead-writes-the-state', 'layers/longhorn.py', 'T == 1 and use_cache and not differentiated',
+        'T == 1 and not differentiated', 'a call with use_cache=False overwrites the state of the cache',
         LOOK_AHEAD, '[paper-1-no_grad-False]', env=TORCH,
     ),
     Mutation(
@@ -68,7 +68,7 @@ MUTATIONS = [
         PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'heads-of-the-first-rank', 'parallel/tensor_parallel.py', 'first = rank * heads // n', 'first = 0',
+        'heads-of-the-first-rank', 'parallel/tensor_parallel.py', 'x.narrow(dim, self.heads.start,', 'x.narrow(dim, 0,',
         'each rank takes the queries and keys of the first heads', PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(

@@ -30,22 +30,13 @@ MUTATIONS = [
         env=INTERPRET,
     ),
     Mutation(
-        'updates-that-stay', 'ops/triton/exact/forward.py', 'decayed(b_h, b_total), b_u * b_after',
-        'decayed(b_h, b_total), b_u',
+        'updates-that-stay', 'ops/triton/exact/forward.py', 'b_h, b_u = b_h * b_total[:, None], b_u * b_after',
+        'b_h = b_h * b_total[:, None]',
         "a chunk's updates reach its end without the decays of later tokens", DECAYS, 'exact T40 chunk', env=INTERPRET,
     ),
     Mutation(
         'pairs-within-halves', 'ops/triton/exact/backward_qk.py', 'range(doublings(BT))', 'range(doublings(BT) - 1)',
         'queries and keys get no gradient from the other half of a span', DECAYS, 'exact T40 chunk', env=INTERPRET,
-    ),
-    Mutation(
-        'gradient-of-the-first-decay', 'ops/triton/exact/backward.py', 'row(b_dg, s - 1) - row(b_change, s - 1)',
-        'row(b_dg, s - 1)', "all decays of a chunk have the first one's gradient", DECAYS, 'exact T40 chunk', env=INTERPRET,
-    ),
-    Mutation(
-        'unrounded-updates', 'ops/triton/exact/common.py', 'b_u = kept(b_u, DOT)', 'pass',
-        'rounding of updates adds up with every repetition of a key', 'tests/ops/test_exact.py::test_repeated_keys', '1 16',
-        env=INTERPRET,
     ),
     Mutation(
         'first-part-alone', 'ops/triton/exact/backward_qk.py', 'tl.static_range(PARTS)', 'tl.static_range(1)',
