@@ -13,6 +13,7 @@ from fla.layers.utils import get_layer_cache, update_layer_cache
 from fla_longhorn.layers.gate import Gate, NoWeightDecay
 from fla_longhorn.layers.options import check_options, rank_of
 from fla_longhorn.modules import L2Norm, ShortConvolution
+from fla_longhorn.modules.dispatch import is_bare
 from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
 from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows
 from fla_longhorn.modules.states import read_states
@@ -297,8 +298,8 @@ class Longhorn(NoWeightDecay):
     def project(self, x: torch.Tensor, values: Values | None = None) -> tuple[Any, ...]:
         """From the convolution's output `[B, T, d]` to the operator's q, k, v, beta (before its sigmoid) and g."""
         b, k, *q = self.x_proj(x).split(self.x_sizes, dim=-1)
-        # PyTorch adds the bias in the product if its input has two dimensions
-        b = b.flatten(0, 1)
+        # PyTorch adds the bias in the product if its input has two dimensions; an adapter may look at the rows
+        b = b.flatten(0, 1) if is_bare(self.beta_proj, b.device) else b
         beta = self.beta_proj(b)
         if values is not None:
             values.add(self.beta_proj, beta, nn.Linear.forward, b)

@@ -114,7 +114,10 @@ def longhorn_fwd_kernel(
             p_v, p_beta, p_g, p_z = p_v + U * S_V, p_beta + U * STRIDES[1], p_g + U * S_G, p_z + U * S_Z
             next_xs = load_inputs((p_v, p_beta, p_g, p_z), 0, n_t - i_t - U, m_v, STRIDES, OPTIONS, U)
             p_row += U * S_KQ
-            next_rows, next_ns = load_rows(p_row, tl.arange(0, 2 * BK), n_t - i_t - U, BK, S_KQ, U)
+            # behind the last token, its row again
+            n_next = n_t - i_t - U
+            p_next = p_row + tl.minimum(n_next - 1, 0) * S_KQ
+            next_rows, next_ns = load_rows(p_next, tl.arange(0, 2 * BK), tl.maximum(n_next, 1), BK, S_KQ, U)
             ks, qs = keys_and_queries(b_rows)
             outputs = ()
             for u in tl.static_range(U):
