@@ -83,7 +83,9 @@ class Recompute(torch.autograd.Function):
 
 
 def can_recompute(x: Tensor, *modules: nn.Module) -> bool:
-    """Whether the modules are bare, and hooks on saved tensors are allowed here."""
+    """Whether the modules are bare, `x` has memory, and hooks on saved tensors are allowed here."""
+    if x.is_meta:
+        return False
     try:
         with saved_tensors_hooks(Tensor.detach, Tensor.detach):
             return all(is_bare(module, x.device) for module in modules)

@@ -93,17 +93,13 @@ class Llava(LlavaForConditionalGeneration):
         super().__init__(config)
 
 
-def tied(config):
-    return Llava(config, tie=True)
-
-
 HEADS = {
     'FLAPreTrainedModel': head(FLAPreTrainedModel), 'PreTrainedModel': head(PreTrainedModel), 'Module': head(nn.Module),
     'sequences': generic(GenericForSequenceClassification, FLAPreTrainedModel),
     'tokens': generic(GenericForTokenClassification, FLAPreTrainedModel),
     'answers': generic(GenericForQuestionAnswering, FLAPreTrainedModel),
     'plain answers': generic(GenericForQuestionAnswering, PreTrainedModel),
-    'llava': Llava, 'tied llava': tied,
+    'llava': Llava,
 }
 around = pytest.mark.parametrize('family', ['longhorn', 'hybrid', 'gla', 'rwkv7'])
 

@@ -36,7 +36,7 @@ def test_shared_memory_is_what_the_card_has(target, call):
 
 def test_too_large_a_state_raises_in_words(monkeypatch):
     """With launch parameters for a card with more."""
-    monkeypatch.setattr(forward, 'for_chunks', lambda _: ExactConfig(256, 8, num_warps=8))
+    monkeypatch.setattr(forward, 'for_chunks', lambda _: ExactConfig(512, 8, num_warps=8))
     with rehearsal('sm_86', 'memory'), pytest.raises(ValueError, match=(
         r'K = 128 in torch.float16, exact=True, requires 1\d{5} of shared memory on sm_86, which has 101376; use a smaller K, '
         'another dtype, or FLA_LONGHORN_BACKEND=torch'
