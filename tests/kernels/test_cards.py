@@ -3,11 +3,11 @@
 import pytest
 import torch
 from triton.backends.compiler import GPUTarget
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.kernels.launches import Call, rehearse, run_call
 from fla_longhorn.ops.triton.device import make_card
 from fla_longhorn.ops.triton.exact import forward
-from fla_longhorn.ops.triton.exact.configs import ExactConfig
 from offgpu.absent_device import DEVICES
 from offgpu.launches import rehearsal
 
@@ -35,9 +35,12 @@ def test_shared_memory_is_what_the_card_has(target, call):
 
 
 def test_too_large_a_state_raises_in_words(monkeypatch):
-    """With launch parameters for a card with more."""
-    monkeypatch.setattr(forward, 'for_chunks', lambda _: ExactConfig(512, 8, num_warps=8))
-    with rehearsal('sm_86', 'memory'), pytest.raises(ValueError, match=(
+    """As Triton raises where a launch asks for more than there is."""
+    def launch(*args, **kwargs):
+        raise OutOfResources(150000, 101376, 'shared memory')
+
+    monkeypatch.setattr(forward, 'chunk_longhorn_exact_gram', launch)
+    with rehearsal('sm_86', 'launch'), pytest.raises(ValueError, match=(
         r'K = 128 in torch.float16, exact=True, requires 1\d{5} of shared memory on sm_86, which has 101376; use a smaller K, '
         'another dtype, or FLA_LONGHORN_BACKEND=torch'
     )):
