@@ -149,6 +149,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 os.environ['PRETEND_IMPORT'] = 'packages.offgpu.tests.pretend.plugin'
+# where programs find it, whatever their folder; behind offgpu's own sitecustomize
+if str(ROOT) not in (known := os.environ.get('PYTHONPATH', '').split(os.pathsep)):
+    os.environ['PYTHONPATH'] = os.pathsep.join([*filter(None, known), str(ROOT)])
 pretend.after_import('benchmarks.measure.timing', measure_small)
 if FAST > 0:
     pretend.after_import('fla_longhorn.ops.triton', use_numba)
