@@ -2,7 +2,7 @@
 
 import pytest
 
-# tests of `test_longhorn.py` that both operators take in any case
+# tests of `test_longhorn.py` and `test_gate.py` that both operators take in any case
 BOTH = (
     'test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time',
     'test_intermediate_states',
@@ -16,7 +16,8 @@ def pytest_collection_modifyitems(items):
     `test_longhorn.py` has.
     """
     for item in items:
-        if (item.path.parent.name, item.path.name) == ('ops', 'test_longhorn.py') and item.originalname not in BOTH:
+        if item.path.parent.name == 'ops' and item.path.name in ('test_longhorn.py', 'test_gate.py') and \
+                item.originalname not in BOTH and hasattr(item, 'callspec'):
             values = item.callspec.params
-            if values.get('op') == 'fused_recurrent' and not (values.get('exact') and values['backend'] == 'triton'):
+            if 'fused_recurrent' in str(values.get('op')) and not (values.get('exact') and values['backend'] == 'triton'):
                 item.add_marker(pytest.mark.slow)

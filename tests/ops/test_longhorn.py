@@ -206,6 +206,7 @@ def test_strided_inputs(op, exact, device):
         'v': wide[..., 3:3 + H * V].unflatten(-1, (H, V)),
         'beta': torch.rand(1, 1, H, V, device=device).expand(B, T, H, V),
         'z': wide[..., -H * V:].unflatten(-1, (H, V)),
+        'g': -torch.rand(B, T, 2 * H, device=device)[..., ::2],
         'D': torch.randn(V, H, device=device).T,
         'initial_state': torch.randn(B, V, K, H, device=device).permute(0, 3, 2, 1),
     }
@@ -260,7 +261,7 @@ def test_opcheck(op, exact, lengths, device):
     """
     case = Case(B=1, T=9, H=1, K=3, V=4, D=True, z=True, initial_state=True)
     if lengths is not None:
-        case = case.packed(*lengths)
+        case = replace(case, g='channel').packed(*lengths)
     x = make_inputs(case, device)
     cu_seqlens = make_options(case, device).get('cu_seqlens')
     arguments = Arguments(**x, exact=exact, cu_seqlens=cu_seqlens, output_final_state=True)

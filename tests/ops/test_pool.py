@@ -20,10 +20,10 @@ CASES = [
     PREFILL,
     replace(DECODE, scalar_beta=True, state_v_first=True, dtype=torch.bfloat16),
     replace(DECODE, K=16, V=70, D=False, z=False, dtype=torch.float16),
-    replace(DECODE, H=1, K=70, V=3, state_v_first=True),
+    replace(DECODE, g='channel'),
+    replace(DECODE, H=1, K=70, V=3, state_v_first=True, g='head', scalar_beta=True),
     replace(DECODE, T=3, H=1, K=16, V=33),
-    replace(DECODE, T=3, H=1, state_v_first=True),
-    replace(PREFILL, z=True, D=True, scalar_beta=True, dtype=torch.bfloat16),
+    replace(PREFILL, z=True, D=True, scalar_beta=True, dtype=torch.bfloat16, g='head'),
     replace(PREFILL, state_v_first=True),
     # longer than a single pass takes
     replace(PREFILL, H=1, V=33).packed(35, 5, 0, 26),
