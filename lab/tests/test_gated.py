@@ -49,40 +49,6 @@ def test_operators_of_layers(mixer, T):
         assert relative_error(x, y) < (1e-6 if name == 'o' else 2e-5), name
 
 
-def test_the_layer_with_a_scalar_step(monkeypatch):
-    """Gated DeltaNet's layer calls the operator of its mixer, and only that one's layer does."""
-    called = []
-    monkeypatch.setitem(gated.scalar_longhorn_forward.__globals__, 'chunk_gated_delta_rule', lambda v, **kwargs: (
-        called.append(kwargs), (v, None))[1])
-    task = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
-    cell = CELL | {'num_heads': 2, 'head_dim': 8, 'expand_v': 4}
-    mqar.without_gpu.install()
-    for mixer, count in ((mqar.SCALAR_GATED, 2), ('Gated DeltaNet', 2)):
-        mqar.build_model(cell | {'mixer': mixer}, task)(input_ids=torch.randint(64, (2, 32)), use_cache=False)
-        assert len(called) == count
-
-
-@pytest.mark.parametrize('doubled', [False, True], ids=['single', 'doubled'])
-@pytest.mark.parametrize('gate', [None, 'head', 'channel'])
-def test_layers_start_near_the_present_one(gate, doubled):
-    """With the first decays, a token keeps 99% to 99.9% of a state; without a gate outputs are those of the layer."""
-    task = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
-    ids = torch.randint(64, (2, 32))
-    torch.manual_seed(0)
-    plain = mqar.build_model(CELL | {'mixer': f'exact, {mqar.DOUBLED}' if doubled else 'exact'}, task)
-    torch.manual_seed(0)
-    model = mqar.build_model(CELL | {'mixer': 'gated exact', 'gate': gate, 'doubled': doubled}, task)
-    # the gate is drawn last
-    missing, unexpected = model.load_state_dict(plain.state_dict(), strict=False)
-    assert not unexpected and all('.gate.' in name for name in missing) and bool(missing) == bool(gate)
-    with torch.no_grad():
-        error = relative_error(model(ids, use_cache=False).logits, plain(ids, use_cache=False).logits)
-    assert error == 0 if gate is None else 1e-4 < error < 0.1
-    if gate:
-        decays = model.model.layers[0].attn.gate(torch.zeros(1, 1, 64)).exp()
-        assert (decays > 0.98).all() and (decays < 0.9995).all() and len(decays.unique()) == {'head': 1, 'channel': 64}[gate]
-
-
 @pytest.mark.parametrize('gate', ['head', 'channel'])
 def test_the_gate_of_the_results(gate):
     """At the start the layer's gate is what the published runs had: `-softplus(W x + dt_bias)`, on weights drawn alike."""

@@ -92,6 +92,7 @@ def test_a_real_flash_attn_stays(monkeypatch):
         assert sys.modules[name].flash_attn_varlen_func is max
 
 
+@pytest.mark.slow
 def test_no_package_appears(tmp_path):
     """`flash_attn` is neither made nor replaced: Longhorn's attention has an installed one, else PyTorch's; fla's stays."""
     program = '''

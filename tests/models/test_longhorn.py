@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from fla_longhorn import LonghornConfig, LonghornForCausalLM, LonghornModel
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, check_known
-from tests import forks
 from tests.integration.swapped import make_model
 
 CONFIGS = Path(__file__).parents[2] / 'examples/configs'
@@ -187,13 +186,6 @@ def test_hidden_states_and_tuples(device):
     torch.testing.assert_close(model(ids, logits_to_keep=1).logits, output.logits[:, -1:])
 
 
-def test_resize_token_embeddings(device):
-    model = LonghornForCausalLM(small()).to(device)
-    model.resize_token_embeddings(60)
-    assert model(torch.tensor([[59, 1]], device=device)).logits.shape == (1, 2, 60)
-    assert model.lm_head.weight is model.model.embeddings.weight
-
-
 @pytest.mark.parametrize('gate', ['head', 'channel'])
 def test_fresh_decays_have_half_lives_of_7_to_700_tokens(gate):
     """For a token of zeros, also where a model is made on `meta`, or its parameters are garbage before `_init_weights`."""
@@ -217,34 +209,3 @@ def test_options_that_a_host_has_not():
     with pytest.raises(ValueError, match="gate must be None in a host, which has no such option, got 'head'"):
         check_known('a host', config, [name for name in MIXER_OPTIONS if name != 'gate'])
     check_known('a host', small(), ['hidden_size', 'state_size', 'beta_rank', 'num_heads', 'expand', 'conv_size'])
-
-
-OWN_SUBCLASS = """
-from fla_longhorn import LonghornConfig, LonghornForCausalLM
-
-class OwnConfig(LonghornConfig):
-    model_type = 'own_longhorn'
-
-class Capped(LonghornForCausalLM):
-    config_class = OwnConfig
-"""
-
-
-def test_own_subclass_is_loaded(tmp_path):
-    """`register_for_auto_class` saves the code of a subclass, and of its config, beside the checkpoint."""
-    (tmp_path / 'capped_code.py').write_text(OWN_SUBCLASS)
-    printed = forks.output('-c', '''
-import os, sys
-os.environ['HF_MODULES_CACHE'] = sys.argv[1] + '/cache'
-sys.path.insert(0, sys.argv[1])
-from capped_code import Capped, OwnConfig
-from transformers import AutoModelForCausalLM
-Capped.register_for_auto_class('AutoModelForCausalLM')
-OwnConfig.register_for_auto_class('AutoConfig')
-Capped(OwnConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64)).save_pretrained(sys.argv[1] + '/saved')
-sys.path.remove(sys.argv[1])
-del sys.modules['capped_code']
-again = AutoModelForCausalLM.from_pretrained(sys.argv[1] + '/saved', trust_remote_code=True)
-print(type(again).__name__, type(again.config).__name__, type(again).__module__.startswith('transformers_modules'))
-''', tmp_path)
-    assert printed.split() == ['Capped', 'OwnConfig', 'True']

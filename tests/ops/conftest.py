@@ -4,7 +4,7 @@ import pytest
 
 # tests of `test_longhorn.py` and `test_gate.py` that both operators take in any case
 BOTH = (
-    'test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time',
+    'test_flags', 'test_packed', 'test_strided_inputs', 'test_only_chunk_cuts_time',
     'test_intermediate_states',
 )
 

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
-from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.pool import Pool
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.ops.cases import TOLERANCE, reference
@@ -42,16 +40,6 @@ def test_in_place(case, exact, device):
     assert relative_error(o, ref['o']) <= 1e-5
     assert relative_error(state, ref['final_state']) <= 1e-5
     assert all(torch.equal(x, given[name]) for name, x in inputs.items())
-
-
-def test_opcheck(device):
-    inputs = make_inputs(Case(B=1, T=1, H=1, K=3, V=4, D=True, initial_state=True), device)
-    x = {name: x.detach() for name, x in inputs.items()}
-    torch.library.opcheck(
-        torch.ops.fla_longhorn.longhorn_update,
-        (*Pool(x.pop('initial_state')), *Arguments(**x, output_final_state=True)),
-        test_utils=('test_schema', 'test_faketensor'),
-    )
 
 
 @torch.no_grad()

@@ -47,15 +47,3 @@ def test_steps(mode, padding, device):
     assert_equal({'logits': logits}, {'logits': expected})
     for got, ref in zip(states, expected_states, strict=True):
         assert_equal(*({name: x[name] for name in ('recurrent_state', 'conv_state')} for x in (got, ref)))
-
-
-def test_generate(device):
-    model = build(device).eval()
-    ids = torch.randint(3, 53, (2, 5), device=device)
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5], device=device)
-    options = {'attention_mask': mask, 'max_new_tokens': STEPS, 'do_sample': False, 'eos_token_id': None}
-    expected = model.generate(ids, **options)
-    forward, counter = compiled(model.forward)
-    model.forward = forward
-    assert torch.equal(model.generate(ids, **options), expected)
-    assert counter.frame_count <= 4
