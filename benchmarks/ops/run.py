@@ -24,9 +24,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, replace
-from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
@@ -42,9 +40,6 @@ from fla_longhorn.selfcheck.compare import relative_error
 BOUNDS = {torch.float32: (1e-4, 1e-3), torch.float16: (1e-2, 3e-2), torch.bfloat16: (1e-2, 3e-2)}
 PASSES = ('forward', 'forward_backward')
 BASELINE = 'chunk_longhorn'
-# limits of `--workers`: tokens of a sequence, and seconds; the rest is compiled when it is measured
-MAX_COMPILED_TOKENS = 8192
-COMPILE_SECONDS = 300
 
 
 class Problem:
@@ -175,36 +170,6 @@ def measure_shape(report: dict, operators: list[Operator], name: str, shape: Sha
         print_row(row)
 
 
-def compile_ahead(operators: list[Operator], sets: dict, device: torch.device, dtype: torch.dtype, workers: int) -> None:
-    """Call every operator at every shape once, several at a time, to fill Triton's cache."""
-    jobs = {}
-    for name, shapes in sets.items():
-        for shape in shapes:
-            for operator in operators:
-                # the code depends on how T is split, not on its size
-                own = own_shape(operator, name, replace(shape, T=min(shape.T, MAX_COMPILED_TOKENS)))
-                jobs[operator.name, operator.backend, own] = OPERATORS.index(operator), own, device, dtype
-    pool = ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
-    try:
-        wait([pool.submit(call_once, *job) for job in jobs.values()], timeout=COMPILE_SECONDS)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def call_once(index: int, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-    operator = OPERATORS[index]
-    with mock.patch.dict(os.environ, operator.environment):
-        try:
-            problem = Problem(operator, shape, device, dtype)
-            o = problem.forward()
-            torch.autograd.grad(o, list(problem.inputs.values()), problem.output_gradient(o))
-        except Exception:  # what is wrong will show where it is measured
-            return
-        finally:
-            if device.type == 'cuda':
-                torch.cuda.empty_cache()
-
-
 def missing(operator: Operator, device: torch.device) -> str | None:
     """The reason why an operator cannot run here, or None."""
     if operator.device != device.type:
@@ -267,7 +232,6 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 0.3 on a GPU, else 0.02)')
     parser.add_argument('--verify_gradients', type=int, help='tokens of that check (default: 256 on a GPU, else 64)')
     parser.add_argument('--verify_outputs', type=int, help='tokens of that check (default: 16384 on a GPU, else 2048)')
-    parser.add_argument('--workers', type=int, help='processes that compile all kernels first (default: none)')
     timing.add_report_arguments(parser)
     return parser.parse_args(args)
 
@@ -296,8 +260,6 @@ def main(args: list[str] | None = None) -> None:
     }
     present = [x for x in chosen if f'{x.name} ({x.backend})' not in absent]
     try:
-        if options.workers:
-            compile_ahead(present, sets, device, dtype, options.workers)
         for name, shapes in sets.items():
             for shape in shapes:
                 measure_shape(report, present, name, shape, device, dtype, rates, verified, seconds)

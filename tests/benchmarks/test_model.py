@@ -80,22 +80,6 @@ def test_a_stream_is_what_generate_gives(name):
     assert len(set(tokens.flatten().tolist())) > 2
 
 
-def test_models_take_turns():
-    """And one that fails stops no other."""
-    order, errors = [], {}
-
-    def tokens(name, count):
-        for _ in range(count):
-            order.append(name)
-            yield
-
-    times = generation.decode_in_turns({x: tokens(x, 99) for x in 'ab'}, 8, torch.device('cpu'), errors)
-    assert order == list('aabb' * generation.TURNS) and not errors
-    assert [len(x) for x in times.values()] == [8, 8]
-    times = generation.decode_in_turns({'a': tokens('a', 1), 'b': tokens('b', 8)}, 8, torch.device('cpu'), errors)
-    assert list(errors) == ['a'] and len(times['b']) == 8
-
-
 def test_runs_take_turns():
     order, errors = [], {}
 

@@ -4,10 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from fla_longhorn.attn_mode import FAMILIES
 from tests.integration.scripts.byte_tokenizer import byte_tokenizer
-from tests.integration.swapped import make_model
-from tests.models.test_cache import VARIANTS, build, make
+from tests.models.test_cache import VARIANTS, make
 
 GREEDY = {'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
 models = pytest.mark.parametrize('name', [*VARIANTS, 'gla hybrid', 'hgrn hybrid', 'linear_attn hybrid', 'rwkv7 hybrid'])
@@ -123,10 +121,3 @@ def test_caches_of_attention(name, device):
     for call in (model, model.generate):
         with pytest.raises(TypeError, match=r'past_key_values must be None .*RewindableCache\(\), got DynamicCache'):
             call(ids, past_key_values=DynamicCache(), use_cache=True)
-
-
-@pytest.mark.parametrize('name', ['paper', *FAMILIES])
-def test_continuous_batching(name, device):
-    model = build(device) if name == 'paper' else make_model(name, device)
-    with pytest.raises(NotImplementedError, match='generate_batch, .* call generate with a batch that is padded on the left'):
-        model.generate_batch([[5, 6, 7], [8, 9]])

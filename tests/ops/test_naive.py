@@ -96,23 +96,3 @@ def test_exact_is_the_minimiser(scalar_beta, size):
     diagonal = naive_recurrent_longhorn(**inputs, output_final_state=True)[1][0]
     excess = objective(diagonal, previous, k, v, beta) - loss.detach()
     assert excess > 1e-3 if size else excess == 0
-
-
-def test_intermediate_states():
-    """Final states of the tokens before."""
-    inputs = {name: x.detach().double() for name, x in make_inputs(Case(T=70, K=4, initial_state=True)).items()}
-    _, _, states = naive_recurrent_longhorn(**inputs, return_intermediate_states=True)
-    torch.testing.assert_close(states[:, 0], inputs['initial_state'])
-    for i, n in ((1, 32), (2, 64)):
-        before = {name: x[:, :n] for name, x in inputs.items() if name != 'initial_state'}
-        _, state = naive_recurrent_longhorn(**before, initial_state=inputs['initial_state'], output_final_state=True)
-        torch.testing.assert_close(states[:, i], state)
-
-
-def test_dtypes():
-    case = Case(T=5)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        inputs = {name: x.detach().to(dtype) for name, x in make_inputs(case).items()}
-        o, state = naive_recurrent_longhorn(**inputs, output_final_state=True)
-        assert o.dtype == dtype
-        assert state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)

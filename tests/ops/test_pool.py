@@ -173,13 +173,6 @@ def test_single_tokens_packed_or_not(exact, device):
         assert relative_error(got.nan_to_num(7.), expected.nan_to_num(7.)) <= 1e-6
 
 
-def test_a_row_need_not_be_in_a_pool(device):
-    """States with room between them, one per sequence, without indices."""
-    Call(replace(DECODE, state_v_first=True), False, {'has_initial_state': [True] * 4}, torch.int64, device).check(
-        has_initial_state=None,
-    )
-
-
 @torch.no_grad()
 def test_rows_are_read_at_each_call(exact, device):
     """Servers write rows to the same tensor through NumPy, of which PyTorch sees nothing."""

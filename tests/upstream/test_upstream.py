@@ -1,6 +1,5 @@
 """The core in fla's tree, where no package of this repository can be imported: the same code, which runs there."""
 
-import ast
 import json
 import os
 import subprocess
@@ -46,30 +45,6 @@ def folder(tmp_path_factory) -> Path:
 def paths(folder: Path, report: Report) -> list[str]:
     """What programs find modules in: the tree's fla, and tools of the tests."""
     return [str(folder / 'blocked'), str(folder / 'tree'), str(forks.ROOT)]
-
-
-def code(text: str) -> str:
-    """A file without imports and docstrings."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(body := getattr(node, 'body', None), list):
-            kept = [
-                x for x in body if not isinstance(x, (ast.Import, ast.ImportFrom))
-                and not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))
-            ]
-            node.body = kept or [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def test_code_is_not_edited(folder, report):
-    """But for registrations, and a message that names a class by its module."""
-    edited = {
-        destination(module).as_posix() for module, source in find_core().items()
-        if code(source.read_text()) != code((folder / 'tree' / destination(module)).read_text())
-    }
-    assert edited == {'fla/models/longhorn/__init__.py', 'fla/models/longhorn/cache.py'}
-    # PyTorch's namespace of the operators
-    assert {path for path, _ in report.named} == {'fla/ops/longhorn/operator.py'}
 
 
 def test_the_patch_applies_and_removes_nothing(folder, report):

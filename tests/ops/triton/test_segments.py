@@ -99,13 +99,6 @@ if INTERPRETING or torch.cuda.is_available():
         assert relative_error(summaries.backward_summary(do, args), dh0) < 1e-6
 
 
-@pytest.mark.parametrize(('length', 'K', 'is_varlen', 'expected'), [
-    (2048, 16, False, 1024), (2048, 128, False, 512), (1023, 16, False, 1023), (1030, 128, False, 512), (4000, 16, True, 4000),
-])
-def test_length_of_slices(length, K, is_varlen, expected):
-    assert configs.slice_length(length, K, is_varlen) == expected
-
-
 @pytest.mark.parametrize('T', [1, 100, 4096, 131072])
 @pytest.mark.parametrize('blocks', [1, 16, 500, 100_000])
 @pytest.mark.parametrize('K', [1, 16, 256])

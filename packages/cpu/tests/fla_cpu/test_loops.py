@@ -5,11 +5,11 @@ import torch
 from fla.modules import RMSNorm
 from fla.modules.causal_conv1d import causal_conv1d_update
 
-from fla_cpu import loops, norms
-from fla_cpu.backend import import_loops, load_loops
+from fla_cpu import loops
+from fla_cpu.backend import load_loops
 from fla_kit.numba import launch, threads
 from packages.cpu.tests.fla_cpu.reference import assert_close, norm
-from packages.cpu.tests.fla_cpu.test_convolution import LENGTHS, batched, check, inputs_of
+from packages.cpu.tests.fla_cpu.test_convolution import LENGTHS, check, inputs_of
 from packages.cpu.tests.fla_cpu.test_convolution import run as convolve
 
 
@@ -173,23 +173,6 @@ def test_streams_not_served(served, case):
     assert served == (['convolve'] if case in ('final state', 'second derivatives') else [])
 
 
-@pytest.mark.parametrize('rows', [
-    torch.randn(1, 3, 16).transpose(0, 1), torch.randn(3, 5, 16).transpose(0, 1), torch.randn(3, 5, 48)[..., 16:32],
-    torch.randn(1, 1, 16).expand(3, 5, 16), torch.randn(3, 16, 5).mT,
-], ids=['one token', 'time first', 'part', 'expanded', 'channels first'])
-def test_any_layout(served, rows):
-    """Rows that PyTorch calls contiguous may still name any stride for a dimension of size one."""
-    weight, bias = torch.randn(16, 4), torch.randn(16)
-    inputs = {'x': rows.detach().requires_grad_(), 'weight': weight.requires_grad_(), 'bias': bias.requires_grad_()}
-    outputs, = convolve(**inputs, final=False)
-    want = batched(**{name: x.detach().double() for name, x in inputs.items()}, activation='silu')[0]
-    assert_close('output', outputs, want, 1e-6)
-    dy = torch.randn(*rows.shape[:2], 32)[..., ::2]
-    dense, = torch.autograd.grad(outputs, inputs['weight'], dy.contiguous(), retain_graph=True)
-    strided, = torch.autograd.grad(outputs, inputs['weight'], dy)
-    assert torch.equal(dense, strided) and served == ['convolve', 'convolve_gradients', 'convolve_gradients']
-
-
 @torch.no_grad()
 def test_an_update_is_seen_by_autograd():
     x, cache, weight, bias = conv_inputs()
@@ -199,21 +182,6 @@ def test_an_update_is_seen_by_autograd():
     causal_conv1d_update(x, cache, None, weight, bias, 'silu')
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         loss.backward()
-
-
-@torch.no_grad()
-def test_not_served(served, monkeypatch):
-    x, cache, weight, bias = conv_inputs()
-    layer = RMSNorm(22)
-    layer(x.double())
-    for other in (cache.half(), cache.mT.contiguous().mT):
-        causal_conv1d_update(x, other, None, weight, bias, 'silu')
-    torch.func.vmap(lambda y: norms.layer_norm_fwd(y, layer.weight, None, is_rms_norm=True)[0])(x[None])
-    monkeypatch.setenv('FLA_CPU_LOOPS', '0')
-    import_loops.cache_clear()
-    layer(x)
-    causal_conv1d_update(x, cache, None, weight, bias, 'silu')
-    assert served == []
 
 
 def test_registered_for_the_modules():
