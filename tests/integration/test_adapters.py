@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.utils import parametrize
 
 from fla_longhorn.attn_mode import FAMILIES
-from tests.integration.swapped import make_model, spread, tokens
+from tests.integration.swapped import make_model, spread, tokens, with_slow
 from tests.models.test_cache import build
 
 OWN = {
@@ -25,7 +25,7 @@ OWN = {
 # gates of fla's families
 GATED = {'gla-gate': ('gla', {'longhorn_gate': 'head'}), 'rwkv7-gate': ('rwkv7', {'longhorn_gate': 'channel'})}
 MODELS = [*OWN, *FAMILIES, *GATED]
-models = pytest.mark.parametrize('name', MODELS)
+models = pytest.mark.parametrize('name', with_slow(MODELS))
 
 
 def make(name: str, device: torch.device) -> nn.Module:

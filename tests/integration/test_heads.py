@@ -79,7 +79,9 @@ HEADS = {
     'tokens': generic(GenericForTokenClassification, FLAPreTrainedModel),
     'answers': generic(GenericForQuestionAnswering, FLAPreTrainedModel),
 }
-around = pytest.mark.parametrize('family', ['longhorn', 'hybrid', 'gla', 'rwkv7'])
+around = pytest.mark.parametrize('family', [
+    'longhorn', 'gla', *(pytest.param(x, marks=pytest.mark.slow) for x in ('hybrid', 'rwkv7')),
+])
 
 
 def make_rows(name, n=4):

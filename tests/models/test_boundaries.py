@@ -9,7 +9,7 @@ from transformers import DataCollatorWithFlattening
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.layers import Longhorn
-from tests.integration.swapped import make_model
+from tests.integration.swapped import make_model, with_slow
 from tests.models.test_cache import SWAPPED, VARIANTS, build, make, near
 
 LENGTHS = [5, 1, 66, 3]
@@ -30,7 +30,7 @@ def packed(device, **options) -> tuple[list[torch.Tensor], dict]:
     return [row[None].to(device) for row in rows], batch
 
 
-@pytest.mark.parametrize('name', [*VARIANTS, *SWAPPED])
+@pytest.mark.parametrize('name', with_slow([*VARIANTS, *SWAPPED]))
 @torch.no_grad()
 def test_documents_one_by_one(name, device):
     """By every name that transformers' collator has for boundaries; TRL's are all of them together.
@@ -147,7 +147,7 @@ def test_unknown_keyword(name, device):
             call(x, **{name: torch.tensor([0, 5])})
 
 
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family', with_slow(list(FAMILIES)))
 def test_refused_by_families(family, device):
     model, ids = make_model(family, device).eval(), torch.ones(2, 9, dtype=torch.long, device=device)
     for name, x, kind, message in (

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.attn_mode import FAMILIES
-from tests.integration.swapped import make_model, spread
+from tests.integration.swapped import make_model, spread, with_slow
 from tests.models.test_longhorn import small
 
 VARIANTS = {
@@ -63,7 +63,8 @@ def states_of(cache) -> list[torch.Tensor]:
 @pytest.mark.parametrize(('name', 'T', 'mode', 'base'), [
     *product(VARIANTS, [1, 70], [torch.enable_grad, torch.inference_mode], [False]),
     ('hybrid', 2, torch.no_grad, True),
-    *((name, 1, torch.no_grad, False) for name in SWAPPED),
+    *((name, 1, torch.no_grad, False) for name in ('gla hybrid', 'linear_attn', 'rodimus', 'rwkv7 hybrid')),
+    *(pytest.param(name, 1, torch.no_grad, False, marks=pytest.mark.slow) for name in SWAPPED),
 ])
 def test_a_look_ahead_changes_nothing(name, T, mode, base, device):
     """`use_cache=False` reads the cache: the same again gives the same, and decoding goes on as if it had not been."""
@@ -143,7 +144,7 @@ def test_cache_of_another_kind_of_layers(device):
         build(device, attn={'layers': [1], 'num_heads': 2})(ids[:, :1], past_key_values=cache)
 
 
-@pytest.mark.parametrize('name', [*VARIANTS, *SWAPPED])
+@pytest.mark.parametrize('name', with_slow([*VARIANTS, *SWAPPED]))
 def test_by_either_name(name, device):
     """transformers calls the cache `cache` from 5.24 on, and fla `past_key_values`."""
     model, ids = make(name, device), torch.randint(3, 50, (2, 12), device=device)

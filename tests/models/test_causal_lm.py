@@ -10,7 +10,7 @@ from fla.modules import FusedCrossEntropyLoss
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.integration.swapped import make_model, tokens
+from tests.integration.swapped import make_model, tokens, with_slow
 from tests.models.test_cache import build
 
 LINEAR = {'fuse_cross_entropy': False, 'fuse_linear_cross_entropy': True}
@@ -19,7 +19,7 @@ LOSSES = {
     'fused, l2warp': {'use_l2warp': True}, 'plain, l2warp': {'fuse_cross_entropy': False, 'use_l2warp': True},
     'linear, l2warp': {**LINEAR, 'use_l2warp': True},
 }
-models = pytest.mark.parametrize('name', ['longhorn', *FAMILIES])
+models = pytest.mark.parametrize('name', with_slow(['longhorn', *FAMILIES]))
 
 
 def make(name: str, device, **options) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from fla_longhorn.ops import longhorn_state_update
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
+from tests.devices import INTERPRETING
 
 pytestmark = pytest.mark.usefixtures('backend', 'poison')
 
@@ -117,7 +118,8 @@ def choices(case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize(('case', 'rows'), [
-    pytest.param(case, rows, id=f'{case}-{rows}') for case in CASES for rows in choices(case)
+    pytest.param(case, rows, id=f'{case}-{rows}', marks=[pytest.mark.slow] if INTERPRETING and case.T > 50 else [])
+    for case in CASES for rows in choices(case)
 ])
 def test_pool_equals_gather_update_scatter(case, rows, exact, device):
     index = torch.int32 if rows in ('all', 'everything') else torch.int64

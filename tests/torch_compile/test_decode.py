@@ -26,7 +26,8 @@ def decode(prefill, step, ids, mask=None) -> tuple[torch.Tensor, list, list]:
 
 
 @pytest.mark.parametrize(('mode', 'padding'), [
-    (torch.no_grad, 'left'), (torch.inference_mode, None), (torch.inference_mode, 'anywhere'),
+    (torch.no_grad, 'left'), (torch.inference_mode, None),
+    pytest.param(torch.inference_mode, 'anywhere', marks=pytest.mark.slow),
 ])
 def test_steps(mode, padding, device):
     model = build(device, layers=2, exact=padding is None, num_heads=2).eval()

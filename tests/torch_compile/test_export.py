@@ -37,7 +37,9 @@ def logits_of(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None = N
     return model(ids, attention_mask=mask, use_cache=False).logits
 
 
-@pytest.mark.parametrize(('padded', 'strict'), [(False, False), (True, False), (True, True)], ids=['', 'mask', 'strict'])
+@pytest.mark.parametrize(('padded', 'strict'), [
+    (False, False), (True, False), pytest.param(True, True, marks=pytest.mark.slow),
+], ids=['', 'mask', 'strict'])
 def test_model(padded, strict, tmp_path, device):
     module = Call(logits_of, build(device, hidden_ratio=2, exact=padded).eval())
 

@@ -59,7 +59,7 @@ def test_padding(name, dtype, device):
     check(build(device, **LAYERS['bias']), h, Cache, attention_mask=mask)
 
 
-@pytest.mark.parametrize('padded', [False, True], ids=['', 'mask'])
+@pytest.mark.parametrize('padded', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['', 'mask'])
 def test_lengths_share_graphs(padded, device):
     """One for the first length seen and one for all up to 64 tokens, one for all above."""
     layer = build(device)

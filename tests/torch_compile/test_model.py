@@ -44,6 +44,7 @@ def test_training(name, device):
 
 @cheap_kernels
 @pytest.mark.compiler
+@pytest.mark.slow
 def test_inductor(device):
     check(build(device), batch(device), 'inductor', 5e-6)
 

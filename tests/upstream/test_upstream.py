@@ -16,7 +16,7 @@ from tests.upstream.train import OPTIONS, train
 from tests.upstream.tree import Report, make_tree, write_patch
 
 WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
-DEVICES = ['cpu', pytest.param('cuda', marks=[pytest.mark.slow, pytest.mark.compiler, WITH_CUDA])]
+DEVICES = ['cpu', pytest.param('cuda', marks=[pytest.mark.compiler, WITH_CUDA])]
 BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_cpu')
 IMPORT_ALL = '''
 import importlib, sys
@@ -71,6 +71,7 @@ def environment(paths: list[str], device: str) -> dict[str, str]:
     return {'PYTHONPATH': with_site(os.pathsep.join(paths)), 'PRETEND_CUDA': '1', 'PRETEND_SMS': '2'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('device', DEVICES)
 def test_operators(device, paths):
     """The operators' tests in the patch."""
@@ -82,6 +83,7 @@ def test_operators(device, paths):
     assert '14 passed' in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('device', DEVICES)
 def test_model(device, paths, tmp_path):
     """With fla's own kernels: what the plugin computes on the CPU."""
