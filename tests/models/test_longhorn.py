@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,17 @@ again = AutoModelForCausalLM.from_pretrained(sys.argv[1] + '/saved', trust_remot
 print(type(again).__name__, type(again.config).__name__, type(again).__module__.startswith('transformers_modules'))
 ''', tmp_path)
     assert printed.split() == ['Capped', 'OwnConfig', 'True']
+
+
+class Doubled(LonghornForCausalLM):
+    """A subclass with the plugin's config."""
+
+
+def test_a_registered_class_in_place_of_a_subclass_warns(tmp_path, monkeypatch):
+    monkeypatch.setattr(Doubled, '_auto_class', 'AutoModelForCausalLM')
+    Doubled(small()).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r'the checkpoint is of test_longhorn.Doubled, but LonghornForCausalLM was loaded'):
+        AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert type(Doubled.from_pretrained(tmp_path)) is Doubled

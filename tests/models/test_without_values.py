@@ -10,7 +10,8 @@ from tests.models.test_cache import small
 WHERE = {'fake': FakeTensorMode, 'meta': lambda: torch.device('meta')}
 OPTIONS = {
     'diagonal': {}, 'exact': {'exact': True, 'num_heads': 2}, 'gate': {'gate': 'channel'}, 'recomputed': {'recompute': True},
-    'attention': {'attn': {'layers': [1], 'num_heads': 2}}, 'window': {'attn': {'layers': [1], 'num_heads': 2, 'window_size': 4}},
+    'attention': {'attn': {'layers': [1], 'num_heads': 2}},
+    'window': {'attn': {'layers': [1], 'num_heads': 2, 'window_size': 4}},
 }
 
 
