@@ -16,13 +16,13 @@ from pathlib import Path
 
 # neither asks for another that the machine lacks
 PACKAGES = ('flash-linear-attention', 'fla-core')
-# what a launch reads of a kernel's files, and the launchers
-KEPT = ('.cubin', '.json', '.so')
+# what a launch reads of a kernel's files; launchers lie in folders of their own
+KEPT = ('.cubin', '.json')
 ABOUT, CACHE = 'kit.json', 'cache.tar.xz'
 
 
-def pack(cache: Path, folder: Path, about: dict) -> int:
-    """Write the kit to `folder`; returns its bytes."""
+def pack(cache: Path, used: set[str], folder: Path, about: dict) -> int:
+    """Write the kit, with the kernels in the folders `used` of the cache, to `folder`; returns its bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
@@ -32,7 +32,7 @@ def pack(cache: Path, folder: Path, about: dict) -> int:
     with lzma.open(folder / CACHE, 'wb', preset=6) as stream, tarfile.open(fileobj=stream, mode='w') as archive:
         # files that resemble each other lie side by side
         for path in sorted(cache.glob('*/*'), key=lambda path: (path.suffix, path.name, path.parent.name)):
-            if path.is_file() and path.suffix in KEPT:
+            if path.is_file() and (path.suffix in KEPT and path.parent.name in used or path.suffix == '.so'):
                 archive.add(path, path.relative_to(cache))
     (folder / ABOUT).write_text(json.dumps(about | made_with(), indent=1) + '\n')
     return sum(path.stat().st_size for path in folder.iterdir())

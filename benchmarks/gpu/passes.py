@@ -20,6 +20,16 @@ PEERS = {
 STEPS = {'fused_recurrent_gated_delta_rule': 'gated_delta_rule', 'fused_recurrent_kda': 'kda'}
 # calls in a profile and in a graph
 PROFILED = 10
+# whose backward fla refuses
+GATED = ('chunk_gated_delta_rule', 'Gated DeltaNet')
+
+
+def refusal(name: str) -> str | None:
+    """Why fla does not train `name` on this device, if so: what Triton makes of it would be wrong."""
+    from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_7_1
+
+    wrong = IS_NVIDIA_HOPPER and not TRITON_ABOVE_3_7_1
+    return 'on Hopper with Triton before 3.7.1, its issue 640' if wrong and name in GATED else None
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,9 @@ def run(item: str, device: str) -> Iterator[dict]:
     # with what a backward reads, where it has one
     with nullcontext() if leaves else torch.no_grad():
         yield {'pass': 'fwd'} | measure(forward, device)
+    if reason := refusal(call.name):
+        yield {'pass': 'bwd', 'refused by fla': reason}
+        return
     if not leaves:
         return
 

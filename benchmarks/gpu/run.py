@@ -48,8 +48,9 @@ STAGES = (
     Stage('loops', 'benchmarks.gpu.loops', 2, 60, 1, "an instruction's time by the length of its loop, clock, copies"),
     Stage('tests', 'benchmarks.gpu.tests', 8, 120, min(14, CORES), 'the tests, one of each function first'),
     Stage('passes', 'benchmarks.gpu.passes', 8, 150, 1, 'forward and backward, of Longhorn and of fla'),
-    Stage('steps', 'benchmarks.gpu.steps', 6, 150, 1, 'training steps of layers and models'),
-    Stage('tuning', 'benchmarks.gpu.tuning', 4, 200, 1, 'launch parameters; torch.compile, vLLM'),
+    Stage('steps', 'benchmarks.gpu.steps', 6, 150, 1, 'training steps; autotuned kernels choose among six configurations'),
+    # not by fla_cache_autotune: it reads files for kernels that it wraps, and does not ask whether all bits stay
+    Stage('tuning', 'benchmarks.gpu.tuning', 4, 200, 1, 'launch parameters that keep all bits, by time; torch.compile, vLLM'),
     Stage('learning', 'benchmarks.gpu.learning', 10, 300, 1, 'small language models on equal tokens'),
 )
 
@@ -128,7 +129,9 @@ def main(args: list[str] | None = None, stages: Sequence[Stage] = STAGES) -> int
     text = page.make(results.records, [(stage.name, stage.what) for stage in stages])
     results.write_page(text)
     print(text)
-    return int(any('error' in record for record in results.records))
+    # without a GPU: whether the kit lacks a kernel
+    lacks = options.device == 'meta' and any(record.get('compiled') for record in results.records)
+    return int(lacks or any('error' in record for record in results.records))
 
 
 if __name__ == '__main__':

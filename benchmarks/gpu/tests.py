@@ -55,6 +55,8 @@ def arguments(device: str) -> list[str]:
 
 
 def items(device: str) -> list[str]:
+    if device == 'meta':
+        return []
     collector = Collector()
     pytest.main([*arguments(device), '--collect-only'], [collector])
     return ones_first(collector.names)

@@ -169,8 +169,11 @@ def test_kit(tmp_path, monkeypatch):
     (cache / '__grp__k.json').write_text(json.dumps({'child_paths': paths}))
     monkeypatch.setattr(kit.subprocess, 'run', lambda *args, **options: None)
     monkeypatch.setattr(kit.tempfile, 'gettempdir', lambda: str(tmp_path / 'there'))
-    kit.pack(cache.parent, folder, {})
+    (cache.parent / 'OLD').mkdir()
+    (cache.parent / 'OLD' / 'k.cubin').touch()
+    kit.pack(cache.parent, {'KEY'}, folder, {})
     there = Path(kit.unpack(folder)['TRITON_CACHE_DIR']) / 'KEY'
+    assert os.listdir(there.parent) == ['KEY']
     assert sorted(os.listdir(there)) == ['__grp__k.json', 'k.cubin', 'k.json']
     kept = json.loads((there / '__grp__k.json').read_text())['child_paths']
     assert kept == {name: str(there / name) for name in ('k.cubin', 'k.json')}
