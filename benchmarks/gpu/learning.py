@@ -13,8 +13,8 @@ from fla.models import GatedDeltaNetConfig, KDAConfig, Mamba2Config
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 import fla_longhorn  # noqa: F401  registers
-from benchmarks.gpu.passes import refusal
-from benchmarks.gpu.steps import count, few_configurations
+from benchmarks.gpu.passes import few_configurations, refusal
+from benchmarks.gpu.steps import count
 from benchmarks.models.registry import Size, mamba2, wide_heads, with_mlp, without_mlp
 from fla_longhorn.models import LonghornConfig
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from unittest import mock
 
 import torch
 from fla.layers import GatedDeltaNet, GatedLinearAttention, KimiDeltaAttention
 from fla.models import GatedDeltaNetConfig, GLAConfig, KDAConfig
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
-from triton.runtime.autotuner import Autotuner
 
 import fla_longhorn  # noqa: F401  registers
-from benchmarks.gpu.passes import refusal
+from benchmarks.gpu.passes import few_configurations, refusal
 from benchmarks.models.registry import Size, wide_heads, with_mlp, without_mlp
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornConfig
@@ -44,22 +41,6 @@ MODELS: dict[str, Callable[[Size], PreTrainedConfig]] = {
     'KDA': lambda size: with_mlp(KDAConfig, size, num_heads=wide_heads(size), head_dim=128),
     'GLA': lambda size: with_mlp(GLAConfig, size, num_heads=wide_heads(size)),
 }
-# of fla's autotuned kernels, which have up to 96: here they choose among so many, from the first to the last
-CONFIGURATIONS = 6
-
-
-@contextmanager
-def few_configurations() -> Iterator[None]:
-    prune = Autotuner.prune_configs
-
-    def some(self: Autotuner, kwargs: dict) -> list:
-        configs = prune(self, kwargs)
-        return configs[::-(-len(configs) // CONFIGURATIONS)]
-
-    with mock.patch.object(Autotuner, 'prune_configs', some):
-        yield
-
-
 def items(device: str) -> list[str]:
     plan = [('layer', LAYERS), *((size, MODELS) for size in SIZES)]
     # of the smaller size, without the peers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -13,69 +15,65 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-# of which a machine may have none
-OPTIONAL = ('mamba_ssm', 'vllm')
-LAUNCHER = 'a launcher'
 
+def compilations(launched: Callable[[object, dict], object] | None) -> dict[str, list[str]]:
+    """What Triton does in this process, filled in as it comes: kernels and launchers that it compiles, by name.
 
-def compilations(launched: Callable[[object, dict], None] | None = None) -> list[str]:
-    """The names of kernels that Triton compiles in this process, and of launchers, filled in as they come.
-
-    `launched` is called for each kernel that is compiled or found in the cache.
+    With `launched`, which is called for each kernel, also the folders of the cache that are used.
     """
     from triton import knobs
     from triton.runtime import build
+    from triton.runtime.cache import get_cache_manager
 
-    names: list[str] = []
+    seen: dict[str, list[str]] = {'compiled': []} | ({'used': []} if launched else {})
     compile_c = build._build
 
     def note(*, src: Any, metadata: dict, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
-            names.append(getattr(src, 'fn', src).__name__)
+            seen['compiled'].append(getattr(src, 'fn', src).__name__)
         if launched:
+            seen['used'].append(os.path.basename(get_cache_manager(metadata['hash']).cache_dir))
             launched(src, metadata)
 
     def build_launcher(*args: Any) -> str:
-        names.append(LAUNCHER)
+        seen['compiled'].append('a launcher')
         return compile_c(*args)
 
     knobs.compilation.listener, build._build = note, build_launcher
-    return names
+    return seen
 
 
-def work(plan: dict, tell: Callable[[dict], None], compiled: list[str]) -> None:
+def work(plan: dict, tell: Callable[[dict], None], seen: dict[str, list[str]]) -> None:
     """Run the items of `plan`'s share that have not ended."""
     module, device = importlib.import_module(plan['module']), plan['device']
     (index, shares), ended = plan['share'], {*plan['ended']}
     mine = [item for item in module.items(device)[index::shares] if item not in ended]
     if hasattr(module, 'run_all'):
-        module.run_all(mine, device, tell, compiled)
+        module.run_all(mine, device, tell, seen)
     else:
         for item in mine:
             tell({'begun': item})
-            tell(outcome(module, item, device, compiled))
+            tell(outcome(module, item, device, seen))
     tell({'done': True})
 
 
-def outcome(module: ModuleType, item: str, device: str, compiled: list[str]) -> dict:
+def outcome(module: ModuleType, item: str, device: str, seen: dict[str, list[str]]) -> dict:
     """The record of one item: its rows, or its rows up to an error."""
     started, record = time.perf_counter(), {'item': item, 'rows': []}
-    compiled.clear()
+    for names in seen.values():
+        names.clear()
     try:
         for row in module.run(item, device):
             record['rows'].append(row)
-    except ModuleNotFoundError as error:
-        if error.name not in OPTIONAL:
-            record['error'] = traceback.format_exc()
-        record['rows'].append({'not installed': error.name})
     except Exception:
         # other packages' operators may raise anything
         record['error'] = traceback.format_exc()
-    return record | {'seconds': round(time.perf_counter() - started, 2), 'compiled': list(compiled)}
+    return record | {'seconds': round(time.perf_counter() - started, 2)} | {name: [*names] for name, names in seen.items()}
 
 
 def main() -> None:
     plan = json.load(sys.stdin)
+    faulthandler.register(signal.SIGUSR1)
     with os.fdopen(plan['rows'], 'w', encoding='utf-8') as file:
         def tell(record: dict) -> None:
             file.write(json.dumps(record) + '\n')
