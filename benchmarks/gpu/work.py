@@ -43,10 +43,10 @@ def compilations(launched: Callable[[object, dict], object] | None) -> dict[str,
     return seen
 
 
-def work(plan: dict, tell: Callable[[dict], None], seen: dict[str, list[str]]) -> None:
+def work(plan: dict, tell: Callable[[dict], None], launched: Callable | None = None) -> None:
     """Run the items of `plan`'s share that have not ended."""
     module, device = importlib.import_module(plan['module']), plan['device']
-    (index, shares), ended = plan['share'], {*plan['ended']}
+    (index, shares), ended, seen = plan['share'], {*plan['ended']}, compilations(launched)
     mine = [item for item in module.items(device)[index::shares] if item not in ended]
     if hasattr(module, 'run_all'):
         module.run_all(mine, device, tell, seen)
@@ -84,7 +84,7 @@ def main() -> None:
         else:
             gpu = nullcontext
         with gpu() as launched:
-            work(plan, tell, compilations(launched))
+            work(plan, tell, launched)
 
 
 if __name__ == '__main__':

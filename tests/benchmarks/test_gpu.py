@@ -47,7 +47,7 @@ def test_faults(tmp_path, capsys):
     assert [*found] == [*FAULTS]
     assert found['raises']['error'].endswith('ValueError: the whole error,\nof several lines\n')
     assert found['raises']['rows'] == [{'begun': 'raises'}]
-    assert 'hangs did not end within' in found['hangs']['error']
+    assert 'hangs did not end within' in found['hangs']['error'] and 'faults.py' in found['hangs']['error']
     assert 'its last words' in found['dies']['error'] and 'ended its process with status -11' in found['dies']['error']
     assert not any('error' in found[name] for name in ('prints', 'works'))
     # what a process started ends with it
