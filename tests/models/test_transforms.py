@@ -5,7 +5,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
-from fla_longhorn import LonghornForCausalLM
+from fla_longhorn import Longhorn, LonghornForCausalLM
+from fla_longhorn.modules.dispatch import find_loops
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.models.test_cache import build
 from tests.models.test_longhorn import VARIANTS
@@ -88,3 +89,18 @@ def test_refused(device):
         model = build(device, **options)
         with pytest.raises(ValueError, match=message):
             vmap(lambda x, y, model=model, keywords=keywords: model(x[None], labels=y[None], **keywords).loss)(ids, labels)
+
+
+@pytest.mark.filterwarnings('ignore:.*batching rule')
+def test_batched_gradients(device):
+    """Many gradients of one call: by `torch.func.vmap`, whose older form is refused by name."""
+    layer = Longhorn(hidden_size=16, state_size=4).to(device)
+    h = torch.randn(2, 9, 16, device=device, requires_grad=True)
+    o = layer(h)[0]
+    do = torch.randn(3, *o.shape, device=device)
+    expected = torch.stack([torch.autograd.grad(o, h, x, retain_graph=True)[0] for x in do])
+    backward = torch.func.vjp(lambda x: layer(x)[0], h.detach())[1]
+    assert relative_error(vmap(backward)(do)[0], expected) <= TOLERANCE
+    if device.type == 'cpu' and find_loops is not None:
+        with pytest.raises(NotImplementedError, match='no batched gradients .is_grads_batched=True, vectorize=True.'):
+            torch.autograd.grad(o, h, do, is_grads_batched=True)

@@ -85,6 +85,20 @@ if not INTERPRETING:
         assert all(torch.equal(got[name], x) for name, x in expected.items())
 
 
+@pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn])
+@pytest.mark.parametrize('g', [100.0, float('inf')])
+def test_growth_beyond_float32_is_not_finite(g, op, exact, device, backend):
+    """A decay is at most one: what a wrong sign does is seen."""
+    case = Case(B=1, T=10, H=1, K=4, V=6, g='head')
+    inputs, options = make_inputs(case, device), make_options(case, device, exact)
+    inputs['g'] = torch.full_like(inputs['g'], -0.1)
+    inputs['g'][:, 4] = g
+    with torch.no_grad():
+        o = op(**inputs, **options)[0]
+    # products of a chunk may spread it to earlier tokens
+    assert not o[:, 4:].isfinite().any()
+
+
 def test_a_decay_of_zero_forgets_all(exact, device, backend):
     """`g = -inf` starts anew, whatever the state was; and has no gradient."""
     case = Case(B=1, T=10, H=1, K=4, V=6, g='channel', initial_state=True)
