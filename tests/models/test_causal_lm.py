@@ -111,7 +111,7 @@ def assert_nothing_changes(model, ids):
             assert items is None or loss == 0, (labels, items)
 
 
-@models
+@pytest.mark.parametrize('name', ['longhorn', *(pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES)])
 @pytest.mark.parametrize('loss', list(LOSSES))
 def test_nothing_to_predict(name, loss, device):
     model, ids = make(name, device, **LOSSES[loss]).train(), inputs(device, 2, 9)

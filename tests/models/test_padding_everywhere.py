@@ -36,7 +36,7 @@ PLACES = {
 }
 # what is not slow: each kind of attention, and what a family has beside the mixer
 TELLING = ('diagonal', 'exact hybrid', 'gla window', 'rodimus', 'rwkv7 hybrid')
-FAST = ('left', 'right', 'between', 'left of a later piece', 'every second')
+FAST = ('left', 'between', 'left of a later piece')
 # the calls in which the tokens are read: the columns of each
 PIECES = {
     'whole': [T], 'turns': [8, 5, 7], 'turns and tokens': [8, 3, *[1] * 5, 4], 'tokens': [8, *[1] * 12],

@@ -8,7 +8,10 @@ import torch
 from fla_longhorn.modules.rewind import RewindableCache
 from tests.models.test_cache import VARIANTS, build, contents, equal, make
 
-some = pytest.mark.parametrize('name', [*VARIANTS, 'gla', 'linear_attn', 'rwkv7'])
+some = pytest.mark.parametrize('name', [
+    x if x in ('paper', 'hybrid', 'gla') else pytest.param(x, marks=pytest.mark.slow)
+    for x in [*VARIANTS, 'gla', 'linear_attn', 'rwkv7']
+])
 
 
 def read(model, ids, cache, *lengths):

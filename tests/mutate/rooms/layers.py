@@ -17,7 +17,7 @@ MUTATIONS = [
     Mutation(
         'look-ahead-writes-the-state', 'layers/longhorn.py', 'T == 1 and use_cache and not differentiated',
         'T == 1 and not differentiated', 'a call with use_cache=False overwrites the state of the cache',
-        LOOK_AHEAD, '[paper-1-no_grad-False]', env=TORCH,
+        LOOK_AHEAD, '[paper-1-inference_mode-False]', env=TORCH,
     ),
     Mutation(
         'decay-mark-of-a-copy', 'layers/gate.py', '__setstate__(state)\n        self.mark_no_weight_decay()',

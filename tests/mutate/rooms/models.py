@@ -28,7 +28,7 @@ MUTATIONS = [
     Mutation(
         'look-ahead-in-attention', MODELLING, 'if isinstance(attn, Attention) and not use_cache:',
         'if isinstance(attn, Attention) and use_cache:', 'a call with use_cache=False puts keys into the cache',
-        CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-no_grad-False]', env=TORCH,
+        CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-inference_mode-False]', env=TORCH,
     ),
     Mutation(
         'official-bias', 'models/longhorn/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
