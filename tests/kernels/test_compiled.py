@@ -42,11 +42,11 @@ LONGER = {
     for target in ('sm_90', 'sm_80', 'sm_100', 'sm_120') for K in (16, 64, 128) for update in ('diagonal', 'exact')
 ])
 def test_hot_loops_fit_the_instruction_cache(target, update, K):
-    """And of the exact update's nothing spills on sm_90, but for what is named."""
+    """And on sm_90 neither the exact kernels spill, but for what is named, nor the diagonal forward at up to 64 entries."""
     outcome = run_call(training_call(update, K), target, 'code')
     assert outcome.error is None, outcome.error
     longer = {name: LONGER.get((name, K), (FITTING, 0)) for name in (x['kernel'] for x in outcome.launches)}
     loops = {x['kernel']: max(x['loops'], default=0) for x in outcome.launches}
     assert {name: n for name, n in loops.items() if n > longer[name][0]} == {}
-    spills = {x['kernel']: x['spills'] for x in outcome.launches} if target == 'sm_90' and update == 'exact' else {}
-    assert {name: n for name, n in spills.items() if n > longer[name][1]} == {}
+    spills = {x['kernel']: x['spills'] for x in outcome.launches if update == 'exact' or K <= 64 and 'bwd' not in x['kernel']}
+    assert target != 'sm_90' or {name: n for name, n in spills.items() if n > longer[name][1]} == {}
