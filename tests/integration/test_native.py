@@ -30,6 +30,7 @@ def failed(results: dict) -> set[str]:
 WITH_ATTENTION = {'attention', 'hybrid', 'Transformer'}
 
 
+@pytest.mark.slow
 def test_same_numbers(device):
     """Bit for bit on a device; on the CPU in Triton's interpreter, with fla's kernels and not `fla_cpu` in their place."""
     results = compare(device, **({'TRITON_INTERPRET': '1', 'FLA_CPU': '0'} if device.type == 'cpu' else {}))

@@ -2,13 +2,11 @@
 
 import json
 
-import pytest
 import timm
 import torch
 from PIL import Image
 from timm.models import save_for_hf
-from torchvision.models import feature_extraction
-from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 from packages.extras.tests.timm.models import TINY, gates, images, small
 
@@ -33,30 +31,6 @@ def test_timm_to_transformers(gate, tmp_path, device):
     assert processor(Image.new('RGB', (40, 50)))['pixel_values'].shape == (1, 3, 32, 32)
     classify = pipeline('image-classification', model=loaded, image_processor=processor, device=device)
     assert len(classify(Image.new('RGB', (40, 50)))) == 3
-
-
-@gates
-def test_trainer_spares_D_and_gates(gate, tmp_path, device):
-    args = TrainingArguments(output_dir=tmp_path, use_cpu=device.type == 'cpu', report_to='none', weight_decay=0.1)
-    trainer = Trainer(model=small(device, gate=gate), args=args)
-    names = trainer.get_decay_parameter_names(trainer.model)
-    assert not [name for name in names if name.endswith(('.D', 'A_log', 'dt_bias'))]
-    assert 'blocks.0.mixer.in_proj.weight' in names
-
-
-@gates
-@pytest.mark.parametrize('extract', [timm.models.create_feature_extractor, feature_extraction.create_feature_extractor],
-                         ids=['timm', 'torchvision'])
-def test_features_by_fx(extract, gate, device):
-    """Each has a tracer of its own."""
-    model, x = small(device, gate=gate), images(device)
-    found = extract(model, {'blocks.1.mixer': 'mixer', 'blocks.1': 'after', 'head': 'logits'})(x)
-    torch.testing.assert_close(found['logits'], model(x))
-    expected = []
-    model.blocks[1].mixer.register_forward_hook(lambda module, args, output: expected.append(output))
-    model.blocks[1].register_forward_hook(lambda module, args, output: expected.append(output))
-    model(x)
-    torch.testing.assert_close([found['mixer'], found['after']], expected)
 
 
 @gates

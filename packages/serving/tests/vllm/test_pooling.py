@@ -58,13 +58,3 @@ def test_classes(engine, tmp_path, classifier, kind, name, task):
     for prompt, output in zip(prompts(), outputs, strict=True):
         with torch.no_grad():
             assert close(output.outputs.data, model(torch.tensor([prompt])).logits[0].softmax(-1))
-
-
-def test_scores_of_pairs(engine, tmp_path, classifier):
-    """A classifier with one class reads both texts."""
-    model = classifier(LonghornForSequenceClassification, 'hybrid', num_labels=1)
-    outputs = engine(tmp_path, **OPTIONS).score(PROMPTS[0], PROMPTS[1:], use_tqdm=False)
-    for text, output in zip(PROMPTS[1:], outputs, strict=True):
-        with torch.no_grad():
-            wanted = model(torch.tensor([list(f'{PROMPTS[0]}{text}'.encode())])).logits[0, 0].sigmoid()
-        assert close(output.outputs.score, wanted)
