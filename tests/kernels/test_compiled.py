@@ -31,9 +31,9 @@ def test_every_kernel_compiles(call, target):
 LONGER = {
     ('chunk_longhorn_exact_bwd_kernel_replay', 64): (1015, 0),
     ('chunk_longhorn_exact_bwd_kernel', 64): (993, 0),
-    ('chunk_longhorn_exact_fwd_kernel_o', 128): (803, 0),
-    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1529, 169),
-    ('chunk_longhorn_exact_bwd_kernel', 128): (1345, 58),
+    ('chunk_longhorn_exact_fwd_kernel_o', 128): (778, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1509, 169),
+    ('chunk_longhorn_exact_bwd_kernel', 128): (1362, 51),
 }
 
 
