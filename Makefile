@@ -169,8 +169,8 @@ $(OLD_TRITON)/.ready: $(STAMP) constraints/oldest.txt
 # with the oldest versions; this torch has no build for a CPU alone on the index: gigabytes
 test-oldest: export OMP_NUM_THREADS := 1
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest $(addprefix tests/,distributed integration layers models ops torch_compile test_patches.py \
-		test_package.py kernels ptx) packages/cpu/tests -m 'not slow' -n 2 --dist loadgroup -q
+	$(OLDEST)/bin/python -m pytest $(addprefix tests/,integration layers models ops torch_compile test_patches.py \
+		test_package.py kernels ptx) packages/cpu/tests packages/extras/tests/distributed -m 'not slow' -n 2 --dist loadgroup -q
 	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest tests/ops -m 'not slow' -n 2 --dist loadgroup -q
 
 $(OLDEST)/.ready: pyproject.toml constraints/oldest.txt

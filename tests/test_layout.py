@@ -63,7 +63,7 @@ PACKAGE = {str(path): path for folder in FOLDERS for path in folder.rglob('*.py'
 # what fla itself needs
 FLAS = {'einops', 'fla', 'torch', 'transformers', 'triton'}
 # what could move into fla, and the modules that it still imports beside fla's dependencies and itself
-CORE = ('ops', 'modules', 'layers', 'parallel', 'models')
+CORE = ('ops', 'modules', 'layers', 'models')
 LEFT = {}
 
 

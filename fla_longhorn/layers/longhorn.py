@@ -19,7 +19,7 @@ from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows
 from fla_longhorn.modules.states import read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.mixer import mix_layer
-from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
+from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH, on_ranks
 from fla_longhorn.ops.plain import is_recorded, is_transformed
 
 if TYPE_CHECKING:
@@ -277,8 +277,7 @@ class Longhorn(NoWeightDecay):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """As :meth:`step`, of any number of tokens by `op`, with new states; `values` are recomputed in backward."""
         if cp_context is not None:
-            from fla_longhorn.parallel.context_parallel import convolve_part
-            y = convolve_part(self.conv1d, x, cp_context)
+            y = on_ranks().convolve_part(self.conv1d, x, cp_context)
         else:
             y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
             if values is not None:

@@ -39,12 +39,6 @@ class Backend(Protocol):
     def view_states(self, states: Tensor, args: Arguments) -> Tensor:
         """Saved states as `[S, H, K, V]`."""
 
-    def forward_summary(self, args: Arguments) -> tuple[Tensor, Tensor] | None:
-        """That of `context_parallel/summaries.py`, or `None` if the operator shall compute it."""
-
-    def backward_summary(self, do: Tensor, args: Arguments) -> Tensor | None:
-        """The same of the gradient."""
-
 
 # name -> imports the module; `register_cpu_backend` adds others
 OP_BACKENDS: dict[str, Callable[[], object]] = {

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import numbers
 import os
-import sys
+import weakref
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
 from fla_longhorn.ops.arguments import FLAGS, Arguments
-from fla_longhorn.ops.last_read import LastRead
 from fla_longhorn.ops.pool import Pool, list_rows
-
-if TYPE_CHECKING:
-    from fla.ops.cp import FLACPContext
 
 MAX_STATE_SIZE = 256
 # if 1, values on a device are compared too, which synchronises at each call
 CHECK_VALUES = 'FLA_LONGHORN_CHECK_VALUES'
 LOW_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32)
+
+class LastRead:
+    """The values of one tensor, as long as it lives and is not changed, for reading waits for the device.
+
+    Layers share tensors. Compares tensors by identity: weak references to live tensors would compare them elementwise.
+    """
+
+    def __init__(self) -> None:
+        self._tensor: weakref.ref | None = None
+        self._version = -1
+        self._values: list = []
+
+    def values(self, x: torch.Tensor) -> list:
+        """`x.tolist()`, which must not be changed."""
+        # memory of the CPU can change without a new version, as NumPy's arrays do; inference tensors have none
+        if x.device.type == 'cpu' or x.is_inference():
+            return x.tolist()
+        if self._tensor is None or self._tensor() is not x or self._version != x._version:
+            self._tensor, self._version, self._values = weakref.ref(x), x._version, x.tolist()
+        return self._values
+
 
 _last_read = LastRead()
 
@@ -188,33 +204,6 @@ def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -
     drop = next((i for i, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)) if b < a), None)
     if drop is not None:
         raise ValueError(f'{cu} must not decrease, got {bounds[drop]} followed by {bounds[drop + 1]} at index {drop}')
-
-
-def check_cp_context(
-    cp_context: FLACPContext, initial_state: torch.Tensor | None = None, output_final_state: bool = False,
-) -> None:
-    """Raise unless each rank has one contiguous part of the tokens, or if an initial or final state is asked for."""
-    # imported already, if this is a context
-    fla_cp = sys.modules.get('fla.ops.cp')
-    if fla_cp is None or not isinstance(cp_context, fla_cp.FLACPContext):
-        raise TypeError(f'cp_context must be a fla.ops.cp.FLACPContext or None, got {type(cp_context).__name__}')
-    if initial_state is not None:
-        raise ValueError('initial_state must be None with cp_context: sequences start from zero on the first of their ranks')
-    if output_final_state:
-        raise ValueError('output_final_state must be False with cp_context: a sequence may end on another rank')
-    if cp_context.layout != 'contiguous':
-        raise ValueError(f"cp_context must have the layout 'contiguous', got {cp_context.layout!r}")
-    if cp_context.cu_seqlens is None:
-        raise ValueError('cp_context must hold the cu_seqlens of this rank, as build_cp_context makes it, got None')
-    group, before, after = cp_context.group, cp_context.pre_num_ranks, cp_context.post_num_ranks
-    if group is None:
-        return
-    rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-    if rank < 0:
-        raise ValueError('cp_context.group must hold this process, which is not in it')
-    for name, count, most in (('pre_num_ranks', before, rank), ('post_num_ranks', after, size - 1 - rank)):
-        if count is None or not 0 <= count <= most:
-            raise ValueError(f'cp_context.{name} must be between 0 and {most} on rank {rank} of {size}, got {count}')
 
 
 def check_tensor(name: str, x: object, q: torch.Tensor, allow_float64: bool) -> None:

@@ -1,5 +1,7 @@
 """The operators behind the public functions: `torch.library` custom ops, forward and backward, with fakes and autograd.
 
+A plain call runs the kernels themselves.
+
 Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, which its schema follows, and calls the backend's
 `longhorn_fwd` or `longhorn_bwd` (:class:`fla_longhorn.ops.backend.Backend`).
 
@@ -9,16 +11,24 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 
 from __future__ import annotations
 
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, get_tensors
+from fla_longhorn.ops import scalar_beta
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, Result, get_tensors
 from fla_longhorn.ops.backend import Backend, select_backend
-from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.inputs import check_boundaries, check_rows
+from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots, num_checkpoints
+from fla_longhorn.ops.inputs import check_boundaries, check_inputs, check_rows
+from fla_longhorn.ops.naive import recurrence
+from fla_longhorn.ops.plain import is_plain, is_transformed, under_transform
 from fla_longhorn.ops.pool import Pool
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
+    from torch.nn import Module
 
 SCHEMA_TYPES = {Tensor: 'Tensor', Tensor | None: 'Tensor?', float: 'float', bool: 'bool', int: 'int'}
 FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in TYPES.items()}
@@ -28,6 +38,22 @@ POOL_FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in get_type_h
 # `(a!)` says that the operator writes to it
 POOL_FIELDS['states'] = 'Tensor(a!) states'
 UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
+
+
+class Ranks(Protocol):
+    """What a package brings with which several ranks have parts of one sequence."""
+
+    def check_cp_context(self, cp_context: FLACPContext) -> None: ...
+
+    def run_on_part(
+        self, args: Arguments, cp_context: FLACPContext, *, parallel: bool, intermediate: bool,
+    ) -> tuple[Tensor, None]: ...
+
+    def convolve_part(self, convolution: Module, x: Tensor, cp_context: FLACPContext) -> Tensor: ...
+
+
+# set by such a package
+ranks: Ranks | None = None
 # up to this length, one pass over the sequence is at least as fast as splitting it
 MAX_RECURRENT_LENGTH = 64
 
@@ -182,3 +208,69 @@ def is_long(args: Arguments) -> bool:
 def needs_gradient(args: Arguments) -> bool:
     """Whether a backward may follow, which needs saved states."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())
+
+
+def on_ranks() -> Ranks:
+    if ranks is None:
+        raise ValueError('cp_context must be None unless a package for several ranks is imported (docs/scale.md)')
+    return ranks
+
+
+def check_and_run(
+    args: Arguments, cu_seqlens_cpu: Tensor | None, cp_context: FLACPContext | None = None, *, parallel: bool,
+    intermediate: bool = False,
+) -> Result:
+    """Return `o [B, T, H, V]` and the final state; `parallel` allows splitting sequences into segments or chunks.
+
+    With `intermediate`, the states before every `checkpoint_interval(K)`-th token are returned too.
+    """
+    if cp_context is not None:
+        return on_ranks().run_on_part(args, cp_context, parallel=parallel, intermediate=intermediate)
+    plain = is_plain(*get_tensors(args))
+    check_inputs(args, cu_seqlens_cpu)
+    # operators of `torch.library` have a formula for backward alone: forward mode would drop the tangents silently
+    if not plain and (under_transform() or has_tangent(args)):
+        o, final_state, states = recurrence(args, cu_seqlens_cpu)
+        return (o, final_state, states) if intermediate else (o, final_state)
+    if parallel and not intermediate and not torch.compiler.is_compiling() and scalar_beta.applies(args):
+        return scalar_beta.chunk_scalar_beta(args)
+    if intermediate and needs_gradient(args):
+        raise ValueError(
+            'return_intermediate_states must be False where an input needs a gradient: intermediate states are not '
+            'differentiable, call under torch.no_grad()'
+        )
+    args = with_float(args)
+    # states are saved if they are asked for or a backward may follow
+    if plain:
+        o, final_state, states = backend_of(args).longhorn_fwd(args, save_states=intermediate, parallel=parallel)
+    else:
+        o, final_state, states = longhorn_fwd(*args, intermediate or needs_gradient(args), parallel)
+    final_state = final_state if args.output_final_state else None
+    return (o, final_state, intermediate_states(states, args, cu_seqlens_cpu)) if intermediate else (o, final_state)
+
+
+def intermediate_states(states: Tensor, args: Arguments, cu_seqlens_cpu: Tensor | None) -> Tensor:
+    """Saved states `[S, H, K, V]` as `[B, S / B, H, K, V]`, or `[1, S', H, K, V]` without the slots that stay empty."""
+    states = backend_of(args).view_states(states, args)
+    if args.cu_seqlens is None:
+        states = states.unflatten(0, (args.q.shape[0], -1))
+    else:
+        bounds = (args.cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        slots = torch.tensor(filled_slots(bounds, checkpoint_interval(args.q.shape[-1])), dtype=torch.int64, device='cpu')
+        states = states[slots.to(states.device)][None]
+    return states.mT if args.state_v_first else states
+
+
+def with_float(args: Arguments) -> Arguments:
+    """Convert the scale to a float and the initial state to float32."""
+    if type(args.scale) is not float:
+        args = args._replace(scale=float(args.scale))
+    if args.initial_state is not None and args.initial_state.dtype != torch.float32:
+        args = args._replace(initial_state=args.initial_state.float())
+    return args
+
+
+def has_tangent(args: Arguments) -> bool:
+    """Whether forward-mode differentiation is active for an input."""
+    tensors = (x for x in args.differentiable.values() if x is not None)
+    return is_transformed() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)

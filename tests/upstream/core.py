@@ -22,7 +22,7 @@ PLACES = {
     'fla_longhorn.modules': 'fla.modules.longhorn',
     # these import `fla.layers` or `fla.models`, which `fla.modules` does not
     'fla_longhorn.modules.rows': 'fla.layers.longhorn_utils.rows',
-    'fla_longhorn.parallel.context_parallel': 'fla.layers.longhorn_utils.context_parallel',
+    'fla_longhorn_extras.context_parallel.convolution': 'fla.layers.longhorn_utils.context_parallel',
     'fla_longhorn.parallel': 'fla.models.longhorn.parallel',
     'fla_longhorn.modules.attention': 'fla.models.longhorn.attention',
     'fla_longhorn.modules.cache': 'fla.models.longhorn.cache',

@@ -177,7 +177,6 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
     """
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
-    _tp_plan = {'lm_head': 'colwise_gather_output'}
     accepts_loss_kwargs = True
     # assisted generation can revert its states
     _is_stateful = False

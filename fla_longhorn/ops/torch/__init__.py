@@ -120,14 +120,6 @@ def view_states(states, args: Arguments):
     return states
 
 
-def forward_summary(args: Arguments):
-    return None
-
-
-def backward_summary(do, args: Arguments):
-    return None
-
-
 def choose_update(args: Arguments):
     """The module of the update, and its decays `exp(g) [T, B, H, V]`, if any, in a list."""
     update = exact_update if args.exact else diagonal_update

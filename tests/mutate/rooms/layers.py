@@ -10,7 +10,8 @@ BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
 GATE = 'tests/models/test_gate.py::'
-PARALLEL = 'tests/distributed/test_parallel.py::'
+TENSOR_PARALLEL = 'packages/extras/fla_longhorn_extras/tensor_parallel.py'
+PARALLEL = 'packages/extras/tests/distributed/test_parallel.py::'
 BARE = 'tests/layers/test_bare.py::'
 
 MUTATIONS = [
@@ -58,21 +59,21 @@ MUTATIONS = [
         'quantised weights are multiplied as they are stored', BARE + 'test_what_is_put_in_or_around_a_module_is_seen',
     ),
     Mutation(
-        'part-of-the-gradient', 'parallel/tensor_parallel.py', 'if x.requires_grad:', 'if False:',
+        'part-of-the-gradient', TENSOR_PARALLEL, 'if x.requires_grad:', 'if False:',
         "the gradients of queries and keys are those of a rank's channels", PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'columns-not-exchanged', 'parallel/tensor_parallel.py',
+        'columns-not-exchanged', TENSOR_PARALLEL,
         'all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group())',
         'blocks.contiguous()', "values and gates are the columns that a rank's part of in_proj has",
         PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'heads-of-the-first-rank', 'parallel/tensor_parallel.py', 'x.narrow(dim, self.heads.start,', 'x.narrow(dim, 0,',
+        'heads-of-the-first-rank', TENSOR_PARALLEL, 'x.narrow(dim, self.heads.start,', 'x.narrow(dim, 0,',
         'each rank takes the queries and keys of the first heads', PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'rates-of-the-first-heads', 'parallel/tensor_parallel.py', "{'A_log': partial(part.of_heads, dim=0)}",
+        'rates-of-the-first-heads', TENSOR_PARALLEL, "{'A_log': partial(part.of_heads, dim=0)}",
         "{'A_log': lambda x: x[:count]}",
         "each rank's channels decay at the rates of the first heads",
         PARALLEL + 'test_equals_one_process', 'options',

@@ -20,7 +20,7 @@ MUTATIONS = [
         'tests/torch_compile/test_ops.py::test_opcheck', 'lengths diagonal', env=TORCH,
     ),
     Mutation(
-        'forward-mode-dropped', 'ops/apply.py', '(under_transform() or has_tangent(args))', 'under_transform()',
+        'forward-mode-dropped', 'ops/operator.py', '(under_transform() or has_tangent(args))', 'under_transform()',
         'forward-mode differentiation loses its tangents', TRANSFORMS, 'diagonal forward_ad chunk', env=TORCH,
     ),
     Mutation(
@@ -29,12 +29,12 @@ MUTATIONS = [
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'update-uncounted', 'ops/state_update.py', '        if not state.is_inference():', '        if False:',
+        'update-uncounted', 'ops/fused_recurrent.py', '        if not state.is_inference():', '        if False:',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_an_update_is_counted', env=TORCH,
     ),
     Mutation(
-        'inputs-among-the-states', 'ops/state_update.py', 'apart_from(state, args)', 'args',
+        'inputs-among-the-states', 'ops/fused_recurrent.py', 'apart_from(state, args)', 'args',
         'inputs that are views of the states are read after they are overwritten',
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.diagonal import configs, segments, summaries
+from fla_longhorn.ops.triton.diagonal import configs, segments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.devices import INTERPRETING
@@ -209,18 +208,3 @@ if INTERPRETING or torch.cuda.is_available():
             o_t, h = fused_recurrent_longhorn(**token, initial_state=h, output_final_state=True)
             outputs.append(o_t)
         assert relative_error(torch.cat(outputs, 1), o) < 1e-6 and relative_error(h, final_state) < 1e-6
-
-    @pytest.mark.parametrize('count', [1, 8])
-    @pytest.mark.parametrize('case', [LONG, replace(LONG, g='head', z=True, scalar_beta=True)], ids=str)
-    def test_summaries(segment_length, case, count, triton_device):
-        """Of context parallelism: final state = decay * initial state + local, and the gradient of the initial state."""
-        segment_length(case, count)
-        inputs, options = make_inputs(case, triton_device), make_options(case, triton_device) | {'scale': 0.5}
-        doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-        o, final_state = naive_recurrent_longhorn(**doubles, **options)
-        do = torch.randn(o.shape, generator=torch.Generator().manual_seed(3)).to(triton_device)
-        dh0, = torch.autograd.grad(o, doubles['initial_state'], do.double())
-        args = Arguments(**{name: x.detach() for name, x in inputs.items()}, **options)
-        decay, local = summaries.forward_summary(args)
-        assert relative_error(decay * args.initial_state + local, final_state.detach()) < 1e-6
-        assert relative_error(summaries.backward_summary(do, args), dh0) < 1e-6

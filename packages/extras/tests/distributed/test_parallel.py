@@ -1,6 +1,6 @@
 """Tensor and pipeline parallelism on four ranks: losses, gradients, generation and checkpoints are those of one process.
 
-    python -m tests.distributed.test_parallel options|curves|transformers|pipeline FOLDER
+    python -m packages.extras.tests.distributed.test_parallel options|curves|transformers|pipeline FOLDER
 
 is what the ranks run, beside FSDP2 and context parallelism. What differs is an error. Checkpoints stay in the folder.
 """
@@ -31,10 +31,12 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
-from fla_longhorn.models import tensor_parallel_plan
 from fla_longhorn.selfcheck.compare import relative_error
+from fla_longhorn_extras import context_parallel as context_parallel
+from fla_longhorn_extras.tensor_parallel import tensor_parallel_plan
+from packages.extras.tests.distributed.launch import fork
 from tests import forks
-from tests.distributed.launch import fork
+from tests.models.test_gate import gates, sharded_on_meta
 
 pytestmark = pytest.mark.slow
 
@@ -339,11 +341,11 @@ def main(name: str, folder: str) -> None:
 
 @pytest.mark.parametrize('name', ['options', 'pipeline'])
 def test_equals_one_process(name, tmp_path):
-    forks.output('-m', 'tests.distributed.test_parallel', name, tmp_path)
+    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', name, tmp_path)
 
 
 def test_curves_and_a_checkpoint_in_one_process(tmp_path):
-    forks.output('-m', 'tests.distributed.test_parallel', 'curves', tmp_path)
+    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', 'curves', tmp_path)
     model = make_model(intermediate_size=64)
     optimizer, half = make_optimizer(model), STEPS // 2
     load_checkpoint(model, optimizer, tmp_path, no_dist=True)
@@ -352,7 +354,7 @@ def test_curves_and_a_checkpoint_in_one_process(tmp_path):
 
 
 def test_transformers(tmp_path):
-    forks.output('-m', 'tests.distributed.test_parallel', 'transformers', tmp_path)
+    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', 'transformers', tmp_path)
     for name in SPLITS:
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
         for key, x in make_model(3, **HYBRID).state_dict().items():
@@ -371,3 +373,11 @@ def test_pipeline_of_transformers():
 
 if __name__ == '__main__':
     fork(main, 4, *sys.argv[1:])
+
+
+@gates
+def test_sharded_on_meta(gate, tmp_path):
+    def shard(model, mesh):
+        parallelize_module(model, mesh, tensor_parallel_plan(model))
+
+    sharded_on_meta('longhorn', gate, tmp_path, shard)

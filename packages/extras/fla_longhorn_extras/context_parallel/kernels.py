@@ -1,4 +1,4 @@
-"""The summaries of `ops/context_parallel/summaries.py`, of one sequence, by the segments' kernels."""
+"""The summaries of one sequence by the kernels of the diagonal update's segments."""
 
 from __future__ import annotations
 
