@@ -63,7 +63,7 @@ resolve: setup
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda, fla's kernels by fla_cpu (PRETEND_FAST=2)
 # but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
 ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p packages.offgpu.tests.pretend.plugin -q --durations 20
-OWN := tests/layers/test_longhorn.py tests/ops/triton/test_scalar_beta.py
+OWN := tests/layers/test_longhorn.py packages/extras/tests/test_scalar_beta.py
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
 	ops/test_pool.py ops/test_pool_errors.py models/test_transforms.py models/test_causal_lm.py \

@@ -24,7 +24,7 @@ from examples.mqar.report import describe_machine
 from examples.prompt.config import RunArguments
 from examples.prompt.states import load, save
 from fla_longhorn import LonghornForCausalLM
-from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.cache import RewindableCache
 
 
 def main(args: list[str] | None = None) -> int:

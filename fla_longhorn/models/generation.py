@@ -9,8 +9,7 @@ from typing import Any, cast
 import torch
 from transformers.generation import GenerationMixin, StoppingCriteriaList
 
-from fla_longhorn.modules.cache import CACHE, check_cache
-from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.cache import CACHE, RewindableCache, check_cache
 
 # a length that no row reaches
 NEVER = 2**62

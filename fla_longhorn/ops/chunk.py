@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fla_longhorn.ops.arguments import Arguments, Result
-from fla_longhorn.ops.gate import apply_gate
+from fla_longhorn.ops.inputs import apply_gate
 from fla_longhorn.ops.operator import check_and_run
 
 if TYPE_CHECKING:

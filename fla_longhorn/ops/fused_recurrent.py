@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import increment_version
 
-from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
+from fla_longhorn.ops.arguments import Arguments, Result, get_tensors, is_plain, under_transform
 from fla_longhorn.ops.chunk import chunk_longhorn
-from fla_longhorn.ops.gate import apply_gate
-from fla_longhorn.ops.inputs import check_inputs, check_pool
+from fla_longhorn.ops.inputs import apply_gate, check_inputs, check_pool
 from fla_longhorn.ops.operator import (
     apart_from,
     check_and_run,
@@ -20,7 +19,6 @@ from fla_longhorn.ops.operator import (
     update,
     with_float,
 )
-from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 
 if TYPE_CHECKING:

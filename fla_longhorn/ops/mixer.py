@@ -5,17 +5,13 @@ In decoding, calling a convolution, two small products and the recurrence takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from fla_longhorn.ops import operator
 from fla_longhorn.ops.inputs import check_rows
 from fla_longhorn.ops.pool import Pool
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 class Mixer(NamedTuple):
@@ -37,8 +33,8 @@ class Mixer(NamedTuple):
     allow_neg_eigval: bool
     # of the norm of the keys, or None without it
     key_eps: float | None
-    # `down` `[R', d]`, `up` `[d, R']`, `A_log` `[H]` and `dt_bias` `[d]` of :class:`fla_longhorn.layers.gate.Gate`, or for one
-    # decay per head `[H, R']` and `[H]`
+    # `down` `[R', d]`, `up` `[d, R']`, `A_log` `[H]` and `dt_bias` `[d]` of the layer's gate, or for one decay per head
+    # `[H, R']` and `[H]`
     gate: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     @property
@@ -46,39 +42,11 @@ class Mixer(NamedTuple):
         return self[:6] + (self.gate or ())
 
 
-class Loops(Protocol):
-    """Of a package for the CPU; both return None, with nothing changed, for what they do not take."""
-
-    def mix_tokens(self, x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None: ...
-
-    def mix_layer(
-        self, layer: Module, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor,
-    ) -> Tensor | None: ...
-
-
-# set by such a package; returns None where its loops are switched off
-find_loops: Callable[[], Loops | None] | None = None
-
-
-def mix_layer(
-    layer: Module, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor,
-) -> Tensor | None:
-    """The input `[B, 1, d]` of a layer's last projection, given the halves `[B, 1, d]` of its first one's output.
-
-    The states are updated in place. None, with nothing changed, if there is no such loop, or none for these tensors, or if a
-    part of the layer is not as its constructor made it.
-    """
-    if find_loops is None or torch.compiler.is_compiling() or not x.is_cpu:
-        return None
-    loops = find_loops()
-    return None if loops is None else loops.mix_layer(layer, x, z, conv_state, recurrent_state)
-
-
 def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -> Tensor | None:
     """The input of a layer's last projection, given the halves of the first one's output, for one token per sequence.
 
     Between the steps, whose equations :class:`fla_longhorn.layers.Longhorn` gives, numbers have the dtype of `x`. Tensors are
-    not differentiated, traced or transformed (:func:`fla_longhorn.ops.plain.is_plain`).
+    not differentiated, traced or transformed (:func:`fla_longhorn.ops.arguments.is_plain`).
 
     Args:
         x, z (torch.Tensor): `[N, d]` or `[N, 1, d]`.
@@ -95,7 +63,7 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
     Raises:
         ValueError: a row is outside of the pool, or a sequence writes one that another reads or writes.
     """
-    loops = None if find_loops is None else find_loops()
+    loops = None if operator.find_token_loops is None else operator.find_token_loops()
     if loops is None:
         return None
     if pool.is_chosen_from:

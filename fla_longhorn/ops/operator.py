@@ -3,7 +3,7 @@
 A plain call runs the kernels themselves.
 
 Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, which its schema follows, and calls the backend's
-`longhorn_fwd` or `longhorn_bwd` (:class:`fla_longhorn.ops.backend.Backend`).
+`longhorn_fwd` or `longhorn_bwd` (:class:`Backend`).
 
 Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
 for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence.
@@ -11,19 +11,30 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
+import importlib
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fla_longhorn.ops import scalar_beta
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, Result, get_tensors
-from fla_longhorn.ops.backend import Backend, select_backend
+from fla_longhorn.ops.arguments import (
+    DIFFERENTIABLE,
+    TENSORS,
+    TYPES,
+    Arguments,
+    Result,
+    get_tensors,
+    is_plain,
+    is_transformed,
+    under_transform,
+)
 from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots, num_checkpoints
 from fla_longhorn.ops.inputs import check_boundaries, check_inputs, check_rows
 from fla_longhorn.ops.naive import recurrence
-from fla_longhorn.ops.plain import is_plain, is_transformed, under_transform
 from fla_longhorn.ops.pool import Pool
 
 if TYPE_CHECKING:
@@ -40,6 +51,78 @@ POOL_FIELDS['states'] = 'Tensor(a!) states'
 UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
 
 
+class Backend(Protocol):
+    """A module with these functions, on checked arguments and without autograd. """
+
+    __name__: str
+
+    def longhorn_fwd(
+        self, args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+        pool: Pool | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`o [B, T, H, V]`, the final state and `states [S, H, K, V]`, empty where they are not requested.
+
+        `parallel` allows splitting sequences. The final state is written to `final_state`, which may be the initial one, or to
+        the rows of `pool`. States are saved by the rules of `checkpoints.py`.
+        """
+
+    def longhorn_bwd(
+        self, do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of `DIFFERENTIABLE`, each like its input, `None` where the input is absent."""
+
+    def view_states(self, states: Tensor, args: Arguments) -> Tensor:
+        """Saved states as `[S, H, K, V]`."""
+
+
+# name -> imports the module; others are added
+OP_BACKENDS: dict[str, Callable[[], object]] = {'triton': partial(importlib.import_module, f'{__package__}.triton')}
+# name -> whether it is installed and can run, for those that are registered
+CPU_BACKENDS: dict[str, Callable[[], bool]] = {}
+
+
+def register_cpu_backend(name: str, load: Callable[[], object], is_available: Callable[[], bool]) -> None:
+    """Add a backend for the CPU alone, which becomes the default there where `is_available()`; `load()` imports it."""
+    OP_BACKENDS[name], CPU_BACKENDS[name] = load, is_available
+    backend_name.cache_clear()
+    load_backend.cache_clear()
+
+
+def select_backend(device: torch.device) -> Backend:
+    """The implementation for tensors on `device`.
+
+    `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
+    """
+    return load_backend(backend_name(device.type, os.environ.get('FLA_LONGHORN_BACKEND')))
+
+
+@cache
+def backend_name(device_type: str, asked: str | None) -> str:
+    # Triton reads it once too, when it meets the kernels
+    interpreting = os.environ.get('TRITON_INTERPRET') == '1'
+    name = asked or default_backend(device_type, interpreting)
+    if name not in OP_BACKENDS:
+        raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
+    if name == 'triton' and device_type == 'cpu' and not interpreting:
+        raise ValueError('FLA_LONGHORN_BACKEND=triton runs on a GPU, or on the CPU with TRITON_INTERPRET=1; q is on the CPU')
+    if name in CPU_BACKENDS and device_type != 'cpu':
+        raise ValueError(f'FLA_LONGHORN_BACKEND={name} runs on the CPU; q is on {device_type}')
+    return name
+
+
+def default_backend(device_type: str, interpreting: bool) -> str:
+    """Triton on an accelerator or in its interpreter; on the CPU a registered backend that is available, else PyTorch's."""
+    if device_type != 'cpu' or interpreting:
+        return 'triton'
+    last = 'torch' if 'torch' in OP_BACKENDS else 'triton'
+    return next((name for name, is_available in CPU_BACKENDS.items() if is_available()), last)
+
+
+@cache
+def load_backend(name: str) -> Backend:
+    return cast(Backend, OP_BACKENDS[name]())
+
+
 class Ranks(Protocol):
     """What a package brings with which several ranks have parts of one sequence."""
 
@@ -54,6 +137,8 @@ class Ranks(Protocol):
 
 # set by such a package
 ranks: Ranks | None = None
+# set by a package for the CPU: its loops of a decoded token, or None where they are switched off
+find_token_loops: Callable[[], Any] | None = None
 # up to this length, one pass over the sequence is at least as fast as splitting it
 MAX_RECURRENT_LENGTH = 64
 
@@ -232,8 +317,6 @@ def check_and_run(
     if not plain and (under_transform() or has_tangent(args)):
         o, final_state, states = recurrence(args, cu_seqlens_cpu)
         return (o, final_state, states) if intermediate else (o, final_state)
-    if parallel and not intermediate and not torch.compiler.is_compiling() and scalar_beta.applies(args):
-        return scalar_beta.chunk_scalar_beta(args)
     if intermediate and needs_gradient(args):
         raise ValueError(
             'return_intermediate_states must be False where an input needs a gradient: intermediate states are not '

@@ -11,7 +11,7 @@ from fla.layers import gated_deltanet, kda
 from torch import Tensor, nn
 
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.layers.gate import Gate
+from fla_longhorn.layers.options import Gate
 from lab.experiments import chunkwise
 
 # minus the logarithm of a token's decay, at the start: half-lives of 70 to 700 tokens

@@ -10,8 +10,9 @@ import torch
 
 from fla_longhorn import selfcheck
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.backend import select_backend
-from fla_longhorn.selfcheck import cases, command, times
+from fla_longhorn.ops.operator import select_backend
+from fla_longhorn.selfcheck import case as cases
+from fla_longhorn.selfcheck import command
 from fla_longhorn.selfcheck.case import FLAGS, Case, make_inputs, make_options
 from tests import forks
 
@@ -123,10 +124,8 @@ def test_wrong_options(options, message, capsys, monkeypatch):
 
 
 def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
-    """One file with versions, errors and, on a GPU, times beside an H200's; what fails is in it by name."""
+    """One file with versions and errors; what fails is in it by name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(times, 'H200', {('exact', 16): (0.441, 1.119)})
-    monkeypatch.setattr(times, 'make_case', lambda K: replace(Case(T=9, sigmoid=True, D=True, z=True, final_state=False), K=K))
     backend = select_backend(device)
     bwd = backend.longhorn_bwd
     monkeypatch.setattr(backend, 'longhorn_bwd', lambda *args, **options: scaled(0)(*bwd(*args, **options)))
@@ -134,15 +133,13 @@ def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
     text = (tmp_path / 'longhorn-report.md').read_text()
     assert text.startswith('```') and 'torch ' in text and 'exact     bfloat16' in text
     assert 'WRONG: chunk_longhorn, exact, float32, case "packed": dq is off by' in text
-    assert ('exact forward' in text and '0.441' in text) == (device.type == 'cuda')
     assert 'WRONG: chunk_longhorn, exact' in capsys.readouterr().out
 
 
 def test_a_report_ends_in_time(tmp_path, monkeypatch, device):
     """What has not begun after its seconds is left out, and counted."""
-    monkeypatch.setattr(command, 'REPORT_SECONDS', (0, 0))
+    monkeypatch.setattr(command, 'REPORT_SECONDS', 0)
     path = tmp_path / 'report.md'
     assert selfcheck.main(['--device', str(device), '--workers', '1', '--report', str(path)]) == 0
     text = path.read_text()
     assert re.search(r'^0 cases, 0 wrong, \d+ s, [1-9]\d+ not reached$', text, re.M)
-    assert device.type != 'cuda' or text.count('not reached') > 10

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 
 from fla_longhorn.attn_mode import FAMILIES
-from fla_longhorn.modules.losses import linear_cross_entropy
+from fla_longhorn.models.causal_lm import linear_cross_entropy
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.integration.swapped import make_model, tokens
 from tests.models.test_cache import build

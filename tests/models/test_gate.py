@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fla_longhorn import LonghornForCausalLM
-from fla_longhorn.layers.gate import Gate
+from fla_longhorn.layers.options import Gate
 from tests.models.test_longhorn import small
 
 FAMILIES = {

@@ -8,26 +8,24 @@ from pathlib import Path
 import fla
 import torch
 import torch.nn as nn
-from torch.distributed.tensor.parallel import ParallelStyle
 
 from fla_longhorn.ops.operator import longhorn_fwd
 from tests.upstream.core import find_core
 
 # beside each is said what goes wrong without it
 KEPT = {
-    'torch._C._are_functorch_transforms_active': {'ops.plain'},
-    'torch._C._len_torch_dispatch_stack': {'ops.plain'},
-    'torch.autograd.forward_ad._current_level': {'ops.plain'},
-    'torch.distributed._functional_collectives': {'parallel.tensor_parallel'},
+    'torch._C._are_functorch_transforms_active': {'ops.arguments'},
+    'torch._C._len_torch_dispatch_stack': {'ops.arguments'},
+    'torch.autograd.forward_ad._current_level': {'ops.arguments'},
     # a module's hooks and parameters, where a decoding step has no time for its methods
     'torch.nn.modules.module._has_any_global_hook': {'modules.dispatch'},
     **dict.fromkeys(('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'), {'modules.dispatch'}),
-    '_parameters': {'modules.dispatch', 'parallel.tensor_parallel'},
+    '_parameters': {'modules.dispatch'},
 }
 # attributes of its objects, which any expression may be
 OBJECTS = (
     nn.Module(), torch.ones(0), torch.ones(0).untyped_storage(), torch.autograd.Function, torch.ops.aten.add.Tensor,
-    longhorn_fwd, ParallelStyle,
+    longhorn_fwd,
 )
 ATTRIBUTES = {name for x in OBJECTS for name in dir(x) if name.startswith('_') and not name.endswith('__')}
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.layers.options import Gate
 from fla_longhorn.modules import L2Norm, ShortConvolution
+from fla_longhorn.ops.arguments import is_plain
 from fla_longhorn.ops.mixer import Mixer
-from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_cpu.mixer import mix_tokens as mix_tokens
 
@@ -32,7 +32,7 @@ METHODS = {
 def mix_layer(
     layer: Longhorn, x: torch.Tensor, z: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor,
 ) -> torch.Tensor | None:
-    """As :func:`fla_longhorn.ops.mixer.mix_layer`."""
+    """As :func:`fla_longhorn.modules.dispatch.mix_layer`."""
     if conv_state.requires_grad or not is_as_made(layer):
         return None
     conv, beta_proj, gate = layer.conv1d, layer.beta_proj, layer.gate

@@ -21,7 +21,7 @@ MUTATIONS = [
         LOOK_AHEAD, '[paper-1-no_grad-False]', env=TORCH,
     ),
     Mutation(
-        'decay-mark-of-a-copy', 'layers/gate.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
+        'decay-mark-of-a-copy', 'layers/options.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),
     Mutation(
@@ -40,18 +40,18 @@ MUTATIONS = [
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),
     Mutation(
-        'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
+        'autocast-forgotten', 'modules/dispatch.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
         'with torch.no_grad():',
         'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-float16',
     ),
     Mutation(
-        'weights-of-backward', 'modules/recompute.py',
+        'weights-of-backward', 'modules/dispatch.py',
         'vars(copied).update(vars(module), weight=weight, bias=bias)', 'copied = module',
         'backward computes again with weights that a module has been given since',
         RECOMPUTE + 'test_weights_of_a_functional_call',
     ),
     Mutation(
-        'changed-value-computed-again', 'modules/recompute.py', ' and x._version == 0', '',
+        'changed-value-computed-again', 'modules/dispatch.py', ' and x._version == 0', '',
         'backward takes a value for what it was before a change', RECOMPUTE + 'test_a_value_changed_in_place_is_kept',
     ),
     Mutation(
@@ -79,11 +79,11 @@ MUTATIONS = [
         PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'loaded-gate-overwritten', 'layers/gate.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
+        'loaded-gate-overwritten', 'layers/options.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
         'a checkpoint without A_log loses its dt_bias', GATE + 'test_missing_in_a_checkpoint', 'A_log longhorn',
     ),
     Mutation(
-        'gate-of-plain-tensors', 'layers/gate.py',
+        'gate-of-plain-tensors', 'layers/options.py',
         'if isinstance(self.dt_bias, DTensor):', 'if False:',
         'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
     ),

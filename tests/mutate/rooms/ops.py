@@ -43,15 +43,15 @@ MUTATIONS = [
         'an update that is no plain step starts from zero', 'tests/ops/test_state_update.py::test_in_place', 'numba',
     ),
     Mutation(
-        'bounded-rate', 'ops/gate.py', 'torch.sigmoid(rate * x)', 'torch.sigmoid(x)', 'a bounded gate ignores A_log',
+        'bounded-rate', 'ops/inputs.py', 'torch.sigmoid(rate * x)', 'torch.sigmoid(x)', 'a bounded gate ignores A_log',
         f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla', 'channel',
     ),
     Mutation(
-        'formula-by-the-rate', 'ops/gate.py', 'if lower_bound is None else', 'if A_log is not None else',
+        'formula-by-the-rate', 'ops/inputs.py', 'if lower_bound is None else', 'if A_log is not None else',
         'the formula follows another argument', f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla',
     ),
     Mutation(
-        'swallowed-parameters', 'ops/gate.py', "raise ValueError(f'{name} must be None", "print(f'{name} must be None",
+        'swallowed-parameters', 'ops/inputs.py', "raise ValueError(f'{name} must be None", "print(f'{name} must be None",
         "a gate's parameters without the gate are ignored", f'{GATE_IN_KERNEL}::test_errors',
     ),
 ]

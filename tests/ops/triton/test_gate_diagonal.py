@@ -7,7 +7,7 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.diagonal import configs, segments
+from fla_longhorn.ops.triton.diagonal import common, segments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.devices import INTERPRETING
@@ -88,7 +88,7 @@ if INTERPRETING or torch.cuda.is_available():
     @pytest.mark.parametrize('g', ['head', 'channel'])
     def test_slices_of_segments(segment_length, monkeypatch, g, triton_device):
         """Backward takes a segment in two launches."""
-        monkeypatch.setattr(configs, 'MIN_SLICED_LENGTH', INTERVAL)
+        monkeypatch.setattr(common, 'MIN_SLICED_LENGTH', INTERVAL)
         case = replace(LONG, T=6 * INTERVAL + 9, g=g, D=True)
         segment_length(case, 4)
         check(chunk_longhorn, case, triton_device)

@@ -6,7 +6,7 @@ import torch
 from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.diagonal import configs, segments
+from fla_longhorn.ops.triton.diagonal import common, segments
 from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
@@ -48,7 +48,7 @@ if INTERPRETING or torch.cuda.is_available():
     ], ids=str)
     def test_slices_of_segments(segment_length, monkeypatch, length, case, triton_device):
         """Backward takes a segment in two launches, with one buffer for the sums over channels."""
-        monkeypatch.setattr(configs, 'MIN_SLICED_LENGTH', INTERVAL)
+        monkeypatch.setattr(common, 'MIN_SLICED_LENGTH', INTERVAL)
         segment_length(length * INTERVAL)
         check(chunk_longhorn, case, triton_device)
 
@@ -82,7 +82,7 @@ if INTERPRETING or torch.cuda.is_available():
     (2048, 16, False, 1024), (2048, 128, False, 512), (1023, 16, False, 1023), (1030, 128, False, 512), (4000, 16, True, 4000),
 ])
 def test_length_of_slices(length, K, is_varlen, expected):
-    assert configs.slice_length(length, K, is_varlen) == expected
+    assert common.slice_length(length, K, is_varlen) == expected
 
 
 @pytest.mark.parametrize('T', [1, 100, 4096, 131072])

@@ -42,7 +42,7 @@ from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops import longhorn_state_update
-from fla_longhorn.ops.gate import log_decays
+from fla_longhorn.ops.inputs import log_decays
 from fla_longhorn.ops.mixer import Mixer, mix_tokens
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_serving.vllm.convolution import convolve
@@ -160,7 +160,7 @@ class KeepsWeight(UnquantizedLinearMethod):
 
 
 class LonghornGate(nn.Module):
-    """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
+    """:class:`fla_longhorn.layers.options.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
 
     def __init__(self, config: LonghornConfig, quant: Any, prefix: str) -> None:
         super().__init__()
