@@ -99,8 +99,8 @@ def register_attn_mode(changes: Changes) -> None:
 
     from fla_longhorn import attn_mode
     from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
+    from fla_longhorn.models.base import prepare_cache_for_generation, refuse_continuous_batching, sample
     from fla_longhorn.models.causal_lm import compute_logits_and_loss
-    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching, sample
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin

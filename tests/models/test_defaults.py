@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fla_longhorn import LonghornForCausalLM
-from fla_longhorn.ops import mixer
+from fla_longhorn.ops import operator
 from tests.models.test_longhorn import VARIANTS, small
 from tests.ops.test_defaults import DEFAULTS
 
@@ -40,7 +40,7 @@ def results(model, ids, default):
 @pytest.mark.parametrize('options', [*VARIANTS.values(), {'attn': {'layers': [1], 'num_heads': 2}}], ids=str)
 def test_defaults_change_nothing(options, dtype, device, monkeypatch):
     """Step by step: under a default device no call is plain, so that none takes the loop for a token, which adds otherwise."""
-    monkeypatch.setattr(mixer, 'find_loops', None)
+    monkeypatch.setattr(operator, 'find_token_loops', None)
     model = LonghornForCausalLM(small(**options)).to(device, dtype).train()
     ids = torch.randint(1, 53, (2, 40), device=device)
     expected = results(model, ids, nullcontext)

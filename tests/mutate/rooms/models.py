@@ -45,7 +45,7 @@ MUTATIONS = [
         "LoRA on the MLP's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
     Mutation(
-        'padding-after-the-end', 'models/generation.py', 'ended.mask(input_ids, attention_mask)', 'attention_mask',
+        'padding-after-the-end', 'models/base.py', 'ended.mask(input_ids, attention_mask)', 'attention_mask',
         'rows that have ended read padding', 'tests/models/test_generation.py::test_a_conversation_in_a_batch',
         'hybrid-greedy', env=TORCH,
     ),

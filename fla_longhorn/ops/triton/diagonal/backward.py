@@ -33,13 +33,7 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.device import card_of, multiprocessor_count
 from fla_longhorn.ops.triton.diagonal import segments
-from fla_longhorn.ops.triton.diagonal.backward_steps import (
-    backward_block,
-    from_saved,
-    replay_block,
-    saved_offsets,
-    to_saved,
-)
+from fla_longhorn.ops.triton.diagonal.backward_steps import backward_block, from_saved, replay_block, saved_offsets, to_saved
 from fla_longhorn.ops.triton.diagonal.common import (
     CHANNELS,
     PROGRAMS_PER_MULTIPROCESSOR,

@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.ops import fused_recurrent_longhorn, mixer
+from fla_longhorn.ops import fused_recurrent_longhorn, operator
 from tests.integration.swapped import make_model
 from tests.models.test_cache import VARIANTS as HYBRIDS
 from tests.models.test_longhorn import VARIANTS, small
@@ -47,7 +47,7 @@ def continue_prompt(model, ids, mask):
 @torch.no_grad()
 def test_same_bits(name, dtype, padding, device, monkeypatch):
     """Without the loop for a token (`test_mixer.py`), whose products add in another order than PyTorch's."""
-    monkeypatch.setattr(mixer, 'find_loops', None)
+    monkeypatch.setattr(operator, 'find_token_loops', None)
     model, ids = make(name, device, dtype), torch.randint(3, 53, (3, 7), device=device)
     mask = None if padding is None else torch.ones_like(ids)
     if padding == 'left':
