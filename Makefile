@@ -207,7 +207,10 @@ $(SGLANG)/.ready: $(STAMP) pyproject.toml constraints/sglang.txt packages/extras
 # packages and Triton's cache for a machine with a Hopper GPU: an hour on two cores, and it goes on where it ended (CONTRIBUTING.md)
 gpu-kit: export OMP_NUM_THREADS := 1
 gpu-kit: $(GPU)/.ready
-	$(GPU)/bin/python -m benchmarks.gpu.filling --cache build/gpu-cache --kit build/gpu-kit
+	rm -rf build/gpu-filled build/gpu-lacks
+	-TRITON_CACHE_DIR=$(CURDIR)/build/gpu-cache $(GPU)/bin/python -m benchmarks gpu --device meta --minutes 999 --output build/gpu-filled
+	$(GPU)/bin/python -m benchmarks.gpu.kit build/gpu-cache build/gpu-filled build/gpu-kit
+	$(GPU)/bin/python -m benchmarks gpu --device meta --minutes 999 --kit build/gpu-kit --output build/gpu-lacks
 
 $(GPU)/.ready: pyproject.toml constraints/gpu.txt
 	test -x $(GPU)/bin/python || $(GPU_PYTHON) -m venv $(GPU)

@@ -15,9 +15,12 @@ from tests.devices import INTERPRETING, why_not
 
 if INTERPRETING:
     make_faster()
-    # what compiles kernels, which the interpreter cannot, and the naive op, which it leaves as it is
+    # what compiles kernels, which the interpreter cannot, and what runs or checks before them
     collect_ignore_glob = [f'tests/{folder}/test_*.py' for folder in ('kernels', 'ptx')]
-    collect_ignore_glob += ['tests/ops/test_naive.py', 'tests/ops/test_transforms.py']
+    collect_ignore_glob += [
+        f'tests/ops/test_{name}.py'
+        for name in ('errors', 'gate_in_kernel', 'last_read', 'naive', 'plain', 'pool_errors', 'transforms')
+    ]
 
 
 class Limit:
@@ -41,7 +44,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     # the same draws in every run, and no deadline: compiling and interpreting take as long as they take
-    examples = 4 if INTERPRETING else 30 if config.getoption('--device') == 'cpu' else 8
+    examples = 2 if INTERPRETING else 20 if config.getoption('--device') == 'cpu' else 8
     settings.register_profile(
         'suite', deadline=None, derandomize=True, max_examples=examples,
         suppress_health_check=[HealthCheck.function_scoped_fixture],

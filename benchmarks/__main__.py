@@ -2,10 +2,8 @@ from benchmarks.command import run
 
 COMMANDS = {
     'ops': 'benchmarks.ops.run', 'model': 'benchmarks.models.run', 'serving': 'benchmarks.models.serving',
-    'arrivals': 'benchmarks.models.arrivals', 'serving-parts': 'benchmarks.models.serving_parts',
-    'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches', 'traffic': 'benchmarks.kernels.traffic',
-    'decoding': 'benchmarks.kernels.decoding', 'host': 'benchmarks.host', 'memory': 'benchmarks.memory',
-    'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
+    'arrivals': 'benchmarks.models.arrivals', 'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches',
+    'memory': 'benchmarks.memory', 'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
     'gpu': 'benchmarks.gpu.run',
 }
 

@@ -32,7 +32,6 @@ ON_THE_CPU = {
     **dict.fromkeys((f'tests/ops/test_pool_errors.py::{name}' for name in (
         'test_bad_rows', 'test_compiled_programs_check_rows_when_they_run', 'test_shared_rows_that_are_not_written_are_fine',
     )), 'rows are checked on the CPU alone: a GPU would be waited for'),
-    'tests/ops/triton/test_fla_gate.py': "fla's kernels in Triton's interpreter",
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/upstream': "a tree of fla's source files, which programs of their own run",

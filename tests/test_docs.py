@@ -24,7 +24,7 @@ TEXTS = [path.relative_to(ROOT).as_posix() for path in (
 )]
 # torch.export.load fails beside a default device; the Trainer moves rows of the CPU to its own
 WITHOUT_DEFAULT = ('compile.md', 'train.md')
-SLOW = ('compile.md', 'train.md')
+SLOW = ('compile.md', 'train.md', 'troubleshoot.md')
 
 
 def blocks(path: Path, language: str) -> list[str]:

@@ -2,10 +2,8 @@
 
 import ast
 import inspect
-import sys
 from pathlib import Path
 
-import fla_longhorn
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.inputs import apply_gate
@@ -58,35 +56,6 @@ def silent_allocations(tree: ast.AST) -> list[int]:
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / 'fla_longhorn', *ROOT.glob('packages/*/fla*'))
 PACKAGE = {str(path): path for folder in FOLDERS for path in folder.rglob('*.py')}
-
-
-# what fla itself needs
-FLAS = {'einops', 'fla', 'torch', 'transformers', 'triton'}
-# what could move into fla, and the modules that it still imports beside fla's dependencies and itself
-CORE = ('ops', 'modules', 'layers', 'models')
-LEFT = {}
-
-
-def imported(path: Path) -> set[str]:
-    """The modules that a file imports, in functions and for types too."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding='utf-8'))))
-    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes), path
-    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return named | {node.module or '' for node in nodes if isinstance(node, ast.ImportFrom)}
-
-
-def test_the_core_imports_what_fla_has():
-    """Operators, modules, layer and models could move into fla."""
-    package = Path(fla_longhorn.__file__).parent
-    own = tuple(f'fla_longhorn.{folder}' for folder in CORE)
-    found: dict[str, set[str]] = {}
-    for folder in CORE:
-        for path in (package / folder).rglob('*.py'):
-            name = path.relative_to(package).as_posix()
-            for module in imported(path):
-                if not module.startswith(own) and module.partition('.')[0] not in FLAS | sys.stdlib_module_names:
-                    found.setdefault(module, set()).add(name)
-    assert found == LEFT
 
 
 def test_allocations_say_their_dtype_and_device():

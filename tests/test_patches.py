@@ -96,33 +96,6 @@ same(before, snapshot())
 ''', device)
 
 
-@pytest.mark.parametrize('order', ['transformers.trainer, fla_longhorn', 'fla_longhorn, transformers.trainer'])
-def test_the_trainer_gets_its_own_function_back(order):
-    """Also where it is imported while the plugin is registered."""
-    forks.output('-c', f'''
-from transformers.trainer_pt_utils import get_parameter_names as own
-import transformers, {order}
-for module in (transformers.trainer, transformers.trainer_pt_utils):
-    assert module.get_parameter_names is not own
-fla_longhorn.unregister()
-for module in (transformers.trainer, transformers.trainer_pt_utils):
-    assert module.get_parameter_names is own
-''')
-
-
-def test_a_registration_that_fails_leaves_nothing():
-    forks.output('-c', '''
-import pytest, fla.ops, fla.models.modeling_utils as utils, fla.modules.norm.l2norm as l2norm
-from fla import backends
-from inspect import unwrap
-del backends._function_registries[unwrap(l2norm.l2norm_bwd)]
-init, names = utils.FLAPreTrainedModel.__init__, list(fla.ops.__all__)
-with pytest.raises(KeyError):
-    import fla_longhorn
-assert fla.ops.__all__ == names and not hasattr(fla.ops, 'chunk_longhorn') and utils.FLAPreTrainedModel.__init__ is init
-''')
-
-
 # where a part changes something, and only there
 PLACES = {
     'names': r'fla(\.(ops|layers|models)(\.longhorn)?)?|configs|listed|Auto.*',

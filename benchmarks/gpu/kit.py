@@ -10,19 +10,25 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.gpu.results import Results
+
 # neither asks for another that the machine lacks
 PACKAGES = ('flash-linear-attention', 'fla-core')
-# what a launch reads of a kernel's files, and the launchers
-KEPT = ('.cubin', '.json', '.so')
+# what a launch reads of a kernel's files; launchers lie in folders of their own
+KEPT = ('.cubin', '.json')
 ABOUT, CACHE = 'kit.json', 'cache.tar.xz'
 
 
-def pack(cache: Path, folder: Path, about: dict) -> int:
-    """Write the kit to `folder`; returns its bytes."""
+def pack(cache: Path, results: Path, folder: Path) -> None:
+    """Write what the run in `results` used of the cache, and the packages, to `folder`."""
+    records = Results(results).records
+    used = {name for record in records for name in record.get('used', [])}
+    errors = {f'{record["stage"]}: {record.get("item")}': record['error'] for record in records if 'error' in record}
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
@@ -32,10 +38,12 @@ def pack(cache: Path, folder: Path, about: dict) -> int:
     with lzma.open(folder / CACHE, 'wb', preset=6) as stream, tarfile.open(fileobj=stream, mode='w') as archive:
         # files that resemble each other lie side by side
         for path in sorted(cache.glob('*/*'), key=lambda path: (path.suffix, path.name, path.parent.name)):
-            if path.is_file() and path.suffix in KEPT:
+            if path.is_file() and (path.suffix in KEPT and path.parent.name in used or path.suffix == '.so'):
                 archive.add(path, path.relative_to(cache))
-    (folder / ABOUT).write_text(json.dumps(about | made_with(), indent=1) + '\n')
-    return sum(path.stat().st_size for path in folder.iterdir())
+    about = made_with() | {'kernels': len(used), 'errors': errors, 'time': time.time()}
+    (folder / ABOUT).write_text(json.dumps(about, indent=1) + '\n')
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f'{folder}: {size / 2**20:.1f} MiB, {len(used)} kernels; failed without a GPU: {", ".join(errors) or "none"}')
 
 
 def made_with() -> dict[str, str]:
@@ -71,3 +79,8 @@ def relocate(cache: Path) -> None:
         names = json.loads(path.read_text())['child_paths']
         kept = {name: str(path.parent / name) for name in names if (path.parent / name).exists()}
         path.write_text(json.dumps({'child_paths': kept}))
+
+
+if __name__ == '__main__':
+    # make gpu-kit
+    pack(*map(Path, sys.argv[1:]))

@@ -18,11 +18,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 # of what a process printed, kept for the error of an item that ends it
-LAST_LINES, LONGEST_LINE = 30, 1000
+LAST_LINES, LONGEST_LINE = 60, 1000
 # imports, and the collection of tests
 STARTING_SECONDS = 120.0
 # an item that never begins would be started for ever
 MOST_STARTS = 50
+
+
+def with_kit(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a process, with that of the kit."""
+    folders = environment.get('PYTHONPATH'), str(ROOT), str(ROOT / 'packages' / 'offgpu'), os.environ.get('PYTHONPATH')
+    path = os.pathsep.join(filter(None, folders))
+    return os.environ | environment | {'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1'}
 
 
 class Lane:
@@ -38,9 +45,6 @@ class Lane:
             'module': self.stage.module, 'device': self.device, 'share': [self.index, self.stage.lanes],
             'ended': sorted(ended), 'rows': write,
         }
-        path = os.pathsep.join(filter(None, [
-            self.environment.get('PYTHONPATH'), str(ROOT), str(ROOT / 'packages' / 'offgpu'), os.environ.get('PYTHONPATH'),
-        ]))
         self.starts += 1
         self.item: str | None = None
         self.since, self.done = time.monotonic(), False
@@ -49,7 +53,7 @@ class Lane:
         # a group of its own, whose processes all end with it
         self.process = subprocess.Popen(
             [sys.executable, '-m', 'benchmarks.gpu.work'], cwd=ROOT, pass_fds=[write], start_new_session=True,
-            env=os.environ | self.environment | {'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1'},
+            env=with_kit(self.environment),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
         )
         os.close(write)
@@ -106,6 +110,10 @@ class Lane:
     def failure(self) -> dict:
         """Kill what is left; the record of the item that hung or ended the process."""
         state, seconds = self.state(), time.monotonic() - self.since
+        if state == 'hung':
+            # it prints where its threads are
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(0.5)
         self.kill()
         status = self.process.returncode
         how = f'did not end within {seconds:.0f} s' if state == 'hung' else f'ended its process with status {status}'

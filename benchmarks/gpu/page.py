@@ -22,7 +22,7 @@ def make(records: list[dict], stages: list[tuple[str, str]]) -> str:
             by_stage[record['stage']].append(record)
     machines = [record['machine'] for record in records if 'machine' in record]
     parts = ['# A run on a GPU', about(machines[-1] if machines else {}, len(machines)), overview(by_stage, stages)]
-    parts += failures(by_stage)
+    parts += [*failures(by_stage), *refused(by_stage)]
     for name, what in stages:
         rows = [record for record in by_stage[name] if record.get('rows') and name not in ('tests', 'checks')]
         if rows:
@@ -58,6 +58,13 @@ def failures(by_stage: dict[str, list[dict]]) -> Iterator[str]:
         yield f'**{name}: {record.get("item", "a process that did not start")}**\n\n```\n' + '\n'.join(error) + '\n```'
 
 
+def refused(by_stage: dict[str, list[dict]]) -> Iterator[str]:
+    records = [record for some in by_stage.values() for record in some if 'rows' in record]
+    rows = [(f'{record["stage"]}: {record["item"]}', row) for record in records for row in record['rows']]
+    if lines := [f'- {name}: {row["refused by fla"]}' for name, row in rows if 'refused by fla' in row]:
+        yield '## Refused by fla\n\n' + '\n'.join(lines)
+
+
 def times(records: list[dict]) -> Iterator[str]:
     """The passes, by kernels beside the prediction for the card that ran or, without one, for the first in the file."""
     predicted = {(row['gpu'], row['pass'], row['K'], row['B'], row['T']): row for row in load('predicted')}
@@ -66,7 +73,7 @@ def times(records: list[dict]) -> Iterator[str]:
         name, K, shape = record['item'].rsplit(', ', 2)
         B, T, _ = map(int, shape.split(' x '))
         operator, _, gate = name.partition(', gate per ')
-        for row in record['rows']:
+        for row in (row for row in record['rows'] if 'refused by fla' not in row):
             key = f'{operator}_{gate}_gate_{row["pass"]}' if gate else f'{operator}_{row["pass"]}'
             known = [p for p in predicted if p[1:] == (key, int(K.removeprefix('K = ')), B, T)]
             forecast = next((predicted[p]['ms'] for gpu in ('H200', 'H100') for p in known if p[0] == gpu), None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -19,8 +21,8 @@ PATHS = (
 class Reporter:
     """A plugin of pytest: keeps those of `chosen` that have not ended, and tells when each begins and how it ends."""
 
-    def __init__(self, chosen: list[str], tell: Callable[[dict], None], compiled: list[str]) -> None:
-        self.chosen, self.tell, self.compiled = chosen, tell, compiled
+    def __init__(self, chosen: list[str], tell: Callable[[dict], None], seen: dict[str, list[str]]) -> None:
+        self.chosen, self.tell, self.seen = chosen, tell, seen
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         known = {item.nodeid: item for item in items}
@@ -28,7 +30,7 @@ class Reporter:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.seconds, self.error, self.outcome = 0.0, '', 'passed'
-        self.compiled.clear()
+        self.seen['compiled'].clear()
         self.tell({'begun': nodeid})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -40,7 +42,7 @@ class Reporter:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         record = {'item': nodeid, 'rows': [{'outcome': self.outcome}], 'seconds': round(self.seconds, 2)}
-        self.tell(record | {'compiled': list(self.compiled)} | ({'error': self.error} if self.error else {}))
+        self.tell(record | {'compiled': [*self.seen['compiled']]} | ({'error': self.error} if self.error else {}))
 
 
 class Collector:
@@ -51,12 +53,16 @@ class Collector:
 def arguments(device: str) -> list[str]:
     found = [path for path in PATHS if os.path.exists(path)]
     plugins = ('-p', 'no:cacheprovider', '-p', 'no:xdist', '-p', 'no:timeout')
-    return [*found, '-q', *plugins, '-m', 'not slow', '--device', device]
+    # what a test prints is kept if it ends the process
+    return [*found, '-q', '-s', *plugins, '-m', 'not slow', '--device', device]
 
 
 def items(device: str) -> list[str]:
+    if device == 'meta':
+        return []
     collector = Collector()
-    pytest.main([*arguments(device), '--collect-only'], [collector])
+    with redirect_stdout(io.StringIO()):
+        pytest.main([*arguments(device), '--collect-only'], [collector])
     return ones_first(collector.names)
 
 
@@ -71,6 +77,6 @@ def ones_first(names: list[str]) -> list[str]:
     return [name for _, name in sorted(zip(turns, names, strict=True), key=lambda pair: pair[0])]
 
 
-def run_all(items: list[str], device: str, tell: Callable[[dict], None], compiled: list[str]) -> None:
+def run_all(items: list[str], device: str, tell: Callable[[dict], None], seen: dict[str, list[str]]) -> None:
     if items:
-        pytest.main(arguments(device), [Reporter(items, tell, compiled)])
+        pytest.main(arguments(device), [Reporter(items, tell, seen)])

@@ -1,4 +1,4 @@
-"""Launch parameters by time, a compiled layer, and vLLM's mixer where it is installed."""
+"""Launch parameters by time, and a compiled layer."""
 
 from __future__ import annotations
 
@@ -90,20 +90,10 @@ def compiled_layer(name: str, device: str) -> Iterator[dict]:
     assert max(off) < 2e-2, f'compiled and eager differ by {off}'
 
 
-def vllm_mixer(device: str) -> Iterator[dict]:
-    """Is vLLM there, and does it know the model?"""
-    import vllm
-    from vllm import ModelRegistry
-
-    known = [name for name in ModelRegistry.get_supported_archs() if 'Longhorn' in name]
-    yield {'vllm': vllm.__version__, 'architectures': known}
-
-
 PLAN: dict[str, Callable[[str], Iterator[dict]]] = {
     'parameters, exact': partial(parameters, 'exact'), 'parameters, diagonal': partial(parameters, 'diagonal'),
     'torch.compile, exact': partial(compiled_layer, 'Longhorn, exact'),
     'torch.compile, diagonal': partial(compiled_layer, 'Longhorn, diagonal'),
-    'vLLM': vllm_mixer,
 }
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 import threading
 from typing import Any
+
+from benchmarks.gpu.lane import with_kit
 
 FIELDS = ('clocks.sm', 'clocks.mem', 'power.draw', 'temperature.gpu', 'clocks_event_reasons.active')
 
@@ -37,19 +41,10 @@ class Watch:
 
 def about_machine(device: str, environment: dict[str, str]) -> dict[str, Any]:
     """Versions, card and commit, of a process with the kit's packages."""
-    import json
-    import os
-    import sys
-
-    from benchmarks.gpu.lane import ROOT
-
-    path = os.pathsep.join(filter(None, [environment.get('PYTHONPATH', ''), str(ROOT), os.environ.get('PYTHONPATH', '')]))
     code = f'import json; from benchmarks.measure.machine import describe_machine as d; print(json.dumps(d({device!r})))'
+    command = [sys.executable, '-c', code]
     try:
-        done = subprocess.run(
-            [sys.executable, '-c', code], capture_output=True, text=True, timeout=120, check=True,
-            env=os.environ | environment | {'PYTHONPATH': path},
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=with_kit(environment))
         return json.loads(done.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         return {'error': f'{type(error).__name__}: {getattr(error, "stderr", "") or error}'[-2000:]}

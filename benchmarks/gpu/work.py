@@ -2,65 +2,89 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
+from typing import Any
 
 
-def compilations() -> list[str]:
-    """The names of kernels that Triton compiles in this process, filled in as they come."""
+def compilations(launched: Callable[[object, dict], object] | None) -> dict[str, list[str]]:
+    """What Triton does in this process, filled in as it comes: kernels and launchers that it compiles, by name.
+
+    With `launched`, which is called for each kernel, also the folders of the cache that are used.
+    """
     from triton import knobs
+    from triton.runtime import build
+    from triton.runtime.cache import get_cache_manager
 
-    names: list[str] = []
+    seen: dict[str, list[str]] = {'compiled': []} | ({'used': []} if launched else {})
+    compile_c = build._build
 
-    def note(*, src, cache_hit: bool, **_) -> None:
+    def note(*, src: Any, metadata: dict, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
-            names.append(getattr(src, 'fn', src).__name__)
+            seen['compiled'].append(getattr(src, 'fn', src).__name__)
+        if launched:
+            seen['used'].append(os.path.basename(get_cache_manager(metadata['hash']).cache_dir))
+            launched(src, metadata)
 
-    knobs.compilation.listener = note
-    return names
+    def build_launcher(*args: Any) -> str:
+        seen['compiled'].append('a launcher')
+        return compile_c(*args)
+
+    knobs.compilation.listener, build._build = note, build_launcher
+    return seen
 
 
-def work(plan: dict, tell: Callable[[dict], None]) -> None:
+def work(plan: dict, tell: Callable[[dict], None], launched: Callable | None = None) -> None:
     """Run the items of `plan`'s share that have not ended."""
     module, device = importlib.import_module(plan['module']), plan['device']
-    (index, shares), ended, compiled = plan['share'], {*plan['ended']}, compilations()
+    (index, shares), ended, seen = plan['share'], {*plan['ended']}, compilations(launched)
     mine = [item for item in module.items(device)[index::shares] if item not in ended]
     if hasattr(module, 'run_all'):
-        module.run_all(mine, device, tell, compiled)
+        module.run_all(mine, device, tell, seen)
     else:
         for item in mine:
             tell({'begun': item})
-            tell(outcome(module, item, device, compiled))
+            tell(outcome(module, item, device, seen))
     tell({'done': True})
 
 
-def outcome(module: ModuleType, item: str, device: str, compiled: list[str]) -> dict:
+def outcome(module: ModuleType, item: str, device: str, seen: dict[str, list[str]]) -> dict:
     """The record of one item: its rows, or its rows up to an error."""
     started, record = time.perf_counter(), {'item': item, 'rows': []}
-    compiled.clear()
+    for names in seen.values():
+        names.clear()
     try:
         for row in module.run(item, device):
             record['rows'].append(row)
     except Exception:
         # other packages' operators may raise anything
         record['error'] = traceback.format_exc()
-    return record | {'seconds': round(time.perf_counter() - started, 2), 'compiled': list(compiled)}
+    return record | {'seconds': round(time.perf_counter() - started, 2)} | {name: [*names] for name, names in seen.items()}
 
 
 def main() -> None:
     plan = json.load(sys.stdin)
+    faulthandler.register(signal.SIGUSR1)
     with os.fdopen(plan['rows'], 'w', encoding='utf-8') as file:
         def tell(record: dict) -> None:
             file.write(json.dumps(record) + '\n')
             file.flush()
 
-        work(plan, tell)
+        if plan['device'] == 'meta':
+            from benchmarks.gpu.filling import absent_gpu as gpu
+        else:
+            gpu = nullcontext
+        with gpu() as launched:
+            work(plan, tell, launched)
 
 
 if __name__ == '__main__':

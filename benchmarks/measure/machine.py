@@ -38,14 +38,6 @@ def describe_gpu(device: torch.device) -> dict:
     }
 
 
-def device_name(device: torch.device | str) -> str:
-    """Short, for file names: `cpu`, or the GPU's name in lower case with dashes."""
-    device = torch.device(device)
-    if device.type != 'cuda':
-        return device.type
-    return torch.cuda.get_device_name(device).lower().replace(' ', '-')
-
-
 def processor() -> str:
     try:
         for line in Path('/proc/cpuinfo').read_text().splitlines():

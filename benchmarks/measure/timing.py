@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -166,3 +167,9 @@ def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[st
         lines.append(f'{len(common)} times in both, geometric mean x {mean:.3f}')
     lines.append(f'only now: {len(times) - len(common)}, only then: {len(before) - len(common)}')
     return lines
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that every report shares."""
+    parser.add_argument('--json', metavar='FILE', help='write the figures here')
+    parser.add_argument('--compare', metavar='OLD.json', help='compare with the times of an earlier report')

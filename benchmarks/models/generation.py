@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from benchmarks.measure import timing
-from benchmarks.models.registry import WARM, Row, Size, random_tokens
-from benchmarks.models.variants import Variant, by_columns, compiled_step, quantized
+from benchmarks.models.registry import WARM, Size, random_tokens
 
 TURNS = 4
 
 
 class System:
-    """A model in one of its variants, and how long its longest prompt took."""
+    """A model, and how long its longest prompt took."""
 
-    def __init__(self, row: Row, variant: Variant, model: PreTrainedModel):
-        self.name, self.compiled = row.name + variant.suffix, variant.compiled
-        self.model = quantized(model) if variant.int8 else by_columns(model) if variant.columns else model
-        self.step: Callable = compiled_step(self.model) if variant.compiled else self.model
-        self.options = {'cache_implementation': 'static'} if variant.compiled and row.static_cache else {}
+    def __init__(self, name: str, model: PreTrainedModel):
+        self.name, self.model = name, model
         self.tokens, self.ms = 0, 0.0
 
     def expected_seconds(self, tokens: int) -> float:
@@ -39,9 +34,9 @@ def stream(system: System, ids: torch.Tensor, new_tokens: int) -> Iterator[tuple
     @torch.no_grad()
     def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **state):
         inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state)
-        run, before = model, None
+        before = None
         for _ in range(new_tokens):
-            outputs = run(**inputs, return_dict=True)
+            outputs = model(**inputs, return_dict=True)
             state = model._update_model_kwargs_for_generation(outputs, state)
             tokens = outputs.logits[:, -1].float().argmax(-1)
             del outputs
@@ -53,13 +48,9 @@ def stream(system: System, ids: torch.Tensor, new_tokens: int) -> Iterator[tuple
             input_ids = torch.cat([input_ids, tokens[:, None]], -1)
             yield tokens, cache
             inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **state)
-            if system.compiled:
-                torch.compiler.cudagraph_mark_step_begin()
-            run = system.step
 
     return system.model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, custom_generate=decode,
-        **system.options,
     )
 
 
@@ -73,7 +64,7 @@ def measure_generation(
     by_name = {system.name: system for system in systems}
     ids = random_tokens(size, batch, prompt, device)
     streams: dict[str, Iterator] = {}
-    warm_up, caches = {}, {}
+    caches = {}
 
     def read_prompt(name: str) -> None:
         # frees the previous cache
@@ -82,10 +73,8 @@ def measure_generation(
         next(streams[name])
 
     def warm(name: str) -> None:
-        start = time.perf_counter()
         for _ in range(WARM - 1):
             _, caches[name] = next(streams[name])
-        warm_up[name] = time.perf_counter() - start
 
     runs = {name: (lambda name=name: read_prompt(name)) for name in by_name}
     if device.type == 'cuda' or prompt == min(size.prompts):
@@ -108,8 +97,6 @@ def measure_generation(
                 'token': timing.summarize(times[name]), 'state_bytes': tensor_bytes(caches[name]),
                 'weight_bytes': tensor_bytes([*system.model.parameters(), *system.model.buffers()]),
             }
-            if system.compiled:
-                figures[name]['warm_up_s'] = warm_up[name]
     return figures
 
 
@@ -137,8 +124,6 @@ def tensor_bytes(value: object, seen: set[int] | None = None) -> int:
         return 0
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        if is_traceable_wrapper_subclass(value):
-            return sum(tensor_bytes(getattr(value, name), seen) for name in value.__tensor_flatten__()[0])
         return value.nbytes
     if isinstance(value, dict):
         return sum(tensor_bytes(x, seen) for x in value.values())

@@ -23,7 +23,7 @@ import fla_longhorn  # noqa: F401  registers
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn_cpu.attention import use_pytorch_attention
 
-# warm-up tokens of a stream: a compiler meets a second length in the cache
+# warm-up tokens of a stream
 WARM = 3
 
 
@@ -59,8 +59,6 @@ class Row:
     config: Callable[[Size], PreTrainedConfig]
     cannot: dict[str, str] = field(default_factory=dict)
     build: Callable[[PreTrainedConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
-    # a compiler needs keys and values at fixed addresses
-    static_cache: bool = False
 
 
 SIZES = {
@@ -124,8 +122,8 @@ MODELS = (
     Row('Longhorn, gate per channel', lambda size: without_mlp(LonghornConfig, size, gate='channel')),
     Row('Longhorn, exact, gate per channel', lambda size: without_mlp(LonghornConfig, size, exact=True, gate='channel')),
     Row('Longhorn, exact, gate per head', lambda size: without_mlp(LonghornConfig, size, exact=True, gate='head')),
-    Row('GPT-2', gpt2, build=transformers.GPT2LMHeadModel, static_cache=True),
-    Row('Llama', llama, build=transformers.LlamaForCausalLM, static_cache=True),
+    Row('GPT-2', gpt2, build=transformers.GPT2LMHeadModel),
+    Row('Llama', llama, build=transformers.LlamaForCausalLM),
     Row("transformers' Mamba", partial(without_mlp, transformers.MambaConfig), REFERENCE, transformers.MambaForCausalLM),
     Row("transformers' Mamba2", partial(mamba2, transformers.Mamba2Config), REFERENCE, transformers.Mamba2ForCausalLM),
     Row('GLA', lambda size: with_mlp(GLAConfig, size, num_heads=wide_heads(size)), cannot=TRITON),

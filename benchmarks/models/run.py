@@ -1,16 +1,14 @@
 """Compares Longhorn's language model with others of fla and transformers in one run: training steps and generation.
 
     python -m benchmarks model [--device cuda] [--size 120m] [--dtypes float32 bfloat16] [--batches 1 8]
-        [--prompts 64 8192] [--compile] [--int8] [--columns] [--json FILE] [--plot FILE.png] [--compare OLD.json]
+        [--prompts 64 8192] [--json FILE] [--compare OLD.json]
 
 Training: forward, backward and AdamW on random tokens, on a GPU under bfloat16 autocast; tokens per second (from the median
 step), and peak memory beyond the model's and the optimizer's own. Generation, greedy, with weights in each of `--dtypes`:
 milliseconds of the prompt with its first token and of each later token (median and quartiles), and bytes of the cache, for
 several batch sizes and prompt lengths. The models take turns. `registry.py` says how they get equal numbers of parameters.
 
-`--compile` adds rows with a compiled decoding step and the seconds that its first tokens take, `--int8` rows with linear
-layers of int8 weights by torchao, `--columns` rows whose weights are stored by columns. The default is the paper's 120M size
-in bfloat16 on a GPU, a small size in float32 on a CPU.
+The default is the paper's 120M size in bfloat16 on a GPU, a small size in float32 on a CPU.
 A model that cannot run is reported with the reason. A prompt that a model cannot run, or that would take more than
 `--prompt_seconds`, is skipped. An interrupt reports the results so far; the JSON is written after every group of times.
 """
@@ -31,8 +29,6 @@ from benchmarks.measure.machine import describe_machine
 from benchmarks.models.generation import TURNS, System, measure_generation
 from benchmarks.models.registry import MODELS, SIZES, Row, Size
 from benchmarks.models.training import measure_training
-from benchmarks.models.variants import compiling, variants
-from benchmarks.report import plots
 
 
 class Run:
@@ -41,15 +37,12 @@ class Run:
     def __init__(self, options: argparse.Namespace, size: Size, models: list[Row]):
         self.size, self.device, self.json = size, torch.device(options.device), options.json
         self.seconds, self.prompt_seconds, self.dtypes = options.seconds, options.prompt_seconds, options.dtypes
-        self.models, self.variants = models, variants(options.compile, options.int8, options.columns)
-        self.rows = {name: {'model': name, 'status': 'not run'} for row in models for name in self.names(row)}
+        self.models = models
+        self.rows = {row.name: {'model': row.name, 'status': 'not run'} for row in models}
         self.report = {
             'machine': describe_machine(self.device), 'name': options.size, 'size': asdict(size), 'dtypes': options.dtypes,
             'turns': TURNS, 'rows': list(self.rows.values()),
         }
-
-    def names(self, row: Row) -> list[str]:
-        return [row.name + variant.suffix for variant in self.variants]
 
     def fail(self, errors: dict[str, str]) -> None:
         """Record why rows have no figures; the first reason stays."""
@@ -61,16 +54,15 @@ class Run:
         models = []
         for row in self.models:
             if self.device.type in row.cannot:
-                self.fail(dict.fromkeys(self.names(row), row.cannot[self.device.type]))
+                self.fail({row.name: row.cannot[self.device.type]})
                 continue
             errors: dict[str, str] = {}
             with timing.noted(errors, row.name):
                 torch.manual_seed(0)
                 model = row.build(row.config(self.size)).to(self.device, dtype)
                 models.append((row, model))
-                for name in self.names(row):
-                    self.rows[name]['parameters'] = model.num_parameters()
-            self.fail(dict.fromkeys(self.names(row), *errors.values()) if errors else {})
+                self.rows[row.name]['parameters'] = model.num_parameters()
+            self.fail(errors)
         return models
 
     def train(self) -> None:
@@ -82,16 +74,10 @@ class Run:
         self.write()
 
     def generate(self, dtype: str) -> None:
-        systems, errors = [], {}
-        for row, model in self.build(getattr(torch, dtype)):
-            for variant in self.variants:
-                with timing.noted(errors, row.name + variant.suffix):
-                    systems.append(System(row, variant, model.eval()))
-        self.fail(errors)
+        systems = [System(row.name, model.eval()) for row, model in self.build(getattr(torch, dtype))]
         for batch in self.size.batches:
-            with compiling():
-                for prompt in self.size.prompts:
-                    self.generate_after(systems, dtype, batch, prompt)
+            for prompt in self.size.prompts:
+                self.generate_after(systems, dtype, batch, prompt)
 
     def generate_after(self, systems: list[System], dtype: str, batch: int, prompt: int) -> None:
         errors, able = {}, []
@@ -148,9 +134,8 @@ def print_training(row: dict) -> None:
 
 def print_generation(name: str, figures: dict) -> None:
     token = figures['token']
-    warm = f'  first tokens {figures["warm_up_s"]:.1f} s' if 'warm_up_s' in figures else ''
     print(f'{name:40}{token["ms"]:9.2f} ms a token ({token["ms_low"]:.2f} to {token["ms_high"]:.2f})'
-          f'{figures["first"]["ms"]:10.1f} ms the prompt{figures["state_bytes"] / 2**10:11.0f} KB{warm}', flush=True)
+          f'{figures["first"]["ms"]:10.1f} ms the prompt{figures["state_bytes"] / 2**10:11.0f} KB', flush=True)
 
 
 def times_by_name(report: dict) -> dict[str, dict]:
@@ -171,16 +156,13 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--skip_training', action='store_true', help='generation only')
     parser.add_argument('--dtypes', nargs='+', choices=('float32', 'float16', 'bfloat16'), help='of the weights in generation '
                         '(default: bfloat16 on a GPU, else float32)')
-    parser.add_argument('--compile', action='store_true', help='also decode with torch.compile')
-    parser.add_argument('--int8', action='store_true', help='also decode with int8 weights, by torchao')
-    parser.add_argument('--columns', action='store_true', help='also decode with weights stored by columns')
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 2 on a GPU, else 0.2)')
     parser.add_argument('--prompt_seconds', type=float, default=20, help='skip prompts that take longer (default: 20)')
     for name in ('hidden_size', 'blocks', 'batch_size', 'seq_len', 'new_tokens'):
         parser.add_argument(f'--{name}', type=int)
     parser.add_argument('--batches', type=int, nargs='+', help='sequences that generate together')
     parser.add_argument('--prompts', type=int, nargs='+', help='tokens in them')
-    plots.add_report_arguments(parser)
+    timing.add_report_arguments(parser)
     options = parser.parse_args(args)
     gpu = options.device == 'cuda'
     options.size = options.size or ('120m' if gpu else 'small')
@@ -203,7 +185,5 @@ def main(args: list[str] | None = None) -> None:
     print(f'{machine["device"]}, {machine["threads"]} threads, commit {machine["commit"]}')
     print(', '.join(f'{name} {value}' for name, value in asdict(size).items()))
     run.measure(training=not options.skip_training)
-    if options.plot:
-        plots.draw_models(run.report, options.plot)
     if other:
         print('\n'.join([f'\nagainst {options.compare}:', *timing.compare(run.report, other, times_by_name)]))

@@ -1,6 +1,6 @@
 """Compares Longhorn's operators with fla's and Mamba's in one run: time, memory and distance from the device's limits.
 
-    python -m benchmarks ops [--device cuda] [--json FILE] [--plot FILE.png] [--compare OLD.json]
+    python -m benchmarks ops [--device cuda] [--json FILE] [--compare OLD.json]
     python -m benchmarks ops --operators longhorn --shape B=2 T=1024 H=1 K=16 V=1536
 
 For each operator (`registry.py`) and shape: forward, and forward with backward, in milliseconds (median and quartiles), peak
@@ -24,9 +24,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, replace
-from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
@@ -36,16 +34,12 @@ import fla_longhorn  # noqa: F401  registers
 from benchmarks.measure import timing
 from benchmarks.measure.machine import describe_machine
 from benchmarks.ops.registry import OPERATORS, SHAPE_SETS, Operator, Shape
-from benchmarks.report import plots
 from fla_longhorn.selfcheck.compare import relative_error
 
 # bounds on |a - ref| / |ref| beyond which an operator is wrong: (outputs, gradients)
 BOUNDS = {torch.float32: (1e-4, 1e-3), torch.float16: (1e-2, 3e-2), torch.bfloat16: (1e-2, 3e-2)}
 PASSES = ('forward', 'forward_backward')
 BASELINE = 'chunk_longhorn'
-# limits of `--workers`: tokens of a sequence, and seconds; the rest is compiled when it is measured
-MAX_COMPILED_TOKENS = 8192
-COMPILE_SECONDS = 300
 
 
 class Problem:
@@ -176,36 +170,6 @@ def measure_shape(report: dict, operators: list[Operator], name: str, shape: Sha
         print_row(row)
 
 
-def compile_ahead(operators: list[Operator], sets: dict, device: torch.device, dtype: torch.dtype, workers: int) -> None:
-    """Call every operator at every shape once, several at a time, to fill Triton's cache."""
-    jobs = {}
-    for name, shapes in sets.items():
-        for shape in shapes:
-            for operator in operators:
-                # the code depends on how T is split, not on its size
-                own = own_shape(operator, name, replace(shape, T=min(shape.T, MAX_COMPILED_TOKENS)))
-                jobs[operator.name, operator.backend, own] = OPERATORS.index(operator), own, device, dtype
-    pool = ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
-    try:
-        wait([pool.submit(call_once, *job) for job in jobs.values()], timeout=COMPILE_SECONDS)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def call_once(index: int, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-    operator = OPERATORS[index]
-    with mock.patch.dict(os.environ, operator.environment):
-        try:
-            problem = Problem(operator, shape, device, dtype)
-            o = problem.forward()
-            torch.autograd.grad(o, list(problem.inputs.values()), problem.output_gradient(o))
-        except Exception:  # what is wrong will show where it is measured
-            return
-        finally:
-            if device.type == 'cuda':
-                torch.cuda.empty_cache()
-
-
 def missing(operator: Operator, device: torch.device) -> str | None:
     """The reason why an operator cannot run here, or None."""
     if operator.device != device.type:
@@ -254,40 +218,6 @@ def times_by_name(report: dict) -> dict[str, dict]:
     }
 
 
-def shown_operators(rows: list[dict]) -> dict[str, str]:
-    """The lines of the picture, backends by operator: both updates of `chunk_longhorn` and the fastest others."""
-    costs, backends = {}, {}
-    for row in sorted(rows, key=lambda row: row['forward_backward']['ms']):
-        name = row['operator']
-        if name not in costs and (not plots.own(name) or name in ('chunk_longhorn', 'chunk_longhorn exact')):
-            costs[name], backends[name] = row['forward_backward']['ms'], row['backend']
-    return {name: backends[name] for name in plots.shown(list(costs), costs)}
-
-
-def draw(report: dict, path: str) -> None:
-    rows = [row for row in report['rows'] if row['status'] == 'ok']
-    first = next((row for row in rows if row['set'] not in ('T', 'K')), None)
-    at_first = [row for row in rows if first and (row['set'], row['shape']) == (first['set'], first['shape'])]
-    chosen = shown_operators(at_first or rows)
-    lines, shapes = {}, {'bars': first['shape'] if first else ''}
-    for axis in ('T', 'K'):
-        swept = [row for row in rows if row['set'] == axis and (axis != 'K' or row['K'] > 1)]
-        shapes[axis] = ', '.join(f'{name} = {swept[0][name]}' for name in 'BTKV' if name != axis) if swept else ''
-        for name in PASSES:
-            group = {}
-            for row in swept:
-                if chosen.get(row['operator']) == row['backend']:
-                    group.setdefault(row['operator'], []).append((row[axis], row[name]))
-            # a single point is no line
-            lines[name, axis] = {label: points for label, points in group.items() if len(points) > 1}
-    # rows with one step size per head are in the JSON
-    bars = {
-        f'{row["operator"]} ({row["backend"]})': row['forward_backward']['of_longhorn'] for row in at_first
-        if 'of_longhorn' in row['forward_backward'] and 'scalar' not in row['operator']
-    }
-    plots.draw_operators(lines, bars, shapes, report, path)
-
-
 def parse_shape(items: list[str]) -> Shape:
     return Shape(**{name: int(value) for name, value in (item.split('=') for item in items)})
 
@@ -302,8 +232,7 @@ def parse_arguments(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--seconds', type=float, help='of repeats for each time (default: 0.3 on a GPU, else 0.02)')
     parser.add_argument('--verify_gradients', type=int, help='tokens of that check (default: 256 on a GPU, else 64)')
     parser.add_argument('--verify_outputs', type=int, help='tokens of that check (default: 16384 on a GPU, else 2048)')
-    parser.add_argument('--workers', type=int, help='processes that compile all kernels first (default: none)')
-    plots.add_report_arguments(parser)
+    timing.add_report_arguments(parser)
     return parser.parse_args(args)
 
 
@@ -331,8 +260,6 @@ def main(args: list[str] | None = None) -> None:
     }
     present = [x for x in chosen if f'{x.name} ({x.backend})' not in absent]
     try:
-        if options.workers:
-            compile_ahead(present, sets, device, dtype, options.workers)
         for name, shapes in sets.items():
             for shape in shapes:
                 measure_shape(report, present, name, shape, device, dtype, rates, verified, seconds)
@@ -344,7 +271,5 @@ def main(args: list[str] | None = None) -> None:
         print(f'\nnot run: {", ".join(x for x in absent if absent[x] == reason)}: {reason}')
     if options.json:
         timing.write_report(report, options.json)
-    if options.plot:
-        draw(report, options.plot)
     if other:
         print('\n'.join([f'\nagainst {options.compare}:', *timing.compare(report, other, times_by_name)]))

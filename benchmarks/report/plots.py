@@ -1,26 +1,17 @@
-"""The pictures of the benchmarks' reports, and the options that every report shares.
+"""What pictures of results have in common.
 
 At most `MOST` lines per panel, each labelled at its end; Longhorn's in colour, the others grey.
 """
 
 from __future__ import annotations
 
-import argparse
-
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 MOST = 6
 BLUE, ORANGE, GREEN = '#1f5fa8', '#d9822b', '#2f8f5b'
 GREYS, DASHES = ('#4f555d', '#7d848d', '#a3a9b1'), ('-', '--', ':', '-.')
 FONT = 8
-
-
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--json', metavar='FILE', help='write the figures here')
-    parser.add_argument('--plot', metavar='FILE.png', help='draw the figures here')
-    parser.add_argument('--compare', metavar='OLD.json', help='compare with the times of an earlier report')
 
 
 def own(name: str) -> bool:
@@ -113,113 +104,3 @@ def plot_band(axis: Axes, xs: list, curves: list[list[float]], label: str, optio
     axis.plot(xs, [sum(ys) / len(ys) for ys in columns], **options | {'label': label})
     low, high = [min(ys) for ys in columns], [max(ys) for ys in columns]
     axis.fill_between(xs, low, high, color=options['color'], alpha=0.12, linewidth=0)
-
-
-def plot_lines(axis: Axes, lines: dict[str, list[tuple]], names: list[str]) -> None:
-    """Plot medians over x, Longhorn's with the quartiles as a band; `lines` holds (x, figures) by name."""
-    for name, points in lines.items():
-        xs, figures = zip(*sorted(points, key=lambda point: point[0]), strict=True)
-        options = style(name, names)
-        axis.plot(xs, [f['ms'] for f in figures], **options)
-        if own(name):
-            low, high = [f['ms_low'] for f in figures], [f['ms_high'] for f in figures]
-            axis.fill_between(xs, low, high, color=options['color'], alpha=0.12, linewidth=0)
-
-
-def plot_bars(axis: Axes, bars: dict[str, float], form: str, title: str, x: str) -> None:
-    """Plot one bar per name, from the top, with its value at the end."""
-    axis.barh(list(bars), list(bars.values()), color=[BLUE if own(name) else GREYS[-1] for name in bars])
-    for i, value in enumerate(bars.values()):
-        axis.text(value, i, ' ' + form.format(value), va='center', fontsize=FONT)
-    axis.invert_yaxis()
-    axis.set(title=title, xlabel=x)
-    tidy(axis)
-    axis.grid(visible=False)
-
-
-def describe(report: dict) -> str:
-    machine = report['machine']
-    torch, fla = (machine['versions'][name] for name in ('torch', 'flash-linear-attention'))
-    return f'{machine["device"]}, {machine["threads"]} threads, torch {torch}, fla {fla}, commit {machine["commit"]}'
-
-
-def draw_operators(lines: dict, bars: dict[str, float], shapes: dict[str, str], report: dict, path: str) -> None:
-    """Plot time against T and K for both passes, and the others' times as multiples of Longhorn's.
-
-    `lines` holds lines by (pass, 'T' or 'K'); `shapes` says what else is fixed, for 'T', 'K' and 'bars'.
-    """
-    figure = Figure(figsize=(11.5, 9), dpi=140, layout='constrained')
-    axes = figure.subplot_mosaic(
-        [['forward T', 'forward_backward T'], ['forward K', 'forward_backward K'], ['bars', 'bars']],
-        height_ratios=[1, 1, 0.35 + 0.055 * len(bars)],
-    )
-    names = list(dict.fromkeys(name for group in lines.values() for name in group))
-    for (name, x), group in lines.items():
-        axis = axes[f'{name} {x}']
-        plot_lines(axis, group, names)
-        over = {'T': 'sequence length', 'K': 'state size'}[x]
-        finish(axis, f'{name.replace("_", " + ").capitalize()}, by {over} ({shapes[x]})',
-               {'T': 'tokens', 'K': 'K, state entries per channel'}[x], 'milliseconds')
-    plot_bars(axes['bars'], bars, '{:.2f}', 'Forward + backward: time as a multiple of chunk_longhorn\'s', shapes['bars'])
-    if bars:
-        axes['bars'].set_xscale('log')
-        axes['bars'].xaxis.set_major_formatter(StrMethodFormatter('{x:g}'))
-    figure.suptitle(f'Operators. {describe(report)}', fontsize=10)
-    for (name, x), group in lines.items():
-        if group:
-            label_ends(axes[f'{name} {x}'])
-    figure.savefig(path)
-
-
-# compared with Longhorn in a picture of models: the first of them that ran
-PEERS = ('GPT-2', 'Llama', "transformers' Mamba", "transformers' Mamba2", 'Mamba', 'Mamba2', 'GLA', 'DeltaNet', 'Transformer')
-
-
-def plot_generation(axis: Axes, rows: dict[str, dict], dtype: str, batch: int, names: list[str]) -> None:
-    """Plot time per token against the length of the prompt: it grows for attention, not for a state of fixed size."""
-    lines = {}
-    for name in names:
-        points = [(x['prompt'], x['token']) for x in rows[name] if (x['dtype'], x['batch']) == (dtype, batch)]
-        if points:
-            lines[name] = points
-    plot_lines(axis, lines, names)
-    finish(axis, f'Time per token, {dtype}, batch {batch}', 'tokens of context', 'milliseconds', log_y=False)
-    axis.set_ylim(0, None)
-
-
-def draw_models(report: dict, path: str) -> None:
-    """Training tokens per second, and time per generated token and bytes of the cache against the prompt's length.
-
-    One panel per dtype and batch; the cache is that of the first.
-    """
-    rows = [row for row in report['rows'] if row['status'] == 'ok']
-    trained = {row['model']: row['training']['tokens_per_s'] for row in rows if 'training' in row}
-    generated = {row['model']: row['generation'] for row in rows if 'generation' in row}
-    # fla's families with Longhorn have Longhorn's times; variants are in the table
-    known = [name for name in generated if name in (*PEERS, 'Longhorn', 'Longhorn, exact')]
-    names = shown(known, {name: i for i, name in enumerate(PEERS)})
-    groups = list(dict.fromkeys((x['dtype'], x['batch']) for x in sum(generated.values(), [])))
-
-    panels = len(groups) + bool(trained) + bool(groups)
-    columns = 3 if panels % 3 == 0 or panels > 4 else 2
-    lines = -(-max(panels, 1) // columns)
-    figure = Figure(figsize=(4.4 * columns, 4.2 * lines), dpi=140, layout='constrained')
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axis in axes[panels:]:
-        axis.remove()
-    if trained:
-        plot_bars(axes.pop(0), trained, '{:,.0f}', 'Training speed', 'tokens per second')
-    for axis, group in zip(axes, groups, strict=False):
-        plot_generation(axis, generated, *group, names)
-    if groups:
-        state, (dtype, batch) = axes[len(groups)], groups[0]
-        for name in names:
-            some = [x for x in generated[name] if (x['dtype'], x['batch']) == (dtype, batch)]
-            points = [(x['prompt'], x['state_bytes'] / 2**20) for x in some]
-            if points:
-                state.plot(*zip(*points, strict=True), **style(name, names))
-        finish(state, f'Size of the cache, {dtype}, batch {batch}', 'tokens of context', 'MB')
-    figure.suptitle(f'Models. {describe(report)}', fontsize=10)
-    for axis in axes[:len(groups) + 1] if groups else []:
-        label_ends(axis)
-    figure.savefig(path)

@@ -1,4 +1,4 @@
-"""fla's attention for Longhorn's models: also without flash_attn, and with padding beside a cache."""
+"""fla's attention for Longhorn's models: also without flash_attn or a GPU, and with padding beside a cache."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from fla.layers.attn import Attention
 from fla.layers.utils import index_first_axis, pad_input
 from fla.models.configuration_utils import get_attention_spec
+from fla.modules.rotary import RotaryEmbedding
 
 from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.cache import look_ahead
+from fla_longhorn.modules.dispatch import has_values, in_pytorch, widen
 from fla_longhorn.modules.rows import Rows
 from fla_longhorn.ops.arguments import under_transform
 
@@ -22,8 +24,35 @@ from fla_longhorn.ops.arguments import under_transform
 PADDING = -2**30
 
 
+class Rotary(RotaryEmbedding):
+    """:class:`fla.modules.RotaryEmbedding`, in PyTorch where fla's kernel cannot run."""
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, seqlen_offset: int | torch.Tensor = 0, cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None, chunk_indices: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`q` `[B, T, H, D]` and `k`, rotated by their positions, which begin at `seqlen_offset`, one or `[N]`."""
+        if not in_pytorch(q):
+            return super().forward(q, k, seqlen_offset, cu_seqlens, max_seqlen, chunk_indices)
+        positions = torch.arange(q.shape[1], device=q.device)
+        if cu_seqlens is not None:
+            first = cu_seqlens[:-1] - seqlen_offset
+            positions = positions - first.repeat_interleave(cu_seqlens.diff(), output_size=q.shape[1])
+        else:
+            positions = positions + (seqlen_offset[:, None] if isinstance(seqlen_offset, torch.Tensor) else seqlen_offset)
+        # as fla's tables: angles in float32, also in a model of another dtype
+        angles = positions.float()[..., None, None] * self._compute_inv_freq(q.device)
+        cos, sin = (widen(x.to(q.dtype)) for x in (angles.cos(), angles.sin()))
+
+        def rotate(x: torch.Tensor) -> torch.Tensor:
+            first, second = widen(x).chunk(2, -1)
+            return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).to(x.dtype)
+
+        return rotate(q), rotate(k)
+
+
 def load_again(name: str) -> ModuleType:
-    """A copy of a module of fla, with PyTorch's attention if flash_attn is missing.
+    """A copy of a module of fla, with :class:`Rotary`, and with PyTorch's attention if flash_attn is missing.
 
     fla's own module is not changed, so that its other models raise as before; the part `flash_attn` of the patches changes it.
     """
@@ -32,6 +61,7 @@ def load_again(name: str) -> ModuleType:
         spec: Any = importlib.util.spec_from_file_location(copy, importlib.import_module(name).__file__)
         module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        module.RotaryEmbedding = Rotary
         if module.flash_attn_func is None:
             module.flash_attn_func = flash_attention.flash_attn_func
             module.flash_attn_varlen_func = flash_attention.flash_attn_varlen_func
@@ -92,7 +122,7 @@ def padding_of(
     if mask is None:
         return None, None
     kept = mask[:, -T:] != 0
-    if T == 1 or torch.compiler.is_compiling() or (past is not None and len(past) == 3):
+    if T == 1 or not has_values(hidden_states) or (past is not None and len(past) == 3):
         return kept, None
     known = (kept.cpu() if rows is None or rows.mask is None else rows.mask[:, -T:])
     if known.all():
@@ -138,12 +168,12 @@ def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, c
         cache.update(layer_idx=i, offset=T, cache_kwargs={'window_size': window}, **states)['attn_state'] = last
         tokens = last if T == 1 else tokens
     q, k, v = layer.align(q, *(x.unflatten(-1, (-1, layer.head_dim)) for x in tokens[:2]))
-    if T == 1 or torch.compiler.is_compiling():
+    if T == 1 or not has_values(hidden_states):
         distance = position[:, :, None] - tokens[2].transpose(1, 2)
         visible = (distance < (-PADDING if window is None else window)) & (distance >= 0 if T > 1 else True)
         o = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible[:, None],
-            enable_gqa=q.shape[2] != k.shape[2],
+            enable_gqa=bool(q.shape[2] != k.shape[2]),
         ).transpose(1, 2)
         o = torch.where(kept[..., None, None], o, 0)
     else:

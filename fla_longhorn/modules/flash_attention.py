@@ -25,7 +25,8 @@ def flash_attn_func(
     """
     T, S = q.shape[1], k.shape[1]
     left, right = window_size[0], 0 if causal else window_size[1]
-    triangle = left < 0 and right == 0 and T == S
+    # a trace of torch.jit has tensors for sizes
+    triangle = left < 0 and right == 0 and bool(T == S)
     mask = None
     # neither the triangle nor a query that sees every key needs a mask, which would rule out the faster kernels
     if not triangle and (left >= 0 or right > 0 or (right == 0 and T > 1)):
@@ -34,7 +35,7 @@ def flash_attn_func(
         mask = (ahead >= (-left if left >= 0 else -S)) & (ahead <= (right if right >= 0 else S))
     return F.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=triangle, scale=softmax_scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=bool(q.shape[2] != k.shape[2]),
     ).transpose(1, 2).to(q.dtype)
 
 

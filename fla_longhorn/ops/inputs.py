@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import is_fake
 
 from fla_longhorn.ops.arguments import FLAGS, Arguments
 from fla_longhorn.ops.pool import Pool, list_rows
@@ -198,6 +199,8 @@ def is_capturing(device: torch.device) -> bool:
 
 def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -> None:
     """Raise unless the values go from 0 to T without decreasing."""
+    if cu_seqlens.is_meta or is_fake(cu_seqlens):
+        raise ValueError(f'{cu} must have values, got a fake or meta tensor: call without it, for one sequence of {T} tokens')
     bounds = _last_read.values(cu_seqlens)
     if bounds[0] != 0:
         raise ValueError(f'{cu} must start at 0, got {bounds[0]}')

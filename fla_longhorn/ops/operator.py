@@ -327,7 +327,9 @@ def check_and_run(
     if plain:
         o, final_state, states = backend_of(args).longhorn_fwd(args, save_states=intermediate, parallel=parallel)
     else:
-        o, final_state, states = longhorn_fwd(*args, intermediate or needs_gradient(args), parallel)
+        # a trace serves calls with and without gradients
+        save_states = intermediate or torch.jit.is_tracing() or needs_gradient(args)
+        o, final_state, states = longhorn_fwd(*args, save_states, parallel)
     final_state = final_state if args.output_final_state else None
     return (o, final_state, intermediate_states(states, args, cu_seqlens_cpu)) if intermediate else (o, final_state)
 

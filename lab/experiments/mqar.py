@@ -20,7 +20,6 @@ import time
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from types import MethodType
 
 import torch
 import transformers
@@ -51,19 +50,11 @@ LONGHORN = {
     'exact, value projection': {'exact': True, 'value_proj': True},
     **{f'{name}, {DOUBLED}': {'exact': name == 'exact', 'allow_neg_eigval': True} for name in ('diagonal', 'exact')},
 }
-# mixers to which a cell passes its options `gate`, `doubled` and `head_dim`, `expand_v`, `gate_rank`
-GATED = {
-    'gated diagonal': {},
-    'gated exact': {'exact': True},
-    'gated diagonal, scalar beta': {'scalar_beta': True},
-    'gated exact, scalar beta': {'exact': True, 'scalar_beta': True},
-}
-SCALAR_GATED = 'scalar gated Longhorn'
 # fla's models, and transformers' Mamba, whose scan can be replaced; with what makes one as large as a Longhorn of its width
 OTHERS = {
     'GLA': ('gla', lambda cell: {'num_heads': 1, 'use_short_conv': True}),
     'DeltaNet': ('delta_net', lambda cell: {'num_heads': 1}),
-    **dict.fromkeys(('Gated DeltaNet', SCALAR_GATED), ('gated_deltanet', lambda cell: heads_of(cell))),
+    'Gated DeltaNet': ('gated_deltanet', lambda cell: heads_of(cell)),
     'DeltaNet, negative eigenvalues': ('delta_net', lambda cell: {'num_heads': 1, 'allow_neg_eigval': True}),
     'Mamba': (transformers.MambaConfig, lambda cell: {'state_size': cell['state_size']}),
     'Mamba2': ('mamba2', lambda cell: {'num_heads': cell['hidden_size'] // 32, 'head_dim': 64}),
@@ -94,15 +85,12 @@ DEFAULTS = {'mixer': 'diagonal', 'mlp_ratio': None, 'num_attention_heads': 1}
 
 def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
     """The model of a cell: `examples/mqar`'s Longhorn, the same with attention for its mixers, or a model of fla's."""
-    if cell['mixer'] in (*LONGHORN, *GATED, 'attention'):
+    if cell['mixer'] in (*LONGHORN, 'attention'):
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
-        options = (LONGHORN | GATED).get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
+        options = LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
         options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
         if 'doubled' in cell:
             options['allow_neg_eigval'] = cell['doubled']
-        # their gate is added afterwards
-        if cell['mixer'] in GATED:
-            options['gate'] = None
         if cell['mixer'] == 'attention':
             options['attn'] = {'layers': list(range(cell['num_hidden_layers'])), 'num_heads': cell['num_attention_heads']}
         return LonghornConfig(**config.to_dict() | options)
@@ -131,10 +119,6 @@ def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
         return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
     for block in model.model.layers if hasattr(model, 'model') else ():
-        if cell['mixer'] in GATED and cell['gate']:
-            gated.add_gate(block.attn, cell['gate'], cell.get('initializer_range', 0.02))
-        if cell['mixer'] == SCALAR_GATED:
-            block.attn.forward = MethodType(gated.scalar_longhorn_forward, block.attn)
         if 'gate_rank' in cell:
             gated.set_gate_rank(block.attn, cell['gate_rank'], cell.get('initializer_range', 0.02))
         if 'residual_scale' in cell:

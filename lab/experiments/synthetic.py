@@ -9,8 +9,8 @@ MAD (arXiv 2403.17844): recall of values in context, by keys of one token, of se
 from among blanks, in order; compression of a sequence into its last hidden state; a map from keys to values that is the same
 in all sequences. Sizes are options of the setting, so they can be MAD's own or smaller.
 
-Recall that starts anew at a mark (`segments`) is in neither: it asks what no longer holds, too. Palindromes and stacks are
-Kimi Linear's (arXiv 2510.26692); a few pairs among much noise (`needles`) stand for S-NIAH of RULER (arXiv 2404.06654).
+Palindromes and stacks are Kimi Linear's (arXiv 2510.26692); a few pairs among much noise (`needles`) stand for S-NIAH of RULER
+(arXiv 2404.06654).
 
 A task draws tokens and targets `[N, T]`, the target beside the token that it is asked at, `IGNORE` where nothing is asked.
 """
@@ -77,30 +77,6 @@ def recall(rng: Generator, size: int, seq_len: int, vocab_size: int, noise: floa
         asked = seen[rows, key] & ~is_noise[:, i]
         targets[asked, i, 0] = tokens[asked, i, 1]
         seen[rows, key] |= ~is_noise[:, i]
-    return tokens.reshape(size, -1), targets.reshape(size, -1)
-
-
-def segments(rng: Generator, size: int, seq_len: int, vocab_size: int, num_pairs: int, absent: int = 0) -> Drawn:
-    """Recall that starts anew: segments of a mark, pairs, and questions for their keys and for `absent` others, shuffled.
-
-    A segment's keys differ, and come again with other values in later segments. The answer to a key that was not shown since
-    the mark, though maybe before it, is the last token.
-    """
-    keys = (vocab_size - 2) // 2
-    length = 1 + 3 * num_pairs + absent
-    if seq_len % length or num_pairs + absent > keys:
-        raise ValueError(f'segments: seq_len must be a multiple of {length} and num_pairs + absent at most {keys}, '
-                         f'got {seq_len} and {num_pairs + absent}')
-    shape = size, seq_len // length
-    asked = rng.random((*shape, keys)).argsort(-1)[..., :num_pairs + absent]
-    answers = rng.integers(keys, 2 * keys, size=asked.shape)
-    pairs = np.stack([asked, answers], -1)[..., :num_pairs, :].reshape(*shape, -1)
-    answers[..., num_pairs:] = vocab_size - 1
-    order = rng.random(asked.shape).argsort(-1)
-    asked, answers = (np.take_along_axis(x, order, -1) for x in (asked, answers))
-    tokens = np.concatenate([np.full((*shape, 1), vocab_size - 2), pairs, asked], -1)
-    targets = np.full_like(tokens, IGNORE)
-    targets[..., -asked.shape[-1]:] = answers
     return tokens.reshape(size, -1), targets.reshape(size, -1)
 
 
@@ -195,7 +171,7 @@ def needles(rng: Generator, size: int, seq_len: int, vocab_size: int, count: int
 
 
 TASKS: dict[str, Callable[..., Drawn]] = {
-    'products': products, 'recall': recall, 'segments': segments, 'fuzzy recall': fuzzy_recall,
+    'products': products, 'recall': recall, 'fuzzy recall': fuzzy_recall,
     'selective copying': selective_copying, 'memorisation': memorisation, 'compression': compression,
     'palindrome': palindrome, 'stacks': stacks, 'needles': needles,
 }

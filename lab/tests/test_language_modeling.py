@@ -79,13 +79,6 @@ def test_the_search_goes_on_past_its_best_end():
     assert language_modeling.own_rate(setting, [], 'b') == {'learning_rate': 1.}
 
 
-def test_a_search_needs_text_of_its_own(tmp_path, capsys):
-    (tmp_path / 'setting.json').write_text(json.dumps({'models': {}, 'search': {'learning_rates': [1e-2], 'max_steps': 1}}))
-    with pytest.raises(SystemExit):
-        language_modeling.main([str(tmp_path / 'setting.json')])
-    assert 'needs eval_blocks' in capsys.readouterr().err
-
-
 def test_perplexity():
     """A batch of texts of different lengths gives what each gives alone."""
     set_seed(0)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from examples.mqar.data import IGNORE
 from lab.experiments import chunkwise, mqar, without_gpu
-from lab.experiments.synthetic import TASKS, Sequences, cayley_table
+from lab.experiments.synthetic import TASKS, cayley_table
 
 
 def draw(task: str, seq_len: int, **options) -> tuple[list, list]:
@@ -51,75 +51,6 @@ def test_recall(options):
             assert target == seen.get(key, IGNORE) and seen.setdefault(key, value) == value
             asked += target != IGNORE
     assert asked and bool(noisy) == bool(options)
-
-
-def test_palindrome():
-    for tokens, targets in zip(*draw('palindrome', 16, vocab_size=9), strict=True):
-        assert max(tokens[:8]) < 8 == tokens[8] and targets == [IGNORE] * 8 + tokens[7::-1] and tokens[9:] == targets[8:15]
-
-
-def test_stacks():
-    """A token before each value names a stack, and whether the value goes on it or is its last; both on all stacks."""
-    used = set()
-    for tokens, targets in zip(*draw('stacks', 64, vocab_size=16, count=3), strict=True):
-        held = {stack: [] for stack in range(3)}
-        for i in range(0, 64, 2):
-            (name, value), asked = tokens[i:i + 2], targets[i:i + 2]
-            pops, stack = divmod(name - 10, 3)
-            used.add((pops, stack))
-            assert value < 10 and asked == [held[stack].pop() if pops else IGNORE, IGNORE] and (not pops or asked[0] == value)
-            if not pops:
-                held[stack].append(value)
-    assert used == {(pops, stack) for pops in (0, 1) for stack in range(3)}
-
-
-def test_needles():
-    """Each pair is whole and in the noise once, and its key is asked at the end; pairs begin early and late."""
-    places = set()
-    for tokens, targets in zip(*draw('needles', 32, vocab_size=20, count=3, noise_tokens=8), strict=True):
-        assert targets[:-3] == [IGNORE] * 29 and len(set(tokens[-3:])) == 3
-        for key, value in zip(tokens[-3:], targets[-3:], strict=True):
-            at = tokens.index(key)
-            assert key < 6 <= value < 12 and tokens[at + 1] == value and tokens[:-3].count(key) == 1
-            places.add(at)
-        assert sum(x >= 12 for x in tokens) == 32 - 3 * 3
-    assert len(places) == 14
-
-
-def test_fuzzy_recall():
-    """An asked value followed the same key before; keys and values are of different tokens, so a key's end can be seen."""
-    asked = 0
-    for tokens, targets in zip(*draw('fuzzy recall', 48, vocab_size=13), strict=True):
-        text = ''.join('kv-'[(x >= 6) + (x == 12)] for x in tokens).rstrip('-')
-        assert '-' not in text
-        known, i = {}, 0
-        while i < len(text):
-            middle = text.index('v', i)
-            end = (text + 'k').index('k', middle)
-            key, value = tuple(tokens[i:middle]), tokens[middle:end]
-            if key in known:
-                assert known[key] == value == targets[middle - 1:end - 1]
-                asked += 1
-            else:
-                assert all(x == IGNORE for x in targets[middle - 1:end - 1])
-            known[key], i = value, end
-    assert asked
-
-
-def test_selective_copying():
-    for tokens, targets in zip(*draw('selective copying', 32, vocab_size=16, count=6), strict=True):
-        mark = tokens.index(15)
-        assert mark == 25 and [x for x in tokens[:mark] if x != 14] == targets[mark + 1:] and tokens[mark + 1:] == [14] * 6
-        assert all(x == IGNORE for x in targets[:mark + 1])
-
-
-def test_memorisation():
-    """One map for all sequences and data sets, and one to one."""
-    drawn = [TASKS['memorisation'](np.random.default_rng(size), size, 16, vocab_size=11) for size in (40, 41)]
-    tokens, targets = map(np.concatenate, zip(*drawn, strict=True))
-    assert (tokens[:, 1::2] == 10).all() and (targets[:, ::2] == IGNORE).all()
-    pairs = set(zip(tokens[:, ::2].ravel(), targets[:, 1::2].ravel(), strict=True))
-    assert len(pairs) == 5 == len({key for key, _ in pairs}) == len({value for _, value in pairs})
 
 
 @pytest.mark.parametrize('T', [5, 37])
@@ -201,9 +132,3 @@ def test_run(tmp_path):
     runs = json.loads((tmp_path / 'results.json').read_text())['runs']
     assert [run['cell']['mixer'] for run in runs] == 2 * setting['grid']['mixer']
     assert all(list(run['by_length']) == (['8', '16', '32'] if run['cell']['task'] == 'products' else ['8']) for run in runs)
-
-
-def test_sequences_of_a_cell_are_its_seed_s():
-    cell = {'task': 'products', 'task_options': {'group': 'S3'}, 'seq_len': 8}
-    first, again, other = (Sequences(cell, 20, seed).tokens for seed in (0, 0, 1))
-    assert torch.equal(first, again) and not torch.equal(first, other)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from examples.text import corpus as text_module
 from examples.text.corpus import TextArguments, vocabulary_size
 from lab.experiments import tokens
-from lab.experiments.tokens import token_blocks, token_file
+from lab.experiments.tokens import token_blocks
 
 TEXTS = [f'document {i}: ' + 'abcdefgh ' * 60 for i in range(40)]
 
@@ -43,28 +42,3 @@ def test_blocks(folder):
     assert all(torch.equal(x['input_ids'], x['labels']) and x['labels'].shape == (64,) for x in train)
     assert train[0]['labels'].dtype == torch.int64
     assert (folder / 'tokens' / tokens.identity(text) / 'training.bin').stat().st_size == 2 * len(whole)
-
-
-@pytest.mark.parametrize('at', [0, 1, 3])
-def test_goes_on(folder, monkeypatch, at):
-    """Interrupted after some batches, with a batch half written: the same file in the end, and no document read twice."""
-    text = arguments(folder, held_out_share=0.5)
-    wanted = read(token_file(text, False, folder / 'wanted'))
-    monkeypatch.setattr(tokens, 'DOCUMENTS_A_BATCH', 4)
-    made, write = [], tokens.write_progress
-
-    def interrupted(path, progress):
-        if len(made) == at:
-            raise KeyboardInterrupt
-        made.append(progress['documents'])
-        write(path, progress)
-
-    monkeypatch.setattr(tokens, 'write_progress', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        token_file(text, False, folder / 'tokens')
-    monkeypatch.setattr(tokens, 'write_progress', write)
-    encoded = []
-    monkeypatch.setattr(tokens, 'encoder', lambda _: lambda texts: encoded.extend(texts) or text_module.encoder(text)(texts))
-    path = token_file(text, False, folder / 'tokens')
-    assert read(path) == wanted
-    assert len(encoded) == 20 - 4 * at

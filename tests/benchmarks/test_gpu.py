@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from benchmarks.gpu import filling, kit, page, run
+from benchmarks.gpu import filling, kit, page, passes, run
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import Stage
 from benchmarks.gpu.tests import ones_first
@@ -47,7 +47,7 @@ def test_faults(tmp_path, capsys):
     assert [*found] == [*FAULTS]
     assert found['raises']['error'].endswith('ValueError: the whole error,\nof several lines\n')
     assert found['raises']['rows'] == [{'begun': 'raises'}]
-    assert 'hangs did not end within' in found['hangs']['error']
+    assert 'hangs did not end within' in found['hangs']['error'] and 'faults.py' in found['hangs']['error']
     assert 'its last words' in found['dies']['error'] and 'ended its process with status -11' in found['dies']['error']
     assert not any('error' in found[name] for name in ('prints', 'works'))
     # what a process started ends with it
@@ -119,22 +119,28 @@ def tuned(x, N, B: tl.constexpr):
     tl.store(x + at, B, mask=at < N)
 
 
-def test_processes_share_the_compiling(tmp_path):
-    """All configurations are compiled, once, and nothing is launched; what another process has begun is passed over."""
+def test_only_compiling(tmp_path):
+    """All configurations are compiled, once, and nothing is launched."""
     counts = Counter()
     with rehearsal('sm_80', 'code') as launches, knobs.cache.scope(), knobs.compilation.scope():
         knobs.compilation.listener = lambda *, cache_hit, **_: counts.update([cache_hit])
-        for claims, folder, wanted in (('one', 'filled', {False: 2}), ('one', 'empty', {}), ('another', 'filled', {True: 2})):
+        knobs.cache.dir = str(tmp_path)
+        for wanted in ({False: 2}, {True: 2}):
             counts.clear()
-            knobs.cache.dir = str(tmp_path / folder)
             tuned.fn.device_caches.clear()
-            (tmp_path / claims).mkdir(exist_ok=True)
-            with filling.only_compiling(tmp_path / claims):
+            with filling.only_compiling():
                 tuned[(1,)](torch.empty(64, dtype=torch.float32, device='meta'), 64)
             assert counts == wanted and not launches
 
 
-@pytest.mark.parametrize('stage', filling.STAGES)
+def test_few_configurations():
+    many = triton.autotune([triton.Config({'B': B}) for B in range(17)], key=['N'])(tuned.fn)
+    with passes.few_configurations():
+        assert len(many.prune_configs({})) == 6 and many.prune_configs({})[0] is many.configs[0]
+        assert len(tuned.prune_configs({})) == 2
+
+
+@pytest.mark.parametrize('stage', [stage.name for stage in run.STAGES if stage.name != 'tests'])
 def test_stages_without_memory(stage):
     """The calls that are compiled beforehand are calls that can be made: the first item of each stage."""
     module = importlib.import_module(f'benchmarks.gpu.{stage}')
@@ -169,8 +175,12 @@ def test_kit(tmp_path, monkeypatch):
     (cache / '__grp__k.json').write_text(json.dumps({'child_paths': paths}))
     monkeypatch.setattr(kit.subprocess, 'run', lambda *args, **options: None)
     monkeypatch.setattr(kit.tempfile, 'gettempdir', lambda: str(tmp_path / 'there'))
-    kit.pack(cache.parent, folder, {})
+    (cache.parent / 'OLD').mkdir()
+    (cache.parent / 'OLD' / 'k.cubin').touch()
+    Results(tmp_path / 'filled').add({'stage': 'a', 'item': 'one', 'used': ['KEY']})
+    kit.pack(cache.parent, tmp_path / 'filled', folder)
     there = Path(kit.unpack(folder)['TRITON_CACHE_DIR']) / 'KEY'
+    assert os.listdir(there.parent) == ['KEY']
     assert sorted(os.listdir(there)) == ['__grp__k.json', 'k.cubin', 'k.json']
     kept = json.loads((there / '__grp__k.json').read_text())['child_paths']
     assert kept == {name: str(there / name) for name in ('k.cubin', 'k.json')}

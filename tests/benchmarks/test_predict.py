@@ -41,31 +41,6 @@ def test_launches_are_those_that_the_wrappers_make():
     forks.output('-c', LAUNCHES)
 
 
-SCALAR = """
-from benchmarks.predict.calls import SCALAR, Shape
-from offgpu.predict.capture import capture
-
-gla = {'fwd': 'chunk_gla_fwd_kernel_o', 'bwd': 'chunk_gla_bwd_kernel_inter'}
-gate = {'fwd': 'torch.silu', 'bwd': 'torch.silu_backward'}
-for name, make in SCALAR.items():
-    launches = capture(make(Shape(1, 512, 256, 32)), 512, 'sm_90', 'launch')
-    found = {x.kernel for x in launches}
-    own, direction = name.startswith('diagonal'), name[-3:]
-    of_longhorn = {x for x in found if 'longhorn' in x}
-    assert of_longhorn == ({x for x in found if not x.startswith('torch.')} if own else set()), (name, found)
-    assert (gla[direction] in found, gate[direction] in found) == (not own, not own), (name, found)
-    assert f'longhorn_{direction}_kernel' in found or not own, (name, found)
-    assert {a.nbytes for x in launches for a in x.arguments if a.name == 'beta'} == ({2 * 512} if own else set())
-    # a pass has the kernels of its direction alone
-    assert not found & {gla['fwd' if direction == 'bwd' else 'bwd']}
-"""
-
-
-def test_one_step_size_per_head_has_two_routes():
-    """Longhorn's kernels alone, or fla's with PyTorch's around them."""
-    forks.output('-c', SCALAR)
-
-
 @pytest.mark.slow
 def test_the_command(tmp_path):
     """It says what was compiled by which Triton, for which card, and what the host is left to do."""

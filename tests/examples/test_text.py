@@ -3,22 +3,17 @@
 import json
 import shlex
 import sys
-from collections import Counter
-from math import log, log2
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from huggingface_hub import ModelCard
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer
 
 from examples.text.__main__ import main
 from examples.text.config import RunArguments
-from examples.text.data import END, baselines, bits_per_byte, byte_tokenizer, read_texts, to_rows
+from examples.text.data import END, byte_tokenizer, read_texts, to_rows
 from examples.text.write import main as write_again
 from examples.text.write import write
-from fla_longhorn import LonghornConfig, LonghornForCausalLM
 
 SMALL = {
     'held_out_every': 3, 'hidden_size': 32, 'num_hidden_layers': 1, 'state_size': 4, 'steps': 20, 'batch_size': 4,
@@ -67,16 +62,6 @@ def test_the_command(tmp_path, files, device, capsys):
     assert capsys.readouterr().out == sample['text'] + '\n'
 
 
-def test_the_target_and_the_seed(tmp_path, files, device, capsys):
-    """1 and a sentence say that the target was missed; the seed decides the weights."""
-    weights = []
-    for seed, target in ((0, 8), (0, 1), (1, 8)):
-        assert run_command(tmp_path / 'out', files, device, seed=seed, target_bits=target) == (target == 1)
-        assert ('miss the target of 1.00' in capsys.readouterr().out) == (target == 1)
-        weights.append((tmp_path / 'out' / 'model.safetensors').read_bytes())
-    assert weights[0] == weights[1] != weights[2]
-
-
 class Speaker:
     """In place of a model: it says `text`, byte by byte, and notes what is on the screen after each."""
 
@@ -120,60 +105,6 @@ def test_tokens():
     assert tokenizer(text)['input_ids'] == list(text.encode()) and len(tokenizer) == END + 1
     assert tokenizer.decode(list(text.encode())) == text and tokenizer.eos_token_id == END
     assert to_rows([b'ab', b'cde'], 3).tolist() == [[97, 98, END], [99, 100, 101]]
-
-
-def test_baselines():
-    train = torch.tensor([[1, 2, 1, 2], [2, 2, 3, 4]]).repeat(100, 1)
-    held_out = torch.tensor([[1, 2, 1], [1, 4, 9]])
-    found = list(baselines(train, held_out, [b'x' * 1000]).values())
-    pairs = Counter((row[t], row[t + 1]) for row in train.tolist() for t in range(3))
-    targets = [(row[t], row[t + 1]) for row in held_out.tolist() for t in range(2)]
-    size = END + 1
-    single = [(size + sum(n for (_, b), n in pairs.items() if b == y)) / (size**2 + 600) for _, y in targets]
-    following = [(1 + pairs[x, y]) / (size + sum(n for (a, _), n in pairs.items() if a == x)) for x, y in targets]
-    for bits, probabilities in zip(found, (single, following), strict=False):
-        assert bits == pytest.approx(-sum(map(log2, probabilities)) / 4, rel=1e-4)
-    assert 0 < found[2] < 1
-
-
-def test_bits_of_a_model(device):
-    model = LonghornForCausalLM(LonghornConfig(hidden_size=16, num_hidden_layers=1, vocab_size=END + 1)).to(device).eval()
-    rows = torch.randint(END, (6, 20))
-    with torch.inference_mode():
-        logits = model(rows.to(device)).logits[:, :-1].cpu()
-    nats = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item()
-    assert bits_per_byte(model, rows) == pytest.approx(nats / log(2), rel=1e-5)
-
-
-@pytest.mark.parametrize('kind', ['a file', 'no files in it'])
-def test_a_folder_that_cannot_be_written(kind, tmp_path, files, device, capsys, monkeypatch):
-    def never(self):
-        raise AssertionError('training has begun')
-
-    monkeypatch.setattr(Trainer, 'train', never)
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(SystemExit, match='^2$'):
-        # nobody, root included, makes files in a process's folder
-        run_command(tmp_path / 'file' if kind == 'a file' else '/proc/self', files, device)
-    assert 'output_dir must be a folder that can be written' in capsys.readouterr().err
-
-
-def test_what_is_no_model(tmp_path, capsys):
-    others = [
-        GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=1, vocab_size=END + 1)),
-        LonghornForCausalLM(LonghornConfig(hidden_size=16, num_hidden_layers=1, vocab_size=128)),
-    ]
-    for i, model in enumerate(others):
-        model.save_pretrained(tmp_path / str(i))
-        byte_tokenizer().save_pretrained(tmp_path / str(i))
-    LonghornForCausalLM(LonghornConfig(hidden_size=16, num_hidden_layers=1)).save_pretrained(tmp_path / 'mqar')
-    for name, said in (
-        ('none', 'has no config.json'), ('mqar', 'has no tokenizer.json'), ('0', 'holds a gpt2 of 257 tokens'),
-        ('1', 'holds a longhorn of 128 tokens'),
-    ):
-        with pytest.raises(SystemExit, match='^2$'):
-            write_again([str(tmp_path / name), 'x'])
-        assert f'{tmp_path / name} {said}' in ' '.join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(('name', 'options'), [

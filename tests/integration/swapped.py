@@ -25,7 +25,20 @@ SIZES = {
         expand_ratio=16,
     ),
 }
-families = pytest.mark.parametrize('family', FAMILIES)
+# what a family may have beside its mixer is in these; the tests of the others are slow
+TELLING = ('gla', 'linear_attn', 'rodimus', 'rwkv7')
+
+
+def with_slow(names):
+    """`names`, those of a family that is not among :data:`TELLING` marked slow."""
+    family = [name.split()[0] for name in names]
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if x in FAMILIES and x not in TELLING else name
+        for name, x in zip(names, family, strict=True)
+    ]
+
+
+families = pytest.mark.parametrize('family', with_slow(list(FAMILIES)))
 
 
 def make_config(family, attn_mode='longhorn', **options):

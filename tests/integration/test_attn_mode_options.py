@@ -1,5 +1,4 @@
 import inspect
-from dataclasses import replace
 
 import fla.models
 import pytest
@@ -9,7 +8,7 @@ from fla.models.gla.modeling_gla import GLABlock
 from fla.models.modeling_utils import FLAPreTrainedModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED, wrap_block_init
+from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
 from fla_longhorn.layers import Longhorn
 from tests.integration.swapped import TINY, families, make_config, make_model, mixers
 
@@ -71,33 +70,6 @@ def test_as_many_channels_as_the_native_mixer(family):
 def test_refused(family, options, message):
     with pytest.raises(ValueError, match=message):
         AutoModelForCausalLM.from_config(AutoConfig.for_model(family, attn_mode='longhorn', **TINY, **options))
-
-
-def test_a_family_that_fla_builds_otherwise(monkeypatch, device):
-    monkeypatch.setitem(FAMILIES, 'gla', replace(FAMILIES['gla'], native='LinearAttention'))
-    with pytest.raises(ValueError, match='GLAConfig: this version of fla builds LinearAttention in another way') as error:
-        make_model('gla', device)
-    assert ' gla,' not in str(error.value)
-
-
-class Block(torch.nn.Module):
-    """As a later version of fla may have it: with another mixer, and one more argument."""
-
-    def __init__(self, config, layer_idx, mixer, norm=None):
-        super().__init__()
-        self.attn, self.norm = mixer(mode=config.attn_mode, hidden_size=config.hidden_size, layer_idx=layer_idx), norm
-
-
-def test_blocks_of_other_versions(monkeypatch):
-    monkeypatch.setattr(Block, '__init__', wrap_block_init(Block.__init__, FAMILIES['gla']))
-    own, known = (lambda **_: torch.nn.Linear(2, 2)), GatedLinearAttention
-    block = Block(make_config('gla'), layer_idx=1, mixer=known, norm=3)
-    assert isinstance(block.attn, Longhorn) and (block.attn.layer_idx, block.norm) == (1, 3)
-    assert isinstance(Block(make_config('gla', attn_mode='chunk'), 1, known, norm=3).attn, GatedLinearAttention)
-    with pytest.raises(ValueError, match='GLAConfig: this version of fla builds GatedLinearAttention in another way'):
-        Block(make_config('gla'), 0, own)
-    # what failed leaves nothing behind
-    assert isinstance(GatedLinearAttention(hidden_size=64, num_heads=2).q_proj, torch.nn.Linear)
 
 
 def test_every_family_is_known():

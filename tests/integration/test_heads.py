@@ -1,4 +1,4 @@
-"""Heads and composite models of other people around a base model with Longhorn."""
+"""Heads of other people around a base model with Longhorn."""
 
 import copy
 import warnings
@@ -10,9 +10,6 @@ import torch.nn.functional as F
 from fla.models.modeling_utils import FLAPreTrainedModel
 from transformers import (
     AutoModel,
-    CLIPVisionConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
     PretrainedConfig,
     PreTrainedModel,
     Trainer,
@@ -29,7 +26,6 @@ from fla_longhorn.models.longhorn.modeling_longhorn import LonghornPreTrainedMod
 from tests.integration.swapped import make_config
 from tests.models.test_longhorn import small
 
-IMAGE = 5
 T = 12
 
 
@@ -77,41 +73,22 @@ def generic(kind, base):
     return type(name, (kind, base), {**own, 'accepts_loss_kwargs': False} if base is PreTrainedModel else own)
 
 
-class Llava(LlavaForConditionalGeneration):
-    """Images of 4 tokens."""
-
-    def __init__(self, config, tie=False):
-        if not isinstance(config, LlavaConfig):
-            vision = CLIPVisionConfig(
-                hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
-            )
-            config.tie_word_embeddings = tie
-            config = LlavaConfig(
-                vision_config=vision, text_config=config, image_token_index=IMAGE, vision_feature_layer=-1,
-                tie_word_embeddings=tie,
-            )
-        super().__init__(config)
-
-
 HEADS = {
     'FLAPreTrainedModel': head(FLAPreTrainedModel), 'PreTrainedModel': head(PreTrainedModel), 'Module': head(nn.Module),
     'sequences': generic(GenericForSequenceClassification, FLAPreTrainedModel),
     'tokens': generic(GenericForTokenClassification, FLAPreTrainedModel),
     'answers': generic(GenericForQuestionAnswering, FLAPreTrainedModel),
-    'plain answers': generic(GenericForQuestionAnswering, PreTrainedModel),
-    'llava': Llava,
 }
-around = pytest.mark.parametrize('family', ['longhorn', 'hybrid', 'gla', 'rwkv7'])
+around = pytest.mark.parametrize('family', [
+    'longhorn', 'gla', *(pytest.param(x, marks=pytest.mark.slow) for x in ('hybrid', 'rwkv7')),
+])
 
 
 def make_rows(name, n=4):
     rows = []
     for _ in range(n):
         row = {'input_ids': torch.randint(6, 53, (T,)), 'attention_mask': torch.ones(T, dtype=torch.long)}
-        if 'llava' in name:
-            row['input_ids'][1:5] = IMAGE
-            row |= {'pixel_values': torch.randn(3, 8, 8), 'labels': row['input_ids'].clone()}
-        elif 'answers' in name:
+        if 'answers' in name:
             row |= {'start_positions': torch.randint(T, ()), 'end_positions': torch.randint(T, ())}
         else:
             row['labels'] = torch.randint(3, (T,) if name == 'tokens' else ())

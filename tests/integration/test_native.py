@@ -1,7 +1,4 @@
-"""fla's own models compute the same, and fail with the same errors, whether the plugin is imported or not.
-
-fla's own tests of GLA and DeltaNet are among what is computed, at a small size: none of its distributions has them.
-"""
+"""fla's own models compute the same, and fail with the same errors, whether the plugin is imported or not."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +27,7 @@ def failed(results: dict) -> set[str]:
 WITH_ATTENTION = {'attention', 'hybrid', 'Transformer'}
 
 
+@pytest.mark.slow
 def test_same_numbers(device):
     """Bit for bit on a device; on the CPU in Triton's interpreter, with fla's kernels and not `fla_cpu` in their place."""
     results = compare(device, **({'TRITON_INTERPRET': '1', 'FLA_CPU': '0'} if device.type == 'cpu' else {}))

@@ -1,8 +1,6 @@
 """The check that users run on their own device: right kernels pass, and wrong ones of several kinds are found."""
 
-import importlib
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -12,7 +10,6 @@ from fla_longhorn import selfcheck
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import select_backend
 from fla_longhorn.selfcheck import case as cases
-from fla_longhorn.selfcheck import command
 from fla_longhorn.selfcheck.case import FLAGS, Case, make_inputs, make_options
 from tests import forks
 
@@ -90,25 +87,6 @@ def test_a_wrong_kernel_is_found(kind, packed_alone, monkeypatch, capsys, device
     assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed"' in out
 
 
-def test_table(packed_alone, capsys, device):
-    # on the GPU where there is one, with every dtype that it has
-    assert selfcheck.main(['--quick', '--verbose']) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[0].startswith('device') and 'outputs' in out
-    assert 'chunk_longhorn diagonal float32 packed: ok' in out
-
-
-def test_the_backend_can_be_named(monkeypatch, capsys, device):
-    monkeypatch.setattr(cases, 'CASES', {name: cases.CASES[name] for name in ('packed', 'scalar beta')})
-    monkeypatch.setenv('FLA_LONGHORN_BACKEND', '')
-    ran = []
-    backend = importlib.import_module('fla_longhorn.ops.torch')
-    fwd = backend.longhorn_fwd
-    monkeypatch.setattr(backend, 'longhorn_fwd', lambda *args, **options: ran.append(args) or fwd(*args, **options))
-    assert selfcheck.main(['--device', str(device), *QUICK, '--backend', 'torch']) == 0
-    assert ran and 'backend                 torch' in capsys.readouterr().out
-
-
 @pytest.mark.parametrize('options, message', [
     (['--device', 'nowhere'], 'nowhere'),
     (['--backend', 'triton', '--device', 'cpu'], 'FLA_LONGHORN_BACKEND=triton runs on a GPU'),
@@ -134,12 +112,3 @@ def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
     assert text.startswith('```') and 'torch ' in text and 'exact     bfloat16' in text
     assert 'WRONG: chunk_longhorn, exact, float32, case "packed": dq is off by' in text
     assert 'WRONG: chunk_longhorn, exact' in capsys.readouterr().out
-
-
-def test_a_report_ends_in_time(tmp_path, monkeypatch, device):
-    """What has not begun after its seconds is left out, and counted."""
-    monkeypatch.setattr(command, 'REPORT_SECONDS', 0)
-    path = tmp_path / 'report.md'
-    assert selfcheck.main(['--device', str(device), '--workers', '1', '--report', str(path)]) == 0
-    text = path.read_text()
-    assert re.search(r'^0 cases, 0 wrong, \d+ s, [1-9]\d+ not reached$', text, re.M)

@@ -8,7 +8,6 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.kernels.launches import Call, rehearse, run_call
 from fla_longhorn.ops.triton.device import make_card
 from fla_longhorn.ops.triton.exact import forward
-from offgpu.absent_device import DEVICES
 from offgpu.launches import rehearsal
 
 LAYER = dict(V=768, T=4096, sigmoid=True, D=True, z=True)
@@ -50,12 +49,3 @@ def test_too_large_a_state_raises_in_words(monkeypatch):
 def test_a_card_before_ampere_raises_in_words():
     with pytest.raises(ValueError, match=r'compute capability 7.5, .* 8.0 \(Ampere\) or later. FLA_LONGHORN_BACKEND=torch'):
         make_card(GPUTarget('cuda', 75, 32), {'max_shared_mem': 65536, 'multiprocessor_count': 40})
-
-
-def test_warp_products_where_triton_has_no_others():
-    cards = {name: make_card(device.target, device.properties) for name, device in DEVICES.items()}
-    assert {name for name, card in cards.items() if card.mma} == {'sm_80', 'sm_86', 'sm_89', 'sm_120', 'sm_121'}
-    assert {name for name, card in cards.items() if card.tensor_memory} == {'sm_100'}
-    assert {name: card.shared_memory for name, card in cards.items() if card.shared_memory < 2**17} == {
-        **dict.fromkeys(('sm_86', 'sm_89', 'sm_120', 'sm_121'), 101376), 'gfx942': 65536,
-    }

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,12 +12,12 @@ import triton
 import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 
-from benchmarks.kernels.launches import CALLS, main, run_call
+from benchmarks.kernels.launches import CALLS, run_call
 from fla_longhorn.ops.triton.device import make_card
 from fla_longhorn.ops.triton.exact import configs
 from fla_longhorn.ops.triton.launch import LaunchKey
 from offgpu.absent_device import DEVICES
-from offgpu.launches import rehearsal, spread
+from offgpu.launches import rehearsal
 
 KERNELS = Path(__file__).parents[2] / 'fla_longhorn' / 'ops' / 'triton'
 
@@ -59,14 +57,6 @@ def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
     assert stages['sm_80', 64] is stages['sm_120', 64] is stages['sm_100', 16] is None
 
 
-@pytest.mark.slow
-def test_the_command(capsys):
-    assert main(['--calls', 'few', '--depth', 'launch']) == 0
-    outcomes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [x['call'] for x in outcomes] == [str(call) for call in CALLS['few']()]
-    assert all(x['launches'] and not x['error'] for x in outcomes)
-
-
 @triton.jit
 def wrong_kernel(x, n, B: tl.constexpr, SHARED: tl.constexpr):
     o = tl.arange(0, B)
@@ -101,27 +91,6 @@ def test_wrong_launches_are_found(little_shared_memory, grid, n, B, shared, erro
         with pytest.raises(Exception) as raised:
             wrong_kernel[grid](x, n, B=B, SHARED=shared, num_warps=1)
     assert error in f'{type(raised.value).__name__}: {raised.value.__cause__ or raised.value}'
-
-
-def fill_with_zeros(arguments: dict) -> None:
-    arguments['x'].zero_()
-
-
-@triton.autotune([triton.Config({'B': B}, pre_hook=fill_with_zeros) for B in (16, 32, 64)], key=['n'])
-@triton.jit
-def tuned_kernel(x, n, B: tl.constexpr):
-    tl.store(x + tl.arange(0, B), n)
-
-
-def test_an_autotuners_hook_runs_once_before_what_it_chooses_from():
-    """What a hook launches comes before all candidates, and the wrapper finds the configuration that was launched last."""
-    x, order = torch.empty(64, device='meta'), []
-    with rehearsal('sm_90', 'launch', spread(2)) as launches, patch.object(
-        torch.Tensor, 'zero_', lambda x: order.append(len(launches)),
-    ):
-        tuned_kernel[(1,)](x, 1)
-    assert order == [0] and [launch.choice for launch in launches] == [0, 1]
-    assert tuned_kernel.best_config.kwargs == {'B': 64}
 
 
 @pytest.mark.parametrize('path', sorted(KERNELS.rglob('*.py')), ids=lambda path: str(path.relative_to(KERNELS)))

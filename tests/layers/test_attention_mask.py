@@ -6,7 +6,6 @@ import torch
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from tests.models.test_longhorn import small
-from tests.torch_compile.graphs import compiled
 
 BAD = {
     'short': (torch.ones(2, 8), r'attention_mask must have shape \[B, >= T\] = \[2, >= 9\], got \[2, 8\]'),
@@ -63,23 +62,3 @@ def test_mask_of_attention_layers_covers_the_cache(columns, device):
     with pytest.raises(ValueError, match=rf'attention_mask must have shape \[2, 5\], .*got \[2, {columns}\]'):
         model(ids[:, :1], torch.ones(2, columns, device=device), past_key_values=cache)
     model(ids[:, :1], torch.ones(2, 5, device=device), past_key_values=cache)
-
-
-@pytest.mark.parametrize('dtype', [torch.bool, torch.int32, torch.long, torch.float32, torch.bfloat16], ids=str)
-def test_every_dtype(layer, dtype, device):
-    h, mask = torch.randn(2, 9, 24, device=device), torch.ones(2, 9, dtype=torch.long, device=device)
-    mask[0, :4] = 0
-    o = layer(h, mask.to(dtype))[0]
-    assert not o[0, :4].any()
-    torch.testing.assert_close(o[:1, 4:], layer(h[:1, 4:])[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('name', ['short', 'one row', 'rows', '4-D', '1-D'])
-def test_refused_in_a_trace(layer, name, device):
-    mask, message = BAD[name]
-    function, _ = compiled(layer)
-    # the compiler's own error quotes the one that the trace met
-    with pytest.raises(Exception, match=message):
-        function(torch.randn(2, 9, 24, device=device), mask.to(device))
-    with pytest.raises(Exception, match=message):
-        torch.export.export(layer, (torch.randn(2, 9, 24, device=device), mask.to(device)))

@@ -71,14 +71,3 @@ def test_states_of_another_model(device):
             build(device, **sizes | options)(h, past_key_values=cache)
     with pytest.raises(ValueError, match=r'recurrent_state of shape \[1, 2, 4, 24\], .* got \[2, 2, 4, 24\]'):
         build(device, **sizes)(h[:1], past_key_values=cache)
-
-
-@pytest.mark.parametrize('T', [1, 2])
-@pytest.mark.parametrize('name', ['recurrent_state', 'conv_state'])
-def test_states_in_float64_are_refused_by_name(name, T, device):
-    layer, h = build(device), torch.randn(2, 7 + T, 24, device=device)
-    cache = filled(layer, h[:, :7])
-    cache[0][name] = cache[0][name].double()
-    message = f'past_key_values must hold a {name} of .*layer 0, got torch.float64'
-    with torch.no_grad(), pytest.raises(TypeError, match=message):
-        layer(h[:, 7:], None, cache, use_cache=True)

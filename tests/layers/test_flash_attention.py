@@ -1,10 +1,8 @@
-import sys
 
 import pytest
 import torch
 
 from fla_longhorn.modules.flash_attention import flash_attn_func, flash_attn_varlen_func
-from fla_longhorn_cpu.attention import MODULES, use_pytorch_attention
 from packages.cpu.tests.fla_cpu.reference import compare, tensor
 from tests import forks
 
@@ -55,15 +53,6 @@ def test_against_float64(heads, T, S, options):
     )
 
 
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_keeps_the_dtype(dtype, device):
-    q, k, v = (torch.randn(1, 5, 2, 8, dtype=dtype) for _ in range(3))
-    o = flash_attn_func(*(x.to(device) for x in (q, k, v)), causal=True, window_size=(2, 0)).cpu()
-    assert o.dtype == dtype
-    want = attend(*(x.double() for x in (q, k, v)), causal=True, window_size=(2, 0))
-    assert (o.double() - want).norm() <= {2: 1e-2, 4: 1e-6, 8: 1e-14}[dtype.itemsize] * want.norm()
-
-
 @pytest.mark.parametrize('options', [dict(causal=True), dict(causal=True, window_size=(3, 0)), dict(window_size=(1, 2))])
 @pytest.mark.parametrize('bounds', [
     ([0, 7, 8, 16], [0, 7, 8, 16]), ([0, 1, 2, 3], [0, 5, 6, 12]), ([0, 2, 2, 6], [0, 4, 4, 9]),
@@ -82,16 +71,7 @@ def test_packed(bounds, options):
     )
 
 
-def test_a_real_flash_attn_stays(monkeypatch):
-    for name in MODULES:
-        monkeypatch.setattr(f'{name}.flash_attn_func', len)
-        monkeypatch.setattr(f'{name}.flash_attn_varlen_func', max, raising=False)
-    use_pytorch_attention()
-    for name in MODULES:
-        assert sys.modules[name].flash_attn_func is len
-        assert sys.modules[name].flash_attn_varlen_func is max
-
-
+@pytest.mark.slow
 def test_no_package_appears(tmp_path):
     """`flash_attn` is neither made nor replaced: Longhorn's attention has an installed one, else PyTorch's; fla's stays."""
     program = '''

@@ -1,14 +1,11 @@
 """What backward computes again, in place of keeping it: fewer bytes, the same gradients, whatever wraps the layer."""
 
-import gc
-import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn as nn
 from peft import LoraConfig, get_peft_model
-from torch.utils.checkpoint import checkpoint
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
@@ -110,73 +107,6 @@ def test_gradients_of_a_model(around, device):
         loss.backward()
         got.append([x.grad for x in model.parameters() if x.requires_grad])
     assert got[0] and all(map(torch.equal, *got))
-
-
-def test_a_checkpoint_keeps_nothing_more(device):
-    """The inputs of what is computed again are the outer hooks' to keep: a checkpointed block keeps its input alone."""
-    block, inputs = Longhorn(hidden_size=24, layer_idx=0).to(device), []
-    h = torch.randn(2, 70, 24, device=device, requires_grad=True)
-    block.in_proj.register_forward_hook(lambda module, args, output: inputs.append(weakref.ref(output)))
-    o = checkpoint(lambda x: block(x)[0], h, use_reentrant=False)
-    assert len(inputs) == 1 and inputs[0]() is None
-    o.sum().backward()
-    assert h.grad.any()
-
-
-def test_where_hooks_are_disabled(device):
-    layer, h = Longhorn(hidden_size=24).to(device), torch.randn(2, 70, 24, device=device, requires_grad=True)
-    with torch.autograd.graph.disable_saved_tensors_hooks('no hooks here'):
-        o = layer(h)[0]
-    assert torch.equal(*(torch.autograd.grad(y.sum(), h)[0] for y in (o, layer(h)[0])))
-
-
-def test_graphs_that_stay_and_graphs_that_go(device):
-    layer, h, inputs = Longhorn(hidden_size=24).to(device), torch.randn(2, 70, 24, device=device, requires_grad=True), []
-    layer.in_proj.register_forward_hook(lambda module, args, output: inputs.append(weakref.ref(output.untyped_storage())))
-    o = layer(h)[0]
-    first, second = (torch.autograd.grad(o.square().sum(), h, retain_graph=True)[0] for _ in range(2))
-    assert torch.equal(first, second)
-    assert inputs[0]() is not None
-    gc.disable()
-    try:
-        del o
-        assert inputs[0]() is None
-    finally:
-        gc.enable()
-
-
-def hook_later(layer: Longhorn) -> None:
-    layer.conv1d.register_forward_hook(lambda module, args, output: (2 * output[0], output[1]))
-    layer.beta_proj.register_forward_hook(lambda module, args, output: 2 * output)
-
-
-def replace_weights(layer: Longhorn) -> None:
-    for module in (layer.conv1d, layer.beta_proj):
-        module.weight = nn.Parameter(2 * module.weight)
-
-
-def parametrize(layer: Longhorn) -> None:
-    for module in (layer.conv1d, layer.beta_proj):
-        nn.utils.parametrizations.weight_norm(module)
-        module.parametrizations.weight.original0.data.mul_(2)
-
-
-LATER = {'hooks': hook_later, 'weights': replace_weights, 'parametrisations': parametrize}
-
-
-@pytest.mark.parametrize('later', list(LATER))
-def test_what_changes_before_backward(later, device):
-    """Modules are called as they were in forward."""
-    h, got = torch.randn(2, 70, 24, device=device), []
-    for recompute in (False, True):
-        torch.manual_seed(0)
-        layer = Longhorn(hidden_size=24, state_size=4, recompute=recompute).to(device)
-        parameters, x = list(layer.parameters()), h.clone().requires_grad_()
-        o = layer(x)[0]
-        LATER[later](layer)
-        o.square().sum().backward()
-        got.append([*(p.grad for p in parameters), x.grad])
-    assert all(map(torch.equal, *got))
 
 
 def test_weights_of_a_functional_call(device):

@@ -5,14 +5,14 @@ import torch
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.integration.swapped import make_model
+from tests.integration.swapped import make_model, with_slow
 from tests.models.test_cache import build
 from tests.models.test_longhorn import VARIANTS
 
 
 @pytest.mark.parametrize('checkpoints', [False, True], ids=['', 'checkpoints'])
 @pytest.mark.parametrize('forward', [False, True], ids=['forward without', 'forward with'])
-@pytest.mark.parametrize('name', [*VARIANTS, *FAMILIES])
+@pytest.mark.parametrize('name', with_slow([*VARIANTS, *FAMILIES]))
 def test_backward_under_autocast(name, forward, checkpoints, device):
     options = {'num_hidden_layers': 2, 'initializer_range': 0.5}
     model = (make_model(name, device) if name in FAMILIES else build(device, **VARIANTS[name] | options)).train()

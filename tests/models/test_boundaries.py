@@ -5,12 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.ops.utils import prepare_position_ids
 from transformers import DataCollatorWithFlattening
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.layers import Longhorn
-from tests.integration.swapped import make_model
+from tests.integration.swapped import make_model, with_slow
 from tests.models.test_cache import SWAPPED, VARIANTS, build, make, near
 
 LENGTHS = [5, 1, 66, 3]
@@ -31,7 +30,7 @@ def packed(device, **options) -> tuple[list[torch.Tensor], dict]:
     return [row[None].to(device) for row in rows], batch
 
 
-@pytest.mark.parametrize('name', [*VARIANTS, *SWAPPED])
+@pytest.mark.parametrize('name', with_slow([*VARIANTS, *SWAPPED]))
 @torch.no_grad()
 def test_documents_one_by_one(name, device):
     """By every name that transformers' collator has for boundaries; TRL's are all of them together.
@@ -49,28 +48,6 @@ def test_documents_one_by_one(name, device):
     assert near(model(batch['input_ids'], cu_seqlens=bounds, use_cache=False).logits, apart, name)
     assert near(model.lm_head(model.model(**batch, use_cache=False)[0]), apart, name)
     assert not near(model(batch['input_ids'], use_cache=False).logits, apart, name)
-
-
-@pytest.mark.parametrize('names', list(NAMES))
-def test_layer(names, device):
-    """Called by itself."""
-    layer = Longhorn(hidden_size=24, state_size=4).to(device)
-    _, batch = packed(device, **NAMES[names])
-    h = torch.randn(1, sum(LENGTHS), 24, device=device)
-    o = layer(h, **{name: x for name, x in batch.items() if name not in ('input_ids', 'labels')})[0]
-    assert torch.equal(o, layer(h, cu_seqlens=F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0)))[0])
-
-
-def test_padding_as_a_sequence(device):
-    """`pad_to_multiple_of` in the ways of transformers (one sequence of padding) and of TRL (each token of it one)."""
-    model = build(device)
-    rows, batch = packed(device)
-    apart = torch.cat([model(row, use_cache=False).logits for row in rows], 1)
-    ids = F.pad(batch['input_ids'], (0, 5))
-    for padding in (torch.arange(5), torch.zeros(5, dtype=torch.long)):
-        positions = torch.cat([batch['position_ids'], padding[None].to(device)], 1)
-        logits = model(ids, position_ids=positions, use_cache=False).logits[:, :-5]
-        assert (logits - apart).norm() <= 1e-5 * apart.norm()
 
 
 @torch.no_grad()
@@ -170,7 +147,7 @@ def test_unknown_keyword(name, device):
             call(x, **{name: torch.tensor([0, 5])})
 
 
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family', with_slow(list(FAMILIES)))
 def test_refused_by_families(family, device):
     model, ids = make_model(family, device).eval(), torch.ones(2, 9, dtype=torch.long, device=device)
     for name, x, kind, message in (
@@ -191,51 +168,3 @@ def test_no_tokens(family, device):
         for module in (model, model.model):
             with pytest.raises(ValueError, match=r'input_ids must have the shape \[B, T\], .* one row and one token, got'):
                 module(**call)
-
-
-def test_keywords_without_effect(device):
-    model, ids = build(device), torch.randint(3, 53, (2, 5), device=device)
-    expected = model(ids).logits
-    for name, value in {'cache_position': torch.arange(5), 'token_type_ids': torch.zeros_like(ids), 'max_length_q': 5,
-                        'output_router_logits': True, 'unheard_of': None}.items():
-        assert torch.equal(model(ids, **{name: value}).logits, expected)
-
-
-@torch.no_grad()
-def test_positions_beside_the_mask_of_a_cache(device):
-    """The mask covers what the cache has read, the positions only the piece; those of its padding don't count."""
-    model = build(device)
-    ids = torch.randint(3, 53, (2, 9), device=device)
-    mask = torch.ones_like(ids)
-    mask[0, 4:6] = 0
-    results = []
-    for name in ('without', 'with'):
-        cache = model(ids[:, :5], mask[:, :5], use_cache=True).past_key_values
-        positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)[:, 5:] if name == 'with' else None
-        results.append(model(ids[:, 5:], mask, past_key_values=cache, position_ids=positions).logits)
-    assert torch.equal(*results)
-
-
-def test_a_buffer_of_boundaries(device):
-    """As a training loop keeps for CUDA graphs: filled anew in place, and read anew."""
-    model, ids = build(device), torch.randint(3, 53, (1, 80), device=device)
-    buffer = torch.tensor([0, 3, 80], dtype=torch.int32, device=device)
-    for cut in (3, 70, 40):
-        buffer[1] = cut
-        apart = torch.cat([model(ids[:, :cut]).logits, model(ids[:, cut:]).logits], 1)
-        logits = model(ids, cu_seqlens=buffer).logits
-        assert (logits - apart).norm() < 1e-5 * apart.norm()
-
-
-def test_beside_the_boundaries(device):
-    """Their copy on the host, and the positions `[T]` that flame passes."""
-    model, (_, batch) = build(device), packed(device)
-    bounds = F.pad(torch.tensor(LENGTHS).cumsum(0), (1, 0))
-    ids, options = batch['input_ids'], {'cu_seqlens': bounds.to(device)}
-    positions = {'position_ids': prepare_position_ids(options['cu_seqlens']).int()}
-    assert positions['position_ids'].shape == (sum(LENGTHS),)
-    expected = model(ids, **options).logits
-    for given in (positions, options | positions, options | {'cu_seqlens_cpu': bounds}):
-        assert torch.equal(model(ids, **given).logits, expected)
-    with pytest.raises(ValueError, match='cu_seqlens_cpu'):
-        model(ids, **options, cu_seqlens_cpu=torch.tensor([0, 75]))

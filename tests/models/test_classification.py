@@ -62,19 +62,6 @@ def test_in_the_trainer(auto, device, tmp_path):
     assert (steps[1] - steps[0]).norm() <= 1e-4 * steps[0].norm()
 
 
-@pytest.mark.parametrize('name', ['paper', 'gla'])
-def test_label_smoothing_of_the_trainer(name, device, tmp_path):
-    """It shifts labels for classes that it knows by name; for others the target is the token that is read."""
-    model, ids = make(name, device), torch.randint(3, 53, (2, 7), device=device)
-    labels = ids.clone()
-    labels[1, :3] = -100
-    options = TrainingArguments(str(tmp_path), label_smoothing_factor=0.2, report_to='none', use_cpu=device.type == 'cpu')
-    loss = Trainer(model, options).compute_loss(model, {'input_ids': ids, 'labels': labels})
-    logits = model(ids).logits[:, :-1].double()
-    expected = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.2)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla'])
 def test_samples_between_steps_of_training(name, device):
     """Activation checkpointing in training has no cache, as in transformers: `generate` reads all again, and says so."""

@@ -4,19 +4,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from fla_longhorn.attn_mode import FAMILIES
-from tests.integration.scripts.byte_tokenizer import byte_tokenizer
-from tests.integration.swapped import make_model
-from tests.models.test_cache import VARIANTS, build, make, near
+from tests.models.test_cache import VARIANTS, make
 
 GREEDY = {'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
 models = pytest.mark.parametrize('name', [*VARIANTS, 'gla hybrid', 'hgrn hybrid', 'linear_attn hybrid', 'rwkv7 hybrid'])
 # the columns of padding by row
 LEFT = {0: slice(0, 4), 2: slice(0, 9)}
-ALL_ROWS = {0: slice(0, 5), 1: slice(0, 6), 2: slice(0, 5)}
-BETWEEN = {0: slice(0, 2), 1: slice(5, 7), 2: slice(6, 7)}
-WITHIN = {0: slice(0, 3), 1: slice(2, 5)}
-BEHIND = {**WITHIN, 2: slice(9, 12)}
 
 
 def prompts(device, T: int = 12, padding: dict[int, slice] = LEFT) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,38 +19,6 @@ def prompts(device, T: int = 12, padding: dict[int, slice] = LEFT) -> tuple[torc
     for row, columns in padding.items():
         mask[row, columns] = 0
     return ids, mask
-
-
-def check_rows(logits, model, ids, mask, name) -> None:
-    """Each row's are those that it gets without padding, from one call."""
-    for row, kept in enumerate(mask.bool()):
-        assert near(logits[row, kept], model(ids[row:row + 1, kept], use_cache=False).logits[0], name)
-
-
-@models
-@torch.no_grad()
-def test_padded_prompts_in_pieces(name, device):
-    """Pieces and tokens of a row may be padding alone."""
-    model, cases = make(name, device), [(LEFT, x) for x in ([7, 23], [3, 10, 1, 2, 14], [28, 2], [12, 1, 17])]
-    cases += [(BEHIND, [12, 1, 17]), (ALL_ROWS, [4, 4, 22]), (BETWEEN, [5, 1, 1, 1, 22])]
-    for padding, pieces in cases:
-        ids, mask = prompts(device, 30, padding)
-        cache, outputs, at = None, [], 0
-        for n in pieces:
-            output = model(ids[:, at:at + n], mask[:, :at + n], past_key_values=cache, use_cache=True)
-            cache, at = output.past_key_values, at + n
-            outputs.append(output.logits)
-        assert cache.get_seq_length() == 30
-        check_rows(torch.cat(outputs, 1), model, ids, mask, name)
-
-
-@models
-def test_a_prompt_in_chunks(name, device):
-    model = make(name, device)
-    for padding in ({}, LEFT, ALL_ROWS):
-        ids, mask = prompts(device, padding=padding)
-        given = {'attention_mask': mask, 'max_new_tokens': 6, **GREEDY} if padding else {'max_new_tokens': 6, **GREEDY}
-        assert torch.equal(model.generate(ids, prefill_chunk_size=4, **given), model.generate(ids, **given))
 
 
 @models
@@ -138,16 +99,6 @@ def test_a_mask_that_disagrees(name, device):
         model(ids[1:, 10:10 + T], mask[1:, :10 + T], past_key_values=cache, use_cache=True)
 
 
-@pytest.mark.parametrize('name', ['paper', 'gla hybrid'])
-def test_stop_strings(name, device):
-    """`generate` hands their tokenizer on to the model, as `transformers serve` does."""
-    model, (ids, _) = make(name, device), prompts(device)
-    options, letters = {'max_new_tokens': 6, **GREEDY}, byte_tokenizer()
-    want = model.generate(ids[:1], **options)
-    got = model.generate(ids[:1], **options, stop_strings=[letters.decode(want[0, -4:-2])], tokenizer=letters)
-    assert got.shape[1] < want.shape[1] and torch.equal(got, want[:, :got.shape[1]])
-
-
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla hybrid'])
 def test_caches_of_attention(name, device):
     model, (ids, _) = make(name, device), prompts(device)
@@ -159,10 +110,3 @@ def test_caches_of_attention(name, device):
     for call in (model, model.generate):
         with pytest.raises(TypeError, match=r'past_key_values must be None .*RewindableCache\(\), got DynamicCache'):
             call(ids, past_key_values=DynamicCache(), use_cache=True)
-
-
-@pytest.mark.parametrize('name', ['paper', *FAMILIES])
-def test_continuous_batching(name, device):
-    model = build(device) if name == 'paper' else make_model(name, device)
-    with pytest.raises(NotImplementedError, match='generate_batch, .* call generate with a batch that is padded on the left'):
-        model.generate_batch([[5, 6, 7], [8, 9]])

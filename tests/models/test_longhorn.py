@@ -2,11 +2,11 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM, LonghornModel
@@ -162,19 +162,6 @@ def test_options_reach_the_layer():
     assert [x.layer_idx for x in mixers] == [0, 1, 2]
 
 
-def test_block_with_an_mlp(device):
-    """Mixer and MLP each read the normalised stream and add to it."""
-    block = LonghornModel(small(hidden_ratio=2)).layers[0].to(device)
-    with torch.no_grad():
-        for norm in (block.attn_norm, block.mlp_norm):
-            norm.weight.add_(torch.randn_like(norm.weight))
-    x = 3 * torch.randn(2, 9, 32, device=device)
-    h = x + block.attn(F.rms_norm(x, (32,), block.attn_norm.weight, 1e-5))[0]
-    y = F.rms_norm(h, (32,), block.mlp_norm.weight, 1e-5)
-    expected = h + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
-    torch.testing.assert_close(block(x)[0], expected, rtol=1e-5, atol=1e-5)
-
-
 def test_hidden_states_and_tuples(device):
     model = LonghornForCausalLM(small()).to(device).eval()
     ids = torch.randint(53, (2, 9), device=device)
@@ -185,13 +172,6 @@ def test_hidden_states_and_tuples(device):
     embeds = model.get_input_embeddings()(ids)
     assert torch.equal(model(inputs_embeds=embeds).logits, output.logits)
     torch.testing.assert_close(model(ids, logits_to_keep=1).logits, output.logits[:, -1:])
-
-
-def test_resize_token_embeddings(device):
-    model = LonghornForCausalLM(small()).to(device)
-    model.resize_token_embeddings(60)
-    assert model(torch.tensor([[59, 1]], device=device)).logits.shape == (1, 2, 60)
-    assert model.lm_head.weight is model.model.embeddings.weight
 
 
 @pytest.mark.parametrize('gate', ['head', 'channel'])
@@ -230,6 +210,7 @@ class Capped(LonghornForCausalLM):
 """
 
 
+@pytest.mark.slow
 def test_own_subclass_is_loaded(tmp_path):
     """`register_for_auto_class` saves the code of a subclass, and of its config, beside the checkpoint."""
     (tmp_path / 'capped_code.py').write_text(OWN_SUBCLASS)
@@ -248,3 +229,17 @@ again = AutoModelForCausalLM.from_pretrained(sys.argv[1] + '/saved', trust_remot
 print(type(again).__name__, type(again.config).__name__, type(again).__module__.startswith('transformers_modules'))
 ''', tmp_path)
     assert printed.split() == ['Capped', 'OwnConfig', 'True']
+
+
+class Doubled(LonghornForCausalLM):
+    """A subclass with the plugin's config."""
+
+
+def test_a_registered_class_in_place_of_a_subclass_warns(tmp_path, monkeypatch):
+    monkeypatch.setattr(Doubled, '_auto_class', 'AutoModelForCausalLM')
+    Doubled(small()).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r'the checkpoint is of test_longhorn.Doubled, but LonghornForCausalLM was loaded'):
+        AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert type(Doubled.from_pretrained(tmp_path)) is Doubled

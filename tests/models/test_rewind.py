@@ -58,26 +58,6 @@ def test_cropped_inside_a_call(device):
     assert torch.equal(model.generate(ids, past_key_values=cache, **options), model.generate(ids, **options))
 
 
-@torch.no_grad()
-def test_not_recorded(device):
-    model, ids = make('paper', device), torch.randint(3, 50, (1, 20), device=device)
-    cache = model(ids[:, :8], use_cache=True).past_key_values
-    assert type(cache) is RewindableCache
-    before = contents(cache)
-    with pytest.raises(RuntimeError, match='recorded, got a length of 7 of 8: call activate_past_recording'):
-        cache.crop(-1)
-    cache.activate_past_recording()
-    read(model, ids, cache, 4)
-    with pytest.raises(RuntimeError, match='recorded, got a length of 7 of 12'):
-        cache.crop(7)
-    cache.crop(-4)
-    equal(contents(cache), before)
-    read(model, ids, cache, 4)
-    cache.reorder_cache(torch.tensor([0], device=device))
-    with pytest.raises(RuntimeError, match='recorded, got a length of 11 of 12'):
-        cache.crop(-1)
-
-
 @some
 @torch.no_grad()
 def test_snapshot(name, device):

@@ -1,22 +1,25 @@
-"""What runs the same code as another test, and need not run in both runs of `make test`."""
+"""What runs the same code as another test is slow: `make test-all` runs it."""
 
 import pytest
 
-# tests of `test_longhorn.py` that both operators take in any case
-BOTH = (
-    'test_flags', 'test_packed', 'test_opcheck', 'test_strided_inputs', 'test_only_chunk_cuts_time',
-    'test_intermediate_states',
-)
+# tests that both operators take in any case
+BOTH = ('test_only_chunk_cuts_time', 'test_intermediate_states')
+# tests of the exact recurrence by Triton, whose backward is that of the chunks
+RECURRENT = ('test_flags', 'test_packed')
 
 
 def pytest_collection_modifyitems(items):
-    """`fused_recurrent_longhorn` is slow where it runs what `chunk_longhorn` runs.
+    """`fused_recurrent_longhorn` where it runs what `chunk_longhorn` runs.
 
     They differ in the exact update of the Triton kernels, and where time is cut into segments, which needs more tokens than
-    `test_longhorn.py` has.
+    these tests have.
     """
     for item in items:
-        if (item.path.parent.name, item.path.name) == ('ops', 'test_longhorn.py') and item.originalname not in BOTH:
-            values = item.callspec.params
-            if values.get('op') == 'fused_recurrent' and not (values.get('exact') and values['backend'] == 'triton'):
+        if (item.path.parent.name, item.path.name) in (('ops', 'test_longhorn.py'), ('ops', 'test_gate.py')):
+            values = item.callspec.params if hasattr(item, 'callspec') else {}
+            same = not values.get('exact') or values.get('backend') != 'triton' or item.originalname not in RECURRENT
+            if 'fused_recurrent' in str(values.get('op')) and same and item.originalname not in BOTH:
+                item.add_marker(pytest.mark.slow)
+            # each loop takes half a minute to compile, for each dtype and gate; PyTorch's backend has the same cases
+            if values.get('backend') == 'numba' and 'float16' in item.name:
                 item.add_marker(pytest.mark.slow)

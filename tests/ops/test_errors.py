@@ -58,6 +58,14 @@ BAD = {
     'state in the other layout': (
         arguments(initial_state=torch.zeros(B, H, K, V), state_v_first=True), ValueError, r'initial_state .*\[N, H, V, K\]',
     ),
+    'a decay per entry': (
+        arguments(g=torch.zeros(B, T, H, V + 1)), ValueError, r'g must have shape \[B, T, H, V\] \(one decay per channel\)',
+    ),
+    'decays of other heads': (
+        arguments(g=torch.zeros(B, T, H + 1)), ValueError, r'g must have shape \[B, T, H\] \(one decay per head\)',
+    ),
+    'g is a number': (arguments(g=-1.0), TypeError, 'g must be a torch.Tensor, got float'),
+    'g is an integer': (arguments(g=torch.zeros(B, T, H).long()), TypeError, 'g must be float16, bfloat16 or float32'),
     'another device': (
         arguments(v=torch.empty(B, T, H, V, device='meta')), ValueError, r'v must be on the device of q \((cpu|cuda:\d)\)',
     ),

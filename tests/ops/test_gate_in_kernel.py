@@ -62,18 +62,6 @@ def test_equals_the_references_of_fla(op, kind, given, device):
         assert relative_error(x, y) < 1e-6
 
 
-@pytest.mark.parametrize('kind', ['head', 'channel'])
-def test_in_float64(kind):
-    """The naive operator has no float32 in between."""
-    case = Case(B=B, T=T, H=H, K=4, V=V)
-    inputs = {name: x.detach().double() for name, x in make_inputs(case).items()}
-    options = gate(kind, 'cpu', dtype=torch.float64)
-    rates = options['A_log'].exp() if kind == 'head' else options['A_log'].exp()[:, None]
-    g = -rates * torch.nn.functional.softplus(options['g'] + options['dt_bias'].view(options['g'].shape[2:]))
-    o, expected = naive_recurrent_longhorn(**inputs, **options)[0], naive_recurrent_longhorn(**inputs, g=g)[0]
-    assert relative_error(o, expected) < 1e-15
-
-
 @pytest.mark.parametrize('dt_bias', [True, False])
 @pytest.mark.parametrize('kind', ['head', 'channel'])
 def test_low_precision(kind, dt_bias, device):
@@ -85,19 +73,6 @@ def test_low_precision(kind, dt_bias, device):
     assert torch.equal(o, chunk_longhorn(**inputs, **wide)[0])
     o.sum().backward()
     assert {x.grad.dtype for x in options.values() if isinstance(x, torch.Tensor)} == {torch.bfloat16}
-
-
-@torch.no_grad()
-def test_states_in_place(device):
-    case = Case(B=B, T=T, H=H, K=4, V=V, initial_state=True)
-    inputs, options = make_inputs(case, device), gate('channel', device)
-    o, final_state = fused_recurrent_longhorn(**inputs, **options, output_final_state=True)
-    state = inputs.pop('initial_state').detach()
-    outputs = []
-    for t in range(T):
-        token = {name: x[:, t:t + 1] for name, x in (inputs | {'g': options['g']}).items()}
-        outputs.append(longhorn_state_update(state, **options | token))
-    assert relative_error(torch.cat(outputs, 1), o) < 1e-6 and relative_error(state, final_state) < 1e-6
 
 
 @pytest.mark.parametrize(('kind', 'change', 'error', 'message'), [
@@ -141,11 +116,3 @@ def test_transformed(device):
 
     dA_log, = torch.autograd.grad(loss(options['A_log']), options['A_log'])
     assert relative_error(torch.func.jacfwd(loss)(options['A_log'].detach()), dA_log) < 1e-5
-
-
-def test_compiled(device):
-    """Traced with the operator, without a graph break."""
-    torch.compiler.reset()
-    inputs, options = make_inputs(Case(B=B, T=T, H=H, K=4, V=V), device), gate('channel', device, lower_bound=-5.)
-    compiled = torch.compile(chunk_longhorn, backend='eager', fullgraph=True)
-    assert torch.equal(compiled(**inputs, **options)[0], chunk_longhorn(**inputs, **options)[0])

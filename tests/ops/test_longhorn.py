@@ -14,7 +14,6 @@ from fla_longhorn.ops import (
     naive_recurrent_longhorn,
     operator,
 )
-from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
@@ -41,7 +40,7 @@ SHAPES = [Case(*sizes) for sizes in (
     *(
         ((1, 40, 1, 16, 130), (1, 37, 1, 17, 9), (1, 21, 1, 64, 34), (1, 9, 1, 130, 3), (1, 6, 1, 256, 36))
         if INTERPRETING else
-        ((2, 400, 1, 16, 130), (1, 137, 2, 17, 9), (1, 260, 1, 64, 34), (1, 60, 1, 130, 70), (1, 270, 1, 256, 12))
+        ((1, 200, 1, 16, 130), (1, 137, 2, 17, 9), (1, 260, 1, 64, 34), (1, 60, 1, 130, 70), (1, 70, 1, 256, 12))
     ),
 )]
 
@@ -206,6 +205,7 @@ def test_strided_inputs(op, exact, device):
         'v': wide[..., 3:3 + H * V].unflatten(-1, (H, V)),
         'beta': torch.rand(1, 1, H, V, device=device).expand(B, T, H, V),
         'z': wide[..., -H * V:].unflatten(-1, (H, V)),
+        'g': (-torch.rand(B, T, 2 * H, device=device))[..., ::2],
         'D': torch.randn(V, H, device=device).T,
         'initial_state': torch.randn(B, V, K, H, device=device).permute(0, 3, 2, 1),
     }
@@ -249,26 +249,6 @@ def test_saved_for_backward(op, exact, device):
         op(**inputs, **options)
     given = sum(x.untyped_storage().nbytes() for x in inputs.values())
     assert given <= sum(saved.values()) <= 1.15 * given
-
-
-@pytest.mark.parametrize('lengths', [None, (32, 0, 5)], ids=['dense', 'packed'])
-def test_opcheck(op, exact, lengths, device):
-    """Schema, fake tensors, autograd registration and AOT dispatch of the custom operators.
-
-    The packed sequences leave slots that no state is saved to. PyTorch fills new memory with NaN here, so that outputs differ
-    where nobody wrote.
-    """
-    case = Case(B=1, T=9, H=1, K=3, V=4, D=True, z=True, initial_state=True)
-    if lengths is not None:
-        case = case.packed(*lengths)
-    x = make_inputs(case, device)
-    cu_seqlens = make_options(case, device).get('cu_seqlens')
-    arguments = Arguments(**x, exact=exact, cu_seqlens=cu_seqlens, output_final_state=True)
-    torch.use_deterministic_algorithms(True)
-    try:
-        torch.library.opcheck(torch.ops.fla_longhorn.longhorn_fwd, (*arguments, True, op is chunk_longhorn))
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize('wanted', [

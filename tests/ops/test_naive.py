@@ -47,18 +47,6 @@ def test_a_doubled_step_is_that_of_another_beta(exact):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_a_doubled_step_is_the_cayley_transform():
-    """Without a value, a channel's state becomes `(I + b k k^T)^-1 (I - b k k^T)` times what it was."""
-    inputs = {name: x.detach().double() for name, x in make_inputs(Case(B=1, T=1, H=1, K=5, V=3, initial_state=True)).items()}
-    inputs |= {'v': torch.zeros_like(inputs['v'])}
-    _, state = naive_recurrent_longhorn(**inputs, exact=True, allow_neg_eigval=True, output_final_state=True)
-    k = inputs['k'].flatten()
-    for j, beta in enumerate(inputs['beta'].flatten()):
-        turn, one = beta * torch.outer(k, k), torch.eye(5, dtype=torch.float64)
-        expected = torch.linalg.solve(one + turn, (one - turn) @ inputs['initial_state'][0, 0, :, j])
-        torch.testing.assert_close(state[0, 0, :, j], expected, rtol=1e-12, atol=1e-12)
-
-
 CASES = [
     Case(B=2, T=4, H=2, K=3, V=2, initial_state=True),
     Case(B=1, T=4, H=1, K=2, V=3, scalar_beta=True, D=True, z=True, sigmoid=True, scale=0.5, initial_state=True),
@@ -108,23 +96,3 @@ def test_exact_is_the_minimiser(scalar_beta, size):
     diagonal = naive_recurrent_longhorn(**inputs, output_final_state=True)[1][0]
     excess = objective(diagonal, previous, k, v, beta) - loss.detach()
     assert excess > 1e-3 if size else excess == 0
-
-
-def test_intermediate_states():
-    """Final states of the tokens before."""
-    inputs = {name: x.detach().double() for name, x in make_inputs(Case(T=70, K=4, initial_state=True)).items()}
-    _, _, states = naive_recurrent_longhorn(**inputs, return_intermediate_states=True)
-    torch.testing.assert_close(states[:, 0], inputs['initial_state'])
-    for i, n in ((1, 32), (2, 64)):
-        before = {name: x[:, :n] for name, x in inputs.items() if name != 'initial_state'}
-        _, state = naive_recurrent_longhorn(**before, initial_state=inputs['initial_state'], output_final_state=True)
-        torch.testing.assert_close(states[:, i], state)
-
-
-def test_dtypes():
-    case = Case(T=5)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        inputs = {name: x.detach().to(dtype) for name, x in make_inputs(case).items()}
-        o, state = naive_recurrent_longhorn(**inputs, output_final_state=True)
-        assert o.dtype == dtype
-        assert state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)

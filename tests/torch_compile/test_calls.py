@@ -3,7 +3,6 @@
 import pytest
 import torch
 from fla.models.utils import Cache
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from fla_longhorn.layers import Longhorn
 from tests.torch_compile.graphs import assert_equal, compiled
@@ -29,23 +28,6 @@ def test_a_look_ahead_changes_nothing(T, device):
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize('names', [
-    {'cu_seq_lens_q': BOUNDS, 'cu_seq_lens_k': BOUNDS.clone(), 'max_length_q': 6, 'max_length_k': 6},
-    {'cu_seq_lens_q': BOUNDS, 'cu_seq_lens_k': BOUNDS.clone(), 'position_ids': POSITIONS, 'seq_idx': (POSITIONS > 5).int()},
-    {'cu_seqlens': BOUNDS, 'position_ids': POSITIONS},
-], ids=['lengths', 'all', 'cu_seqlens'])
-def test_packed(names, device):
-    """The bounds are taken as they are: a trace can't compare them with the positions beside them."""
-    model = build(device).eval()
-    names = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in names.items()}
-    ids = torch.randint(3, 53, (1, 9), device=device)
-    function, counter = compiled(model)
-    with torch.no_grad():
-        logits = function(ids, use_cache=False, **names).logits
-        assert_equal({'logits': logits}, {'logits': model(ids, cu_seqlens=BOUNDS.to(device), use_cache=False).logits})
-    assert counter.frame_count == 1
-
-
 @pytest.mark.parametrize('name', ['position_ids', 'seq_idx'])
 def test_boundaries_that_a_trace_cannot_read(name, device):
     """Refused in one graph; with a graph break, they are read in between. One token has none."""
@@ -64,13 +46,3 @@ def test_boundaries_that_a_trace_cannot_read(name, device):
             assert_equal({'logits': logits}, {'logits': model(ids, cu_seqlens=BOUNDS.to(device)).logits})
         one = {name: POSITIONS[:, :1].to(device)}
         assert_equal({'x': compiled(model)[0](ids[:, :1], **one).logits}, {'x': model(ids[:, :1]).logits})
-
-
-def test_graphs_of_packed_batches(device):
-    """Any lengths and any number of sequences: as many graphs as the documentation says."""
-    model, counter = build(device), CompileCounterWithBackend('aot_eager')
-    function = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
-    for bounds in ([0, 3, 20], [0, 5, 9, 30], [0, 3, 70, 80], [0, 40, 90], [0, 1, 2, 3, 200]):
-        ids = torch.randint(3, 53, (1, bounds[-1]), device=device)
-        function(ids, cu_seqlens=torch.tensor(bounds, device=device), use_cache=False)
-    assert counter.frame_count == 3

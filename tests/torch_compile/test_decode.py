@@ -26,7 +26,8 @@ def decode(prefill, step, ids, mask=None) -> tuple[torch.Tensor, list, list]:
 
 
 @pytest.mark.parametrize(('mode', 'padding'), [
-    (torch.no_grad, 'left'), (torch.inference_mode, None), (torch.inference_mode, 'anywhere'),
+    (torch.no_grad, 'left'), (torch.inference_mode, None),
+    pytest.param(torch.inference_mode, 'anywhere', marks=pytest.mark.slow),
 ])
 def test_steps(mode, padding, device):
     model = build(device, layers=2, exact=padding is None, num_heads=2).eval()
@@ -47,15 +48,3 @@ def test_steps(mode, padding, device):
     assert_equal({'logits': logits}, {'logits': expected})
     for got, ref in zip(states, expected_states, strict=True):
         assert_equal(*({name: x[name] for name in ('recurrent_state', 'conv_state')} for x in (got, ref)))
-
-
-def test_generate(device):
-    model = build(device).eval()
-    ids = torch.randint(3, 53, (2, 5), device=device)
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5], device=device)
-    options = {'attention_mask': mask, 'max_new_tokens': STEPS, 'do_sample': False, 'eos_token_id': None}
-    expected = model.generate(ids, **options)
-    forward, counter = compiled(model.forward)
-    model.forward = forward
-    assert torch.equal(model.generate(ids, **options), expected)
-    assert counter.frame_count <= 4

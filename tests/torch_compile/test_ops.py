@@ -34,18 +34,6 @@ def test_equals_eager(op, cases, exact, device):
     assert counter.frame_count == min(len(cases), 2)
 
 
-def test_strided_values(exact, device):
-    """The output is contiguous whatever the strides of `v` are, and the compiler knows."""
-    inputs, options = make_inputs(EVERYTHING, device), make_options(EVERYTHING, device, exact)
-    inputs['v'] = inputs['v'].detach().transpose(1, 2).contiguous().transpose(1, 2)
-
-    def flat(**arguments):
-        return chunk_longhorn(**arguments)[0].view(2, 37, 12)
-
-    function, _ = compiled(flat)
-    assert_equal({'o': function(**inputs, **options)}, {'o': flat(**inputs, **options)})
-
-
 @pytest.mark.parametrize('case', [EVERYTHING, replace(SCALAR, B=1, T=80, lengths=(40, 40))], ids=str)
 def test_opcheck(case, exact, device):
     """Schema, fake tensors, autograd registration and AOT dispatch with dynamic shapes; of a pool: `test_pool.py`.

@@ -32,7 +32,7 @@ def step(page, inputs, rows, exact):
     return o * 2, page[:, GUARD:].sum(1), page[3] + 1
 
 
-@pytest.mark.parametrize('compiler', ['aot_eager', pytest.param('inductor', marks=pytest.mark.compiler)])
+@pytest.mark.parametrize('compiler', ['aot_eager', pytest.param('inductor', marks=[pytest.mark.compiler, pytest.mark.slow])])
 def test_a_view_is_written_through(compiler, exact, device):
     inputs = {name: x.detach() for name, x in make_inputs(CASE, device).items()}
     page = torch.randn(P, GUARD + SIZE, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,6 +91,20 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
                 'build stages for torch.distributed.pipelining'
             )
         return super().prepare_distribute_model(distributed_config, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """transformers' method; warns where Auto classes took this class for a subclass that saved its own code."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        own = [name for auto, name in (getattr(model.config, 'auto_map', None) or {}).items() if auto.startswith('AutoModel')]
+        if own and cls.__name__ not in {name.rpartition('.')[2] for name in own}:
+            warnings.warn(
+                f'the checkpoint is of {own[0]}, but {cls.__name__} was loaded: Auto classes take what is registered for '
+                f'the model_type {model.config.model_type!r}, so call from_pretrained of the class itself, or give it a '
+                'config class with a model_type of its own', stacklevel=2,
+            )
+        return loaded
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters without weight decay."""

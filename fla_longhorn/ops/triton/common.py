@@ -17,8 +17,6 @@ from fla_longhorn.ops.arguments import Arguments, StepOptions
 from fla_longhorn.ops.triton.device import Card, card_of, custom_device_ctx
 from fla_longhorn.ops.triton.launch import LaunchKey
 
-INTERPRETING = tl.constexpr(knobs.runtime.interpret)
-LOG2E = tl.constexpr(1.4426950408889634)
 # names of the token strides in kernels
 STRIDES = {'q': 'S_Q', 'k': 'S_K', 'v': 'S_V', 'beta': 'S_B', 'z': 'S_Z', 'g': 'S_G'}
 
@@ -27,6 +25,18 @@ FUSED = dict(enable_fp_fusion=True)
 # where several lanes store copies of one sum: fused with different products, the copies would differ in their last bit, and
 # the hardware would choose the one that stays
 SAME_IN_ALL_LANES = dict(enable_fp_fusion=False)
+
+
+# constants are functions: whether the cache's key of a kernel holds a global of its helpers depends on which kernels were used
+# before (Triton 3.6 to 3.9), so that another process may compile it again
+@triton.constexpr_function
+def interpreting():
+    return knobs.runtime.interpret
+
+
+@triton.constexpr_function
+def log2e():
+    return 1.4426950408889634
 
 
 def given(**flags: str) -> dict[str, Any]:
@@ -41,7 +51,7 @@ def divide(b_a, b_b):
     Zero beyond 2^126 (8.5e37), the range of the hardware's approximate division: with a divisor `1 + beta |k|^2`, such a key
     does not change the state. |k|^2 overflows float32 at 2^128.
     """
-    if INTERPRETING:
+    if interpreting():
         return b_a / b_b
     else:
         return libdevice.fast_dividef(b_a, b_b)
@@ -49,7 +59,7 @@ def divide(b_a, b_b):
 
 @triton.jit
 def sigmoid(b_x):
-    return divide(1.0, 1.0 + tl.exp2(b_x * -LOG2E))
+    return divide(1.0, 1.0 + tl.exp2(b_x * -log2e()))
 
 
 # OPTIONS of the kernels is `StepOptions`; only these five functions read it. Triton 3.6 calls the last two with a tuple
@@ -58,7 +68,7 @@ def step_sizes(b_beta, b_n, OPTIONS: tl.constexpr):
     """eps = c beta / (1 + beta |k|^2), or c / (1 + exp(-logit) + |k|^2) if `b_beta` is the logit of beta."""
     C: tl.constexpr = 2.0 if OPTIONS.allow_neg_eigval else 1.0
     if OPTIONS.use_beta_sigmoid_in_kernel:
-        return divide(C, 1.0 + tl.exp2(b_beta * -LOG2E) + b_n)
+        return divide(C, 1.0 + tl.exp2(b_beta * -log2e()) + b_n)
     elif OPTIONS.allow_neg_eigval:
         return divide(C * b_beta, 1.0 + b_beta * b_n)
     else:
@@ -70,7 +80,7 @@ def step_factors(b_beta, b_n, OPTIONS: tl.constexpr):
     """(s, r, slope): eps = s r, and the gradient of beta (or its logit) is s slope deps."""
     if OPTIONS.use_beta_sigmoid_in_kernel:
         # the logit's gradient is e eps^2 deps, where e = exp(-logit)
-        b_e = tl.exp2(b_beta * -LOG2E)
+        b_e = tl.exp2(b_beta * -log2e())
         b_eps = divide(1.0, 1.0 + b_n + b_e)
         b_slope = tl.minimum(b_e, 3e38) * b_eps
         if OPTIONS.allow_neg_eigval:
@@ -105,7 +115,7 @@ def no_step(OPTIONS):
 @triton.jit
 def decays(b_g):
     """e^g, which multiplies the state before a token's step: 0 for g = -inf."""
-    return tl.exp2(b_g.to(tl.float32) * LOG2E)
+    return tl.exp2(b_g.to(tl.float32) * log2e())
 
 
 @triton.jit
@@ -135,7 +145,7 @@ def weighted_rows(b_a, b_m, R: tl.constexpr, FMA: tl.constexpr = False):
 
     The compiler fuses, and chooses which of the first two products of a chain it fuses; with FMA it has no choice.
     """
-    if INTERPRETING:
+    if interpreting():
         return tl.sum(b_a * b_m, 0)[None, :]
     else:
         b_acc = add_rows(None, tl.broadcast_to(b_a, b_m.shape), b_m, R, FMA)

@@ -188,6 +188,10 @@ def causal_conv1d_bwd(
     layout_fallback: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of `x`, `weight`, `bias`, `residual` and `initial_state` (`None` for absent ones)."""
+    if torch._C._functorch.is_legacy_batchedtensor(dy):
+        raise NotImplementedError(
+            'the short convolution takes no batched gradients (is_grads_batched=True, vectorize=True): call torch.func.vmap'
+        )
     rows, drows = widen_for_loops(x.flatten(2)), widen_for_loops(dy.flatten(2))
     weight = require('weight', weight)
     dtype = torch.float64 if rows.dtype is torch.float64 else torch.float32

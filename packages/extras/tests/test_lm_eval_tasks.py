@@ -162,25 +162,6 @@ def test_each_column_is_measured(evaluated, capsys):
 
 
 @pytest.mark.slow
-def test_recall(evaluated):
-    """Prompts are those of `recall`, an answer counts where it is contained, and texts are cut around it."""
-    _, results, samples, _ = evaluated
-    for task in ('fda', 'swde', 'squad', 'nq', 'triviaqa', 'drop'):
-        for suffix in ('', '_twice'):
-            some = samples[f'longhorn_{task}{suffix}']
-            assert len(some) == 2
-            for sample in some:
-                written = sample['resps'][0][0].lower()
-                assert sample['contains'] == int(any(x.lower() in written for x in recall.answers(sample['doc'])))
-            contained = sum(sample['contains'] for sample in some) / 2
-            assert results[f'longhorn_{task}{suffix}']['contains,none'] == contained
-    doc = samples['longhorn_fda'][0]['doc']
-    # a byte is a token of this checkpoint
-    assert len(doc['text'].encode()) == recall.TEXT_TOKENS
-    assert 'The device is a Longhorn 3.' in doc['text']
-
-
-@pytest.mark.slow
 def test_long_texts(evaluated):
     """Each task has its figures; needles fill their length, lie at their depth, and are found where the output has them."""
     _, results, samples, _ = evaluated
@@ -218,13 +199,6 @@ def test_needle_lengths(monkeypatch):
         niah.documents('repeat', 'numbers', pretrained='none')
 
 
-def test_needle_is_found():
-    doc = {'max_length': 2048, 'outputs': ['7654321']}
-    niah = load('niah')
-    assert niah.found(doc, [' 7654321.']) == {'2048': 1}
-    assert niah.found(doc, [' 765432']) == {'2048': 0}
-
-
 def test_prompts():
     short = KEYED | {'text': 'A device.\ndevice name:Device name:'}
     assert recall.keyed(short) == 'A device. Device name:'
@@ -239,11 +213,6 @@ def test_prompts():
     )
     assert recall.contains(ASKED, ['it is FERDI.']) == {'contains': 1}
     assert recall.contains(ASKED, ['a bull']) == {'contains': 0}
-
-
-def test_no_tokenizer():
-    with pytest.raises(ValueError, match='give lm_eval the model argument pretrained or tokenizer'):
-        recall.documents('a/b', 'text')
 
 
 def test_tables():

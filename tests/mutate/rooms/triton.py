@@ -4,7 +4,6 @@ from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
 DECAYS = 'tests/ops/test_gate.py::test_outputs_and_gradients'
-GATE = 'tests/ops/triton/test_gate_diagonal.py'
 
 MUTATIONS = [
     Mutation(
@@ -15,18 +14,18 @@ MUTATIONS = [
     Mutation(
         'segments-forward-in-backward', 'ops/triton/diagonal/backward.py', 'args, L=L, reverse=True)',
         'args, L=L, reverse=False)',
-        "the state's gradient goes from the first segment to the last", SEGMENTS, '3 V9', env=INTERPRET,
+        "the state's gradient goes from the first segment to the last", SEGMENTS, '3 K4 V9', env=INTERPRET,
     ),
     Mutation(
         'segments-without-gate', 'ops/triton/diagonal/segments.py', 'b_h = b_decay * (b_h + qs[u] * b_x)',
         'b_h = (1. - ks[u] * (ks[u] * b_eps)) * (b_h + qs[u] * b_x)',
-        "the state's gradient passes a segment without the gate's decay", f'{GATE}::test_any_number_of_segments', 'H2 g_head',
+        "the state's gradient passes a segment without the gate's decay", SEGMENTS, '3 H2 g_head',
         env=INTERPRET,
     ),
     Mutation(
         'gradient-of-g-between-blocks-of-k', 'ops/triton/diagonal/backward_steps.py', 'p_u + 3 * PLANE, i_k, NK)',
         'p_u + 3 * PLANE, i_k, 1)',
-        'the gradient of g is a sum over the last entries of K only', f'{GATE}::test_outputs_and_gradients', 'T21',
+        'the gradient of g is a sum over the last entries of K only', DECAYS, 'diagonal T21 chunk',
         env=INTERPRET,
     ),
     Mutation(

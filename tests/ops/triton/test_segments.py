@@ -3,15 +3,12 @@
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import common, segments
-from fla_longhorn.ops.triton.diagonal.common import prepare_rows
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from fla_longhorn.selfcheck.compare import relative_error
 from tests.devices import INTERPRETING
-from tests.ops.cases import check, run
+from tests.ops.cases import assert_close, check, reference, run
 from tests.ops.test_pool import INDICES, Call
 
 INTERVAL = checkpoint_interval(4)
@@ -30,26 +27,26 @@ def segment_length(monkeypatch):
 
 if INTERPRETING or torch.cuda.is_available():
     @pytest.mark.usefixtures('poison')
-    @pytest.mark.parametrize('count', [1, 2, 3])
+    @pytest.mark.parametrize('count', [pytest.param(1, marks=pytest.mark.slow), 3])
     @pytest.mark.parametrize('case', [
         Case(B=1, T=2 * INTERVAL + 5, H=1, K=4, V=9, initial_state=True),
-        Case(B=1, T=3 * INTERVAL, H=1, K=3, V=33, scalar_beta=True, sigmoid=True, D=True, z=True, state_v_first=True),
+        Case(B=1, T=2 * INTERVAL, H=1, K=3, V=33, scalar_beta=True, sigmoid=True, D=True, z=True, state_v_first=True),
         Case(H=1, K=4, V=5, D=True, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 1, 9),
+        Case(B=1, T=2 * INTERVAL + 6, H=2, K=4, V=9, g='head', D=True, z=True, scalar_beta=True, state_v_first=True),
+        Case(H=1, K=4, V=5, g='channel', initial_state=True, allow_neg_eigval=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 9),
     ], ids=str)
     def test_any_number_of_segments(segment_length, count, case, triton_device):
         segment_length({1: 5 * INTERVAL, 2: 2 * INTERVAL, 3: INTERVAL}[count])
         check(chunk_longhorn, case, triton_device)
 
     @pytest.mark.usefixtures('poison')
-    @pytest.mark.parametrize('length', [2, 6])
     @pytest.mark.parametrize('case', [
-        Case(B=2, T=5 * INTERVAL + 9, H=2, K=4, V=9, D=True, initial_state=True),
-        Case(B=1, T=4 * INTERVAL, H=1, K=3, V=5, scalar_beta=True, z=True, initial_state=True, state_v_first=True),
+        Case(B=1, T=3 * INTERVAL, H=2, K=3, V=5, D=True, g='channel', scalar_beta=True, z=True, state_v_first=True),
     ], ids=str)
-    def test_slices_of_segments(segment_length, monkeypatch, length, case, triton_device):
+    def test_slices_of_segments(segment_length, monkeypatch, case, triton_device):
         """Backward takes a segment in two launches, with one buffer for the sums over channels."""
         monkeypatch.setattr(common, 'MIN_SLICED_LENGTH', INTERVAL)
-        segment_length(length * INTERVAL)
+        segment_length(2 * INTERVAL)
         check(chunk_longhorn, case, triton_device)
 
     @pytest.mark.parametrize('rows', ['everything', 'block 0 is null'])
@@ -58,31 +55,28 @@ if INTERPRETING or torch.cuda.is_available():
         case = Case(H=1, K=4, V=5, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 9)
         Call(case, False, INDICES[rows], torch.int64, triton_device).check()
 
+    @pytest.mark.slow
     def test_repeats_are_bit_equal(segment_length, triton_device):
         segment_length(INTERVAL)
-        case = Case(B=1, T=2 * INTERVAL + 5, H=1, K=3, V=33, scalar_beta=True, D=True, initial_state=True)
+        case = Case(B=1, T=INTERVAL + 5, H=1, K=3, V=33, scalar_beta=True, D=True, initial_state=True)
         inputs, options = make_inputs(case, triton_device), make_options(case, triton_device)
         first, second = (run(chunk_longhorn, inputs, options) for _ in range(2))
         assert all(torch.equal(first[name], second[name]) for name in first)
 
-    @pytest.mark.parametrize('state_v_first', [False, True])
-    def test_summary(state_v_first, triton_device):
-        """final state = decay * initial state + state from zero."""
-        case = Case(B=1, H=2, K=4, V=6, sigmoid=True, initial_state=True, state_v_first=state_v_first).packed(5, 0, 9)
-        inputs = {name: x.detach() for name, x in make_inputs(case, triton_device).items()}
-        options = make_options(case, triton_device) | {'scale': 1.0}
-        args = Arguments(**inputs, **options)
-        kq = prepare_rows(args)
-        decay, state = segments.summarize_segments(kq, args, L=segments.one_segment(9, 4))
-        _, expected = naive_recurrent_longhorn(**{name: x.double() for name, x in inputs.items()}, **options)
-        assert relative_error(decay * inputs['initial_state'] + state, expected) <= 1e-6
-
-
-@pytest.mark.parametrize(('length', 'K', 'is_varlen', 'expected'), [
-    (2048, 16, False, 1024), (2048, 128, False, 512), (1023, 16, False, 1023), (1030, 128, False, 512), (4000, 16, True, 4000),
-])
-def test_length_of_slices(length, K, is_varlen, expected):
-    assert common.slice_length(length, K, is_varlen) == expected
+    @pytest.mark.parametrize(('count', 'case'), [
+        (1, Case(B=1, T=43, H=1, K=4, V=9, g='channel', initial_state=True)),
+        (8, Case(B=1, T=43, H=1, K=24, V=9, g='head', initial_state=True)),
+    ], ids=str)
+    def test_resets(segment_length, case, count, triton_device):
+        """Single tokens of which the decay is zero: what came before has no trace, and their g no gradient."""
+        segment_length(count * checkpoint_interval(case.K))
+        resets = torch.tensor([0, 5, 8, 17, 32, 33, 42])
+        inputs, options = make_inputs(case, triton_device), make_options(case, triton_device)
+        with torch.no_grad():
+            inputs['g'][:, resets] = -float('inf')
+        got = run(chunk_longhorn, inputs, options)
+        assert_close(got, reference(inputs, options), torch.float32)
+        assert not got['dg'][:, resets].any() and got['dg'].any() and not got['dinitial_state'].any()
 
 
 @pytest.mark.parametrize('T', [1, 100, 4096, 131072])

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.common import FUSED, LOG2E, is_scalar, norm_slope, step_factors
+from fla_longhorn.ops.triton.common import FUSED, is_scalar, log2e, norm_slope, step_factors
 from fla_longhorn.ops.triton.exact.common import (
     Strides,
     head_and_index,
@@ -166,7 +166,7 @@ def chunk_longhorn_exact_bwd_kernel_qk(
             b_w = tl.load(ws + o_x, mask=m_v, other=0.0)
             if PER_CHANNEL:
                 # 2^-150 is zero in float32 already, so lower logarithms are raised to -150
-                b_g = tl.maximum(tl.load(p_g, mask=m_v, other=0.0).to(tl.float32) * LOG2E, -150.0)
+                b_g = tl.maximum(tl.load(p_g, mask=m_v, other=0.0).to(tl.float32) * log2e(), -150.0)
                 b_da, b_m = decayed_pairs(b_dy, b_w, b_u, b_g, b_da, b_m, DOT)
                 b_until = decays_of(o_t[:, None] >= o_t[None, :], b_g, DOT)
                 b_dy, b_w = b_dy.to(tl.float32) * b_until, b_w.to(tl.float32) * b_until

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.common import INTERPRETING, padded_state_size
+from fla_longhorn.ops.triton.common import interpreting, padded_state_size
 from fla_longhorn.ops.triton.device import multiprocessor_count
 
 # most warps per multiprocessor and fewest saved states per sequence of a launch that is split along the sequence
@@ -106,7 +106,7 @@ def store_tile(x, S: tl.constexpr, i_t, o_t, o_x, left, X: tl.constexpr, b_x):
 @triton.jit
 def rounded(b_x, dtype: tl.constexpr):
     """`b_x` rounded to nearest in `dtype`; the interpreter's conversion to bfloat16 truncates."""
-    if INTERPRETING and dtype == tl.bfloat16:
+    if interpreting() and dtype == tl.bfloat16:
         b_i = b_x.to(tl.float32).to(tl.int32, bitcast=True)
         b_x = ((b_i + 0x7fff + ((b_i >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     return b_x.to(dtype)
@@ -116,7 +116,7 @@ def rounded(b_x, dtype: tl.constexpr):
 def product(b_a, b_b, b_acc, DOT: tl.constexpr):
     """`b_acc + b_a b_b` with operands rounded to `DOT` and float32 sums."""
     if DOT == 'bf16':
-        if INTERPRETING:
+        if interpreting():
             # Triton's interpreter gets products of bfloat16 wrong, so it is given the rounded values in float32
             b_acc = tl.dot(rounded(b_a, tl.bfloat16).to(tl.float32), rounded(b_b, tl.bfloat16).to(tl.float32), acc=b_acc)
         else:

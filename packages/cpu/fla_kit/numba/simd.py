@@ -27,6 +27,8 @@ FLOAT32 = types.float32
 FLOAT, INT = ir.FloatType(), ir.IntType(32)
 # the least x of which exp(x) is a normal number, about
 LOWEST_EXP = -87.0
+# above it, float32 has no finite value
+HIGHEST_EXP = 88.72283172607422
 
 
 class VecType(types.Type):
@@ -142,11 +144,13 @@ def exp_neg(typingctx, x):
 
 @intrinsic
 def exp(typingctx, x):
-    """`exp(x)`, exactly one at zero, and zero below -87."""
+    """`exp(x)`, exactly one at zero, zero below -87, and infinite above :data:`HIGHEST_EXP`."""
     def codegen(context, builder, sig, args):
         kind = args[0].type
         is_low = builder.fcmp_ordered('<', args[0], constant(kind, LOWEST_EXP))
-        return builder.select(is_low, constant(kind, 0.0), _exp(builder, args[0]))
+        is_high = builder.fcmp_ordered('>', args[0], constant(kind, HIGHEST_EXP))
+        y = builder.select(is_high, constant(kind, float('inf')), _exp(builder, args[0]))
+        return builder.select(is_low, constant(kind, 0.0), y)
     return x(x), codegen
 
 

@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 from fla.modules import ShortConvolution
-from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_update_states
+from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 from packages.cpu.tests.fla_cpu.reference import DTYPES, OUTPUT_TOLERANCE, assert_close, compare, convolve, strided, tensor
 
@@ -67,25 +67,9 @@ def test_equation(activation, extras, state, dtype, length, width):
     check(inputs_of(shape, width, lengths, dtype, extras, state), activation, lengths)
 
 
-def test_swish_is_silu():
-    check(inputs_of((2, 9, 6)), 'swish')
-
-
 def test_several_blocks_of_time(monkeypatch):
     monkeypatch.setattr('fla_cpu.convolution.BLOCK_ELEMENTS', 30)
     check(inputs_of((2, 23, 6)))
-
-
-def test_heads_are_flattened():
-    x, residual = strided(2, 9, 3, 4), tensor(2, 9, 3, 4)
-    weight, bias, state = tensor(12, 4), tensor(12), tensor(2, 12, 4)
-
-    def reference(x, weight, bias, residual, state):
-        y, final = batched(x.flatten(2), weight, bias, residual.flatten(2), state, 'silu')
-        return y.view_as(x), final
-
-    inputs = {'x': x, 'weight': weight, 'bias': bias, 'residual': residual, 'state': state}
-    compare(run, reference, inputs, torch.float32)
 
 
 def short_convolution(width=4, bias=True, activation='silu', dtype=torch.float32):
@@ -142,14 +126,3 @@ def test_update(shape, activation):
     assert y.shape == x.shape and after is cache
     assert_close('output', y.reshape(5, 1, 6), want, 1e-5)
     assert torch.equal(cache, final.to(cache.dtype))
-
-
-def test_states_of_a_packed_matrix():
-    x = torch.randn(sum(LENGTHS), 6)
-    got = causal_conv1d_update_states(x=x, state_len=4, cu_seqlens=bounds_of(LENGTHS))
-    assert torch.equal(got, batched(x[None], torch.ones(6, 4), lengths=LENGTHS)[1])
-
-
-def test_unknown_activation_is_refused():
-    with pytest.raises(ValueError, match="got 'relu'"):
-        causal_conv1d(torch.ones(1, 4, 2), torch.ones(2, 4), activation='relu')

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from fla.modules import RMSNorm
-from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
+from fla.modules.causal_conv1d import causal_conv1d_update
 
-from fla_cpu import loops, norms
-from fla_cpu.backend import import_loops, load_loops
+from fla_cpu import loops
+from fla_cpu.backend import load_loops
 from fla_kit.numba import launch, threads
 from packages.cpu.tests.fla_cpu.reference import assert_close, norm
-from packages.cpu.tests.fla_cpu.test_convolution import LENGTHS, batched, check, inputs_of
+from packages.cpu.tests.fla_cpu.test_convolution import LENGTHS, check, inputs_of
 from packages.cpu.tests.fla_cpu.test_convolution import run as convolve
 
 
@@ -173,44 +173,6 @@ def test_streams_not_served(served, case):
     assert served == (['convolve'] if case in ('final state', 'second derivatives') else [])
 
 
-def test_rows_outside_of_sequences():
-    """Such bounds are no one's promise, but may not make the loops leave rows unwritten, or write beyond."""
-    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4)
-    for bounds in ([0, 4], [2, 9], [0, 30, 9]):
-        assert not loops.convolves(x, weight, torch.tensor(bounds))
-    assert loops.convolves(x, weight, torch.tensor([0, 4, 4, 9]))
-    assert not loops.convolves(x[:, :0], weight, None)
-    # packed sequences lie in one row of the batch
-    assert not loops.convolves(x.expand(2, 9, 16), weight, torch.tensor([0, 4, 9]))
-
-
-@pytest.mark.parametrize('rows', [
-    torch.randn(1, 3, 16).transpose(0, 1), torch.randn(3, 5, 16).transpose(0, 1), torch.randn(3, 5, 48)[..., 16:32],
-    torch.randn(1, 1, 16).expand(3, 5, 16), torch.randn(3, 16, 5).mT,
-], ids=['one token', 'time first', 'part', 'expanded', 'channels first'])
-def test_any_layout(served, rows):
-    """Rows that PyTorch calls contiguous may still name any stride for a dimension of size one."""
-    weight, bias = torch.randn(16, 4), torch.randn(16)
-    inputs = {'x': rows.detach().requires_grad_(), 'weight': weight.requires_grad_(), 'bias': bias.requires_grad_()}
-    outputs, = convolve(**inputs, final=False)
-    want = batched(**{name: x.detach().double() for name, x in inputs.items()}, activation='silu')[0]
-    assert_close('output', outputs, want, 1e-6)
-    dy = torch.randn(*rows.shape[:2], 32)[..., ::2]
-    dense, = torch.autograd.grad(outputs, inputs['weight'], dy.contiguous(), retain_graph=True)
-    strided, = torch.autograd.grad(outputs, inputs['weight'], dy)
-    assert torch.equal(dense, strided) and served == ['convolve', 'convolve_gradients', 'convolve_gradients']
-
-
-def test_a_gradient_that_is_a_negated_view(served):
-    x, weight = torch.randn(1, 9, 16), torch.randn(16, 4, requires_grad=True)
-    dy = torch.randn(1, 9, 16, dtype=torch.complex64).conj().imag
-    assert dy.is_neg()
-    got, want = (
-        torch.autograd.grad(causal_conv1d(x, weight)[0], weight, y)[0] for y in (dy, dy.resolve_neg())
-    )
-    assert_close('dweight', got, want.double(), 1e-6)
-
-
 @torch.no_grad()
 def test_an_update_is_seen_by_autograd():
     x, cache, weight, bias = conv_inputs()
@@ -220,49 +182,6 @@ def test_an_update_is_seen_by_autograd():
     causal_conv1d_update(x, cache, None, weight, bias, 'silu')
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         loss.backward()
-
-
-@torch.no_grad()
-def test_parameters_can_be_freed():
-    """FSDP2 takes the memory of parameters away and gives it back, which NumPy's arrays would forbid."""
-    x, cache, weight, bias = conv_inputs()
-    scale = torch.randn(22)
-    causal_conv1d_update(x, cache, None, weight, bias, 'silu')
-    loops.rms_norm(x, scale, 1e-5)
-    for parameter in (weight, bias, scale):
-        parameter.untyped_storage().resize_(0)
-
-
-@torch.no_grad()
-def test_not_served(served, monkeypatch):
-    x, cache, weight, bias = conv_inputs()
-    layer = RMSNorm(22)
-    layer(x.double())
-    for other in (cache.half(), cache.mT.contiguous().mT):
-        causal_conv1d_update(x, other, None, weight, bias, 'silu')
-    torch.func.vmap(lambda y: norms.layer_norm_fwd(y, layer.weight, None, is_rms_norm=True)[0])(x[None])
-    monkeypatch.setenv('FLA_CPU_LOOPS', '0')
-    import_loops.cache_clear()
-    layer(x)
-    causal_conv1d_update(x, cache, None, weight, bias, 'silu')
-    assert served == []
-
-
-@torch.no_grad()
-def test_sizes_that_do_not_fit():
-    """Addresses have no sizes: nothing may be read or written beyond."""
-    x, cache, weight, bias = conv_inputs()
-    with pytest.raises(ValueError, match=r'weight must have shape \[44\]'):
-        RMSNorm(22)(torch.randn(3, 44))
-    with pytest.raises(ValueError, match=r'cache must have shape \[3, 22, 4\]'):
-        causal_conv1d_update(x, cache[:2].contiguous(), None, weight, bias, 'silu')
-    stream, kernels = torch.randn(1, 9, 32), torch.randn(32, 4)
-    with pytest.raises(ValueError, match=r'weight must have shape \[32, 4\]'):
-        causal_conv1d(stream, kernels[:16].contiguous())
-    with pytest.raises(ValueError, match=r'bias must have shape \[32\]'):
-        causal_conv1d(stream, kernels, torch.randn(16))
-    with pytest.raises(ValueError, match=r'dy must have shape \[9, 32\]'):
-        loops.convolve_gradients(stream[:, :5], stream, kernels, None, None, False)
 
 
 def test_registered_for_the_modules():

@@ -7,29 +7,6 @@ import sys
 
 import pytest
 
-PROGRAM = """
-import sys, torch, fla_longhorn
-from transformers import AutoConfig, AutoModelForCausalLM
-for exact in False, True:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model('longhorn', hidden_size=32, num_hidden_layers=1, vocab_size=50, exact=exact, hidden_ratio=2)
-    model, ids = AutoModelForCausalLM.from_config(config), torch.arange(3, 23).view(1, 20)
-    loss = model(ids, labels=ids).loss
-    loss.backward()
-    print(f'{loss:.4f}', f'{torch.stack([p.grad.norm() for p in model.parameters()]).norm():.3f}', end=' ')
-    print(*model.eval().generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)[0, 20:].tolist())
-"""
-
-
-def run(condition: str, folder, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', PROGRAM, condition], capture_output=True, text=True, cwd=folder,
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'NUMBA_CACHE_DIR': str(folder / 'cache'), **environment},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 # two loops, then two others
 LOOPS = """
 import resource, sys, torch
@@ -85,19 +62,3 @@ def test_a_fault_of_the_files(fault, filled, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.nb?')}
     assert run_loops(fault, tmp_path) == (results, 1)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.nb?')} == before
-
-
-@pytest.mark.parametrize('condition', ['no room', 'room for the first'])
-def test_no_room(condition, filled, tmp_path):
-    assert run_loops(condition, tmp_path) == (filled[0], 1)
-
-
-@pytest.mark.slow
-def test_without_a_compiler_of_loops(tmp_path):
-    """NUMBA_DISABLE_JIT, for debugging and coverage, leaves PyTorch's operations."""
-    assert run('interpreted', tmp_path, NUMBA_DISABLE_JIT='1') == run('compiled', tmp_path)
-
-
-def test_loops_asked_for_by_name(tmp_path):
-    with pytest.raises(AssertionError, match='FLA_LONGHORN_BACKEND=numba needs .* NUMBA_DISABLE_JIT is set'):
-        run('interpreted', tmp_path, NUMBA_DISABLE_JIT='1', FLA_LONGHORN_BACKEND='numba')

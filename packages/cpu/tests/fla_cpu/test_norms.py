@@ -126,11 +126,6 @@ def test_gated_norm(is_rms_norm, activation, affine, dtype):
     compare(function, reference, inputs, dtype)
 
 
-def test_unknown_gate_is_refused():
-    with pytest.raises(ValueError, match="got 'relu'"):
-        fused_norm_gate.layer_norm_gated(torch.ones(2, 4), torch.ones(2, 4), None, None, activation='relu')
-
-
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('output_dtype', [None, torch.float32])
 def test_l2norm(dtype, output_dtype):
@@ -142,10 +137,3 @@ def test_l2norm(dtype, output_dtype):
         return (y,)
 
     compare(function, lambda x: (x / (x.square().sum(-1, keepdim=True) + 1e-3).sqrt(),), inputs, dtype)
-
-
-def test_rows_of_zeros_are_finite():
-    x = torch.zeros(3, 8, requires_grad=True)
-    for y in (modules.RMSNorm(8)(x), modules.LayerNorm(8)(x), l2norm.l2norm(x)):
-        (grad,) = torch.autograd.grad(y.sum(), x)
-        assert y.eq(0).all() and grad.isfinite().all()

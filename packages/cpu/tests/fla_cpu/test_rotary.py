@@ -57,12 +57,3 @@ def test_inplace_keeps_tokens_before_the_first_position(interleaved):
     y = rotary_embedding(x, cos, sin, interleaved=interleaved, inplace=True, seqlen_offsets=-2)
     assert y.data_ptr() == x.data_ptr()
     assert_close('output', x, want, 1e-6)
-
-
-@pytest.mark.parametrize(('width', 'offsets', 'message'), [
-    (2, 3, 'position 6'), (2, torch.tensor([0, 3]), 'position 6'), (3, 0, 'at most 2'),
-])
-def test_angles_that_do_not_fit_are_refused(width, offsets, message):
-    cos, sin = tables(6, width, torch.float32)
-    with pytest.raises(ValueError, match=message):
-        rotary_embedding(torch.ones(2, 4, 1, 4), cos, sin, seqlen_offsets=offsets)

@@ -10,7 +10,7 @@ from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn_cpu import backend as numba
 from fla_longhorn_cpu import wide
-from tests.ops.test_defaults import results
+from tests.ops.cases import run
 
 
 def converter(W, load_lanes, store_lanes):
@@ -56,12 +56,12 @@ def test_the_way_changes_nothing(monkeypatch, exact, scalar_beta, beta_dtype):
     )
     inputs, options = make_inputs(case), make_options(case, exact=exact)
     inputs['beta'] = inputs['beta'].detach().to(beta_dtype).requires_grad_()
-    gradients = torch.randn(inputs['v'].shape).bfloat16(), torch.randn(inputs['initial_state'].shape)
     asked = []
     common = numba.common_dtype
     monkeypatch.setattr(numba, 'common_dtype', lambda *tensors: asked.append(common(*tensors)) or asked[-1])
-    direct = results(chunk_longhorn, inputs, options, gradients)
+    direct = run(chunk_longhorn, inputs, options)
     assert set(asked) == {beta_dtype}
     monkeypatch.setattr(numba, 'common_dtype', lambda *_: torch.float32)
-    for a, b in zip(direct, results(chunk_longhorn, inputs, options, gradients), strict=True):
-        assert a.dtype == b.dtype and torch.equal(a, b)
+    widened = run(chunk_longhorn, inputs, options)
+    for name, x in direct.items():
+        assert x.dtype == widened[name].dtype and torch.equal(x, widened[name]), name

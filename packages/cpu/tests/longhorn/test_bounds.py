@@ -17,8 +17,8 @@ CASES = (
 @pytest.mark.slow
 def test_operators_with_every_index_checked(tmp_path):
     """In a process of their own: Numba compiles with bounds checks or without, for all its functions."""
-    names = 'test_longhorn', 'test_pool', 'test_state_update', 'test_gate', 'numba/test_mixer'
-    files = [f'tests/ops/{name}.py' for name in names]
+    files = [f'tests/ops/test_{name}.py' for name in ('longhorn', 'pool', 'state_update', 'gate')]
+    files.append('packages/cpu/tests/longhorn/test_mixer.py')
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-k', CASES, *files], cwd=ROOT,
         env=os.environ | {'NUMBA_BOUNDSCHECK': '1', 'NUMBA_CACHE_DIR': str(tmp_path)}, capture_output=True, text=True,

@@ -9,7 +9,6 @@ import torch
 from fla_kit.numba import threads as pool
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from tests import forks
 from tests.ops.cases import assert_close, reference, run
 
 # eight heads, so that blocks are left for a worker whichever their width; several blocks of channels in each
@@ -94,39 +93,6 @@ def test_a_failure_is_raised_after_all_have_ended(failing):
     with pytest.raises(MemoryError, match=f'{failing} of 3'):
         pool.run(loop, 3)
     assert sorted(ended) == [i for i in range(3) if i != failing]
-
-
-AFTER_MAIN = '''
-import atexit, threading, torch
-from fla_longhorn.ops import chunk_longhorn
-
-q, k = torch.randn(2, 2, 600, 4, 16)
-v, beta = torch.randn(2, 600, 4, 64), torch.rand(2, 600, 4, 64)
-
-def call():
-    x = v.clone().requires_grad_()
-    o, _ = chunk_longhorn(q, k, x, beta)
-    return o.detach(), *torch.autograd.grad(o.sum(), x)
-
-def late(where):
-    print(where, all(map(torch.equal, call(), expected)), flush=True)
-
-def outlive():
-    threading.main_thread().join()
-    late('thread')
-
-torch.set_num_threads(2)
-call()  # compiles
-expected = call()
-atexit.register(late, 'atexit')
-threading.Thread(target=outlive).start()
-'''
-
-
-def test_after_the_main_thread():
-    """Python's pools take no work once the interpreter ends, which a thread may outlive, and handlers of `atexit`."""
-    printed = forks.output('-c', AFTER_MAIN, fla=False, env={'FLA_LONGHORN_BACKEND': 'numba'})
-    assert printed.split() == ['thread', 'True', 'atexit', 'True']
 
 
 @pytest.fixture

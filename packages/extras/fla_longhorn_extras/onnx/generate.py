@@ -72,6 +72,8 @@ def generate(
     if max_new_tokens < 1:
         raise ValueError(f'max_new_tokens must be at least 1, got {max_new_tokens}')
     read = [model(np.array([prompt], np.int64), model.new_states(1)) for prompt in prompts]
+    if not read:
+        return []
     logits = np.concatenate([logits for logits, _ in read])
     states = [np.concatenate(rows, 1) for rows in zip(*(states for _, states in read), strict=True)]
     random, end = np.random.default_rng(seed), set(end)

@@ -23,7 +23,7 @@ def exchange(size: int) -> None:
     assert torch.equal(y.grad, y.detach())
 
 
-@pytest.mark.parametrize('size', [2, 3, 4, 5])
+@pytest.mark.parametrize('size', [3])
 def test_exchange(size):
     forks.output('-m', 'packages.extras.tests.distributed.test_exchange', str(size))
 

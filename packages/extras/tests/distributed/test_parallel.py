@@ -1,13 +1,12 @@
-"""Tensor and pipeline parallelism on four ranks: losses, gradients, generation and checkpoints are those of one process.
+"""Tensor parallelism on four ranks: losses, gradients, generation and checkpoints are those of one process.
 
-    python -m packages.extras.tests.distributed.test_parallel options|curves|transformers|pipeline FOLDER
+    python -m tests.distributed.test_parallel options|curves|transformers FOLDER
 
 is what the ranks run, beside FSDP2 and context parallelism. What differs is an error. Checkpoints stay in the folder.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -24,13 +23,12 @@ from fla.ops.cp import build_cp_context
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, SplitPoint, pipeline
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from fla_longhorn import Longhorn, LonghornConfig, LonghornForCausalLM
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.selfcheck.compare import relative_error
 from fla_longhorn_extras import context_parallel as context_parallel
 from fla_longhorn_extras.tensor_parallel import tensor_parallel_plan
@@ -268,69 +266,7 @@ def by_transformers(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
     assert cache[0]['recurrent_state'].shape == (2, 1, 6, 16) and cache[0]['conv_state'].shape == (2, 16, 4)
 
 
-class Stage(nn.Module):
-    """Some of a model's blocks, from what the stage before returns to what the next one takes."""
-
-    def __init__(self, model: LonghornForCausalLM, first: bool, last: bool, blocks: slice) -> None:
-        super().__init__()
-        self.model = model
-        model.model.layers = model.model.layers[blocks]
-        if not first:
-            model.model.embeddings = nn.Identity()
-        if not last:
-            model.model.norm = model.lm_head = nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x, use_cache=False, return_dict=False)[0]
-
-
-def next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-
-class Logits(nn.Module):
-    def __init__(self, model: LonghornForCausalLM) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model(ids, use_cache=False).logits
-
-
-def two_stages(mesh: DeviceMesh, world: DeviceMesh, folder: Path) -> None:
-    """A pipeline written by hand, its channels split, and one cut out of a trace."""
-    pp, settings = mesh['dp'], {'tie_word_embeddings': False, 'num_heads': 2}
-    index, last, device = pp.get_local_rank(), pp.get_local_rank() == 1, torch.device('cpu')
-    for traced in False, True:
-        model = make_model(3, **settings)
-        if traced:
-            cut = {'model.model.layers.1': SplitPoint.BEGINNING}
-            stages = pipeline(Logits(model), (make_batches()[0, :2],), split_spec=cut)
-            stage = stages.build_stage(index, device, pp.get_group())
-        else:
-            split_channels(model, mesh['tp'])
-            module = Stage(model, not last, last, slice(1, 3) if last else slice(1))
-            stage = PipelineStage(module, index, 2, device, group=pp.get_group())
-        schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=next_token_loss)
-        optimizer = make_optimizer(stage.submod)
-        found = []
-        for batch in make_batches():
-            optimizer.zero_grad()
-            losses: list[torch.Tensor] = []
-            if last:
-                schedule.step(target=batch, losses=losses)
-                found.append(torch.stack(losses).mean().item())
-            else:
-                schedule.step(batch)
-            optimizer.step()
-        if last:
-            # of equal lengths: the mean of two microbatches is that of the batch
-            assert_same(found, curve(
-                lambda model, batch: next_token_loss(Logits(model)(batch), batch), math.inf, 3, **settings,
-            ))
-
-
-JOBS = {'options': options, 'curves': curves, 'transformers': by_transformers, 'pipeline': two_stages}
+JOBS = {'options': options, 'curves': curves, 'transformers': by_transformers}
 
 
 def main(name: str, folder: str) -> None:
@@ -339,13 +275,13 @@ def main(name: str, folder: str) -> None:
     JOBS[name](mesh, world, Path(folder))
 
 
-@pytest.mark.parametrize('name', ['options', 'pipeline'])
+@pytest.mark.parametrize('name', ['options'])
 def test_equals_one_process(name, tmp_path):
-    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', name, tmp_path)
+    forks.output('-m', 'tests.distributed.test_parallel', name, tmp_path)
 
 
 def test_curves_and_a_checkpoint_in_one_process(tmp_path):
-    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', 'curves', tmp_path)
+    forks.output('-m', 'tests.distributed.test_parallel', 'curves', tmp_path)
     model = make_model(intermediate_size=64)
     optimizer, half = make_optimizer(model), STEPS // 2
     load_checkpoint(model, optimizer, tmp_path, no_dist=True)
@@ -354,21 +290,11 @@ def test_curves_and_a_checkpoint_in_one_process(tmp_path):
 
 
 def test_transformers(tmp_path):
-    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', 'transformers', tmp_path)
+    forks.output('-m', 'tests.distributed.test_parallel', 'transformers', tmp_path)
     for name in SPLITS:
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
         for key, x in make_model(3, **HYBRID).state_dict().items():
             assert torch.equal(saved[key], x), key
-
-
-def test_plan_of_another_model():
-    with pytest.raises(TypeError, match='model must be one of Longhorn.s models, .* got Longhorn'):
-        tensor_parallel_plan(Longhorn(hidden_size=16))
-
-
-def test_pipeline_of_transformers():
-    with pytest.raises(ValueError, match='pp_size must be 1'):
-        LonghornForCausalLM.prepare_distribute_model(DistributedConfig(pp_size=2))
 
 
 if __name__ == '__main__':

@@ -2,16 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn as nn
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,12 +16,10 @@ from fla_longhorn_extras.onnx.__main__ import main
 from fla_longhorn_extras.onnx.export import export_onnx
 from fla_longhorn_extras.onnx.generate import Model, generate
 from fla_longhorn_extras.onnx.generate import main as generate_main
-from fla_longhorn_extras.with_states import WithStates
 from packages.extras.tests.onnx.test_model import build
 from tests import forks
 from tests.integration.swapped import make_model
 from tests.models.test_longhorn import small
-from tests.test_docs import blocks
 
 WORDS = ['one', 'two', 'three', *(f'word{i}' for i in range(50))]
 # lets a program in another folder import what this one can
@@ -127,20 +121,6 @@ def test_the_program_ends_where_the_text_does(command, tmp_path, capsys):
     assert 'tokenizer.json; give --ids' in capsys.readouterr().err
 
 
-def test_the_page(checkpoint, tmp_path):
-    """What docs/compile.md tells to type, but the installation."""
-    (tmp_path / 'my-checkpoint').symlink_to(checkpoint)
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
-    env = {**os.environ, 'PATH': programs, 'PYTHONPATH': PATHS}
-    install, *commands = blocks(forks.ROOT / 'docs/compile.md', 'sh')[0].splitlines()
-    assert install.startswith('pip ')
-    # words that the tokenizer knows
-    text = '\n'.join(commands).replace('The state', 'one two')
-    done = subprocess.run(['bash', '-euc', text], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert 'greedy tokens equal' in done.stdout
-
-
 def test_end_and_samples(tmp_path):
     torch.manual_seed(1)
     export_onnx(LonghornForCausalLM(small()).eval(), tmp_path)
@@ -181,17 +161,6 @@ def test_bad_calls_of_the_program(command):
         graph.session.run(None, {'input_ids': np.zeros((2, 1), int), 'attention_mask': np.ones((2, 1), int)})
 
 
-def test_in_the_folder_of_the_checkpoint(checkpoint, tmp_path, capsys):
-    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
-    before = {x.name for x in tmp_path.iterdir()}
-    with warnings.catch_warnings():
-        assert main([str(tmp_path), '--output_dir', str(tmp_path), '--new_tokens', '0']) == 0
-    # nothing is compared
-    assert 'tokens per second' not in capsys.readouterr().out
-    assert {x.name for x in tmp_path.iterdir()} - before == {'generate.py', 'model.onnx', 'model.onnx.data'}
-    LonghornForCausalLM.from_pretrained(tmp_path)
-
-
 def save(folder, **options) -> None:
     LonghornForCausalLM(small(**options)).save_pretrained(folder)
 
@@ -217,51 +186,3 @@ def test_checkpoints_that_have_no_translation(error, message, make, tmp_path):
     with pytest.raises(error, match=message):
         main([str(checkpoint), '--output_dir', str(output)])
     assert not output.exists()
-
-
-class Int8(nn.Parameter):
-    pass
-
-
-def test_models_that_have_no_translation(tmp_path):
-    output, model = tmp_path / 'output', LonghornForCausalLM(small())
-    with pytest.raises(TypeError, match='must be a LonghornForCausalLM, got Embedding'):
-        export_onnx(model.model.embeddings, output)
-    hybrid = LonghornForCausalLM(small(attn={'layers': [1], 'num_heads': 2}))
-    with pytest.raises(ValueError, match='attn must be None'):
-        export_onnx(hybrid, output)
-    with pytest.raises(ValueError, match='plain float32 weights, got Tensor of torch.bfloat16'):
-        export_onnx(LonghornForCausalLM(small()).to(torch.bfloat16), output)
-    with pytest.raises(ValueError, match='must be on the CPU'):
-        export_onnx(LonghornForCausalLM(small()).to('meta'), output)
-    projection = model.model.layers[1].attn.out_proj
-    projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match=r'of torch.int8 in model.layers.1.attn.out_proj.weight'):
-        export_onnx(model, output)
-    assert not output.exists()
-
-
-def test_a_file_that_fails_leaves_the_old_ones(command, tmp_path, monkeypatch):
-    folder, _ = command
-    before = {x.name: x.read_bytes() for x in folder.iterdir()}
-
-    def fail(*args, **kwargs):
-        raise OSError('no space')
-
-    model = LonghornForCausalLM(small())
-    monkeypatch.setattr(model.generation_config, 'save_pretrained', fail)
-    with pytest.raises(OSError, match='no space'):
-        export_onnx(model, folder)
-    assert {x.name: x.read_bytes() for x in folder.iterdir()} == before
-
-
-def test_a_model_in_training(tmp_path):
-    model = LonghornForCausalLM(small()).train()
-    model.model.layers[0].eval()
-    export_onnx(model, tmp_path)
-    assert model.training and not model.model.layers[0].training
-    graph = Model(tmp_path)
-    with torch.no_grad():
-        expected = WithStates(model.eval())(torch.tensor([[3, 4]]), *WithStates(model).new_states(1))[0]
-    logits, _ = graph(np.array([[3, 4]]), graph.new_states(1))
-    np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)

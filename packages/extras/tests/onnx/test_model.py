@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fla_longhorn import LonghornForCausalLM
-from fla_longhorn_extras.onnx.compare import compare
 from fla_longhorn_extras.onnx.export import export_onnx
 from fla_longhorn_extras.onnx.generate import Model, generate
 from fla_longhorn_extras.with_states import WithStates
@@ -46,12 +45,6 @@ def exported(request, tmp_path_factory) -> tuple[LonghornForCausalLM, Path]:
 def pair(exported) -> tuple[LonghornForCausalLM, Model]:
     model, folder = exported
     return model, Model(folder, threads=1)
-
-
-def test_weights_are_stored_once(exported):
-    """Those of tied embeddings too."""
-    model, folder = exported
-    assert (folder / 'model.onnx.data').stat().st_size < 4 * model.num_parameters() * 1.1
 
 
 def tokens(B: int, T: int) -> torch.Tensor:
@@ -96,32 +89,3 @@ def test_pieces(pair):
             logits, piecewise = graph(piece, piecewise)
         for own, x in zip((logits, *piecewise), (expected, *states), strict=True):
             np.testing.assert_allclose(own, x, atol=1e-5)
-
-
-def test_prompts_of_any_lengths_without_padding(pair):
-    _, graph = pair
-    prompts = [tokens(1, T)[0].tolist() for T in (5, 1, 30)]
-    assert generate(graph, prompts, 20) == [generate(graph, [prompt], 20)[0] for prompt in prompts]
-
-
-def test_states_stay_as_they_are(pair):
-    model, graph = pair
-    states = [torch.randn(x.shape) for x in graph.new_states(2)]
-    copies = [x.clone() for x in states]
-    graph(tokens(2, 1).numpy(), [x.numpy() for x in states])
-    with torch.no_grad():
-        WithStates(model)(tokens(2, 1), *states)
-    assert all(map(torch.equal, states, copies))
-
-
-def test_comparison(exported):
-    """It notices a model whose weights are not those of the file."""
-    model, folder = exported
-    found = compare(model, folder, prompt_tokens=9, new_tokens=30)
-    assert found.equal and found.difference < 1e-5
-    assert 'ratio' in str(found) and '30 greedy tokens equal' in str(found)
-    with torch.no_grad():
-        model.model.layers[1].attn.D.add_(1)
-        found = compare(model, folder, prompt_tokens=9, new_tokens=30)
-        model.model.layers[1].attn.D.sub_(1)
-    assert not found.equal and found.difference > 1e-2

@@ -1,15 +1,13 @@
 """Vision Longhorn as a model of timm, and docs/vision.md."""
 
-import copy
 import math
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import param_groups_weight_decay
 
-from fla_longhorn_extras.timm.variants import resize_positions
 from packages.extras.tests.timm.models import SMALL_IMAGES, TINY, gates, images, small
 from tests.test_docs import execute_page
 
@@ -37,26 +35,6 @@ def test_who_sees_whom(bidirectional, device):
     assert moved[1:8].all() == bidirectional and moved[0] == bidirectional and moved[-1]
 
 
-@pytest.mark.parametrize('pool', ['', 'token', 'avg', 'max', 'avgmax'])
-def test_pools(pool, device):
-    model = small(device, global_pool=pool)
-    features = model.forward_features(images(device))
-    logits = model(images(device))
-    tokens = features[:, 1:]
-    expected = {
-        '': features, 'token': features[:, 0], 'avg': tokens.mean(1), 'max': tokens.amax(1),
-        'avgmax': (tokens.mean(1) + tokens.amax(1)) / 2,
-    }[pool]
-    torch.testing.assert_close(logits, model.head(expected))
-
-
-def test_without_class_token(device):
-    model = small(device, class_token=False, global_pool='avg')
-    assert model.forward_features(images(device)).shape == (2, 15, 32) and 'cls_token' not in dict(model.named_parameters())
-    with pytest.raises(ValueError, match='global_pool'):
-        small(device, class_token=False)
-
-
 def test_intermediates(device):
     model = small(device)
     features, maps = model.forward_intermediates(images(device), norm=True)
@@ -76,26 +54,6 @@ def test_intermediates(device):
         model.forward_intermediates(images(device), output_fmt='NHWC')
 
 
-@gates
-def test_features_only(gate, device):
-    whole = small(device, gate=gate)
-    model = timm.create_model(TINY, features_only=True, out_indices=(0, 2), gate=gate, **SMALL_IMAGES).to(device)
-    model.model.load_state_dict(whole.state_dict(), strict=False)
-    maps = model(images(device))
-    assert [x.shape for x in maps] == [(2, 32, 3, 5)] * 2
-    expected = whole.forward_intermediates(images(device), indices=[0, 2], intermediates_only=True)
-    torch.testing.assert_close(maps, expected)
-    assert model.feature_info.channels() == [32, 32] and model.feature_info.reduction() == [4, 4]
-
-
-def test_prune(device):
-    model = small(device)
-    expected = model.forward_intermediates(images(device), indices=[1], intermediates_only=True)[0]
-    assert model.prune_intermediate_layers([1], prune_norm=True) == [1]
-    assert len(model.blocks) == 2 and isinstance(model.get_classifier(), torch.nn.Identity)
-    torch.testing.assert_close(model.forward_features(images(device))[:, 1:], expected.flatten(2).mT)
-
-
 def test_other_sizes(device):
     model, x = small(device), images(device, 2, (16, 16))
     with pytest.raises(AssertionError, match='Input height'):
@@ -107,19 +65,6 @@ def test_other_sizes(device):
     model.set_input_size(img_size=(16, 16))
     torch.testing.assert_close(model(x), logits)
     assert small(device, dynamic_img_size=True, dynamic_img_pad=True)(images(device, 1, (13, 18))).shape == (1, 5)
-
-
-def test_checkpoint_of_another_size(tmp_path, device):
-    model, path = small(device), tmp_path / 'model.pt'
-    torch.save(model.state_dict(), path)
-    other = timm.create_model(TINY, **dict(SMALL_IMAGES, img_size=(16, 16)))
-    other.load_state_dict(torch.load(path) | {'pos_embed': other.pos_embed.detach()})
-    # timm's resampling takes a square grid from the number of positions
-    square = timm.create_model(TINY, **dict(SMALL_IMAGES, img_size=(8, 8)))
-    resized = resize_positions(square.state_dict(), other)
-    assert resized['pos_embed'].shape == (1, 17, 32)
-    other.load_state_dict(resized)
-    assert resize_positions(model.state_dict(), model)['pos_embed'].shape == (1, 16, 32)
 
 
 def test_reset_classifier(device):
@@ -147,13 +92,6 @@ def test_weight_decay(gate, device):
     norms = {'norm.weight', *(f'blocks.{i}.norm.weight' for i in range(3))}
     assert {name for name in spared if name.endswith('weight')} == norms
     assert len(plain['params']) + len(decayed['params']) == len(list(model.parameters()))
-
-
-@gates
-def test_layer_decay(gate, device):
-    groups = param_groups_layer_decay(small(device, gate=gate), 0.1, layer_decay=0.5)
-    # stem, three blocks, norm and head
-    assert sorted({group['lr_scale'] for group in groups}) == [0.5**i for i in (4, 3, 2, 1, 0)]
 
 
 def assert_fresh_gates(model):
@@ -198,41 +136,12 @@ def test_gate_for_trained_weights(gate, device):
     torch.testing.assert_close(model(images(device)), plain(images(device)))
 
 
-PROGRAMS = {
-    'trace': lambda model, x: torch.jit.trace(model, x, check_trace=False),
-    'export': lambda model, x: torch.export.export(
-        model, (x,), dynamic_shapes=({0: torch.export.Dim('batch', min=2, max=64)},),
-    ).module(),
-    'compile': lambda model, x: torch.compile(model, backend='aot_eager', fullgraph=True),
-    'copy': lambda model, x: copy.deepcopy(model),
-}
-
-
-@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
-@gates
-@pytest.mark.parametrize('program', PROGRAMS)
-def test_programs(program, gate, device):
-    model = small(device, gate=gate, exact=True)
-    run = PROGRAMS[program](model, images(device))
-    torch.testing.assert_close(run(images(device)), model(images(device)), rtol=1e-4, atol=1e-5)
-
-
 def test_last_projections_begin_smaller_with_depth(device):
     """By the root of the number of blocks, whose outputs are added."""
     for block in (model := small(device)).blocks:
         weight = block.mixer.out_proj.weight
         bound = (weight.shape[1] * len(model.blocks))**-0.5
         assert 0.98 * bound < weight.abs().max().item() <= bound
-
-
-def test_gradient_checkpointing(device):
-    model, found = small(device).train(), []
-    for enable in (False, True):
-        model.set_grad_checkpointing(enable)
-        model.zero_grad()
-        model(images(device)).square().sum().backward()
-        found.append([x.grad for x in model.parameters()])
-    torch.testing.assert_close(*found)
 
 
 def test_page(tmp_path, device):

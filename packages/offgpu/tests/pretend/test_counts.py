@@ -92,11 +92,12 @@ def test_replay():
         y = x * 2 + 1
         state.add_(y)
         parts = torch.stack([y, state]).unbind()
-        return torch.cat(parts).view(2, 3), torch.empty(3, device='cuda').copy_(y), y.max(0)
+        # `arange` grows an empty tensor
+        return torch.cat(parts).view(2, 3), torch.empty(3, device='cuda').copy_(y), y.max(0), torch.arange(3, device='cuda')
 
     with torch.cuda.graph(graph):
         assert torch.cuda.is_current_stream_capturing()
-        joined, copied, (largest, place) = step()
+        joined, copied, (largest, place), grown = step()
     total = state.cpu()
     for values in ([1., 2., 3.], [9., 5., 0.]):
         x.copy_(torch.tensor(values))
@@ -104,6 +105,7 @@ def test_replay():
         y = 2 * torch.tensor(values) + 1
         total += y
         assert torch.equal(joined.cpu(), torch.stack([y, total])) and torch.equal(copied.cpu(), y)
+        assert grown.tolist() == [0, 1, 2]
         assert torch.equal(state.cpu(), total) and (largest.item(), place.item()) == (y.max(), y.argmax())
 
 

@@ -58,14 +58,14 @@ def decode(model: LonghornForCausalLM) -> tuple[str, ...]:
 
 def test_a_tensor_made_on_the_cpu(model, plant):
     train(model)
-    plant(Longhorn, 'split', lambda parts: [x * torch.ones(1) for x in parts])
+    plant(Longhorn, 'by_heads', lambda x: x * torch.ones(1))
     with pytest.raises(RuntimeError, match='Expected all tensors to be on the same device'):
         train(model)
 
 
 def test_a_wait_in_a_decoded_token(model, plant):
     assert decode(model) == ()
-    plant(Longhorn, 'split', lambda parts: parts if parts[0].isfinite().all().item() else None)
+    plant(Longhorn, 'project', lambda inputs: inputs if inputs[0].isfinite().all().item() else None)
     stacks = decode(model)
     assert len(stacks) == 1 and 'fla_longhorn/layers/longhorn.py' in stacks[0] and '_local_scalar_dense' in stacks[0]
 

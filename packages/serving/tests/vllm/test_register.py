@@ -32,7 +32,8 @@ print(json.dumps(loaded))
 
 def test_inert():
     """What the entry point names can be imported without vLLM, and so can the package, which does not ask for it."""
-    entry_points = tomllib.loads((forks.ROOT / 'pyproject.toml').read_text())['project']['entry-points'][GROUP]
+    project = tomllib.loads((forks.ROOT / 'packages/serving/pyproject.toml').read_text())['project']
+    entry_points = project['entry-points'][GROUP]
     assert entry_points == {'longhorn': 'fla_longhorn_serving.vllm_plugin:register'}
     done = forks.run('-c', IMPORTS, fla=False)
     assert done.stdout.split('\n')[:2] == ['set()', '[]'], done.stdout + done.stderr

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import aclosing
 
-import pytest
 import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
@@ -11,7 +10,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from packages.serving.tests.checkpoints import NEW_TOKENS, OPTIONS, distributions, generate, log_probabilities, prompts
+from packages.serving.tests.checkpoints import NEW_TOKENS, OPTIONS, distributions, prompts
 from tests.integration.server import PROMPTS
 
 GREEDY = {'temperature': 0, 'max_tokens': NEW_TOKENS, 'ignore_eos': True, 'detokenize': False}
@@ -41,17 +40,6 @@ def test_samples(engine, variant):
                 torch.testing.assert_close(values([step] * 4, likeliest), log_p, **CLOSE)
 
 
-@pytest.mark.parametrize('options', [{}, {'max_num_batched_tokens': 32}], ids=str)
-def test_log_probabilities_of_prompts(engine, variant, options):
-    checkpoint = variant('paper')
-    for prompt, request in zip(prompts(), engine(checkpoint.folder, **options).generate(
-        REQUESTS, SamplingParams(**GREEDY, prompt_logprobs=0), use_tqdm=False,
-    ), strict=True):
-        assert request.prompt_logprobs[0] is None and len(request.prompt_logprobs) == len(prompt)
-        wanted = log_probabilities(checkpoint.model, prompt[:1], prompt[1:])
-        torch.testing.assert_close(values(request.prompt_logprobs[1:], prompt[1:]), wanted, **CLOSE)
-
-
 def test_cancelled_requests(engine, variant):
     """Every other request ends in the middle: others' tokens stay, and requests in the pages that became free have theirs."""
     checkpoint = variant('hybrid')
@@ -73,16 +61,6 @@ def test_cancelled_requests(engine, variant):
     run(200)
     first = {f'{i}': x for i, x in enumerate(checkpoint.tokens) if i % 2}
     assert tokens == first | {f'{i} again': x for i, x in enumerate(checkpoint.tokens)}
-
-
-@pytest.mark.parametrize('name', ['paper', 'exact'])
-def test_long_prompts(engine, variant, name):
-    """Of 4,096 tokens, in pieces of 1,024."""
-    checkpoint = variant(name)
-    long = torch.randint(0, 256, (2, 4096), generator=torch.Generator().manual_seed(3)).tolist()
-    llm = engine(checkpoint.folder, max_model_len=4200, max_num_batched_tokens=1024)
-    outputs = llm.generate([{'prompt_token_ids': x} for x in long], SamplingParams(**GREEDY), use_tqdm=False)
-    assert [list(x.outputs[0].token_ids) for x in outputs] == [generate(checkpoint.model, x) for x in long]
 
 
 def test_text(engine, variant):

@@ -18,9 +18,12 @@ using c10::Storage;
 
 inline bool is_on_device(const at::Tensor& t) { return t.defined() && t.device().type() == DeviceType::CUDA; }
 
+inline c10::DataPtr host_memory(const Storage& storage) {
+  return c10::DataPtr(const_cast<void*>(storage.data()), new Storage(storage), [](void* s) { delete static_cast<Storage*>(s); }, CPU);
+}
+
 inline Storage host_storage(const Storage& storage) {
-  c10::DataPtr data(const_cast<void*>(storage.data()), new Storage(storage), [](void* s) { delete static_cast<Storage*>(s); }, CPU);
-  return Storage(Storage::use_byte_size_t(), storage.nbytes(), std::move(data), c10::GetCPUAllocator(), /*resizable=*/true);
+  return Storage(Storage::use_byte_size_t(), storage.nbytes(), host_memory(storage), c10::GetCPUAllocator(), /*resizable=*/true);
 }
 
 inline c10::DataPtr device_memory(const Storage& host, Device device) {
@@ -100,6 +103,8 @@ class Aliases {
       Storage moved(Storage::use_byte_size_t(), alias.nbytes(), std::move(data), c10::GetCPUAllocator(), /*resizable=*/false);
       impl->set_data_ptr_noswap(device_memory(moved, impl->device()));
       impl->set_nbytes(moved.nbytes());
+      // a captured operator writes there again
+      alias.unsafeGetStorageImpl()->set_data_ptr_noswap(host_memory(moved));
     }
   }
 
