@@ -112,6 +112,36 @@ def get_attention(config: Any, layer_idx: int) -> RowwiseAttention | None:
     return None if options is None else RowwiseAttention(**options)
 
 
+class FLAPreTrainedModel(modeling_utils.FLAPreTrainedModel):
+    """Warns and raises where transformers would load or split a model wrongly."""
+
+    @classmethod
+    def prepare_distribute_model(cls, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """transformers' method; its pipeline parallelism needs blocks that return a tensor."""
+        own = isinstance(distributed_config, dict)
+        pp_size = distributed_config.get('pp_size') if own else getattr(distributed_config, 'pp_size', None)
+        if (pp_size or 1) > 1:
+            raise ValueError(
+                f"pp_size must be 1 for Longhorn's models, whose blocks return more than the hidden states, got {pp_size}: "
+                'build stages for torch.distributed.pipelining'
+            )
+        return super().prepare_distribute_model(distributed_config, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """transformers' method; warns where Auto classes took this class for a subclass that saved its own code."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        own = [name for auto, name in (getattr(model.config, 'auto_map', None) or {}).items() if auto.startswith('AutoModel')]
+        if own and cls.__name__ not in {name.rpartition('.')[2] for name in own}:
+            warnings.warn(
+                f'the checkpoint is of {own[0]}, but {cls.__name__} was loaded: Auto classes take what is registered for '
+                f'the model_type {model.config.model_type!r}, so call from_pretrained of the class itself, or give it a '
+                'config class with a model_type of its own', stacklevel=2,
+            )
+        return loaded
+
+
 class FLAModel(modeling_utils.FLAModel):
     """Checks a call once for all layers."""
 

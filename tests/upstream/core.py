@@ -17,7 +17,9 @@ OWN = {'fla_longhorn.layers': 'fla.layers', 'fla_longhorn.models': 'fla.models',
 MODELING = 'fla.models.modeling_utils'
 THEIRS = {
     **{f'fla_longhorn.modules.{name}': 'fla.modules' for name in ('GatedMLP', 'L2Norm', 'RMSNorm')},
-    **{f'fla_longhorn.models.base.{name}': MODELING for name in ('FLAForCausalLM', 'FLAModel', 'get_attention')},
+    **{f'fla_longhorn.models.base.{name}': MODELING for name in (
+        'FLAForCausalLM', 'FLAModel', 'FLAPreTrainedModel', 'get_attention',
+    )},
 }
 # module or package -> its place; the longest name decides
 PLACES = {

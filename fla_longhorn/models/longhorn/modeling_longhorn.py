@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
 from fla.models.generation_utils import FLAGenerationMixin
-from fla.models.modeling_utils import FLAPreTrainedModel
 from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
@@ -17,7 +15,7 @@ from transformers.modeling_layers import (
 
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.layers.options import no_weight_decay
-from fla_longhorn.models.base import FLAForCausalLM, FLAModel, get_attention
+from fla_longhorn.models.base import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
 
@@ -79,32 +77,6 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     # tells the Trainer that a head's loss is a mean, not divided by `num_items_in_batch`
     accepts_loss_kwargs = False
     _no_split_modules = ['LonghornBlock']
-
-    @classmethod
-    def prepare_distribute_model(cls, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """transformers' method; its pipeline parallelism needs blocks that return a tensor."""
-        own = isinstance(distributed_config, dict)
-        pp_size = distributed_config.get('pp_size') if own else getattr(distributed_config, 'pp_size', None)
-        if (pp_size or 1) > 1:
-            raise ValueError(
-                f"pp_size must be 1 for Longhorn's models, whose blocks return more than the hidden states, got {pp_size}: "
-                'build stages for torch.distributed.pipelining'
-            )
-        return super().prepare_distribute_model(distributed_config, *args, **kwargs)
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' method; warns where Auto classes took this class for a subclass that saved its own code."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        own = [name for auto, name in (getattr(model.config, 'auto_map', None) or {}).items() if auto.startswith('AutoModel')]
-        if own and cls.__name__ not in {name.rpartition('.')[2] for name in own}:
-            warnings.warn(
-                f'the checkpoint is of {own[0]}, but {cls.__name__} was loaded: Auto classes take what is registered for '
-                f'the model_type {model.config.model_type!r}, so call from_pretrained of the class itself, or give it a '
-                'config class with a model_type of its own', stacklevel=2,
-            )
-        return loaded
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters without weight decay."""
