@@ -63,7 +63,7 @@ resolve: setup
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda, fla's kernels by fla_cpu (PRETEND_FAST=2)
 # but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
 ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p packages.offgpu.tests.pretend.plugin -q --durations 20
-OWN := tests/layers/test_longhorn.py tests/ops/triton/test_scalar_beta.py
+OWN := tests/layers/test_longhorn.py packages/extras/tests/test_scalar_beta.py
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
 	ops/test_pool.py ops/test_pool_errors.py models/test_transforms.py models/test_causal_lm.py \
@@ -169,8 +169,8 @@ $(OLD_TRITON)/.ready: $(STAMP) constraints/oldest.txt
 # with the oldest versions; this torch has no build for a CPU alone on the index: gigabytes
 test-oldest: export OMP_NUM_THREADS := 1
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest $(addprefix tests/,distributed integration layers models ops torch_compile test_patches.py \
-		test_package.py kernels ptx) packages/cpu/tests -m 'not slow' -n 2 --dist loadgroup -q
+	$(OLDEST)/bin/python -m pytest $(addprefix tests/,integration layers models ops torch_compile test_patches.py \
+		test_package.py kernels ptx) packages/cpu/tests packages/extras/tests/distributed -m 'not slow' -n 2 --dist loadgroup -q
 	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest tests/ops -m 'not slow' -n 2 --dist loadgroup -q
 
 $(OLDEST)/.ready: pyproject.toml constraints/oldest.txt

@@ -98,7 +98,7 @@ def forget_environment():
 
 
 def forget() -> None:
-    for name, function in (('fla_cpu.backend', 'import_loops'), ('fla_longhorn.ops.backend', 'backend_name')):
+    for name, function in (('fla_cpu.backend', 'import_loops'), ('fla_longhorn.ops.operator', 'backend_name')):
         if name in sys.modules:
             getattr(sys.modules[name], function).cache_clear()
 

@@ -1,5 +1,8 @@
 """Longhorn (arXiv 2407.14207) for flash-linear-attention: importing it registers the ops, the layer and the models."""
 
+from functools import partial
+from importlib import import_module
+
 from fla_longhorn.requirements import check_requirements
 
 __version__ = '0.1.0'
@@ -21,10 +24,12 @@ from fla_longhorn.ops import (  # noqa: E402
     longhorn_state_update,
     naive_recurrent_longhorn,
 )
+from fla_longhorn.ops.operator import OP_BACKENDS  # noqa: E402
 from fla_longhorn.patches import patch as patch  # noqa: E402
 from fla_longhorn.patches import register  # noqa: E402
 from fla_longhorn.patches import unregister as unregister  # noqa: E402
 
+OP_BACKENDS['torch'] = partial(import_module, f'{__name__}.ops.torch')
 register()
 
 __all__ = [

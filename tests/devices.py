@@ -16,7 +16,7 @@ ON_THE_CPU = {
     'packages/extras/tests/test_batch_invariant.py::test_attention_is_refused': 'refused before there is a tensor',
     'lab': 'the experiments themselves take a device',
     'tests/benchmarks': '`python -m benchmarks gpu` runs the benchmarks themselves on a device',
-    **dict.fromkeys((f'tests/distributed/{name}' for name in (
+    **dict.fromkeys((f'packages/extras/tests/distributed/{name}' for name in (
         'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_exchange.py', 'test_parallel.py',
         'test_scale.py',
     )), 'ranks share no GPU, and gloo sends what is on the CPU'),

@@ -17,7 +17,7 @@ from tests import forks
 ROOT = forks.ROOT
 DOCS = ROOT / 'docs'
 PAGES = sorted(path.name for path in DOCS.glob('*.md'))
-# run by a test of their own, scale.md and parallel.md by tests/distributed and vision.md by packages/extras/tests/timm
+# run by tests of their own, in packages/extras/tests: scale.md and parallel.md in distributed, vision.md in timm
 ELSEWHERE = ('evaluate.md', 'gpu.md', 'parallel.md', 'scale.md', 'vision.md')
 TEXTS = [path.relative_to(ROOT).as_posix() for path in (
     *ROOT.glob('*.md'), *ROOT.glob('packages/*/README.md'), *ROOT.glob('lab/notebook/*.md'), *sorted(DOCS.glob('*.md')),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.gate import apply_gate
+from fla_longhorn.ops.inputs import apply_gate
 from fla_longhorn.ops.pool import Pool
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import torch
 
 from fla_longhorn import ops
-from fla_longhorn.selfcheck import cases
+from fla_longhorn.selfcheck import case as cases
 from fla_longhorn.selfcheck.case import DTYPES, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import check, differentiate, update
 

@@ -24,8 +24,9 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.triton import backward_summary, forward_summary, longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
 from fla_longhorn.selfcheck.case import DTYPES, FLAGS, MIXED, Case, make_inputs, make_options
+from fla_longhorn_extras.context_parallel import kernels
 from offgpu.absent_device import TARGETS
 from offgpu.launches import DEPTHS, rehearsal
 
@@ -77,8 +78,8 @@ def rehearse(call: Call) -> None:
         used = torch.empty(N, dtype=torch.bool, device='meta')
         pool = Pool(page[:, 64:].unflatten(1, state.shape[1:]), first, last, used)
     if call.mode == 'summary':
-        forward_summary(args)
-        backward_summary(args.v, args)
+        kernels.forward_summary(args)
+        kernels.backward_summary(args.v, args)
         return
     o, _, states = longhorn_fwd(
         args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool,

@@ -118,12 +118,15 @@ DECAY, DECAYS = Input('BTH', F.logsigmoid), Input('BTHK', F.logsigmoid)
 RATES = Input('CK', negative, torch.float32)
 
 
-def longhorn(name: str, backend: str, device: str, exact: bool, scalar: bool, variables: dict[str, str], **fields) -> Operator:
+def longhorn(
+    name: str, backend: str, device: str, exact: bool, scalar: bool, variables: dict[str, str],
+    module: str = 'fla_longhorn.ops', **fields,
+) -> Operator:
     # diagonal: k eps, v - k S, S and o; with one step size per head, the channels share the decay 1 - eps k^2
     fma = (3, 8) if exact else (2, 5) if scalar else (4, 12)
     return Operator(
         name=name + ' exact' * exact + ' scalar' * scalar, backend=backend, device=device,
-        function=f'fla_longhorn.ops:{name}', inputs=dict(q=Q, k=Q, v=V, beta=STEP if scalar else STEPS),
+        function=f'{module}:{name}', inputs=dict(q=Q, k=Q, v=V, beta=STEP if scalar else STEPS),
         reference=references.longhorn(exact), fma=fma, matrix=exact or scalar, options=dict(exact=exact),
         environment=variables, **fields,
     )
@@ -136,11 +139,12 @@ def longhorn_rows() -> list[Operator]:
     for name, backend, device in (
         *((name, 'triton', 'cuda') for name in ops), *((name, 'numba', 'cpu') for name in ops), (ops[0], 'torch', 'cpu'),
     ):
-        variables = {'FLA_LONGHORN_BACKEND': backend, 'FLA_LONGHORN_SCALAR_BETA': 'own'}
+        variables = {'FLA_LONGHORN_BACKEND': backend}
         rows += [longhorn(name, backend, device, *variant, variables) for variant in variants]
     # fla's own kernels take one step size per head
     rows += [
-        longhorn(ops[0], "fla's kernels", 'cuda', exact, True, {'FLA_LONGHORN_SCALAR_BETA': 'fla'}) for exact in (False, True)
+        longhorn('chunk_longhorn_by_fla', "fla's kernels", 'cuda', exact, True, {}, 'fla_longhorn_extras.scalar_beta')
+        for exact in (False, True)
     ]
     return rows + [longhorn('naive_recurrent_longhorn', 'naive', 'cpu', *variant, {}, max_tokens=512) for variant in variants]
 

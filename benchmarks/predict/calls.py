@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.scalar_beta import chunk_scalar_beta
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from fla_longhorn_extras.scalar_beta import chunk_scalar_beta
 from offgpu.calibration.calls import operator
 from offgpu.predict.capture import Pass
 

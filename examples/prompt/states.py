@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS
-from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.cache import RewindableCache
 
 
 def sign(tensors: Mapping[str, torch.Tensor], *about: Any) -> str:

@@ -21,9 +21,9 @@ from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, set
 from fla_longhorn.attn_mode.families import FAMILIES, Family
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
+from fla_longhorn.models.base import prepare_inputs_for_generation
+from fla_longhorn.models.call import after_forward, before_forward
 from fla_longhorn.models.causal_lm import with_shift_labels
-from fla_longhorn.models.generation import prepare_inputs_for_generation
-from fla_longhorn.models.swapped import after_forward, before_forward
 from fla_longhorn.modules import GatedMLP
 from fla_longhorn.modules.attention import RowwiseAttention, attention_options
 from fla_longhorn.modules.cache import CACHE

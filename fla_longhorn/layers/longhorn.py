@@ -10,17 +10,14 @@ import torch
 import torch.nn as nn
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
-from fla_longhorn.layers.gate import Gate, NoWeightDecay
-from fla_longhorn.layers.options import check_options, rank_of
-from fla_longhorn.modules import L2Norm, ShortConvolution
-from fla_longhorn.modules.dispatch import is_bare
-from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
-from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows
-from fla_longhorn.modules.states import read_states
+from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
+from fla_longhorn.modules import L2Norm
+from fla_longhorn.modules.convolution import ShortConvolution
+from fla_longhorn.modules.dispatch import Recompute, Values, can_recompute, is_bare, mix_layer
+from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows, read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
-from fla_longhorn.ops.mixer import mix_layer
-from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH
-from fla_longhorn.ops.plain import is_recorded, is_transformed
+from fla_longhorn.ops.arguments import is_recorded, is_transformed
+from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH, on_ranks
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -86,8 +83,8 @@ class Longhorn(NoWeightDecay):
             Whether step sizes are twice as large, so that a token with `beta |k|^2 > 1` flips the sign of the value stored
             under its key. With `k_norm='l2'` it only writes more, and warns. Default: `False`.
         gate (str, Optional):
-            Whether the memory decays before each step, by one :class:`fla_longhorn.layers.gate.Gate` for each `'head'` or each
-            `'channel'`. Default: `None`, as in the paper.
+            Whether the memory decays before each step, by one :class:`fla_longhorn.layers.options.Gate` for each `'head'` or
+            each `'channel'`. Default: `None`, as in the paper.
 
     The defaults are the paper's.
     """
@@ -277,8 +274,7 @@ class Longhorn(NoWeightDecay):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """As :meth:`step`, of any number of tokens by `op`, with new states; `values` are recomputed in backward."""
         if cp_context is not None:
-            from fla_longhorn.parallel.context_parallel import convolve_part
-            y = convolve_part(self.conv1d, x, cp_context)
+            y = on_ranks().convolve_part(self.conv1d, x, cp_context)
         else:
             y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
             if values is not None:

@@ -1,7 +1,11 @@
-"""A model's call, checked and resolved once for all its layers; and what its cache remembers of padding."""
+"""A model's call, checked and resolved once for all its layers; and what its cache remembers of padding.
+
+fla's models with Longhorn as their mixer keep fla's `forward`: hooks on the base model check and translate their calls.
+"""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
@@ -10,19 +14,21 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from fla.layers.attn import Attention
+from fla.models.modeling_utils import FLAModel
 from transformers.cache_utils import Cache as HFCache
 
-from fla_longhorn.modules.cache import check_cache
-from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.cache import CACHE, RewindableCache, check_cache, look_ahead, rename_cache
 from fla_longhorn.modules.rows import check_keywords, find_rows
+from fla_longhorn.ops.arguments import is_transformed
 from fla_longhorn.ops.inputs import is_capturing
-from fla_longhorn.ops.plain import is_transformed
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
 
 # key of the first layer's state: the columns `[B, n]` that a row has read, all later ones too; absent without padding
 READ = 'read'
+# names of a base model's arguments, less `self` and the keywords
+ARGUMENTS = tuple(inspect.signature(FLAModel.forward).parameters)[1:-1]
 
 
 def begin_call(
@@ -143,3 +149,33 @@ def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
     for i, layer in enumerate(layers):
         if isinstance(getattr(layer, 'attn', None), Attention) and cache[i]['attn_state'] is None:
             raise ValueError(f'past_key_values must hold attention states in layer {i}, got None: is it of another model?')
+
+
+def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    if args:
+        kwargs = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+    kwargs = rename_cache(kwargs)
+    known = {name: kwargs[name] for name in ARGUMENTS if name in kwargs}
+    rest = {name: x for name, x in kwargs.items() if name not in ARGUMENTS}
+    tokens = known.get('inputs_embeds') if known.get('input_ids') is None else known['input_ids']
+    mask, cache, use_cache, rest = begin_call(
+        model, rest, known.get('attention_mask'), tokens, known.get('past_key_values'), known.get('use_cache'),
+    )
+    if not use_cache and cache is not None:
+        # fla's attention and feed-forward layers update any cache that they get
+        original, ahead = cache, cast(Any, look_ahead(cache))
+        ahead.looks_ahead_of, cache = original, ahead
+    return (), {**known, 'attention_mask': mask, 'past_key_values': cache, 'use_cache': use_cache, **rest}
+
+
+def after_forward(model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+    """Return the caller's cache, not its copy."""
+    cache = kwargs['past_key_values']
+    if kwargs['use_cache']:
+        end_call(cache, kwargs['attention_mask'], output[0].shape[1], kwargs.get('rows'))
+    if isinstance(output, tuple):
+        return tuple(getattr(x, 'looks_ahead_of', x) for x in output)
+    cache = getattr(output, CACHE)
+    if cache is not None:
+        setattr(output, CACHE, getattr(cache, 'looks_ahead_of', cache))
+    return output

@@ -15,9 +15,10 @@ from fla.models.configuration_utils import get_attention_spec
 from fla.modules.rotary import RotaryEmbedding
 
 from fla_longhorn.modules import flash_attention
+from fla_longhorn.modules.cache import look_ahead
 from fla_longhorn.modules.dispatch import has_values, in_pytorch, widen
 from fla_longhorn.modules.rows import Rows
-from fla_longhorn.ops.plain import under_transform
+from fla_longhorn.ops.arguments import under_transform
 
 # a position before all tokens: no token sees it, and a window drops it first
 PADDING = -2**30
@@ -92,6 +93,9 @@ class RowwiseAttention(Attention):
             )
         if kwargs.get('cp_context') is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')
+        if not use_cache:
+            # fla's attention updates any cache that it gets
+            past_key_values = look_ahead(past_key_values)
         if kwargs.get('cu_seqlens') is None:
             kept, attention_mask = padding_of(hidden_states, attention_mask, past_key_values, self.layer_idx, rows)
             if kept is not None:

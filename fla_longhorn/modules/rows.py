@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from fla.layers.utils import index_first_axis, pad_input
 
-from fla_longhorn.ops.inputs import check_cp_context, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
-from fla_longhorn.ops.plain import ORDINARY, is_transformed
+from fla_longhorn.ops.arguments import ORDINARY, is_transformed
+from fla_longhorn.ops.inputs import LOW_PRECISIONS, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
+from fla_longhorn.ops.operator import on_ranks
 
 # tokens per program of fla's convolution (its chunk_size)
 CONVOLUTION_CHUNK = 64
@@ -40,7 +41,7 @@ class Rows:
 
     cu_seqlens: torch.Tensor | None = None
     cu_seqlens_cpu: torch.Tensor | None = None
-    # keywords for :class:`fla_longhorn.modules.ShortConvolution`
+    # keywords for :class:`fla_longhorn.modules.convolution.ShortConvolution`
     of_convolution: dict[str, Any] = {}
 
     def __init__(self, mask: torch.Tensor | None = None) -> None:
@@ -186,7 +187,7 @@ def find_rows(
     rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
     cp_context, bounds, on_host = (kwargs.get(name) for name in ('cp_context', 'cu_seqlens', 'cu_seqlens_cpu'))
     if cp_context is not None:
-        check_cp_context(cp_context)
+        on_ranks().check_cp_context(cp_context)
         bounds, on_host = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     elif bounds is not None:
         check_cu_seqlens_layout(bounds, on_host, B, device)
@@ -316,3 +317,34 @@ def per_token(name: str, x: torch.Tensor, B: int, T: int) -> torch.Tensor:
     if rows.dim() != 2 or rows.shape[0] not in (1, B) or rows.shape[1] != T:
         raise ValueError(f'{name} must have shape [B, T] = [{B}, {T}], got {list(x.shape)}')
     return rows
+
+
+def read_states(layer: Any, state: dict[str, Any] | None, N: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`(recurrent_state, conv_state)` of N sequences from a cache's entry for a layer; `(None, None)` for an empty entry.
+
+    Raises:
+        ValueError: the entry is not this layer's, such as that of another model's cache.
+        TypeError: a state has a dtype that the operators do not accept.
+    """
+    if state is None:
+        return None, None
+    H, D = layer.num_heads, layer.intermediate_size
+    wanted = {'recurrent_state': (N, H, layer.state_size, D // H), 'conv_state': (N, D, layer.conv_size)}
+    for name, shape in wanted.items():
+        x = state.get(name)
+        if not isinstance(x, torch.Tensor) or x.shape != shape:
+            got = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ValueError(
+                f'past_key_values must hold a {name} of shape {list(shape)}, one per sequence, in layer {layer.layer_idx}, '
+                f'got {got}: is it the cache of another model or of another batch?'
+            )
+        if x.dtype not in LOW_PRECISIONS:
+            raise TypeError(
+                f'past_key_values must hold a {name} of float16, bfloat16 or float32 in layer {layer.layer_idx}, got {x.dtype}'
+            )
+    recurrent_state, conv_state = state['recurrent_state'], state['conv_state']
+    # states from `torch.inference_mode` can be used neither by autograd nor in place; a trace cannot ask for it
+    if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()):
+        if recurrent_state.is_inference() or conv_state.is_inference():
+            return recurrent_state.clone(), conv_state.clone()
+    return recurrent_state, conv_state

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fla_longhorn.ops.apply import check_and_run
 from fla_longhorn.ops.arguments import Arguments, Result
-from fla_longhorn.ops.context_parallel import run_on_part
-from fla_longhorn.ops.gate import apply_gate
+from fla_longhorn.ops.inputs import apply_gate
+from fla_longhorn.ops.operator import check_and_run
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -65,8 +64,9 @@ def chunk_longhorn(
         cu_seqlens_cpu (torch.Tensor, Optional):
             Host copy of `cu_seqlens`, which saves a host-device synchronisation. On a GPU only the copy is checked.
         cp_context (FLACPContext, Optional):
-            fla's context of this rank (`fla.ops.cp.build_cp_context`): the tokens are this rank's part of sequences split over
-            ranks. It replaces `cu_seqlens`; a state can be neither given nor returned. D's gradient is this rank's part.
+            fla's context of this rank (`fla.ops.cp.build_cp_context`), where a package for several ranks is imported
+            (`docs/scale.md`): the tokens are this rank's part of sequences split over ranks. It replaces `cu_seqlens`; a state
+            can be neither given nor returned. D's gradient is this rank's part.
         return_intermediate_states (bool, Optional):
             Whether to return a third tensor, the states before every n-th token with `n = checkpoint_interval(K)` of
             `fla_longhorn.ops.checkpoints`. Without gradients only. Default: `False`.
@@ -110,6 +110,4 @@ def chunk_longhorn(
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval,
         g=apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
     )
-    if cp_context is not None:
-        return run_on_part(args, cp_context, parallel=True, intermediate=return_intermediate_states)
-    return check_and_run(args, cu_seqlens_cpu, parallel=True, intermediate=return_intermediate_states)
+    return check_and_run(args, cu_seqlens_cpu, cp_context, parallel=True, intermediate=return_intermediate_states)

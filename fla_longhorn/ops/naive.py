@@ -8,8 +8,7 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments, Result
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.gate import apply_gate
-from fla_longhorn.ops.inputs import check_inputs
+from fla_longhorn.ops.inputs import apply_gate, check_inputs
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext

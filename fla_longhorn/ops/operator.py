@@ -1,7 +1,9 @@
 """The operators behind the public functions: `torch.library` custom ops, forward and backward, with fakes and autograd.
 
+A plain call runs the kernels themselves.
+
 Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, which its schema follows, and calls the backend's
-`longhorn_fwd` or `longhorn_bwd` (:class:`fla_longhorn.ops.backend.Backend`).
+`longhorn_fwd` or `longhorn_bwd` (:class:`Backend`).
 
 Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
 for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence.
@@ -9,16 +11,35 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 
 from __future__ import annotations
 
-from typing import Any, get_type_hints
+import importlib
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, get_tensors
-from fla_longhorn.ops.backend import Backend, select_backend
-from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.inputs import check_boundaries, check_rows
+from fla_longhorn.ops.arguments import (
+    DIFFERENTIABLE,
+    TENSORS,
+    TYPES,
+    Arguments,
+    Result,
+    get_tensors,
+    is_plain,
+    is_transformed,
+    under_transform,
+)
+from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots, num_checkpoints
+from fla_longhorn.ops.inputs import check_boundaries, check_inputs, check_rows
+from fla_longhorn.ops.naive import recurrence
 from fla_longhorn.ops.pool import Pool
+
+if TYPE_CHECKING:
+    from fla.ops.cp import FLACPContext
+    from torch.nn import Module
 
 SCHEMA_TYPES = {Tensor: 'Tensor', Tensor | None: 'Tensor?', float: 'float', bool: 'bool', int: 'int'}
 FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in TYPES.items()}
@@ -28,6 +49,96 @@ POOL_FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in get_type_h
 # `(a!)` says that the operator writes to it
 POOL_FIELDS['states'] = 'Tensor(a!) states'
 UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
+
+
+class Backend(Protocol):
+    """A module with these functions, on checked arguments and without autograd. """
+
+    __name__: str
+
+    def longhorn_fwd(
+        self, args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None,
+        pool: Pool | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`o [B, T, H, V]`, the final state and `states [S, H, K, V]`, empty where they are not requested.
+
+        `parallel` allows splitting sequences. The final state is written to `final_state`, which may be the initial one, or to
+        the rows of `pool`. States are saved by the rules of `checkpoints.py`.
+        """
+
+    def longhorn_bwd(
+        self, do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of `DIFFERENTIABLE`, each like its input, `None` where the input is absent."""
+
+    def view_states(self, states: Tensor, args: Arguments) -> Tensor:
+        """Saved states as `[S, H, K, V]`."""
+
+
+# name -> imports the module; others are added
+OP_BACKENDS: dict[str, Callable[[], object]] = {'triton': partial(importlib.import_module, f'{__package__}.triton')}
+# name -> whether it is installed and can run, for those that are registered
+CPU_BACKENDS: dict[str, Callable[[], bool]] = {}
+
+
+def register_cpu_backend(name: str, load: Callable[[], object], is_available: Callable[[], bool]) -> None:
+    """Add a backend for the CPU alone, which becomes the default there where `is_available()`; `load()` imports it."""
+    OP_BACKENDS[name], CPU_BACKENDS[name] = load, is_available
+    backend_name.cache_clear()
+    load_backend.cache_clear()
+
+
+def select_backend(device: torch.device) -> Backend:
+    """The implementation for tensors on `device`.
+
+    `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
+    """
+    return load_backend(backend_name(device.type, os.environ.get('FLA_LONGHORN_BACKEND')))
+
+
+@cache
+def backend_name(device_type: str, asked: str | None) -> str:
+    # Triton reads it once too, when it meets the kernels
+    interpreting = os.environ.get('TRITON_INTERPRET') == '1'
+    name = asked or default_backend(device_type, interpreting)
+    if name not in OP_BACKENDS:
+        raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
+    if name == 'triton' and device_type == 'cpu' and not interpreting:
+        raise ValueError('FLA_LONGHORN_BACKEND=triton runs on a GPU, or on the CPU with TRITON_INTERPRET=1; q is on the CPU')
+    if name in CPU_BACKENDS and device_type != 'cpu':
+        raise ValueError(f'FLA_LONGHORN_BACKEND={name} runs on the CPU; q is on {device_type}')
+    return name
+
+
+def default_backend(device_type: str, interpreting: bool) -> str:
+    """Triton on an accelerator or in its interpreter; on the CPU a registered backend that is available, else PyTorch's."""
+    if device_type != 'cpu' or interpreting:
+        return 'triton'
+    last = 'torch' if 'torch' in OP_BACKENDS else 'triton'
+    return next((name for name, is_available in CPU_BACKENDS.items() if is_available()), last)
+
+
+@cache
+def load_backend(name: str) -> Backend:
+    return cast(Backend, OP_BACKENDS[name]())
+
+
+class Ranks(Protocol):
+    """What a package brings with which several ranks have parts of one sequence."""
+
+    def check_cp_context(self, cp_context: FLACPContext) -> None: ...
+
+    def run_on_part(
+        self, args: Arguments, cp_context: FLACPContext, *, parallel: bool, intermediate: bool,
+    ) -> tuple[Tensor, None]: ...
+
+    def convolve_part(self, convolution: Module, x: Tensor, cp_context: FLACPContext) -> Tensor: ...
+
+
+# set by such a package
+ranks: Ranks | None = None
+# set by a package for the CPU: its loops of a decoded token, or None where they are switched off
+find_token_loops: Callable[[], Any] | None = None
 # up to this length, one pass over the sequence is at least as fast as splitting it
 MAX_RECURRENT_LENGTH = 64
 
@@ -182,3 +293,69 @@ def is_long(args: Arguments) -> bool:
 def needs_gradient(args: Arguments) -> bool:
     """Whether a backward may follow, which needs saved states."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())
+
+
+def on_ranks() -> Ranks:
+    if ranks is None:
+        raise ValueError('cp_context must be None unless a package for several ranks is imported (docs/scale.md)')
+    return ranks
+
+
+def check_and_run(
+    args: Arguments, cu_seqlens_cpu: Tensor | None, cp_context: FLACPContext | None = None, *, parallel: bool,
+    intermediate: bool = False,
+) -> Result:
+    """Return `o [B, T, H, V]` and the final state; `parallel` allows splitting sequences into segments or chunks.
+
+    With `intermediate`, the states before every `checkpoint_interval(K)`-th token are returned too.
+    """
+    if cp_context is not None:
+        return on_ranks().run_on_part(args, cp_context, parallel=parallel, intermediate=intermediate)
+    plain = is_plain(*get_tensors(args))
+    check_inputs(args, cu_seqlens_cpu)
+    # operators of `torch.library` have a formula for backward alone: forward mode would drop the tangents silently
+    if not plain and (under_transform() or has_tangent(args)):
+        o, final_state, states = recurrence(args, cu_seqlens_cpu)
+        return (o, final_state, states) if intermediate else (o, final_state)
+    if intermediate and needs_gradient(args):
+        raise ValueError(
+            'return_intermediate_states must be False where an input needs a gradient: intermediate states are not '
+            'differentiable, call under torch.no_grad()'
+        )
+    args = with_float(args)
+    # states are saved if they are asked for or a backward may follow
+    if plain:
+        o, final_state, states = backend_of(args).longhorn_fwd(args, save_states=intermediate, parallel=parallel)
+    else:
+        # a trace serves calls with and without gradients
+        save_states = intermediate or torch.jit.is_tracing() or needs_gradient(args)
+        o, final_state, states = longhorn_fwd(*args, save_states, parallel)
+    final_state = final_state if args.output_final_state else None
+    return (o, final_state, intermediate_states(states, args, cu_seqlens_cpu)) if intermediate else (o, final_state)
+
+
+def intermediate_states(states: Tensor, args: Arguments, cu_seqlens_cpu: Tensor | None) -> Tensor:
+    """Saved states `[S, H, K, V]` as `[B, S / B, H, K, V]`, or `[1, S', H, K, V]` without the slots that stay empty."""
+    states = backend_of(args).view_states(states, args)
+    if args.cu_seqlens is None:
+        states = states.unflatten(0, (args.q.shape[0], -1))
+    else:
+        bounds = (args.cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        slots = torch.tensor(filled_slots(bounds, checkpoint_interval(args.q.shape[-1])), dtype=torch.int64, device='cpu')
+        states = states[slots.to(states.device)][None]
+    return states.mT if args.state_v_first else states
+
+
+def with_float(args: Arguments) -> Arguments:
+    """Convert the scale to a float and the initial state to float32."""
+    if type(args.scale) is not float:
+        args = args._replace(scale=float(args.scale))
+    if args.initial_state is not None and args.initial_state.dtype != torch.float32:
+        args = args._replace(initial_state=args.initial_state.float())
+    return args
+
+
+def has_tangent(args: Arguments) -> bool:
+    """Whether forward-mode differentiation is active for an input."""
+    tensors = (x for x in args.differentiable.values() if x is not None)
+    return is_transformed() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)

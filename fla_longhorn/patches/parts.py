@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from fla_longhorn.layers.options import NoWeightDecay
 from fla_longhorn.patches.changes import Changes
 
 # the entry points of the packages beside the plugin
@@ -98,8 +99,8 @@ def register_attn_mode(changes: Changes) -> None:
 
     from fla_longhorn import attn_mode
     from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
+    from fla_longhorn.models.base import prepare_cache_for_generation, refuse_continuous_batching, sample
     from fla_longhorn.models.causal_lm import compute_logits_and_loss
-    from fla_longhorn.models.generation import prepare_cache_for_generation, refuse_continuous_batching, sample
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
@@ -137,13 +138,20 @@ def register_trainer(changes: Changes) -> None:
     """Let transformers' Trainer, which selects parameters by name, exclude `D` and a gate's parameters from weight decay."""
     from transformers import trainer_pt_utils
 
-    from fla_longhorn.patches.trainer import wrap_get_parameter_names
-
     # the Trainer imports the function by name, and may have done so already
     trainer, name = 'transformers.trainer', 'get_parameter_names'
     if trainer in sys.modules:
         wrap_attribute(changes, sys.modules[trainer], name, wrap_get_parameter_names)
     wrap_attribute(changes, trainer_pt_utils, name, wrap_get_parameter_names, imported_by=(trainer,))
+
+
+def wrap_get_parameter_names(get_parameter_names: Callable) -> Callable:
+    """Wrap transformers' recursion over submodules, which returns the names of the parameters to decay."""
+    def run(model: Any, *args, **kwargs) -> list[str]:
+        names = get_parameter_names(model, *args, **kwargs)
+        return [name for name in names if name not in model.no_weight_decay] if isinstance(model, NoWeightDecay) else names
+
+    return run
 
 
 def wrap_attribute(

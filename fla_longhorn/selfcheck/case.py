@@ -1,9 +1,10 @@
-"""A call of the operators: inputs and options from sizes and flags. The tests and benchmarks take theirs from here too."""
+"""Calls of the operators: inputs and options from sizes and flags, as tests and benchmarks take them too; those to check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,3 +111,48 @@ def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = F
     if case.lengths is not None:
         options['cu_seqlens'] = torch.tensor([0, *case.lengths], dtype=torch.int64, device='cpu').cumsum(0).to(device)
     return options
+
+
+OPS = ('chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update')
+_case = partial(Case, T=67, V=48, initial_state=True)
+CASES = {
+    'as in the model': _case(B=2, T=130, H=1, V=96, sigmoid=True, D=True, z=True, initial_state=False),
+    'vector beta': _case(),
+    'scalar beta': _case(scalar_beta=True),
+    'beta logits': _case(sigmoid=True, scale=0.5),
+    # at K = 16, the exact form rounds more than these bounds in 16 bits
+    'doubled steps': _case(K=64, sigmoid=True, allow_neg_eigval=True),
+    'doubled steps, packed': _case(K=64, sigmoid=True, allow_neg_eigval=True).packed(33, 0, 40),
+    'gate per head': _case(g='head', sigmoid=True, D=True, z=True),
+    'gate per channel': _case(g='channel', sigmoid=True, D=True, z=True),
+    'gate per head, packed': _case(g='head', scalar_beta=True, lowest=-8.0).packed(1, 40, 0, 33, 17),
+    'gate per channel, packed': _case(g='channel', lowest=-8.0, D=True, z=True).packed(1, 40, 0, 33, 17),
+    'gate per channel, doubled steps': _case(g='channel', K=64, sigmoid=True, allow_neg_eigval=True),
+    'D': _case(D=True),
+    'z': _case(z=True),
+    'state [V, K]': _case(state_v_first=True, D=True, z=True),
+    'packed': _case(D=True, z=True, sigmoid=True).packed(1, 40, 0, 33, 17),
+    'odd sizes, strided': _case(B=3, T=31, H=3, K=5, V=7, scalar_beta=True, layout='strided'),
+    'K = 1': _case(T=19, K=1, V=33),
+    'K = 128': _case(B=1, T=70, H=1, K=128, V=40, z=True),
+    'one token': _case(T=1, sigmoid=True, D=True, z=True),
+    # long and narrow: on a GPU, chunk_longhorn splits the sequence into segments
+    'long': _case(B=1, T=1100, H=1, K=16, V=33, sigmoid=True, D=True, z=True),
+    'long, packed': _case(H=1, K=8, V=32, state_v_first=True).packed(515, 7, 700),
+}
+QUICK = (
+    'as in the model', 'scalar beta', 'doubled steps', 'gate per head', 'gate per channel', 'packed',
+    'gate per channel, packed', 'odd sizes, strided', 'long',
+)
+# longest call of longhorn_state_update, which is for decoding
+UPDATE_TOKENS = 4
+
+
+def cases_of(op: str, quick: bool) -> dict[str, Case]:
+    """The cases for `op`, by name."""
+    cases = {name: case for name, case in CASES.items() if not quick or name in QUICK}
+    if op != 'longhorn_state_update':
+        return cases
+    # it takes no sequences of different lengths, and those that only differ in T become one
+    short = {replace(case, T=min(case.T, UPDATE_TOKENS)): name for name, case in cases.items() if case.lengths is None}
+    return {name: case for case, name in short.items()}

@@ -1,25 +1,26 @@
-"""The command line."""
+"""The command line, and what it prints: device and versions, and a table of errors."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import platform
 import time
 from dataclasses import asdict
+from importlib.metadata import version as package_version
 from pathlib import Path
 
 import torch
 
-from fla_longhorn.ops.backend import OP_BACKENDS, select_backend
-from fla_longhorn.selfcheck.case import DTYPES
-from fla_longhorn.selfcheck.cases import OPS, cases_of
-from fla_longhorn.selfcheck.compare import BOUNDS, Result, run_checks
-from fla_longhorn.selfcheck.report import describe, error_table, table
-from fla_longhorn.selfcheck.times import COLUMNS, make_case, measure_passes
+import fla_longhorn
+from fla_longhorn.ops.operator import OP_BACKENDS, select_backend
+from fla_longhorn.requirements import REQUIREMENTS, installed_version
+from fla_longhorn.selfcheck.case import DTYPES, OPS, cases_of
+from fla_longhorn.selfcheck.compare import BOUNDS, OUTPUTS, Result, run_checks
 
-# of a report: after so many, no case begins, and after the second number no pass is timed
-REPORT_SECONDS = 180, 270
+# of a report: after so many, no case begins
+REPORT_SECONDS = 180
 
 
 def main(args: list[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def main(args: list[str] | None = None) -> int:
     # an older GPU has no bfloat16
     has_bfloat16 = options.device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
     dtypes = options.dtype or [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]
-    until = started + REPORT_SECONDS[0] if options.report else float('inf')
+    until = started + REPORT_SECONDS if options.report else float('inf')
     results = run_checks(options.device, dtypes, options.quick, report, options.workers, until)
     seconds = time.time() - started
     wrong = [result for result in results if not result.ok]
@@ -49,24 +50,13 @@ def main(args: list[str] | None = None) -> int:
     ), f'{len(results)} cases, {len(wrong)} wrong, {seconds:.0f} s' + (f', {left_out} not reached' if left_out else '')]
     print(*found, sep='\n', flush=True)
     if options.report:
-        times = times_table(options.device, started + REPORT_SECONDS[1])
-        print(times)
-        options.report.write_text('\n'.join(['```', *lines, '', *found, '', times, '```', '']), encoding='utf-8')
+        options.report.write_text('\n'.join(['```', *lines, '', *found, '```', '']), encoding='utf-8')
         print(f'written to {options.report}')
     if options.json:
         rows = [{**asdict(result), 'ok': result.ok} for result in results]
         with open(options.json, 'w') as file:
             json.dump({**about, 'ok': not wrong, 'seconds': seconds, 'bounds': BOUNDS, 'results': rows}, file, indent=2)
     return 1 if wrong else 0
-
-
-def times_table(device: torch.device, until: float) -> str:
-    """Times beside an H200's, on a GPU."""
-    if device.type != 'cuda':
-        return f'no times: they are of a GPU, and the device is {device}'
-    case = make_case(16)
-    about = f'milliseconds of eager calls, {case.B} x {case.T} tokens, {case.V} channels, one head, bfloat16'
-    return '\n'.join([about, table([COLUMNS, *measure_passes(device, until)])])
 
 
 def parse_args(args: list[str] | None) -> argparse.Namespace:
@@ -84,8 +74,8 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--verbose', action='store_true', help='a line for each case as it is done')
     parser.add_argument(
         '--report', type=Path, nargs='?', const=Path('longhorn-report.md'), metavar='FILE',
-        help='within five minutes, on a GPU with times: --quick in bfloat16 and float32, written to FILE, by default '
-        'longhorn-report.md, to attach to an issue',
+        help='within five minutes: --quick in bfloat16 and float32, written to FILE, by default longhorn-report.md, to attach '
+        'to an issue',
     )
     options = parser.parse_args(args)
     if options.backend:
@@ -101,3 +91,50 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     # most of the time on a GPU goes into compiling
     options.workers = options.workers or (4 if options.report and options.device.type != 'cpu' else 1)
     return options
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """Device, backend and versions."""
+    about = {'device': str(device), 'hardware': hardware(device)}
+    about['backend'] = select_backend(device).__name__.rsplit('.', 1)[-1]
+    about['platform'] = platform.platform()
+    about['python'] = platform.python_version()
+    about['fla-longhorn'] = fla_longhorn.__version__
+    about.update({name: str(installed_version(name)) for name in REQUIREMENTS})
+    if about['backend'] == 'numba':
+        about['numba'] = package_version('numba')
+    if device.type == 'cuda':
+        about['runtime'] = f'HIP {torch.version.hip}' if torch.version.hip else f'CUDA {torch.version.cuda}'
+        about['capability'] = '.'.join(map(str, torch.cuda.get_device_capability(device)))
+    if os.environ.get('TRITON_INTERPRET') == '1':
+        about['triton'] += ', interpreting'
+    return about
+
+
+def hardware(device: torch.device) -> str:
+    if device.type == 'cpu':
+        return f'{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads'
+    get_name = getattr(getattr(torch, device.type, None), 'get_device_name', None)
+    return device.type if get_name is None else get_name(device)
+
+
+def error_table(results: list[Result]) -> str:
+    """A line for each op, update and dtype: the worst error of all cases beside its bound."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.dtype != 'float32'):
+        groups.setdefault((result.op, result.update, result.dtype), []).append(result)
+    rows: list[tuple[str, ...]] = [('op', 'update', 'dtype', 'cases', 'outputs', 'gradients', '')]
+    for names, group in groups.items():
+        cells = []
+        for outputs, bound in zip((True, False), BOUNDS[names[-1]], strict=True):
+            errors = [error for x in group for name, error in x.errors.items() if (name in OUTPUTS) == outputs]
+            cells.append(f'{max(errors):.1e} / {bound:.0e}' if errors else '-')
+        wrong = sum(not result.ok for result in group)
+        rows.append((*names, str(len(group)), *cells, f'{wrong} wrong' if wrong else 'ok'))
+    return table(rows)
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return '\n'.join('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

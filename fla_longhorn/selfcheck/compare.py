@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from fla_longhorn import ops
-from fla_longhorn.selfcheck import cases
-from fla_longhorn.selfcheck.case import DTYPES, Case, make_inputs, make_options
-from fla_longhorn.selfcheck.cases import OPS, cases_of
+from fla_longhorn.selfcheck import case as cases
+from fla_longhorn.selfcheck.case import DTYPES, OPS, Case, cases_of, make_inputs, make_options
 
 # the bounds on |a - ref| / |ref| of (outputs, gradients)
 BOUNDS = {'float32': (1e-5, 1e-4), 'bfloat16': (5e-3, 5e-3), 'float16': (5e-3, 5e-3)}

@@ -8,8 +8,8 @@ import torch
 
 from fla_longhorn import selfcheck
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.backend import select_backend
-from fla_longhorn.selfcheck import cases, times
+from fla_longhorn.ops.operator import select_backend
+from fla_longhorn.selfcheck import case as cases
 from fla_longhorn.selfcheck.case import FLAGS, Case, make_inputs, make_options
 from tests import forks
 
@@ -102,10 +102,8 @@ def test_wrong_options(options, message, capsys, monkeypatch):
 
 
 def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
-    """One file with versions, errors and, on a GPU, times beside an H200's; what fails is in it by name."""
+    """One file with versions and errors; what fails is in it by name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(times, 'H200', {('exact', 16): (0.441, 1.119)})
-    monkeypatch.setattr(times, 'make_case', lambda K: replace(Case(T=9, sigmoid=True, D=True, z=True, final_state=False), K=K))
     backend = select_backend(device)
     bwd = backend.longhorn_bwd
     monkeypatch.setattr(backend, 'longhorn_bwd', lambda *args, **options: scaled(0)(*bwd(*args, **options)))
@@ -113,5 +111,4 @@ def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
     text = (tmp_path / 'longhorn-report.md').read_text()
     assert text.startswith('```') and 'torch ' in text and 'exact     bfloat16' in text
     assert 'WRONG: chunk_longhorn, exact, float32, case "packed": dq is off by' in text
-    assert ('exact forward' in text and '0.441' in text) == (device.type == 'cuda')
     assert 'WRONG: chunk_longhorn, exact' in capsys.readouterr().out

@@ -5,11 +5,9 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import parallelize_module
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fla_longhorn.layers.gate import Gate
-from fla_longhorn.models import tensor_parallel_plan
+from fla_longhorn.layers.options import Gate
 from tests.models.test_longhorn import small
 
 FAMILIES = {
@@ -78,18 +76,18 @@ def test_a_gate_for_a_trained_model(family, gate, tmp_path, device):
 
 
 @gates
-@pytest.mark.parametrize(('family', 'how'), [('longhorn', 'FSDP2'), ('longhorn', 'tensor parallel'), ('gla', 'FSDP2')])
-def test_sharded_on_meta(family, gate, how, tmp_path):
+@pytest.mark.parametrize('family', ['longhorn', 'gla'])
+def test_sharded_on_meta(family, gate, tmp_path):
+    sharded_on_meta(family, gate, tmp_path, lambda model, mesh: fully_shard(model, mesh=mesh))
+
+
+def sharded_on_meta(family, gate, tmp_path, shard):
     """Parameters that are DTensors before they have values."""
     torch.distributed.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
     try:
         with torch.device('meta'):
             model = AutoModelForCausalLM.from_config(FAMILIES[family](gate))
-        mesh = init_device_mesh('cpu', (1,))
-        if how == 'FSDP2':
-            fully_shard(model, mesh=mesh)
-        else:
-            parallelize_module(model, mesh, tensor_parallel_plan(model))
+        shard(model, init_device_mesh('cpu', (1,)))
         model.to_empty(device='cpu')
         for x in model.parameters():
             x.data.fill_(float('nan'))

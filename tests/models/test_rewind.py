@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.cache import RewindableCache
 from tests.models.test_cache import VARIANTS, build, contents, equal, make
 
 some = pytest.mark.parametrize('name', [

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fla_longhorn.ops import (
-    apply,
     chunk_longhorn,
     fused_recurrent_longhorn,
     longhorn_state_update,
     naive_recurrent_longhorn,
+    operator,
 )
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
@@ -329,6 +329,6 @@ def test_only_chunk_cuts_time(op, device, monkeypatch):
         asked.append(inputs[-1])
         return inputs[2], None, None
 
-    monkeypatch.setattr(apply, 'longhorn_fwd', longhorn_fwd)
+    monkeypatch.setattr(operator, 'longhorn_fwd', longhorn_fwd)
     op(**make_inputs(Case(K=4), device))
     assert asked == [op is chunk_longhorn]

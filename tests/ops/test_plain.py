@@ -6,7 +6,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fla_longhorn.ops.plain import is_plain
+from fla_longhorn.ops.arguments import is_plain
 
 
 class Functions(TorchFunctionMode):

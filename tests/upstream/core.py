@@ -9,27 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# what users import, and the backends that `ops/backend.py` imports by name; the core is what these import
-ROOTS = (
-    'fla_longhorn.ops', 'fla_longhorn.ops.torch', 'fla_longhorn.ops.triton',
-    'fla_longhorn.layers.longhorn', 'fla_longhorn.models',
-)
+# what users import, and the backend that `ops/operator.py` imports by name; the core is what these import
+ROOTS = ('fla_longhorn.ops', 'fla_longhorn.ops.triton', 'fla_longhorn.layers.longhorn', 'fla_longhorn.models.longhorn')
 # packages whose place fla's own have: their `__init__` stays
-OWN = {'fla_longhorn.layers': 'fla.layers', 'fla_longhorn.models': 'fla.models'}
+OWN = {'fla_longhorn.layers': 'fla.layers', 'fla_longhorn.models': 'fla.models', 'fla_longhorn.modules': 'fla.modules'}
+# what stands for something of fla's, which is taken in its place
+MODELING = 'fla.models.modeling_utils'
+THEIRS = {
+    **{f'fla_longhorn.modules.{name}': 'fla.modules' for name in ('GatedMLP', 'L2Norm', 'RMSNorm')},
+    **{f'fla_longhorn.models.base.{name}': MODELING for name in (
+        'FLAForCausalLM', 'FLAModel', 'FLAPreTrainedModel', 'get_attention',
+    )},
+}
 # module or package -> its place; the longest name decides
 PLACES = {
     'fla_longhorn.ops': 'fla.ops.longhorn',
-    'fla_longhorn.modules': 'fla.modules.longhorn',
-    # these import `fla.layers` or `fla.models`, which `fla.modules` does not
-    'fla_longhorn.modules.rows': 'fla.layers.longhorn_utils.rows',
-    'fla_longhorn.parallel.context_parallel': 'fla.layers.longhorn_utils.context_parallel',
-    'fla_longhorn.parallel': 'fla.models.longhorn.parallel',
-    'fla_longhorn.modules.attention': 'fla.models.longhorn.attention',
-    'fla_longhorn.modules.cache': 'fla.models.longhorn.cache',
-    'fla_longhorn.modules.rewind': 'fla.models.longhorn.rewind',
+    'fla_longhorn.modules': 'fla.layers.longhorn_utils',
     'fla_longhorn.layers': 'fla.layers.longhorn_utils',
     'fla_longhorn.layers.longhorn': 'fla.layers.longhorn',
-    'fla_longhorn.models': 'fla.models.longhorn',
     'fla_longhorn.models.longhorn': 'fla.models.longhorn',
 }
 # each of these parts of fla imports itself and those before it
@@ -61,6 +58,11 @@ def place_of(name: str) -> str | None:
     return None if place is None else place + name.removeprefix(known)
 
 
+def is_theirs(node: ast.AST) -> bool:
+    """Whether a statement imports what fla has too."""
+    return isinstance(node, ast.ImportFrom) and any(f'{node.module}.{alias.name}' in THEIRS for alias in node.names)
+
+
 def imports(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, set[str]]]:
     """Each statement, and the modules that it imports."""
     for node in ast.walk(tree):
@@ -83,8 +85,9 @@ def find_core() -> dict[str, Path]:
             continue
         core[module] = path
         left.append(module.rpartition('.')[0])
-        for _, modules in imports(ast.parse(path.read_text(encoding='utf-8'))):
-            left += [x for x in modules if x.startswith('fla_longhorn.')]
+        if module not in OWN:
+            found = imports(ast.parse(path.read_text(encoding='utf-8')))
+            left += [x for node, modules in found if not is_theirs(node) for x in modules if x.startswith('fla_longhorn.')]
     return {module: core[module] for module in sorted(core) if module not in OWN}
 
 
@@ -111,6 +114,8 @@ def rename(text: str) -> tuple[str, list[int], list[int]]:
 
 def package_of(node: ast.Import | ast.ImportFrom, modules: set[str]) -> str | None:
     """The package in which a `from package import module` finds its modules; `None` for other imports."""
+    if is_theirs(node):
+        return THEIRS[f'{node.module}.{node.names[0].name}']
     if isinstance(node, ast.Import) or node.module in modules:
         return None
     packages = {str(place_of(x)).rpartition('.')[0] for x in modules}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-OPTIONS = {'diagonal': {}, 'exact': {'exact': True, 'num_heads': 2}, 'hybrid': {'attn': {'layers': [1], 'num_heads': 2}}}
+OPTIONS = {'diagonal': {}, 'exact': {'exact': True, 'num_heads': 2}}
 
 
 def train(name: str, device: str, fused: bool) -> dict[str, Any]:

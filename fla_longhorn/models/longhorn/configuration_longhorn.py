@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.options import check_integer, check_number, check_options
@@ -125,15 +124,6 @@ class LonghornConfig(PreTrainedConfig):
         super().__init__(**shared, **kwargs)
 
     @property
-    def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
-        """`None` in versions of transformers whose tensor-parallel styles do not use DTensors."""
-        if 'local_params' not in ALL_PARALLEL_STYLES:
-            return None
-        from fla_longhorn.parallel.tensor_parallel import SplitLayer
-        ALL_PARALLEL_STYLES.register('longhorn', cast(Any, SplitLayer()))
-        return tensor_parallel_styles(self)
-
-    @property
     def has_mlp(self) -> bool:
         return self.hidden_ratio is not None or self.intermediate_size is not None
 
@@ -156,38 +146,6 @@ class LonghornConfig(PreTrainedConfig):
     def _attention(self) -> list[dict[str, Any] | None]:
         """The options of each layer's attention, `None` for Longhorn."""
         return [get_attention_spec(self.attn, layer_idx=i) for i in range(self.num_hidden_layers)]
-
-
-def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
-    """transformers' tensor-parallel styles by module and parameter, for exactly those that the base model has."""
-    kinds = set(config.layer_types)
-    styles = {'embeddings': 'embedding_rowwise', 'layers.*.attn': 'longhorn'}
-    if LINEAR in kinds:
-        styles.update({
-            'layers.*.attn.in_proj': 'colwise',
-            # splits the first dimension; there is no style for convolutions
-            'layers.*.attn.conv1d.weight': 'embedding_rowwise',
-            'layers.*.attn.x_proj': 'rowwise',
-            'layers.*.attn.D': 'colwise',
-            'layers.*.attn.out_proj': 'rowwise',
-        })
-        if not config.scalar_beta:
-            styles['layers.*.attn.beta_proj'] = 'colwise'
-        if config.conv_bias:
-            styles['layers.*.attn.conv1d.bias'] = 'embedding_rowwise'
-        if config.gate is not None:
-            styles['layers.*.attn.gate.down'] = 'rowwise'
-        if config.gate == 'channel':
-            styles.update({'layers.*.attn.gate.up': 'colwise', 'layers.*.attn.gate.dt_bias': 'embedding_rowwise'})
-        if config.value_proj:
-            styles['layers.*.attn.v_proj'] = 'colwise'
-    if kinds - {LINEAR}:
-        styles.update({f'layers.*.attn.{name}_proj': 'colwise' for name in 'qkv'})
-        styles['layers.*.attn.o_proj'] = 'rowwise'
-    if config.has_mlp:
-        styles.update({f'layers.*.mlp.{name}_proj': 'colwise' for name in ('gate', 'up')})
-        styles['layers.*.mlp.down_proj'] = 'rowwise'
-    return styles
 
 
 def check_known(host: str, config: LonghornConfig, known: Sequence[str]) -> None:

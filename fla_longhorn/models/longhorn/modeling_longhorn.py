@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-from fla.layers.attn import Attention
 from fla.models.generation_utils import FLAGenerationMixin
-from fla.models.modeling_utils import FLAForCausalLM, FLAModel, FLAPreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-
-from fla_longhorn.layers.gate import no_weight_decay
-from fla_longhorn.layers.longhorn import Longhorn
-from fla_longhorn.models.call import begin_call, end_call
-from fla_longhorn.models.causal_lm import compute_logits_and_loss, with_shift_labels
-from fla_longhorn.models.generation import (
-    prepare_cache_for_generation,
-    prepare_inputs_for_generation,
-    refuse_continuous_batching,
-    sample,
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
 )
+
+from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.layers.options import no_weight_decay
+from fla_longhorn.models.base import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm
-from fla_longhorn.modules.attention import RowwiseAttention, attention_options
-from fla_longhorn.modules.cache import accept_cache, look_ahead
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
-    from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 
 class LonghornBlock(GradientCheckpointingLayer):
@@ -42,13 +32,12 @@ class LonghornBlock(GradientCheckpointingLayer):
         self.config = config
         self.layer_idx = layer_idx
         self.attn_norm = norm(config.hidden_size, eps=config.norm_eps)
-        attention = attention_options(config, layer_idx)
-        if attention is None:
+        self.attn: Any = get_attention(config, layer_idx)
+        is_attention = self.attn is not None
+        if not is_attention:
             options = {name: getattr(config, name) for name in MIXER_OPTIONS}
             self.attn = Longhorn(mode=config.attn_mode, layer_idx=layer_idx, **options)
-        else:
-            self.attn = RowwiseAttention(**attention)
-        ends: list[Any] = [self.attn.out_proj if attention is None else self.attn.o_proj]
+        ends = [self.attn.o_proj if is_attention else self.attn.out_proj]
         self.has_mlp = config.has_mlp
         if self.has_mlp:
             self.mlp_norm = norm(config.hidden_size, eps=config.norm_eps)
@@ -69,15 +58,11 @@ class LonghornBlock(GradientCheckpointingLayer):
         attnres_states: list[torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Cache | None, list[torch.Tensor] | None]:
-        residual, cache, attn = hidden_states, past_key_values, self.attn
-        if isinstance(attn, Attention) and not use_cache:
-            # fla's attention updates any cache that it gets
-            cache = look_ahead(cache)
-        hidden_states, attentions, _ = attn(
-            hidden_states=self.attn_norm(hidden_states), attention_mask=attention_mask, past_key_values=cache,
+        mixed, attentions, _ = self.attn(
+            hidden_states=self.attn_norm(hidden_states), attention_mask=attention_mask, past_key_values=past_key_values,
             use_cache=use_cache, output_attentions=output_attentions, **kwargs,
         )
-        hidden_states = residual + hidden_states
+        hidden_states = hidden_states + mixed
         if self.has_mlp:
             hidden_states = hidden_states + self.mlp(self.mlp_norm(hidden_states), **kwargs)
         return hidden_states, attentions, past_key_values, attnres_states
@@ -92,32 +77,6 @@ class LonghornPreTrainedModel(FLAPreTrainedModel):
     # tells the Trainer that a head's loss is a mean, not divided by `num_items_in_batch`
     accepts_loss_kwargs = False
     _no_split_modules = ['LonghornBlock']
-
-    @classmethod
-    def prepare_distribute_model(cls, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """transformers' method; its pipeline parallelism needs blocks that return a tensor."""
-        own = isinstance(distributed_config, dict)
-        pp_size = distributed_config.get('pp_size') if own else getattr(distributed_config, 'pp_size', None)
-        if (pp_size or 1) > 1:
-            raise ValueError(
-                f"pp_size must be 1 for Longhorn's models, whose blocks return more than the hidden states, got {pp_size}: "
-                'build stages for torch.distributed.pipelining'
-            )
-        return super().prepare_distribute_model(distributed_config, *args, **kwargs)
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' method; warns where Auto classes took this class for a subclass that saved its own code."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        own = [name for auto, name in (getattr(model.config, 'auto_map', None) or {}).items() if auto.startswith('AutoModel')]
-        if own and cls.__name__ not in {name.rpartition('.')[2] for name in own}:
-            warnings.warn(
-                f'the checkpoint is of {own[0]}, but {cls.__name__} was loaded: Auto classes take what is registered for '
-                f'the model_type {model.config.model_type!r}, so call from_pretrained of the class itself, or give it a '
-                'config class with a model_type of its own', stacklevel=2,
-            )
-        return loaded
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters without weight decay."""
@@ -158,49 +117,12 @@ class LonghornModel(LonghornPreTrainedModel, FLAModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @accept_cache
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        past_key_values: Cache | list[torch.FloatTensor] | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> tuple | BaseModelOutputWithPast:
-        """As fla's models; `kwargs` are those of :class:`fla_longhorn.layers.Longhorn`."""
-        tokens = inputs_embeds if input_ids is None else input_ids
-        attention_mask, past_key_values, use_cache, kwargs = begin_call(
-            self, kwargs, attention_mask, tokens, past_key_values, use_cache,
-        )
-        output = super().forward(
-            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_attentions, output_hidden_states,
-            return_dict, **kwargs,
-        )
-        if use_cache:
-            end_call(past_key_values, attention_mask, output[0].shape[1], kwargs.get('rows'))
-        return output
-
 
 class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGenerationMixin):
-    """:class:`LonghornModel` with a language modelling head.
-
-    Called as fla's models, and with labels that are already shifted, `shift_labels` `[B, T]`, which win over `labels`.
-    """
+    """:class:`LonghornModel` with a language modelling head."""
 
     _tied_weights_keys = {'lm_head.weight': 'model.embeddings.weight'}
-    _tp_plan = {'lm_head': 'colwise_gather_output'}
     accepts_loss_kwargs = True
-    # assisted generation can revert its states
-    _is_stateful = False
-    _compute_logits_and_loss = compute_logits_and_loss
-    _prepare_cache_for_generation = prepare_cache_for_generation
-    prepare_inputs_for_generation = prepare_inputs_for_generation
-    _sample = sample
-    init_continuous_batching = refuse_continuous_batching
 
     def __init__(self, config: LonghornConfig):
         super().__init__(config)
@@ -215,7 +137,16 @@ class LonghornForCausalLM(LonghornPreTrainedModel, FLAForCausalLM, FLAGeneration
         if module is not self.lm_head or module.weight is not self.model.embeddings.weight:
             super()._init_weights(module)
 
-    # `shift_labels` must not be in the signature: the Trainer takes arguments named `*label*` for columns of every batch
-    @wraps(FLAForCausalLM.forward)
-    def forward(self, *args: Any, **kwargs: Any) -> tuple | CausalLMOutputWithPast:
-        return with_shift_labels(FLAForCausalLM.forward, self, *args, **kwargs)
+
+# the losses of these two heads are means over a batch: `accepts_loss_kwargs` lets the Trainer divide them by the number of
+# batches whose gradients it adds, not by their labels
+class LonghornForSequenceClassification(GenericForSequenceClassification, LonghornPreTrainedModel):
+    """Scores `[B, num_labels]` of each row's last token that is not `config.pad_token_id`, with padding on either side."""
+
+    accepts_loss_kwargs = False
+
+
+class LonghornForTokenClassification(GenericForTokenClassification, LonghornPreTrainedModel):
+    """Scores `[B, T, num_labels]`."""
+
+    accepts_loss_kwargs = False

@@ -1,4 +1,4 @@
-"""The Triton backend (:class:`fla_longhorn.ops.backend.Backend`).
+"""The Triton backend (:class:`fla_longhorn.ops.operator.Backend`).
 
 q, k, v, z, beta, g and D have any strides. Kernels run on the tensors' device, whatever PyTorch's current one is, and read no
 memory before it is written.
@@ -14,14 +14,12 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import launching
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_diagonal_bwd
-from fla_longhorn.ops.triton.diagonal.forward import longhorn_diagonal_fwd
-from fla_longhorn.ops.triton.diagonal.step import longhorn_diagonal_step
-from fla_longhorn.ops.triton.diagonal.summaries import backward_summary, forward_summary
+from fla_longhorn.ops.triton.diagonal.forward import longhorn_diagonal_fwd, longhorn_diagonal_step
 from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
 from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd
 
-__all__ = ['backward_summary', 'forward_summary', 'longhorn_bwd', 'longhorn_fwd', 'view_states']
+__all__ = ['longhorn_bwd', 'longhorn_fwd', 'view_states']
 
 
 def longhorn_fwd(

@@ -1,6 +1,6 @@
 """Launch parameters: what they depend on, and a frozen record for each launch of a kernel.
 
-The rules, functions of a :class:`LaunchKey`, are in `diagonal/configs.py` and `exact/configs.py`.
+The rules, functions of a :class:`LaunchKey`, are in `diagonal/common.py` and `exact/configs.py`.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ def register(changes: Changes) -> None:
     from fla_cpu.backend import load_loops
     from fla_kit.numba import compiles
     from fla_longhorn.modules import dispatch
-    from fla_longhorn.ops import mixer
-    from fla_longhorn.ops.backend import register_cpu_backend
+    from fla_longhorn.ops import operator
+    from fla_longhorn.ops.operator import register_cpu_backend
 
     fla_cpu.register(changes)
-    changes.set_attribute(mixer, 'find_loops', find_token_loops)
+    changes.set_attribute(operator, 'find_token_loops', find_token_loops)
     register_cpu_backend('numba', load_backend, compiles)
     changes.set_attribute(dispatch, 'find_loops', load_loops)
 
@@ -30,7 +30,7 @@ def register(changes: Changes) -> None:
 def find_token_loops() -> ModuleType | None:
     """The loops of decoded tokens, where Numba is the backend and `FLA_CPU_LOOPS` does not switch loops off."""
     from fla_cpu.backend import import_loops
-    from fla_longhorn.ops.backend import backend_name
+    from fla_longhorn.ops.operator import backend_name
 
     if import_loops() is None or backend_name('cpu', os.environ.get('FLA_LONGHORN_BACKEND')) != 'numba':
         return None

@@ -155,14 +155,6 @@ def view_states(states: torch.Tensor, args: Arguments) -> torch.Tensor:
     return states
 
 
-def forward_summary(args: Arguments) -> None:
-    return None
-
-
-def backward_summary(do: torch.Tensor, args: Arguments) -> None:
-    return None
-
-
 def common_dtype(*tensors) -> torch.dtype:
     """The dtype in which the loops take these: bfloat16 if all are, else float32."""
     return torch.bfloat16 if all(x is None or x.dtype is torch.bfloat16 for x in tensors) else torch.float32

@@ -1,9 +1,13 @@
-""":func:`fla_longhorn.ops.mixer.mix_tokens` as one loop, made of those of `fla_cpu.loops` and the operator, and a product."""
+"""What a layer computes between its first and its last projection, for one token per sequence, as one loop.
+
+It is made of those of `fla_cpu.loops` and the operator, and a product. In decoding, calling a convolution, two small products
+and the recurrence takes several times as long as computing them.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,11 +39,36 @@ from fla_longhorn.ops.pool import Pool
 from fla_longhorn_cpu import places
 from fla_longhorn_cpu.forward import block_size, size_of, step_tokens
 
-if TYPE_CHECKING:
-    from fla_longhorn.ops.mixer import Mixer
-
 # of all sequences; more takes PyTorch less time, with several threads
 MAX_PRODUCTS = 2**20
+
+
+class Mixer(NamedTuple):
+    """A layer of d channels in H heads, with K entries per channel and step sizes of rank R."""
+
+    # the convolution's, `[d, 1, 4]` and `[d]`
+    taps: Tensor
+    conv_bias: Tensor | None
+    # `[R + 2 H K, d]`, or `[R + H K, d]` if the queries are the keys
+    x_weight: Tensor
+    # `[d, R]` and `[d]`, or `[H, R]` and `[H]` for one step size per head
+    beta_weight: Tensor
+    beta_bias: Tensor
+    # `[d]`
+    D: Tensor
+    num_heads: int
+    state_size: int
+    exact: bool
+    allow_neg_eigval: bool
+    # of the norm of the keys, or None without it
+    key_eps: float | None
+    # `down` `[R', d]`, `up` `[d, R']`, `A_log` `[H]` and `dt_bias` `[d]` of the layer's gate, or for one decay per head
+    # `[H, R']` and `[H]`
+    gate: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        return self[:6] + (self.gate or ())
 
 
 @helper

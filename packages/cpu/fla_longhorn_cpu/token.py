@@ -10,13 +10,14 @@ import torch
 import torch.nn as nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.layers.options import Gate
 from fla_longhorn.modules import L2Norm, ShortConvolution
-from fla_longhorn.ops.mixer import Mixer
-from fla_longhorn.ops.plain import is_plain
+from fla_longhorn.ops.arguments import is_plain
+from fla_longhorn.ops.inputs import check_rows
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn_cpu.mixer import mix_tokens as mix_tokens
+from fla_longhorn_cpu import mixer as loop
+from fla_longhorn_cpu.mixer import Mixer as Mixer
 
 # the forward of each class, as it was made
 FORWARDS: dict[type[nn.Module], Callable] = {
@@ -32,7 +33,7 @@ METHODS = {
 def mix_layer(
     layer: Longhorn, x: torch.Tensor, z: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor,
 ) -> torch.Tensor | None:
-    """As :func:`fla_longhorn.ops.mixer.mix_layer`."""
+    """As :func:`fla_longhorn.modules.dispatch.mix_layer`."""
     if conv_state.requires_grad or not is_as_made(layer):
         return None
     conv, beta_proj, gate = layer.conv1d, layer.beta_proj, layer.gate
@@ -52,7 +53,39 @@ def mix_layer(
     )
     if not is_plain(x, z, conv_state, recurrent_state, *mixer.parameters):
         return None
-    return mix_tokens(x, z, mixer, conv_state, Pool(recurrent_state))
+    return loop.mix_tokens(x, z, mixer, conv_state, Pool(recurrent_state))
+
+
+def mix_tokens(
+    x: torch.Tensor, z: torch.Tensor, mixer: Mixer, memory: torch.Tensor, pool: Pool,
+) -> torch.Tensor | None:
+    """The input of a layer's last projection, given the halves of the first one's output, for one token per sequence.
+
+    Between the steps, whose equations :class:`fla_longhorn.layers.Longhorn` gives, numbers have the dtype of `x`. Tensors are
+    not differentiated, traced or transformed (:func:`fla_longhorn.ops.arguments.is_plain`).
+
+    Args:
+        x, z (torch.Tensor): `[N, d]` or `[N, 1, d]`.
+        mixer (Mixer): the layer's parameters and options.
+        memory (torch.Tensor):
+            The convolution's inputs before the tokens, the newest last: `[N, d, 4]`, or where `pool` names rows `[P, 3, d]`.
+            Updated in place.
+        pool (Pool): float32 states `[N, H, K, V]`, or with rows a pool `[P, H, K, V]`. Updated in place.
+
+    Returns:
+        A new tensor like `x`, or None, with nothing changed, if there is no such loop for these tensors, or if there is so
+        much work that several threads do it faster step by step.
+
+    Raises:
+        ValueError: a row is outside of the pool, or a sequence writes one that another reads or writes.
+    """
+    if pool.is_chosen_from:
+        if memory.shape[0] != pool.states.shape[0]:
+            raise ValueError(
+                f'memory and states must be pools of as many rows, got {memory.shape[0]} and {pool.states.shape[0]}'
+            )
+        check_rows(pool, x.shape[0])
+    return loop.mix_tokens(x, z, mixer, memory, pool)
 
 
 def is_as_made(layer: Longhorn) -> bool:

@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn.models.longhorn import LonghornForCausalLM
-from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.cache import RewindableCache
 
 
 class WithStates(nn.Module):

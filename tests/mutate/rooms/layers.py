@@ -10,7 +10,8 @@ BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
 GATE = 'tests/models/test_gate.py::'
-PARALLEL = 'tests/distributed/test_parallel.py::'
+TENSOR_PARALLEL = 'packages/extras/fla_longhorn_extras/tensor_parallel.py'
+PARALLEL = 'packages/extras/tests/distributed/test_parallel.py::'
 BARE = 'tests/layers/test_bare.py::'
 
 MUTATIONS = [
@@ -20,7 +21,7 @@ MUTATIONS = [
         LOOK_AHEAD, '[paper-1-inference_mode-False]', env=TORCH,
     ),
     Mutation(
-        'decay-mark-of-a-copy', 'layers/gate.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
+        'decay-mark-of-a-copy', 'layers/options.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),
     Mutation(
@@ -39,18 +40,18 @@ MUTATIONS = [
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),
     Mutation(
-        'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
+        'autocast-forgotten', 'modules/dispatch.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
         'with torch.no_grad():',
         'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-float16',
     ),
     Mutation(
-        'weights-of-backward', 'modules/recompute.py',
+        'weights-of-backward', 'modules/dispatch.py',
         'vars(copied).update(vars(module), weight=weight, bias=bias)', 'copied = module',
         'backward computes again with weights that a module has been given since',
         RECOMPUTE + 'test_weights_of_a_functional_call',
     ),
     Mutation(
-        'changed-value-computed-again', 'modules/recompute.py', ' and x._version == 0', '',
+        'changed-value-computed-again', 'modules/dispatch.py', ' and x._version == 0', '',
         'backward takes a value for what it was before a change', RECOMPUTE + 'test_a_value_changed_in_place_is_kept',
     ),
     Mutation(
@@ -58,31 +59,31 @@ MUTATIONS = [
         'quantised weights are multiplied as they are stored', BARE + 'test_what_is_put_in_or_around_a_module_is_seen',
     ),
     Mutation(
-        'part-of-the-gradient', 'parallel/tensor_parallel.py', 'if x.requires_grad:', 'if False:',
+        'part-of-the-gradient', TENSOR_PARALLEL, 'if x.requires_grad:', 'if False:',
         "the gradients of queries and keys are those of a rank's channels", PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'columns-not-exchanged', 'parallel/tensor_parallel.py',
+        'columns-not-exchanged', TENSOR_PARALLEL,
         'all_to_all_single_autograd(blocks.contiguous(), received, sent, self.mesh.get_group())',
         'blocks.contiguous()', "values and gates are the columns that a rank's part of in_proj has",
         PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'heads-of-the-first-rank', 'parallel/tensor_parallel.py', 'x.narrow(dim, self.heads.start,', 'x.narrow(dim, 0,',
+        'heads-of-the-first-rank', TENSOR_PARALLEL, 'x.narrow(dim, self.heads.start,', 'x.narrow(dim, 0,',
         'each rank takes the queries and keys of the first heads', PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'rates-of-the-first-heads', 'parallel/tensor_parallel.py', "{'A_log': partial(part.of_heads, dim=0)}",
+        'rates-of-the-first-heads', TENSOR_PARALLEL, "{'A_log': partial(part.of_heads, dim=0)}",
         "{'A_log': lambda x: x[:count]}",
         "each rank's channels decay at the rates of the first heads",
         PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'loaded-gate-overwritten', 'layers/gate.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
+        'loaded-gate-overwritten', 'layers/options.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
         'a checkpoint without A_log loses its dt_bias', GATE + 'test_missing_in_a_checkpoint', 'A_log longhorn',
     ),
     Mutation(
-        'gate-of-plain-tensors', 'layers/gate.py',
+        'gate-of-plain-tensors', 'layers/options.py',
         'if isinstance(self.dt_bias, DTensor):', 'if False:',
         'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
     ),

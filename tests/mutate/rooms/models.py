@@ -31,7 +31,7 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-inference_mode-False]', env=TORCH,
     ),
     Mutation(
-        'official-bias', 'models/longhorn/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
+        'official-bias', 'models/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
         "the authors' checkpoints do not load", OFFICIAL,
     ),
     Mutation(
@@ -45,7 +45,7 @@ MUTATIONS = [
         "LoRA on the MLP's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
     Mutation(
-        'padding-after-the-end', 'models/generation.py', 'ended.mask(input_ids, attention_mask)', 'attention_mask',
+        'padding-after-the-end', 'models/base.py', 'ended.mask(input_ids, attention_mask)', 'attention_mask',
         'rows that have ended read padding', 'tests/models/test_generation.py::test_a_conversation_in_a_batch',
         'hybrid-greedy', env=TORCH,
     ),
@@ -55,7 +55,7 @@ MUTATIONS = [
         'tests/models/test_generation.py::test_a_mask_that_disagrees', 'paper', env=TORCH,
     ),
     Mutation(
-        'kept-tokens-lost', 'modules/rewind.py', 'self.missing = length - self.get_seq_length()', 'self.missing = 0',
+        'kept-tokens-lost', 'modules/cache.py', 'self.missing = length - self.get_seq_length()', 'self.missing = 0',
         'what a crop keeps of a call is not read again', BACK + 'test_assisted_generation', 'itself-paper or another-paper',
         env=TORCH,
     ),

@@ -20,7 +20,7 @@ MUTATIONS = [
         'tests/torch_compile/test_ops.py::test_opcheck', 'lengths diagonal', env=TORCH,
     ),
     Mutation(
-        'forward-mode-dropped', 'ops/apply.py', '(under_transform() or has_tangent(args))', 'under_transform()',
+        'forward-mode-dropped', 'ops/operator.py', '(under_transform() or has_tangent(args))', 'under_transform()',
         'forward-mode differentiation loses its tangents', TRANSFORMS, 'diagonal forward_ad chunk', env=TORCH,
     ),
     Mutation(
@@ -29,12 +29,12 @@ MUTATIONS = [
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'update-uncounted', 'ops/state_update.py', '        if not state.is_inference():', '        if False:',
+        'update-uncounted', 'ops/fused_recurrent.py', '        if not state.is_inference():', '        if False:',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_an_update_is_counted', env=TORCH,
     ),
     Mutation(
-        'inputs-among-the-states', 'ops/state_update.py', 'apart_from(state, args)', 'args',
+        'inputs-among-the-states', 'ops/fused_recurrent.py', 'apart_from(state, args)', 'args',
         'inputs that are views of the states are read after they are overwritten',
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
@@ -43,15 +43,15 @@ MUTATIONS = [
         'an update that is no plain step starts from zero', 'tests/ops/test_state_update.py::test_in_place', 'numba',
     ),
     Mutation(
-        'bounded-rate', 'ops/gate.py', 'torch.sigmoid(rate * x)', 'torch.sigmoid(x)', 'a bounded gate ignores A_log',
+        'bounded-rate', 'ops/inputs.py', 'torch.sigmoid(rate * x)', 'torch.sigmoid(x)', 'a bounded gate ignores A_log',
         f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla', 'channel',
     ),
     Mutation(
-        'formula-by-the-rate', 'ops/gate.py', 'if lower_bound is None else', 'if A_log is not None else',
+        'formula-by-the-rate', 'ops/inputs.py', 'if lower_bound is None else', 'if A_log is not None else',
         'the formula follows another argument', f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla',
     ),
     Mutation(
-        'swallowed-parameters', 'ops/gate.py', "raise ValueError(f'{name} must be None", "print(f'{name} must be None",
+        'swallowed-parameters', 'ops/inputs.py', "raise ValueError(f'{name} must be None", "print(f'{name} must be None",
         "a gate's parameters without the gate are ignored", f'{GATE_IN_KERNEL}::test_errors',
     ),
 ]

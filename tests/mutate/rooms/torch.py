@@ -7,25 +7,25 @@ PACKED = 'tests/ops/test_longhorn.py::test_packed'
 
 MUTATIONS = [
     Mutation(
-        'strip-end-gradient', 'ops/torch/diagonal.py', 'dS[-1] += G', 'pass',
+        'strip-end-gradient', 'ops/torch.py', 'dS[-1] += G', 'pass',
         'no gradient crosses a strip or comes from the final '
         'state', FLAGS, 'torch diagonal chunk',
     ),
     Mutation(
-        'strip-past-its-sequence', 'ops/torch/__init__.py', 'slice(t, min(t + STRIP, eos, t_c + C))',
+        'strip-past-its-sequence', 'ops/torch.py', 'slice(t, min(t + STRIP, eos, t_c + C))',
         'slice(t, min(t + STRIP, t_c + C))',
         "backward's last strip runs into the next packed sequence", PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
-        'low-precision-sums', 'ops/torch/__init__.py', 'x.detach().float().transpose(0, 1)', 'x.detach().transpose(0, 1)',
+        'low-precision-sums', 'ops/torch.py', 'x.detach().float().transpose(0, 1)', 'x.detach().transpose(0, 1)',
         'sums are in the dtype of the inputs', 'tests/ops/test_longhorn.py::test_low_precision', 'torch diagonal chunk',
     ),
     Mutation(
-        'doubled-norm-slope', 'ops/torch/__init__.py', 'dk -= 2 / args.step_options.factor * k', 'dk -= 2 * k',
+        'doubled-norm-slope', 'ops/torch.py', 'dk -= 2 / args.step_options.factor * k', 'dk -= 2 * k',
         'the gradient of a key takes a doubled step for a single one', FLAGS, 'torch exact chunk allow_neg_eigval',
     ),
     Mutation(
-        'decay-after-the-step', 'ops/torch/exact.py', 'G = decay[t][..., None, :] * G', 'pass',
+        'decay-after-the-step', 'ops/torch.py', 'G = decay[t][..., None, :] * G', 'pass',
         'gradients of earlier tokens do not decay', 'tests/ops/test_gate.py::test_outputs_and_gradients',
         'torch exact chunk channel',
     ),

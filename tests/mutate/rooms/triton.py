@@ -7,7 +7,7 @@ DECAYS = 'tests/ops/test_gate.py::test_outputs_and_gradients'
 
 MUTATIONS = [
     Mutation(
-        'gate-of-another-row', 'ops/triton/diagonal/step.py', 'tl.load(z + i_b * s_zb', 'tl.load(z + i_b * s_vb',
+        'gate-of-another-row', 'ops/triton/diagonal/forward.py', 'tl.load(z + i_b * s_zb', 'tl.load(z + i_b * s_vb',
         "a step reads the gate of another row where rows of v and z lie apart by other distances",
         'tests/ops/test_state_update.py::test_a_token_whose_gate_lies_apart', 'diagonal', env=INTERPRET,
     ),
@@ -42,9 +42,10 @@ MUTATIONS = [
         'sums over channels read half of the digits of states', 'tests/ops/test_exact.py::test_bfloat16', 'K16', env=INTERPRET,
     ),
     Mutation(
-        'decay-cancels', 'ops/scalar_beta.py', 'others = before + behind',
+        'decay-cancels', 'packages/extras/fla_longhorn_extras/scalar_beta.py', 'others = before + behind',
         'others = squares.sum(-1, keepdim=True) - squares',
-        "the decay's logarithm loses its digits at large keys", 'tests/ops/triton/test_scalar_beta.py::test_no_cancellation',
+        "the decay's logarithm loses its digits at large keys",
+        'packages/extras/tests/test_scalar_beta.py::test_no_cancellation',
     ),
     Mutation(
         'doubled-norm-slope', 'ops/triton/common.py', 'return 1 / StepOptions(*OPTIONS).factor', 'return 1',

@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.diagonal import configs, segments, summaries
+from fla_longhorn.ops.triton.diagonal import common, segments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from fla_longhorn.selfcheck.compare import relative_error
 from tests.devices import INTERPRETING
 from tests.ops.cases import assert_close, check, reference, run
 from tests.ops.test_pool import INDICES, Call
@@ -47,7 +45,7 @@ if INTERPRETING or torch.cuda.is_available():
     ], ids=str)
     def test_slices_of_segments(segment_length, monkeypatch, case, triton_device):
         """Backward takes a segment in two launches, with one buffer for the sums over channels."""
-        monkeypatch.setattr(configs, 'MIN_SLICED_LENGTH', INTERVAL)
+        monkeypatch.setattr(common, 'MIN_SLICED_LENGTH', INTERVAL)
         segment_length(2 * INTERVAL)
         check(chunk_longhorn, case, triton_device)
 
@@ -79,23 +77,6 @@ if INTERPRETING or torch.cuda.is_available():
         got = run(chunk_longhorn, inputs, options)
         assert_close(got, reference(inputs, options), torch.float32)
         assert not got['dg'][:, resets].any() and got['dg'].any() and not got['dinitial_state'].any()
-
-    @pytest.mark.parametrize('case', [
-        Case(B=1, T=2 * INTERVAL + 6, H=1, K=4, V=9, initial_state=True, sigmoid=True),
-        Case(B=1, T=2 * INTERVAL + 6, H=1, K=4, V=9, g='channel', z=True, scalar_beta=True, initial_state=True),
-    ], ids=str)
-    def test_summaries(segment_length, case, triton_device):
-        """Of context parallelism: final state = decay * initial state + local, and the gradient of the initial state."""
-        segment_length(INTERVAL)
-        inputs, options = make_inputs(case, triton_device), make_options(case, triton_device) | {'scale': 0.5}
-        doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-        o, final_state = naive_recurrent_longhorn(**doubles, **options)
-        do = torch.randn(o.shape, generator=torch.Generator().manual_seed(3)).to(triton_device)
-        dh0, = torch.autograd.grad(o, doubles['initial_state'], do.double())
-        args = Arguments(**{name: x.detach() for name, x in inputs.items()}, **options)
-        decay, local = summaries.forward_summary(args)
-        assert relative_error(decay * args.initial_state + local, final_state.detach()) < 1e-6
-        assert relative_error(summaries.backward_summary(do, args), dh0) < 1e-6
 
 
 @pytest.mark.parametrize('T', [1, 100, 4096, 131072])

@@ -33,30 +33,22 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.device import card_of, multiprocessor_count
 from fla_longhorn.ops.triton.diagonal import segments
-from fla_longhorn.ops.triton.diagonal.backward_steps import (
-    backward_block,
-    from_saved,
-    replay_block,
-    saved_offsets,
-    to_saved,
-)
+from fla_longhorn.ops.triton.diagonal.backward_steps import backward_block, from_saved, replay_block, saved_offsets, to_saved
 from fla_longhorn.ops.triton.diagonal.common import (
+    CHANNELS,
+    PROGRAMS_PER_MULTIPROCESSOR,
     channel_offsets,
     channel_pointers,
+    for_backward,
+    for_reduce,
     load_inputs,
     load_rows,
     locate_segment,
     padded,
     prepare_rows,
-    state_offsets,
-)
-from fla_longhorn.ops.triton.diagonal.configs import (
-    CHANNELS,
-    PROGRAMS_PER_MULTIPROCESSOR,
-    for_backward,
-    for_reduce,
     scratch_sizes,
     slice_length,
+    state_offsets,
 )
 from fla_longhorn.ops.triton.slots import first_slot
 

@@ -25,8 +25,12 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.device import multiprocessor_count
 from fla_longhorn.ops.triton.diagonal.common import (
+    MIN_SEGMENT_LENGTH,
+    PROGRAMS_PER_MULTIPROCESSOR,
     channel_offsets,
     channel_pointers,
+    for_combine,
+    for_segments,
     from_word,
     load_inputs,
     load_rows,
@@ -35,7 +39,6 @@ from fla_longhorn.ops.triton.diagonal.common import (
     state_offsets,
     unstack,
 )
-from fla_longhorn.ops.triton.diagonal.configs import MIN_SEGMENT_LENGTH, PROGRAMS_PER_MULTIPROCESSOR, for_combine, for_segments
 from fla_longhorn.ops.triton.slots import first_slot, locate_states, only_if, row_arguments, sequence_range
 
 

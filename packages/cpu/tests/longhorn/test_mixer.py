@@ -9,9 +9,9 @@ from fla.models.utils import Cache
 
 from fla_longhorn import Longhorn
 from fla_longhorn.ops import naive_recurrent_longhorn
-from fla_longhorn.ops.mixer import Mixer, mix_tokens
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn_cpu import mixer, token
+from fla_longhorn_cpu import mixer
+from fla_longhorn_cpu.token import Mixer, mix_tokens
 
 OPTIONS = {
     'paper': {},
@@ -197,13 +197,13 @@ def decode(layer: Longhorn, h: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def calls(monkeypatch) -> list:
     """What the loop returned to the layer, a call each."""
-    found = []
+    found, loop = [], mixer.mix_tokens
 
     def mix(*args):
-        found.append(mix_tokens(*args))
+        found.append(loop(*args))
         return found[-1]
 
-    monkeypatch.setattr(token, 'mix_tokens', mix)
+    monkeypatch.setattr(mixer, 'mix_tokens', mix)
     return found
 
 

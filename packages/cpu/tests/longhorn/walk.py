@@ -18,9 +18,9 @@ import fla_longhorn  # noqa: F401  registers
 from fla_cpu import loops
 from fla_kit.numba.cache import DiskCache
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.mixer import Mixer, mix_tokens
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_cpu import backend, backward, forward, mixer
+from fla_longhorn_cpu.token import Mixer, mix_tokens
 
 B, T, H, K, V, P, R = 2, 5, 2, 5, 24, 3, 3
 D = H * V

@@ -14,7 +14,7 @@ from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import nn
 
 from fla_longhorn.models import LonghornModel
-from fla_longhorn.modules.rewind import RewindableCache
+from fla_longhorn.modules.cache import RewindableCache
 from fla_longhorn_serving.sglang.config import ServedConfig
 
 

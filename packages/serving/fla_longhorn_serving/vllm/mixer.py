@@ -41,9 +41,8 @@ from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
 from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
-from fla_longhorn.ops import longhorn_state_update
-from fla_longhorn.ops.gate import log_decays
-from fla_longhorn.ops.mixer import Mixer, mix_tokens
+from fla_longhorn.ops import longhorn_state_update, operator
+from fla_longhorn.ops.inputs import log_decays
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_serving.vllm.convolution import convolve
 from fla_longhorn_serving.vllm.speculative import DraftBackend, DraftMetadata, Pages
@@ -52,6 +51,17 @@ from fla_longhorn_serving.vllm.speculative import DraftBackend, DraftMetadata, P
 CONV_SIZES = (2, 3, 4)
 # of :class:`fla_longhorn.modules.L2Norm`
 KEY_EPS = 1e-6
+
+
+def token_loops() -> Any:
+    """What a package for the CPU has for decoded tokens, if it is installed and not switched off."""
+    return None if operator.find_token_loops is None else operator.find_token_loops()
+
+
+def mix_tokens(*args: Any) -> torch.Tensor | None:
+    """A layer's tokens between its first and its last projection, in one loop; None where there is none for them."""
+    loops = token_loops()
+    return None if loops is None else loops.mix_tokens(*args)
 
 
 def channels(config: LonghornConfig) -> int:
@@ -160,7 +170,7 @@ class KeepsWeight(UnquantizedLinearMethod):
 
 
 class LonghornGate(nn.Module):
-    """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
+    """:class:`fla_longhorn.layers.options.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
 
     def __init__(self, config: LonghornConfig, quant: Any, prefix: str) -> None:
         super().__init__()
@@ -279,22 +289,23 @@ class LonghornMixer(nn.Module, MambaBase):
             y = apply_to_pieces(pieces, self.update, self.inputs(x, z))
         output.copy_(y)
 
-    def mixer(self) -> Mixer | None:
-        """For :meth:`mix`, on a CPU without adapters, quantised weights or other ranks."""
+    def mixer(self) -> Any:
+        """For :meth:`mix`, on a CPU with loops for it and without adapters, quantised weights or other ranks; else None."""
         x_proj, beta_proj, conv, gate = self.x_proj, self.beta_proj, self.conv1d, self.gate
         projections = (x_proj, beta_proj) if gate is None else (x_proj, beta_proj, gate.down, gate.up)
         weights = [vars(x).get('kept') for x in projections]
-        if any(x is None for x in weights):
+        loops = token_loops()
+        if loops is None or any(x is None for x in weights):
             return None
         # vLLM widens the bias for some of its kernels
         bias = beta_proj.bias.to(weights[1].dtype)
-        return Mixer(
+        return loops.Mixer(
             conv.weight, conv.bias, weights[0], weights[1], bias, self.D,
             self.num_heads, self.state_size, self.exact, self.allow_neg_eigval, KEY_EPS if self.normalises_keys else None,
             None if gate is None else (weights[2], weights[3], gate.A_log, gate.dt_bias),
         )
 
-    def mix(self, metadata: Any, mixer: Mixer, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+    def mix(self, metadata: Any, mixer: Any, piece: Piece, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         """From x and z of a piece to `y`: decoded tokens in one loop, if there is one for them."""
         if piece.sequences is None:
             before, after = piece.pages

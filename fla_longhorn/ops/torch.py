@@ -1,9 +1,13 @@
 """The PyTorch backend, for CPUs without Numba; it runs on any device.
 
-Strips of `STRIP` tokens run one after the other, by :mod:`fla_longhorn.ops.torch.diagonal`,
-:mod:`fla_longhorn.ops.torch.exact`. Backward restarts from
-the states that forward saved every `checkpoint_interval(K)` tokens. Tensors inside are float32 with time first, `[L, B, H, *]`
-for L tokens.
+Strips of `STRIP` tokens run one after the other. Backward restarts from the states that forward saved every
+`checkpoint_interval(K)` tokens. Tensors inside are float32 with time first, for L tokens: q, k `[L, B, H, K]`, v, eps and g's
+decays `[L, B, H, V]`; a state is `[B, H, K, V]`. With `P_t = decay_t * S_{t-1}`, or `S_{t-1}`, the updates are
+
+    diagonal: S_t = a_t * S_{t-1} + k_t (x) u_t,    a_t = decay_t (1 - k_t^2 (x) eps_t),    u_t = eps_t v_t
+    exact:    S_t = P_t + k_t (x) (eps_t r_t),      r_t = v_t - k_t^T P_t
+
+all that is independent of the state at once, and then the state token by token.
 """
 
 from __future__ import annotations
@@ -13,8 +17,6 @@ import torch
 from fla_longhorn.ops.arguments import Arguments, StepOptions
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
-from fla_longhorn.ops.torch import diagonal as diagonal_update
-from fla_longhorn.ops.torch import exact as exact_update
 
 # tokens whose states `[STRIP, B, H, K, V]` are held in memory at once
 STRIP = 16
@@ -26,7 +28,7 @@ def longhorn_fwd(
     """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`; `parallel` has no effect."""
     B, T, H, K, V = args.sizes
     N, is_varlen = args.num_sequences, args.cu_seqlens is not None
-    update, decay = choose_update(args)
+    update, decay = (exact_states if args.exact else diagonal_states), decays(args)
     q, k, v = (time_first(x) for x in (args.q, args.k, args.v))
     eps = step_sizes(k, time_first(args.beta), args.step_options)[0].expand_as(v)
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
@@ -42,8 +44,8 @@ def longhorn_fwd(
             if save_states and (t - bos) % C == 0:
                 states[slots + (t - bos) // C] = S
             strip = slice(t, min(t + STRIP, eos)), rows
-            y, S = update.strip_forward(q[strip], k[strip], v[strip], eps[strip], S, *(x[strip] for x in decay))
-            o[strip] = y * args.scale
+            passed = update(k[strip], v[strip], eps[strip], S, *(x[strip] for x in decay))[0]
+            o[strip], S = read(q[strip], passed[1:]) * args.scale, passed[-1]
         h[sequences] = S
     if args.D is not None:
         o += args.D.float() * v
@@ -64,7 +66,8 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     """Return the gradients of q, k, v, beta, initial_state, D, z and g, each like its input, or `None`."""
     B, T, _, K, _ = args.sizes
     inputs, D, z, scale = (args.q, args.k, args.v, args.beta), args.D, args.z, args.scale
-    update, decay = choose_update(args)
+    update, decay = (exact_states if args.exact else diagonal_states), decays(args)
+    strip_backward = exact_backward if args.exact else diagonal_backward
     q, k, v, beta, do = (time_first(x) for x in (*inputs, do))
     eps, chain = step_sizes(k, beta, args.step_options)
     eps = eps.expand_as(v)
@@ -83,12 +86,10 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
             strips = [slice(t, min(t + STRIP, eos, t_c + C)) for t in range(t_c, min(t_c + C, eos), STRIP)]
             starts = [states[slots + (t_c - bos) // C]]
             for t in strips[:-1]:
-                starts.append(update.strip_end(
-                    k[t, rows], v[t, rows], eps[t, rows], starts[-1], *(x[t, rows] for x in decay),
-                ))
+                starts.append(update(k[t, rows], v[t, rows], eps[t, rows], starts[-1], *(x[t, rows] for x in decay))[0][-1])
             for t in reversed(strips):
                 strip = t, rows
-                grads, G = update.strip_backward(
+                grads, G = strip_backward(
                     q[strip], k[strip], v[strip], eps[strip], scale * dy[strip], starts.pop(), G, *(x[strip] for x in decay),
                 )
                 for whole, part in zip((dq, dk, du, deps, y, *dg), grads, strict=True):
@@ -120,22 +121,12 @@ def view_states(states, args: Arguments):
     return states
 
 
-def forward_summary(args: Arguments):
-    return None
-
-
-def backward_summary(do, args: Arguments):
-    return None
-
-
-def choose_update(args: Arguments):
-    """The module of the update, and its decays `exp(g) [T, B, H, V]`, if any, in a list."""
-    update = exact_update if args.exact else diagonal_update
+def decays(args: Arguments):
+    """`exp(g) [T, B, H, V]`, if any, in a list."""
     if args.g is None:
-        return update, []
+        return []
     g = time_first(args.g)
-    g = (g[..., None] if g.dim() == 3 else g).expand(*g.shape[:3], args.v.shape[-1])
-    return update, [g.exp()]
+    return [(g[..., None] if g.dim() == 3 else g).expand(*g.shape[:3], args.v.shape[-1]).exp()]
 
 
 def step_sizes(k, beta, options: StepOptions):
@@ -180,3 +171,73 @@ def time_first(x):
 def batch_first(x, like):
     """`[T, B, ...]` as a contiguous `[B, T, ...]` in the dtype of `like`."""
     return x.transpose(0, 1).to(like.dtype).contiguous()
+
+
+def read(k, S):
+    """`k^T S`, `[..., V]`."""
+    return (k[..., None, :] @ S)[..., 0, :]
+
+
+def diagonal_states(k, v, eps, S, decay=None):
+    """The states `[L + 1, B, H, K, V]` around L tokens, from `S`, and `a [L, B, H, K, V]`."""
+    a = 1 - k.square()[..., None] * eps[..., None, :]
+    if decay is not None:
+        a *= decay[..., None, :]
+    states = k.new_empty(k.shape[0] + 1, *S.shape)
+    states[0] = S
+    torch.mul(k[..., None], (eps * v)[..., None, :], out=states[1:])
+    for t in range(k.shape[0]):
+        states[t + 1].addcmul_(a[t], states[t])
+    return states, a
+
+
+def diagonal_backward(q, k, v, eps, dy, S, G, decay=None):
+    """Return `(dq, dk, du, deps, y)`, with a decay dg too, and the gradient of `S`; `G` is that of the final state.
+
+    With `G_t` the gradient of `S_t` and `r = v - k * P`: `dq = sum_v dy S_t`, `du = sum_j G_t k`, `deps = sum_j G_t k r`,
+    `dk = sum_v eps G_t (r - k P)` (without the part through eps), `y = sum_j q S_t`, and of the decay's logarithm,
+    `dg = sum_j G_t a S_{t-1}`.
+    """
+    S, a = diagonal_states(k, v, eps, S, decay)
+    dS = q[..., None] * dy[..., None, :]
+    dS[-1] += G
+    for t in reversed(range(k.shape[0] - 1)):
+        dS[t].addcmul_(a[t + 1], dS[t + 1])
+    P = S[:-1] if decay is None else S[:-1] * decay[..., None, :]
+    r = torch.addcmul(v[..., None, :], k[..., None], P, value=-1)
+    dq, du, deps, y = (S[1:] @ dy[..., None])[..., 0], read(k, dS), read(k, dS * r), read(q, S[1:])
+    dg = [] if decay is None else [(dS * a * S[:-1]).sum(-2)]
+    dk = (dS * r.addcmul_(k[..., None], P, value=-1) @ eps[..., None])[..., 0]
+    return (dq, dk, du, deps, y, *dg), a[0] * dS[0]
+
+
+def exact_states(k, v, eps, S, decay=None):
+    """The states `[L + 1, B, H, K, V]` around L tokens, and the residuals `r [L, B, H, V]`."""
+    states, residuals = [S], []
+    for t, (k_t, v_t, eps_t) in enumerate(zip(k, v, eps, strict=True)):
+        P = states[-1] if decay is None else decay[t][..., None, :] * states[-1]
+        residuals.append(v_t - read(k_t, P))
+        states.append(torch.addcmul(P, k_t[..., None], (eps_t * residuals[-1])[..., None, :]))
+    return torch.stack(states), torch.stack(residuals)
+
+
+def exact_backward(q, k, v, eps, dy, S, G, decay=None):
+    """As :func:`diagonal_backward`.
+
+    With `u = eps r`, `du = k^T G_t` and `w = eps du`, the gradient of `P_t` is `G_t - k (x) w`, `dk = sum_v G_t u - P_t w`,
+    `deps = du r` and `dg = sum_j (G_t - k w) P_t`.
+    """
+    S, R = exact_states(k, v, eps, S, decay)
+    P = S[:-1] if decay is None else S[:-1] * decay[..., None, :]
+    dk, du, dg = torch.empty_like(k), torch.empty_like(v), torch.empty_like(v)
+    for t in reversed(range(len(k))):
+        G = torch.addcmul(G, q[t][..., None], dy[t][..., None, :])
+        du[t] = read(k[t], G)
+        w = eps[t] * du[t]
+        dk[t] = ((eps[t] * R[t])[..., None, :] * G - w[..., None, :] * P[t]).sum(-1)
+        G = torch.addcmul(G, k[t][..., None], w[..., None, :], value=-1)
+        if decay is not None:
+            dg[t] = (G * P[t]).sum(-2)
+            G = decay[t][..., None, :] * G
+    dq = (S[1:] @ dy[..., None])[..., 0]
+    return (dq, dk, du, du * R, read(q, S[1:]), *([] if decay is None else [dg])), G

@@ -29,10 +29,12 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.models import tensor_parallel_plan
 from fla_longhorn.selfcheck.compare import relative_error
+from fla_longhorn_extras import context_parallel as context_parallel
+from fla_longhorn_extras.tensor_parallel import tensor_parallel_plan
+from packages.extras.tests.distributed.launch import fork
 from tests import forks
-from tests.distributed.launch import fork
+from tests.models.test_gate import gates, sharded_on_meta
 
 pytestmark = pytest.mark.slow
 
@@ -297,3 +299,11 @@ def test_transformers(tmp_path):
 
 if __name__ == '__main__':
     fork(main, 4, *sys.argv[1:])
+
+
+@gates
+def test_sharded_on_meta(gate, tmp_path):
+    def shard(model, mesh):
+        parallelize_module(model, mesh, tensor_parallel_plan(model))
+
+    sharded_on_meta('longhorn', gate, tmp_path, shard)

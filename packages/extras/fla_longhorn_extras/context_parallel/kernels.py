@@ -1,4 +1,4 @@
-"""The summaries of `ops/context_parallel/summaries.py`, of one sequence, by the segments' kernels."""
+"""The summaries of one sequence by the kernels of the diagonal update's segments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.triton.common import launching
 from fla_longhorn.ops.triton.diagonal import segments
-from fla_longhorn.ops.triton.diagonal.common import prepare_rows
-from fla_longhorn.ops.triton.diagonal.configs import CHANNELS
+from fla_longhorn.ops.triton.diagonal.common import CHANNELS, prepare_rows
 
 
 def forward_summary(args: Arguments) -> tuple[Tensor, Tensor]:

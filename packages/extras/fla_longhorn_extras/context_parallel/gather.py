@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fla_longhorn.ops.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
-from fla_longhorn.ops.context_parallel.summaries import backward_summary, forward_summary
+from fla_longhorn_extras.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
+from fla_longhorn_extras.context_parallel.summaries import backward_summary, forward_summary
 
 
 class GatherFunction(torch.autograd.Function):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from packages.extras.tests.distributed import test_parallel as parallel
 from tests import forks
-from tests.distributed import test_parallel as parallel
 
 pytestmark = [pytest.mark.xdist_group('scale'), pytest.mark.slow]
 PAGE = ''.join((forks.ROOT / 'docs' / name).read_text() for name in ('scale.md', 'parallel.md'))

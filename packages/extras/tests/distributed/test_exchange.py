@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from fla_longhorn.parallel.tensor_parallel import Part
+from fla_longhorn_extras.tensor_parallel import Part
+from packages.extras.tests.distributed.launch import fork
 from tests import forks
-from tests.distributed.launch import fork
 
 
 def exchange(size: int) -> None:
@@ -25,7 +25,7 @@ def exchange(size: int) -> None:
 
 @pytest.mark.parametrize('size', [3])
 def test_exchange(size):
-    forks.output('-m', 'tests.distributed.test_exchange', str(size))
+    forks.output('-m', 'packages.extras.tests.distributed.test_exchange', str(size))
 
 
 if __name__ == '__main__':

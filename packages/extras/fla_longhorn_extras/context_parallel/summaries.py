@@ -1,7 +1,7 @@
 """What tokens of the diagonal update do to an initial state: `decay * state + local`, elementwise.
 
-For one sequence `[1, T, H, *]`; results are float32 `[1, H, K, V]`. A backend may have kernels for this. Else the operator
-runs: `local` is the final state from zeros, `decay` the one from ones with all values zero.
+For one sequence `[1, T, H, *]`; results are float32 `[1, H, K, V]`. Triton has kernels for this. Else the operator runs:
+`local` is the final state from zeros, `decay` the one from ones with all values zero.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fla_longhorn.ops import triton
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.operator import backend_of, longhorn_bwd, longhorn_fwd
+from fla_longhorn_extras.context_parallel import kernels
 
 
 def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None, Tensor]:
     """(decay, local) of the tokens, from `k`, `v`, `beta` and `g`; decay may be None without `with_decay`."""
-    own = backend_of(args).forward_summary(args)
-    if own is not None:
-        return own
+    if backend_of(args) is triton:
+        return kernels.forward_summary(args)
     v, h0, repeated = args.v, None, {name: getattr(args, name) for name in ('k', 'beta', 'g')}
     if with_decay:
         zeros = v.new_zeros(1, *args.k.shape[2:], v.shape[-1], dtype=torch.float32)
@@ -33,9 +34,8 @@ def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None
 
 def backward_summary(do: Tensor, states: Tensor, args: Arguments, *, parallel: bool) -> Tensor:
     """Gradient of the initial state where the final state has none; `states` are those that forward saved."""
-    own = backend_of(args).backward_summary(do, args)
-    if own is not None:
-        return own
+    if backend_of(args) is triton:
+        return kernels.backward_summary(do, args)
     _, T, _, K, _ = args.sizes
     states = states[:num_checkpoints(1, T, 1, checkpoint_interval(K), False)]
     return longhorn_bwd(do, None, states, *args._replace(initial_state=states[:1], D=None), parallel)[4]

@@ -8,17 +8,15 @@ from functools import partial
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn, scalar_beta
-from fla_longhorn.ops.arguments import Arguments, StepOptions
+from fla_longhorn.ops import naive_recurrent_longhorn
+from fla_longhorn.ops.arguments import StepOptions
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
+from fla_longhorn_extras import scalar_beta
+from fla_longhorn_extras.scalar_beta import chunk_longhorn_by_fla
 from tests.devices import INTERPRETING
 from tests.ops.cases import assert_close, check, reference, run
-
-
-def through_fla(scale=None, **options):
-    """`chunk_scalar_beta`, called as the public op is."""
-    return scalar_beta.chunk_scalar_beta(Arguments(scale=1.0 if scale is None else scale, **options))
+from tests.ops.triton.conftest import interpreted_fla as interpreted_fla
 
 
 def test_no_cancellation():
@@ -34,41 +32,14 @@ def test_no_cancellation():
         torch.testing.assert_close(exact_decay, naive, rtol=1e-6, atol=1e-9)
 
 
-def test_route(monkeypatch):
-    """The CPU and float32 have no such kernels; a GPU's calls go by the rule, or where they are sent."""
-    inputs = make_inputs(Case(H=1, T=1, scalar_beta=True))
-    tensors = [inputs[name] for name in ('q', 'k', 'v', 'beta')]
-
-    class OnGPU:
-        device = torch.device('cuda')
-
-        def __init__(self, *shape, dtype=torch.bfloat16):
-            self.shape, self.dtype, self.dim = shape, dtype, lambda: len(shape)
-
-    def arguments(K, dtype=torch.bfloat16, scalar=True):
-        return *(OnGPU(2, 64, 1, size, dtype=dtype) for size in (K, K, 48)), OnGPU(2, 64, 1, *[48] * (not scalar))
-
-    def route(*args, exact):
-        return scalar_beta.applies(Arguments(*args, exact=exact))
-
-    for asked, small, large, exact in (('', False, True, False), ('fla', True, True, True), ('own', False, False, False)):
-        monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', asked)
-        assert route(*arguments(32), exact=False) is small
-        assert route(*arguments(64), exact=False) is large
-        assert route(*arguments(128), exact=True) is exact
-        assert not route(*arguments(128, torch.float32), exact=False)
-        assert not route(*arguments(128, scalar=False), exact=False)
-        assert not route(*tensors, exact=False)
-        q, k, v, beta = arguments(128)
-        for mixed in ((arguments(128, torch.float32)[0], k, v), (q, arguments(128, torch.float32)[1], v),
-                      (q, k, arguments(128, torch.float32)[2])):
-            assert not route(*mixed, beta, exact=False)
-        # GLA has no decay per channel
-        assert scalar_beta.applies(Arguments(*arguments(64), g=OnGPU(2, 64, 1))) is large
-        assert not scalar_beta.applies(Arguments(*arguments(64), g=OnGPU(2, 64, 1, 48)))
-    monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'gla')
-    with pytest.raises(ValueError, match="FLA_LONGHORN_SCALAR_BETA must be one of .*, got 'gla'"):
-        route(*tensors, exact=False)
+@pytest.mark.parametrize('wrong, message', [
+    ({'scalar_beta': False}, 'beta must have the shape'), ({'g': 'channel'}, 'g must have the shape'),
+    ({'allow_neg_eigval': True}, 'allow_neg_eigval must be False'),
+])
+def test_what_fla_has_not(wrong, message):
+    case = Case(H=1, T=4, **{'scalar_beta': True, **wrong})
+    with pytest.raises(ValueError, match=message):
+        chunk_longhorn_by_fla(**make_inputs(case), **make_options(case))
 
 
 # fla's delta rule rounds the inverse of a chunk's triangle to its inputs' dtype, which in bfloat16 costs about 1e-2
@@ -91,7 +62,7 @@ if INTERPRETING:
         case = replace(case, dtype=dtype)
         inputs, options = make_inputs(case), make_options(case, exact=exact)
         inputs['k'] = (inputs['k'].detach() * (size or 1)).requires_grad_()
-        assert_close(run(through_fla, inputs, options), reference(inputs, options), case.dtype)
+        assert_close(run(chunk_longhorn_by_fla, inputs, options), reference(inputs, options), case.dtype)
 
     @pytest.mark.usefixtures('interpreted_fla')
     @of_both
@@ -100,12 +71,12 @@ if INTERPRETING:
         """Gated, with a token that starts anew."""
         case = Case(B=1, T=70, H=2, K=16, V=32, scalar_beta=True, initial_state=True, g='head', lowest=lowest, dtype=dtype)
         inputs, options = make_inputs(case), make_options(case, exact=exact)
-        got, ref = (f(inputs, options) for f in (partial(run, through_fla), reference))
+        got, ref = (f(inputs, options) for f in (partial(run, chunk_longhorn_by_fla), reference))
         assert_close(got, ref, dtype)
         anew = inputs['g'].detach().clone()
         anew[:, 40] = -torch.inf
         with torch.no_grad():
-            o, _ = through_fla(**{**inputs, 'g': anew}, **options)
+            o, _ = chunk_longhorn_by_fla(**{**inputs, 'g': anew}, **options)
             want, _ = naive_recurrent_longhorn(**{name: x.double() for name, x in {**inputs, 'g': anew}.items()}, **options)
         assert relative_error(o, want) < 5e-3
 
@@ -113,7 +84,6 @@ if INTERPRETING:
 if torch.cuda.is_available():
     @of_both
     @pytest.mark.parametrize('K', [16, 64, 128])
-    def test_kernels(exact, dtype, K, monkeypatch, triton_device):
-        monkeypatch.setenv('FLA_LONGHORN_SCALAR_BETA', 'fla')
+    def test_kernels(exact, dtype, K, triton_device):
         case = Case(B=2, T=300, H=2, K=K, V=64, dtype=dtype, scalar_beta=True, initial_state=True)
-        check(chunk_longhorn, case, triton_device, exact)
+        check(chunk_longhorn_by_fla, case, triton_device, exact)

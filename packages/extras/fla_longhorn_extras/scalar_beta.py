@@ -4,16 +4,12 @@
     \\mathrm{diagonal:}\\; g_k = \\log(1 - \\epsilon k^2),\\; v' = \\epsilon v \\;\\text{in GLA}, \\qquad
     \\mathrm{exact:}\\; \\beta' = \\epsilon \\;\\text{in DeltaNet}, \\qquad \\epsilon = \\beta / (1 + \\beta |k|^2)
 
-GPU calls in one 16-bit dtype use fla's kernels where these should be faster: for the diagonal update from K = 64 on, because
-the cost of Longhorn's kernels grows with K, while GLA's are matrix products (at K = 32, D and z in PyTorch cost more than that
-saves). The exact update's own kernels are such products too, and move fewer bytes than the delta rule's
-(`python -m benchmarks traffic`). A decay per head is added to `g_k`, or makes the delta rule the gated one.
-`FLA_LONGHORN_SCALAR_BETA=fla` or `=own` overrides the choice.
+A decay per head is added to `g_k`, or makes the delta rule the gated one. For comparisons.
 """
 
 from __future__ import annotations
 
-import os
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,29 +17,24 @@ from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments, StepOptions
 
-ROUTES = ('auto', 'fla', 'own')
-# smallest K of the diagonal update for which `auto` uses fla
-FLA_STATE_SIZE = 64
 # the logarithm of a decay that leaves nothing; sums with smaller ones would lose the others' digits
 LEAST_LOG_DECAY = -100.
 
 
-def applies(args: Arguments) -> bool:
-    """Whether fla's kernels support these arguments, and are requested or expected to be faster."""
-    if args.beta.dim() != 3:
-        return False
-    route = os.environ.get('FLA_LONGHORN_SCALAR_BETA') or 'auto'
-    if route not in ROUTES:
-        raise ValueError(f'FLA_LONGHORN_SCALAR_BETA must be one of {ROUTES}, got {route!r}')
-    dtype = args.q.dtype
-    # GLA's decays are logarithms, so never negative
+def chunk_longhorn_by_fla(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float | None = None, **options: Any) -> Any:
+    """:func:`fla_longhorn.ops.chunk_longhorn` of `beta` `[B, T, H]`, tensors of one 16-bit dtype and no decay per channel.
+
+    Raises:
+        ValueError: `beta` or `g` has another shape, or doubled steps in the diagonal form, whose decays GLA does not have.
+        TypeError: an argument that the operator does not have.
+    """
+    args = Arguments(q, k, v, beta, 1.0 if scale is None else scale, **options)
+    for name, x in (('beta', beta), ('g', args.g)):
+        if x is not None and x.dim() != 3:
+            raise ValueError(f'{name} must have the shape [B, T, H], got {list(x.shape)}')
     if args.step_options.factor != 1 and not args.exact:
-        return False
-    if args.q.device.type != 'cuda' or args.g is not None and args.g.dim() != 3:
-        return False
-    if not dtype == args.k.dtype == args.v.dtype or dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return route == 'fla' or route == 'auto' and not args.exact and args.q.shape[-1] >= FLA_STATE_SIZE
+        raise ValueError('allow_neg_eigval must be False in the diagonal form by GLA, whose decays are positive, got True')
+    return chunk_scalar_beta(args)
 
 
 def chunk_scalar_beta(args: Arguments) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,7 @@
 
 Channels are independent, so a rank runs the convolution and the operator on its own. The queries and keys belong to all
 channels of a head: `x_proj` sums them over the ranks, and their gradients are summed over the ranks too. The styles of PyTorch
-or transformers make the parameters DTensors.
+or transformers make the parameters DTensors. Importing this gives transformers a plan for Longhorn (`tp_plan='auto'`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn as nn
@@ -21,9 +21,11 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.models.longhorn.configuration_longhorn import LonghornConfig, tensor_parallel_styles
+from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
+from fla_longhorn.models.longhorn.configuration_longhorn import LINEAR
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     'colwise': ColwiseParallel,
@@ -179,6 +181,43 @@ class TieWeights(ParallelStyle):
         return module
 
 
+def tensor_parallel_styles(config: LonghornConfig) -> dict[str, str]:
+    """transformers' tensor-parallel styles by module and parameter, for exactly those that the base model has."""
+    kinds = set(config.layer_types)
+    styles = {'embeddings': 'embedding_rowwise', 'layers.*.attn': 'longhorn'}
+    if LINEAR in kinds:
+        styles.update({
+            'layers.*.attn.in_proj': 'colwise',
+            # splits the first dimension; there is no style for convolutions
+            'layers.*.attn.conv1d.weight': 'embedding_rowwise',
+            'layers.*.attn.x_proj': 'rowwise',
+            'layers.*.attn.D': 'colwise',
+            'layers.*.attn.out_proj': 'rowwise',
+        })
+        if not config.scalar_beta:
+            styles['layers.*.attn.beta_proj'] = 'colwise'
+        if config.conv_bias:
+            styles['layers.*.attn.conv1d.bias'] = 'embedding_rowwise'
+        if config.gate is not None:
+            styles['layers.*.attn.gate.down'] = 'rowwise'
+        if config.gate == 'channel':
+            styles.update({'layers.*.attn.gate.up': 'colwise', 'layers.*.attn.gate.dt_bias': 'embedding_rowwise'})
+        if config.value_proj:
+            styles['layers.*.attn.v_proj'] = 'colwise'
+    if kinds - {LINEAR}:
+        styles.update({f'layers.*.attn.{name}_proj': 'colwise' for name in 'qkv'})
+        styles['layers.*.attn.o_proj'] = 'rowwise'
+    if config.has_mlp:
+        styles.update({f'layers.*.mlp.{name}_proj': 'colwise' for name in ('gate', 'up')})
+        styles['layers.*.mlp.down_proj'] = 'rowwise'
+    return styles
+
+
+def styles_of_transformers(config: LonghornConfig) -> dict[str, str] | None:
+    """`None` in versions of transformers whose tensor-parallel styles do not use DTensors."""
+    return tensor_parallel_styles(config) if 'local_params' in ALL_PARALLEL_STYLES else None
+
+
 def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
     """A plan for `torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)`.
 
@@ -207,3 +246,8 @@ def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
     # the hooks of a layer come after those of the styles of its parts
     layers = {name: SplitLayer() for name, x in model.named_modules() if isinstance(x, (Longhorn, Attention))}
     return {**plan, **layers, '': TieWeights()}
+
+
+LonghornConfig.base_model_tp_plan = property(styles_of_transformers)  # type: ignore[assignment]
+LonghornForCausalLM._tp_plan = {'lm_head': 'colwise_gather_output'}
+ALL_PARALLEL_STYLES.register('longhorn', cast(Any, SplitLayer()))
