@@ -53,34 +53,6 @@ def test_recall(options):
     assert asked and bool(noisy) == bool(options)
 
 
-def test_stacks():
-    """A token before each value names a stack, and whether the value goes on it or is its last; both on all stacks."""
-    used = set()
-    for tokens, targets in zip(*draw('stacks', 64, vocab_size=16, count=3), strict=True):
-        held = {stack: [] for stack in range(3)}
-        for i in range(0, 64, 2):
-            (name, value), asked = tokens[i:i + 2], targets[i:i + 2]
-            pops, stack = divmod(name - 10, 3)
-            used.add((pops, stack))
-            assert value < 10 and asked == [held[stack].pop() if pops else IGNORE, IGNORE] and (not pops or asked[0] == value)
-            if not pops:
-                held[stack].append(value)
-    assert used == {(pops, stack) for pops in (0, 1) for stack in range(3)}
-
-
-def test_needles():
-    """Each pair is whole and in the noise once, and its key is asked at the end; pairs begin early and late."""
-    places = set()
-    for tokens, targets in zip(*draw('needles', 32, vocab_size=20, count=3, noise_tokens=8), strict=True):
-        assert targets[:-3] == [IGNORE] * 29 and len(set(tokens[-3:])) == 3
-        for key, value in zip(tokens[-3:], targets[-3:], strict=True):
-            at = tokens.index(key)
-            assert key < 6 <= value < 12 and tokens[at + 1] == value and tokens[:-3].count(key) == 1
-            places.add(at)
-        assert sum(x >= 12 for x in tokens) == 32 - 3 * 3
-    assert len(places) == 14
-
-
 @pytest.mark.parametrize('T', [5, 37])
 def test_chunks(T):
     """Outputs and gradients of fla's operators, against its token by token."""

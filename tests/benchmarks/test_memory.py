@@ -29,15 +29,3 @@ def test_moved():
         assert memory.moved == 80
         y += x
         assert memory.moved == 160
-
-
-def test_kept_for_backward():
-    """The input of a square, and nothing of a sum."""
-    with Memory([]) as memory:
-        x = torch.empty(10, dtype=torch.float32, device='meta').requires_grad_()
-        o = x.square().sum()
-        del x
-        assert memory.now == 44
-        o.backward()
-        del o
-        assert memory.peak >= 84

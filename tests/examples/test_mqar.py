@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from examples.mqar.__main__ import main
 from examples.mqar.config import RunArguments
-from examples.mqar.data import BLANK, IGNORE, MQAR, draw, examples, is_held_out
+from examples.mqar.data import BLANK, IGNORE, MQAR, examples, is_held_out
 
 
 @st.composite
@@ -47,23 +46,6 @@ def test_sequences_obey_the_definition(task, seed, held_out):
             elif i >= n:
                 assert (key, value) == (BLANK, BLANK)
         assert sorted(asked) == sorted(pairs)
-
-
-def test_distributions():
-    """Gaps follow the power law, keys and values are as likely as others, and so are numbers of pairs."""
-    rng = np.random.default_rng(0)
-    task = MQAR(vocab_size=16, seq_len=34, num_pairs=1, power_a=0.3)
-    gaps = draw(task, np.ones(40_000, dtype=int), rng)[1].reshape(40_000, -1, 2)[:, 1:, 1].argmax(axis=1)
-    p = np.arange(1, 17) ** (task.power_a - 1)
-    torch.testing.assert_close(np.bincount(gaps, minlength=16) / 40_000, p / p.sum(), rtol=0, atol=0.01)
-
-    tokens, _ = draw(MQAR(vocab_size=16, seq_len=8, num_pairs=2), np.full(20_000, 2), rng)
-    share = np.bincount(tokens[:, :4].ravel(), minlength=16) / 40_000
-    torch.testing.assert_close(share[1:], np.array([1 / 7] * 7 + [1 / 8] * 8), rtol=0, atol=0.01)
-
-    _, labels = examples(MQAR(num_pairs=8), 8_000, (0,), held_out=False)
-    share = np.bincount((labels != IGNORE).sum(axis=1), minlength=9)[1:] / 8_000
-    torch.testing.assert_close(share, np.full(8, 1 / 8), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize(('kind', 'name', 'options'), [

@@ -1,7 +1,4 @@
-"""fla's own models compute the same, and fail with the same errors, whether the plugin is imported or not.
-
-fla's own tests of GLA and DeltaNet are among what is computed, at a small size: none of its distributions has them.
-"""
+"""fla's own models compute the same, and fail with the same errors, whether the plugin is imported or not."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -27,8 +27,14 @@ def test_every_kernel_compiles(call, target):
     assert all(launch['registers'] > 0 for launch in outcome.launches)
 
 
-# kernels with an innermost loop of more than FITTING instructions: how many at most, and what a card showed
-LONGER: dict[str, tuple[int, str]] = {}
+# innermost loops of more than FITTING instructions and spills, at most, of kernels for sm_90 by K; no card has timed them
+LONGER = {
+    ('chunk_longhorn_exact_bwd_kernel_replay', 64): (1015, 0),
+    ('chunk_longhorn_exact_bwd_kernel', 64): (993, 0),
+    ('chunk_longhorn_exact_fwd_kernel_o', 128): (778, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1509, 169),
+    ('chunk_longhorn_exact_bwd_kernel', 128): (1362, 51),
+}
 
 
 @pytest.mark.parametrize(('target', 'update', 'K'), [
@@ -36,10 +42,11 @@ LONGER: dict[str, tuple[int, str]] = {}
     for target in ('sm_90', 'sm_80', 'sm_100', 'sm_120') for K in (16, 64, 128) for update in ('diagonal', 'exact')
 ])
 def test_hot_loops_fit_the_instruction_cache(target, update, K):
-    """And at up to 64 entries of a key the forward does not spill."""
+    """And on sm_90 neither the exact kernels spill, but for what is named, nor the diagonal forward at up to 64 entries."""
     outcome = run_call(training_call(update, K), target, 'code')
     assert outcome.error is None, outcome.error
+    longer = {name: LONGER.get((name, K), (FITTING, 0)) for name in (x['kernel'] for x in outcome.launches)}
     loops = {x['kernel']: max(x['loops'], default=0) for x in outcome.launches}
-    assert {name: n for name, n in loops.items() if n > LONGER.get(name, (FITTING,))[0]} == {}
-    forward = {x['kernel']: x['spills'] for x in outcome.launches if 'bwd' not in x['kernel']}
-    assert K > 64 or target != 'sm_90' or not any(forward.values()), forward
+    assert {name: n for name, n in loops.items() if n > longer[name][0]} == {}
+    spills = {x['kernel']: x['spills'] for x in outcome.launches if update == 'exact' or K <= 64 and 'bwd' not in x['kernel']}
+    assert target != 'sm_90' or {name: n for name, n in spills.items() if n > longer[name][1]} == {}

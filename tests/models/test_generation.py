@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from tests.integration.scripts.byte_tokenizer import byte_tokenizer
 from tests.models.test_cache import VARIANTS, make
 
 GREEDY = {'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
@@ -98,16 +97,6 @@ def test_a_mask_that_disagrees(name, device):
         with pytest.raises(ValueError, match='got 1 in row 1 for column 0, which was padding'):
             model(ids[1:, 10:10 + T], ones[1:, :10 + T], past_key_values=cache, use_cache=False)
         model(ids[1:, 10:10 + T], mask[1:, :10 + T], past_key_values=cache, use_cache=True)
-
-
-@pytest.mark.parametrize('name', ['paper', 'gla hybrid'])
-def test_stop_strings(name, device):
-    """`generate` hands their tokenizer on to the model, as `transformers serve` does."""
-    model, (ids, _) = make(name, device), prompts(device)
-    options, letters = {'max_new_tokens': 6, **GREEDY}, byte_tokenizer()
-    want = model.generate(ids[:1], **options)
-    got = model.generate(ids[:1], **options, stop_strings=[letters.decode(want[0, -4:-2])], tokenizer=letters)
-    assert got.shape[1] < want.shape[1] and torch.equal(got, want[:, :got.shape[1]])
 
 
 @pytest.mark.parametrize('name', ['paper', 'hybrid', 'gla hybrid'])

@@ -1,7 +1,6 @@
 """`layer_types` of the config, as transformers' hybrid models have it."""
 
 import pytest
-from transformers import DynamicCache
 
 from fla_longhorn import LonghornConfig, LonghornModel
 
@@ -35,15 +34,6 @@ def test_given_to_from_pretrained(tmp_path):
         LonghornModel.from_pretrained(tmp_path, layer_types=[LINEAR] * 3)
     with pytest.raises(ValueError, match='layer_types must be those that attn'):
         config.layer_types = [FULL] * 3
-
-
-@pytest.mark.parametrize('attn, window', [
-    (None, None), ({'layers': [1], 'num_heads': 2}, None), ({'layers': [1], 'num_heads': 2, 'window_size': 4}, 4),
-])
-def test_transformers_caches(attn, window):
-    config = make(attn=attn)
-    assert config.sliding_window == window and len(DynamicCache(config=config).layers) == 3
-    assert LonghornConfig.from_dict(config.to_dict()).sliding_window == window
 
 
 @pytest.mark.parametrize('kinds, window', [([FULL, LINEAR, FULL], None), ([LINEAR, SLIDING, LINEAR], 8)])

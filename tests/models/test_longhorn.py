@@ -210,6 +210,7 @@ class Capped(LonghornForCausalLM):
 """
 
 
+@pytest.mark.slow
 def test_own_subclass_is_loaded(tmp_path):
     """`register_for_auto_class` saves the code of a subclass, and of its config, beside the checkpoint."""
     (tmp_path / 'capped_code.py').write_text(OWN_SUBCLASS)

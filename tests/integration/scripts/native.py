@@ -24,7 +24,6 @@ if 'plugin' in sys.argv:
 
 import fla.models  # noqa: F401  registers
 from fla.layers import Attention
-from fla.utils import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 DEVICE = torch.device(sys.argv[1])
@@ -59,36 +58,6 @@ def generate(family: str) -> list:
     return build(family).eval().generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0).tolist()
 
 
-def pack(family: str) -> list:
-    """As fla's tests of its models do it: rows and the same rows packed have the same hidden states; and gradients."""
-    model = build(family)
-    rows = model(IDS, output_hidden_states=True).hidden_states[-1]
-    boundaries = torch.arange(0, IDS.numel() + 1, IDS.shape[1], dtype=torch.int32, device=DEVICE)
-    packed = model(IDS.view(1, -1), output_hidden_states=True, cu_seqlens=boundaries).hidden_states[-1]
-    assert_close('hidden states', rows.view_as(packed), packed, 1e-3)
-    packed.backward(packed.detach().roll(1, 1))
-    gradients = {name: digest(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    return [digest(rows), digest(packed), gradients]
-
-
-@torch.no_grad()
-def pad(family: str) -> list:
-    """As fla's tests of generation do it: a padded prompt and a token at a time have the logits of each row alone."""
-    model, starts = build(family).eval(), (1, 3)
-    mask = torch.arange(IDS.shape[1], device=DEVICE) >= torch.tensor(starts, device=DEVICE)[:, None]
-    output = model(IDS[:, :9], attention_mask=mask[:, :9], use_cache=True)
-    logits = [output.logits]
-    for i in range(9, IDS.shape[1]):
-        output = model(
-            IDS[:, i:i + 1], attention_mask=mask[:, :i + 1], past_key_values=output.past_key_values, use_cache=True,
-        )
-        logits.append(output.logits)
-    together = torch.cat(logits, 1)[mask]
-    alone = torch.cat([model(row[None, start:], use_cache=False).logits[0] for row, start in zip(IDS, starts, strict=True)])
-    assert_close('logits', alone, together, 2e-3)
-    return [digest(alone), digest(together)]
-
-
 def smoothed() -> str:
     """The Trainer's own loss of label smoothing."""
     options = TrainingArguments('unused', label_smoothing_factor=0.2, report_to='none', use_cpu=DEVICE.type == 'cpu')
@@ -98,7 +67,7 @@ def smoothed() -> str:
 
 IDS = torch.randint(0, 32, (2, 12), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 CASES = {
-    **{f'{what.__name__} {x}': partial(what, x) for what in (train, generate, pack, pad) for x in ('gla', 'delta_net')},
+    **{f'{what.__name__} {x}': partial(what, x) for what in (train, generate) for x in ('gla', 'delta_net')},
     'attention': lambda: [list(x.shape) for x in Attention(hidden_size=32, num_heads=2).parameters()],
     'hybrid': partial(train, 'gla', attn={'layers': [0], 'num_heads': 2}),
     'Transformer': partial(train, 'transformer'),

@@ -62,7 +62,8 @@ MUTATIONS = [
     ),
     Mutation(
         'lowest-decay', 'packages/cpu/fla_kit/numba/simd.py',
-        'builder.select(is_low, constant(kind, 0.0), y)', 'y', 'a decay of zero leaves 1e-38 of the state', f'{GATE}::test_a_decay_of_zero_forgets_all',
+        'builder.select(is_low, constant(kind, 0.0), y)', 'y', 'a decay of zero leaves 1e-38 of the state',
+        f'{GATE}::test_a_decay_of_zero_forgets_all',
         'numba',
     ),
     Mutation(

@@ -124,6 +124,8 @@ def chunk_longhorn_exact_bwd_kernel(
     :math:`\sum_j dS\,S`, and from one token to the one before it grows by `dO O - dV V`.
     """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
+    # larger states leave too few registers; the compiler drops loads that are not used
+    PREFETCH: tl.constexpr = K <= 64
     PER_CHANNEL: tl.constexpr = g is not None and not SCALAR_G
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
@@ -168,8 +170,10 @@ def chunk_longhorn_exact_bwd_kernel(
             i_x, left = bos + i_t, T_n - i_t
             p_gram, p_a = gram_pointers(gram, a, i_gram, BT)
             b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
-            b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
-            rows = gram_rows(p_gram, BT)
+            if PREFETCH:
+                rows = gram_rows(p_gram, BT)
+            else:
+                b_dy = load_tile(dy, S.do, i_x, o_t, o_v, left, V).to(tl.float32)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # X^T [BV, BT]
@@ -181,6 +185,9 @@ def chunk_longhorn_exact_bwd_kernel(
             if not PER_CHANNEL:
                 b_x = add_later_reads(b_x, b_dy, p_a, DOT)
             # [BT, BV]; loaded after the products, they keep the layout in which a thread owns columns
+            if not PREFETCH:
+                rows = gram_rows(p_gram, BT)
+                b_beta = load_tile(beta, S.beta, i_x, o_t, o_beta, left, V).to(tl.float32)
             next_dy = load_tile(dy, S.do, i_x - BT, o_t, o_v, i_t, V)
             next_beta = load_tile(beta, S.beta, i_x - BT, o_t, o_beta, i_t, V)
             if not SCALAR_BETA:
@@ -220,6 +227,7 @@ def chunk_longhorn_exact_bwd_kernel(
                 b_y, b_w = b_y * b_until[:, None], b_w * b_until[:, None]
             if scale is not None:
                 b_y *= scale
+            b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
             b_dh = add_updates(add_updates(b_dh, b_y, b_q, DOT), -b_w, b_k, DOT)
             b_dy, b_beta = next_dy.to(tl.float32), next_beta.to(tl.float32)
             i_gram -= H

@@ -117,6 +117,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
     """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     INTERVAL: tl.constexpr = interval_of(K)
+    # larger states leave too few registers; the compiler drops loads that are not used
+    PREFETCH: tl.constexpr = K <= 64
     SAVE_STATES: tl.constexpr = states is not None and not BY_INTERVAL
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n = i_c
@@ -177,7 +179,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
             b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
             if OUTPUT:
                 b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
-            rows = gram_rows(p_gram, BT)
+            if PREFETCH:
+                rows = gram_rows(p_gram, BT)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # [BV, BT]
@@ -185,6 +188,10 @@ def chunk_longhorn_exact_fwd_kernel_o(
             if OUTPUT:
                 b_o = reads(b_h, b_q, DOT, False)
             # after the products, so that tiles keep the layout of loads, in which a thread owns columns
+            if not PREFETCH:
+                rows = gram_rows(p_gram, BT)
+                b_v = load_tile(v, S.v, i_x, o_t, o_v, left, V).to(tl.float32)
+                b_beta = load_tile(beta, S.beta, i_x, o_t, o_beta, left, V).to(tl.float32)
             next_v = load_tile(v, S.v, i_x + BT, o_t, o_v, left - BT, V)
             next_beta = load_tile(beta, S.beta, i_x + BT, o_t, o_beta, left - BT, V)
             if z is not None:
@@ -212,6 +219,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
                 b_h, b_u = b_h * b_total[:, None], b_u * b_after
             b_h = add_updates(b_h, b_u, b_k, DOT)
             if OUTPUT:
+                if z is not None and not PREFETCH:
+                    b_z = load_tile(z, S.z, i_x, o_t, o_v, left, V).to(tl.float32)
                 if scale is not None:
                     b_o *= scale
                 store_tile(o, H * V, i_x, o_t, o_v, left, V, skip_and_silu(b_o, b_D, b_v, b_z if z is not None else None))

@@ -120,7 +120,6 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         for i_t in tl.range(i_s, tl.minimum(i_s + SPAN, T_i), BT, num_stages=1):
             i_x, left = bos + bos_i + i_t, T_i - i_t
             p_gram, p_a = gram_pointers(gram, a, i_gram, BT)
-            rows = gram_rows(p_gram, BT)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # [BV, BT]; dbeta is a small difference of V and K S, and dg one of sums
@@ -128,10 +127,11 @@ def chunk_longhorn_exact_bwd_kernel_replay(
             b_p = reads(b_h, b_k, DOT, True)
             if z is not None or PER_CHANNEL:
                 b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
-                b_o = reads(b_h, b_q, DOT, True)
+                b_o = reads(b_h, b_q, DOT, PER_CHANNEL)
                 if scale is not None:
                     # `a` was multiplied by the scale already
                     b_o *= scale
+            rows = gram_rows(p_gram, BT)
             # [BT, BV]; loaded after the products, they keep the layout in which a thread owns columns
             b_v = load_tile(v, S.v, i_x, o_t, o_v, left, V).to(tl.float32)
             b_beta = load_tile(beta, S.beta, i_x, o_t, o_beta, left, V).to(tl.float32)
@@ -154,6 +154,8 @@ def chunk_longhorn_exact_bwd_kernel_replay(
                 store_tile(cs, H * V, i_x, o_t, o_v, left, V, b_r * b_f * b_slope)
             if DOT == 'bf16' and not (SCALAR_BETA or PER_CHANNEL):
                 b_u = rounded(b_u, tl.bfloat16).to(tl.float32)
+            # again, because what was loaded before takes registers until here
+            b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
             if PER_CHANNEL:
                 b_o = decayed_reads(tl.trans(b_o), b_u, b_d, p_a, BT)
                 b_after, b_total = products_after(b_d)

@@ -9,17 +9,15 @@ import pytest
 
 from offgpu.launches import Launch
 from offgpu.predict import simulate
-from offgpu.predict.integers import HANDLERS
 from offgpu.predict.machine import h100
 from offgpu.predict.times import occupancy, predict_pass
 from offgpu.predict.warp import (
-    EVERYTHING,
     Layout,
     Trace,
     Warp,
     bank_passes,
 )
-from offgpu.sass import Instruction, Program, read_cubin, tool
+from offgpu.sass import Program, read_cubin, tool
 
 HEAD = '''.version VERSION
 .target TARGET
@@ -147,43 +145,6 @@ def test_bank_conflicts_are_named():
 ])
 def test_turns_of_shared_memory(addresses, size, passes):
     assert bank_passes(addresses, size) == passes
-
-
-def token_loop(ahead: bool):
-    """Loads of a token, then a store that they must not cross; `ahead`: the next token's are on their way before it."""
-    init = 'mov.u64 %d1, %d0; add.u64 %d2, %d0, 268435456; ld.volatile.global.f32 %f1, [%d1];'
-    load = 'add.u64 %d1, %d1, 4096; ld.volatile.global.f32 %f1, [%d1];'
-    use = 'add.f32 %f2, %f1, 0f3F800000;'
-    store = 'st.volatile.global.f32 [%d2], %f2; add.u64 %d2, %d2, 4096;'
-    body = use + load + store if ahead else load + use + store
-    return assemble(init, body * 4, 'st.global.f32 [%d0], %f1;')
-
-
-@pytest.mark.compiler
-def test_a_token_that_waits_for_its_loads_is_named():
-    """One warp whose every token waits for DRAM takes DRAM's latency for each, and that is the cause."""
-    result = issue(token_loop(ahead=False), 50, level='dram')
-    assert h100().dram <= result.cycles / 200 < 1.2 * h100().dram
-    # the other three schedulers have no warp
-    assert max((n for n in result.share() if n != 'no warp left'), key=result.share().get) == 'wait LDG p DRAM'
-    assert result.share()['wait LDG p DRAM'] > 0.2
-
-
-@pytest.mark.parametrize(('a', 'b'), [(0, 4096), (1, 4096), (32, 4096), (33, 4096), (0, 0)])
-def test_a_shifted_register_is_subtracted(a, b):
-    """LEA of a negated register: its carry is that no borrow is needed, which the upper half of the difference takes."""
-    warp = Warp(assemble('', '', ''), Layout([]), (0, 0, 0), (1, 1, 1), 0, 1)
-    warp.r[1], warp.r[2] = a, b
-    HANDLERS['LEA'](warp, Instruction(0, 0, '', 'LEA', ['R3', 'P0', '-R1', 'R2', '0x7']), EVERYTHING)
-    assert (warp.r[3] == (b - (a << 7)) % 2**32).all() and (warp.p[0] == (b >= a << 7)).all()
-
-
-@pytest.mark.parametrize('capability', [90, 100])
-def test_a_wait_for_a_barrier_ends(capability):
-    init = 'mov.u32 %r2, s; mbarrier.init.shared.b64 [%r2], 1;'
-    body = 'WAIT: mbarrier.try_wait.parity.shared.b64 %q, [%r2], 0; @!%q bra WAIT; st.volatile.global.u32 [%d0], %r1;'
-    path = trace(assemble(init, body, '', capability), 3, 1, capability)
-    assert sum(a is not None and a.space == 'global' for a in path.accesses) == 3
 
 
 def test_what_is_not_compiled_takes_its_bytes():

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fla_longhorn import LonghornConfig, LonghornForSequenceClassification, LonghornForTokenClassification
-from packages.serving.tests.checkpoints import SIZES, VARIANTS, prompts
+from packages.serving.tests.checkpoints import prompts
 from tests.integration.scripts.byte_tokenizer import byte_tokenizer
 from tests.integration.server import PROMPTS
 
@@ -16,18 +15,6 @@ OPTIONS = {'skip_tokenizer_init': False, 'max_num_batched_tokens': 64}
 
 def close(served, wanted) -> bool:
     return (torch.as_tensor(served) - wanted).norm() < 1e-5 * wanted.norm()
-
-
-@pytest.fixture
-def classifier(tmp_path):
-    def make(kind, name: str, num_labels: int):
-        torch.manual_seed(0)
-        model = kind(LonghornConfig(**SIZES | VARIANTS[name], num_labels=num_labels, pad_token_id=0)).eval()
-        model.save_pretrained(tmp_path)
-        byte_tokenizer().save_pretrained(tmp_path)
-        return model
-
-    return make
 
 
 @pytest.mark.parametrize(('name', 'options'), [('paper', {'runner': 'pooling'}), ('hybrid', {})])
@@ -47,14 +34,3 @@ def test_embeddings(engine, variant, tmp_path, name, options):
     first, *others = (embed(list(x.encode())) for x in PROMPTS)
     scores = [x.outputs.score for x in llm.score(PROMPTS[0], PROMPTS[1:], use_tqdm=False)]
     assert close(scores, torch.stack([first @ x for x in others]))
-
-
-@pytest.mark.parametrize(('kind', 'name', 'task'), [
-    (LonghornForSequenceClassification, 'paper', 'classify'), (LonghornForTokenClassification, 'hybrid', 'token_classify'),
-], ids=lambda x: x if isinstance(x, str) else x.__name__)
-def test_classes(engine, tmp_path, classifier, kind, name, task):
-    model = classifier(kind, name, num_labels=3)
-    outputs = engine(tmp_path, **OPTIONS).encode(REQUESTS, pooling_task=task, use_tqdm=False)
-    for prompt, output in zip(prompts(), outputs, strict=True):
-        with torch.no_grad():
-            assert close(output.outputs.data, model(torch.tensor([prompt])).logits[0].softmax(-1))
