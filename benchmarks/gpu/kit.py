@@ -35,7 +35,7 @@ def pack(cache: Path, results: Path, folder: Path) -> None:
     wheels = [f'{name}=={version(name)}' for name in PACKAGES]
     download = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--dest', str(folder)]
     subprocess.run([*download, *wheels], check=True)
-    with lzma.open(folder / CACHE, 'wb', preset=6) as stream, tarfile.open(fileobj=stream, mode='w') as archive:
+    with lzma.open(folder / CACHE, 'wb', preset=3) as stream, tarfile.open(fileobj=stream, mode='w') as archive:
         # files that resemble each other lie side by side
         for path in sorted(cache.glob('*/*'), key=lambda path: (path.suffix, path.name, path.parent.name)):
             if path.is_file() and (path.suffix in KEPT and path.parent.name in used or path.suffix == '.so'):

@@ -53,8 +53,10 @@ STAGES = (
     Stage('tests', 'benchmarks.gpu.tests', 8, 120, min(14, CORES), 'the tests, one of each function first'),
     Stage('passes', 'benchmarks.gpu.passes', 8, 150, 1, 'forward and backward, of Longhorn and fla (GLA: six configurations)'),
     Stage('steps', 'benchmarks.gpu.steps', 6, 150, 1, 'training steps; autotuned kernels choose among six configurations'),
-    # not by fla_cache_autotune: it reads files for kernels that it wraps, and does not ask whether all bits stay
-    Stage('tuning', 'benchmarks.gpu.tuning', 4, 200, 1, 'launch parameters that keep all bits, by time; torch.compile'),
+    Stage(
+        'tuning', 'benchmarks.gpu.tuning', 4, 200, 1, 'launch parameters that keep all bits, by time; torch.compile '
+        '(not by fla_cache_autotune: it reads files for kernels that it wraps, and compares no bits)',
+    ),
     Stage('learning', 'benchmarks.gpu.learning', 10, 300, 1, 'small language models on equal tokens'),
 )
 
