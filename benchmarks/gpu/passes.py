@@ -143,9 +143,8 @@ def measure(call: Callable[[], object], device: str, prepare: Callable[[], Calla
     """
     call()
     row: dict = {}
-    if device == 'meta':
-        return row
-    for name, timer in (('ms', eager_ms), ('kernels_ms', kernels_ms), ('graph_ms', graph_ms)):
+    timers = (('ms', eager_ms), ('kernels_ms', kernels_ms), ('graph_ms', graph_ms))
+    for name, timer in timers if device != 'meta' else ():
         try:
             row[name] = timer(call, device if timer is eager_ms else prepare)
         except Exception as error:

@@ -138,7 +138,6 @@ def main(args: list[str] | None = None, stages: Sequence[Stage] = STAGES) -> int
     text = page.make(results.records, [(stage.name, stage.what) for stage in stages])
     results.write_page(text)
     print(text)
-    # without a GPU: whether the kit lacks a kernel
     lacks = options.device == 'meta' and any(record.get('compiled') for record in results.records)
     return int(lacks or any('error' in record for record in results.records))
 
