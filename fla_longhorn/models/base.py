@@ -68,7 +68,7 @@ def prepare_cache_for_generation(self: Any, generation_config: Any, model_kwargs
     if model_kwargs.get(CACHE) is None:
         model_kwargs[CACHE] = RewindableCache()
     if isinstance(cache := model_kwargs[CACHE], RewindableCache):
-        cache.record_past = bool(getattr(generation_config, 'is_assistant', False))
+        cache.holds_guesses = cache.record_past = bool(getattr(generation_config, 'is_assistant', False))
     return result
 
 

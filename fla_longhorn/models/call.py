@@ -67,8 +67,8 @@ def begin_call(
             use_cache = False
     if use_cache and cache is None:
         cache = RewindableCache()
-    elif use_cache and isinstance(cache, RewindableCache):
-        cache.begin()
+    elif isinstance(cache, RewindableCache):
+        cache.begin(use_cache)
     return mask, cache, use_cache, kwargs
 
 
@@ -88,8 +88,11 @@ def resolve_rows(
     # traced activation checkpoints accept no object of ours as an argument
     if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
         return mask, kwargs
+    if kwargs.get('cu_seqlens') is not None:
+        # boundaries win over the mask
+        return None, {**kwargs, 'rows': rows}
     # the mask of an assistant's guesses takes each generated token that is `pad_token_id` for padding
-    guesses = getattr(cache, 'record_past', False)
+    guesses = getattr(cache, 'holds_guesses', False)
     if mask is not None and seen and not guesses and not is_transformed():
         # without rows, all is ones
         told = torch.ones(mask.shape, dtype=torch.bool, device='cpu') if rows is None else rows.mask

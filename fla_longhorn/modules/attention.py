@@ -96,6 +96,8 @@ class RowwiseAttention(Attention):
         if not use_cache:
             # fla's attention updates any cache that it gets
             past_key_values = look_ahead(past_key_values)
+        if kwargs.get('cu_seqlens') is not None and keys_of(past_key_values, self.layer_idx) is not None:
+            raise ValueError('cu_seqlens must be None with a filled cache in models with attention layers (config.attn)')
         if kwargs.get('cu_seqlens') is None:
             kept, attention_mask = padding_of(hidden_states, attention_mask, past_key_values, self.layer_idx, rows)
             if kept is not None:

@@ -13,9 +13,8 @@ from functools import wraps
 from typing import Any
 
 import torch
-from fla.models.cache_utils import FLACache, LegacyFLACache
+from fla.models.cache_utils import FLACache
 from fla.models.utils import Cache
-from transformers.cache_utils import Cache as HFCache
 from transformers.generation import GenerationMixin
 
 # transformers' name of the cache in calls and outputs: `past_key_values` before 5.24, and in fla
@@ -47,13 +46,11 @@ def accept_cache(forward: Callable) -> Callable:
     return run
 
 
-def look_ahead(cache: Cache | list | None) -> Cache | None:
+def look_ahead(cache: Cache | None) -> Cache | None:
     """A copy that may be updated without changing `cache`. It shares the state tensors, so they must not be overwritten."""
     if cache is None:
         return None
-    if not isinstance(cache, FLACache):
-        return FLACache.from_legacy_cache(cache)
-    again = copy(cache)
+    again: Any = copy(cache)
     again.layers = [copy(layer) for layer in cache.layers]
     for layer in again.layers:
         layer.state = copy(layer.state)
@@ -61,8 +58,8 @@ def look_ahead(cache: Cache | list | None) -> Cache | None:
 
 
 def check_cache(cache: Any) -> None:
-    """Raise for a cache of transformers, which has no room for recurrent states."""
-    if isinstance(cache, HFCache) and not isinstance(cache, (FLACache, LegacyFLACache)):
+    """Raise for a cache of transformers, which has no room for recurrent states, or a list, which does not tell its length."""
+    if cache is not None and not isinstance(cache, FLACache):
         raise TypeError(
             'past_key_values must be None for a new cache or one of fla\'s, such as '
             f'fla_longhorn.modules.cache.RewindableCache(), got {type(cache).__name__}'
@@ -86,6 +83,8 @@ class RewindableCache(Cache):
         super().__init__(seen_tokens, **kwargs)
         # while it records: the cache before each call, since the last crop
         self.record_past = False
+        # of an assistant
+        self.holds_guesses = False
         self.past: list[RewindableCache] = []
         # tokens that the last crop kept and that must be read again
         self.missing = 0
@@ -100,7 +99,7 @@ class RewindableCache(Cache):
 
     def restore(self, snapshot: RewindableCache) -> None:
         """Return to `snapshot`, which may be restored again."""
-        self.layers, self.missing = snapshot.snapshot().layers, 0
+        self.layers, self.missing = snapshot.snapshot().layers, snapshot.missing
 
     def detach(self) -> None:
         """Detach the states from their autograd graphs."""
@@ -111,14 +110,14 @@ class RewindableCache(Cache):
         """Keep a snapshot before each later call, so that :meth:`crop` can go back to it."""
         self.record_past = True
 
-    def begin(self) -> None:
-        """Called by a model before it reads on."""
+    def begin(self, use_cache: bool) -> None:
+        """Called by a model before it reads on, and stores what it reads with `use_cache`."""
         if self.missing:
             raise ValueError(
                 f'past_key_values was cropped inside a call and has {self.get_seq_length()} tokens: the {self.missing} after '
                 'them must be read again, as generate does, or restore a snapshot()'
             )
-        if self.record_past:
+        if self.record_past and use_cache:
             self.past.append(self.snapshot())
 
     def crop(self, max_length: int) -> None:

@@ -115,3 +115,38 @@ def test_assisted_generation(name, by, device):
     options |= {'attention_mask': mask, 'max_new_tokens': 4}
     assert torch.equal(model.generate(got.sequences, past_key_values=cache, **options), want)
     assert not cache.past
+
+
+def test_what_a_crop_kept_cannot_be_skipped(device):
+    """Neither by a call that stores nothing, nor by a snapshot of the cropped cache."""
+    model, ids = build(device), torch.randint(3, 50, (1, 12), device=device)
+    with torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        cache.activate_past_recording()
+        model(ids[:, 4:10], past_key_values=cache, use_cache=True)
+        cache.crop(7)
+        snapshot = cache.snapshot()
+        for use_cache in (False, True):
+            with pytest.raises(ValueError, match='the 3 after them must be read again'):
+                model(ids[:, 7:], past_key_values=cache, use_cache=use_cache)
+            cache.restore(snapshot)
+
+
+def test_a_mask_after_assisted_generation_is_compared(device):
+    model, ids = build(device), torch.randint(3, 50, (1, 6), device=device).repeat(1, 4)
+    got = model.generate(
+        ids, max_new_tokens=6, do_sample=False, eos_token_id=None, prompt_lookup_num_tokens=4, return_dict_in_generate=True,
+    )
+    mask = torch.ones_like(got.sequences)
+    mask[:, :3] = 0
+    with pytest.raises(ValueError, match='attention_mask must repeat'):
+        model(got.sequences[:, -1:].repeat(1, 2), torch.cat([mask, mask[:, -1:]], 1), past_key_values=got.past_key_values)
+
+
+@pytest.mark.parametrize('name', ['paper', 'hybrid'])
+def test_a_list_of_states_is_refused(name, device):
+    """Which does not tell how many tokens were read."""
+    model, ids = make(name, device), torch.randint(3, 50, (1, 4), device=device)
+    states = model(ids, use_cache=True).past_key_values.to_legacy_cache()
+    with pytest.raises(TypeError, match="past_key_values must be None for a new cache or one of fla's"):
+        model(ids, past_key_values=states, use_cache=True)
