@@ -26,7 +26,8 @@ MUTATIONS = [
         'labels that are shifted already are ignored', LOSS + 'test_shifted_labels', 'longhorn', env=TORCH,
     ),
     Mutation(
-        'look-ahead-in-attention', 'modules/attention.py', 'if not use_cache:', 'if use_cache:', 'a call with use_cache=False puts keys into the cache',
+        'look-ahead-in-attention', 'modules/attention.py', 'if not use_cache:', 'if use_cache:',
+        'a call with use_cache=False puts keys into the cache',
         CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-inference_mode-False]', env=TORCH,
     ),
     Mutation(
