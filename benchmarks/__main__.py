@@ -1,9 +1,8 @@
 from benchmarks.command import run
 
 COMMANDS = {
-    'ops': 'benchmarks.ops.run', 'model': 'benchmarks.models.run', 'serving': 'benchmarks.models.serving',
-    'arrivals': 'benchmarks.models.arrivals', 'kernels': 'benchmarks.kernels.run', 'launches': 'benchmarks.kernels.launches',
-    'memory': 'benchmarks.memory', 'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
+    'ops': 'benchmarks.ops.run', 'model': 'benchmarks.models.run', 'kernels': 'benchmarks.kernels.run',
+    'launches': 'benchmarks.kernels.launches', 'memory': 'benchmarks.memory', 'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
     'gpu': 'benchmarks.gpu.run',
 }
 

@@ -3,7 +3,7 @@ from fla_longhorn_cpu.attention import use_pytorch_attention
 
 COMMANDS = {
     name: f'lab.experiments.{name}' for name in (
-        'mqar', 'language_modeling', 'extrapolation', 'perplexity',
+        'mqar', 'language_modeling', 'extrapolation',
     )
 }
 

@@ -32,7 +32,6 @@ from examples.mqar.evaluate import measure_recall
 from examples.mqar.train import build_trainer, train
 from fla_longhorn import LonghornConfig
 from lab.experiments import finished, gated, synthetic, without_gpu, zoology
-from lab.experiments.baselines import MIXERS, Baseline
 from lab.experiments.recall import draw, summarize
 
 # steps twice as long, so that a token may change the sign of what is in memory
@@ -110,13 +109,11 @@ class NoMLP(nn.Module):
 
 
 @torch.no_grad()
-def build_model(cell: dict, task: MQAR) -> PreTrainedModel | Baseline:
+def build_model(cell: dict, task: MQAR) -> PreTrainedModel:
     """A cell's model.
 
     Its `residual_scale` multiplies the initial weights of the blocks' last projections, its `branch_factor` their outputs.
     """
-    if cell['mixer'] in MIXERS:
-        return Baseline(cell['mixer'], cell['hidden_size'], cell['num_hidden_layers'], task.vocab_size, task.seq_len)
     model = AutoModelForCausalLM.from_config(model_config(cell, task))
     for block in model.model.layers if hasattr(model, 'model') else ():
         if 'gate_rank' in cell:

@@ -147,10 +147,7 @@ def build_trainer(
 
 
 def run_cell(cell: dict, folder: Path, build_model: Callable) -> dict:
-    """Train `build_model(cell, task)` by these rules; an interrupted run continues after its last epoch.
-
-    The baselines in plain PyTorch start again.
-    """
+    """Train `build_model(cell, task)` by these rules; an interrupted run continues after its last epoch."""
     task = MQAR(**{name: cell[name] for name in ('vocab_size', 'seq_len', 'num_pairs', 'power_a') if name in cell})
     set_seed(cell['seed'])
     model = build_model(cell, task)

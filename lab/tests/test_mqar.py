@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from examples.mqar.data import BLANK, IGNORE
 from lab.experiments import mqar, zoology
-from lab.experiments.baselines import MIXERS
 from lab.experiments.recall import best_runs, summarize
 
 TASK = mqar.MQAR(vocab_size=64, seq_len=32, num_pairs=4)
@@ -103,12 +102,3 @@ def test_grid(tmp_path):
     assert all(len(run['history']) == 4 and 0 <= run['recall'] <= 1 for run in runs)
     with pytest.raises(SystemExit):
         mqar.main([str(path), '--output_dir', str(tmp_path / 'out'), '--only', 'learning_rate=0.1'])
-
-
-@pytest.mark.parametrize('mixer', MIXERS)
-def test_baselines_are_causal(mixer):
-    model = mqar.build_model(CELL | {'mixer': mixer}, TASK)
-    ids = torch.randint(64, (2, 32))
-    with torch.no_grad():
-        logits, changed = model(ids), model(torch.cat([ids[:, :20], ids[:, 20:].flip(1)], dim=1))
-    assert torch.allclose(logits[:, :20], changed[:, :20], atol=1e-5)

@@ -102,10 +102,6 @@ class Launch:
     def blocks(self) -> int:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
-    def moved_bytes(self) -> int:
-        """Bytes of the tensor arguments, each counted once."""
-        return sum({(a.storage, a.offset): a.nbytes for a in self.arguments if a.tensor is not None}.values())
-
     def described(self) -> dict:
         about = {'kernel': self.kernel, 'grid': self.grid, 'enable_fp_fusion': self.fused, 'shared': self.shared}
         if self.binary is not None:
