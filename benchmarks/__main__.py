@@ -2,8 +2,8 @@ from benchmarks.command import run
 
 COMMANDS = {
     'ops': 'benchmarks.ops.run', 'model': 'benchmarks.models.run', 'kernels': 'benchmarks.kernels.run',
-    'launches': 'benchmarks.kernels.launches', 'memory': 'benchmarks.memory', 'predict': 'benchmarks.predict.run', 'calibrate': 'benchmarks.predict.calibrate',
-    'gpu': 'benchmarks.gpu.run',
+    'launches': 'benchmarks.kernels.launches', 'memory': 'benchmarks.memory', 'predict': 'benchmarks.predict.run',
+    'calibrate': 'benchmarks.predict.calibrate', 'gpu': 'benchmarks.gpu.run',
 }
 
 if __name__ == '__main__':
