@@ -56,7 +56,7 @@ MUTATIONS = [
     ),
     Mutation(
         'kept-tokens-lost', 'modules/cache.py', 'self.missing = length - self.get_seq_length()', 'self.missing = 0',
-        'what a crop keeps of a call is not read again', BACK + 'test_assisted_generation', 'itself-paper or another-paper',
+        'what a crop keeps of a call is not read again', BACK + 'test_assisted_generation', 'another paper',
         env=TORCH,
     ),
 ]
