@@ -168,3 +168,9 @@ def test_no_tokens(family, device):
         for module in (model, model.model):
             with pytest.raises(ValueError, match=r'input_ids must have the shape \[B, T\], .* one row and one token, got'):
                 module(**call)
+
+
+def test_empty_sequences_in_one_of_two_names(device):
+    model, ids = build(device), torch.randint(3, 53, (1, 9), device=device)
+    a, b = (torch.tensor(x, device=device) for x in ([0, 4, 4, 9], [0, 4, 9]))
+    assert model(ids, cu_seqlens=a, cu_seq_lens_q=b, cu_seq_lens_k=b).logits.shape == (1, 9, 53)

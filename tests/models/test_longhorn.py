@@ -172,6 +172,7 @@ def test_hidden_states_and_tuples(device):
     embeds = model.get_input_embeddings()(ids)
     assert torch.equal(model(inputs_embeds=embeds).logits, output.logits)
     torch.testing.assert_close(model(ids, logits_to_keep=1).logits, output.logits[:, -1:])
+    torch.testing.assert_close(model(ids, logits_to_keep=None).logits, output.logits)
 
 
 @pytest.mark.parametrize('gate', ['head', 'channel'])

@@ -1,6 +1,6 @@
 """Tensor parallelism on four ranks: losses, gradients, generation and checkpoints are those of one process.
 
-    python -m tests.distributed.test_parallel options|curves|transformers FOLDER
+    python -m packages.extras.tests.distributed.test_parallel options|curves|transformers FOLDER
 
 is what the ranks run, beside FSDP2 and context parallelism. What differs is an error. Checkpoints stay in the folder.
 """
@@ -277,11 +277,11 @@ def main(name: str, folder: str) -> None:
 
 @pytest.mark.parametrize('name', ['options'])
 def test_equals_one_process(name, tmp_path):
-    forks.output('-m', 'tests.distributed.test_parallel', name, tmp_path)
+    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', name, tmp_path)
 
 
 def test_curves_and_a_checkpoint_in_one_process(tmp_path):
-    forks.output('-m', 'tests.distributed.test_parallel', 'curves', tmp_path)
+    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', 'curves', tmp_path)
     model = make_model(intermediate_size=64)
     optimizer, half = make_optimizer(model), STEPS // 2
     load_checkpoint(model, optimizer, tmp_path, no_dist=True)
@@ -290,15 +290,11 @@ def test_curves_and_a_checkpoint_in_one_process(tmp_path):
 
 
 def test_transformers(tmp_path):
-    forks.output('-m', 'tests.distributed.test_parallel', 'transformers', tmp_path)
+    forks.output('-m', 'packages.extras.tests.distributed.test_parallel', 'transformers', tmp_path)
     for name in SPLITS:
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
         for key, x in make_model(3, **HYBRID).state_dict().items():
             assert torch.equal(saved[key], x), key
-
-
-if __name__ == '__main__':
-    fork(main, 4, *sys.argv[1:])
 
 
 @gates
@@ -307,3 +303,7 @@ def test_sharded_on_meta(gate, tmp_path):
         parallelize_module(model, mesh, tensor_parallel_plan(model))
 
     sharded_on_meta('longhorn', gate, tmp_path, shard)
+
+
+if __name__ == '__main__':
+    fork(main, 4, *sys.argv[1:])
