@@ -78,6 +78,8 @@ class RewindableCache(Cache):
     """
 
     layers: list[Any]
+    # assisted generation asks for it, from transformers 5.24 on
+    is_croppable = True
 
     def __init__(self, seen_tokens: int = 0, **kwargs: Any) -> None:
         super().__init__(seen_tokens, **kwargs)
