@@ -87,7 +87,8 @@ def test_a_mask_that_disagrees(name, device):
     """With what a row has read: it comes a turn later, or has forgotten padding."""
     model, (ids, mask) = make(name, device), prompts(device)
     ones = torch.ones_like(mask)
-    for T in (1, 3):
+    # for a single token a GPU is not waited for
+    for T in (1, 3) if device.type == 'cpu' else (3,):
         cache = model(ids[:, :9], use_cache=True).past_key_values
         with pytest.raises(ValueError, match='got 0 in row 0 for column 0, which was read'):
             model(ids[:, 9:9 + T], mask[:, :9 + T], past_key_values=cache, use_cache=True)
