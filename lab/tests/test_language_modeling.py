@@ -1,15 +1,11 @@
-"""Language modelling: a tiny run, its extrapolation, and the perplexity of texts."""
+"""Language modelling: a tiny run, and its extrapolation."""
 
 import json
 import math
 
 import pytest
-import torch
-import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, set_seed
 
-from fla_longhorn import LonghornConfig
-from lab.experiments import extrapolation, language_modeling, perplexity
+from lab.experiments import extrapolation, language_modeling
 from lab.tests.test_tokens import write_texts
 
 
@@ -77,17 +73,3 @@ def test_the_search_goes_on_past_its_best_end():
     assert rates(lambda rate: math.nan if rate < 3 else 1.) == [2, 4, 8]
     assert language_modeling.next_rate(setting, [], 'b') is None
     assert language_modeling.own_rate(setting, [], 'b') == {'learning_rate': 1.}
-
-
-def test_perplexity():
-    """A batch of texts of different lengths gives what each gives alone."""
-    set_seed(0)
-    model = AutoModelForCausalLM.from_config(LonghornConfig(
-        hidden_size=16, num_hidden_layers=2, vocab_size=64, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
-    )).eval()
-    texts = [torch.randint(64, (n,)) for n in (9, 3, 17, 5)]
-    losses = [F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction='none') for ids in texts]
-    expected = torch.cat(losses).mean().exp().item()
-    assert expected > 70
-    for batch_size in (1, 3, 4):
-        assert perplexity.perplexity(model, texts, batch_size) == pytest.approx(expected, rel=1e-5)
