@@ -15,7 +15,7 @@ from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops import operator
 from tests.test_docs import blocks
 
-GENERATE = Path(__file__).parents[2] / 'docs/generate.md'
+PAGE = Path(__file__).parents[2] / 'docs/models.md'
 
 TINY = [
     '--device', 'cpu', '--hidden_size', '32', '--blocks', '1', '--batch_size', '1', '--seq_len', '16', '--prompts', '8', '16',
@@ -94,7 +94,7 @@ def test_runs_take_turns():
 
 
 def by_the_documentation(model):
-    lines, = (x for x in blocks(GENERATE, 'python') if '.mT.contiguous().mT' in x)
+    lines, = (x for x in blocks(PAGE, 'python') if '.mT.contiguous().mT' in x)
     exec(lines, {'torch': torch, 'model': model})
     return model
 
