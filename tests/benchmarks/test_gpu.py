@@ -21,6 +21,9 @@ from benchmarks.operators import LonghornKernels
 from offgpu.launches import rehearsal
 from tests.benchmarks.faults import FAULTS
 
+# a test looks at all processes that others start
+pytestmark = pytest.mark.xdist_group('gpu')
+
 PLANTED = Stage('planted', 'tests.benchmarks.faults', 10, 3)
 
 
