@@ -13,7 +13,8 @@ from fla.layers.utils import get_layer_cache, update_layer_cache
 from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
 from fla_longhorn.modules import L2Norm
 from fla_longhorn.modules.convolution import ShortConvolution
-from fla_longhorn.modules.dispatch import Recompute, Values, can_recompute, is_bare, mix_layer
+from fla_longhorn.modules.dispatch import is_bare, mix_layer
+from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
 from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows, read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.arguments import is_recorded, is_transformed

@@ -13,6 +13,7 @@ from fla.layers.attn import Attention
 from fla.layers.utils import index_first_axis, pad_input
 from fla.models.configuration_utils import get_attention_spec
 from fla.modules.rotary import RotaryEmbedding
+from fla.modules.rotary.ops import rotary_embedding_ref
 
 from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.cache import look_ahead
@@ -41,14 +42,10 @@ class Rotary(RotaryEmbedding):
         else:
             positions = positions + (seqlen_offset[:, None] if isinstance(seqlen_offset, torch.Tensor) else seqlen_offset)
         # as fla's tables: angles in float32, also in a model of another dtype
-        angles = positions.float()[..., None, None] * self._compute_inv_freq(q.device)
+        angles = positions.float()[..., None] * self._compute_inv_freq(q.device)
         cos, sin = (widen(x.to(q.dtype)) for x in (angles.cos(), angles.sin()))
-
-        def rotate(x: torch.Tensor) -> torch.Tensor:
-            first, second = widen(x).chunk(2, -1)
-            return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).to(x.dtype)
-
-        return rotate(q), rotate(k)
+        q, k = (rotary_embedding_ref(widen(x), cos, sin).to(x.dtype) for x in (q, k))
+        return q, k
 
 
 def load_again(name: str) -> ModuleType:

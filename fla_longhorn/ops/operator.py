@@ -52,7 +52,7 @@ UPDATE_SCHEMA = ', '.join((POOL_FIELDS | FIELDS).values())
 
 
 class Backend(Protocol):
-    """A module with these functions, on checked arguments and without autograd. """
+    """A module with these functions, on checked arguments and without autograd."""
 
     __name__: str
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules.cache import RewindableCache
-from fla_longhorn.modules.dispatch import Recompute
+from fla_longhorn.modules.recompute import Recompute
 from tests.models.test_longhorn import small
 
 LAYERS = {

@@ -40,18 +40,18 @@ MUTATIONS = [
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),
     Mutation(
-        'autocast-forgotten', 'modules/dispatch.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
+        'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
         'with torch.no_grad():',
         'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-float16',
     ),
     Mutation(
-        'weights-of-backward', 'modules/dispatch.py',
+        'weights-of-backward', 'modules/recompute.py',
         'vars(copied).update(vars(module), weight=weight, bias=bias)', 'copied = module',
         'backward computes again with weights that a module has been given since',
         RECOMPUTE + 'test_weights_of_a_functional_call',
     ),
     Mutation(
-        'changed-value-computed-again', 'modules/dispatch.py', ' and x._version == 0', '',
+        'changed-value-computed-again', 'modules/recompute.py', ' and x._version == 0', '',
         'backward takes a value for what it was before a change', RECOMPUTE + 'test_a_value_changed_in_place_is_kept',
     ),
     Mutation(
