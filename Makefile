@@ -67,7 +67,7 @@ OWN := tests/layers/test_longhorn.py packages/extras/tests/test_scalar_beta.py
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
 	integration/test_packing.py integration/test_selfcheck.py torch_compile/test_modules.py torch_compile/test_layer.py \
 	ops/test_pool.py ops/test_pool_errors.py models/test_transforms.py models/test_causal_lm.py \
-	models/test_boundaries.py models/test_generation.py models/test_torchscript.py models/test_capture.py models/test_padding_everywhere.py models/test_rewind.py::test_cropped)
+	models/test_boundaries.py models/test_generation.py::test_a_conversation_in_a_batch models/test_torchscript.py models/test_capture.py models/test_padding_everywhere.py models/test_rewind.py::test_cropped)
 # packed documents, padding and files of one of fla's families
 FEW := -k 'not (test_documents_one_by_one or test_rows_by_themselves) or paper or exact or rwkv7'
 COUNTED := --cov --cov-append --cov-report=
