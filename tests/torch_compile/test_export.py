@@ -1,6 +1,5 @@
 """`torch.export`: one program for all batches and lengths, saved and loaded."""
 
-
 import pytest
 import torch
 import torch.nn as nn
