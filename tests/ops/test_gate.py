@@ -1,7 +1,5 @@
 """A decay of the state before each step: the operators with `g` against the naive one in float64, and what it equals."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
@@ -49,15 +47,14 @@ def test_outputs_and_gradients(op, case, exact, device, backend):
     check(op, case, device, exact)
 
 
-LONG = Case(B=1, T=96 if INTERPRETING else 512, H=1, K=16, V=8, initial_state=True)
-
-
 @pytest.mark.parametrize(('g', 'lowest', 'doubled'), interpreted(
     (0,), ('channel', -5., False), ('head', -0.01, False), ('channel', 0., True),
 ))
 def test_long_sequences(g, lowest, doubled, exact, device, backend):
     """Decays from 1 to e^-5 over many tokens: the bounds are those without a gate, that of dg among them."""
-    check(chunk_longhorn, replace(LONG, g=g, lowest=lowest, allow_neg_eigval=doubled), device, exact)
+    T = 96 if INTERPRETING else 512
+    case = Case(B=1, T=T, H=1, K=16, V=8, g=g, lowest=lowest, allow_neg_eigval=doubled, initial_state=True)
+    check(chunk_longhorn, case, device, exact)
 
 
 def without_gate(case, op, device, exact, make_g):
@@ -71,7 +68,7 @@ if not INTERPRETING:
     @pytest.mark.parametrize('case', [
         Case(B=2, T=150, H=2, K=16, V=45, g='channel', D=True, z=True, sigmoid=True, initial_state=True),
         Case(B=1, T=40, H=1, K=5, V=70, g='head', scalar_beta=True, allow_neg_eigval=True),
-        Case(H=1, K=16, V=33, g='channel', dtype=torch.bfloat16, **ALL).packed(40, 0, 9),
+        pytest.param(Case(H=1, K=16, V=33, g='channel', dtype=torch.bfloat16, **ALL).packed(40, 0, 9), marks=pytest.mark.slow),
     ], ids=str)
     def test_no_decay_changes_nothing_in_compiled_loops(case, exact, monkeypatch):
         """To the bit, gradients among them: one mode of rounding serves both."""

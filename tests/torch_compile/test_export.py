@@ -37,7 +37,7 @@ def logits_of(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None = N
 
 
 @pytest.mark.parametrize(('padded', 'strict'), [
-    (False, False), (True, False), pytest.param(True, True, marks=pytest.mark.slow),
+    pytest.param(False, False, marks=pytest.mark.slow), (True, False), pytest.param(True, True, marks=pytest.mark.slow),
 ], ids=['', 'mask', 'strict'])
 def test_model(padded, strict, tmp_path, device):
     module = Call(logits_of, build(device, hidden_ratio=2, exact=padded).eval())
