@@ -11,6 +11,8 @@ from tests.models.test_cache import VARIANTS, make
 
 GREEDY = {'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
 models = pytest.mark.parametrize('name', [*VARIANTS, 'gla hybrid', 'hgrn hybrid', 'linear_attn hybrid', 'rwkv7 hybrid'])
+TOLD = ('hybrid', 'exact, gate', 'paper', 'window', 'gla', 'linear_attn hybrid', 'rwkv7 hybrid')
+HOW = ('greedy', 'samples', 'beams', 'selected', 'embedded')
 # the columns of padding by row
 LEFT = {0: slice(0, 4), 2: slice(0, 9)}
 
@@ -51,10 +53,6 @@ def test_turns(name, device):
         assert torch.equal(
             model.generate(both, attention_mask=whole, past_key_values=output.past_key_values, **options), want,
         )
-
-
-TOLD = ('hybrid', 'exact, gate', 'paper', 'window', 'gla', 'linear_attn hybrid', 'rwkv7 hybrid')
-HOW = ('greedy', 'samples', 'beams', 'selected', 'embedded')
 
 
 @pytest.mark.parametrize(('name', 'how'), slow_but([*TOLD[:2], *product(TOLD, HOW[:1])], product(TOLD, HOW)))

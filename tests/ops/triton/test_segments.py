@@ -1,5 +1,8 @@
 """Time cut into segments: one, two and many give what one pass gives, wherever packed sequences begin and end."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -79,13 +82,12 @@ if INTERPRETING or torch.cuda.is_available():
         assert not got['dg'][:, resets].any() and got['dg'].any() and not got['dinitial_state'].any()
 
 
-@pytest.mark.parametrize('T', [1, 100, 4096, 131072])
-@pytest.mark.parametrize('blocks', [1, 16, 500, 100_000])
 @pytest.mark.parametrize('K', [1, 16, 256])
-def test_segments_are_whole_intervals(T, blocks, K, monkeypatch):
-    monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
-    L = segments.choose_segment_length(T, blocks, K, torch.device('cuda'))
-    assert L > 0 and L % checkpoint_interval(K) == 0
+def test_segments_are_whole_intervals(K, monkeypatch):
+    monkeypatch.setattr(segments, 'card_of', lambda device: SimpleNamespace(multiprocessors=132))
+    for T, blocks in product([1, 100, 4096, 131072], [1, 16, 500, 100_000]):
+        L = segments.choose_segment_length(T, blocks, K, torch.device('cuda'))
+        assert L > 0 and L % checkpoint_interval(K) == 0
 
 
 @pytest.mark.parametrize(('T', 'blocks', 'rounds', 'shortest', 'longest'), [
@@ -95,6 +97,6 @@ def test_segments_are_whole_intervals(T, blocks, K, monkeypatch):
 ], ids=['a filled device', 'in two rounds', 'a short row', 'a long row', 'several programs', 'twice as many'])
 def test_when_time_is_cut(T, blocks, rounds, shortest, longest, monkeypatch):
     """Sizes and the multiprocessor count decide, nothing else."""
-    monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
+    monkeypatch.setattr(segments, 'card_of', lambda device: SimpleNamespace(multiprocessors=132))
     L = segments.choose_segment_length(T, blocks, 16, torch.device('cuda'), rounds=rounds)
     assert shortest <= L <= (longest or L)
