@@ -83,8 +83,8 @@ class Recompute(torch.autograd.Function):
 
 
 def can_recompute(x: Tensor, *modules: nn.Module) -> bool:
-    """Whether the modules are bare, `x` has memory, and hooks on saved tensors are allowed here."""
-    if x.is_meta:
+    """Whether `x`, which has memory, or a module is trained, the modules are bare, and hooks on saved tensors are allowed."""
+    if x.is_meta or not any(y.requires_grad for y in (x, *(p for module in modules for p in module.parameters()))):
         return False
     try:
         with saved_tensors_hooks(Tensor.detach, Tensor.detach):

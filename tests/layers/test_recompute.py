@@ -144,3 +144,19 @@ def test_a_value_changed_in_place_is_kept(device):
 
     got = torch.autograd.grad(Recompute.apply(loss, x, weight), weight)[0]
     assert torch.equal(got, 2 * linear(x))
+
+
+@pytest.mark.parametrize('trained', ['model.layers.1.mlp', 'model.layers.0.attn.conv1d', 'lm_head'])
+def test_frozen_but_for_a_part(trained, device):
+    """As in fine-tuning: what lies before the part needs no gradients."""
+    torch.manual_seed(0)
+    model = small(num_hidden_layers=2, hidden_ratio=2, tie_word_embeddings=False)
+    model = LonghornForCausalLM(model).to(device).requires_grad_(False)
+    ids = torch.randint(model.config.vocab_size, (2, 9), device=device)
+    weights = [*model.get_submodule(trained).requires_grad_().parameters()]
+    gradients = [torch.autograd.grad(model(ids, labels=ids).loss, weights)]
+    for layer in model.model.layers:
+        layer.attn.recompute = False
+    gradients.append(torch.autograd.grad(model(ids, labels=ids).loss, weights))
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+    assert all(x.any() for x in gradients[0])
