@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 import fla_longhorn  # noqa: F401  registers
 from offgpu.interpreter import make_faster
 from tests.devices import INTERPRETING, why_not
+from tests.ops.cases import TRITON_DEVICE
 
 if INTERPRETING:
     make_faster()
@@ -121,7 +122,7 @@ def default_device(device):
 @pytest.fixture
 def triton_device() -> torch.device:
     """Where Triton's kernels run, whatever `--device` says: under the interpreter on the CPU, else on a GPU."""
-    return torch.device('cpu' if INTERPRETING else 'cuda')
+    return torch.device(TRITON_DEVICE or 'cuda')
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,14 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
@@ -40,6 +43,21 @@ def absent_gpu() -> Iterator[Callable[[object, dict], None]]:
         operator('gla', 'chunk_gla')
         with only_compiling(), LonghornKernels(), loss_without_memory():
             yield make_launcher
+
+
+@contextmanager
+def standing_for_gpu() -> Iterator[None]:
+    """Calls on the CPU's tensors compile what they would launch on a GPU, and comparisons pass."""
+    from fla_longhorn.modules import dispatch
+    from fla_longhorn.ops import operator
+
+    with ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(mock.patch('tests.ops.cases.TRITON_DEVICE', 'cpu'))
+        stack.enter_context(mock.patch.object(torch.testing, 'assert_close'))
+        stack.enter_context(mock.patch.object(dispatch, 'find_loops', lambda *_: None))
+        stack.enter_context(mock.patch.object(operator, 'backend_name', cache(lambda *_: 'triton')))
+        yield
 
 
 def compile_configurations(self: Autotuner, *args: Any, **kwargs: Any) -> None:

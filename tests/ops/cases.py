@@ -7,6 +7,10 @@ import torch
 from fla_longhorn.ops import naive_recurrent_longhorn
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
+from tests.devices import INTERPRETING
+
+# where Triton's kernels run, if anywhere
+TRITON_DEVICE = 'cpu' if INTERPRETING else 'cuda' if torch.cuda.is_available() else None
 
 # the bounds on |a - ref| / |ref|: (outputs, gradients)
 TOLERANCE = {
