@@ -51,12 +51,11 @@ def standing_for_gpu() -> Iterator[None]:
     from fla_longhorn.modules import dispatch
     from fla_longhorn.ops import operator
 
-    with ExitStack() as stack:
-        stack.enter_context(_disable_current_modes())
-        stack.enter_context(mock.patch('tests.ops.cases.TRITON_DEVICE', 'cpu'))
-        stack.enter_context(mock.patch.object(torch.testing, 'assert_close'))
-        stack.enter_context(mock.patch.object(dispatch, 'find_loops', lambda *_: None))
-        stack.enter_context(mock.patch.object(operator, 'backend_name', cache(lambda *_: 'triton')))
+    with (
+        _disable_current_modes(), mock.patch('tests.ops.cases.TRITON_DEVICE', 'cpu'),
+        mock.patch.object(torch.testing, 'assert_close'), mock.patch.object(dispatch, 'find_loops', lambda *_: None),
+        mock.patch.object(operator, 'backend_name', cache(lambda *_: 'triton')),
+    ):
         yield
 
 

@@ -1,4 +1,7 @@
-"""The project's tests on the device, one of each function first; each is an item of its own, with its whole error."""
+"""The project's tests on the device, one of each function first; each is an item of its own, with its whole error.
+
+On `meta`, tests run on the CPU's tensors, where launches only compile: their kernels are in the kit.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ from contextlib import nullcontext, redirect_stdout
 
 import pytest
 
+from benchmarks.gpu.filling import standing_for_gpu
 from benchmarks.gpu.passes import few_configurations
 
+# whose kernels are Inductor's, and in no kit
+COMPILED = 'tests/torch_compile/test_layer.py'
 # what tells most of the kernels first
 PATHS = (
     'tests/ops', 'tests/layers', 'tests/integration/test_packing.py', 'tests/models/test_generation.py',
     'tests/models/test_capture.py', 'tests/models/test_causal_lm.py', 'tests/models/test_cache.py',
-    'tests/models/test_gate.py', 'tests/torch_compile/test_layer.py',
+    'tests/models/test_gate.py', COMPILED,
 )
 
 
@@ -57,22 +63,15 @@ class Collector:
 
 
 def arguments(device: str) -> list[str]:
-    # what Inductor makes is not known before
-    left_out = 'tests/torch_compile' if device == 'meta' else ' '
-    found = [path for path in PATHS if os.path.exists(path) and not path.startswith(left_out)]
+    found = [path for path in PATHS if os.path.exists(path) and (device != 'meta' or path != COMPILED)]
     plugins = ('-p', 'no:cacheprovider', '-p', 'no:xdist', '-p', 'no:timeout')
-    # what a test prints is kept if it ends the process
-    # where nothing is launched, the CPU's tensors stand for the GPU's, and nothing is compared
+    # what a test prints is kept if it ends the process; on meta, nothing is compared
     more = ('--assert=plain', '--device', 'cpu:0') if device == 'meta' else ('--device', device)
     return [*found, '-q', '-s', '--continue-on-collection-errors', *plugins, '-m', 'not slow', *more]
 
 
 def run_pytest(device: str, plugin: object, *more: str) -> None:
-    if device == 'meta':
-        from benchmarks.gpu.filling import standing_for_gpu
-    else:
-        standing_for_gpu = nullcontext
-    with standing_for_gpu(), few_configurations():
+    with standing_for_gpu() if device == 'meta' else nullcontext(), few_configurations():
         pytest.main([*arguments(device), *more], [plugin])
 
 
@@ -80,7 +79,7 @@ def items(device: str) -> list[str]:
     collector = Collector()
     with redirect_stdout(io.StringIO()):
         run_pytest(device, collector, '--collect-only')
-    return ones_first(collector.names)
+    return sorted(ones_first(collector.names), key=lambda name: name.startswith(COMPILED))
 
 
 def ones_first(names: list[str]) -> list[str]:
