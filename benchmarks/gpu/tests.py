@@ -1,7 +1,4 @@
-"""The project's tests on the device, one of each function first; each is an item of its own, with its whole error.
-
-On `meta`, tests run on the CPU's tensors, where launches only compile: their kernels are in the kit.
-"""
+"""The project's tests on the device, one of each function first; each is an item of its own, with its whole error."""
 
 from __future__ import annotations
 
