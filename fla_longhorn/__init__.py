@@ -16,7 +16,6 @@ from fla_longhorn.models import (  # noqa: E402
     LonghornForSequenceClassification,
     LonghornForTokenClassification,
     LonghornModel,
-    convert_official_state_dict,
 )
 from fla_longhorn.ops import (  # noqa: E402
     chunk_longhorn,
@@ -34,6 +33,5 @@ register()
 
 __all__ = [
     'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
-    'LonghornModel', 'chunk_longhorn', 'convert_official_state_dict', 'fused_recurrent_longhorn', 'longhorn_state_update',
-    'naive_recurrent_longhorn',
+    'LonghornModel', 'chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn',
 ]

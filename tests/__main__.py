@@ -25,7 +25,8 @@ PARTS = ['cpu', 'packages', 'interpreter', 'device']
 # those of timm, ONNX, TRL and the servers need what a target of the Makefile installs
 OF_PACKAGES = (
     'packages/cpu/tests', 'packages/offgpu/tests/offgpu', 'packages/extras/tests/test_batch_invariant.py',
-    'packages/extras/tests/test_lm_eval_tasks.py', 'packages/extras/tests/test_zoology.py', 'lab/tests',
+    'packages/extras/tests/test_lm_eval_tasks.py', 'packages/extras/tests/test_official.py',
+    'packages/extras/tests/test_zoology.py', 'lab/tests',
 )
 # of the part on a GPU, which tests the most telling first and compiles its kernels on the way
 SECONDS_ON_DEVICE = 900

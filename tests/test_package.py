@@ -49,7 +49,7 @@ def test_registration(order):
     forks.output('-c', WATCH + ORDERS[order] + NOTHING_STARTED + '''
 import fla, fla.ops, fla.layers, fla.models, fla_longhorn
 from fla_longhorn import naive_recurrent_longhorn
-from fla_longhorn.models import LonghornModel, convert_official_state_dict
+from fla_longhorn.models import LonghornModel
 from importlib import import_module
 OPS = ['chunk_longhorn', 'fused_recurrent_longhorn']
 MODELS = ['LonghornConfig', 'LonghornForCausalLM', 'LonghornModel']

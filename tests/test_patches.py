@@ -100,9 +100,8 @@ same(before, snapshot())
 PLACES = {
     'names': r'fla(\.(ops|layers|models)(\.longhorn)?)?|configs|listed|Auto.*',
     'attn_mode': r'class \w+',
-    'packages': r'dispatched|fla\.modules\.[\w.]+|class FusedCrossEntropyLoss',
+    'packages': r'dispatched|fla\.modules\.[\w.]+|class FusedCrossEntropyLoss|transformers',
     'trainer': r'transformers\.trainer(_pt_utils)?',
-    'served': 'transformers',
 }
 
 
@@ -143,7 +142,7 @@ for part in PARTS:
     fla_longhorn.patch(**{part: False})
     same(before, snapshot())
 fla_longhorn.patch(names=True, packages=True)
-fla_longhorn.patch(names=False, served=True)
+fla_longhorn.patch(names=False, trainer=True)
 fla_longhorn.unregister()
 same(before, snapshot())
 for wrong in ({'cpus': True}, {'packages': True, 'gpu': False}):
@@ -155,7 +154,7 @@ same(before, snapshot())
 
 @pytest.mark.parametrize(('value', 'parts'), [
     (None, apply.DEFAULT), ('', apply.DEFAULT), ('none', ()), ('names', ('names',)),
-    ('packages, served', ('packages', 'served')),
+    ('packages, trainer', ('packages', 'trainer')),
 ])
 def test_the_environment_chooses(value, parts):
     assert apply.asked(value) == parts

@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fla_longhorn.attn_mode.mixer import (
-    LonghornMixer,
-    RodimusPlusMixer,
-    append_v_first,
-    replace_shared_key_attention,
-    shift_over_padding,
-)
+from fla_longhorn.attn_mode.mixer import append_v_first, shift_over_padding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,8 +46,6 @@ class Family:
     settings: Mapping[str, Any] = field(default_factory=dict)
     # classes whose own `forward` drops `cu_seqlens`, and the class of fla whose `forward` replaces it
     forwards: Mapping[str, str] = field(default_factory=dict)
-    # returns the class that replaces the native mixer
-    mixer: Callable[[PreTrainedConfig], type[LonghornMixer]] = lambda config: LonghornMixer
     # called with each block after it is built
     after_build: tuple[Callable[[nn.Module], None], ...] = ()
 
@@ -112,11 +104,6 @@ FAMILIES = {
     'precond_gated_deltanet': Family('precond_gated_deltanet', 'PrecondGatedDeltaNetBlock', 'PrecondGatedDeltaNet', by_heads),
     'precond_kda': Family('precond_kda', 'PrecondKDABlock', 'PrecondKDA', by_heads),
     'retnet': Family('retnet', 'RetNetBlock', 'MultiScaleRetention', by_expand_v),
-    'rodimus': Family(
-        'rodimus', 'RodimusBlock', 'RodimusAttention', lambda config: 2,
-        mixer=lambda config: RodimusPlusMixer if config.block_type == 'rodimus_plus' else LonghornMixer,
-        after_build=(replace_shared_key_attention,),
-    ),
     'rwkv6': Family('rwkv6', 'RWKV6Block', 'RWKV6Attention', by_expand_v, after_build=(shift_over_padding,)),
     'rwkv7': Family(
         'rwkv7', 'RWKV7Block', 'RWKV7Attention', lambda config: max(config.value_dim) / config.hidden_size,
@@ -126,4 +113,5 @@ FAMILIES = {
 # families with `attn_mode` that cannot host Longhorn, and why
 REFUSED = {
     'mom': 'its mixer is a router over memories, whose logits its block returns and its loss balances',
+    'rodimus': 'its blocks pass the states of the mixer to an attention beside it, which stores both in the cache',
 }

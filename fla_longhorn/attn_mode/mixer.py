@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn as nn
-from fla.layers.rodimus import SlidingWindowSharedKeyAttention, autocast_to_fp16
 
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.modules.attention import attend_padded, load_again, padding_of
-
-if TYPE_CHECKING:
-    from fla.models.utils import Cache
 
 
 class LonghornMixer(Longhorn):
@@ -33,66 +28,6 @@ class LonghornMixer(Longhorn):
         if getattr(self.out_proj.weight, '_is_hf_initialized', False):
             raise AttributeError('o_proj')
         return self.out_proj
-
-
-class RodimusPlusMixer(LonghornMixer):
-    """Returns its state to the attention that follows in the block, which stores both in the cache."""
-
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Cache | None = None,
-        *args: Any, **kwargs: Any,
-    ) -> tuple[torch.Tensor, None, tuple[Cache | None, tuple | None]]:
-        pending = None if past_key_values is None else PendingCache(past_key_values)
-        o, _, _ = super().forward(hidden_states, attention_mask, pending, *args, **kwargs)
-        return o, None, (past_key_values, None if pending is None else pending.states)
-
-
-class PendingCache:
-    """Reads a cache, but keeps updates as `states`, `(recurrent_state, conv_state)`."""
-
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        self.states: tuple[torch.Tensor | None, torch.Tensor | None] | None = None
-
-    def __len__(self) -> int:
-        return len(self.cache)
-
-    def __getitem__(self, layer_idx: int) -> dict[str, Any]:
-        return self.cache[layer_idx]
-
-    def update(self, *, recurrent_state: torch.Tensor | None, conv_state: torch.Tensor | None, **kwargs) -> None:
-        self.states = (recurrent_state, conv_state)
-
-
-_SharedKeyAttention: Any = load_again('fla.layers.rodimus').SlidingWindowSharedKeyAttention
-
-
-class SharedKeyAttention(SlidingWindowSharedKeyAttention):
-    """The attention of Rodimus+ beside the mixer, also without flash_attn, and with padding anywhere in the rows."""
-
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Any = None,
-        *args: Any, rodimus_caches: tuple | None = None, rows: Any = None, **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        cache = past_key_values
-        if kwargs.get('cu_seqlens') is None:
-            kept, attention_mask = padding_of(hidden_states, attention_mask, cache, self.layer_idx, rows)
-            if kept is not None:
-                names = 'recurrent_state', 'conv_state'
-                states = {} if rodimus_caches is None else dict(zip(names, rodimus_caches, strict=True))
-                return attend_padded(self, hidden_states, kept, cache, **states), None, cache
-        return _SharedKeyAttention.forward(
-            self, hidden_states, attention_mask, cache, *args, rodimus_caches=rodimus_caches, **kwargs,
-        )
-
-    def align(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(map(autocast_to_fp16, (q, k.expand_as(v), v)))
-
-
-def replace_shared_key_attention(block: nn.Module) -> None:
-    for module in block.children():
-        if type(module) is SlidingWindowSharedKeyAttention:
-            module.__class__ = SharedKeyAttention
 
 
 def shift_over_padding(block: nn.Module) -> None:

@@ -17,8 +17,9 @@ from fla.layers.attn import Attention
 from fla.models.modeling_utils import FLAForCausalLM
 from fla.modules import mlp
 
-from fla_longhorn.attn_mode.config import MODE, OPTIONS, PREFIX, is_swapped, settle
+from fla_longhorn.attn_mode.config import MODE, is_swapped, mixer_options, prepare
 from fla_longhorn.attn_mode.families import FAMILIES, Family
+from fla_longhorn.attn_mode.mixer import LonghornMixer
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornForCausalLM
 from fla_longhorn.models.base import prepare_inputs_for_generation
@@ -37,7 +38,8 @@ _becomes: ContextVar[dict[Any, Callable]] = ContextVar('becomes', default={})  #
 def wrap_model_init(init: Callable) -> Callable:
     """Let `__init__` of fla's models prepare the config before anything is built from it."""
     def __init__(self, config, *args, **kwargs):
-        settle(config)
+        if is_swapped(config):
+            prepare(config)
         init(self, config, *args, **kwargs)
         longhorn = is_swapped(config) or config.model_type == MODE
         if longhorn and not isinstance(self, FLAForCausalLM) and not hasattr(self, ACCEPTS):
@@ -58,10 +60,11 @@ def wrap_model_init(init: Callable) -> Callable:
 def wrap_block_init(init: Callable, family: Family) -> Callable:
     """Let `__init__` of a family's block replace the native mixer if the config says so."""
     def __init__(self, config, *args, **kwargs):
-        # a block can be built without a model
-        if not settle(config):
+        if not is_swapped(config):
             init(self, config, *args, **kwargs)
             return
+        # a block can be built without a model
+        prepare(config)
         token = _becomes.set({
             family.find_native(): partial(become_mixer, config=config, family=family),
             Attention: partial(become, cls=RowwiseAttention),
@@ -102,9 +105,8 @@ def become_mixer(module: nn.Module, /, *, config: Any, family: Family, layer_idx
     if attention is not None:
         become(module, cls=RowwiseAttention, **attention)
         return
-    options = {name: getattr(config, PREFIX + name) for name in OPTIONS}
-    options |= {'hidden_size': config.hidden_size, 'norm_eps': config.norm_eps, 'layer_idx': layer_idx}
-    become(module, cls=family.mixer(config), **options)
+    sizes = {'hidden_size': config.hidden_size, 'norm_eps': config.norm_eps, 'layer_idx': layer_idx}
+    become(module, cls=LonghornMixer, **sizes, **mixer_options(config))
 
 
 def listed_name() -> str:

@@ -9,10 +9,11 @@ from typing import Any, Self
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fla_longhorn.modules.dispatch import FORWARDS
-from fla_longhorn.ops.inputs import MAX_STATE_SIZE, log_decays
+from fla_longhorn.ops.inputs import MAX_STATE_SIZE
 
 MODES = ('chunk', 'fused_recurrent')
 GATES = (None, 'head', 'channel')
@@ -114,6 +115,16 @@ def no_weight_decay(model: nn.Module) -> set[str]:
     """Names of the parameters of `model` without weight decay, also after FSDP2 has replaced them."""
     layers = ((name, x) for name, x in model.named_modules() if isinstance(x, NoWeightDecay))
     return {f'{name}.{parameter}'.lstrip('.') for name, x in layers for parameter in x.no_weight_decay}
+
+
+def log_decays(g: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor) -> torch.Tensor:
+    r""":math:`-\exp(A_{log}) \, \mathrm{softplus}(g + dt_{bias})` in float32 or, for doubles, float64, as fla's KDA has it.
+
+    g is `[B, T, H]` or `[B, T, H, V]`, A_log `[H]`, dt_bias `[H]` or `[H * V]`.
+    """
+    dtype = torch.float64 if g.dtype == torch.float64 else torch.float32
+    x = g.to(dtype) + dt_bias.to(dtype).reshape(g.shape[2:])
+    return -A_log.to(dtype).exp().view(-1, *[1] * (g.dim() - 3)) * F.softplus(x)
 
 
 class Gate(NoWeightDecay):

@@ -1,6 +1,5 @@
 """Longhorn's models."""
 
-from fla_longhorn.models.convert_longhorn import convert_official_state_dict
 from fla_longhorn.models.longhorn import (
     LonghornConfig,
     LonghornForCausalLM,
@@ -11,5 +10,5 @@ from fla_longhorn.models.longhorn import (
 
 __all__ = [
     'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
-    'LonghornModel', 'convert_official_state_dict',
+    'LonghornModel',
 ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from types import ModuleType
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fla.layers import attn
 from fla.layers.attn import Attention
 from fla.layers.utils import index_first_axis, pad_input
 from fla.models.configuration_utils import get_attention_spec
@@ -48,25 +48,23 @@ class Rotary(RotaryEmbedding):
         return q, k
 
 
-def load_again(name: str) -> ModuleType:
-    """A copy of a module of fla, with :class:`Rotary`, and with PyTorch's attention if flash_attn is missing.
+@cache
+def load_attention() -> Any:
+    """A copy of `fla.layers.attn`, with :class:`Rotary`, and with PyTorch's attention if flash_attn is missing.
 
-    fla's own module is not changed, so that its other models raise as before; the part `flash_attn` of the patches changes it.
+    fla's own module is not changed, so that its other models raise as before.
     """
-    copy = f'{__package__}._{name.replace(".", "_")}'
-    if copy not in sys.modules:
-        spec: Any = importlib.util.spec_from_file_location(copy, importlib.import_module(name).__file__)
-        module: Any = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.RotaryEmbedding = Rotary
-        if module.flash_attn_func is None:
-            module.flash_attn_func = flash_attention.flash_attn_func
-            module.flash_attn_varlen_func = flash_attention.flash_attn_varlen_func
-        sys.modules[copy] = module
-    return sys.modules[copy]
+    spec: Any = importlib.util.spec_from_file_location(f'{__package__}._fla_attention', attn.__file__)
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.RotaryEmbedding = Rotary
+    if module.flash_attn_func is None:
+        module.flash_attn_func = flash_attention.flash_attn_func
+        module.flash_attn_varlen_func = flash_attention.flash_attn_varlen_func
+    return module
 
 
-_Attention: Any = load_again('fla.layers.attn').Attention
+_Attention: Any = load_attention().Attention
 
 
 class RowwiseAttention(Attention):
@@ -101,10 +99,6 @@ class RowwiseAttention(Attention):
                 return attend_padded(self, hidden_states, kept, past_key_values), None, past_key_values
         return _Attention.forward(self, hidden_states, attention_mask, past_key_values, output_attentions, use_cache, **kwargs)
 
-    def align(self, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values `[..., H, D]` as the attention takes them."""
-        return states
-
 
 def padding_of(
     hidden_states: torch.Tensor, mask: torch.Tensor | None, cache: Any, layer_idx: int, rows: Rows | None = None,
@@ -131,7 +125,7 @@ def padding_of(
     return (kept, None) if cache is not None or gaps.any() or not known.any() else (None, mask[:, -T:])
 
 
-def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, cache: Any, **states: Any) -> torch.Tensor:
+def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, cache: Any) -> torch.Tensor:
     """Attention of padded rows: each token sees the tokens of its row, whose positions are counted without the padding.
 
     From the first padding on, a cache holds positions `[B, S, 1]` beside keys and values. With a window it holds the last
@@ -140,8 +134,6 @@ def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, c
     Args:
         kept (torch.Tensor):
             `[B, T]`, false for padding.
-        states (Any):
-            What another part of the layer stores in the cache.
     """
     T, window, i = hidden_states.shape[1], layer.window_size, layer.layer_idx
     q, k, v = (p(hidden_states).unflatten(-1, (-1, layer.head_dim)) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
@@ -164,9 +156,9 @@ def attend_padded(layer: Any, hidden_states: torch.Tensor, kept: torch.Tensor, c
     tokens = new if past is None else tuple(torch.cat(pair, 1) for pair in zip(past, new, strict=True))
     if cache is not None:
         last = keep_last(tokens, window)
-        cache.update(layer_idx=i, offset=T, cache_kwargs={'window_size': window}, **states)['attn_state'] = last
+        cache.update(layer_idx=i, offset=T, cache_kwargs={'window_size': window})['attn_state'] = last
         tokens = last if T == 1 else tokens
-    q, k, v = layer.align(q, *(x.unflatten(-1, (-1, layer.head_dim)) for x in tokens[:2]))
+    k, v = (x.unflatten(-1, (-1, layer.head_dim)) for x in tokens[:2])
     if T == 1 or not has_values(hidden_states):
         distance = position[:, :, None] - tokens[2].transpose(1, 2)
         visible = (distance < (-PADDING if window is None else window)) & (distance >= 0 if T > 1 else True)
@@ -189,7 +181,7 @@ def attend_unpadded(
         return torch.zeros_like(q)
     q, k, v = (index_first_axis(x.flatten(0, 1), at) for x, at in ((q, at_q), (k, at_k), (v, at_k)))
     bounds = [F.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (of_q, of_k)]
-    o = load_again('fla.layers.attn').flash_attn_varlen_func(
+    o = load_attention().flash_attn_varlen_func(
         q, k, v, *bounds, of_q.shape[1], of_k.shape[1], causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from fla_longhorn.ops.arguments import Arguments, Result
-from fla_longhorn.ops.inputs import apply_gate
 from fla_longhorn.ops.operator import check_and_run
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ def chunk_longhorn(
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
     allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
-    use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
-    lower_bound: float | None = None,
 ) -> Result:
     r"""Longhorn's update (arXiv 2407.14207) over whole sequences.
 
@@ -76,11 +73,6 @@ def chunk_longhorn(
         g (torch.Tensor, Optional):
             Log decay of the state before each step, `[B, T, H, V]` (fla's `gv`) or `[B, T, H]`: `S_{t-1}` above becomes
             `exp(g_t) * S_{t-1}`. Any g <= 0 is supported; `-inf` resets the state. Default: `None`, no decay.
-        use_gate_in_kernel (bool, Optional):
-            Whether the decays are `-exp(A_log) * softplus(g + dt_bias)`, or with a lower bound
-            `lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`, as in fla's `chunk_kda`. Default: `False`.
-        A_log, dt_bias (torch.Tensor, Optional), lower_bound (float, Optional):
-            For `use_gate_in_kernel`: `[H]`, and `[H * V]` or `[H]`. `A_log` may be `None` with a `lower_bound`.
 
     Returns:
         o (torch.Tensor):
@@ -107,7 +99,6 @@ def chunk_longhorn(
     args = Arguments(
         q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, initial_state=initial_state,
         output_final_state=output_final_state, exact=exact, D=D, z=z, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
-        state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval,
-        g=apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
+        state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval, g=g,
     )
     return check_and_run(args, cu_seqlens_cpu, cp_context, parallel=True, intermediate=return_intermediate_states)

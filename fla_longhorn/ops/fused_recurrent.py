@@ -9,7 +9,7 @@ from torch.autograd.graph import increment_version
 
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors, is_plain, under_transform
 from fla_longhorn.ops.chunk import chunk_longhorn
-from fla_longhorn.ops.inputs import apply_gate, check_inputs, check_pool
+from fla_longhorn.ops.inputs import check_inputs, check_pool
 from fla_longhorn.ops.operator import (
     apart_from,
     check_and_run,
@@ -32,14 +32,11 @@ def fused_recurrent_longhorn(
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
     allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
-    use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
-    lower_bound: float | None = None,
 ) -> Result:
     args = Arguments(
         q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, initial_state=initial_state,
         output_final_state=output_final_state, exact=exact, D=D, z=z, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
-        state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval,
-        g=apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
+        state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval, g=g,
     )
     return check_and_run(args, cu_seqlens_cpu, cp_context, parallel=False, intermediate=return_intermediate_states)
 
@@ -56,8 +53,6 @@ def longhorn_state_update(
     cu_seqlens_cpu: torch.Tensor | None = None, state_indices: torch.Tensor | None = None,
     final_state_indices: torch.Tensor | None = None, has_initial_state: torch.Tensor | None = None,
     pad_slot_id: int = PAD_SLOT_ID, allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
-    use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
-    lower_bound: float | None = None,
 ) -> torch.Tensor:
     r"""Update `state` in place, as decoding does, and return the tokens' outputs.
 
@@ -74,7 +69,7 @@ def longhorn_state_update(
             `state_v_first`), overwritten. Each row is contiguous; gaps between rows (`state.stride(0)`) stay untouched.
             Inputs may be views of it: those are copied.
         q, k, v, beta, scale, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, cu_seqlens_cpu, \
-        allow_neg_eigval, g, use_gate_in_kernel, A_log, dt_bias, lower_bound:
+        allow_neg_eigval, g:
             As in :func:`fla_longhorn.ops.chunk_longhorn`.
         state_indices (torch.Tensor, Optional):
             The pool's row of each sequence, `[N]`, int32 or int64. A sequence without a row (a negative index, or
@@ -109,7 +104,6 @@ def longhorn_state_update(
         >>> longhorn_state_update(pool, q, k, v, beta, state_indices=torch.tensor([41, -1]))[1].count_nonzero()
         tensor(0)
     """
-    g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     pool = Pool(state, state_indices, final_state_indices, has_initial_state, pad_slot_id)
     args = Arguments(
         q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, initial_state=None if pool.is_chosen_from else state,

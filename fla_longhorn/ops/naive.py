@@ -8,7 +8,7 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments, Result
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.inputs import apply_gate, check_inputs
+from fla_longhorn.ops.inputs import check_inputs
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -21,8 +21,6 @@ def naive_recurrent_longhorn(
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
     allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
-    use_gate_in_kernel: bool = False, A_log: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None,
-    lower_bound: float | None = None,
 ) -> Result:
     r"""Longhorn's update as one PyTorch loop over time.
 
@@ -32,7 +30,6 @@ def naive_recurrent_longhorn(
     """
     if cp_context is not None:
         raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
-    g = apply_gate(q, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, allow_float64=True)
     args = Arguments(
         q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
         use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,

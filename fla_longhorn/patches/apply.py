@@ -37,14 +37,14 @@ def patch(**parts: bool) -> None:
 
     Args:
         parts (bool):
-            `names`, `attn_mode`, `packages`, `trainer` and `served`, described in `docs/swap.md`.
+            `names`, `attn_mode`, `packages` and `trainer`, described in `docs/swap.md`.
 
     Raises:
         ValueError: an unknown part.
         RuntimeError: other code has replaced a change of a part to revert; nothing is reverted then.
 
     Examples::
-        >>> fla_longhorn.patch(packages=False, served=False)
+        >>> fla_longhorn.patch(packages=False, trainer=False)
     """
     if unknown := [name for name in parts if name not in PARTS]:
         raise ValueError(f'patch takes {", ".join(PARTS)}, got {", ".join(unknown)}')

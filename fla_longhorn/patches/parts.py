@@ -72,21 +72,6 @@ def register_auto_classes(changes: Changes) -> None:
                 listed[config.model_type] = name
 
 
-def register_served_classes(changes: Changes) -> None:
-    """Add the classes to the package `transformers`, where `transformers serve` looks for them."""
-    import transformers
-    from fla.models.modeling_utils import FLAForCausalLM
-
-    from fla_longhorn.attn_mode import FAMILIES
-    from fla_longhorn.models import LonghornForCausalLM
-
-    modules = [importlib.import_module(family.module) for family in FAMILIES.values() if family.find_block() is not None]
-    classes = [x for module in modules for x in vars(module).values() if isinstance(x, type) and issubclass(x, FLAForCausalLM)]
-    for cls in (LonghornForCausalLM, *classes):
-        if cls is not FLAForCausalLM and not hasattr(transformers, cls.__name__):
-            changes.set_attribute(transformers, cls.__name__, cls)
-
-
 def register_attn_mode(changes: Changes) -> None:
     """Support `attn_mode='longhorn'` in fla's configs, for the families that the installed fla has.
 
@@ -169,5 +154,4 @@ PARTS: dict[str, Callable[[Changes], Any]] = {
     'attn_mode': register_attn_mode,
     'packages': register_packages,
     'trainer': register_trainer,
-    'served': register_served_classes,
 }

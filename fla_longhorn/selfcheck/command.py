@@ -31,16 +31,11 @@ def main(args: list[str] | None = None) -> int:
     lines = [f'{name:24}{value}' for name, value in about.items()]
     print(*lines, sep='\n', flush=True)
 
-    def report(result: Result) -> None:
-        if options.verbose:
-            state = 'ok' if result.ok else 'WRONG'
-            print(f'{result.op} {result.update} {result.dtype} {result.case}: {state}, {result.seconds:.2f} s', flush=True)
-
     # an older GPU has no bfloat16
     has_bfloat16 = options.device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
     dtypes = options.dtype or [name for name in DTYPES if name != 'bfloat16' or has_bfloat16]
     until = started + REPORT_SECONDS if options.report else float('inf')
-    results = run_checks(options.device, dtypes, options.quick, report, options.workers, until)
+    results = run_checks(options.device, dtypes, options.quick, options.workers, until)
     seconds = time.time() - started
     wrong = [result for result in results if not result.ok]
     left_out = 2 * len(dtypes) * sum(len(cases_of(op, options.quick)) for op in OPS) - len(results)
@@ -71,7 +66,6 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--quick', action='store_true', help='fewer cases')
     parser.add_argument('--workers', type=int, help='processes; by default one, and four for a report on a GPU')
     parser.add_argument('--json', metavar='FILE', help='write device, versions and the error of each case to FILE')
-    parser.add_argument('--verbose', action='store_true', help='a line for each case as it is done')
     parser.add_argument(
         '--report', type=Path, nargs='?', const=Path('longhorn-report.md'), metavar='FILE',
         help='within five minutes: --quick in bfloat16 and float32, written to FILE, by default longhorn-report.md, to attach '

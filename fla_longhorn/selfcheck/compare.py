@@ -130,22 +130,17 @@ def check(op: str, name: str, case: Case, dtype: str, exact: bool, device: torch
 
 
 def run_checks(
-    device: torch.device, dtypes: list[str], quick: bool, report: Callable[[Result], None], workers: int = 1,
-    until: float = float('inf'),
+    device: torch.device, dtypes: list[str], quick: bool, workers: int = 1, until: float = float('inf'),
 ) -> list[Result]:
-    """Check all ops, both updates and all cases in `workers` processes, and call `report` with each result.
+    """Check all ops, both updates and all cases in `workers` processes.
 
     Cases that have not begun at the time `until` are left out.
     """
     plan = [(device, dtype, exact, name, quick, until) for dtype in dtypes for exact in (False, True) for name in cases.CASES]
     pool = None if workers == 1 else ProcessPoolExecutor(workers, mp_context=get_context('spawn'))
-    results = []
     with pool or nullcontext():
-        for group in (pool.map if pool else map)(check_case, *zip(*plan, strict=True)):
-            for result in group:
-                results.append(result)
-                report(result)
-    return results
+        groups = (pool.map if pool else map)(check_case, *zip(*plan, strict=True))
+        return [result for group in groups for result in group]
 
 
 def check_case(device: torch.device, dtype: str, exact: bool, name: str, quick: bool, until: float) -> list[Result]:

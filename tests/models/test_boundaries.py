@@ -43,11 +43,11 @@ def test_documents_one_by_one(name, device):
         batch.pop('labels')
         assert 'cu_seqlens' not in batch and len(batch) > 1
         apart = torch.cat([model(row, use_cache=False).logits for row in rows], 1)
-        assert near(model(**batch, use_cache=False).logits, apart, name)
+        assert near(model(**batch, use_cache=False).logits, apart)
     bounds = F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0))
-    assert near(model(batch['input_ids'], cu_seqlens=bounds, use_cache=False).logits, apart, name)
-    assert near(model.lm_head(model.model(**batch, use_cache=False)[0]), apart, name)
-    assert not near(model(batch['input_ids'], use_cache=False).logits, apart, name)
+    assert near(model(batch['input_ids'], cu_seqlens=bounds, use_cache=False).logits, apart)
+    assert near(model.lm_head(model.model(**batch, use_cache=False)[0]), apart)
+    assert not near(model(batch['input_ids'], use_cache=False).logits, apart)
 
 
 @torch.no_grad()

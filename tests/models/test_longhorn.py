@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM, LonghornModel
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, check_known
-from tests import forks
 from tests.integration.swapped import make_model
 
 CONFIGS = Path(__file__).parents[2] / 'examples/configs'
@@ -189,58 +186,3 @@ def test_fresh_decays_have_half_lives_of_7_to_700_tokens(gate):
     assert 7 <= half_lives.min() <= half_lives.max() <= 700
     assert half_lives.max() / half_lives.min() > (20 if gate == 'head' else 80)
     assert {'model.layers.0.attn.gate.A_log', 'model.layers.0.attn.gate.dt_bias'} <= model.no_weight_decay()
-
-
-def test_options_that_a_host_has_not():
-    """vLLM and SGLang list the options that they have."""
-    config = small(gate='head', num_heads=2)
-    check_known('a host', config, [*MIXER_OPTIONS])
-    with pytest.raises(ValueError, match="gate must be None in a host, which has no such option, got 'head'"):
-        check_known('a host', config, [name for name in MIXER_OPTIONS if name != 'gate'])
-    check_known('a host', small(), ['hidden_size', 'state_size', 'beta_rank', 'num_heads', 'expand', 'conv_size'])
-
-
-OWN_SUBCLASS = """
-from fla_longhorn import LonghornConfig, LonghornForCausalLM
-
-class OwnConfig(LonghornConfig):
-    model_type = 'own_longhorn'
-
-class Capped(LonghornForCausalLM):
-    config_class = OwnConfig
-"""
-
-
-@pytest.mark.slow
-def test_own_subclass_is_loaded(tmp_path):
-    """`register_for_auto_class` saves the code of a subclass, and of its config, beside the checkpoint."""
-    (tmp_path / 'capped_code.py').write_text(OWN_SUBCLASS)
-    printed = forks.output('-c', '''
-import os, sys
-os.environ['HF_MODULES_CACHE'] = sys.argv[1] + '/cache'
-sys.path.insert(0, sys.argv[1])
-from capped_code import Capped, OwnConfig
-from transformers import AutoModelForCausalLM
-Capped.register_for_auto_class('AutoModelForCausalLM')
-OwnConfig.register_for_auto_class('AutoConfig')
-Capped(OwnConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64)).save_pretrained(sys.argv[1] + '/saved')
-sys.path.remove(sys.argv[1])
-del sys.modules['capped_code']
-again = AutoModelForCausalLM.from_pretrained(sys.argv[1] + '/saved', trust_remote_code=True)
-print(type(again).__name__, type(again.config).__name__, type(again).__module__.startswith('transformers_modules'))
-''', tmp_path)
-    assert printed.split() == ['Capped', 'OwnConfig', 'True']
-
-
-class Doubled(LonghornForCausalLM):
-    """A subclass with the plugin's config."""
-
-
-def test_a_registered_class_in_place_of_a_subclass_warns(tmp_path, monkeypatch):
-    monkeypatch.setattr(Doubled, '_auto_class', 'AutoModelForCausalLM')
-    Doubled(small()).save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r'the checkpoint is of test_longhorn.Doubled, but LonghornForCausalLM was loaded'):
-        AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert type(Doubled.from_pretrained(tmp_path)) is Doubled

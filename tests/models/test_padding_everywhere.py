@@ -17,8 +17,7 @@ ATTENTION = {
     ' window': {'layers': [1], 'num_heads': 2, 'window_size': WINDOW},
 }
 OWN = {'diagonal': {}, 'exact': {'exact': True, 'num_heads': 2, 'hidden_ratio': 2}}
-# Rodimus+, which is fla's default, has an attention with a window in each block beside the mixer
-MODELS = [name + kind for name, kind in product([*OWN, *FAMILIES, 'rodimus_alone'], ATTENTION)]
+MODELS = [name + kind for name, kind in product([*OWN, *FAMILIES], ATTENTION)]
 # columns of padding in the first row; the second one has none, the third one some on the left where `with_left`
 PLACES = {
     'none': [],
@@ -35,7 +34,7 @@ PLACES = {
     'all': range(T),
 }
 # what is not slow: each kind of attention, and what a family has beside the mixer
-TELLING = ('diagonal', 'exact hybrid', 'gla window', 'rodimus', 'rwkv7 hybrid')
+TELLING = ('diagonal', 'exact hybrid', 'gla window', 'rwkv7 hybrid')
 FAST = ('left', 'between', 'left of a later piece')
 # the calls in which the tokens are read: the columns of each
 PIECES = {
@@ -50,11 +49,7 @@ def make(name: str, device):
     attn = ATTENTION[' ' + kind if kind else '']
     if family in OWN:
         return build(device, **OWN[family], num_hidden_layers=2, attn=attn)
-    options = {'block_type': 'rodimus'} if family == 'rodimus_alone' else {}
-    model = make_model(family.partition('_alone')[0], device, attn=attn, initializer_range=0.2, **options)
-    for block in model.model.layers:
-        if hasattr(block, 'ska_attn'):
-            block.ska_attn.window_size = WINDOW
+    model = make_model(family, device, attn=attn, initializer_range=0.2)
     with torch.no_grad():
         # parts that start as zeros count too
         for x in model.parameters():
@@ -79,7 +74,7 @@ def alone(model, ids, mask) -> list[torch.Tensor]:
 def wrong_rows(name, logits, mask, want) -> list[int]:
     assert logits.isfinite().all()
     got = [x[kept] for x, kept in zip(logits, mask.bool(), strict=True)]
-    return [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if len(b) and not near(a, b, name)]
+    return [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if len(b) and not near(a, b)]
 
 
 @pytest.mark.parametrize(('name', 'place'), [
@@ -100,7 +95,7 @@ def test_rows_by_themselves(name, place, device):
                 call = dict(attention_mask=mask[:, :at + n], past_key_values=past)
                 ahead = model(ids[:, at:at + n], **call, use_cache=False).logits
                 output = model(ids[:, at:at + n], **call, use_cache=True)
-                assert near(ahead, output.logits, name)
+                assert near(ahead, output.logits)
                 past, at = output.past_key_values, at + n
                 outputs.append(output.logits)
             wrong += [(kind, with_left, x) for x in wrong_rows(name, torch.cat(outputs, 1), mask, want)]

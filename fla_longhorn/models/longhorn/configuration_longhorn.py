@@ -146,12 +146,3 @@ class LonghornConfig(PreTrainedConfig):
     def _attention(self) -> list[dict[str, Any] | None]:
         """The options of each layer's attention, `None` for Longhorn."""
         return [get_attention_spec(self.attn, layer_idx=i) for i in range(self.num_hidden_layers)]
-
-
-def check_known(host: str, config: LonghornConfig, known: Sequence[str]) -> None:
-    """Raise for an option of the layer that is set and not among those that a host has implemented."""
-    for name, parameter in inspect.signature(Longhorn).parameters.items():
-        if name in MIXER_OPTIONS and name not in known and getattr(config, name) != parameter.default:
-            raise ValueError(
-                f'{name} must be {parameter.default!r} in {host}, which has no such option, got {getattr(config, name)!r}'
-            )

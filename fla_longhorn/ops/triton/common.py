@@ -39,11 +39,6 @@ def log2e():
     return 1.4426950408889634
 
 
-def given(**flags: str) -> dict[str, Any]:
-    """Heuristics: a flag is whether the argument that it names is not None."""
-    return {flag: lambda args, name=name: args[name] is not None for flag, name in flags.items()}
-
-
 @triton.jit
 def divide(b_a, b_b):
     """`b_a / b_b` for divisors in [1, 2^126], by one reciprocal and one product: correct to two units in the last place.

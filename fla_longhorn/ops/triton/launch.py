@@ -5,7 +5,7 @@ The rules, functions of a :class:`LaunchKey`, are in `diagonal/common.py` and `e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from triton.runtime.jit import KernelInterface
@@ -32,9 +32,5 @@ class LaunchConfig:
 
     def of(self, kernel: KernelInterface) -> dict[str, int]:
         """The launch's keyword arguments: the parameters that the kernel has, and Triton's own."""
-        names = {*kernel.arg_names, *LaunchConfig.__dataclass_fields__}
-        return {name: x for name, x in self.parameters().items() if name in names and x is not None}
-
-    def parameters(self) -> dict[str, int]:
-        return {x.name: getattr(self, x.name) for x in fields(self)}
-
+        names = *kernel.arg_names, *LaunchConfig.__dataclass_fields__
+        return {name: x for name in names if (x := getattr(self, name, None)) is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -29,10 +30,15 @@ def register(changes: Changes) -> None:
 
 def find_token_loops() -> ModuleType | None:
     """The loops of decoded tokens, where Numba is the backend and `FLA_CPU_LOOPS` does not switch loops off."""
+    return token_loops(os.environ.get('FLA_LONGHORN_BACKEND'))
+
+
+@cache
+def token_loops(asked: str | None) -> ModuleType | None:
     from fla_cpu.backend import import_loops
     from fla_longhorn.ops.operator import backend_name
 
-    if import_loops() is None or backend_name('cpu', os.environ.get('FLA_LONGHORN_BACKEND')) != 'numba':
+    if import_loops() is None or backend_name('cpu', asked) != 'numba':
         return None
     return importlib.import_module('fla_longhorn_cpu.token')
 

@@ -66,10 +66,6 @@ class Mixer(NamedTuple):
     # `[H, R']` and `[H]`
     gate: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
-    @property
-    def parameters(self) -> tuple[Tensor | None, ...]:
-        return self[:6] + (self.gate or ())
-
 
 @helper
 def project(x, weight, bias, y, N, D, M):
@@ -221,7 +217,8 @@ def mix_tokens(x: Tensor, z: Tensor, mixer: Mixer, memory: Tensor, pool: Pool) -
     if N * products > MAX_PRODUCTS or N * d * K >= MIN_PARALLEL_STEPS:
         return None
     row, dtypes, o = x.shape if x.dim() == 2 else (N, 1, d), (x.dtype,), torch.empty(x.shape, dtype=x.dtype, device='cpu')
-    pages = (len(states), TAPS - 1, d), (len(states), H, K, d // H)
+    P = states.shape[0]
+    pages = (P, TAPS - 1, d), (P, H, K, d // H)
     past, kept = pages if is_paged else ((N, d, TAPS), (N, *pages[1][1:]))
     try:
         given: Any = (

@@ -31,7 +31,7 @@ def in_pool(pool: Pool, N: int) -> np.ndarray:
 
 def rows_in_pool(pool: Pool, N: int) -> tuple:
     """What :func:`place_rows` and :func:`list_rows` need, by value."""
-    return len(pool.states), N, pool.pad_slot_id, *pool.read()
+    return pool.states.shape[0], N, pool.pad_slot_id, *pool.read()
 
 
 @lru_cache(maxsize=64)

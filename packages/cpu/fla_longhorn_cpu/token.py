@@ -34,25 +34,26 @@ def mix_layer(
     layer: Longhorn, x: torch.Tensor, z: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor,
 ) -> torch.Tensor | None:
     """As :func:`fla_longhorn.modules.dispatch.mix_layer`."""
-    if conv_state.requires_grad or not is_as_made(layer):
+    # the loop checks the tensors themselves
+    if conv_state.requires_grad or not is_plain() or not is_as_made(layer):
         return None
-    conv, beta_proj, gate = layer.conv1d, layer.beta_proj, layer.gate
+    # a module looks its attributes up here, in more time
+    parts, own, gate = cast(dict[str, Any], layer._modules), cast(dict[str, Any], layer._parameters), layer.gate
+    conv, x_proj, beta_proj = (parts[name]._parameters for name in ('conv1d', 'x_proj', 'beta_proj'))
+    try:
+        given = conv['weight'], conv['bias'], x_proj['weight'], beta_proj['weight'], beta_proj['bias'], own['D']
+    except KeyError:
+        # a tensor that is no parameter
+        return None
     mixer = Mixer(
-        taps=conv.weight,
-        conv_bias=conv.bias,
-        x_weight=layer.x_proj.weight,
-        beta_weight=beta_proj.weight,
-        beta_bias=beta_proj.bias,
-        D=layer.D,
+        *given,
         num_heads=layer.num_heads,
         state_size=layer.state_size,
         exact=layer.exact,
         allow_neg_eigval=layer.allow_neg_eigval,
-        key_eps=getattr(layer.k_norm, 'eps', None),
+        key_eps=getattr(parts['k_norm'], 'eps', None),
         gate=None if gate is None else (gate.down.weight, gate.up.weight, gate.A_log, gate.dt_bias),
     )
-    if not is_plain(x, z, conv_state, recurrent_state, *mixer.parameters):
-        return None
     return loop.mix_tokens(x, z, mixer, conv_state, Pool(recurrent_state))
 
 
@@ -92,7 +93,8 @@ def is_as_made(layer: Longhorn) -> bool:
     """Whether the loop computes what the layer's own methods and parts would: no adapter, hook, override or bias was added."""
     if not has_own_methods(cast(Any, type(layer))) or not METHODS.keys().isdisjoint(vars(layer)) or _has_any_global_hook():
         return False
-    gate, conv, biased, unbiased = layer.gate, layer.conv1d, layer.beta_proj, [layer.x_proj]
+    parts: Any = layer._modules
+    gate, conv, biased, unbiased = layer.gate, parts['conv1d'], parts['beta_proj'], [parts['x_proj']]
     if gate is not None:
         if not runs(gate, Gate):
             return False
@@ -101,7 +103,7 @@ def is_as_made(layer: Longhorn) -> bool:
     for linear in unbiased:
         if not runs(linear, nn.Linear) or linear.bias is not None:
             return False
-    if not (runs(biased, nn.Linear) and runs(conv, ShortConvolution) and runs(layer.k_norm, L2Norm, nn.Identity)):
+    if not (runs(biased, nn.Linear) and runs(conv, ShortConvolution) and runs(parts['k_norm'], L2Norm, nn.Identity)):
         return False
     return layer.v_proj is None and conv.activation in ('silu', 'swish')
 

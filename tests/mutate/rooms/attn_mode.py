@@ -6,13 +6,12 @@ CHANGES = 'tests/integration/test_attn_mode_options.py::TestConfigThatChanges::'
 
 MUTATIONS = [
     Mutation(
-        'saved-defaults-follow', 'attn_mode/config.py', 'if name not in derived or name not in FROM_FAMILY}',
-        'if name not in derived}', "a later version's defaults change a saved model", CHANGES + 'test_a_saved_default_stays',
+        'saved-defaults-follow', 'attn_mode/config.py', 'setattr(config, PREFIX + name, default)', 'pass',
+        "a later version's defaults change a saved model", CHANGES + 'test_a_saved_default_stays',
     ),
     Mutation(
-        'settings-kept', 'attn_mode/config.py', ".settings[name]:\n            setattr(config, name, value)",
-        ".settings[name]:\n            pass", 'a config switched back keeps what Longhorn had set',
-        CHANGES + 'test_switched_back', '[hgrn]',
+        'options-of-the-first-model', 'attn_mode/config.py', 'if name not in FROM_FAMILY and not', 'if not',
+        "channels do not follow the family's key", CHANGES + 'test_defaults_follow_the_family',
     ),
     Mutation(
         'own-forward', 'attn_mode/swap.py', '(shared if is_swapped(self.config) else forward)', '(forward)',

@@ -79,6 +79,10 @@ MUTATIONS = [
         PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
+        'rates-without-A_log', 'layers/options.py', 'return -A_log.to(dtype).exp()', 'return -A_log.to(dtype)',
+        "a gate's rates are not those of fla's layers", 'tests/layers/test_longhorn.py::test_equation', 'gate',
+    ),
+    Mutation(
         'loaded-gate-overwritten', 'layers/options.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
         'a checkpoint without A_log loses its dt_bias', GATE + 'test_missing_in_a_checkpoint', 'A_log longhorn',
     ),

@@ -3,7 +3,7 @@
 from tests.mutate.mutation import TORCH, Mutation
 
 MODEL = 'tests/models/test_longhorn.py::'
-OFFICIAL = 'tests/models/test_official.py::test_official_checkpoint'
+OFFICIAL = 'packages/extras/tests/test_official.py::test_official_checkpoint'
 CACHE = 'tests/models/test_cache.py::'
 LOSS = 'tests/models/test_causal_lm.py::'
 ADAPTERS = 'tests/integration/test_adapters.py::'
@@ -31,7 +31,8 @@ MUTATIONS = [
         CACHE + 'test_a_look_ahead_changes_nothing', '[hybrid-1-inference_mode-False]', env=TORCH,
     ),
     Mutation(
-        'official-bias', 'models/convert_longhorn.py', r'dt_head\.(?P<p>weight|bias)', r'dt_head\.(?P<p>weight)',
+        'official-bias', 'packages/extras/fla_longhorn_extras/official.py', r'dt_head\.(?P<p>weight|bias)',
+        r'dt_head\.(?P<p>weight)',
         "the authors' checkpoints do not load", OFFICIAL,
     ),
     Mutation(

@@ -2,7 +2,6 @@
 
 from tests.mutate.mutation import TORCH, Mutation
 
-GATE_IN_KERNEL = 'tests/ops/test_gate_in_kernel.py'
 PACKED = 'tests/ops/test_longhorn.py::test_packed'
 TRANSFORMS = 'tests/ops/test_transforms.py::test_equals_the_naive_op'
 
@@ -41,17 +40,5 @@ MUTATIONS = [
     Mutation(
         'states-not-read', 'ops/operator.py', 'args = args._replace(initial_state=pool.states)', 'pass',
         'an update that is no plain step starts from zero', 'tests/ops/test_state_update.py::test_in_place', 'numba',
-    ),
-    Mutation(
-        'bounded-rate', 'ops/inputs.py', 'torch.sigmoid(rate * x)', 'torch.sigmoid(x)', 'a bounded gate ignores A_log',
-        f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla', 'channel',
-    ),
-    Mutation(
-        'formula-by-the-rate', 'ops/inputs.py', 'if lower_bound is None else', 'if A_log is not None else',
-        'the formula follows another argument', f'{GATE_IN_KERNEL}::test_equals_the_references_of_fla',
-    ),
-    Mutation(
-        'swallowed-parameters', 'ops/inputs.py', "raise ValueError(f'{name} must be None", "print(f'{name} must be None",
-        "a gate's parameters without the gate are ignored", f'{GATE_IN_KERNEL}::test_errors',
     ),
 ]

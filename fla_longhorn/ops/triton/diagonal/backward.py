@@ -40,7 +40,6 @@ from fla_longhorn.ops.triton.diagonal.common import (
     channel_offsets,
     channel_pointers,
     for_backward,
-    for_reduce,
     load_inputs,
     load_rows,
     locate_segment,
@@ -231,8 +230,9 @@ def longhorn_bwd_segments(
     N, interval = args.num_sequences, checkpoint_interval(K)
     scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
     key = launch_key(args)
-    config, reduce = for_backward(key, g is not None, args.use_beta_sigmoid_in_kernel), for_reduce(key)
-    kernel, reduce_kernel = longhorn_bwd_kernel, longhorn_reduce_kernel
+    kernel, config = longhorn_bwd_kernel, for_backward(key, g is not None, args.use_beta_sigmoid_in_kernel)
+    # tokens of a program that reduces
+    BT = max(512 // padded_state_size(K), 2)
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
     # each program loops over the work with one scratch buffer, so there are no more than run at once
@@ -290,7 +290,7 @@ def longhorn_bwd_segments(
             **shared,
             **config.of(kernel),
         )
-        reduce_kernel[(triton.cdiv(TP, reduce.BT) * H,)](
+        longhorn_reduce_kernel[(triton.cdiv(TP, BT) * H,)](
             part=part,
             kq=kq,
             dq=dq,
@@ -300,8 +300,9 @@ def longhorn_bwd_segments(
             T0=i * TS,
             NV=NV,
             IS_VARLEN=is_varlen,
+            BT=BT,
+            num_warps=2,
             **shared,
-            **reduce.of(reduce_kernel),
         )
     return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz, of_gate(dg, g)
 

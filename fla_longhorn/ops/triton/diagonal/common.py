@@ -14,7 +14,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
-from fla_longhorn.ops.triton.common import FUSED, launch_key, no_step, padded_state_size
+from fla_longhorn.ops.triton.common import FUSED, no_step, padded_state_size
 from fla_longhorn.ops.triton.launch import LaunchConfig, LaunchKey
 from fla_longhorn.ops.triton.slots import locate_slot
 
@@ -44,24 +44,6 @@ class DiagonalConfig(LaunchConfig):
         assert self.BK >= 16 and 4 % self.U == 0 and self.num_warps == 1
 
 
-@dataclass(frozen=True)
-class TokensConfig(LaunchConfig):
-    """Launch parameters of a program that has `BT` tokens of one head, with all their keys."""
-
-    BT: int
-
-
-@dataclass(frozen=True)
-class EntriesConfig(LaunchConfig):
-    """Launch parameters of a program that has `BS` entries of a state."""
-
-    BS: int
-
-
-def for_prepare(key: LaunchKey) -> TokensConfig:
-    return TokensConfig(max(1024 // padded_state_size(key.K), 4), num_warps=4)
-
-
 def for_forward(key: LaunchKey) -> DiagonalConfig:
     """At most 64 state entries a thread, which leaves registers for the rest, and a loop of at most 768 instructions.
 
@@ -80,18 +62,10 @@ def for_backward(key: LaunchKey, gated: bool, sigmoid: bool) -> DiagonalConfig:
     return DiagonalConfig(16, CHANNELS, U=2 if sigmoid and not gated and key.precision != 'ieee' else 1)
 
 
-def for_reduce(key: LaunchKey) -> TokensConfig:
-    return TokensConfig(max(512 // padded_state_size(key.K), 2), num_warps=2)
-
-
 def for_segments(key: LaunchKey) -> DiagonalConfig:
     """Blocks as in backward."""
     few = key.card.registers // (32 * RESIDENT_PROGRAMS) if key.card.backend == 'cuda' else None
     return DiagonalConfig(16, CHANNELS, U=2, maxnreg=few)
-
-
-def for_combine(key: LaunchKey) -> EntriesConfig:
-    return EntriesConfig(128)
 
 
 def for_step(key: LaunchKey) -> DiagonalConfig:
@@ -268,11 +242,12 @@ def prepare_rows(args: Arguments) -> torch.Tensor:
 
     The last one is not written, and read only for segments without tokens.
     """
-    q, k, kernel, config = args.q, args.k, longhorn_prepare_kernel, for_prepare(launch_key(args))
+    q, k = args.q, args.k
     B, T, H, K = q.shape
     KP = padded_state_size(K)
+    BT = max(1024 // KP, 4)
     kq = torch.empty(B * T + 1, H, 2 * KP + 4, dtype=torch.float32, device=q.device)
-    kernel[(triton.cdiv(B * T, config.BT) * H,)](
-        q, k, kq, args.scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, KP=KP, **config.of(kernel), **FUSED,
+    longhorn_prepare_kernel[(triton.cdiv(B * T, BT) * H,)](
+        q, k, kq, args.scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, KP=KP, BT=BT, num_warps=4, **FUSED,
     )
     return kq

@@ -13,7 +13,6 @@ from fla_longhorn.ops.triton.common import (
     FUSED,
     SAME_IN_ALL_LANES,
     decays,
-    given,
     is_scalar,
     launch_key,
     sigmoid,
@@ -196,14 +195,12 @@ def longhorn_diagonal_fwd(
     return o
 
 
-@triton.heuristics(given(USE_INITIAL_STATE='h0', STORE_FINAL_STATE='ht', HAS_D='D', HAS_Z='z', HAS_G='g'))
 @triton.jit
 def longhorn_step_kernel(
     q, k, v, beta, D, z, g, o, h0, ht, scale, s_qb, s_qh, s_qk, s_kb, s_kh, s_kk, s_vb, s_zb, s_gb, state_indices,
     final_state_indices, has_initial_state, pad_slot_id, s_h, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
-    STATE_V_FIRST: tl.constexpr, USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr, HAS_G: tl.constexpr, POOLED: tl.constexpr,
+    STATE_V_FIRST: tl.constexpr, POOLED: tl.constexpr,
 ):
     """One token of every sequence in one launch; reads q and k themselves, not prepared rows.
 
@@ -229,23 +226,23 @@ def longhorn_step_kernel(
     if POOLED:
         i_r, i_w, read, written, used = locate_states(i_b, state_indices, final_state_indices, has_initial_state, pad_slot_id)
         m_r, m_w = only_if(read, m_r), only_if(written, m_w)
-    if USE_INITIAL_STATE:
+    if h0 is not None:
         b_h = tl.load(h0 + i_r * s_h + o_h, mask=m_r, other=0.)
     else:
         b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    if HAS_G:
+    if g is not None:
         if SCALAR_G:
             b_g = tl.load(g + i_b * s_gb + i_h)
         else:
             b_g = tl.load(g + i_b * s_gb + i_h * V + o_v, mask=m_v, other=0.)
         b_h *= decays(b_g)
     b_h = update(b_h, b_k, step_sizes(b_beta, tl.sum(b_k * b_k), OPTIONS), b_v)
-    if STORE_FINAL_STATE:
+    if ht is not None:
         tl.store(ht + i_w * s_h + o_h, b_h, mask=m_w)
     b_o = tl.sum(b_q * b_h, 0)[None, :]
-    if HAS_D:
+    if D is not None:
         b_o += tl.load(D + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32) * b_v
-    if HAS_Z:
+    if z is not None:
         b_z = tl.load(z + i_b * s_zb + i_h * V + o_v, mask=m_v, other=0.).to(tl.float32)
         b_o *= b_z * sigmoid(b_z)
     if POOLED:

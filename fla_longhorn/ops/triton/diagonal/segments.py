@@ -29,7 +29,6 @@ from fla_longhorn.ops.triton.diagonal.common import (
     PROGRAMS_PER_MULTIPROCESSOR,
     channel_offsets,
     channel_pointers,
-    for_combine,
     for_segments,
     from_word,
     load_inputs,
@@ -227,9 +226,9 @@ def combine_segments(
     With `pool`, `start` is a pool that holds them in these rows.
     """
     bounds = torch.empty_like(decay)
-    kernel, config, (_, T, H, K, V) = longhorn_combine_kernel, for_combine(launch_key(args)), args.sizes
+    (_, T, H, K, V), BS = args.sizes, 128
     KV = K * V
-    kernel[(args.num_sequences * H * triton.cdiv(KV, config.BS),)](
+    longhorn_combine_kernel[(args.num_sequences * H * triton.cdiv(KV, BS),)](
         decay=decay,
         local=local,
         start=start,
@@ -239,8 +238,9 @@ def combine_segments(
         L=L,
         H=H,
         KV=KV,
+        BS=BS,
         REVERSE=reverse,
-        **config.of(kernel),
+        num_warps=1,
         **row_arguments(pool, KV * H),
         **FUSED,
     )

@@ -31,9 +31,6 @@ class ExactConfig(LaunchConfig):
         """Columns of a tile that a thread owns."""
         return max(self.BV // (32 * self.num_warps), 1)
 
-    def parameters(self) -> dict[str, int]:
-        return super().parameters() | {'VEC': self.VEC}
-
 
 def chunk_size(key: LaunchKey) -> int:
     """Tokens in a chunk: with 16, the loops over chunks have 900 to 2,000 instructions, which a card's cache does not hold.

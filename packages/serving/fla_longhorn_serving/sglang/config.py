@@ -9,8 +9,7 @@ from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, 
 from sglang.srt.runtime_context import get_parallel, get_spec
 
 from fla_longhorn.models import LonghornConfig
-from fla_longhorn.models.longhorn.configuration_longhorn import check_known
-from fla_longhorn_serving import KNOWN
+from fla_longhorn_serving import check_known
 
 
 class ServedConfig(LonghornConfig):
@@ -34,7 +33,7 @@ class ServedConfig(LonghornConfig):
         Raises:
             ValueError: the config or SGLang's options ask for what is not served.
         """
-        check_known('SGLang', self, KNOWN)
+        check_known('SGLang', self)
         if self.attn is not None:
             raise ValueError(f'attn must be None for SGLang, got {self.attn}')
         parallel, algorithm = get_parallel(), get_spec().speculative_algorithm

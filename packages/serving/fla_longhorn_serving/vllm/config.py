@@ -14,8 +14,7 @@ from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFI
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.attn_mode.config import is_swapped
 from fla_longhorn.models import LonghornConfig
-from fla_longhorn.models.longhorn.configuration_longhorn import check_known
-from fla_longhorn_serving import KNOWN
+from fla_longhorn_serving import check_known
 from fla_longhorn_serving.vllm_plugin import ARCHITECTURES
 
 # endings of the classes that a checkpoint may name; vLLM derives the others from the first
@@ -32,7 +31,7 @@ class LonghornConvertor(ModelArchConfigConvertorBase):
 
     def __init__(self, hf_config: LonghornConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(hf_config, *args, **kwargs)
-        check_known('vLLM', hf_config, KNOWN)
+        check_known('vLLM', hf_config)
         # vLLM's loader reads the architectures of the config
         name = (hf_config.architectures or [''])[0]
         suffix = next(filter(name.endswith, SUFFIXES), SUFFIXES[0])

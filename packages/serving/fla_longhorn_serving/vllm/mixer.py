@@ -39,10 +39,9 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
-from fla_longhorn.layers.options import rank_of
+from fla_longhorn.layers.options import log_decays, rank_of
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops import longhorn_state_update, operator
-from fla_longhorn.ops.inputs import log_decays
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_serving.vllm.convolution import convolve
 from fla_longhorn_serving.vllm.speculative import DraftBackend, DraftMetadata, Pages

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fla_longhorn import LonghornConfig, LonghornForCausalLM, convert_official_state_dict
+from fla_longhorn import LonghornConfig, LonghornForCausalLM
+from fla_longhorn_extras.official import convert_official_state_dict
 from tests.layers.test_longhorn import written_out
 
 # a block's parameters by the authors' names, width 32, 64 channels, rank 2, 16 numbers a channel

@@ -24,7 +24,7 @@ WRAPPERS = r'^(?:(?:_orig_mod|module|transformer)\.)*'
 
 
 def convert_official_state_dict(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename a state dict of the authors' code (github.com/Cranial-XIX/longhorn) for :class:`LonghornForCausalLM`.
+    """Rename a state dict of the authors' code (github.com/Cranial-XIX/longhorn) for Longhorn's own language model.
 
     Args:
         state_dict (Mapping[str, torch.Tensor]):
