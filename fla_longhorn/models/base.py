@@ -113,19 +113,7 @@ def get_attention(config: Any, layer_idx: int) -> RowwiseAttention | None:
 
 
 class FLAPreTrainedModel(modeling_utils.FLAPreTrainedModel):
-    """Warns and raises where transformers would load or split a model wrongly."""
-
-    @classmethod
-    def prepare_distribute_model(cls, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """transformers' method; its pipeline parallelism needs blocks that return a tensor."""
-        own = isinstance(distributed_config, dict)
-        pp_size = distributed_config.get('pp_size') if own else getattr(distributed_config, 'pp_size', None)
-        if (pp_size or 1) > 1:
-            raise ValueError(
-                f"pp_size must be 1 for Longhorn's models, whose blocks return more than the hidden states, got {pp_size}: "
-                'build stages for torch.distributed.pipelining'
-            )
-        return super().prepare_distribute_model(distributed_config, *args, **kwargs)
+    """Warns where transformers would load a model wrongly."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

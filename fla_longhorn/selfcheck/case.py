@@ -43,15 +43,10 @@ class Case:
     dtypes: tuple[tuple[str, torch.dtype], ...] = ()
 
     def __str__(self) -> str:
-        default = Case()
-        parts = [f'{n}{getattr(self, n)}' for n in 'BTHKV']
-        parts += [str(self.dtype).removeprefix('torch.')] if self.dtype != default.dtype else []
-        parts += [name for name in FLAGS if getattr(self, name) != getattr(default, name)]
-        parts += [f'g_{self.g}{self.lowest}'] if self.g else []
-        parts += [f'scale{self.scale}'] if self.scale is not None else []
-        parts += ['lengths' + '+'.join(map(str, self.lengths))] if self.lengths is not None else []
-        parts += [self.layout] if self.layout != default.layout else []
-        return '-'.join(parts + ['mixed'] * bool(self.dtypes))
+        """The sizes, and what else differs from the defaults."""
+        found = [(x.name, getattr(self, x.name), x.default) for x in fields(self)]
+        told = ((name, '' if x is True else str(x)) for name, x, default in found if name in 'BTHKV' or x != default)
+        return '-'.join(name + x.removeprefix('torch.') for name, x in told)
 
     def packed(self, *lengths: int) -> Case:
         return replace(self, B=1, T=sum(lengths), lengths=lengths)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
-from dataclasses import asdict
-from importlib.metadata import version as package_version
 from pathlib import Path
 
 import torch
@@ -18,6 +15,7 @@ from fla_longhorn.ops.operator import OP_BACKENDS, select_backend
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
 from fla_longhorn.selfcheck.case import DTYPES, OPS, cases_of
 from fla_longhorn.selfcheck.compare import BOUNDS, OUTPUTS, Result, run_checks
+from fla_longhorn.selfcheck.times import measure_passes
 
 # of a report: after so many, no case begins
 REPORT_SECONDS = 180
@@ -43,14 +41,12 @@ def main(args: list[str] | None = None) -> int:
         f'WRONG: {result.op}, {result.update}, {result.dtype}, case "{result.case}": {"; ".join(result.problems)}'
         for result in wrong
     ), f'{len(results)} cases, {len(wrong)} wrong, {seconds:.0f} s' + (f', {left_out} not reached' if left_out else '')]
+    if options.report and options.device.type == 'cuda':
+        found.append(table([*measure_passes(options.device)]))
     print(*found, sep='\n', flush=True)
     if options.report:
         options.report.write_text('\n'.join(['```', *lines, '', *found, '```', '']), encoding='utf-8')
         print(f'written to {options.report}')
-    if options.json:
-        rows = [{**asdict(result), 'ok': result.ok} for result in results]
-        with open(options.json, 'w') as file:
-            json.dump({**about, 'ok': not wrong, 'seconds': seconds, 'bounds': BOUNDS, 'results': rows}, file, indent=2)
     return 1 if wrong else 0
 
 
@@ -65,11 +61,10 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--backend', choices=OP_BACKENDS, help='this implementation of the ops, not the device\'s usual one')
     parser.add_argument('--quick', action='store_true', help='fewer cases')
     parser.add_argument('--workers', type=int, help='processes; by default one, and four for a report on a GPU')
-    parser.add_argument('--json', metavar='FILE', help='write device, versions and the error of each case to FILE')
     parser.add_argument(
         '--report', type=Path, nargs='?', const=Path('longhorn-report.md'), metavar='FILE',
-        help='within five minutes: --quick in bfloat16 and float32, written to FILE, by default longhorn-report.md, to attach '
-        'to an issue',
+        help='within five minutes: --quick in bfloat16 and float32, and times on a GPU, written to FILE, by default '
+        'longhorn-report.md, to attach to an issue',
     )
     options = parser.parse_args(args)
     if options.backend:
@@ -91,12 +86,8 @@ def describe(device: torch.device) -> dict[str, str]:
     """Device, backend and versions."""
     about = {'device': str(device), 'hardware': hardware(device)}
     about['backend'] = select_backend(device).__name__.rsplit('.', 1)[-1]
-    about['platform'] = platform.platform()
-    about['python'] = platform.python_version()
-    about['fla-longhorn'] = fla_longhorn.__version__
-    about.update({name: str(installed_version(name)) for name in REQUIREMENTS})
-    if about['backend'] == 'numba':
-        about['numba'] = package_version('numba')
+    about |= {'platform': platform.platform(), 'python': platform.python_version(), 'fla-longhorn': fla_longhorn.__version__}
+    about |= {name: str(installed_version(name)) for name in (*REQUIREMENTS, 'numba')}
     if device.type == 'cuda':
         about['runtime'] = f'HIP {torch.version.hip}' if torch.version.hip else f'CUDA {torch.version.cuda}'
         about['capability'] = '.'.join(map(str, torch.cuda.get_device_capability(device)))

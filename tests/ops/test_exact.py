@@ -1,5 +1,7 @@
 """What the Triton kernels of the exact update (the paper's Theorem 3.1) have of their own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from tests.ops.cases import TRITON_DEVICE, assert_close, check, reference, run
 
 if TRITON_DEVICE:
     from fla_longhorn.ops.triton.common import strided_inputs
+    from fla_longhorn.ops.triton.device import INTERPRETED
     from fla_longhorn.ops.triton.exact import common
 
     # bfloat16 holds 5e-3 for every output and gradient, gate and scalar steps included
@@ -60,7 +63,7 @@ if TRITON_DEVICE:
         check(chunk_longhorn, case, triton_device, exact=True)
 
     def test_few_warps_and_long_sequences_are_cut(monkeypatch):
-        monkeypatch.setattr(common, 'multiprocessor_count', lambda device: 132)
+        monkeypatch.setattr(common, 'card_of', lambda device: replace(INTERPRETED, multiprocessors=132))
         device = torch.device('cuda')
         assert common.is_split(128, 131072, 128, device)
         # as many sequences as fill the device, or one too short

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +23,7 @@ class Card:
 
     `shared_memory` is in bytes for a block, `registers` in 32-bit registers of a multiprocessor. With `warp_groups`, four
     warps multiply together and read operands from shared memory (sm_90). With `tensor_memory` they also hold their sums
-    outside registers (sm_100). Others have neither, RTX cards of any generation (sm_120) too. `product` is the maker's name.
+    outside registers (sm_100). Others have neither, RTX cards of any generation (sm_120) too.
     """
 
     name: str
@@ -33,7 +33,6 @@ class Card:
     multiprocessors: int = 1
     warp_groups: bool = False
     tensor_memory: bool = False
-    product: str = ''
 
     @property
     def mma(self) -> bool:
@@ -63,8 +62,7 @@ def make_card(target: Any, properties: dict[str, int]) -> Card:
 
 @lru_cache(64)
 def _card(driver: Any, index: int | None) -> Card:
-    card = make_card(driver.get_current_target(), driver.utils.get_device_properties(index))
-    return replace(card, product=torch.cuda.get_device_name(index)) if torch.cuda.is_available() else card
+    return make_card(driver.get_current_target(), driver.utils.get_device_properties(index))
 
 
 def card_of(device: torch.device) -> Card:
@@ -72,10 +70,6 @@ def card_of(device: torch.device) -> Card:
     if device.type == 'cpu' and knobs.runtime.interpret:
         return INTERPRETED
     return _card(triton.runtime.driver.active, device.index)
-
-
-def multiprocessor_count(device: torch.device) -> int:
-    return card_of(device).multiprocessors
 
 
 def custom_device_ctx(device: torch.device) -> AbstractContextManager:

@@ -31,7 +31,7 @@ from fla_longhorn.ops.triton.common import (
     strided_inputs,
     with_token_stride,
 )
-from fla_longhorn.ops.triton.device import card_of, multiprocessor_count
+from fla_longhorn.ops.triton.device import card_of
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.ops.triton.diagonal.backward_steps import backward_block, from_saved, replay_block, saved_offsets, to_saved
 from fla_longhorn.ops.triton.diagonal.common import (
@@ -236,7 +236,7 @@ def longhorn_bwd_segments(
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
     # each program loops over the work with one scratch buffer, so there are no more than run at once
-    programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(q.device))
+    programs = min(NS * H * NV, PROGRAMS_PER_MULTIPROCESSOR * card_of(q.device).multiprocessors)
     floats = programs * sum(scratch_sizes(interval, NK, BK, BV, config.U, scalar_beta, g is not None))
 
     def fresh(x):

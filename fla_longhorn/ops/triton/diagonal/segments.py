@@ -23,7 +23,7 @@ from fla_longhorn.ops.triton.common import (
     strided_inputs,
     with_token_stride,
 )
-from fla_longhorn.ops.triton.device import multiprocessor_count
+from fla_longhorn.ops.triton.device import card_of
 from fla_longhorn.ops.triton.diagonal.common import (
     MIN_SEGMENT_LENGTH,
     PROGRAMS_PER_MULTIPROCESSOR,
@@ -55,7 +55,7 @@ def choose_segment_length(T: int, blocks: int, K: int, device: torch.device, rou
     One segment where the blocks fill at least half of the device, because segments double the arithmetic. Else as many as
     fit on the device at a time, or `rounds` times as many.
     """
-    wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(device) // blocks
+    wanted = PROGRAMS_PER_MULTIPROCESSOR * card_of(device).multiprocessors // blocks
     L = one_segment(T, K)
     if wanted > 2:
         L = min(L, max(triton.cdiv(T, rounds * wanted), MIN_SEGMENT_LENGTH))

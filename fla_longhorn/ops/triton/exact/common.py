@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import interpreting, padded_state_size
-from fla_longhorn.ops.triton.device import multiprocessor_count
+from fla_longhorn.ops.triton.device import card_of
 
 # most warps per multiprocessor and fewest saved states per sequence of a launch that is split along the sequence
 WARPS_PER_MULTIPROCESSOR = 2
@@ -44,10 +44,9 @@ def operand_dtype(precision: str) -> torch.dtype:
 def is_split(warps: int, T: int, interval: int, device: torch.device) -> bool:
     """Whether to split the forward along its T tokens: the states first, then the outputs of all intervals at once.
 
-    That pays where so few warps leave half of the device's schedulers idle, as with one long sequence: the states alone take
-    about 0.6 of the unsplit time, the outputs less the fewer warps there are (predicted for an H100).
+    That pays where so few warps leave half of the device's schedulers idle, as with one long sequence (predicted, H100).
     """
-    return warps <= WARPS_PER_MULTIPROCESSOR * multiprocessor_count(device) and LEAST_INTERVALS * interval <= T
+    return warps <= WARPS_PER_MULTIPROCESSOR * card_of(device).multiprocessors and LEAST_INTERVALS * interval <= T
 
 
 @triton.jit

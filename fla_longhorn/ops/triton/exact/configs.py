@@ -91,6 +91,5 @@ def for_recurrent(key: LaunchKey) -> ExactConfig:
     if BK == 256:
         # left alone, the assembler gives it 32 registers
         return ExactConfig(32, BK=BK, num_warps=2, maxnreg=255 if key.card.backend == 'cuda' else None)
-    # one stage is predicted to take 2.9 times as long at K = 16 and 1.2 times at 64 for 64 tokens of 8 sequences; at 32 and
-    # 128 three gain less than the error of predictions
+    # for 64 tokens, one stage is predicted to take 2.9 times as long at K = 16 and 1.2 times at 64; elsewhere nearly the same
     return ExactConfig(64 if BK <= 32 else 32, BK=BK, ROWS=BK // 16, STAGES=3 if BK in (16, 64) else 1)
