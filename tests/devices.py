@@ -1,7 +1,9 @@
 """What runs on the CPU alone, by name and with the reason: `--device` leaves it out. All else takes the fixture `device`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import pytest
 
 # kernels run in Triton's interpreter
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
@@ -40,6 +42,12 @@ ON_THE_CPU = {
     'tests/test_surface.py': 'names, signatures and commands, without a tensor',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',
 }
+
+
+def slow_but(fast: Iterable, cases: Iterable) -> list:
+    """The cases, tuples of several arguments among them; those that are not `fast` are marked slow."""
+    fast, cases = [*fast], [x if isinstance(x, tuple) else (x,) for x in cases]
+    return [pytest.param(*x, marks=[] if x in fast or x[0] in fast else pytest.mark.slow) for x in cases]
 
 
 def is_within(test: str, name: str) -> bool:

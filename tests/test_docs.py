@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests import forks
+from tests.devices import slow_but
 
 ROOT = forks.ROOT
 DOCS = ROOT / 'docs'
@@ -68,9 +69,7 @@ def test_links(text):
             assert heading in [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles], heading
 
 
-@pytest.mark.parametrize('page', [
-    pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in PAGES if page not in ELSEWHERE
-])
+@pytest.mark.parametrize('page', slow_but({*PAGES} - {*SLOW}, (x for x in PAGES if x not in ELSEWHERE)))
 def test_python_blocks(page, tmp_path, device):
     execute_page(page, tmp_path, device)
 

@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.layers import Longhorn
+from tests.devices import slow_but
 
 TINY = dict(hidden_size=64, num_hidden_layers=2, vocab_size=64, max_position_embeddings=128)
 HEADS = dict(num_heads=2)
@@ -26,11 +27,7 @@ TELLING = ('gla', 'linear_attn', 'rwkv7')
 
 def with_slow(names):
     """`names`, those of a family that is not among :data:`TELLING` marked slow."""
-    family = [name.split()[0] for name in names]
-    return [
-        pytest.param(name, marks=pytest.mark.slow) if x in FAMILIES and x not in TELLING else name
-        for name, x in zip(names, family, strict=True)
-    ]
+    return slow_but((x for x in names if x.split()[0] not in FAMILIES or x.split()[0] in TELLING), names)
 
 
 families = pytest.mark.parametrize('family', with_slow(list(FAMILIES)))

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from itertools import product
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from transformers.modeling_layers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from fla_longhorn.models.longhorn.modeling_longhorn import LonghornPreTrainedModel
+from tests.devices import slow_but
 from tests.integration.swapped import make_config
 from tests.models.test_longhorn import small
 
@@ -79,9 +81,8 @@ HEADS = {
     'tokens': generic(GenericForTokenClassification, FLAPreTrainedModel),
     'answers': generic(GenericForQuestionAnswering, FLAPreTrainedModel),
 }
-around = pytest.mark.parametrize('family', [
-    'longhorn', 'gla', *(pytest.param(x, marks=pytest.mark.slow) for x in ('hybrid', 'rwkv7')),
-])
+FAMILIES = ('longhorn', 'gla', 'hybrid', 'rwkv7')
+FAST = {'FLAPreTrainedModel': 'longhorn', 'Module': 'gla', 'sequences': 'longhorn', 'answers': 'gla'}
 
 
 def make_rows(name, n=4):
@@ -105,8 +106,7 @@ def make_trainer(model, rows, folder, size):
     return Trainer(model, options, train_dataset=rows, eval_dataset=rows)
 
 
-@around
-@pytest.mark.parametrize('name', HEADS)
+@pytest.mark.parametrize(('name', 'family'), slow_but(FAST.items(), product(HEADS, FAMILIES)))
 def test_head_in_the_trainer(name, family, device, tmp_path):
     """A step over two batches is that over one of their size; evaluation runs, and a checkpoint loads."""
     start, rows, steps = HEADS[name](text_config(family, num_labels=3)).to(device), make_rows(name), []
@@ -126,7 +126,7 @@ def test_head_in_the_trainer(name, family, device, tmp_path):
             assert not isinstance(a, torch.Tensor) or torch.equal(a, b)
 
 
-@around
+@pytest.mark.parametrize('family', FAMILIES)
 def test_num_items_in_a_base_model(family, device, recwarn):
     """It has no loss to divide, and says who has."""
     model, ids = AutoModel.from_config(text_config(family)).to(device), torch.randint(6, 53, (1, T), device=device)

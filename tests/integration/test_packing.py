@@ -1,5 +1,7 @@
 """transformers' Trainer with its own collator for packed batches: the loss and the step of the documents one by one."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from tests.devices import slow_but
 from tests.models.test_boundaries import NAMES
 
 TINY = {'hidden_size': 32, 'num_hidden_layers': 2, 'vocab_size': 53, 'initializer_range': 0.5}
@@ -34,8 +37,7 @@ def one_by_one(model, rows: list[dict]) -> torch.Tensor:
     return sum(losses) / sum(len(row) - 1 for row in rows)
 
 
-@pytest.mark.parametrize('names', list(NAMES))
-@pytest.mark.parametrize('family', list(FAMILIES))
+@pytest.mark.parametrize(('family', 'names'), slow_but(zip(FAMILIES, NAMES, strict=True), product(FAMILIES, NAMES)))
 def test_trainer(family, names, tmp_path, device):
     torch.manual_seed(0)
     config = AutoConfig.for_model(family.split()[0], **TINY, **FAMILIES[family])

@@ -99,6 +99,8 @@ def test_wrong_options(options, message, capsys, monkeypatch):
 def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
     """One file with versions and errors; what fails is in it by name."""
     monkeypatch.chdir(tmp_path)
+    # Numba compiles its loops for each dtype
+    monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'torch' if device.type == 'cpu' else '')
     backend = select_backend(device)
     bwd = backend.longhorn_bwd
     monkeypatch.setattr(backend, 'longhorn_bwd', lambda *args, **options: scaled(0)(*bwd(*args, **options)))

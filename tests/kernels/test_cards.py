@@ -1,5 +1,7 @@
 """What a card has is enough for what is launched on it, or the error says in words what is not."""
 
+from itertools import product
+
 import pytest
 import torch
 from triton.backends.compiler import GPUTarget
@@ -9,6 +11,7 @@ from benchmarks.kernels.launches import Call, rehearse, run_call
 from fla_longhorn.ops.triton.device import make_card
 from fla_longhorn.ops.triton.exact import forward
 from offgpu.launches import rehearsal
+from tests.devices import slow_but
 
 LAYER = dict(V=768, T=4096, sigmoid=True, D=True, z=True)
 # what requires the most, for a card of each kind; all calls for all cards compile for an hour
@@ -23,9 +26,7 @@ TIGHT = [
 ]
 
 
-@pytest.mark.parametrize(('target', 'call'), [
-    *TIGHT, *(pytest.param(target, call, marks=pytest.mark.slow) for target in CARDS for call in TABLE),
-], ids=str)
+@pytest.mark.parametrize(('target', 'call'), slow_but([TIGHT[1], TIGHT[4]], [*TIGHT, *product(CARDS, TABLE)]), ids=str)
 def test_shared_memory_is_what_the_card_has(target, call):
     """As laid out by Triton; `test_compiled.py` goes down to machine code."""
     outcome = run_call(call, target, 'memory')

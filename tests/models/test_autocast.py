@@ -5,6 +5,7 @@ import torch
 
 from fla_longhorn.attn_mode import FAMILIES
 from fla_longhorn.selfcheck.compare import relative_error
+from tests.devices import slow_but
 from tests.integration.swapped import make_model
 from tests.models.test_cache import build
 from tests.models.test_longhorn import VARIANTS
@@ -12,9 +13,7 @@ from tests.models.test_longhorn import VARIANTS
 
 @pytest.mark.parametrize('checkpoints', [False, True], ids=['', 'checkpoints'])
 @pytest.mark.parametrize('forward', [False, True], ids=['forward without', 'forward with'])
-@pytest.mark.parametrize('name', [
-    x if x in ('paper', 'exact', 'gla') else pytest.param(x, marks=pytest.mark.slow) for x in [*VARIANTS, *FAMILIES]
-])
+@pytest.mark.parametrize('name', slow_but(('paper', 'exact', 'gla'), [*VARIANTS, *FAMILIES]))
 def test_backward_under_autocast(name, forward, checkpoints, device):
     options = {'num_hidden_layers': 2, 'initializer_range': 0.5}
     model = (make_model(name, device) if name in FAMILIES else build(device, **VARIANTS[name] | options)).train()

@@ -42,7 +42,9 @@ def test_score_of_each_token(device, tmp_path):
     assert isinstance(loaded, LonghornForTokenClassification) and torch.equal(loaded(ids).logits, output.logits)
 
 
-@pytest.mark.parametrize('auto', [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+@pytest.mark.parametrize('auto', [
+    AutoModelForSequenceClassification, pytest.param(AutoModelForTokenClassification, marks=pytest.mark.slow),
+])
 def test_in_the_trainer(auto, device, tmp_path):
     """A step over two batches is that over one of their size; evaluation and prediction run."""
     start = auto.from_config(small(num_labels=3, classifier_dropout=0.0)).to(device)

@@ -1,6 +1,5 @@
 """A gate's own parameters where a model is made in parts: on `meta`, from a checkpoint without some of them, sharded."""
 
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh

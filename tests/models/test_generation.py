@@ -1,13 +1,18 @@
 """Generation with what else transformers offers: padded prompts in pieces, chunks of a prompt, several turns."""
 
+from itertools import product
+
 import pytest
 import torch
 from transformers import DynamicCache
 
+from tests.devices import slow_but
 from tests.models.test_cache import VARIANTS, make
 
 GREEDY = {'do_sample': False, 'eos_token_id': None, 'pad_token_id': 0}
 models = pytest.mark.parametrize('name', [*VARIANTS, 'gla hybrid', 'hgrn hybrid', 'linear_attn hybrid', 'rwkv7 hybrid'])
+TOLD = ('hybrid', 'exact, gate', 'paper', 'window', 'gla', 'linear_attn hybrid', 'rwkv7 hybrid')
+HOW = ('greedy', 'samples', 'beams', 'selected', 'embedded')
 # the columns of padding by row
 LEFT = {0: slice(0, 4), 2: slice(0, 9)}
 
@@ -50,8 +55,7 @@ def test_turns(name, device):
         )
 
 
-@pytest.mark.parametrize('how', ['greedy', 'samples', 'beams', 'selected', 'embedded'])
-@pytest.mark.parametrize('name', ['paper', 'exact, gate', 'hybrid', 'window', 'gla', 'linear_attn hybrid', 'rwkv7 hybrid'])
+@pytest.mark.parametrize(('name', 'how'), slow_but([*TOLD[:2], *product(TOLD, HOW[:1])], product(TOLD, HOW)))
 def test_a_conversation_in_a_batch(name, how, device):
     """A row that ended early reads none of the padding that `generate` appends to it."""
     model, (ids, mask) = make(name, device), prompts(device)

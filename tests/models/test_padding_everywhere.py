@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fla_longhorn.attn_mode import FAMILIES
+from tests.devices import slow_but
 from tests.integration.swapped import make_model, spread
 from tests.models.test_cache import build, near
 
@@ -35,7 +36,7 @@ PLACES = {
 }
 # what is not slow: each kind of attention, and what a family has beside the mixer
 TELLING = ('diagonal', 'exact hybrid', 'gla window', 'rwkv7 hybrid')
-FAST = ('left', 'between', 'left of a later piece')
+FAST = ('between', 'left of a later piece')
 # the calls in which the tokens are read: the columns of each
 PIECES = {
     'whole': [T], 'turns': [8, 5, 7], 'turns and tokens': [8, 3, *[1] * 5, 4], 'tokens': [8, *[1] * 12],
@@ -77,10 +78,7 @@ def wrong_rows(name, logits, mask, want) -> list[int]:
     return [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if len(b) and not near(a, b)]
 
 
-@pytest.mark.parametrize(('name', 'place'), [
-    (name, place) if name in TELLING and place in FAST else pytest.param(name, place, marks=pytest.mark.slow)
-    for name, place in product(MODELS, PLACES)
-])
+@pytest.mark.parametrize(('name', 'place'), slow_but(product(TELLING, FAST), product(MODELS, PLACES)))
 @torch.no_grad()
 def test_rows_by_themselves(name, place, device):
     """In one call and in several, with and without a cache; a look ahead from the cache gives the same and changes nothing."""

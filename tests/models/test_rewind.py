@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from fla_longhorn.modules.cache import RewindableCache
+from tests.devices import slow_but
 from tests.models.test_cache import VARIANTS, build, contents, equal, make
 
-some = pytest.mark.parametrize('name', [
-    x if x in ('paper', 'hybrid', 'gla') else pytest.param(x, marks=pytest.mark.slow)
-    for x in [*VARIANTS, 'gla', 'linear_attn', 'rwkv7']
-])
+some = pytest.mark.parametrize('name', slow_but(('paper', 'hybrid', 'gla'), [*VARIANTS, 'gla', 'linear_attn', 'rwkv7']))
 
 
 def read(model, ids, cache, *lengths):

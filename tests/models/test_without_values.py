@@ -1,10 +1,13 @@
 """Fake tensors and the meta device, which estimate memory and shapes: a training step and decoding as with values."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 from fla_longhorn import LonghornForCausalLM
+from tests.devices import slow_but
 from tests.models.test_cache import small
 
 WHERE = {'fake': FakeTensorMode, 'meta': lambda: torch.device('meta')}
@@ -15,11 +18,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize('where', WHERE.values(), ids=WHERE)
-@pytest.mark.parametrize('call', ['whole', 'mask', 'decode', 'decode-mask'])
+CALLS = {'whole': 'fake', 'mask': 'meta', 'decode': 'meta', 'decode-mask': 'fake'}
+
+
+@pytest.mark.parametrize(('call', 'where'), slow_but(CALLS.items(), product(CALLS, WHERE)))
 @pytest.mark.parametrize('options', OPTIONS.values(), ids=OPTIONS)
 def test_shapes(options, call, where):
-    with where():
+    with WHERE[where]():
         model, ids = LonghornForCausalLM(small(**options)), torch.zeros(2, 9, dtype=torch.long)
         mask = torch.ones_like(ids) if 'mask' in call else None
         if 'decode' in call:

@@ -7,7 +7,7 @@ import torch
 from fla_longhorn.ops import naive_recurrent_longhorn
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from tests.devices import INTERPRETING
+from tests.devices import INTERPRETING, slow_but
 
 # where Triton's kernels run, if anywhere
 TRITON_DEVICE = 'cpu' if INTERPRETING else 'cuda' if torch.cuda.is_available() else None
@@ -18,6 +18,11 @@ TOLERANCE = {
     torch.bfloat16: (5e-3, 5e-3),
     torch.float16: (5e-3, 5e-3),
 }
+
+
+def interpreted(few: tuple[int, ...], *cases) -> list:
+    """The cases, of which only these `few` are not slow where kernels are interpreted."""
+    return slow_but((cases[i] for i in few) if INTERPRETING else cases, cases)
 
 
 def run(op, inputs: dict[str, torch.Tensor], options: dict, seed: int = 1, dtype: torch.dtype | None = None) -> dict:

@@ -155,13 +155,13 @@ def test_changed_boundaries_are_checked_again(device):
 
 
 @pytest.mark.parametrize('op', OPS[:2])
-@pytest.mark.parametrize('bounds', [(0, 4, 2, 5), (0, 2, 10**8), (0, 2, 4), (1, 2, 5)], ids=str)
-def test_compiled_programs_check_boundaries_when_they_run(op, bounds):
+def test_compiled_programs_check_boundaries_when_they_run(op):
     torch.compiler.reset()
     compiled = torch.compile(op, backend='eager', fullgraph=True)
     compiled(**packed([0, 2, T]))
-    with pytest.raises(ValueError, match='cu_seqlens must'):
-        compiled(**packed(bounds))
+    for bounds in ((0, 4, 2, 5), (0, 2, 10**8), (0, 2, 4), (1, 2, 5)):
+        with pytest.raises(ValueError, match='cu_seqlens must'):
+            compiled(**packed(bounds))
 
 
 class TestBackend:

@@ -157,7 +157,7 @@ def fast() -> list[Call]:
     token = Case(B=2, T=1, H=2, K=17, V=33, D=True, z=True, sigmoid=True, state_v_first=True)
     rows = Case(B=2, T=70, H=1, V=64, dtype=BF16)
     return [
-        Call('plain', rows),
+        Call('rows', rows),
         Call('segments', replace(rows, B=1, T=140), segment=32),
         Call('packed', replace(options, K=3, scalar_beta=True).packed(40, 0, 33, 1), segment=32),
         Call('options', replace(token, scalar_beta=True), op='step'),

@@ -12,21 +12,18 @@ import pytest
 
 import fla_longhorn
 from offgpu.launches import rehearsal
-from tests.ptx.calls import Call, fast
+from tests.devices import slow_but
+from tests.ptx.calls import fast
 from tests.ptx.execute import execute, run_call
 
 KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
 
 
-# these compile longest
-SLOW = ('decays', 'groups', 'packed')
+# these compile longest, and `segments` compiles what `rows` does
+SLOW = ('decays', 'groups', 'packed', 'rows')
 
 
-def marked(call: Call):
-    return pytest.param(call, marks=[pytest.mark.slow] if call.name in SLOW else [], id=str(call))
-
-
-@pytest.mark.parametrize('call', map(marked, fast()))
+@pytest.mark.parametrize('call', slow_but((x for x in fast() if x.name not in SLOW), fast()), ids=str)
 def test_calls(call):
     run_call(call)
 

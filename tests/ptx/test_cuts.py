@@ -38,8 +38,8 @@ def in_place(inputs, states, options):
 
 
 @pytest.mark.parametrize(('case', 'exact'), [
-    *(pytest.param(case, True, id=f'exact-{case}') for case in CASES),
-    *(pytest.param(case, False, id=f'diagonal-{case}') for case in CASES[:2]),
+    *(pytest.param(x, True, id=f'exact-{x}', marks=[] if x is CASES[2] else pytest.mark.slow) for x in CASES),
+    *(pytest.param(x, False, id=f'diagonal-{x}', marks=[] if x is CASES[1] else pytest.mark.slow) for x in CASES[:2]),
 ])
 def test_training_and_decoding_have_the_same_bits(case, exact):
     decode = in_place if exact else with_states

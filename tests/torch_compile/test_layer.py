@@ -1,10 +1,13 @@
 """The layer under `torch.compile`: every way a sequence can reach it, in one graph, equal to eager."""
 
+from itertools import product
+
 import pytest
 import torch
 from fla.models.utils import Cache
 
 from fla_longhorn.layers import Longhorn
+from tests.devices import slow_but
 from tests.layers.test_longhorn import build
 from tests.torch_compile.graphs import assert_equal, compiled, gradients, read, weighted
 
@@ -37,8 +40,7 @@ def check(layer: Longhorn, h: torch.Tensor, make_cache=lambda: None, **options) 
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize('name', list(LAYERS))
-@pytest.mark.parametrize('T', [13, 70])
+@pytest.mark.parametrize(('name', 'T'), slow_but(zip(LAYERS, (70, 13) * 2, strict=True), product(LAYERS, (13, 70))))
 def test_equals_eager(name, T, device):
     check(build(device, **LAYERS[name]), torch.randn(2, T, 24, device=device))
 
@@ -50,13 +52,15 @@ def test_packed(lengths, device):
 
 
 @pytest.mark.parametrize('dtype', [torch.long, torch.bool], ids=str)
-@pytest.mark.parametrize('name', list(MASKS))
-def test_padding(name, dtype, device):
-    """What is padding is not read."""
-    mask = torch.tensor(MASKS[name], device=device).to(dtype)
-    h = torch.randn(3, 7, 24, device=device)
-    h[mask == 0] = float('nan')
-    check(build(device, **LAYERS['bias']), h, Cache, attention_mask=mask)
+def test_padding(dtype, device):
+    """What is padding is not read; one graph for all masks."""
+    layer = build(device, **LAYERS['bias'])
+    function, counter = compiled(layer)
+    for rows in MASKS.values():
+        mask = torch.tensor(rows, device=device).to(dtype)
+        h = torch.randn(3, 7, 24, device=device).masked_fill(mask[..., None] == 0, float('nan'))
+        assert_equal(*(results(call, layer, h, Cache(), attention_mask=mask) for call in (function, layer)))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize('padded', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['', 'mask'])

@@ -1,6 +1,7 @@
 """The ops under `torch.compile`, and the operators behind them under `torch.library.opcheck`."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.operator import longhorn_fwd
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
+from tests.devices import slow_but
 from tests.ops.cases import run
 from tests.torch_compile.graphs import assert_equal, compiled
 
@@ -22,12 +24,14 @@ PACKINGS = [
 ]
 
 
-@pytest.mark.parametrize('cases', [[Case(T=35, K=4, V=7)], [EVERYTHING], [SCALAR], LENGTHS, PACKINGS],
-                         ids=['plain', 'everything', 'scalar', 'lengths', 'packed'])
-@pytest.mark.parametrize('op', OPS, ids=lambda op: op.__name__)
-def test_equals_eager(op, cases, exact, device):
+CASES = {'everything': [EVERYTHING], 'scalar': [SCALAR], 'lengths': LENGTHS, 'packed': PACKINGS}
+
+
+@pytest.mark.parametrize(('name', 'op'), slow_but(zip(CASES, OPS * 2, strict=True), product(CASES, OPS)))
+def test_equals_eager(op, name, exact, device):
     """The second case makes the graph dynamic, and any other then fits it."""
     function, counter = compiled(op)
+    cases = CASES[name]
     for case in cases:
         inputs, options = make_inputs(case, device), make_options(case, device, exact)
         assert_equal(run(function, inputs, options), run(op, inputs, options))

@@ -55,6 +55,7 @@ def test_the_patch_applies_and_removes_nothing(folder, report):
     assert made == again
 
 
+@pytest.mark.slow
 def test_imports(paths, tmp_path):
     modules = ('.'.join(destination(module).with_suffix('').parts) for module in find_core())
     names = [module.removesuffix('.__init__') for module in modules]

@@ -31,11 +31,11 @@ MUTATIONS = [
     Mutation(
         'updates-that-stay', 'ops/triton/exact/forward.py', 'b_h, b_u = b_h * b_total[:, None], b_u * b_after',
         'b_h = b_h * b_total[:, None]',
-        "a chunk's updates reach its end without the decays of later tokens", DECAYS, 'exact T40 chunk', env=INTERPRET,
+        "a chunk's updates reach its end without the decays of later tokens", DECAYS, 'exact T33 chunk', env=INTERPRET,
     ),
     Mutation(
         'pairs-within-halves', 'ops/triton/exact/backward_qk.py', 'range(doublings(BT))', 'range(doublings(BT) - 1)',
-        'queries and keys get no gradient from the other half of a span', DECAYS, 'exact T40 chunk', env=INTERPRET,
+        'queries and keys get no gradient from the other half of a span', DECAYS, 'exact T33 chunk', env=INTERPRET,
     ),
     Mutation(
         'first-part-alone', 'ops/triton/exact/backward_qk.py', 'tl.static_range(PARTS)', 'tl.static_range(1)',

@@ -1,5 +1,8 @@
 """Time cut into segments: one, two and many give what one pass gives, wherever packed sequences begin and end."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -40,7 +43,7 @@ if TRITON_DEVICE:
 
     @pytest.mark.usefixtures('poison')
     @pytest.mark.parametrize('case', [
-        Case(B=1, T=3 * INTERVAL, H=2, K=3, V=5, D=True, g='channel', scalar_beta=True, z=True, state_v_first=True),
+        Case(B=1, T=3 * INTERVAL, H=1, K=3, V=5, D=True, g='channel', scalar_beta=True, z=True, state_v_first=True),
     ], ids=str)
     def test_slices_of_segments(segment_length, monkeypatch, case, triton_device):
         """Backward takes a segment in two launches, with one buffer for the sums over channels."""
@@ -78,13 +81,12 @@ if TRITON_DEVICE:
         assert not got['dg'][:, resets].any() and got['dg'].any() and not got['dinitial_state'].any()
 
 
-@pytest.mark.parametrize('T', [1, 100, 4096, 131072])
-@pytest.mark.parametrize('blocks', [1, 16, 500, 100_000])
 @pytest.mark.parametrize('K', [1, 16, 256])
-def test_segments_are_whole_intervals(T, blocks, K, monkeypatch):
-    monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
-    L = segments.choose_segment_length(T, blocks, K, torch.device('cuda'))
-    assert L > 0 and L % checkpoint_interval(K) == 0
+def test_segments_are_whole_intervals(K, monkeypatch):
+    monkeypatch.setattr(segments, 'card_of', lambda device: SimpleNamespace(multiprocessors=132))
+    for T, blocks in product([1, 100, 4096, 131072], [1, 16, 500, 100_000]):
+        L = segments.choose_segment_length(T, blocks, K, torch.device('cuda'))
+        assert L > 0 and L % checkpoint_interval(K) == 0
 
 
 @pytest.mark.parametrize(('T', 'blocks', 'rounds', 'shortest', 'longest'), [
@@ -94,6 +96,6 @@ def test_segments_are_whole_intervals(T, blocks, K, monkeypatch):
 ], ids=['a filled device', 'in two rounds', 'a short row', 'a long row', 'several programs', 'twice as many'])
 def test_when_time_is_cut(T, blocks, rounds, shortest, longest, monkeypatch):
     """Sizes and the multiprocessor count decide, nothing else."""
-    monkeypatch.setattr(segments, 'multiprocessor_count', lambda device: 132)
+    monkeypatch.setattr(segments, 'card_of', lambda device: SimpleNamespace(multiprocessors=132))
     L = segments.choose_segment_length(T, blocks, 16, torch.device('cuda'), rounds=rounds)
     assert shortest <= L <= (longest or L)

@@ -68,4 +68,5 @@ def test_configs(tmp_path):
     assert python(CONFIGS, llama, longhorn) == [
         ['LlamaConfig', None, False], ['LonghornConfig', 'LonghornConvertor', True],
     ]
-    assert python(CONFIGS, swapped) == [['GLAConfig', 'SwappedConvertor', True]]
+    # fla's config is known where something has imported fla
+    assert python('import fla_longhorn\n' + CONFIGS, swapped) == [['GLAConfig', 'SwappedConvertor', True]]
