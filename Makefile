@@ -26,7 +26,7 @@ GPU_PYTHON ?= python3.12
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all test-packages resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,10 @@ test: setup
 
 test-all: setup
 	$(RUN) -m tests --slow
+
+# of the packages and the laboratory, those that need nothing more
+test-packages: setup
+	$(RUN) -m tests --parts packages
 
 # do the pins resolve from the package index alone
 resolve: setup
