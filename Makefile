@@ -218,7 +218,7 @@ gpu-kit: $(GPU)/.ready
 
 $(GPU)/.ready: pyproject.toml constraints/gpu.txt
 	test -x $(GPU)/bin/python || $(GPU_PYTHON) -m venv $(GPU)
-	$(GPU)/bin/python -m pip install --quiet -c constraints/gpu.txt torch triton -e . -e packages/offgpu
+	$(GPU)/bin/python -m pip install --quiet -c constraints/gpu.txt torch triton -e . -e packages/offgpu accelerate hypothesis peft pytest
 	touch $@
 
 # does a test notice each of the wrong edits listed in tests/mutate

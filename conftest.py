@@ -125,7 +125,10 @@ def default_device(device):
 @pytest.fixture
 def triton_device() -> torch.device:
     """Where Triton's kernels run, whatever `--device` says: under the interpreter on the CPU, else on a GPU."""
-    return torch.device('cpu' if INTERPRETING else 'cuda')
+    # seconds, as above
+    from tests.ops.cases import TRITON_DEVICE
+
+    return torch.device(TRITON_DEVICE or 'cuda')
 
 
 @pytest.fixture(autouse=True)

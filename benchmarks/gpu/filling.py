@@ -10,11 +10,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
@@ -40,6 +42,20 @@ def absent_gpu() -> Iterator[Callable[[object, dict], None]]:
         operator('gla', 'chunk_gla')
         with only_compiling(), LonghornKernels(), loss_without_memory():
             yield make_launcher
+
+
+@contextmanager
+def standing_for_gpu() -> Iterator[None]:
+    """Calls on the CPU's tensors compile what they would launch on a GPU, and comparisons pass."""
+    from fla_longhorn.modules import dispatch
+    from fla_longhorn.ops import operator
+
+    with (
+        _disable_current_modes(), mock.patch('tests.ops.cases.TRITON_DEVICE', 'cpu'), mock.patch('torch.testing.assert_close'),
+        mock.patch.object(dispatch, 'find_loops', lambda *_: None),
+        mock.patch.object(operator, 'backend_name', cache(lambda *_: 'triton')),
+    ):
+        yield
 
 
 def compile_configurations(self: Autotuner, *args: Any, **kwargs: Any) -> None:

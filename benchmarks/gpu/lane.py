@@ -27,7 +27,8 @@ MOST_STARTS = 50
 
 def with_kit(environment: dict[str, str]) -> dict[str, str]:
     """The environment of a process, with that of the kit."""
-    folders = environment.get('PYTHONPATH'), str(ROOT), str(ROOT / 'packages' / 'offgpu'), os.environ.get('PYTHONPATH')
+    own = (str(ROOT), str(ROOT / 'packages' / 'cpu'), str(ROOT / 'packages' / 'offgpu'))
+    folders = environment.get('PYTHONPATH'), *own, os.environ.get('PYTHONPATH')
     path = os.pathsep.join(filter(None, folders))
     return os.environ | environment | {'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1'}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -77,25 +78,23 @@ def train(name: str, seed: str, device: str) -> Iterator[dict]:
     def loss_of(ids: torch.Tensor) -> torch.Tensor:
         return model(ids, labels=ids, use_cache=False).loss
 
-    if device == 'meta':
-        loss_of(batch(train)).backward()
-        return
-    started = time.perf_counter()
-    for i in range(STEPS):
-        scale = min((i + 1) / WARMUP, 1.0) * (1 - 0.9 * i / STEPS)
+    started, steps = time.perf_counter(), 1 if device == 'meta' else STEPS
+    for i in range(steps):
+        scale = min((i + 1) / WARMUP, 1.0) * (1 - 0.9 * i / steps)
         for group in optimizer.param_groups:
             group['lr'] = RATE * scale
         loss_of(batch(train)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if (i + 1) % (STEPS // 4) == 0:
-            same, losses = torch.Generator().manual_seed(0), []
+        if (i + 1) % max(steps // 4, 1) == 0:
+            same = torch.Generator().manual_seed(0)
             model.eval()
             with torch.no_grad():
-                losses = [loss_of(batch(held_out, same)).item() for _ in range(EVALUATED)]
+                loss = torch.stack([loss_of(batch(held_out, same)) for _ in range(EVALUATED)]).mean()
             model.train()
             yield {
-                'tokens': (i + 1) * SIZE.batch_size * SIZE.seq_len, 'bits_per_byte': sum(losses) / EVALUATED / 0.6931472,
+                'tokens': (i + 1) * SIZE.batch_size * SIZE.seq_len,
+                'bits_per_byte': None if loss.is_meta else loss.item() / math.log(2),
                 'seconds': time.perf_counter() - started, 'parameters': count(model),
             }

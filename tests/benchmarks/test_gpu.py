@@ -3,6 +3,9 @@
 import importlib
 import json
 import os
+import subprocess
+import sys
+import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -13,11 +16,12 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from benchmarks.gpu import filling, kit, page, passes, run
+from benchmarks.gpu import filling, kit, lane, page, passes, run
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import Stage
 from benchmarks.gpu.tests import ones_first
 from benchmarks.operators import LonghornKernels
+from fla_longhorn.ops import chunk_longhorn
 from offgpu.launches import rehearsal
 from tests.benchmarks.faults import FAULTS
 
@@ -145,11 +149,29 @@ def test_few_configurations():
 
 @pytest.mark.parametrize('stage', [stage.name for stage in run.STAGES if stage.name != 'tests'])
 def test_stages_without_memory(stage):
-    """The calls that are compiled beforehand are calls that can be made: the first item of each stage."""
+    """The calls that are compiled beforehand are calls that can be made, evaluation's too: the first item of each stage."""
     module = importlib.import_module(f'benchmarks.gpu.{stage}')
     with rehearsal('sm_90', 'launch') as launches, LonghornKernels(), filling.loss_without_memory():
-        [*module.run(module.items('meta')[0], 'meta')]
-    assert launches or stage == 'loops'
+        rows = [*module.run(module.items('meta')[0], 'meta')]
+    assert (launches or stage == 'loops') and (rows or stage != 'learning')
+
+
+def test_stages_find_their_packages(monkeypatch):
+    """On a machine to which the checkout was copied, nothing of it is installed: all is found by the path."""
+    monkeypatch.delenv('PYTHONPATH', raising=False)
+    code = f'import {", ".join(stage.module for stage in run.STAGES)}'
+    environment = lane.with_kit({'PYTHONPATH': sysconfig.get_paths()['purelib'], 'FLA_LONGHORN_PATCH': 'none'})
+    # without entries of `.pth` files, by which it is installed here
+    subprocess.run([sys.executable, '-S', '-c', code], check=True, env=environment, cwd='/')
+
+
+def test_the_cpu_stands_for_a_gpu():
+    """Calls on the CPU's tensors launch as on a GPU, the modules' too, and what they return is not compared."""
+    x = torch.randn(1, 8, 1, 16)
+    with rehearsal('sm_90', 'launch') as launches, filling.standing_for_gpu():
+        o = chunk_longhorn(x, x, x, x.sigmoid())[0]
+        torch.testing.assert_close(o, x)
+    assert launches
 
 
 def test_ones_first():

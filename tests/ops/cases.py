@@ -9,6 +9,9 @@ from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.devices import INTERPRETING, slow_but
 
+# where Triton's kernels run, if anywhere
+TRITON_DEVICE = 'cpu' if INTERPRETING else 'cuda' if torch.cuda.is_available() else None
+
 # the bounds on |a - ref| / |ref|: (outputs, gradients)
 TOLERANCE = {
     torch.float32: (1e-5, 1e-4),

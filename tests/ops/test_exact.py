@@ -8,10 +8,9 @@ import torch
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from tests.devices import INTERPRETING
-from tests.ops.cases import assert_close, check, interpreted, reference, run
+from tests.ops.cases import TRITON_DEVICE, assert_close, check, interpreted, reference, run
 
-if INTERPRETING or torch.cuda.is_available():
+if TRITON_DEVICE:
     from fla_longhorn.ops.triton.common import strided_inputs
     from fla_longhorn.ops.triton.device import INTERPRETED
     from fla_longhorn.ops.triton.exact import common

@@ -10,8 +10,7 @@ from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import common, segments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from tests.devices import INTERPRETING
-from tests.ops.cases import assert_close, check, reference, run
+from tests.ops.cases import TRITON_DEVICE, assert_close, check, reference, run
 from tests.ops.test_pool import INDICES, Call
 
 INTERVAL = checkpoint_interval(4)
@@ -28,7 +27,7 @@ def segment_length(monkeypatch):
     return choose
 
 
-if INTERPRETING or torch.cuda.is_available():
+if TRITON_DEVICE:
     @pytest.mark.usefixtures('poison')
     @pytest.mark.parametrize('count', [pytest.param(1, marks=pytest.mark.slow), 3])
     @pytest.mark.parametrize('case', [
