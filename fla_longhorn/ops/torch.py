@@ -14,12 +14,13 @@ from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 
-# tokens whose states `[STRIP, B, H, K, V]` are held in memory at once
+# tokens whose states `[STRIP, B, H, K, V]` are held in memory at once, and inputs with a row for each token
 STRIP = 16
-# inputs with a row for each token
 PER_TOKEN = ('q', 'k', 'v', 'beta', 'z', 'g')
 
 
+@torch.autocast('cpu', enabled=False)
+@torch.autocast('cuda', enabled=False)
 def longhorn_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: torch.Tensor | None = None, pool: Pool | None = None,
 ):
@@ -29,9 +30,8 @@ def longhorn_fwd(
     tokens, weights = time_first_inputs(args)
     h = initial_states(args, args.initial_state if pool is None else pool.gather(N))
     o = torch.empty_like(tokens['v'])
-    # packed sequences leave some slots unwritten; they hold zeros
-    new = h.new_zeros if is_varlen else h.new_empty
-    states = new((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
+    # packed sequences leave some slots unwritten
+    states = h.new_zeros((num_checkpoints(B, T, N, C, is_varlen), H, K, V) if save_states else 0)
     for i, (rows, bos, eos, slots) in enumerate(sequence_spans(B, T, K, args.cu_seqlens)):
         sequences = slice(i, i + 1) if is_varlen else slice(0, N)
         S = h[sequences]
@@ -52,6 +52,8 @@ def longhorn_fwd(
     return o if pool is None else pool.without_absent(o, args.cu_seqlens), final_state, states
 
 
+@torch.autocast('cpu', enabled=False)
+@torch.autocast('cuda', enabled=False)
 def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     """Return the gradients of q, k, v, beta, initial_state, D, z and g, each like its input, or `None`."""
     B, T, _, K, _ = args.sizes
@@ -70,9 +72,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
             for strip in inputs[:-1]:
                 starts.append(run_strip(strip | {'S': starts[-1]}, args)[1])
             for t, strip in zip(reversed(strips), reversed(inputs), strict=True):
-                # inside an operator of `torch.library`, autograd records nothing
-                differentiate = torch.func.vjp(lambda x: run_strip(x, args), strip | {'S': starts.pop()})[1]
-                found, = differentiate((do[t, rows], G))
+                found = differentiate(strip | {'S': starts.pop()}, args, do[t, rows], G)
                 for name, dx in gradients.items():
                     dx[t, rows] = found[name]
                 G = found['S']
@@ -86,6 +86,17 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
         *(of_tokens[name] for name in PER_TOKEN[:4]), None if args.initial_state is None else dh,
         None if args.D is None or dD is None else dD.to(args.D.dtype), of_tokens.get('z'), of_tokens.get('g'),
     )
+
+
+def differentiate(x, args: Arguments, do, G):
+    """The gradients of a strip's inputs, by name, from those of its outputs and of the state behind it."""
+    # private, as is all that lets autograd record inside an operator of `torch.library`, also under a mode of dispatch
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    recording = torch._C._ForceDispatchKeyGuard(include, exclude - exclude)
+    with recording, torch.autocast(do.device.type, enabled=False), torch.enable_grad():
+        leaves = {name: y.detach().requires_grad_() for name, y in x.items()}
+        gradients = torch.autograd.grad(run_strip(leaves, args), [*leaves.values()], (do, G))
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def run_strip(x, args: Arguments):

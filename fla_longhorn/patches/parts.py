@@ -82,28 +82,28 @@ def register_attn_mode(changes: Changes) -> None:
     from fla.modules.mlp import GatedMLP
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from fla_longhorn import attn_mode
-    from fla_longhorn.attn_mode import wrap_causal_lm, wrap_forward
+    from fla_longhorn.attn_mode import FAMILIES, swap
+    from fla_longhorn.attn_mode.swap import wrap_causal_lm, wrap_forward
     from fla_longhorn.models.base import prepare_cache_for_generation, refuse_continuous_batching, sample
     from fla_longhorn.models.causal_lm import compute_logits_and_loss
 
     wrap = partial(wrap_attribute, changes)
     causal_lm, generation = modeling_utils.FLAForCausalLM, generation_utils.FLAGenerationMixin
-    wrap(modeling_utils.FLAPreTrainedModel, '__init__', attn_mode.wrap_model_init)
+    wrap(modeling_utils.FLAPreTrainedModel, '__init__', swap.wrap_model_init)
     wrap(modeling_utils.FLAPreTrainedModel, '_compute_logits_and_loss', wrap_forward, compute_logits_and_loss)
     wrap(causal_lm, 'forward', wrap_causal_lm)
     wrap(generation, '_prepare_cache_for_generation', wrap_forward, prepare_cache_for_generation)
     wrap(generation, '_sample', wrap_forward, sample)
-    wrap(generation, 'prepare_inputs_for_generation', attn_mode.wrap_prepare_inputs)
+    wrap(generation, 'prepare_inputs_for_generation', swap.wrap_prepare_inputs)
     wrap(generation, 'init_continuous_batching', wrap_forward, refuse_continuous_batching)
-    families = {name: family for name, family in attn_mode.FAMILIES.items() if family.find_block() is not None}
+    families = {name: family for name, family in FAMILIES.items() if family.find_block() is not None}
     for native in {Attention, GatedMLP, *(family.find_native() for family in families.values())}:
-        wrap(native, '__init__', attn_mode.wrap_module_init)
+        wrap(native, '__init__', swap.wrap_module_init)
     for model_type, family in families.items():
         config: Any = CONFIG_MAPPING[model_type]
         # the Trainer's predictions leave it out; transformers calls it `cache` from 5.24 on
         changes.set_attribute(config, 'keys_to_ignore_at_inference', [*config.keys_to_ignore_at_inference, 'cache'])
-        wrap(family.find_block(), '__init__', attn_mode.wrap_block_init, family)
+        wrap(family.find_block(), '__init__', swap.wrap_block_init, family)
         for name, shared in family.forwards.items():
             owner = getattr(importlib.import_module(family.module), name)
             wrap(owner, 'forward', wrap_forward, getattr(modeling_utils, shared).forward)

@@ -1,12 +1,16 @@
 """What makes a call not plain, in every thread by itself."""
 
 import threading
+from contextlib import nullcontext
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import is_plain
+from fla_longhorn.selfcheck.case import Case, make_inputs
 
 
 class Functions(TorchFunctionMode):
@@ -52,3 +56,14 @@ def test_what_is_plain(device):
         assert torch.func.vmap(lambda y: y * float(is_plain(y)))(x).sum() == 0
         assert torch.jit.trace(lambda y: y * float(is_plain(x)), (x,), check_trace=False)(x).sum() == 0
         assert torch.compile(lambda y: y * float(is_plain(y)), backend='eager', fullgraph=True)(x).sum() == 0
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+def test_backward_under_a_mode_and_autocast(exact, backend, device):
+    """A counter of operations, or a profiler, sees the call; it changes no bit."""
+    inputs, found = make_inputs(Case(K=4, z=True, D=True, g='head'), device), []
+    for mode in (nullcontext(), Dispatches(), torch.autocast(device.type, torch.bfloat16)):
+        with mode:
+            o = chunk_longhorn(**inputs, exact=exact)[0]
+            found.append((o, *torch.autograd.grad(o.square().sum(), list(inputs.values()))))
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
