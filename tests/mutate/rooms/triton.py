@@ -19,7 +19,7 @@ MUTATIONS = [
     Mutation(
         'segments-without-gate', 'ops/triton/diagonal/segments.py', 'b_h = b_decay * (b_h + qs[u] * b_x)',
         'b_h = (1. - ks[u] * (ks[u] * b_eps)) * (b_h + qs[u] * b_x)',
-        "the state's gradient passes a segment without the gate's decay", SEGMENTS, '3 H2 g_head',
+        "the state's gradient passes a segment without the gate's decay", SEGMENTS, '3 H2 ghead',
         env=INTERPRET,
     ),
     Mutation(
