@@ -7,8 +7,8 @@ PACKED = 'tests/ops/test_longhorn.py::test_packed'
 
 MUTATIONS = [
     Mutation(
-        'strip-end-gradient', 'ops/torch.py', 'differentiate((do[t, rows], G))',
-        'differentiate((do[t, rows], torch.zeros_like(G)))',
+        'strip-end-gradient', 'ops/torch.py', 'args, do[t, rows], G)',
+        'args, do[t, rows], torch.zeros_like(G))',
         'no gradient crosses a strip or comes from the final '
         'state', FLAGS, 'torch diagonal chunk',
     ),
