@@ -37,7 +37,7 @@ def mix_layer(
     # the loop checks the tensors themselves
     if conv_state.requires_grad or not is_plain() or not is_as_made(layer):
         return None
-    # a module looks its attributes up here, in more time
+    # where `nn.Module` looks attributes up too, but in more time
     parts, own, gate = cast(dict[str, Any], layer._modules), cast(dict[str, Any], layer._parameters), layer.gate
     conv, x_proj, beta_proj = (parts[name]._parameters for name in ('conv1d', 'x_proj', 'beta_proj'))
     try:
