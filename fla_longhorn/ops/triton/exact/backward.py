@@ -21,12 +21,14 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.triton.exact.common import (
+    alternate,
     chunk_offsets,
     decayed_reverse_substitution,
     for_parts,
     gram_rows,
     head_index_and_channels,
     load_tile,
+    operand,
     operand_dtype,
     padded,
     product,
@@ -207,7 +209,7 @@ def chunk_longhorn_exact_bwd_kernel(
                 b_until = products_until(b_d)
                 b_x = decayed_reverse_substitution(b_x, b_y, b_e, b_d, rows, p_a, BT)
             else:
-                b_x = reverse_substitution(b_x, b_e, rows)
+                b_x = reverse_substitution(b_x, b_e, rows, DOT)
             b_w = b_x * b_e
             store_tile(dv, H * V, i_x, o_t, o_v, left, V, b_w if b_D is None else b_w + b_D[None, :] * b_y)
             if SCALAR_BETA:
@@ -228,7 +230,12 @@ def chunk_longhorn_exact_bwd_kernel(
             if scale is not None:
                 b_y *= scale
             b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
-            b_dh = add_updates(add_updates(b_dh, b_y, b_q, DOT), -b_w, b_k, DOT)
+            if g is None and scale is None:
+                # dY has no more digits, and W's rounding error is corrected as in the substitution
+                b_qk = alternate(b_q.to(tl.float32), b_k.to(tl.float32))
+                b_dh = product(tl.trans(alternate(operand(b_y, DOT), operand(-b_w, DOT))), b_qk, b_dh, DOT)
+            else:
+                b_dh = add_updates(add_updates(b_dh, b_y, b_q, DOT), -b_w, b_k, DOT)
             b_dy, b_beta = next_dy.to(tl.float32), next_beta.to(tl.float32)
             i_gram -= H
             i_t -= BT

@@ -8,19 +8,20 @@ import triton.language as tl
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton.common import FUSED, is_scalar, log2e, norm_slope, step_factors
+from fla_longhorn.ops.triton.common import FUSED, decays, is_scalar, log2e, norm_slope, step_factors
 from fla_longhorn.ops.triton.exact.common import (
     Strides,
     head_and_index,
     load_tile,
     product,
     rounded,
+    row,
     split,
     split_product,
     store_tile,
 )
 from fla_longhorn.ops.triton.exact.configs import for_products, state_parts
-from fla_longhorn.ops.triton.exact.gram import decays_between, decays_until, last_row
+from fla_longhorn.ops.triton.exact.gram import decays_between
 from fla_longhorn.ops.triton.launch import LaunchKey
 from fla_longhorn.ops.triton.slots import locate_slot, num_slots
 
@@ -197,8 +198,8 @@ def chunk_longhorn_exact_bwd_kernel_qk(
         if SCALAR_G:
             b_g = tl.load(g + i_h + (i_x + o_t) * S.g, mask=m_t, other=0.0)
             b_d = decays_between(b_g)
-            b_until = decays_until(b_g)[:, None]
-            b_dq, b_row, b_col = b_dq * b_until, b_row * b_until, b_col * last_row(b_d)[:, None]
+            b_until = decays(tl.cumsum(b_g.to(tl.float32), 0))[:, None]
+            b_dq, b_row, b_col = b_dq * b_until, b_row * b_until, b_col * row(b_d, b_d.shape[0] - 1)[:, None]
             b_da *= b_d
             b_m *= b_d
         # [BT]

@@ -114,15 +114,13 @@ def rounded(b_x, dtype: tl.constexpr):
 @triton.jit
 def product(b_a, b_b, b_acc, DOT: tl.constexpr):
     """`b_acc + b_a b_b` with operands rounded to `DOT` and float32 sums."""
-    if DOT == 'bf16':
-        if interpreting():
-            # Triton's interpreter gets products of bfloat16 wrong, so it is given the rounded values in float32
-            b_acc = tl.dot(rounded(b_a, tl.bfloat16).to(tl.float32), rounded(b_b, tl.bfloat16).to(tl.float32), acc=b_acc)
-        else:
-            b_acc = tl.dot(b_a.to(tl.bfloat16), b_b.to(tl.bfloat16), acc=b_acc)
+    if DOT == 'bf16' and interpreting():
+        # Triton's interpreter gets products of bfloat16 wrong, so it is given the rounded values in float32
+        return tl.dot(rounded(b_a, tl.bfloat16).to(tl.float32), rounded(b_b, tl.bfloat16).to(tl.float32), acc=b_acc)
+    elif DOT == 'bf16':
+        return tl.dot(b_a.to(tl.bfloat16), b_b.to(tl.bfloat16), acc=b_acc)
     else:
-        b_acc = tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), acc=b_acc, input_precision=DOT)
-    return b_acc
+        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), acc=b_acc, input_precision=DOT)
 
 
 @triton.jit
@@ -131,6 +129,16 @@ def split(b_x, DOT: tl.constexpr):
     cut: tl.constexpr = -65536 if DOT == 'bf16' else -8192
     b_hi = (b_x.to(tl.int32, bitcast=True) & cut).to(tl.float32, bitcast=True)
     return operand(b_hi, DOT), operand(b_x - b_hi, DOT)
+
+
+@triton.jit
+def to_digits(b_x, DOT: tl.constexpr):
+    """`b_x` rounded to nearest in the digits that `DOT` holds, in float32; a NaN may get lost."""
+    if DOT == 'ieee':
+        return b_x
+    else:
+        cut: tl.constexpr = -65536 if DOT == 'bf16' else -8192
+        return ((b_x.to(tl.int32, bitcast=True) - cut // 2) & cut).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -155,29 +163,31 @@ def reads(b_h, b_x, DOT: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def alternate(b_a, b_b):
+    """The rows of two tiles `[BT, BX]` by turns, `[2 BT, BX]`."""
+    return tl.reshape(tl.permute(tl.join(b_a, b_b), (0, 2, 1)), (2 * b_a.shape[0], b_a.shape[1]))
+
+
+@triton.jit
 def in_parts(b_x, DOT: tl.constexpr):
     """The parts of a tile `[BT, BX]` as an operand `[BX, 2 BT]`."""
     if DOT == 'ieee':
         return tl.trans(b_x)
     else:
         b_hi, b_lo = split(b_x.to(tl.float32), DOT)
-        return tl.reshape(tl.permute(tl.join(b_hi, b_lo), (1, 0, 2)), (b_x.shape[1], 2 * b_x.shape[0]))
+        return tl.trans(alternate(b_hi, b_lo))
 
 
 @triton.jit
 def for_parts(b_x, DOT: tl.constexpr):
     """The rows of a tile `[BT, BX]` as often as there are parts, `[2 BT, BX]`."""
-    if DOT == 'ieee':
-        return b_x
-    else:
-        b_x = operand(b_x, DOT)
-        return tl.reshape(tl.permute(tl.join(b_x, b_x), (0, 2, 1)), (2 * b_x.shape[0], b_x.shape[1]))
+    return b_x if DOT == 'ieee' else alternate(operand(b_x, DOT), operand(b_x, DOT))
 
 
 @triton.jit
 def operand(b_x, DOT: tl.constexpr):
     """`b_x` as an operand of products, rounded before its layout changes."""
-    return rounded(b_x, tl.bfloat16) if DOT == 'bf16' else b_x
+    return rounded(b_x, tl.bfloat16) if DOT == 'bf16' else to_digits(b_x.to(tl.float32), DOT)
 
 
 @triton.jit
@@ -197,30 +207,26 @@ def gram_rows(p_gram, BT: tl.constexpr):
 
 
 @triton.jit
-def forward_substitution(b_r, b_e, rows, ROUND: tl.constexpr):
+def forward_substitution(b_r, b_e, rows, DOT: tl.constexpr):
     """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r` and the rows of G.
 
-    With `ROUND`, later rows use U as it is stored in bfloat16, and so correct its rounding error, which would otherwise grow
-    with every repetition of a key.
+    Later rows use U as `DOT` rounds it, and correct its rounding error, which would grow with each repetition of a key.
     """
     BT: tl.constexpr = b_r.shape[0]
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
-        b_u = row(b_r, s) * row(b_e, s)
-        if ROUND:
-            # to nearest; a NaN may get lost
-            b_u = ((b_u.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
+        b_u = to_digits(row(b_r, s) * row(b_e, s), DOT)
         b_r += tl.where((o_t > s)[:, None], rows[s][:, None] * -b_u[None, :], -0.0)
     return b_r
 
 
 @triton.jit
-def reverse_substitution(b_x, b_e, rows):
-    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up."""
+def reverse_substitution(b_x, b_e, rows, DOT: tl.constexpr):
+    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up, with W rounded."""
     BT: tl.constexpr = b_x.shape[0]
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, 0, -1):
-        b_w = row(b_x, s) * row(b_e, s)
+        b_w = to_digits(row(b_x, s) * row(b_e, s), DOT)
         b_x += tl.where((o_t < s)[:, None], rows[s][:, None] * -b_w[None, :], -0.0)
     return b_x
 

@@ -205,7 +205,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
             # [BT, BV]
             b_e = tl.broadcast_to(step_sizes(b_beta, b_n[:, None], OPTIONS), b_v.shape)
             if g is None or SCALAR_G:
-                b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, False) * b_e
+                b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee') * b_e
                 if OUTPUT:
                     b_o = tl.trans(add_reads(b_o, b_u, p_a, DOT))
                 if SCALAR_G:

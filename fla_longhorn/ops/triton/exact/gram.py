@@ -17,6 +17,7 @@ from fla_longhorn.ops.triton.exact.common import (
     padded,
     product,
     rounded,
+    row,
 )
 from fla_longhorn.ops.triton.exact.configs import chunk_size
 from fla_longhorn.ops.triton.launch import LaunchKey
@@ -30,19 +31,6 @@ def decays_between(b_g):
     later = o_t[:, None] > o_t[None, :]
     b_sum = tl.cumsum(tl.where(later, b_g.to(tl.float32)[:, None], 0.0), 0)
     return tl.where(o_t[:, None] >= o_t[None, :], decays(b_sum), 0.0)
-
-
-@triton.jit
-def decays_until(b_g):
-    """`e^(g_0 + ... + g_t)` `[BT]`."""
-    return decays(tl.cumsum(b_g.to(tl.float32), 0))
-
-
-@triton.jit
-def last_row(b_x):
-    """The last row of `[BT, BX]`."""
-    BT: tl.constexpr = b_x.shape[0]
-    return tl.sum(tl.where((tl.arange(0, BT) == BT - 1)[:, None], b_x, 0.0), 0)
 
 
 @triton.jit
@@ -97,8 +85,8 @@ def chunk_longhorn_exact_kernel_gram(
     if SCALAR_G:
         b_g = tl.load(g + i_h + (bos + i_t + o_t) * S.g, mask=o_t < left, other=0.0)
         b_d = decays_between(b_g)
-        tl.store(p_gram + (BT + 1) * BT + o_t, decays_until(b_g))
-        tl.store(p_gram + (BT + 2) * BT + o_t, last_row(b_d))
+        tl.store(p_gram + (BT + 1) * BT + o_t, decays(tl.cumsum(b_g.to(tl.float32), 0)))
+        tl.store(p_gram + (BT + 2) * BT + o_t, row(b_d, BT - 1))
         b_a *= tl.trans(b_d)
         b_gram *= b_d + tl.trans(b_d)
     tl.store(p_gram + o_g, b_gram)

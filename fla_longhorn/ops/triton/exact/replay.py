@@ -29,15 +29,12 @@ from fla_longhorn.ops.triton.slots import first_slot, locate_slot, num_slots
 
 @triton.jit
 def skip_and_silu_gradients(b_do, b_o, b_D, b_v, b_z):
-    """dY, which is dO times silu(Z), and the gradient of Z, or None without Z; D may be None."""
-    if b_z is None:
-        return b_do, None
-    else:
-        b_sig = sigmoid(b_z)
-        b_silu = b_z * b_sig
-        if b_D is not None:
-            b_o += b_D[None, :] * b_v
-        return b_do * b_silu, b_do * b_o * (b_sig + b_silu * (1.0 - b_sig))
+    """dY, which is dO times silu(Z), and the gradient of Z; D may be None."""
+    b_sig = sigmoid(b_z)
+    b_silu = b_z * b_sig
+    if b_D is not None:
+        b_o += b_D[None, :] * b_v
+    return b_do * b_silu, b_do * b_o * (b_sig + b_silu * (1.0 - b_sig))
 
 
 @triton.jit(do_not_specialize=['T', 'N'])
@@ -147,7 +144,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
                 b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
                 b_r = decayed_substitution(tl.trans(b_p), b_v, b_e, b_d, rows)
             else:
-                b_r = forward_substitution(b_v - tl.trans(b_p), b_e, rows, DOT == 'bf16' and not SCALAR_BETA)
+                b_r = forward_substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee' if SCALAR_BETA or DOT != 'bf16' else DOT)
             b_u = b_r * b_e
             store_tile(us, H * V, i_x, o_t, o_v, left, V, b_r if SCALAR_BETA else b_u)
             if cs is not None:
@@ -170,14 +167,14 @@ def chunk_longhorn_exact_bwd_kernel_replay(
                     b_z = load_tile(z, S.z, i_x, o_t, o_v, left, V).to(tl.float32)
                     b_do, b_dz = skip_and_silu_gradients(b_do, b_o, b_D, b_v, b_z)
                     store_tile(dz, H * V, i_x, o_t, o_v, left, V, b_dz)
+                if D is not None:
+                    b_dD += tl.sum(b_do * b_v, 0)
+                if z is not None:
                     # as the other kernels see it, whose sums this one's are subtracted from
                     b_do = rounded(b_do, dy.dtype.element_ty)
                     store_tile(dy, H * V, i_x, o_t, o_v, left, V, b_do)
-                    b_do = b_do.to(tl.float32)
                 if PER_CHANNEL:
-                    store_tile(ps, H * V, i_x, o_t, o_v, left, V, b_do * b_o)
-                if D is not None:
-                    b_dD += tl.sum(b_do * b_v, 0)
+                    store_tile(ps, H * V, i_x, o_t, o_v, left, V, b_do.to(tl.float32) * b_o)
             i_gram += H
     if g is not None:
         i_end = num_slots(T, N, SPAN, IS_VARLEN) + i_n
