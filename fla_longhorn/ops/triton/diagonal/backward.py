@@ -232,7 +232,7 @@ def longhorn_bwd_segments(
     key = launch_key(args)
     kernel, config = longhorn_bwd_kernel, for_backward(key, g is not None, args.use_beta_sigmoid_in_kernel)
     # tokens of a program that reduces
-    BT = max(512 // padded_state_size(K), 2)
+    BT = max(256 // padded_state_size(K), 2)
     BK, BV = config.BK, config.BV
     NS, NV, NK = num_checkpoints(B, T, N, L, is_varlen), triton.cdiv(V, BV), triton.cdiv(K, BK)
     # each program loops over the work with one scratch buffer, so there are no more than run at once
