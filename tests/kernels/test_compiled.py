@@ -27,13 +27,17 @@ def test_every_kernel_compiles(call, target):
     assert all(launch['registers'] > 0 for launch in outcome.launches)
 
 
-# innermost loops of more than FITTING instructions and spills, at most, of kernels for sm_90 by K; no card has timed them
+# innermost loops of more than FITTING instructions by K: on sm_90, on others, and spills on sm_90; no card has timed them
 LONGER = {
-    ('chunk_longhorn_exact_bwd_kernel_replay', 64): (1015, 0),
-    ('chunk_longhorn_exact_bwd_kernel', 64): (993, 0),
-    ('chunk_longhorn_exact_fwd_kernel_o', 128): (778, 0),
-    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1509, 169),
-    ('chunk_longhorn_exact_bwd_kernel', 128): (1362, 51),
+    ('longhorn_bwd_kernel', 16): (FITTING, 785, 0),
+    ('longhorn_bwd_kernel', 64): (770, 783, 0),
+    ('longhorn_bwd_kernel', 128): (770, 783, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay', 16): (FITTING, 782, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay', 64): (1019, 1084, 0),
+    ('chunk_longhorn_exact_bwd_kernel', 64): (873, 914, 0),
+    ('chunk_longhorn_exact_fwd_kernel_o', 128): (778, 890, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1528, 1648, 169),
+    ('chunk_longhorn_exact_bwd_kernel', 128): (1267, 1356, 35),
 }
 
 
@@ -45,8 +49,8 @@ def test_hot_loops_fit_the_instruction_cache(target, update, K):
     """And on sm_90 neither the exact kernels spill, but for what is named, nor the diagonal forward at up to 64 entries."""
     outcome = run_call(training_call(update, K), target, 'code')
     assert outcome.error is None, outcome.error
-    longer = {name: LONGER.get((name, K), (FITTING, 0)) for name in (x['kernel'] for x in outcome.launches)}
+    longer = {name: LONGER.get((name, K), (FITTING, FITTING, 0)) for name in (x['kernel'] for x in outcome.launches)}
     loops = {x['kernel']: max(x['loops'], default=0) for x in outcome.launches}
-    assert {name: n for name, n in loops.items() if n > longer[name][0]} == {}
+    assert {name: n for name, n in loops.items() if n > longer[name][target != 'sm_90']} == {}
     spills = {x['kernel']: x['spills'] for x in outcome.launches if update == 'exact' or K <= 64 and 'bwd' not in x['kernel']}
-    assert target != 'sm_90' or {name: n for name, n in spills.items() if n > longer[name][1]} == {}
+    assert target != 'sm_90' or {name: n for name, n in spills.items() if n > longer[name][2]} == {}
