@@ -129,6 +129,8 @@ def chunk_longhorn_exact_bwd_kernel(
     # larger states leave too few registers; the compiler drops loads that are not used
     PREFETCH: tl.constexpr = K <= 64
     PER_CHANNEL: tl.constexpr = g is not None and not SCALAR_G
+    # W's in the update of dS, where a factor leaves too many for one operand
+    DIGITS: tl.constexpr = DOT if g is None and scale is None else 'ieee'
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_t, o_k, o_v, o_1 = chunk_offsets(i_v, BT, padded(K), BV, VEC)
@@ -209,7 +211,7 @@ def chunk_longhorn_exact_bwd_kernel(
                 b_until = products_until(b_d)
                 b_x = decayed_reverse_substitution(b_x, b_y, b_e, b_d, rows, p_a, BT)
             else:
-                b_x = reverse_substitution(b_x, b_e, rows, DOT)
+                b_x = reverse_substitution(b_x, b_e, rows, DIGITS)
             b_w = b_x * b_e
             store_tile(dv, H * V, i_x, o_t, o_v, left, V, b_w if b_D is None else b_w + b_D[None, :] * b_y)
             if SCALAR_BETA:
@@ -230,8 +232,7 @@ def chunk_longhorn_exact_bwd_kernel(
             if scale is not None:
                 b_y *= scale
             b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
-            if g is None and scale is None:
-                # dY has no more digits, and W's rounding error is corrected as in the substitution
+            if DIGITS == DOT:
                 b_qk = alternate(b_q.to(tl.float32), b_k.to(tl.float32))
                 b_dh = product(tl.trans(alternate(operand(b_y, DOT), operand(-b_w, DOT))), b_qk, b_dh, DOT)
             else:
