@@ -61,14 +61,13 @@ def add_later_reads(b_x, b_dy, p_a, DOT: tl.constexpr):
 
 
 @triton.jit
-def sums_from_behind(b_sum, b_x):
-    """For each token the sum of the later rows of `[BT, BV]`, its own and `b_sum [BV]`, and the sum of all."""
+def sums_from(b_x):
+    """For each token of `[BT, BV]`, the sum of its row and the later ones; a scan would exchange rows that a thread owns."""
     BT: tl.constexpr = b_x.shape[0]
     o_t = tl.arange(0, BT)
-    for s in tl.static_range(BT - 1, -1, -1):
-        b_sum += row(b_x, s)
-        b_x = tl.where((o_t == s)[:, None], b_sum[None, :], b_x)
-    return b_x, b_sum
+    for s in tl.static_range(BT - 2, -1, -1):
+        b_x = tl.where((o_t == s)[:, None], b_x + row(b_x, s + 1)[None, :], b_x)
+    return b_x
 
 
 @triton.jit(do_not_specialize=['T', 'N'])
@@ -222,7 +221,9 @@ def chunk_longhorn_exact_bwd_kernel(
                     store_tile(ws, H * V, i_x, o_t, o_v, left, V, b_w)
             if PER_CHANNEL:
                 b_v = load_tile(v, S.v, i_x, o_t, o_v, left, V).to(tl.float32)
-                b_dg, b_sum = sums_from_behind(b_sum, load_tile(ps, H * V, i_x, o_t, o_v, left, V) - b_w * b_v)
+                b_dg = load_tile(ps, H * V, i_x, o_t, o_v, left, V) - b_w * b_v
+                b_dg = sums_from(b_dg) + b_sum[None, :]
+                b_sum = row(b_dg, 0)
                 # exactly 0 where nothing is left
                 store_tile(dg, H * V, i_x, o_t, o_v, left, V, tl.where(b_d > 0.0, b_dg, 0.0))
                 b_dh *= row(b_until, BT - 1)[:, None]

@@ -191,10 +191,16 @@ def operand(b_x, DOT: tl.constexpr):
 
 
 @triton.jit
+def minus_zero():
+    """-0.0, sums with which take no instruction; Triton makes the literal 0.0."""
+    return tl.full([], -2147483648, dtype=tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def row(b_x, s: tl.constexpr):
-    """Row `s` of `[BT, BV]`: no instructions where a thread owns whole columns, because the compiler drops sums with -0.0."""
+    """Row `s` of `[BT, BV]`, in no instructions where a thread owns whole columns."""
     o_t = tl.arange(0, b_x.shape[0])
-    return tl.sum(tl.where((o_t == s)[:, None], b_x, -0.0), 0)
+    return tl.sum(tl.where((o_t == s)[:, None], b_x, minus_zero()), 0)
 
 
 @triton.jit
@@ -216,7 +222,7 @@ def forward_substitution(b_r, b_e, rows, DOT: tl.constexpr):
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1):
         b_u = to_digits(row(b_r, s) * row(b_e, s), DOT)
-        b_r += tl.where((o_t > s)[:, None], rows[s][:, None] * -b_u[None, :], -0.0)
+        b_r += tl.where((o_t > s)[:, None], rows[s][:, None] * -b_u[None, :], minus_zero())
     return b_r
 
 
@@ -227,7 +233,7 @@ def reverse_substitution(b_x, b_e, rows, DOT: tl.constexpr):
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, 0, -1):
         b_w = to_digits(row(b_x, s) * row(b_e, s), DOT)
-        b_x += tl.where((o_t < s)[:, None], rows[s][:, None] * -b_w[None, :], -0.0)
+        b_x += tl.where((o_t < s)[:, None], rows[s][:, None] * -b_w[None, :], minus_zero())
     return b_x
 
 
