@@ -78,6 +78,9 @@ def for_products(key: LaunchKey, per_channel: bool) -> ExactConfig:
     if BK < BT and key.card.tensor_memory:
         # four warps would hold the sums in tensor memory, and move them for every block of channels
         return ExactConfig(32, BT, BK, num_warps=2)
+    if per_channel and key.precision != 'ieee':
+        # so that its many products make a loop that the card's cache holds
+        return ExactConfig(16, BT, BK, num_warps=1)
     # wider float32 operands do not fit in shared memory, nor operands of a warp's products in registers
     narrow = key.precision == 'ieee' or BT == 64 and (key.card.mma or key.precision == 'tf32')
     # a warp group reads operands from shared memory, without the fence that Triton up to 3.6 lacks
