@@ -195,6 +195,10 @@ def chunk_longhorn_exact_bwd_kernel(
             next_beta = load_tile(beta, S.beta, i_x - BT, o_t, o_beta, i_t, V)
             if not SCALAR_BETA:
                 b_c = load_tile(cs, H * V, i_x, o_t, o_v, left, V).to(tl.float32)
+            if PER_CHANNEL:
+                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
+                b_p = load_tile(ps, H * V, i_x, o_t, o_v, left, V)
+                b_v = load_tile(v, S.v, i_x, o_t, o_v, left, V)
             b_y = b_dy
             if stores_cs(OPTIONS):
                 b_e = step_sizes(b_beta, b_n[:, None], OPTIONS)
@@ -206,7 +210,6 @@ def chunk_longhorn_exact_bwd_kernel(
             # adding a loaded tile gives X that tile's layout
             b_x = tl.trans(b_x) + 0.0 * b_y
             if PER_CHANNEL:
-                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
                 b_until = products_until(b_d)
                 b_x = decayed_reverse_substitution(b_x, b_y, b_e, b_d, rows, p_a, BT)
             else:
@@ -220,8 +223,7 @@ def chunk_longhorn_exact_bwd_kernel(
                 if STORE_W:
                     store_tile(ws, H * V, i_x, o_t, o_v, left, V, b_w)
             if PER_CHANNEL:
-                b_v = load_tile(v, S.v, i_x, o_t, o_v, left, V).to(tl.float32)
-                b_dg = load_tile(ps, H * V, i_x, o_t, o_v, left, V) - b_w * b_v
+                b_dg = b_p - b_w * b_v.to(tl.float32)
                 b_dg = sums_from(b_dg) + b_sum[None, :]
                 b_sum = row(b_dg, 0)
                 # exactly 0 where nothing is left
