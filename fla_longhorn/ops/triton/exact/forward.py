@@ -196,6 +196,8 @@ def chunk_longhorn_exact_fwd_kernel_o(
             next_beta = load_tile(beta, S.beta, i_x + BT, o_t, o_beta, left - BT, V)
             if z is not None:
                 next_z = load_tile(z, S.z, i_x + BT, o_t, o_v, left - BT, V)
+            if g is not None and not SCALAR_G:
+                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
             if SCALAR_G:
                 b_until, b_after = tl.load(p_gram + (BT + 1) * BT + o_t), tl.load(p_gram + (BT + 2) * BT + o_t)
                 b_p *= b_until[None, :]
@@ -211,7 +213,6 @@ def chunk_longhorn_exact_fwd_kernel_o(
                 if SCALAR_G:
                     b_u *= b_after[:, None]
             else:
-                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
                 b_u = decayed_substitution(tl.trans(b_p), b_v, b_e, b_d, rows) * b_e
                 if OUTPUT:
                     b_o = decayed_reads(tl.trans(b_o), b_u, b_d, p_a, BT)
