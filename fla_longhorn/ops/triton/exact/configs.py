@@ -63,15 +63,15 @@ def span_size(key: LaunchKey, per_channel: bool) -> int:
 
 
 def for_chunks(key: LaunchKey) -> ExactConfig:
-    """Programs that hold a state `[BV, K]`: with one warp no product waits for another, and each thread owns one channel."""
+    """Programs that hold a state `[BV, K]`: with one warp no product waits for another, and a thread owns its channel's column."""
     BK, card = padded_state_size(key.K), key.card
-    BV, num_warps = 32, 1 if BK <= 64 or BK == 128 and key.precision == 'bf16' else 2
+    BV, num_warps = 32 if BK <= 64 or BK == 128 and key.precision == 'bf16' else 16, 1
     if BK == BV:
         # tiles of keys and of values, were they of one shape, would get one layout, in which a thread owns no column
         BV, num_warps = 64, 2
     if key.precision == 'ieee':
         # without tensor cores operands are in registers, so threads share columns
-        BV, num_warps = 32, 1 if BK <= 64 or BK == 128 and key.precision == 'bf16' else 2
+        BV, num_warps = 32 if BK <= 64 or BK == 128 and key.precision == 'bf16' else 16, 1
     if BK == BV:
         # tiles of keys and of values, were they of one shape, would get one layout, in which a thread owns no column
         BV, num_warps = 64, 2
