@@ -33,12 +33,12 @@ LONGER = {
     ('longhorn_bwd_kernel', 32): (770, 779, 0),
     ('longhorn_bwd_kernel', 64): (770, 783, 0),
     ('longhorn_bwd_kernel', 128): (770, 783, 0),
-    ('chunk_longhorn_exact_bwd_kernel_replay', 32): (778, 797, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay', 32): (784, 834, 0),
     ('chunk_longhorn_exact_bwd_kernel_replay', 64): (996, 1062, 0),
-    ('chunk_longhorn_exact_bwd_kernel', 64): (852, 887, 0),
-    ('chunk_longhorn_exact_fwd_kernel_o', 128): (FITTING, 871, 2),
-    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1512, 1620, 171),
-    ('chunk_longhorn_exact_bwd_kernel', 128): (1253, 1327, 42),
+    ('chunk_longhorn_exact_bwd_kernel', 64): (841, 882, 0),
+    ('chunk_longhorn_exact_fwd_kernel_o', 128): (FITTING, 866, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1524, 1616, 189),
+    ('chunk_longhorn_exact_bwd_kernel', 128): (1257, 1321, 71),
 }
 
 

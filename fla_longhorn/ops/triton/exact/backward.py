@@ -27,16 +27,16 @@ from fla_longhorn.ops.triton.exact.common import (
     for_parts,
     gram_rows,
     head_index_and_channels,
+    load_keys,
     load_tile,
     operand,
     operand_dtype,
     padded,
     product,
-    products_until,
     reads,
-    reverse_substitution,
     row,
     store_tile,
+    substitution,
     token_strides,
 )
 from fla_longhorn.ops.triton.exact.configs import for_chunks, span_size, state_parts
@@ -172,7 +172,7 @@ def chunk_longhorn_exact_bwd_kernel(
         for _ in tl.range(tl.cdiv(tl.minimum(T_n - i_s, SPAN), BT), num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
             p_gram, p_a = gram_pointers(gram, a, i_gram, BT)
-            b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
+            b_k = load_keys(k, S.k, i_x, o_t, o_k, left, K)
             if PREFETCH:
                 rows = gram_rows(p_gram, BT)
             else:
@@ -191,10 +191,10 @@ def chunk_longhorn_exact_bwd_kernel(
             if not PREFETCH:
                 rows = gram_rows(p_gram, BT)
                 b_beta = load_tile(beta, S.beta, i_x, o_t, o_beta, left, V).to(tl.float32)
-            next_dy = load_tile(dy, S.do, i_x - BT, o_t, o_v, i_t, V)
-            next_beta = load_tile(beta, S.beta, i_x - BT, o_t, o_beta, i_t, V)
             if not SCALAR_BETA:
                 b_c = load_tile(cs, H * V, i_x, o_t, o_v, left, V).to(tl.float32)
+            next_dy = load_tile(dy, S.do, i_x - BT, o_t, o_v, i_t, V)
+            next_beta = load_tile(beta, S.beta, i_x - BT, o_t, o_beta, i_t, V)
             if PER_CHANNEL:
                 b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
                 b_p = load_tile(ps, H * V, i_x, o_t, o_v, left, V)
@@ -207,13 +207,11 @@ def chunk_longhorn_exact_bwd_kernel(
                 if not SCALAR_BETA:
                     b_c *= b_slope
             b_e = tl.broadcast_to(b_e, (BT, BV))
-            # adding a loaded tile gives X that tile's layout
-            b_x = tl.trans(b_x) + 0.0 * b_y
             if PER_CHANNEL:
-                b_until = products_until(b_d)
-                b_x = decayed_reverse_substitution(b_x, b_y, b_e, b_d, rows, p_a, BT)
+                b_until = tl.cumprod(b_d, 0)
+                b_x = decayed_reverse_substitution(tl.trans(b_x), b_y, b_e, b_d, rows, p_a, BT)
             else:
-                b_x = reverse_substitution(b_x, b_e, rows, DIGITS)
+                b_x = substitution(tl.trans(b_x), b_e, rows, DIGITS, True)
             b_w = b_x * b_e
             store_tile(dv, H * V, i_x, o_t, o_v, left, V, b_w if b_D is None else b_w + b_D[None, :] * b_y)
             if SCALAR_BETA:
@@ -234,7 +232,7 @@ def chunk_longhorn_exact_bwd_kernel(
                 b_y, b_w = b_y * b_until[:, None], b_w * b_until[:, None]
             if scale is not None:
                 b_y *= scale
-            b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
+            b_q = load_keys(q, S.q, i_x, o_t, o_k, left, K)
             if DIGITS == DOT:
                 b_qk = alternate(b_q.to(tl.float32), b_k.to(tl.float32))
                 b_dh = product(tl.trans(alternate(operand(b_y, DOT), operand(-b_w, DOT))), b_qk, b_dh, DOT)

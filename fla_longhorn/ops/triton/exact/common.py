@@ -97,6 +97,13 @@ def load_tile(x, S: tl.constexpr, i_t, o_t, o_x, left, X: tl.constexpr):
 
 
 @triton.jit
+def load_keys(x, S: tl.constexpr, i_t, o_t, o_k, left, K: tl.constexpr):
+    """Tile `[BT, BK]` of keys: loaded as its transpose, because Triton would give tiles of one shape, as values', one layout."""
+    p_x = x + i_t * S + (o_k[:, None] + o_t[None, :].to(tl.int64) * S)
+    return tl.trans(tl.load(p_x, mask=(o_k < K)[:, None] & (o_t < left)[None, :], other=0.0))
+
+
+@triton.jit
 def store_tile(x, S: tl.constexpr, i_t, o_t, o_x, left, X: tl.constexpr, b_x):
     """Store a tile, rounded to the dtype of `x`."""
     tl.store(tile_pointers(x, S, i_t, o_t, o_x), rounded(b_x, x.dtype.element_ty), mask=tile_mask(o_t, o_x, left, X))
@@ -213,27 +220,17 @@ def gram_rows(p_gram, BT: tl.constexpr):
 
 
 @triton.jit
-def forward_substitution(b_r, b_e, rows, DOT: tl.constexpr):
-    """Solve `R = B - strict_tril(G) (E * R)` for the residuals `R [BT, BV]` given `B` in `b_r` and the rows of G.
+def substitution(b_x, b_e, rows, DOT: tl.constexpr, REVERSE: tl.constexpr = False):
+    """Solve `X = B - L (E * X)` for X `[BT, BV]` given B in `b_x`, with `L = strict_tril(G)`; its transpose with REVERSE.
 
-    Later rows use U as `DOT` rounds it, and correct its rounding error, which would grow with each repetition of a key.
+    Other rows use `E * X` as `DOT` rounds it, and correct its rounding error, which would grow with each repetition of a key.
     """
-    BT: tl.constexpr = b_r.shape[0]
-    o_t = tl.arange(0, BT)
-    for s in tl.static_range(BT - 1):
-        b_u = to_digits(row(b_r, s) * row(b_e, s), DOT)
-        b_r += tl.where((o_t > s)[:, None], rows[s][:, None] * -b_u[None, :], minus_zero())
-    return b_r
-
-
-@triton.jit
-def reverse_substitution(b_x, b_e, rows, DOT: tl.constexpr):
-    """Solve `X = B - strict_tril(G)^T (E * X)` for `X [BT, BV]` given `B` in `b_x`, from the last row up, with W rounded."""
     BT: tl.constexpr = b_x.shape[0]
     o_t = tl.arange(0, BT)
-    for s in tl.static_range(BT - 1, 0, -1):
-        b_w = to_digits(row(b_x, s) * row(b_e, s), DOT)
-        b_x += tl.where((o_t < s)[:, None], rows[s][:, None] * -b_w[None, :], minus_zero())
+    for s in tl.static_range(BT - 1 if REVERSE else 0, 0 if REVERSE else BT - 1, -1 if REVERSE else 1):
+        b_u = to_digits(row(b_x, s) * row(b_e, s), DOT)
+        others = o_t < s if REVERSE else o_t > s
+        b_x += tl.where(others[:, None], rows[s][:, None] * -b_u[None, :], minus_zero())
     return b_x
 
 
@@ -284,17 +281,6 @@ def decayed_reverse_substitution(b_x, b_dy, b_e, b_d, rows, p_a, BT: tl.constexp
             b_w = row(b_x, s) * row(b_e, s)
             b_before = (b_x - rows[s][:, None] * b_w[None, :]) * row(b_d, s)[None, :]
             b_x = tl.where((o_t < s)[:, None], b_before, b_x)
-    return b_x
-
-
-@triton.jit
-def products_until(b_d):
-    """For each token of `[BT, BV]`, the product of the decays up to its own."""
-    BT: tl.constexpr = b_d.shape[0]
-    o_t = tl.arange(0, BT)
-    b_x = b_d
-    for s in tl.static_range(1, BT):
-        b_x = tl.where((o_t == s)[:, None], b_x * row(b_x, s - 1)[None, :], b_x)
     return b_x
 
 

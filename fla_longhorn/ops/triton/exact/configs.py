@@ -66,15 +66,9 @@ def for_chunks(key: LaunchKey) -> ExactConfig:
     """Programs that hold a state `[BV, K]`: with one warp no product waits for another, and a thread owns its channel's column."""
     BK, card = padded_state_size(key.K), key.card
     BV, num_warps = 32 if BK <= 64 or BK == 128 and key.precision == 'bf16' else 16, 1
-    if BK == BV:
-        # tiles of keys and of values, were they of one shape, would get one layout, in which a thread owns no column
-        BV, num_warps = 64, 2
     if key.precision == 'ieee':
         # without tensor cores operands are in registers, so threads share columns
-        BV, num_warps = 32 if BK <= 64 or BK == 128 and key.precision == 'bf16' else 16, 1
-    if BK == BV:
-        # tiles of keys and of values, were they of one shape, would get one layout, in which a thread owns no column
-        BV, num_warps = 64, 2
+        BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (32, 4) if card.mma else (128, 4), 128: (64, 8), 256: (32, 8)}[BK]
     return ExactConfig(BV, chunk_size(key), num_warps=num_warps)
 
 

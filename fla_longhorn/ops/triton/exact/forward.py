@@ -15,18 +15,19 @@ from fla_longhorn.ops.triton.exact.common import (
     decayed_reads,
     decayed_substitution,
     for_parts,
-    forward_substitution,
     gram_rows,
     head_index_and_channels,
     in_parts,
     interval_of,
     is_split,
+    load_keys,
     load_tile,
     padded,
     product,
     products_after,
     reads,
     store_tile,
+    substitution,
     token_strides,
 )
 from fla_longhorn.ops.triton.exact.configs import for_chunks
@@ -176,9 +177,9 @@ def chunk_longhorn_exact_fwd_kernel_o(
         for i_t in tl.range(i_s, tl.minimum(i_s + INTERVAL, T_n), BT, num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
             p_gram, p_a = gram_pointers(gram, a, i_gram, BT)
-            b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
+            b_k = load_keys(k, S.k, i_x, o_t, o_k, left, K)
             if OUTPUT:
-                b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
+                b_q = load_keys(q, S.q, i_x, o_t, o_k, left, K)
             if PREFETCH:
                 rows = gram_rows(p_gram, BT)
             # [BT]
@@ -207,7 +208,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
             # [BT, BV]
             b_e = tl.broadcast_to(step_sizes(b_beta, b_n[:, None], OPTIONS), b_v.shape)
             if g is None or SCALAR_G:
-                b_u = forward_substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee') * b_e
+                b_u = substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee') * b_e
                 if OUTPUT:
                     b_o = tl.trans(add_reads(b_o, b_u, p_a, DOT))
                 if SCALAR_G:

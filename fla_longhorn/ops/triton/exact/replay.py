@@ -10,16 +10,17 @@ from fla_longhorn.ops.triton.exact.common import (
     chunk_offsets,
     decayed_reads,
     decayed_substitution,
-    forward_substitution,
     gram_rows,
     head_index_and_channels,
     interval_of,
+    load_keys,
     load_tile,
     padded,
     products_after,
     reads,
     rounded,
     store_tile,
+    substitution,
 )
 from fla_longhorn.ops.triton.exact.forward import add_reads, add_updates
 from fla_longhorn.ops.triton.exact.gram import gram_pointers
@@ -120,10 +121,10 @@ def chunk_longhorn_exact_bwd_kernel_replay(
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # [BV, BT]; dbeta is a small difference of V and K S, and dg one of sums
-            b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
+            b_k = load_keys(k, S.k, i_x, o_t, o_k, left, K)
             b_p = reads(b_h, b_k, DOT, True)
             if z is not None or PER_CHANNEL:
-                b_q = load_tile(q, S.q, i_x, o_t, o_k, left, K)
+                b_q = load_keys(q, S.q, i_x, o_t, o_k, left, K)
                 b_o = reads(b_h, b_q, DOT, PER_CHANNEL)
                 if scale is not None:
                     # `a` was multiplied by the scale already
@@ -144,7 +145,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
                 b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
                 b_r = decayed_substitution(tl.trans(b_p), b_v, b_e, b_d, rows)
             else:
-                b_r = forward_substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee' if SCALAR_BETA or DOT != 'bf16' else DOT)
+                b_r = substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee' if SCALAR_BETA or DOT != 'bf16' else DOT)
             b_u = b_r * b_e
             store_tile(us, H * V, i_x, o_t, o_v, left, V, b_r if SCALAR_BETA else b_u)
             if cs is not None:
@@ -152,7 +153,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
             if DOT == 'bf16' and not (SCALAR_BETA or PER_CHANNEL):
                 b_u = rounded(b_u, tl.bfloat16).to(tl.float32)
             # again, because what was loaded before takes registers until here
-            b_k = load_tile(k, S.k, i_x, o_t, o_k, left, K)
+            b_k = load_keys(k, S.k, i_x, o_t, o_k, left, K)
             if PER_CHANNEL:
                 b_o = decayed_reads(tl.trans(b_o), b_u, b_d, p_a, BT)
                 b_after, b_total = products_after(b_d)
