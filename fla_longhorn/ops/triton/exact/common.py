@@ -98,7 +98,7 @@ def load_tile(x, S: tl.constexpr, i_t, o_t, o_x, left, X: tl.constexpr):
 
 @triton.jit
 def load_keys(x, S: tl.constexpr, i_t, o_t, o_k, left, K: tl.constexpr):
-    """Tile `[BT, BK]` of keys: loaded as its transpose, because Triton would give tiles of one shape, as values', one layout."""
+    """Tile `[BT, BK]` of keys: its transpose is loaded, because Triton gives tiles of one shape, as values', one layout."""
     p_x = x + i_t * S + (o_k[:, None] + o_t[None, :].to(tl.int64) * S)
     return tl.trans(tl.load(p_x, mask=(o_k < K)[:, None] & (o_t < left)[None, :], other=0.0))
 
