@@ -22,7 +22,7 @@ from offgpu.absent_device import TARGETS
 
 CARDS = ('sm_80', 'sm_86', 'sm_89', 'sm_90', 'sm_100', 'sm_120', 'gfx942')
 # in the order of what is used most
-STATE_SIZES = (16, 64, 128)
+STATE_SIZES = (16, 32, 64, 128)
 UPDATES = ('diagonal', 'exact')
 SHAPE = dict(B=8, T=2048, V=4096)
 

@@ -33,7 +33,7 @@ from offgpu.predict.walks import KEPT, Walks
 
 # of the paper's 1.3B layer
 SHAPE = (8, 2048, 4096)
-STATE_SIZES = (16, 64, 128)
+STATE_SIZES = (16, 32, 64, 128)
 RESULTS = Path(__file__).parents[1] / 'results'
 # milliseconds of the host for a launch in an eager call, by the six of chunk_delta_rule's forward on an H200
 HOST_MS = 0.09
