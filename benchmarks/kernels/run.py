@@ -27,9 +27,9 @@ UPDATES = ('diagonal', 'exact')
 SHAPE = dict(B=8, T=2048, V=4096)
 
 
-def training_call(update: str, K: int) -> Call:
-    """As the layer calls the operator in training, in bfloat16."""
-    return Call(exact=update == 'exact', K=K, layout='view', sigmoid=True, D=True, z=True, **SHAPE)
+def training_call(update: str, K: int, g: str | None = None) -> Call:
+    """As the layer calls the operator in training, in bfloat16, with a decay per 'head' or 'channel'."""
+    return Call(exact=update == 'exact', K=K, g=g, layout='view', sigmoid=True, D=True, z=True, **SHAPE)
 
 
 def by_kernel(outcome: Outcome) -> Iterable[dict]:

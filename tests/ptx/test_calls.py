@@ -20,7 +20,7 @@ KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
 
 
 # these compile longest, and `segments` compiles what `rows` does
-SLOW = ('decays', 'groups', 'packed', 'rows')
+SLOW = ('decays', 'groups', 'rows')
 
 
 @pytest.mark.parametrize('call', slow_but((x for x in fast() if x.name not in SLOW), fast()), ids=str)
