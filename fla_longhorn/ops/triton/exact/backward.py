@@ -157,10 +157,9 @@ def chunk_longhorn_exact_bwd_kernel(
     # the slot of the state behind a span
     i_end = num_slots(T, N, SPAN, IS_VARLEN) + i_n
     # the last chunk; in the loop, the one before is loaded before anything is stored, because loads do not move across stores
-    i_t = (NT - 1) * BT
-    left = tl.minimum(T_n - i_t, T_n)
-    b_dy = load_tile(dy, S.do, bos + i_t, o_t, o_v, left, V).to(tl.float32)
-    b_beta = load_tile(beta, S.beta, bos + i_t, o_t, o_beta, left, V).to(tl.float32)
+    i_t = tl.maximum(NT - 1, 0) * BT
+    b_dy = load_tile(dy, S.do, bos + i_t, o_t, o_v, T_n - i_t, V).to(tl.float32)
+    b_beta = load_tile(beta, S.beta, bos + i_t, o_t, o_beta, T_n - i_t, V).to(tl.float32)
     for j_s in range(NS):
         i_s = (NS - 1 - j_s) * SPAN
         store_state(dhs + (i_span * H + i_h) * (PARTS * K * V), b_dh, o_k, o_v, None, K, V, True, PARTS)
