@@ -197,14 +197,14 @@ def chunk_longhorn_exact_fwd_kernel_o(
             next_beta = load_tile(beta, S.beta, i_x + BT, o_t, o_beta, left - BT, V)
             if z is not None:
                 next_z = load_tile(z, S.z, i_x + BT, o_t, o_v, left - BT, V)
-            if g is not None and not SCALAR_G:
-                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
             if SCALAR_G:
                 b_until, b_after = tl.load(p_gram + (BT + 1) * BT + o_t), tl.load(p_gram + (BT + 2) * BT + o_t)
                 b_p *= b_until[None, :]
                 b_h *= tl.load(p_gram + (BT + 2) * BT - 1)
                 if OUTPUT:
                     b_o *= b_until[None, :]
+            elif g is not None:
+                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
             # [BT, BV]
             b_e = tl.broadcast_to(step_sizes(b_beta, b_n[:, None], OPTIONS), b_v.shape)
             if g is None or SCALAR_G:
