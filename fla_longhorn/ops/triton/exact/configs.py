@@ -63,7 +63,7 @@ def span_size(key: LaunchKey, per_channel: bool) -> int:
 
 
 def for_chunks(key: LaunchKey) -> ExactConfig:
-    """Programs that hold a state `[BV, K]`: one warp waits for no other, and a thread owns columns where it has 32 channels."""
+    """Programs that hold a state `[BV, K]`: one warp waits for no other, and of 32 channels each thread owns a column."""
     BK, card = padded_state_size(key.K), key.card
     BV, num_warps = 32 if BK <= 64 or BK == 128 and key.precision == 'bf16' else 16, 1
     if key.precision == 'ieee':
