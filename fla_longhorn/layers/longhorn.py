@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
 from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
 from fla_longhorn.modules import L2Norm
 from fla_longhorn.modules.convolution import ShortConvolution
 from fla_longhorn.modules.dispatch import is_bare, mix_layer
-from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
+from fla_longhorn.modules.recompute import Values, can_recompute
 from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows, read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
-from fla_longhorn.ops.arguments import is_recorded, is_transformed
+from fla_longhorn.ops.arguments import is_transformed
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH, on_ranks
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Longhorn(NoWeightDecay):
             from which the other projections are computed in both cases. Default: `False`.
         recompute (bool, Optional):
             Whether backward recomputes the convolution's output and the step sizes: the same gradients, with 4 bytes less per
-            token and channel in 16-bit training, where no part is adapted, hooked or split and no cache is read or kept. Under
+            token and channel in 16-bit training, where neither part is adapted or hooked and no cache is read or kept. Under
             `torch.compile` the compiler chooses. Default: `True`.
         norm_eps (float, Optional):
             Unused, accepted because fla's layers have it. Default: 1e-5.
@@ -231,15 +233,11 @@ class Longhorn(NoWeightDecay):
         ):
             o, recurrent_state, conv_state = self.step(x, z, recurrent_state, conv_state, rows)
         else:
-            mix = partial(
-                self.mix, x, z, self.op_for(T), rows, recurrent_state, conv_state, use_cache, cp_context,
-            )
-            fresh = recurrent_state is None and not use_cache
-            if self.recompute and fresh and is_recorded() and can_recompute(x, *self.parts()):
-                weights = [y for part in self.parts() for y in part.parameters(recurse=False)]
-                o = Recompute.apply(lambda values: mix(values)[0], x, z, self.D, *weights)
-            else:
-                o, recurrent_state, conv_state = mix()
+            recomputed = self.recompute and recurrent_state is None and not use_cache and can_recompute()
+            with Values() if recomputed else nullcontext() as values:
+                o, recurrent_state, conv_state = self.mix(
+                    x, z, self.op_for(T), rows, recurrent_state, conv_state, use_cache, cp_context, values,
+                )
         if use_cache:
             update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=T)
         o = self.out_proj(o.view(o.shape[0], o.shape[1], -1))
@@ -278,8 +276,9 @@ class Longhorn(NoWeightDecay):
             y = on_ranks().convolve_part(self.conv1d, x, cp_context)
         else:
             y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
-            if values is not None:
-                values.add(self.conv1d, y, lambda conv, x: conv.forward(x=x, **rows.of_convolution)[0], x)
+            if values is not None and is_bare(self.conv1d, x.device):
+                function = partial(self.conv1d.convolve, **rows.of_convolution)
+                values.add(y, function, x, self.conv1d.weight, self.conv1d.bias)
         o, recurrent_state = op(
             **self.inputs(y, rows, values),
             D=self.D.view(self.num_heads, -1),
@@ -296,10 +295,11 @@ class Longhorn(NoWeightDecay):
         """From the convolution's output `[B, T, d]` to the operator's q, k, v, beta (before its sigmoid) and g."""
         b, k, *q = self.x_proj(x).split(self.x_sizes, dim=-1)
         # PyTorch adds the bias in the product if its input has two dimensions; an adapter may look at the rows
-        b = b.flatten(0, 1) if is_bare(self.beta_proj, b.device) else b
+        bare = is_bare(self.beta_proj, b.device)
+        b = b.flatten(0, 1) if bare else b
         beta = self.beta_proj(b)
-        if values is not None:
-            values.add(self.beta_proj, beta, nn.Linear.forward, b)
+        if values is not None and bare:
+            values.add(beta, F.linear, b, self.beta_proj.weight, self.beta_proj.bias)
         beta = beta.view(k.shape[0], k.shape[1], -1)
         v = x if self.v_proj is None else self.v_proj(x)
         return (
@@ -317,11 +317,6 @@ class Longhorn(NoWeightDecay):
             q=q, k=rows.silence(k), v=v, beta=beta, g=None if g is None else rows.silence(g), exact=self.exact,
             use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval,
         )
-
-    def parts(self) -> list[nn.Module]:
-        """What lies between the first and the last projection."""
-        gate = [] if self.gate is None else [self.gate, self.gate.down, self.gate.up]
-        return [self.conv1d, self.x_proj, self.beta_proj, self.k_norm, *([] if self.v_proj is None else [self.v_proj]), *gate]
 
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, H D]` as `[B, T, H, D]`."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from fla import modules
 
 from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
+from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops.arguments import is_transformed
 
 # the second and third dimension of a launch: fla's kernels have pieces of `PIECE` tokens in the one, rows in the other
@@ -106,7 +107,9 @@ class ShortConvolution(modules.ShortConvolution):
             y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
             state = None if state is None or lengths is None else torch.where(lengths[:, None, None] > 0, state, cache)
         else:
-            y, state = self.forward_in_pytorch(x, residual, mask, cache, cu_seqlens, lengths)
+            y, state = keep_inputs(
+                self.convolve_in_pytorch, x, self.weight, self.bias, cache, cu_seqlens, lengths, residual, mask,
+            )
         if not output_final_state:
             return y, None
         # a CUDA graph needs the state at the same address
@@ -114,9 +117,27 @@ class ShortConvolution(modules.ShortConvolution):
         in_place = in_place and not (torch.is_grad_enabled() or is_transformed())
         return y, cast(Any, cache).copy_(state) if in_place else state
 
-    def forward_in_pytorch(
-        self, x: torch.Tensor, residual: torch.Tensor | None, mask: torch.Tensor | None, cache: torch.Tensor | None,
-        cu_seqlens: torch.Tensor | None, lengths: torch.Tensor | None,
+    def convolve(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None = None,
+        chunk_indices: torch.Tensor | None = None, lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The output of :meth:`forward` with these weights, of `x` without states."""
+        if lengths is not None or not self.is_launched(x, cu_seqlens):
+            return self.convolve_in_pytorch(x, weight, bias, None, cu_seqlens, lengths)[0]
+        return modules.convolution.causal_conv1d(
+            x,
+            weight=weight.squeeze(1),
+            bias=bias,
+            activation=self.activation,
+            backend=self.backend,
+            cu_seqlens=cu_seqlens,
+            chunk_indices=chunk_indices,
+        )[0]
+
+    def convolve_in_pytorch(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | None, lengths: torch.Tensor | None, residual: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output and the new state."""
         if mask is not None:
@@ -124,13 +145,13 @@ class ShortConvolution(modules.ShortConvolution):
                 raise ValueError('mask and cu_seqlens cannot be provided at the same time')
             x = x * mask.unsqueeze(-1)
         rows = widen(x.flatten(2))
-        weight = self.weight.squeeze(1).to(rows.dtype)
+        weight = weight.squeeze(1).to(rows.dtype)
         if cu_seqlens is None:
-            y, state = _convolve_rows(rows, weight, cache, lengths)
+            y, state = _convolve_rows(rows, weight, state, lengths)
         else:
-            y, state = _convolve_packed(rows, weight, cache, cu_seqlens)
-        if self.bias is not None:
-            y = y + self.bias.to(rows.dtype)
+            y, state = _convolve_packed(rows, weight, state, cu_seqlens)
+        if bias is not None:
+            y = y + bias.to(rows.dtype)
         if self.activation is not None:
             y = F.silu(y)
         if residual is not None:

@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook
 
 from fla_longhorn.ops import operator
@@ -49,6 +50,8 @@ def mix_layer(
     return None if loops is None else loops.mix_layer(layer, x, z, conv_state, recurrent_state)
 
 
+# classes of weights whose memory holds the values that a layer multiplies
+KNOWN = (*ORDINARY, FakeTensor)
 # the forward of each class, as it was made; other modules add theirs
 FORWARDS: dict[type[nn.Module], Callable] = {cls: cls.forward for cls in (nn.Linear, nn.Identity)}
 
@@ -65,5 +68,6 @@ def is_bare(module: nn.Module, device: torch.device) -> bool:
     # private, as is the function below, but nothing public tells of hooks: without these, those of a user would not be called
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return False
-    parameters = module._parameters.values()
-    return not _has_any_global_hook() and all(x is None or (type(x) in ORDINARY and x.device == device) for x in parameters)
+    # those of a replica, or that another network computed, are plain tensors
+    weights = [*module._parameters.values(), *(x for x in module.__dict__.values() if isinstance(x, Tensor))]
+    return not _has_any_global_hook() and all(x is None or (type(x) in KNOWN and x.device == device) for x in weights)

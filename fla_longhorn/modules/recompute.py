@@ -1,93 +1,127 @@
-"""Calls of which backward recomputes the values that are cheap to recompute."""
+"""Values that backward computes again, in place of keeping them.
+
+Inside :class:`Values`, autograd records as always. Where it saves a tensor that has the memory of a recomputed value, it keeps
+how to compute that value, and computes it when backward asks for the tensor: nothing else differs, so PyTorch's rules hold for
+whatever a layer is used for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Self
 
 import torch
-import torch.nn as nn
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
-from fla_longhorn.modules.dispatch import is_bare
+from fla_longhorn.ops.arguments import is_recorded
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+
+class Saved:
+    """A tensor as autograd saves it: by the hooks of the caller, such as a checkpoint's, or as it is, to be left unchanged."""
+
+    def __init__(self, x: Tensor, hooks: Hooks | None) -> None:
+        self.hooks, self.version = hooks, x._version
+        self.x: Any
+        if hooks is None:
+            self.x = x.detach()
+        else:
+            with torch.no_grad():
+                self.x = hooks[0](x)
+
+    def get(self) -> Tensor:
+        if self.hooks is not None:
+            return self.hooks[1](self.x)
+        if self.x._version != self.version:
+            raise RuntimeError(
+                'one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of '
+                f'shape {list(self.x.shape)} is at version {self.x._version}, expected version {self.version}'
+            )
+        return self.x
+
+
+class Value:
+    """A contiguous tensor as `function(*inputs)`, computed at its first use in backward and kept until the last."""
+
+    def __init__(self, y: Tensor, function: Callable[..., Tensor], inputs: list[Saved | None]) -> None:
+        self.version, self.function, self.inputs = y._version, function, inputs
+        device = y.device.type
+        self.autocast: Callable[[], AbstractContextManager] = nullcontext
+        # not for meta tensors
+        if torch.amp.is_autocast_available(device):
+            dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+            self.autocast = partial(torch.autocast, device, dtype, enabled)
+        self.y: Tensor | None = None
+        # the uses, and those that are to come before it is dropped; wrong counts, of parts of a graph, only compute it again
+        self.uses = self.left = 0
+
+    def get(self) -> Tensor:
+        y = self.y
+        if y is None:
+            inputs = [None if x is None else x.get() for x in self.inputs]
+            with torch.no_grad(), self.autocast():
+                y = self.function(*inputs).contiguous()
+        self.left = (self.left or self.uses) - 1
+        self.y = y if self.left else None
+        return y
+
+
+class Part:
+    """What autograd saves of a value: the whole or a view."""
+
+    def __init__(self, value: Value, x: Tensor) -> None:
+        value.uses += 1
+        self.value, self.place = value, (x.shape, x.stride(), x.storage_offset())
+
+    def get(self) -> Tensor:
+        y = self.value.get()
+        shape, strides, offset = self.place
+        return y.as_strided(shape, strides, y.storage_offset() + offset)
 
 
 class Values:
-    """What a call of :class:`Recompute` saves, and how it recomputes the values passed to :meth:`add`."""
+    """A context in which backward recomputes the values passed to :meth:`add`."""
 
-    def __init__(self, device: str) -> None:
-        self.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        self.tensors: list[Tensor | None] = []
+    def __init__(self) -> None:
+        self.context = saved_tensors_hooks(self.pack, lambda x: x.get())
         # by their memory, which is not given to other tensors as long as it is a key
-        self.places: dict[torch.UntypedStorage, int] = {}
-        self.modules: list[tuple[Callable[..., Tensor], nn.Module, type[nn.Module], slice]] = []
-        # in backward alone
-        self.saved: tuple[Tensor | None, ...] = ()
-        self.done: dict[int, Tensor] = {}
+        self.places: dict[torch.UntypedStorage, Value] = {}
 
-    def add(self, module: nn.Module, y: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> None:
-        """Recompute `y` as `function(module, *inputs)`, which calls `forward` of a copy with the module's weights of now."""
-        if y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes:
-            self.places[y.untyped_storage()] = len(self.modules)
-            where = slice(len(self.tensors), len(self.tensors) + len(inputs) + 2)
-            self.modules.append((function, module, type(module), where))
-            self.tensors += [*inputs, module.weight, module.bias]  # type: ignore[list-item]
+    def add(self, y: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> None:
+        """Recompute `y`, which has its memory to itself, as `function(*inputs)`, without autograd."""
+        known = not any(x is not None and x.is_inference() for x in inputs)
+        if known and y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes:
+            saved = [None if x is None else Saved(x, self.hooks) for x in inputs]
+            self.places[y.untyped_storage()] = Value(y, function, saved)
 
-    def pack(self, x: Tensor) -> Any:
+    def pack(self, x: Tensor) -> Saved | Part:
         value = self.places.get(x.untyped_storage())
-        if value is not None and x._version == 0:
-            return value, x.shape, x.stride(), x.storage_offset()
-        self.tensors.append(x.detach())
-        return len(self.tensors) - 1
+        return Saved(x, self.hooks) if value is None or x._version != value.version else Part(value, x)
 
-    def unpack(self, x: Any) -> Tensor:
-        return self.get(x[0]).as_strided(*x[1:]) if isinstance(x, tuple) else self.saved[x]
+    def __enter__(self) -> Self:
+        # private: PyTorch calls the innermost hooks alone, and nothing public tells of those around them
+        self.hooks: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self.context.__enter__()
+        return self
 
-    def get(self, value: int) -> Tensor:
-        if value not in self.done:
-            function, module, cls, where = self.modules[value]
-            *inputs, weight, bias = self.saved[where]
-            copied = object.__new__(cls)
-            # Python finds these attributes before it asks the module for its parameters
-            vars(copied).update(vars(module), weight=weight, bias=bias)
-            with torch.no_grad(), torch.autocast(*self.autocast):
-                self.done[value] = function(copied, *inputs)
-        return self.done[value]
+    def __exit__(self, *error: object) -> None:
+        self.context.__exit__(*error)
+        self.places.clear()
 
 
-class Recompute(torch.autograd.Function):
-    """`function(values)`, a tensor, for gradients of `inputs`, which are all tensors that it depends on and differentiates."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[[Values], Tensor], *inputs: Tensor) -> Tensor:
-        ctx.values = values = Values(inputs[0].device.type)
-        with torch.enable_grad(), saved_tensors_hooks(values.pack, values.unpack):
-            o = function(values)
-        values.places.clear()
-        ctx.save_for_backward(*values.tensors)
-        values.tensors = []
-        ctx.edges = get_gradient_edge(o), [get_gradient_edge(x) for x in inputs if x.requires_grad]
-        return o.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.values.saved, (o, inputs) = ctx.saved_tensors, ctx.edges
-        try:
-            found = iter(torch.autograd.grad(o, inputs, do, retain_graph=True, allow_unused=True))
-        finally:
-            ctx.values.saved, ctx.values.done = (), {}
-        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+def can_recompute() -> bool:
+    """Whether autograd may record the call, with hooks on saved tensors."""
+    # private, as the only public way to ask is to try
+    return is_recorded() and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
 
 
-def can_recompute(x: Tensor, *modules: nn.Module) -> bool:
-    """Whether `x`, which has memory, or a module is trained, the modules are bare, and hooks on saved tensors are allowed."""
-    if x.is_meta or not any(y.requires_grad for y in (x, *(p for module in modules for p in module.parameters()))):
-        return False
-    try:
-        with saved_tensors_hooks(Tensor.detach, Tensor.detach):
-            return all(is_bare(module, x.device) for module in modules)
-    except RuntimeError:
-        return False
+def keep_inputs(function: Callable[..., Any], *inputs: Any) -> Any:
+    """`function(*inputs)`, of which autograd keeps the inputs alone, as it does of a fused kernel."""
+    if not can_recompute():
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)

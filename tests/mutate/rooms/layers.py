@@ -9,6 +9,7 @@ DECAY = 'tests/layers/test_weight_decay.py::test_layer'
 BOUNDARIES = 'tests/models/test_boundaries.py::'
 COMPILED = 'tests/torch_compile/'
 RECOMPUTE = 'tests/layers/test_recompute.py::'
+WAYS = 'tests/layers/test_ways_of_use.py::'
 GATE = 'tests/models/test_gate.py::'
 TENSOR_PARALLEL = 'packages/extras/fla_longhorn_extras/tensor_parallel.py'
 PARALLEL = 'packages/extras/tests/distributed/test_parallel.py::'
@@ -40,22 +41,22 @@ MUTATIONS = [
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),
     Mutation(
-        'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), torch.autocast(*self.autocast):',
+        'autocast-forgotten', 'modules/recompute.py', 'with torch.no_grad(), self.autocast():',
         'with torch.no_grad():',
         'backward computes again in another dtype', RECOMPUTE + 'test_gradients_of_a_layer', 'exact-float16',
     ),
     Mutation(
-        'weights-of-backward', 'modules/recompute.py',
-        'vars(copied).update(vars(module), weight=weight, bias=bias)', 'copied = module',
+        'weights-of-backward', 'layers/longhorn.py',
+        'F.linear, b, self.beta_proj.weight, self.beta_proj.bias', 'self.beta_proj.forward, b',
         'backward computes again with weights that a module has been given since',
-        RECOMPUTE + 'test_weights_of_a_functional_call',
+        WAYS + 'test_gradients', 'functional_call-paper',
     ),
     Mutation(
-        'changed-value-computed-again', 'modules/recompute.py', ' and x._version == 0', '',
+        'changed-value-computed-again', 'modules/recompute.py', ' or x._version != value.version', '',
         'backward takes a value for what it was before a change', RECOMPUTE + 'test_a_value_changed_in_place_is_kept',
     ),
     Mutation(
-        'weights-of-any-class', 'modules/dispatch.py', 'type(x) in ORDINARY and x.device', 'x.device',
+        'weights-of-any-class', 'modules/dispatch.py', 'type(x) in KNOWN and x.device', 'x.device',
         'quantised weights are multiplied as they are stored', BARE + 'test_what_is_put_in_or_around_a_module_is_seen',
     ),
     Mutation(

@@ -1,0 +1,452 @@
+"""Ways in which people use a layer: each gives the gradients of the same layer in plain PyTorch, in float64."""
+
+import copy
+import functools
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from peft import LoraConfig, get_peft_model
+from torch.autograd.graph import register_multi_grad_hook, save_on_cpu
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize, prune
+from torch.utils.checkpoint import checkpoint
+
+from fla_longhorn.layers import Longhorn
+from fla_longhorn.ops import naive_recurrent_longhorn
+from fla_longhorn.selfcheck.compare import relative_error
+
+LAYERS = {
+    'paper': {},
+    'exact': {'exact': True, 'num_heads': 2, 'use_bias': True},
+    'scalar_beta': {'scalar_beta': True, 'num_heads': 2, 'exact': True, 'conv_bias': False},
+    'gate per head': {'gate': 'head', 'num_heads': 2, 'exact': True, 'allow_neg_eigval': True},
+    'gate per channel': {'gate': 'channel', 'value_proj': True, 'k_norm': 'l2', 'tie_qk': True},
+}
+WIDTH, T = 12, 19
+
+
+class Reference(Longhorn):
+    """The layer in PyTorch's operations alone, one token after the other."""
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor]:
+        def heads(x):
+            return x.unflatten(-1, (self.num_heads, -1))
+
+        x, z = self.in_proj(hidden_states).chunk(2, -1)
+        conv = self.conv1d
+        x = nn.functional.conv1d(x.mT, conv.weight, conv.bias, padding=self.conv_size - 1, groups=x.shape[-1])
+        x = nn.functional.silu(x[..., :hidden_states.shape[1]]).mT
+        b, k, *q = self.x_proj(x).split(self.x_sizes, -1)
+        q, k = heads(q[0] if q else k), heads(k)
+        if not isinstance(self.k_norm, nn.Identity):
+            k = k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+        beta = self.beta_proj(b).sigmoid()
+        o, _ = naive_recurrent_longhorn(
+            q=q,
+            k=k,
+            v=heads(x if self.v_proj is None else self.v_proj(x)),
+            beta=beta if self.scalar_beta else heads(beta),
+            exact=self.exact,
+            D=self.D.view(self.num_heads, -1),
+            z=heads(z),
+            allow_neg_eigval=self.allow_neg_eigval,
+            g=None if self.gate is None else self.gate(x),
+        )
+        return (self.out_proj(o.flatten(2)),)
+
+
+class Use:
+    """A layer of a class and its options, in a dtype; layers made later have other weights, the same for each class."""
+
+    def __init__(self, cls, device, **options):
+        self.cls, self.options = cls, options
+        self.to = {'device': device, 'dtype': torch.float64 if cls is Reference else torch.float32}
+        self.made = 0
+
+    def layer(self) -> Longhorn:
+        torch.manual_seed(self.made)
+        self.made += 1
+        layer = Longhorn(hidden_size=WIDTH, state_size=3, **self.options)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.add_(torch.randn_like(p), alpha=0.2)
+        layer.__class__ = self.cls
+        return layer.to(**self.to)
+
+    def x(self, seed: int = 0) -> torch.Tensor:
+        return torch.randn(2, T, WIDTH, generator=torch.Generator().manual_seed(seed)).to(**self.to)
+
+
+def loss(o: torch.Tensor) -> torch.Tensor:
+    return (o * torch.linspace(-1, 1, WIDTH, dtype=o.dtype, device=o.device)).square().sum()
+
+
+def grads(*modules: nn.Module) -> list[torch.Tensor | None]:
+    return [p.grad for module in modules for p in module.parameters()]
+
+
+def once(use):
+    layer, x = use.layer(), use.x().requires_grad_()
+    loss(layer(x)[0]).backward()
+    return [*grads(layer), x.grad]
+
+
+def again(use):
+    """ALBERT, looped models."""
+    layer, x = use.layer(), use.x()
+    for _ in range(3):
+        x = x + layer(x)[0]
+    loss(x).backward()
+    return grads(layer)
+
+
+def shared(use):
+    """By two models."""
+    layer, other = use.layer(), use.layer()
+    loss(layer(other(use.x())[0])[0]).backward()
+    (loss(layer(use.x(1))[0]) + loss(other(use.x(2))[0])).backward()
+    return grads(layer, other)
+
+
+def replicas(use):
+    """As `nn.DataParallel` makes them: a replica's weights are plain tensors."""
+    layer, modules = use.layer(), None
+    for seed in (0, 1):
+        modules = list(layer.modules())
+        replica = {module: module._replicate_for_data_parallel() for module in modules}
+        for module, made in replica.items():
+            for name, child in module._modules.items():
+                made._modules[name] = None if child is None else replica[child]
+            for name, p in module._parameters.items():
+                if p is None:
+                    made._parameters[name] = None
+                else:
+                    setattr(made, name, p * 1)
+        loss(replica[layer](use.x(seed))[0]).backward()
+    return grads(layer)
+
+
+def distributed(use):
+    layer = use.layer()
+    loss(DistributedDataParallel(layer)(use.x())[0]).backward()
+    return grads(layer)
+
+
+def flat(use, use_orig_params=False, auto_wrap_policy=None):
+    """FSDP 1; a step of its optimizer stands for gradients that it keeps in one tensor."""
+    layer = FullyShardedDataParallel(
+        use.layer(), use_orig_params=use_orig_params, auto_wrap_policy=auto_wrap_policy,
+        sharding_strategy=ShardingStrategy.NO_SHARD, device_id=use.to['device'],
+    )
+    loss(layer(use.x())[0]).backward()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.sub_(p.grad) if p.grad is not None else None
+    with FullyShardedDataParallel.summon_full_params(layer, writeback=False):
+        return [p.detach().clone() for p in layer.parameters()]
+
+
+def sharded(use):
+    """FSDP 2."""
+    layer, device = use.layer(), torch.device(use.to['device']).type
+    fully_shard(layer, mesh=DeviceMesh(device, [0]))
+    for seed in (0, 1):
+        loss(layer(use.x(seed))[0]).backward()
+    return [x.full_tensor() for x in grads(layer)]
+
+
+def hooks_on_parameters(use):
+    layer, calls = use.layer(), []
+    for i, p in enumerate(layer.parameters()):
+        p.register_hook(lambda g, i=i: 0.5 * g if i % 2 else -g - 0.1)
+        p.register_hook(lambda g, i=i: calls.append(i))
+    register_multi_grad_hook([*layer.parameters()], lambda found: calls.append(len(found)))
+    loss(layer(use.x())[0]).backward()
+    assert sorted(calls) == [*range(len(grads(layer))), len(grads(layer))]
+    return grads(layer)
+
+
+def hooks_on_modules(use):
+    """Of parts whose modules the reference calls too."""
+    layer, seen = use.layer(), []
+    for name in ('in_proj', 'x_proj', 'beta_proj', 'out_proj'):
+        part = layer.get_submodule(name)
+        part.register_forward_hook(lambda module, args, y: 1.5 * y)
+        part.register_full_backward_hook(lambda module, dx, dy: (2 * dx[0],))
+        part.register_forward_pre_hook(lambda module, args: seen.append(args[0].numel()))
+    x = use.x().requires_grad_()
+    loss(layer(x)[0]).backward()
+    return [*grads(layer), x.grad, torch.tensor(seen)]
+
+
+def hooks_on_outputs(use):
+    layer, x = use.layer(), use.x().requires_grad_()
+    layer.register_full_backward_hook(lambda module, dx, dy: (3 * dx[0],))
+    o = layer(x)[0]
+    o.register_hook(lambda g: g.clamp(-1, 1))
+    loss(o).backward()
+    return [*grads(layer), x.grad]
+
+
+def grads_of(layer, use, *more):
+    loss(layer(use.x())[0]).backward()
+    return grads(layer, *more)
+
+
+def tied_inside(use):
+    layer = use.layer()
+    layer.conv1d.register_parameter('bias', layer.D)
+    if not layer.scalar_beta:
+        layer.beta_proj.bias = layer.D
+    return grads_of(layer, use)
+
+
+def tied_between(use):
+    layer, other = use.layer(), use.layer()
+    for name in ('in_proj', 'conv1d', 'beta_proj'):
+        setattr(other, name, layer.get_submodule(name))
+    other.D = layer.D
+    loss(layer(other(use.x())[0])[0]).backward()
+    return grads(layer, other)
+
+
+class Tanh(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x.tanh()
+
+
+def parametrised(use):
+    layer = use.layer()
+    for module, name in ((layer.conv1d, 'weight'), (layer.beta_proj, 'weight'), (layer, 'D'), (layer.out_proj, 'weight')):
+        parametrize.register_parametrization(module, name, Tanh())
+    return grads_of(layer, use)
+
+
+def pruned(use):
+    layer = use.layer()
+    for part in (layer.x_proj, layer.beta_proj, layer.in_proj):
+        prune.l1_unstructured(part, 'weight', amount=0.3)
+    return grads_of(layer, use)
+
+
+def plain_tensors(use):
+    """Weights that another network computes."""
+    layer, sources = use.layer(), []
+    for module in list(layer.modules()):
+        for name, p in list(module._parameters.items()):
+            if p is not None:
+                sources.append(p.detach().clone().requires_grad_())
+                delattr(module, name)
+                setattr(module, name, sources[-1].sin() + sources[-1])
+    loss(layer(use.x())[0]).backward()
+    return [p.grad for p in sources]
+
+
+def functional(use):
+    layer = use.layer()
+    weights = {name: (1.5 * p).detach().requires_grad_() for name, p in layer.named_parameters()}
+    o = torch.func.functional_call(layer, weights, (use.x(),))[0]
+    loss(o).backward()
+    return [p.grad for p in weights.values()]
+
+
+def transforms(use):
+    """`grad`, `vmap` over weights, `jvp`."""
+    layer = use.layer()
+    weights = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def value(weights, x):
+        return loss(torch.func.functional_call(layer, weights, (x,))[0])
+
+    xs = torch.stack([use.x(0), use.x(1)])
+    of_each = torch.func.vmap(torch.func.grad(value), (None, 0))(weights, xs)
+    _, tangent = torch.func.jvp(lambda x: layer(x)[0], (use.x(),), (use.x(1),))
+    return [*of_each.values(), tangent.detach()]
+
+
+def deep_copies(use):
+    layer = use.layer()
+    o = layer(use.x())[0]
+    other = copy.deepcopy(layer)
+    loss(other(use.x(1))[0]).backward()
+    loss(o).backward()
+    return grads(layer, other)
+
+
+def in_threads(run, count=3):
+    failures = []
+
+    def guarded(i):
+        try:
+            run(i)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def threads(use):
+    """Each with a graph of its own, then all in one."""
+    layer, found = use.layer(), [None] * 6
+    weights = [*layer.parameters()]
+
+    def alone(i):
+        found[i] = torch.autograd.grad(loss(layer(use.x(i))[0]), weights)
+
+    in_threads(alone)
+    o = layer(use.x())[0]
+
+    def together(i):
+        for _ in range(4):
+            found[3 + i] = torch.autograd.grad(loss((i + 1) * o), weights, retain_graph=True)
+
+    in_threads(together)
+    return [g for gs in found for g in gs]
+
+
+def checkpoints(use, use_reentrant):
+    layer, x = use.layer(), use.x().requires_grad_()
+    o = checkpoint(lambda x: layer(layer(x)[0])[0], x, use_reentrant=use_reentrant)
+    loss(o).backward()
+    return [*grads(layer), x.grad]
+
+
+def checkpoints_in_checkpoints(use):
+    layer, x = use.layer(), use.x().requires_grad_()
+
+    def inner(x):
+        return checkpoint(lambda x: layer(x)[0], x, use_reentrant=False)
+
+    with save_on_cpu():
+        o = checkpoint(lambda x: inner(inner(x)), x, use_reentrant=False)
+    loss(o).backward()
+    return [*grads(layer), x.grad]
+
+
+def offloaded(use):
+    layer = use.layer()
+    with save_on_cpu():
+        o = layer(use.x())[0]
+    loss(o).backward()
+    return grads(layer)
+
+
+def retained(use):
+    """Several times, in parts, of several outputs."""
+    layer, x = use.layer(), use.x().requires_grad_()
+    o = layer(x)[0]
+    loss(o).backward(retain_graph=True)
+    parts = [torch.autograd.grad(loss(o[:, i:]), p, retain_graph=True)[0] for i, p in enumerate([x, *layer.parameters()])]
+    o[:, ::2].sum().backward(retain_graph=True)
+    torch.autograd.backward([o[:, 1:].sum(), loss(o)], inputs=[x, layer.D, layer.conv1d.weight])
+    return [*parts, *grads(layer), x.grad]
+
+
+def accumulated(use):
+    """Of several rows, by one backward after all forwards."""
+    layer = use.layer()
+    outputs = [layer(use.x(i))[0] for i in range(3)]
+    sum(map(loss, outputs)).backward()
+    return grads(layer)
+
+
+def adapters(use):
+    layer = use.layer()
+    names = ['in_proj', 'x_proj', 'beta_proj', 'out_proj']
+    model = get_peft_model(layer, LoraConfig(target_modules=names, r=2, init_lora_weights=False)).to(**use.to)
+    generator = torch.Generator().manual_seed(0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in trained:
+            p.copy_(0.3 * torch.randn(p.shape, generator=generator))
+    x = use.x().requires_grad_()
+    loss(layer(x)[0]).backward()
+    return [*(p.grad for p in trained), x.grad]
+
+
+def frozen(use):
+    """Each part alone trained, and each alone frozen."""
+    layer, found = use.layer(), []
+    for p in layer.parameters():
+        for trained in (True, False):
+            layer.requires_grad_(not trained)
+            p.requires_grad_(trained)
+            layer.zero_grad()
+            found += [g for g in grads_of(layer, use) if g is not None]
+    return found
+
+
+def inferred_first(use):
+    layer = use.layer()
+    with torch.inference_mode():
+        layer(use.x(1))
+    with torch.no_grad():
+        layer(use.x(2))
+    return grads_of(layer, use)
+
+
+def with_weights_of_inference(use):
+    """A frozen part whose weights were made in inference mode; what lies behind it is trained."""
+    layer = use.layer()
+    for name in ('in_proj', 'conv1d'):
+        part = layer.get_submodule(name).requires_grad_(False)
+        with torch.inference_mode():
+            for key, p in list(part._parameters.items()):
+                part._parameters[key] = None if p is None else nn.Parameter(p.clone(), requires_grad=False)
+    return [g for g in grads_of(layer, use) if g is not None]
+
+
+def changed_behind(use):
+    """The output is changed in place, as a residual stream is."""
+    layer, x = use.layer(), use.x().requires_grad_()
+    o = layer(x)[0]
+    o += x
+    o.mul_(2)
+    loss(o).backward()
+    return [*grads(layer), x.grad]
+
+
+WAYS = {
+    'once': once, 'again': again, 'shared': shared, 'replicas': replicas, 'DDP': distributed, 'FSDP 1': flat,
+    'FSDP 1, its parameters': functools.partial(flat, use_orig_params=True),
+    'FSDP 1, each projection': functools.partial(flat, use_orig_params=True, auto_wrap_policy=ModuleWrapPolicy({nn.Linear})),
+    'FSDP 2': sharded, 'hooks on parameters': hooks_on_parameters, 'hooks on modules': hooks_on_modules,
+    'hooks on outputs': hooks_on_outputs, 'tied inside': tied_inside, 'tied between layers': tied_between,
+    'parametrised': parametrised, 'pruned': pruned, 'plain tensors': plain_tensors, 'functional_call': functional,
+    'transforms': transforms, 'deep copies': deep_copies, 'threads': threads,
+    'checkpoints': functools.partial(checkpoints, use_reentrant=False),
+    'reentrant checkpoints': functools.partial(checkpoints, use_reentrant=True),
+    'checkpoints in checkpoints': checkpoints_in_checkpoints, 'offloaded': offloaded, 'retained': retained,
+    'accumulated': accumulated, 'adapters': adapters, 'frozen': frozen, 'inference first': inferred_first,
+    'weights of inference mode': with_weights_of_inference, 'changed behind': changed_behind,
+}
+
+
+@pytest.fixture(scope='module')
+def group(device):
+    dist.init_process_group('gloo' if device.type == 'cpu' else 'nccl', store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize('name', list(LAYERS))
+@pytest.mark.parametrize('way', list(WAYS))
+def test_gradients(way, name, group, device):
+    wanted = WAYS[way](Use(Reference, device, **LAYERS[name]))
+    assert len(wanted) > 2 and all(x is not None for x in wanted)
+    for recompute in (True, False):
+        found = WAYS[way](Use(Longhorn, device, recompute=recompute, **LAYERS[name]))
+        assert len(found) == len(wanted)
+        errors = [relative_error(x, y) for x, y in zip(found, wanted, strict=True)]
+        assert max(errors) < 1e-4, (recompute, errors)
