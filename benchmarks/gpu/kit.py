@@ -64,7 +64,9 @@ def unpack(kit: Path) -> dict[str, str]:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(site)
         with lzma.open(kit / CACHE) as stream, tarfile.open(fileobj=stream) as archive:
-            archive.extractall(cache, filter='data')
+            # Python before 3.11.4 has neither filters nor the argument
+            archive.extraction_filter = getattr(tarfile, 'data_filter', None)
+            archive.extractall(cache)
         relocate(cache)
         done.touch()
     about, here = json.loads((kit / ABOUT).read_text()), made_with()

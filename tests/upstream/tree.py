@@ -57,7 +57,9 @@ def make_tree(folder: Path, installed: bool = False) -> None:
                 )
         for archive in sorted(Path(downloads).iterdir()):
             with tarfile.open(archive) as files:
-                files.extractall(downloads, filter='data')
+                # Python before 3.11.4 has neither filters nor the argument
+                files.extraction_filter = getattr(tarfile, 'data_filter', None)
+                files.extractall(downloads)
             shutil.copytree(str(archive).removesuffix('.tar.gz'), folder, dirs_exist_ok=True)
 
 
