@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure import timing
-from benchmarks.operators import KERNELS
+from benchmarks.operators import KERNELS, launching_modules
 from benchmarks.predict.calls import Shape, empty, longhorn_backward
 from fla_longhorn.layers import Longhorn
 from offgpu.launches import Launch, rehearsal
@@ -163,7 +163,7 @@ class Memory(TorchDispatchMode):
 
 
 def training(make: Callable[[], nn.Module]) -> dict[str, float]:
-    with rehearsal('sm_90', 'launch') as launches:
+    with rehearsal('sm_90', 'launch') as launches, launching_modules():
         with torch.device('meta'):
             layer = make().bfloat16()
         for p in layer.parameters():
@@ -188,12 +188,12 @@ def scratch(exact: bool, K: int) -> float:
         with Memory(launches) as memory:
             gradients = backward()
         launches.clear()
-    return round((memory.peak - sum(x.nbytes for x in gradients)) / (B * T * 2 * WIDTH), 2)
+    return round((memory.peak - sum(x.nbytes for x in gradients if x is not None)) / (B * T * 2 * WIDTH), 2)
 
 
 def cache_bytes(make: Callable[[], nn.Module], tokens: int) -> int:
     """Bytes per sequence, in bfloat16 except for what a layer keeps in float32."""
-    with rehearsal('sm_90', 'launch'), torch.device('meta'), torch.no_grad():
+    with rehearsal('sm_90', 'launch'), launching_modules(), torch.device('meta'), torch.no_grad():
         cache = Cache()
         make().bfloat16()(empty(1, tokens, WIDTH), past_key_values=cache, use_cache=True)
     return sum(x.nbytes for x in tree_leaves(dict(cache[0])) if isinstance(x, torch.Tensor))

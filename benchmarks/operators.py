@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,17 +16,25 @@ from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd, longhorn_updat
 KERNELS: dict[Any, Callable] = {op._opoverload: op._init_fn for op in (longhorn_fwd, longhorn_bwd, longhorn_update)}
 
 
+@contextmanager
+def launching_modules() -> Iterator[None]:
+    """Longhorn's modules launch fla's kernels on meta tensors too, where they would compute in PyTorch."""
+    has_values = dispatch.has_values
+    with mock.patch.object(dispatch, 'has_values', lambda x: x.is_meta or has_values(x)):
+        yield
+
+
 class LonghornKernels(TorchDispatchMode):
     """Longhorn's operators and modules launch their kernels on meta tensors too."""
 
     def __enter__(self) -> LonghornKernels:
-        self.has_values = has_values = dispatch.has_values
-        dispatch.has_values = lambda x: x.is_meta or has_values(x)
+        self.modules = launching_modules()
+        self.modules.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        dispatch.has_values = self.has_values
         super().__exit__(*error)
+        self.modules.__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return KERNELS.get(function, function)(*args, **(kwargs or {}))

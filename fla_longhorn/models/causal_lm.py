@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fla_longhorn.modules.cache import rename_cache
 from fla_longhorn.modules.dispatch import in_pytorch, is_bare, widen
+from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops.arguments import is_transformed
 
 IGNORE_INDEX = -100
@@ -123,7 +124,7 @@ def plain_loss(criterion: Any, reduction: str, fused: bool, logits: torch.Tensor
     if not fused:
         return partial(F.cross_entropy, reduction=reduction)
     if in_pytorch(logits):
-        return partial(cross_entropy, reduction=reduction)
+        return partial(keep_inputs, partial(cross_entropy, reduction=reduction))
     return FusedCrossEntropyLoss(inplace_backward=False, reduction=reduction)
 
 

@@ -10,6 +10,7 @@ from fla.modules import mlp
 from fla.modules.activations import ops
 
 from fla_longhorn.modules.dispatch import in_pytorch, is_bare, widen
+from fla_longhorn.modules.recompute import keep_inputs
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -34,7 +35,7 @@ class SwiGLULinear(mlp.SwiGLULinear):
         """`(silu(x) * y) @ weight.T + bias`."""
         if not in_pytorch(x):
             return super().forward(x, y, weight, bias)
-        return F.linear(swiglu(x, y), weight, bias)
+        return keep_inputs(lambda x, y, weight, bias: F.linear(swiglu(x, y), weight, bias), x, y, weight, bias)
 
 
 class GatedMLP(mlp.GatedMLP):
@@ -57,8 +58,8 @@ class GatedMLP(mlp.GatedMLP):
             return super().forward(x, **kwargs)
         gate, y = self.gate_proj(x), self.up_proj(x)
         if self.hidden_act == 'powlu':
-            act = powglu if unfused else ops.powglu
-            return self.down_proj(act(gate, y, self.powglu_power))
+            power = self.powglu_power
+            return self.down_proj(keep_inputs(powglu, gate, y, power) if unfused else ops.powglu(gate, y, power))
         if fused:
             return self.swiglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias)
-        return self.down_proj((swiglu if unfused else ops.swiglu)(gate, y))
+        return self.down_proj(keep_inputs(swiglu, gate, y) if unfused else ops.swiglu(gate, y))

@@ -7,6 +7,7 @@ from fla import modules
 
 from fla_longhorn.modules import dispatch
 from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
+from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops.arguments import is_plain
 
 
@@ -23,6 +24,14 @@ class RMSNorm(modules.RMSNorm):
                 return loops.rms_norm(x, self.weight, self.eps)
         if not in_pytorch(x):
             return super().forward(x, residual, prenorm, residual_in_fp32)
+        y, stream = keep_inputs(self.normalise, x, residual, self.weight, self.bias, residual_in_fp32)
+        return (y, stream) if prenorm else y
+
+    def normalise(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
+        residual_in_fp32: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """In PyTorch: the normalised `x + residual`, and that sum."""
         rows, stream = widen(x), x
         if residual is not None:
             rows = rows + residual
@@ -30,12 +39,11 @@ class RMSNorm(modules.RMSNorm):
         elif residual_in_fp32:
             stream = rows.float()
         y = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.eps)
-        if self.weight is not None:
-            y = y * self.weight.to(rows.dtype)
-        if self.bias is not None:
-            y = y + self.bias.to(rows.dtype)
-        y = y.to(x.dtype)
-        return (y, stream) if prenorm else y
+        if weight is not None:
+            y = y * weight.to(rows.dtype)
+        if bias is not None:
+            y = y + bias.to(rows.dtype)
+        return y.to(x.dtype), stream
 
 
 class L2Norm(modules.L2Norm):

@@ -1,8 +1,15 @@
 """Bytes of living tensors are counted once, by storage, until the last of its tensors is gone."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 
 from benchmarks.memory import Memory
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_memory():
@@ -29,3 +36,15 @@ def test_moved():
         assert memory.moved == 80
         y += x
         assert memory.moved == 160
+
+
+def test_the_command(tmp_path):
+    """It ends, and its figures are those that are recorded and those of the page."""
+    report = tmp_path / 'memory.json'
+    subprocess.run([sys.executable, '-m', 'benchmarks', 'memory', '--json', str(report)], cwd=ROOT, check=True, timeout=600)
+    found, recorded = (json.loads(x.read_text()) for x in (report, ROOT / 'benchmarks/results/memory.json'))
+    assert found['rows'] == recorded['rows'] and found['scratch'] == recorded['scratch']
+    page = (ROOT / 'lab/notebook/results.md').read_text()
+    for row in found['rows']:
+        cells = ['' if row[x] is None else f'{row[x]:.1f}' for x in ('kept', 'peak', 'moved')]
+        assert f'| {" | ".join([row["layer"], *cells, format(row["cache"] / 1024, ",.0f")])} |' in page

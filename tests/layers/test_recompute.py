@@ -22,8 +22,8 @@ LAYERS = {
 }
 
 
-def kept_bytes(layer: Longhorn, h: torch.Tensor) -> float:
-    """For backward, of a token and channel; parameters left out."""
+def kept_bytes(call, module: nn.Module) -> int:
+    """For backward; parameters left out."""
     storages: dict[torch.UntypedStorage, int] = {}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -31,33 +31,42 @@ def kept_bytes(layer: Longhorn, h: torch.Tensor) -> float:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        layer(h)
-    own = {x.untyped_storage() for x in layer.parameters()}
-    kept = sum(n for storage, n in storages.items() if storage not in own)
-    return kept / (h.shape[0] * h.shape[1] * layer.intermediate_size)
+        y = call()
+    y.sum().backward()
+    own = {x.untyped_storage() for x in module.parameters()}
+    return sum(n for storage, n in storages.items() if storage not in own)
+
+
+@pytest.fixture(params=['real', 'meta', 'fake', 'without loops'])
+def place(request, device, monkeypatch):
+    """Where modules have memory, and where people who estimate it have none."""
+    if request.param == 'without loops':
+        monkeypatch.setattr(dispatch, 'find_loops', None)
+    torch.set_default_dtype(torch.bfloat16)
+    with FakeTensorMode() if request.param == 'fake' else nullcontext():
+        yield torch.device('meta') if request.param == 'meta' else device
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
-@pytest.mark.parametrize('memory', ['real', 'meta', 'fake', 'without loops'])
-def test_kept_bytes(memory, exact, device, monkeypatch):
-    """Without the convolution's output and the step sizes: Mamba's fused block keeps 7. Estimates without memory agree."""
+def test_kept_bytes(exact, place):
+    """Of a token and channel, without the convolution's output and the step sizes: Mamba's fused block keeps 7."""
     kept = []
-    if memory == 'without loops':
-        monkeypatch.setattr(dispatch, 'find_loops', None)
-    with FakeTensorMode() if memory == 'fake' else nullcontext():
-        place = torch.device('meta') if memory == 'meta' else device
-        h = torch.randn(1, 256, 256, device=place, dtype=torch.bfloat16, requires_grad=True)
-        for recompute in (False, True):
-            torch.set_default_dtype(torch.bfloat16)
-            try:
-                with place:
-                    layer = Longhorn(hidden_size=256, exact=exact, recompute=recompute)
-            finally:
-                torch.set_default_dtype(torch.float32)
-            kept.append(kept_bytes(layer, h))
-            loss = layer(h)[0].sum()
-            loss.backward()
+    for recompute in (False, True):
+        with place:
+            layer, h = Longhorn(hidden_size=256, exact=exact, recompute=recompute), torch.randn(1, 256, 256).requires_grad_()
+        kept.append(kept_bytes(lambda: layer(h)[0], layer) / (256 * layer.intermediate_size))  # noqa: B023
     assert kept[0] == pytest.approx(kept[1] + 4) and kept[1] <= 7.8
+
+
+@pytest.mark.parametrize('options', [{}, {'hidden_ratio': 2}, {'fuse_cross_entropy': False}], ids=str)
+def test_kept_bytes_of_a_model(options, place):
+    """Norms, MLP and loss in PyTorch keep no more than fla's kernels."""
+    with place:
+        model = LonghornForCausalLM(small(hidden_size=128, vocab_size=500, state_size=16, **options))
+        ids = torch.randint(1, 500, (2, 256))
+    kept = kept_bytes(lambda: model(ids, labels=ids).loss, model) / (2 * 256 * 128)
+    assert kept <= (115 if options.get('hidden_ratio') else 70), kept
 
 
 @pytest.mark.parametrize('form', ['rows', 'mask', 'packed', 'bfloat16', 'float16', 'cache'])
