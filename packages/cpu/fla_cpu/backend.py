@@ -127,7 +127,7 @@ def has_memory(*tensors: torch.Tensor | None) -> bool:
 
 @cache
 def import_loops() -> ModuleType | None:
-    """The loops, if Numba is installed; `FLA_CPU_LOOPS` is read at the first call."""
+    """The loops, if Numba compiles; `FLA_CPU_LOOPS` is read at the first call."""
     return importlib.import_module('fla_cpu.loops') if compiles() and os.environ.get('FLA_CPU_LOOPS') != '0' else None
 
 
