@@ -14,7 +14,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize('options', interpreted((5,), *OPTIONS), ids=lambda options: '-'.join(f'{x}' for x in options.values()))
+@pytest.mark.parametrize('options', interpreted((5,), *OPTIONS), ids=lambda x: '-'.join(map(str, x.values())))
 def test_sizes_of_one(options, exact, device, backend):
     for sizes in product((1, 2), repeat=5):
         check(chunk_longhorn, Case(*sizes, **options), device, exact)
