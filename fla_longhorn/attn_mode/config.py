@@ -10,6 +10,7 @@ from fla.models.configuration_utils import parse_attention_config
 
 from fla_longhorn.attn_mode.families import FAMILIES, REFUSED
 from fla_longhorn.layers import Longhorn
+from fla_longhorn.layers.options import misspelt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -34,10 +35,13 @@ def prepare(config: PreTrainedConfig) -> None:
     """Check a config with `attn_mode='longhorn'`, and set missing `longhorn_` keys and what Longhorn needs of the family's.
 
     Raises:
-        ValueError: the family cannot host Longhorn, or a `longhorn_` key is not an option of Longhorn.
+        ValueError: the family cannot host Longhorn, or a key that starts like Longhorn's, or nearly, is no option of it.
     """
     check_family(config)
-    if unknown := sorted(x for x in vars(config) if x.startswith(MODE) and x.removeprefix(PREFIX) not in OPTIONS):
+    # of the family's own names, `allow_neg_eigval` is the nearest to one with the prefix, with 0.78
+    near = misspelt((x for x in vars(config) if not x.startswith(MODE)), (PREFIX + name for name in OPTIONS), 0.85)
+    own = (x for x in vars(config) if x.startswith(MODE) and x.removeprefix(PREFIX) not in OPTIONS)
+    if unknown := sorted([*own, *near]):
         raise ValueError(
             f'{type(config).__name__} got {", ".join(unknown)}; '
             f'the options of Longhorn are {", ".join(PREFIX + name for name in OPTIONS)}'

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, Self
 
 import torch
@@ -55,6 +57,14 @@ def check_options(
     check_number('norm_eps', norm_eps)
     if layer_idx is not None:
         check_integer('layer_idx', layer_idx, least=0)
+
+
+def misspelt(names: Iterable[str], options: Iterable[str], cutoff: float) -> dict[str, str]:
+    """Those of `names` that are nearly an option, by `difflib`'s ratio, and which; `other_exact` is a name of its own."""
+    options = tuple(options)
+    apart = [name for name in names if not any(f'_{option}_' in f'_{name}_' for option in options)]
+    near = {name: get_close_matches(name.lower(), options, 1, cutoff) for name in apart}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def rank_of(beta_rank: int | str, hidden_size: int) -> int:

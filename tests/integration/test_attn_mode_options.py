@@ -63,6 +63,8 @@ def test_as_many_channels_as_the_native_mixer(family):
 @pytest.mark.parametrize(('family', 'options', 'message'), [
     ('gla', {'longhorn_hidden_size': 3}, 'got longhorn_hidden_size; the options of Longhorn are longhorn_mode, '),
     ('gla', {'longhorn': {'exact': True}}, 'GLAConfig got longhorn; the options of Longhorn are longhorn_mode, '),
+    ('gla', {'longhon_exact': True}, 'GLAConfig got longhon_exact; the options of Longhorn are longhorn_mode, '),
+    ('gla', {'lhonghorn_num_head': 2}, 'got lhonghorn_num_head;'),
     ('gla', {'longhorn_state_size': 0}, 'state_size must be between 1 and 256, got 0'),
     ('mom', {}, 'MomConfig: its mixer is a router.*comba.*gla.*rwkv7'),
     ('transformer', {}, 'TransformerConfig: it has no mixer.*comba.*gla.*rwkv7'),

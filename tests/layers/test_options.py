@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 
 from fla_longhorn import LonghornConfig
 from fla_longhorn.layers import Longhorn
@@ -65,6 +65,32 @@ def test_config(options, kind, message, tmp_path):
     (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'longhorn', 'hidden_size': 24, **options}))
     with pytest.raises(kind, match=message):
         AutoConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize('name, meant', [
+    ('exakt', 'exact'), ('state_dim', 'state_size'), ('allow_negative_eigval', 'allow_neg_eigval'), ('knorm', 'k_norm'),
+    ('num_layers', 'num_hidden_layers'), ('Exact', 'exact'), ('fuse_crossentropy', 'fuse_cross_entropy'),
+])
+def test_a_misspelt_option_of_a_config(name, meant, tmp_path):
+    with pytest.raises(TypeError, match=f"LonghornConfig got an unexpected keyword argument '{name}': did you mean '{meant}'"):
+        LonghornConfig(**{name: 1})
+    (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'longhorn', name: 1}))
+    with pytest.raises(TypeError, match=name):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_other_keys_of_a_config(tmp_path):
+    """transformers' own, also those of generation, and a user's stay, in files too."""
+    others = {name: value for name, value in GenerationConfig(num_beams=2).to_dict().items() if value is not None}
+    keys = {
+        **others, 'torch_dtype': 'float32', 'num_labels': 3, 'sep_token_id': 4, 'original_vocab_size': 7, 'run': 'a',
+        'dataset': 'text', 'layer_norm_eps': 1e-6, 'attn_implementation': 'eager', 'quantization': {'bits': 8}, 'n_layer': 2,
+    }
+    config = LonghornConfig(hidden_size=24, **keys)
+    assert config.original_vocab_size == 7 and config.run == 'a'
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert again.original_vocab_size == 7 and again.to_diff_dict() == config.to_diff_dict()
 
 
 def test_integers_of_numpy():

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from fla.models.configuration_utils import get_attention_spec, parse_attention_config, validate_loss_config
+from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.layers.options import check_integer, check_number, check_options
+from fla_longhorn.layers.options import check_integer, check_number, check_options, misspelt
 
 # options of the layer that the config has under the same name
 MIXER_OPTIONS = tuple(name for name in inspect.signature(Longhorn).parameters if name not in ('mode', 'layer_idx'))
 # transformers' base class takes these
 SHARED = ('pad_token_id', 'bos_token_id', 'eos_token_id', 'tie_word_embeddings')
+# older files have these too
+OF_GENERATION = frozenset(vars(GenerationConfig()))
 # names that transformers has for types of layers
 LINEAR, FULL, SLIDING = 'linear_attention', 'full_attention', 'sliding_attention'
+
+
+def refuse_misspelt(config: str, names: Iterable[str], options: Iterable[str]) -> None:
+    """transformers would keep the value under its name, and the option its default."""
+    others = [name for name in names if not hasattr(PreTrainedConfig, name) and name not in OF_GENERATION]
+    for name, option in misspelt(others, (x for x in options if x not in SHARED), 0.7).items():
+        raise TypeError(f'{config} got an unexpected keyword argument {name!r}: did you mean {option!r}?')
 
 
 class LonghornConfig(PreTrainedConfig):
@@ -46,6 +56,8 @@ class LonghornConfig(PreTrainedConfig):
             Standard deviation of the embeddings' initialisation. Default: 0.02.
         fuse_norm, fuse_swiglu, fuse_cross_entropy, fuse_linear_cross_entropy, use_l2warp (bool, Optional):
             fla's fused modules.
+
+    Other keys are kept, as in transformers' configs. One that is nearly an option raises `TypeError`: `exakt`, `state_dim`.
     """
 
     model_type = 'longhorn'
@@ -102,6 +114,7 @@ class LonghornConfig(PreTrainedConfig):
         **kwargs,
     ):
         arguments = {name: x for name, x in locals().items() if name not in ('self', 'kwargs', '__class__')}
+        refuse_misspelt(type(self).__name__, kwargs, arguments)
         check_options(mode=attn_mode, **{name: arguments[name] for name in MIXER_OPTIONS})
         for name, size in (('num_hidden_layers', num_hidden_layers), ('vocab_size', vocab_size)):
             check_integer(name, size)

@@ -5,7 +5,8 @@ Registered: forward and backward of `sigmoid`, `logsigmoid`, `swish` and `elu_p1
 registered as a whole because fla's autograd functions for them follow the GPU's autocast and not the CPU's, so that under
 `torch.autocast('cpu')` their backward would multiply two dtypes.
 
-Inputs are read with any strides; outputs are contiguous.
+Inputs are read with any strides; outputs are contiguous. The backward passes are differentiable: they change no tensor that a
+second one needs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from fla_cpu.backend import implements, widen
 def _store(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """`result`, contiguous and in the dtype of `like`, as fla's kernels write it."""
     return result.to(like.dtype).contiguous()
+
+
+def _silu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of `F.silu`; PyTorch's function for it has no derivative."""
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(dy, x)
+    sigmoid = torch.sigmoid(x)
+    return dy * sigmoid * (1 + x * (1 - sigmoid))
 
 
 @implements(ops.sigmoid_fwd)
@@ -44,7 +53,7 @@ def logsigmoid_bwd(
     temperature: float = 1.,
     output_contiguous: bool = False,
 ) -> torch.Tensor:
-    return _store(torch.sigmoid(-widen(x)).mul_(dy).div_(temperature), x)
+    return _store((torch.sigmoid(-widen(x)) * dy).div_(temperature), x)
 
 
 @implements(ops.swish_fwd)
@@ -54,7 +63,7 @@ def swish_fwd(x: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
 
 @implements(ops.swish_bwd)
 def swish_bwd(x: torch.Tensor, dy: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
-    return _store(torch.ops.aten.silu_backward(widen(dy), widen(x)), x)
+    return _store(_silu_backward(widen(dy), widen(x)), x)
 
 
 @implements(ops.elu_p1_fwd)
@@ -65,7 +74,7 @@ def elu_p1_fwd(x: torch.Tensor) -> torch.Tensor:
 
 @implements(ops.elu_p1_bwd)
 def elu_p1_bwd(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    return _store(widen(x).clamp_max(0).exp_().mul_(dy), x)
+    return _store(widen(x).clamp_max(0).exp_() * dy, x)
 
 
 def _check_shapes(x: torch.Tensor, y: torch.Tensor, g: torch.Tensor | None = None) -> None:
@@ -93,9 +102,9 @@ def swiglu_fwdbwd(
     _check_shapes(x, y, g)
     wide_x, wide_g = widen(x), widen(g)
     gate = F.silu(wide_x)
-    dx = _store(torch.ops.aten.silu_backward(wide_g * y, wide_x), x)
+    dx = _store(_silu_backward(wide_g * y, wide_x), x)
     dy = _store(wide_g * gate, y)
-    return (dx, dy, _store(gate.mul_(y), x)) if use_weight else (dx, dy)
+    return (dx, dy, _store(gate * y, x)) if use_weight else (dx, dy)
 
 
 def _powglu_gate(x: torch.Tensor, power: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +143,7 @@ def powglu_fwdbwd(
     gate, slope = _powglu_gate(widen(x), power)
     wide_g = widen(g)
     dx, dy = _store(slope.mul_(wide_g).mul_(y), x), _store(wide_g * gate, y)
-    return (dx, dy, _store(gate.mul_(y), x)) if use_weight else (dx, dy)
+    return (dx, dy, _store(gate * y, x)) if use_weight else (dx, dy)
 
 
 @implements(ops.swiglu_linear)

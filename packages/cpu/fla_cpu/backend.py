@@ -12,9 +12,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from itertools import chain
 from types import ModuleType
+from typing import Any
 
 import torch
 from fla.backends import BaseBackend
@@ -62,6 +63,28 @@ def replaces(owner: ModuleType | type, name: str) -> Callable[[Callable], Callab
     return declare
 
 
+def differentiable_once(what: str, instead: str) -> Callable[[Callable], Callable]:
+    """Decorate a backward pass of fla's `what`: with `create_graph=True`, which asks for a second one, it raises RuntimeError.
+
+    fla's autograd functions save reshaped inputs, copies and statistics, and PyTorch takes those for constants: gradients of
+    gradients would be without their terms, or zero. It is told at once, because gradients without a way to the inputs are not
+    visited again.
+    """
+    message = f"fla's {what} has no second derivative (create_graph=True) on the CPU: {instead}"
+
+    def decorate(backward: Callable) -> Callable:
+        @wraps(backward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # others may call it outside of a backward pass, which has a number
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:
+                raise RuntimeError(message)
+            return backward(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 def require(name: str, x: torch.Tensor | None) -> torch.Tensor:
     """An argument that is optional in fla's signature, but that fla always passes."""
     if x is None:
@@ -104,7 +127,7 @@ def has_memory(*tensors: torch.Tensor | None) -> bool:
 
 @cache
 def import_loops() -> ModuleType | None:
-    """The loops, if Numba is installed; `FLA_CPU_LOOPS` is read at the first call."""
+    """The loops, if Numba compiles; `FLA_CPU_LOOPS` is read at the first call."""
     return importlib.import_module('fla_cpu.loops') if compiles() and os.environ.get('FLA_CPU_LOOPS') != '0' else None
 
 

@@ -20,7 +20,16 @@ import torch
 import torch.nn.functional as F
 from fla.modules.causal_conv1d import ops
 
-from fla_cpu.backend import LOOP_DTYPES, has_memory, implements, load_loops, require, widen, widen_for_loops
+from fla_cpu.backend import (
+    LOOP_DTYPES,
+    differentiable_once,
+    has_memory,
+    implements,
+    load_loops,
+    require,
+    widen,
+    widen_for_loops,
+)
 
 # a block takes 2 MiB in float32
 BLOCK_ELEMENTS = 1 << 19
@@ -172,6 +181,7 @@ def causal_conv1d_fwd(
 
 
 @implements(ops.causal_conv1d_bwd)
+@differentiable_once('causal convolution', 'call torch.nn.functional.conv1d, or torch.func, under which Longhorn runs PyTorch')
 def causal_conv1d_bwd(
     x: torch.Tensor,
     dy: torch.Tensor,

@@ -1,15 +1,23 @@
-"""`FusedCrossEntropyLoss` on the CPU: its `forward` raises an error for CPU tensors before it looks into fla's registry."""
+"""Losses of fla that are not in its registry.
+
+`FusedCrossEntropyLoss.forward` raises an error for CPU tensors before it looks there. `L2Wrap` runs anywhere; a second
+derivative of it would be without its penalty.
+"""
 
 from __future__ import annotations
 
 from functools import wraps
+from typing import Any
 
 import torch
 from fla.modules.fused_cross_entropy import ops
+from fla.modules.l2warp import L2Wrap
 
-from fla_cpu.backend import CPUBackend, replaces
+from fla_cpu.backend import CPUBackend, differentiable_once, replaces
 
 _forward = ops.FusedCrossEntropyLoss.forward
+_penalise = L2Wrap.backward
+_penalise_once = differentiable_once('penalty of logits (l2_warp)', 'leave it out by use_l2warp=False')(_penalise)
 
 
 @replaces(ops.FusedCrossEntropyLoss, 'forward')
@@ -39,3 +47,10 @@ def forward(
         count = (target != self.ignore_index).sum()
         losses = tuple(x / count for x in losses)
     return losses if self.return_z_loss else losses[0]
+
+
+@replaces(L2Wrap, 'backward')
+@wraps(_penalise)
+def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    on_cpu = dloss.device.type == 'cpu' and CPUBackend().is_enabled()
+    return (_penalise_once if on_cpu else _penalise)(ctx, dloss)

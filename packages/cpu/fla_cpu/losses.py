@@ -18,7 +18,7 @@ from fla.modules.fused_cross_entropy import ops as cross_entropy
 from fla.modules.fused_kl_div import ops as kl_div
 from fla.modules.fused_linear_cross_entropy import ops as linear_cross_entropy
 
-from fla_cpu.backend import implements, verify_cpu, widen
+from fla_cpu.backend import differentiable_once, implements, verify_cpu, widen
 
 # logits per block: 2 MiB of float32 where they are only read, 64 MiB where each block costs a pass over the weights
 BLOCK_ELEMENTS = 1 << 19
@@ -84,6 +84,7 @@ def cross_entropy_fwd(
 
 
 @implements(cross_entropy.cross_entropy_bwd)
+@differentiable_once('cross entropy', 'call torch.nn.functional.cross_entropy, which is fuse_cross_entropy=False in a model')
 def cross_entropy_bwd(
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -170,6 +171,7 @@ def fused_linear_cross_entropy_fwd(
 
 
 @implements(linear_cross_entropy.fused_linear_cross_entropy_bwd)
+@differentiable_once('linear cross entropy', 'compute it in PyTorch, by fuse_linear_cross_entropy=False in a model')
 def fused_linear_cross_entropy_bwd(
     do: torch.Tensor,
     dx: torch.Tensor,
@@ -230,6 +232,7 @@ def fused_kl_div_fwd(
 
 
 @implements(kl_div.fused_kl_div_bwd)
+@differentiable_once('KL divergence', 'call torch.nn.functional.kl_div')
 def fused_kl_div_bwd(
     do: torch.Tensor,
     dx: torch.Tensor | None,

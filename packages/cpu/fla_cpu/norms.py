@@ -11,7 +11,18 @@ import torch
 import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 
-from fla_cpu.backend import LOOP_DTYPES, has_memory, implements, load_loops, require, widen, widen_for_loops
+from fla_cpu.backend import (
+    LOOP_DTYPES,
+    differentiable_once,
+    has_memory,
+    implements,
+    load_loops,
+    require,
+    widen,
+    widen_for_loops,
+)
+
+of_norm = differentiable_once('norm', 'compute it in PyTorch, which is fuse_norm=False in a model')
 
 
 def _cast(param: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -162,6 +173,7 @@ def layer_norm_fwd(
 
 
 @implements(layernorm.layer_norm_bwd)
+@of_norm
 def layer_norm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -222,6 +234,7 @@ def layer_norm_gated_fwd(
 
 
 @implements(fused_norm_gate.layer_norm_gated_bwd)
+@of_norm
 def layer_norm_gated_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -266,6 +279,7 @@ def l2norm_fwd(
 
 
 @implements(l2norm.l2norm_bwd)
+@differentiable_once('L2 norm', 'call torch.nn.functional.normalize')
 def l2norm_bwd(y: torch.Tensor, rstd: torch.Tensor, dy: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """`dx = rstd * (dy - (dy . y) y)`, `[..., D]` in the dtype of `y`."""
     wide_y, wide_dy = widen(y), widen(dy)

@@ -58,6 +58,8 @@ def rotary_embedding_fwdbwd(
 
     first, second = (widen(half) for half in _halves(x, width, interleaved))
     rotated = first * b_cos - second * b_sin, first * b_sin + second * b_cos
+    # with gradients recorded (create_graph=True), the gradient of the output is another's too
+    inplace = inplace and not (conjugate and torch.is_grad_enabled())
     y = x if inplace else torch.empty_like(x)
     if not inplace:
         y[..., 2 * width:] = x[..., 2 * width:]

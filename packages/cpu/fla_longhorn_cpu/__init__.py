@@ -45,9 +45,9 @@ def token_loops(asked: str | None) -> ModuleType | None:
 
 def load_backend() -> ModuleType:
     """Import the loops; without Numba, or if it must not compile, raise and say so."""
-    from fla_kit.numba import compiles
+    from fla_kit.numba import is_disabled
 
-    if find_spec('numba') and not compiles():
+    if find_spec('numba') and is_disabled():
         raise ValueError('FLA_LONGHORN_BACKEND=numba needs Numba to compile, but NUMBA_DISABLE_JIT is set')
     try:
         return importlib.import_module('fla_longhorn_cpu.backend')

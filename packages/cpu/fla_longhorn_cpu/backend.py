@@ -147,7 +147,7 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq = scaled(dq, args.scale)
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, args.q), (dk, args.k)))
     if args.g is not None and dg is not None:
-        dg = (add_parts(dg) if dg.shape == of_head else dg).to(args.g.dtype)
+        dg = (add_parts(dg) if args.g.dim() == 3 else dg).to(args.g.dtype)
     return dq, dk, dv.to(args.v.dtype), dbeta.to(args.beta.dtype), dh0, dD, dz, dg
 
 

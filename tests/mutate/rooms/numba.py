@@ -46,7 +46,7 @@ MUTATIONS = [
         'gradients of earlier tokens do not decay', DECAYS, 'numba exact chunk B2',
     ),
     Mutation(
-        'dg-of-one-block', 'packages/cpu/fla_longhorn_cpu/backend.py', '(add_parts(dg) if dg.shape == of_head else dg)',
+        'dg-of-one-block', 'packages/cpu/fla_longhorn_cpu/backend.py', '(add_parts(dg) if args.g.dim() == 3 else dg)',
         '(dg[0] if g.dim() == 3 else dg)', "a head's dg lacks all blocks of channels but the first", DECAYS,
         'numba diagonal chunk V300',
     ),

@@ -162,15 +162,15 @@ def test_long_sums_keep_their_digits():
     assert_close('dtaps', dtaps[:, 3], (dy.double() * x.double()).sum((0, 1)), 1e-7)
 
 
-@pytest.mark.parametrize('case', ['state', 'final state', 'width', 'channels', 'float64', 'second derivatives'])
+@pytest.mark.parametrize('case', ['state', 'final state', 'width', 'channels', 'float64'])
 def test_streams_not_served(served, case):
     shape, width = (2, 9, 18 if case == 'channels' else 16), 3 if case == 'width' else 4
     given = inputs_of(shape, width, dtype=torch.float64 if case == 'float64' else torch.float32, state=case == 'state')
     outputs = convolve(**given, final=case == 'final state')
     loss = sum(x.square().sum() for x in outputs)
-    torch.autograd.grad(loss, given['x'], create_graph=case == 'second derivatives')
+    torch.autograd.grad(loss, given['x'])
     # the loop's forward pass, and PyTorch's backward pass
-    assert served == (['convolve'] if case in ('final state', 'second derivatives') else [])
+    assert served == (['convolve'] if case == 'final state' else [])
 
 
 @torch.no_grad()

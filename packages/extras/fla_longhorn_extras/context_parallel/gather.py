@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla_longhorn_extras.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
 from fla_longhorn_extras.context_parallel.summaries import backward_summary, forward_summary
@@ -33,18 +32,19 @@ class GatherFunction(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do):
         cu_seqlens, h0, states, decay, *inputs = ctx.saved_tensors
         tensors, call, part = dict(zip(INPUTS, inputs, strict=True)), ctx.call, ctx.call.part
-        summary = empty_summary(tensors)
-        if part.before:
-            args = call.args._replace(**of_tokens(tensors, part.head))
-            summary[1] = backward_summary(do[:, part.head], states, args, parallel=call.parallel)
-            if decay is not None:
-                summary[0] = decay
-        incoming = fold(summary, part, range(part.rank + part.after, part.rank, -1))
-        dht = state_at(-1, incoming, part.num_sequences) if part.after else None
+        with torch.no_grad():
+            summary = empty_summary(tensors)
+            if part.before:
+                args = call.args._replace(**of_tokens(tensors, part.head))
+                summary[1] = backward_summary(do[:, part.head], states, args, parallel=call.parallel)
+                if decay is not None:
+                    summary[0] = decay
+            incoming = fold(summary, part, range(part.rank + part.after, part.rank, -1))
+            dht = state_at(-1, incoming, part.num_sequences) if part.after else None
+        # the operator raises for second derivatives
         gradients = call.bwd(do, dht, states, tensors, cu_seqlens, h0)
         return None, None, *(gradients[name] for name in INPUTS)
 

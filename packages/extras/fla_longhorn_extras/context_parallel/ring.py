@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla_longhorn_extras.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
 
@@ -60,7 +59,6 @@ class RingFunction(torch.autograd.Function):
         return join(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, do):
         everything, call, part = ctx.saved_tensors, ctx.call, ctx.call.part
         tensors, saved = dict(zip(INPUTS, everything, strict=False)), everything[len(INPUTS):]
@@ -99,7 +97,7 @@ def receive(part: Part, rank: int, shape: tuple[int, ...], device: torch.device)
 
 def send(part: Part, rank: int, x: Tensor) -> tuple[dist.Work | None, Tensor]:
     """Start sending; the returned tensor must live until the work is done."""
-    x = x.contiguous()
+    x = x.detach().contiguous()
     return dist.isend(x, group=part.group, group_dst=rank), x
 
 

@@ -82,8 +82,10 @@ def triton_jobs(size: int) -> dict[str, Job]:
     return cases
 
 
-def run(job: Job, exact: bool, group: dist.ProcessGroup, device: str = 'cpu') -> dict[str, torch.Tensor]:
-    """This rank's outputs and gradients, on the CPU."""
+def run(
+    job: Job, exact: bool, group: dist.ProcessGroup, device: str = 'cpu', twice: bool = False,
+) -> dict[str, torch.Tensor]:
+    """This rank's outputs and gradients, on the CPU; `twice`, after a second derivative."""
     os.environ['FLA_LONGHORN_BACKEND'] = job.backend if device == 'cpu' else 'triton'
     if job.segment_length is not None:
         segments.choose_segment_length = lambda *_: job.segment_length
@@ -98,7 +100,11 @@ def run(job: Job, exact: bool, group: dist.ProcessGroup, device: str = 'cpu') ->
     # the context has the boundaries, and an operator with one returns no final state
     options = make_options(replace(case, lengths=None, final_state=False), exact=exact)
     o, _ = job.op(**inputs, **options, cp_context=context)
-    o.backward(output_gradient(case)[:, mine].to(device))
+    do = output_gradient(case)[:, mine].to(device)
+    if twice:
+        (dk,) = torch.autograd.grad(o, inputs['k'], do, create_graph=True)
+        torch.autograd.grad(dk.sum(), inputs['q'], allow_unused=True)
+    o.backward(do)
     return {'o': o.detach().cpu(), **{f'd{name}': x.grad.cpu() for name, x in inputs.items()}}
 
 
@@ -167,6 +173,8 @@ def main() -> None:
                 if name == 'boundaries inside':
                     again = run(job, exact, group)
                     assert all(torch.equal(got[x], again[x]) for x in got), 'repeats differ'
+                    with pytest.raises(RuntimeError, match='no second derivative .* call naive_recurrent_longhorn'):
+                        run(job, exact, group, twice=True)
                 owner = members[i % len(members)]
                 parts = [None] * len(members) if rank == owner else None
                 dist.gather_object(got, parts, dst=owner, group=group)
