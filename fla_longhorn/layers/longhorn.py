@@ -175,8 +175,8 @@ class Longhorn(NoWeightDecay):
             hidden_states (torch.Tensor):
                 Input of shape `[B, T, hidden_size]`.
             attention_mask (torch.Tensor, Optional):
-                Mask of zeros and ones, of shape `[B, >= T]` (the last T columns are used) and any dtype. Padding, marked 0,
-                does not change the state and gets output 0. Default: `None`.
+                Mask of zeros and ones, of shape `[B, T]` and any dtype, or up to `[B, n + T]` with the n tokens that
+                `past_key_values` has read. Padding, marked 0, does not change the state and gets output 0. Default: `None`.
             past_key_values (Cache, Optional):
                 fla's cache, to continue from. Default: `None`.
             use_cache (bool, Optional):
@@ -212,9 +212,8 @@ class Longhorn(NoWeightDecay):
         check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
         use_cache, last_state = bool(use_cache), get_layer_cache(self, past_key_values)
         if rows is None:
-            rows, kwargs = find_rows(
-                kwargs, B, T, hidden_states.device, attention_mask, filled=last_state is not None,
-            )
+            seen = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+            rows, kwargs = find_rows(kwargs, B, T, hidden_states.device, attention_mask, seen)
         rows = WHOLE if rows is None else rows.to(hidden_states.device)
         recurrent_state, conv_state = read_states(self, last_state, rows.count(B))
         cp_context = kwargs.get('cp_context')

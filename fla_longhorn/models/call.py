@@ -83,8 +83,8 @@ def resolve_rows(
             f'got {list(tokens.shape)}'
         )
     (B, T), seen = tokens.shape[:2], seen_tokens(cache)
-    length = None if getattr(model.config, 'attn', None) is None else T + seen
-    rows, kwargs = find_rows(kwargs, B, T, tokens.device, mask, length, filled=seen > 0)
+    has_attention = getattr(model.config, 'attn', None) is not None
+    rows, kwargs = find_rows(kwargs, B, T, tokens.device, mask, seen, covers_seen=has_attention)
     # traced activation checkpoints accept no object of ours as an argument
     if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
         return mask, kwargs
