@@ -91,7 +91,7 @@ class RowwiseAttention(Attention):
         if not use_cache:
             # fla's attention updates any cache that it gets
             past_key_values = look_ahead(past_key_values)
-        (B, T), seen = hidden_states.shape[:2], 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+        (B, T, _), seen = hidden_states.shape, 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
         check_attention_mask(attention_mask, B, T, hidden_states.device, seen)
         if kwargs.get('cu_seqlens') is not None and keys_of(past_key_values, self.layer_idx) is not None:
             raise ValueError('cu_seqlens must be None with a filled cache in models with attention layers (config.attn)')
