@@ -15,7 +15,7 @@ from fla_longhorn.modules import L2Norm
 from fla_longhorn.modules.convolution import ShortConvolution
 from fla_longhorn.modules.dispatch import is_bare, mix_layer
 from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
-from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows, read_states
+from fla_longhorn.modules.rows import WHOLE, Rows, Unpadded, check_keywords, find_rows, read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.arguments import is_recorded, is_transformed
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH, on_ranks
@@ -215,6 +215,10 @@ class Longhorn(NoWeightDecay):
             seen = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
             rows, kwargs = find_rows(kwargs, B, T, hidden_states.device, attention_mask, seen)
         rows = WHOLE if rows is None else rows.to(hidden_states.device)
+        if isinstance(rows, Unpadded):
+            # an adapter may belong to a row, and a hook may look at one
+            every = (self.in_proj, *self.parts(), self.out_proj)
+            rows = rows if all(is_bare(part, hidden_states.device) for part in every) else rows.in_place
         recurrent_state, conv_state = read_states(self, last_state, rows.count(B))
         cp_context = kwargs.get('cp_context')
         if cp_context is not None and (attention_mask is not None or use_cache or recurrent_state is not None):

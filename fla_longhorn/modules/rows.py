@@ -10,6 +10,7 @@ pass one or more of `position_ids` that restart, `cu_seq_lens_q`, `cu_seq_lens_k
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -114,6 +115,11 @@ class Unpadded(Packed):
         self.mask = mask
         self.indices = self.kept.flatten().nonzero().flatten().to(device, non_blocking=True)
 
+    @cached_property
+    def in_place(self) -> Padded:
+        """The same for a layer whose parts must see rows."""
+        return Padded(self.kept.to(self.indices.device, non_blocking=True), self.mask)
+
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
         return self if device == self.indices.device else Unpadded(cast(torch.Tensor, self.mask), self.kept.shape[1], device)
 
@@ -125,10 +131,10 @@ class Unpadded(Packed):
 
 
 class Padded(Rows):
-    """Padded rows whose 0-1 mask `[B, T]` cannot be read, or has no tokens; the layer mixes them with the tokens moved left.
+    """Padded rows, by a 0-1 mask `[B, T]`: one that cannot be read or has no tokens, or of a layer whose parts must see rows.
 
-    Mixing is causal, so padding after the tokens does not change them. Its keys are zero, which leaves the state unchanged.
-    `read` is the mask of :class:`Rows`.
+    Tokens and padding stay where they are; only the convolution moves the tokens of a row together. The keys of padding are
+    zero, which leaves the state unchanged. `read` is the mask of :class:`Rows`.
     """
 
     def __init__(self, mask: torch.Tensor, read: torch.Tensor | None = None) -> None:
@@ -136,24 +142,21 @@ class Padded(Rows):
         self.padding = mask == 0
         kept = ~self.padding
         lengths = kept.sum(1)
-        self.of_convolution = {'lengths': lengths}
-        columns = torch.arange(mask.shape[1], dtype=torch.int64, device=mask.device)
-        self.order = torch.where(kept, kept.cumsum(1) - 1, lengths[:, None] + self.padding.cumsum(1) - 1)
-        self.after = columns >= lengths[:, None]
+        # padding goes behind the tokens, which do not depend on it there
+        order = torch.where(kept, kept.cumsum(1) - 1, lengths[:, None] + self.padding.cumsum(1) - 1)
+        self.of_convolution = {'lengths': lengths, 'order': None if mask.shape[1] == 1 else order}
 
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
         return self if device == self.padding.device else Padded(~self.padding.to(device), self.mask)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.masked_fill(self.padding[..., None], 0)
-        return x if x.shape[1] == 1 else torch.zeros_like(x).scatter(1, self.order[..., None].expand_as(x), x)
+        return x.masked_fill(self.padding[..., None], 0)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        x = x if x.shape[1] == 1 else x.gather(1, self.order[..., None].expand_as(x))
         return x.masked_fill(self.padding[..., None], 0)
 
     def silence(self, k: torch.Tensor) -> torch.Tensor:
-        return k.masked_fill(self.after.view(*self.after.shape, *[1] * (k.dim() - 2)), 0)
+        return k.masked_fill(self.padding.view(*self.padding.shape, *[1] * (k.dim() - 2)), 0)
 
 
 def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ()) -> None:
