@@ -33,14 +33,9 @@ def sign_model(model: LonghornForCausalLM) -> str:
 
 
 def save(cache: RewindableCache, path: Path, model: LonghornForCausalLM) -> None:
-    """Write the states of a model without attention layers, whose cache it is."""
-    states = {
-        f'{i}.{name}': x.contiguous().clone()
-        for i, state in enumerate(cache) for name, x in state.items() if x is not None
-    }
-    tokens, weights = str(cache.get_seq_length()), sign_model(model)
-    about = {'tokens': tokens, 'weights': weights, 'all': sign(states, tokens, weights)}
-    save_file(states, path, metadata=about)
+    """Write a cache of the model."""
+    states, weights = cache.state_dict(), sign_model(model)
+    save_file(states, path, metadata={'weights': weights, 'all': sign(states, weights)})
 
 
 def load(path: Path, model: LonghornForCausalLM) -> RewindableCache:
@@ -51,16 +46,10 @@ def load(path: Path, model: LonghornForCausalLM) -> RewindableCache:
     """
     with safe_open(path, 'pt') as file:
         about, states = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if about.get('all') != sign(states, about.get('tokens'), about.get('weights')):
+    if about.get('all') != sign(states, about.get('weights')):
         raise ValueError(f'path must be of a file as save wrote it, got {path}')
     if about['weights'] != sign_model(model):
         raise ValueError(f"path must be of a file of this model's weights, dtype and options, got {path} of others")
     cache = RewindableCache()
-    for i in range(model.config.num_hidden_layers):
-        own = {name.partition('.')[2]: x for name, x in states.items() if name.startswith(f'{i}.')}
-        # padding of a batch, which the cache keeps beside the first layer's states
-        read = own.pop('read', None)
-        cache.update(layer_idx=i, offset=int(about['tokens']), **{name: x.to(model.device) for name, x in own.items()})
-        if read is not None:
-            cache[i]['read'] = read.to(model.device)
+    cache.load_state_dict({name: x.to(model.device) for name, x in states.items()})
     return cache

@@ -17,7 +17,7 @@ from fla_longhorn.modules import L2Norm
 from fla_longhorn.modules.convolution import ShortConvolution
 from fla_longhorn.modules.dispatch import is_bare, mix_layer
 from fla_longhorn.modules.recompute import Values, can_recompute
-from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows, read_states
+from fla_longhorn.modules.rows import WHOLE, Rows, Unpadded, check_keywords, find_rows, read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.arguments import is_transformed
 from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH, on_ranks
@@ -177,8 +177,8 @@ class Longhorn(NoWeightDecay):
             hidden_states (torch.Tensor):
                 Input of shape `[B, T, hidden_size]`.
             attention_mask (torch.Tensor, Optional):
-                Mask of zeros and ones, of shape `[B, >= T]` (the last T columns are used) and any dtype. Padding, marked 0,
-                does not change the state and gets output 0. Default: `None`.
+                Mask of zeros and ones, of shape `[B, T]` and any dtype, or up to `[B, n + T]` with the n tokens that
+                `past_key_values` has read. Padding, marked 0, does not change the state and gets output 0. Default: `None`.
             past_key_values (Cache, Optional):
                 fla's cache, to continue from. Default: `None`.
             use_cache (bool, Optional):
@@ -214,10 +214,12 @@ class Longhorn(NoWeightDecay):
         check_keywords(f'{type(self).__name__}.forward', kwargs, self.ignored_keywords)
         use_cache, last_state = bool(use_cache), get_layer_cache(self, past_key_values)
         if rows is None:
-            rows, kwargs = find_rows(
-                kwargs, B, T, hidden_states.device, attention_mask, filled=last_state is not None,
-            )
+            seen = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+            rows, kwargs = find_rows(kwargs, B, T, hidden_states.device, attention_mask, seen)
         rows = WHOLE if rows is None else rows.to(hidden_states.device)
+        if isinstance(rows, Unpadded):
+            # an adapter may belong to a row, and a hook may look at one
+            rows = rows if all(is_bare(part, hidden_states.device) for part in self.parts()) else rows.in_place
         recurrent_state, conv_state = read_states(self, last_state, rows.count(B))
         cp_context = kwargs.get('cp_context')
         if cp_context is not None and (attention_mask is not None or use_cache or recurrent_state is not None):
@@ -276,7 +278,7 @@ class Longhorn(NoWeightDecay):
             y = on_ranks().convolve_part(self.conv1d, x, cp_context)
         else:
             y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
-            if values is not None and is_bare(self.conv1d, x.device):
+            if values is not None and 'lengths' not in rows.of_convolution and is_bare(self.conv1d, x.device):
                 function = partial(self.conv1d.convolve, **rows.of_convolution)
                 values.add(y, function, x, self.conv1d.weight, self.conv1d.bias)
         o, recurrent_state = op(
@@ -317,6 +319,12 @@ class Longhorn(NoWeightDecay):
             q=q, k=rows.silence(k), v=v, beta=beta, g=None if g is None else rows.silence(g), exact=self.exact,
             use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval,
         )
+
+    def parts(self) -> list[nn.Module]:
+        """The modules that a token passes."""
+        gate = [] if self.gate is None else [self.gate, self.gate.down, self.gate.up]
+        value_proj = [] if self.v_proj is None else [self.v_proj]
+        return [self.in_proj, self.conv1d, self.x_proj, self.beta_proj, self.k_norm, *value_proj, *gate, self.out_proj]
 
     def by_heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, H D]` as `[B, T, H, D]`."""

@@ -25,8 +25,6 @@ from fla_longhorn.ops.inputs import is_capturing
 if TYPE_CHECKING:
     from fla.models.utils import Cache
 
-# key of the first layer's state: the columns `[B, n]` that a row has read, all later ones too; absent without padding
-READ = 'read'
 # names of a base model's arguments, less `self` and the keywords
 ARGUMENTS = tuple(inspect.signature(FLAModel.forward).parameters)[1:-1]
 
@@ -83,8 +81,8 @@ def resolve_rows(
             f'got {list(tokens.shape)}'
         )
     (B, T), seen = tokens.shape[:2], seen_tokens(cache)
-    length = None if getattr(model.config, 'attn', None) is None else T + seen
-    rows, kwargs = find_rows(kwargs, B, T, tokens.device, mask, length, filled=seen > 0)
+    has_attention = getattr(model.config, 'attn', None) is not None
+    rows, kwargs = find_rows(kwargs, B, T, tokens.device, mask, seen, covers_seen=has_attention)
     # traced activation checkpoints accept no object of ours as an argument
     if torch.compiler.is_compiling() or kwargs.get('cp_context') is not None:
         return mask, kwargs
@@ -92,8 +90,8 @@ def resolve_rows(
         # boundaries win over the mask
         return None, {**kwargs, 'rows': rows}
     # the mask of an assistant's guesses takes each generated token that is `pad_token_id` for padding
-    guesses = getattr(cache, 'holds_guesses', False)
-    if mask is not None and seen and not guesses and not is_transformed():
+    known = isinstance(cache, RewindableCache) and not cache.holds_guesses
+    if mask is not None and seen and known and not is_transformed():
         # without rows, all is ones
         told = torch.ones(mask.shape, dtype=torch.bool, device='cpu') if rows is None else rows.mask
         if told is not None:
@@ -103,7 +101,7 @@ def resolve_rows(
 
 def check_read(cache: Any, mask: torch.Tensor, T: int) -> None:
     """Raise if the mask, on the CPU, says of columns before the last T something else than what the cache has read."""
-    told, seen, read = mask[:, :-T], seen_tokens(cache), cache[0].get(READ)
+    told, seen, read = mask[:, :-T], seen_tokens(cache), cache.read
     told = told[:, max(0, told.shape[1] - seen):]
     if read is None:
         known = torch.ones_like(told)
@@ -119,19 +117,17 @@ def check_read(cache: Any, mask: torch.Tensor, T: int) -> None:
 
 
 def end_call(cache: Any, mask: torch.Tensor | None, T: int, rows: Any = None) -> None:
-    """Keep in the cache which of the last T columns were padding."""
-    if mask is None or not isinstance(cache, HFCache) or not len(cache):
+    """Keep in the cache which of the last T columns were padding; fla's own has no place for it."""
+    if mask is None or not isinstance(cache, RewindableCache):
         return
     if not torch.compiler.is_compiling() and (is_transformed() or is_capturing(mask.device)):
         return
     known = None if rows is None else rows.mask
-    state: Any = cast(Any, cache)[0]
-    read = state.get(READ)
-    if read is None and known is not None and known[:, -T:].all():
+    if cache.read is None and known is not None and known[:, -T:].all():
         return
     new, before = mask[:, -T:] != 0, seen_tokens(cache) - T
-    read = new[:, :0] if read is None else read
-    state[READ] = torch.cat([F.pad(read, (0, before - read.shape[1]), value=True), new], 1)
+    read = new[:, :0] if cache.read is None else cache.read
+    cache.read = torch.cat([F.pad(read, (0, before - read.shape[1]), value=True), new], 1)
 
 
 def seen_tokens(cache: Cache | None) -> int:
@@ -139,7 +135,8 @@ def seen_tokens(cache: Cache | None) -> int:
 
 
 def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
-    """Raise for a filled cache of another model, in which attention layers of `layers` have no state.
+    """Raise for a filled cache of another model, in which attention layers of `layers` have no state, or that was put together
+    of layers that have not read as many tokens.
 
     Longhorn's layers check their own states.
     """
@@ -149,9 +146,16 @@ def check_layers(cache: Cache | None, layers: Iterable[nn.Module]) -> None:
     layers = list(layers)
     if len(cache) != len(layers):
         raise ValueError(f'past_key_values must hold the states of {len(layers)} layers, got {len(cache)}')
+    counts = [cache.get_seq_length(i) for i in range(len(layers))]
     for i, layer in enumerate(layers):
-        if isinstance(getattr(layer, 'attn', None), Attention) and cache[i]['attn_state'] is None:
+        attn = getattr(layer, 'attn', None)
+        if isinstance(attn, Attention) and cache[i]['attn_state'] is None:
             raise ValueError(f'past_key_values must hold attention states in layer {i}, got None: is it of another model?')
+        if not torch.compiler.is_compiling() and counts[i] != max(counts):
+            if not isinstance(attn, Attention) or counts[i] != attn.window_size:
+                raise ValueError(f'past_key_values must have read as many tokens in each layer, got {counts}')
+            # `update` counts the keys of a window that it is given
+            cast(Any, cache).layers[i]._seen_tokens = max(counts)
 
 
 def before_forward(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

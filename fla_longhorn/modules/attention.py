@@ -18,7 +18,7 @@ from fla.modules.rotary.ops import rotary_embedding_ref
 from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.cache import look_ahead
 from fla_longhorn.modules.dispatch import has_values, in_pytorch, widen
-from fla_longhorn.modules.rows import Rows
+from fla_longhorn.modules.rows import Rows, check_attention_mask
 from fla_longhorn.ops.arguments import under_transform
 
 # a position before all tokens: no token sees it, and a window drops it first
@@ -80,7 +80,7 @@ class RowwiseAttention(Attention):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_values: Any = None,
         output_attentions: bool = False, use_cache: bool = False, rows: Rows | None = None, **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
-        """As fla's; `attention_mask` `[B, >= T]`, of which the last T columns are used; `rows` as in Longhorn's layer."""
+        """As fla's; `attention_mask` and `rows` as in Longhorn's layer."""
         if under_transform():
             raise ValueError(
                 f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
@@ -91,6 +91,8 @@ class RowwiseAttention(Attention):
         if not use_cache:
             # fla's attention updates any cache that it gets
             past_key_values = look_ahead(past_key_values)
+        (B, T, _), seen = hidden_states.shape, 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+        check_attention_mask(attention_mask, B, T, hidden_states.device, seen)
         if kwargs.get('cu_seqlens') is not None and keys_of(past_key_values, self.layer_idx) is not None:
             raise ValueError('cu_seqlens must be None with a filled cache in models with attention layers (config.attn)')
         if kwargs.get('cu_seqlens') is None:

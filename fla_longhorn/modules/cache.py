@@ -1,4 +1,4 @@
-"""fla's cache: its names in a call, calls that leave it unchanged, and a cache that returns to a snapshot.
+"""fla's cache: its names in a call, calls that leave it unchanged, and a cache that returns to a snapshot or goes to a file.
 
 Assisted generation returns where its guesses were wrong. A recurrent state cannot be cut back to fewer tokens, so the tokens
 between the snapshot and the wanted length are read again.
@@ -7,19 +7,23 @@ between the snapshot and the wanted length are read again.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
-from fla.models.cache_utils import FLACache
+from fla.models.cache_utils import FLACache, FLALayer
 from fla.models.utils import Cache
 from transformers.generation import GenerationMixin
 
 # transformers' name of the cache in calls and outputs: `past_key_values` before 5.24, and in fla
 _ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = 'cache' if 'cache' in _ARGUMENTS else 'past_key_values'
+
+# names in a file of states: of a tensor, or of one of several
+ENTRY = r'(\d+)\.(recurrent_state|attn_state|conv_state|ffn_state|window_size)(?:\.(\d+))?'
 
 
 def rename_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +71,7 @@ def check_cache(cache: Any) -> None:
 
 
 class RewindableCache(Cache):
-    """fla's cache with snapshots; the models make one if they get none.
+    """fla's cache with snapshots, and with the padding that its rows have read; the models make one if they get none.
 
     Examples::
         >>> cache = model(prompt, use_cache=True).past_key_values
@@ -90,6 +94,8 @@ class RewindableCache(Cache):
         self.past: list[RewindableCache] = []
         # tokens that the last crop kept and that must be read again
         self.missing = 0
+        # which of the columns that the rows have read are no padding, bool `[B, n]`; all later ones are none
+        self.read: torch.Tensor | None = None
 
     def snapshot(self) -> RewindableCache:
         """A copy that later calls do not change, which is a cache itself."""
@@ -101,7 +107,47 @@ class RewindableCache(Cache):
 
     def restore(self, snapshot: RewindableCache) -> None:
         """Return to `snapshot`, which may be restored again."""
-        self.layers, self.missing = snapshot.snapshot().layers, snapshot.missing
+        self.layers, self.missing, self.read = snapshot.snapshot().layers, snapshot.missing, snapshot.read
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """A copy of all that the cache remembers, less what it recorded for :meth:`crop`: tensors, as `'0.conv_state'`."""
+        found: dict[str, Any] = {'tokens': self.get_seq_length(), 'missing': self.missing, 'read': self.read}
+        for i, layer in enumerate(self.layers):
+            found[f'{i}.window_size'] = layer.window_size
+            for name, x in (layer.state or {}).items():
+                several = isinstance(x, (tuple, list))
+                found |= {f'{i}.{name}.{j}': y for j, y in enumerate(x)} if several else {f'{i}.{name}': x}
+        return {name: copied(x) for name, x in found.items() if x is not None}
+
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Become a copy of the cache whose :meth:`state_dict` this is, on the devices of its tensors.
+
+        Raises:
+            ValueError: a name is missing or unknown.
+        """
+        rest: dict[str, Any] = {name: copied(x) for name, x in state_dict.items()}
+        found: dict[int, dict[str, Any]] = {}
+        layers = []
+        try:
+            tokens, missing, read = int(rest.pop('tokens')), int(rest.pop('missing')), rest.pop('read', None)
+            for name, x in rest.items():
+                i, kind, part = cast(Any, re.fullmatch(ENTRY, name)).groups()
+                states = found.setdefault(int(i), {})
+                states[kind] = x if part is None else {**states.get(kind, {}), int(part): x}
+            for i in range(len(found)):
+                states = found[i]
+                window = {'window_size': int(states.pop('window_size'))} if 'window_size' in states else {}
+                several = {kind: x for kind, x in states.items() if isinstance(x, dict)}
+                states |= {kind: tuple(x[j] for j in range(len(x))) for kind, x in several.items()}
+                layers.append(FLALayer())
+                layers[i].update(**states, cache_kwargs=window)
+                # `update` counts the keys of a window
+                layers[i]._seen_tokens = tokens
+        except (KeyError, AttributeError) as error:
+            raise ValueError(
+                f'state_dict must be whole, as RewindableCache.state_dict makes it, got the names {", ".join(state_dict)}'
+            ) from error
+        self.layers, self.missing, self.read, self.past = layers, missing, read, []
 
     def detach(self) -> None:
         """Detach the states from their autograd graphs."""
@@ -147,9 +193,15 @@ class RewindableCache(Cache):
 
     def reset(self) -> None:
         super().reset()
-        self.past, self.missing = [], 0
+        self.past, self.missing, self.read = [], 0, None
 
     def _transform_states(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Reorder rows, for beam search; drops the snapshots, whose rows are in the old order."""
+        """Reorder, repeat or select rows, for beam search."""
         super()._transform_states(function)
-        self.past = []
+        self.read = None if self.read is None else function(self.read)
+        for cache in self.past:
+            cache._transform_states(function)
+
+
+def copied(x: torch.Tensor | int) -> torch.Tensor:
+    return torch.as_tensor(x).detach().clone(memory_format=torch.contiguous_format)

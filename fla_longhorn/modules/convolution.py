@@ -1,4 +1,4 @@
-"""fla's causal depthwise convolution: in PyTorch too, and for rows whose lengths are known on the device only.
+"""fla's causal depthwise convolution: in PyTorch too, and for rows with padding that is known on the device only.
 
 A state `[N, D, W]` holds the last W inputs of each sequence, the newest in column W - 1. An output depends on the W - 1
 inputs before it, so column 0 is stored but not read.
@@ -31,19 +31,18 @@ def _taps(stream: torch.Tensor, weight: torch.Tensor, T: int) -> torch.Tensor:
     return y
 
 
+def _with_history(x: torch.Tensor, W: int, state: torch.Tensor | None) -> torch.Tensor:
+    """`x` `[B, T, D]` behind the W inputs before it."""
+    B, _, D = x.shape
+    return torch.cat([x.new_zeros(B, W, D) if state is None else state.mT.to(x.dtype), x], 1)
+
+
 def _convolve_rows(
-    x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor | None, lengths: torch.Tensor | None,
+    x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convolve the rows of `x` `[B, T, D]`; the new state `[B, D, W]` ends after the first `lengths` `[B]` inputs."""
-    B, T, D = x.shape
-    W = weight.shape[1]
-    history = x.new_zeros(B, W, D) if state is None else state.mT.to(x.dtype)
-    stream = torch.cat([history, x], 1)
-    y = _taps(stream[:, 1:], weight, T)
-    if lengths is None:
-        return y, stream[:, T:].mT
-    last = lengths[:, None] + torch.arange(W, device=x.device)
-    return y, stream.gather(1, last[..., None].expand(B, W, D)).mT
+    """Convolve the rows of `x` `[B, T, D]`; return the new state `[B, D, W]` too."""
+    T, stream = x.shape[1], _with_history(x, weight.shape[1], state)
+    return _taps(stream[:, 1:], weight, T), stream[:, T:].mT
 
 
 def _convolve_packed(
@@ -79,7 +78,7 @@ def _convolve_packed(
 
 
 class ShortConvolution(modules.ShortConvolution):
-    """:class:`fla.modules.ShortConvolution`, in PyTorch with `lengths` and where fla's kernels cannot run."""
+    """:class:`fla.modules.ShortConvolution`, in PyTorch where fla's kernels cannot run, and for rows with padding."""
 
     def is_launched(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> bool:
         """Whether fla's kernels can run for `x` `[B, T, ...]`: a launch has room for so many rows and tokens."""
@@ -90,26 +89,25 @@ class ShortConvolution(modules.ShortConvolution):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, mask: torch.Tensor | None = None,
         cache: torch.Tensor | None = None, output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None,
-        chunk_indices: torch.Tensor | None = None, lengths: torch.Tensor | None = None, **kwargs,
+        chunk_indices: torch.Tensor | None = None, lengths: torch.Tensor | None = None, order: torch.Tensor | None = None,
+        **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As fla's, with `lengths` `[B]`: the number of inputs per row, the rest being padding; not read on the host.
+
+        The inputs of a row are its first ones, or those that `order` `[B, T]`, a permutation of each row, moves there.
 
         With `output_final_state`, a single token without autograd updates `cache` in place, unless it is packed in a trace.
         Without it, or if `cache` requires a gradient, `cache` is not changed.
         """
-        with_fla = self.is_launched(x, cu_seqlens)
-        if with_fla and lengths is None:
+        if lengths is not None:
+            y, state = self.forward_padded(x, residual, cache, output_final_state, lengths, order)
+        elif self.is_launched(x, cu_seqlens):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
             return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
-        if with_fla and x.shape[1] == 1 and cache is not None:
-            y, state = self.forward(x, residual, cache=cache.clone(), output_final_state=output_final_state)
-            state = None if state is None or lengths is None else torch.where(lengths[:, None, None] > 0, state, cache)
         else:
-            y, state = keep_inputs(
-                self.convolve_in_pytorch, x, self.weight, self.bias, cache, cu_seqlens, lengths, residual, mask,
-            )
+            y, state = keep_inputs(self.convolve_in_pytorch, x, self.weight, self.bias, cache, cu_seqlens, residual, mask)
         if not output_final_state:
             return y, None
         # a CUDA graph needs the state at the same address
@@ -117,13 +115,33 @@ class ShortConvolution(modules.ShortConvolution):
         in_place = in_place and not (torch.is_grad_enabled() or is_transformed())
         return y, cast(Any, cache).copy_(state) if in_place else state
 
+    def forward_padded(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: torch.Tensor | None, output_final_state: bool,
+        lengths: torch.Tensor, order: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the new state of rows `[B, T, D]`, the latter if it is asked for."""
+        if order is not None:
+            x = torch.zeros_like(x).scatter(1, order[..., None].expand_as(x), x)
+        y = self.forward(x, cache=cache)[0]
+        if order is not None:
+            y = y.gather(1, order[..., None].expand_as(y))
+        if residual is not None:
+            y = y + residual.to(y.dtype)
+        if not output_final_state:
+            return y, None
+        B, _, D = x.shape
+        W = self.kernel_size[0]
+        last = lengths[:, None] + torch.arange(W, dtype=torch.int64, device=x.device)
+        state = _with_history(x, W, cache).gather(1, last[..., None].expand(B, W, D))
+        return y, state.mT.contiguous()
+
     def convolve(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None = None,
-        chunk_indices: torch.Tensor | None = None, lengths: torch.Tensor | None = None,
+        chunk_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The output of :meth:`forward` with these weights, of `x` without states."""
-        if lengths is not None or not self.is_launched(x, cu_seqlens):
-            return self.convolve_in_pytorch(x, weight, bias, None, cu_seqlens, lengths)[0]
+        if not self.is_launched(x, cu_seqlens):
+            return self.convolve_in_pytorch(x, weight, bias, None, cu_seqlens)[0]
         return modules.convolution.causal_conv1d(
             x,
             weight=weight.squeeze(1),
@@ -136,8 +154,7 @@ class ShortConvolution(modules.ShortConvolution):
 
     def convolve_in_pytorch(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor | None,
-        cu_seqlens: torch.Tensor | None, lengths: torch.Tensor | None, residual: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None, residual: torch.Tensor | None = None, mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output and the new state."""
         if mask is not None:
@@ -147,7 +164,7 @@ class ShortConvolution(modules.ShortConvolution):
         rows = widen(x.flatten(2))
         weight = weight.squeeze(1).to(rows.dtype)
         if cu_seqlens is None:
-            y, state = _convolve_rows(rows, weight, state, lengths)
+            y, state = _convolve_rows(rows, weight, state)
         else:
             y, state = _convolve_packed(rows, weight, state, cu_seqlens)
         if bias is not None:

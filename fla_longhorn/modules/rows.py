@@ -10,6 +10,7 @@ pass one or more of `position_ids` that restart, `cu_seq_lens_q`, `cu_seq_lens_k
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -114,6 +115,11 @@ class Unpadded(Packed):
         self.mask = mask
         self.indices = self.kept.flatten().nonzero().flatten().to(device, non_blocking=True)
 
+    @cached_property
+    def in_place(self) -> Padded:
+        """The same for a layer whose parts must see rows."""
+        return Padded(self.kept.to(self.indices.device, non_blocking=True), self.mask)
+
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
         return self if device == self.indices.device else Unpadded(cast(torch.Tensor, self.mask), self.kept.shape[1], device)
 
@@ -125,10 +131,10 @@ class Unpadded(Packed):
 
 
 class Padded(Rows):
-    """Padded rows whose 0-1 mask `[B, T]` cannot be read, or has no tokens; the layer mixes them with the tokens moved left.
+    """Padded rows, by a 0-1 mask `[B, T]`: one that cannot be read or has no tokens, or of a layer whose parts must see rows.
 
-    Mixing is causal, so padding after the tokens does not change them. Its keys are zero, which leaves the state unchanged.
-    `read` is the mask of :class:`Rows`.
+    Tokens and padding stay where they are; only the convolution moves the tokens of a row together. The keys of padding are
+    zero, which leaves the state unchanged. `read` is the mask of :class:`Rows`.
     """
 
     def __init__(self, mask: torch.Tensor, read: torch.Tensor | None = None) -> None:
@@ -136,24 +142,21 @@ class Padded(Rows):
         self.padding = mask == 0
         kept = ~self.padding
         lengths = kept.sum(1)
-        self.of_convolution = {'lengths': lengths}
-        columns = torch.arange(mask.shape[1], dtype=torch.int64, device=mask.device)
-        self.order = torch.where(kept, kept.cumsum(1) - 1, lengths[:, None] + self.padding.cumsum(1) - 1)
-        self.after = columns >= lengths[:, None]
+        # padding goes behind the tokens, which do not depend on it there
+        order = torch.where(kept, kept.cumsum(1) - 1, lengths[:, None] + self.padding.cumsum(1) - 1)
+        self.of_convolution = {'lengths': lengths, 'order': None if mask.shape[1] == 1 else order}
 
     def to(self, device: torch.device, **kwargs: Any) -> Rows:
         return self if device == self.padding.device else Padded(~self.padding.to(device), self.mask)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.masked_fill(self.padding[..., None], 0)
-        return x if x.shape[1] == 1 else torch.zeros_like(x).scatter(1, self.order[..., None].expand_as(x), x)
+        return x.masked_fill(self.padding[..., None], 0)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        x = x if x.shape[1] == 1 else x.gather(1, self.order[..., None].expand_as(x))
         return x.masked_fill(self.padding[..., None], 0)
 
     def silence(self, k: torch.Tensor) -> torch.Tensor:
-        return k.masked_fill(self.after.view(*self.after.shape, *[1] * (k.dim() - 2)), 0)
+        return k.masked_fill(self.padding.view(*self.padding.shape, *[1] * (k.dim() - 2)), 0)
 
 
 def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ()) -> None:
@@ -165,17 +168,17 @@ def check_keywords(owner: str, kwargs: dict[str, Any], more: Iterable[str] = ())
 
 def find_rows(
     kwargs: dict[str, Any], B: int, T: int, device: torch.device, attention_mask: torch.Tensor | None = None,
-    length: int | None = None, filled: bool = False,
+    seen: int = 0, covers_seen: bool = False,
 ) -> tuple[Rows | None, dict[str, Any]]:
     """How B rows hold their T tokens (`None`: one sequence per row), and `kwargs` with the boundaries as `cu_seqlens` only.
 
     Args:
         kwargs (dict):
             May hold `cu_seqlens`, `cp_context`, `cu_seq_lens_q`, `cu_seq_lens_k`, `position_ids` and `seq_idx`.
-        length (int, Optional):
-            Columns that the mask must have; `None` allows any number from T on, and the last T are used.
-        filled (bool, Optional):
-            Whether the tokens continue a cache.
+        seen (int, Optional):
+            Tokens in the cache that these continue: a mask has T to `seen + T` columns, of which the last T are of these.
+        covers_seen (bool, Optional):
+            Whether the mask must have all `seen + T` columns.
 
     Raises:
         ValueError: the arguments contradict each other or are not supported together.
@@ -183,7 +186,7 @@ def find_rows(
     """
     if attention_mask is None and not kwargs:
         return None, kwargs
-    check_attention_mask(attention_mask, B, T, device, length)
+    check_attention_mask(attention_mask, B, T, device, seen, covers_seen)
     rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
     cp_context, bounds, on_host = (kwargs.get(name) for name in ('cp_context', 'cu_seqlens', 'cu_seqlens_cpu'))
     if cp_context is not None:
@@ -219,7 +222,7 @@ def find_rows(
             on_host = bounds.cpu()
         found = {} if bounds is None or on_host is None else {'cu_seqlens': on_host}
         for name, x in given.items():
-            found[name] = read_bounds(name, x.cpu(), B, T, mask, alone=told is None, filled=filled)
+            found[name] = read_bounds(name, x.cpu(), B, T, mask, alone=told is None, filled=seen > 0)
         check_agreement(found)
         if told is None and any(len(x) > 2 for x in found.values()):
             told = next(iter(found.values()))
@@ -291,8 +294,10 @@ def check_agreement(found: dict[str, torch.Tensor]) -> None:
             raise ValueError(f'{first} and {name} must agree on where packed sequences begin and end, got {a[:8]} and {b[:8]}')
 
 
-def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, device: torch.device, length: int | None = None) -> None:
-    """Raise unless the mask is `[B, >= T]`, or `[B, length]`, on `device`; its values are not read."""
+def check_attention_mask(
+    mask: torch.Tensor | None, B: int, T: int, device: torch.device, seen: int = 0, covers_seen: bool = False,
+) -> None:
+    """Raise unless the mask, on `device`, is as :func:`find_rows` takes it; its values are not read."""
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
@@ -301,9 +306,12 @@ def check_attention_mask(mask: torch.Tensor | None, B: int, T: int, device: torc
         raise ValueError(
             f'attention_mask must be a 0-1 padding mask of shape [batch_size, sequence_length], got shape {list(mask.shape)}'
         )
-    if mask.shape[0] != B or mask.shape[1] < T or (length is not None and mask.shape[1] != length):
-        wanted = f'[{B}, {length}], the tokens in the cache included' if length is not None else f'[B, >= T] = [{B}, >= {T}]'
-        raise ValueError(f'attention_mask must have shape {wanted}, got {list(mask.shape)}')
+    if mask.shape[0] != B or not (seen + T if covers_seen else T) <= mask.shape[1] <= seen + T:
+        wanted = f'[{B}, {seen + T}]' if covers_seen or not seen else f'[{B}, {T}] to [{B}, {seen + T}]'
+        tokens = f'the {T} tokens of the call' + (f' and the {seen} that past_key_values has read' if seen else '')
+        raise ValueError(
+            f'attention_mask must have shape {wanted}, a column for each of {tokens}, and no more, got {list(mask.shape)}'
+        )
     if mask.device != device:
         raise ValueError(f'attention_mask must be on the device of the input ({device}), got {mask.device}')
 

@@ -60,12 +60,21 @@ def test_convolution(width, given, lengths, device):
     against_fla(ours, theirs, inputs, output_final_state=True, cu_seqlens=cu_seqlens)
 
 
-def test_padding(device):
-    mask = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], device=device)
-    x = torch.arange(1., 21., device=device).view(4, 5, 1)
-    padding = Padded(mask)
-    expected = [[2, 4, 5, 0, 0], [0] * 5, [11, 12, 13, 14, 15], [16, 0, 0, 0, 0]]
-    assert padding.enter(x)[..., 0].tolist() == expected
-    assert padding.of_convolution['lengths'].tolist() == [3, 0, 5, 1]
-    assert torch.equal(padding.leave(padding.enter(x)), x * mask[..., None])
-    assert torch.equal(padding.silence(torch.ones_like(x))[..., 0], (torch.tensor(expected, device=device) > 0).float())
+@pytest.mark.parametrize('given', [False, True], ids=['', 'cache'])
+@torch.no_grad()
+def test_padding(given, device):
+    """Only the convolution moves tokens: each row's output and state are those of its tokens alone."""
+    mask = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]], device=device)
+    x, cache = torch.randn(5, 5, 6, device=device), torch.randn(5, 6, 4, device=device) if given else None
+    padding, conv = Padded(mask), noise(modules.ShortConvolution(6, 4, bias=True, activation='silu'), device)
+    assert torch.equal(padding.enter(x), x * mask[..., None])
+    assert torch.equal(padding.leave(x), x * mask[..., None])
+    assert torch.equal(padding.silence(torch.ones_like(x)), mask[..., None].expand_as(x).to(x))
+    y, state = conv(x, cache=cache, output_final_state=True, **padding.of_convolution)
+    for i, kept in enumerate(mask.bool()):
+        before = None if cache is None else cache[i:i + 1]
+        if kept.any():
+            want = conv(x[i:i + 1, kept], cache=None if cache is None else before.clone(), output_final_state=True)
+        else:
+            want = x[i:i + 1, kept], torch.zeros_like(state[:1]) if cache is None else before
+        assert_equal({'y': y[i:i + 1, kept], 'state': state[i:i + 1]}, {'y': want[0], 'state': want[1]})

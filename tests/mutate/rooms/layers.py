@@ -97,4 +97,9 @@ MUTATIONS = [
         'if not runs(linear, nn.Linear) or linear.bias is not None:', 'if False:',
         'decoding passes by adapters, hooks and biases', 'packages/cpu/tests/longhorn/test_parts.py',
     ),
+    Mutation(
+        'tokens-for-rows', 'layers/longhorn.py', 'else rows.in_place', 'else rows',
+        'hooks and adapters see one row of all tokens of a padded batch', 'tests/models/test_parts_see_rows.py::test_hooks',
+        'diagonal left', env=TORCH,
+    ),
 ]

@@ -60,4 +60,19 @@ MUTATIONS = [
         'what a crop keeps of a call is not read again', BACK + 'test_assisted_generation', 'another paper',
         env=TORCH,
     ),
+    Mutation(
+        'columns-to-come', 'modules/rows.py', '<= mask.shape[1] <= seen + T', '<= mask.shape[1]',
+        'the last columns of a longer mask are taken for those of the call',
+        'tests/layers/test_attention_mask.py::test_columns_for_tokens_to_come', 'paper model', env=TORCH,
+    ),
+    Mutation(
+        'keys-counted-as-tokens', 'models/call.py', 'cast(Any, cache).layers[i]._seen_tokens = max(counts)', 'pass',
+        'states that were read from a file go on at the wrong positions of a window',
+        'tests/models/test_states.py::test_goes_on', 'small window dictionaries one', env=TORCH,
+    ),
+    Mutation(
+        'snapshots-in-the-old-order', 'modules/cache.py', 'cache._transform_states(function)', 'pass',
+        'a crop goes back to rows in the order before they were selected',
+        'tests/models/test_states.py::test_cropped_after_reordering', 'diagonal padded', env=TORCH,
+    ),
 ]
