@@ -114,21 +114,24 @@ def shared(use):
     return grads(layer, other)
 
 
-def replicas(use):
+def replicate(module: nn.Module) -> nn.Module:
     """As `nn.DataParallel` makes them: a replica's weights are plain tensors."""
-    layer, modules = use.layer(), None
+    replica = {part: part._replicate_for_data_parallel() for part in module.modules()}
+    for part, made in replica.items():
+        for name, child in part._modules.items():
+            made._modules[name] = None if child is None else replica[child]
+        for name, p in part._parameters.items():
+            if p is None:
+                made._parameters[name] = None
+            else:
+                setattr(made, name, p * 1)
+    return replica[module]
+
+
+def replicas(use):
+    layer = use.layer()
     for seed in (0, 1):
-        modules = list(layer.modules())
-        replica = {module: module._replicate_for_data_parallel() for module in modules}
-        for module, made in replica.items():
-            for name, child in module._modules.items():
-                made._modules[name] = None if child is None else replica[child]
-            for name, p in module._parameters.items():
-                if p is None:
-                    made._parameters[name] = None
-                else:
-                    setattr(made, name, p * 1)
-        loss(replica[layer](use.x(seed))[0]).backward()
+        loss(replicate(layer)(use.x(seed))[0]).backward()
     return grads(layer)
 
 
