@@ -26,7 +26,7 @@ GPU_PYTHON ?= python3.12
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all test-packages resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all test-packages test-slow resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,10 @@ test-all: setup
 # of the packages and the laboratory, those that need nothing more
 test-packages: setup
 	$(RUN) -m tests --parts packages
+
+# what `test` and `test-packages` leave out
+test-slow: setup
+	$(RUN) -m tests --parts cpu packages -m slow
 
 # do the pins resolve from the package index alone
 resolve: setup

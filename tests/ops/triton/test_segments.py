@@ -57,7 +57,6 @@ if TRITON_DEVICE:
         case = Case(H=1, K=4, V=5, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 9)
         Call(case, False, INDICES[rows], torch.int64, triton_device).check()
 
-    @pytest.mark.slow
     def test_repeats_are_bit_equal(segment_length, triton_device):
         segment_length(INTERVAL)
         case = Case(B=1, T=INTERVAL + 5, H=1, K=3, V=33, scalar_beta=True, D=True, initial_state=True)
