@@ -59,6 +59,26 @@ def test_cropped_inside_a_call(device):
     assert torch.equal(model.generate(ids, past_key_values=cache, **options), model.generate(ids, **options))
 
 
+@pytest.mark.parametrize('change', [
+    lambda cache, rows: cache.reorder_cache(rows), lambda cache, rows: cache.batch_select_indices(rows),
+], ids=['reordered', 'selected'])
+@torch.no_grad()
+def test_cropped_after_rows_move(change, device):
+    """What was recorded before has the rows where they were: a crop goes back to what was recorded since, or raises."""
+    model, ids, rows = make('paper', device), torch.randint(3, 50, (2, 12), device=device), torch.tensor([1, 0], device=device)
+    cache, expected = RewindableCache(), RewindableCache()
+    cache.activate_past_recording()
+    read(model, ids, cache, 4, 2)
+    change(cache, rows)
+    with pytest.raises(RuntimeError, match='crop can only remove tokens that were recorded, got a length of 4 of 6'):
+        cache.crop(-2)
+    read(model, ids[rows], cache, 3)
+    cache.crop(-3)
+    read(model, ids[rows], expected, 6)
+    want = read(model, ids[rows], expected, 3)
+    assert (read(model, ids[rows], cache, 3) - want).norm() <= 1e-4 * want.norm()
+
+
 @some
 @torch.no_grad()
 def test_snapshot(name, device):
