@@ -60,4 +60,9 @@ MUTATIONS = [
         'what a crop keeps of a call is not read again', BACK + 'test_assisted_generation', 'another paper',
         env=TORCH,
     ),
+    Mutation(
+        'rows-of-the-old-order', 'modules/cache.py',
+        'super()._transform_states(function)\n        self.past = []', 'super()._transform_states(function)',
+        'a crop goes back to rows in an order that has changed', BACK + 'test_cropped_after_rows_move', env=TORCH,
+    ),
 ]
