@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ('tests', 'packages', 'lab')
 # a file or a test
 LEFT_OUT = {
+    'tests/kernels/test_compiled.py::test_every_kernel_compiles': 'minutes of compiling for every card: `make test-all`',
     'packages/extras/tests/test_scalar_beta.py::test_kernels': "fla's kernels need a GPU; the interpreter runs the same cases",
 }
 
@@ -25,6 +26,7 @@ class Command:
     """A run of pytest."""
 
     paths: tuple[str, ...]
+    deselected: str
     marks: str
     interprets: bool
 
@@ -32,9 +34,10 @@ class Command:
 def read(words: list[str]) -> Command:
     """Of a run's arguments and environment. Those chosen by a word of their names (`-k`) are taken as none."""
     options = dict(zip(words, words[1:], strict=False))
-    found = () if '-k' in options else tuple(x for x in words if x.split('/')[0] in FOLDERS and x != options.get('--ignore'))
+    deselected = options.get('--deselect', '')
+    found = () if '-k' in options else tuple(x for x in words if x.split('/')[0] in FOLDERS and x != deselected)
     assert all((ROOT / x.partition('::')[0]).exists() for x in found), found
-    return Command(found, options.get('-m', ''), 'TRITON_INTERPRET=1' in words)
+    return Command(found, deselected, options.get('-m', ''), 'TRITON_INTERPRET=1' in words)
 
 
 @cache
@@ -95,7 +98,7 @@ def runs(command: Command, file: Path) -> set[str]:
             continue
         for function, slow, there in list_tests(ast.parse(file.read_text()).body, command.interprets):
             wanted = not slow if command.marks == 'not slow' else slow if command.marks == 'slow' else True
-            if there and wanted and test in ('', function):
+            if there and wanted and test in ('', function) and f'{name}::{function}' != command.deselected:
                 chosen.add(f'{name}::{function}')
     return chosen
 
