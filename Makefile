@@ -26,7 +26,7 @@ GPU_PYTHON ?= python3.12
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all test-packages resolve test-device test-device-quick test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all test-packages test-slow resolve test-device test-device-quick device-lines test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -60,12 +60,18 @@ test-all: setup
 test-packages: setup
 	$(RUN) -m tests --parts packages
 
+# what `test` and `test-packages` leave out, but for compiling every kernel for every card
+test-slow: export OMP_NUM_THREADS := 1
+test-slow: setup
+	$(RUN) -m pytest tests packages/cpu/tests packages/extras/tests lab/tests -m slow -n 2 --dist loadgroup -q --durations 40 \
+		--deselect tests/kernels/test_compiled.py::test_every_kernel_compiles
+
 # do the pins resolve from the package index alone
 resolve: setup
 	.ci/resolve
 
 # on a GPU that is none (offgpu/pretend): tests of it, and the suite with --device cuda, fla's kernels by fla_cpu (PRETEND_FAST=2)
-# but in OWN; `-quick` is CI's part, in which each statement of the package that names a device runs
+# but in OWN; `-quick` is CI's part
 ON_DEVICE := PRETEND_SMS=2 $(RUN) -m pytest -p offgpu.pretend.plugin -p packages.offgpu.tests.pretend.plugin -q --durations 20
 OWN := tests/layers/test_longhorn.py packages/extras/tests/test_scalar_beta.py
 QUICK := $(addprefix tests/,layers ops/test_errors.py ops/test_state_update.py ops/test_longhorn.py::test_intermediate_states \
@@ -92,6 +98,9 @@ test-device-quick: setup
 	PRETEND_FAST=2 $(ON_DEVICE) $(QUICK) --device cuda -n 2 --dist loadgroup -m 'not slow' $(FEW) $(COUNTED)
 	PRETEND_FAST=0 $(ON_DEVICE) packages/extras/tests/test_batch_invariant.py --device cuda -n 2 -k 'not token_by_token or 70' $(COUNTED)
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup -m 'not slow' -k 'not 64 and not 128'
+
+# which statements of the package that name a device it left out; fails if there is one
+device-lines: test-device-quick
 	$(RUN) -m packages.offgpu.tests.pretend.device_lines .coverage
 
 test-vision: export OMP_NUM_THREADS := 1

@@ -22,12 +22,11 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 PARTS = ['cpu', 'packages', 'interpreter', 'device']
-# those of timm, ONNX, TRL and the servers need what a target of the Makefile installs
-OF_PACKAGES = (
-    'packages/cpu/tests', 'packages/offgpu/tests/offgpu', 'packages/extras/tests/test_batch_invariant.py',
-    'packages/extras/tests/test_lm_eval_tasks.py', 'packages/extras/tests/test_official.py',
-    'packages/extras/tests/test_zoology.py', 'lab/tests',
-)
+# those of timm, ONNX, TRL and the servers are not collected without what a target of the Makefile installs
+OF_PACKAGES = ('packages/cpu/tests', 'packages/offgpu/tests/offgpu', 'packages/extras/tests', 'lab/tests')
+# of these, what has tests for Triton's interpreter
+INTERPRETED = ('packages/extras/tests/test_scalar_beta.py', 'packages/extras/tests/distributed/test_summaries.py')
+INTERPRET = {'TRITON_INTERPRET': '1'}
 # of the part on a GPU, which tests the most telling first and compiles its kernels on the way
 SECONDS_ON_DEVICE = 900
 # for the tests that have begun at the limit
@@ -79,10 +78,9 @@ def make_parts(names: list[str], chosen: list[str], device: str | None) -> list[
         parts.append(Part('CPU', ['tests', *chosen, *two, '--durations', '40']))
     if 'packages' in names:
         parts.append(Part('packages and laboratory', [*OF_PACKAGES, *chosen, *two, '--durations', '20']))
+        parts.append(Part("packages in Triton's interpreter", [*INTERPRETED, *chosen, *two], INTERPRET))
     if 'interpreter' in names:
-        parts.append(Part(
-            "Triton's interpreter", ['tests/ops', *chosen, *two, '--durations', '20'], {'TRITON_INTERPRET': '1'},
-        ))
+        parts.append(Part("Triton's interpreter", ['tests/ops', *chosen, *two, '--durations', '20'], INTERPRET))
     if 'device' in names and device:
         workers = str(min(8, os.cpu_count() or 1))
         files = [f'tests/{name}' for name in ON_DEVICE]
@@ -101,17 +99,21 @@ def find_device() -> tuple[str | None, str | None]:
     return None, 'not tested: PyTorch sees none' if shutil.which('nvidia-smi') else None
 
 
-def main() -> int:
+def read_parts(arguments: list[str], device: str | None) -> list[Part]:
+    """The parts that `python -m tests *arguments` runs."""
     parser = argparse.ArgumentParser(prog='python -m tests', description=__doc__.splitlines()[0])
     parser.add_argument('--parts', nargs='+', choices=PARTS, help='only these')
     parser.add_argument('--slow', action='store_true', help='the tests marked slow too')
-    options, more = parser.parse_known_args()
+    options, more = parser.parse_known_args(arguments)
+    chosen = more if options.slow else ['-m', 'not slow', *more]
+    return make_parts(options.parts or [x for x in PARTS if options.slow or x != 'packages'], chosen, device)
+
+
+def main() -> int:
     # each worker computes with one thread
     os.environ['OMP_NUM_THREADS'] = '1'
     device, why_none = find_device()
-    chosen = more if options.slow else ['-m', 'not slow', *more]
-    names = options.parts or [x for x in PARTS if options.slow or x != 'packages']
-    results = [(part.name, *part.run()) for part in make_parts(names, chosen, device)]
+    results = [(part.name, *part.run()) for part in read_parts(sys.argv[1:], device)]
     lines = [f'{name}: {counts}' for name, _, counts in results]
     if why_none:
         lines.append(f'GPU: {why_none}')

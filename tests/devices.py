@@ -37,7 +37,7 @@ ON_THE_CPU = {
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
     'tests/ptx': 'executes compiled kernels without a GPU',
     'tests/upstream': "a tree of fla's source files, which programs of their own run",
-    'tests/test_layout.py': 'reads source files',
+    **dict.fromkeys(('tests/test_ci.py', 'tests/test_layout.py'), 'reads source files'),
     'tests/test_package.py': 'packages and versions',
     'tests/test_surface.py': 'names, signatures and commands, without a tensor',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fla_longhorn.ops import naive_recurrent_longhorn
@@ -17,6 +19,40 @@ TOLERANCE = {
     torch.float32: (1e-5, 1e-4),
     torch.bfloat16: (5e-3, 5e-3),
     torch.float16: (5e-3, 5e-3),
+}
+
+ALL: dict[str, Any] = dict(D=True, z=True, initial_state=True)
+# by file or folder of `fla_longhorn/ops/triton`: conditions that few shapes meet, each with the smallest case that does. Those
+# of segments are in `triton/test_segments.py`, those of the exact update split along the sequence in `test_exact.py`
+BRANCHES = {
+    'slots.py': {
+        'more slots than a sequence fills': Case(H=1, K=4, V=3, initial_state=True).packed(31, 2),
+        'and a decay per head': Case(H=1, K=4, V=3, g='head', initial_state=True).packed(31, 2),
+        'and one per channel': Case(H=1, K=4, V=3, g='channel', initial_state=True).packed(31, 2),
+        'one packed sequence': Case(H=1, K=4, V=3, z=True).packed(33),
+    },
+    'diagonal': {
+        'more programs than run at a time': Case(B=33, T=2, H=1, K=1, V=1, **ALL),
+        'two blocks of K': Case(B=1, T=3, H=1, K=17, V=3),
+        'and one decay, two tokens at a time': Case(B=1, T=3, H=1, K=17, V=3, g='channel', **ALL),
+        'and one step': Case(B=1, T=3, H=1, K=17, V=3, scalar_beta=True, **ALL),
+        'and pairs of tokens in bfloat16': Case(B=1, T=3, H=1, K=17, V=3, sigmoid=True, dtype=torch.bfloat16, **ALL),
+        'more than four blocks of channels': Case(B=1, T=2, H=1, K=1, V=129, scalar_beta=True),
+        'keys of 128': Case(B=1, T=2, H=1, K=65, V=17, z=True),
+    },
+    'exact': {
+        'blocks of K': Case(B=1, T=17, H=1, K=65, V=3, **ALL),
+        'and one step and decay': Case(B=1, T=17, H=1, K=65, V=3, scalar_beta=True, g='head', **ALL),
+        'and a decay per channel': Case(B=1, T=17, H=1, K=65, V=3, g='channel', z=True),
+        'sequences that fill spans, a decay per head': Case(B=2, T=32, H=1, K=4, V=3, g='head'),
+        'a decay per channel': Case(B=2, T=32, H=1, K=4, V=3, g='channel', D=True),
+        'in bfloat16': Case(B=2, T=64, H=1, K=4, V=3, g='head', dtype=torch.bfloat16, z=True),
+        'a scale in bfloat16': Case(B=1, T=35, H=1, K=4, V=12, scale=0.5, dtype=torch.bfloat16, z=True),
+        'and a decay in float16': Case(B=1, T=9, H=1, K=4, V=3, scale=0.5, g='channel', dtype=torch.float16, **ALL),
+        'logits of one step': Case(B=1, T=17, H=1, K=4, V=3, scalar_beta=True, sigmoid=True, g='channel'),
+        'blocks of channels and a decay per channel': Case(B=1, T=17, H=1, K=4, V=65, g='channel', z=True),
+        'and one decay': Case(B=1, T=17, H=1, K=4, V=65, g='head', scalar_beta=True),
+    },
 }
 
 

@@ -7,6 +7,8 @@ BOTH = ('test_only_chunk_cuts_time', 'test_intermediate_states')
 # tests of the exact recurrence by Triton, whose backward is that of the chunks
 RECURRENT = ('test_flags', 'test_packed')
 
+FILES = [('ops', f'test_{name}.py') for name in ('branches', 'gate', 'longhorn')]
+
 
 def pytest_collection_modifyitems(items):
     """`fused_recurrent_longhorn` where it runs what `chunk_longhorn` runs.
@@ -15,7 +17,7 @@ def pytest_collection_modifyitems(items):
     these tests have.
     """
     for item in items:
-        if (item.path.parent.name, item.path.name) in (('ops', 'test_longhorn.py'), ('ops', 'test_gate.py')):
+        if (item.path.parent.name, item.path.name) in FILES:
             values = item.callspec.params if hasattr(item, 'callspec') else {}
             same = not values.get('exact') or values.get('backend') != 'triton' or item.originalname not in RECURRENT
             if 'fused_recurrent' in str(values.get('op')) and same and item.originalname not in BOTH:

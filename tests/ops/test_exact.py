@@ -9,6 +9,7 @@ from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from tests.ops.cases import TRITON_DEVICE, assert_close, check, interpreted, reference, run
+from tests.ops.test_pool import INDICES, Call
 
 if TRITON_DEVICE:
     from fla_longhorn.ops.triton.common import strided_inputs
@@ -46,6 +47,9 @@ if TRITON_DEVICE:
         Case(B=1, T=64, H=1, K=3, V=9, dtype=torch.bfloat16, sigmoid=True),
         Case(H=1, K=3, V=9, scale=0.3, initial_state=True, state_v_first=True).packed(5, 0, 70, 32, 17),
         Case(H=1, K=4, V=9, scalar_beta=True).packed(40, 33),
+        # with decays
+        Case(B=2, T=33, H=1, K=4, V=3, g='head', D=True, z=True),
+        Case(H=2, K=4, V=3, g='channel', initial_state=True).packed(31, 2, 0, 33),
     ]
 
     @pytest.fixture
@@ -55,10 +59,16 @@ if TRITON_DEVICE:
         monkeypatch.setattr(common, 'LEAST_INTERVALS', 1)
 
     @pytest.mark.usefixtures('cut', 'poison')
-    @pytest.mark.parametrize('case', interpreted((0, 2), *CUT), ids=str)
+    @pytest.mark.parametrize('case', interpreted((0, 2, 4, 5), *CUT), ids=str)
     def test_cut_in_time(case, triton_device):
         """The states first, then all intervals at once."""
         check(chunk_longhorn, case, triton_device, exact=True)
+
+    @pytest.mark.usefixtures('cut', 'poison')
+    @pytest.mark.parametrize('rows', ['everything', 'block 0 is null'])
+    def test_rows_of_a_pool_cut_in_time(rows, triton_device):
+        case = Case(H=1, K=4, V=5, z=True, initial_state=True).packed(31, 0, 35, 9)
+        Call(case, True, INDICES[rows], torch.int64, triton_device).check()
 
     def test_few_warps_and_long_sequences_are_cut(monkeypatch):
         monkeypatch.setattr(common, 'card_of', lambda device: replace(INTERPRETED, multiprocessors=132))

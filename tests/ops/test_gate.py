@@ -91,9 +91,10 @@ def test_growth_beyond_float32_is_not_finite(g, op, exact, device, backend):
     assert not o[:, 4:].isfinite().any()
 
 
-def test_a_decay_of_zero_forgets_all(exact, device, backend):
+@pytest.mark.parametrize('g', ['head', 'channel'])
+def test_a_decay_of_zero_forgets_all(g, exact, device, backend):
     """`g = -inf` starts anew, whatever the state was; and has no gradient."""
-    case = Case(B=1, T=10, H=1, K=4, V=6, g='channel', initial_state=True)
+    case = Case(B=1, T=10, H=1, K=4, V=6, g=g, initial_state=True)
     inputs, options = make_inputs(case, device), make_options(case, device, exact)
     with torch.no_grad():
         inputs['g'][:, 4] = -float('inf')

@@ -205,21 +205,6 @@ def test_strided_inputs(op, exact, device):
     assert_close(got, ref, torch.float32)
 
 
-@pytest.mark.parametrize('loss', [lambda o, state: o.sum(), lambda o, state: state.square().sum()], ids=['outputs', 'state'])
-def test_gradients_of_one_output(op, exact, loss, device):
-    """Of the outputs alone, an expanded one, and of the state alone."""
-    case = Case(B=1, K=4, initial_state=True)
-    inputs, options = make_inputs(case, device), make_options(case, device, exact)
-    doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    loss(*op(**inputs, **options)).backward()
-    loss(*naive_recurrent_longhorn(**doubles, **options)).backward()
-    for name, x in doubles.items():
-        if x.grad is None:
-            assert inputs[name].grad is None or not inputs[name].grad.any(), name
-        else:
-            assert relative_error(inputs[name].grad, x.grad) <= 1e-4, name
-
-
 def test_no_final_state_unless_asked(op, exact, device):
     inputs = make_inputs(Case(K=4), device)
     o, state = op(**inputs, exact=exact)

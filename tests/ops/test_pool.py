@@ -40,6 +40,7 @@ INDICES = {
     'all absent': dict(state_indices=[-1, -1, -1, -1]),
     'some start from zero': dict(state_indices=[7, -1, 0, 8], has_initial_state=[True, True, False, False]),
     'written elsewhere': dict(state_indices=[7, 2, 7, 8], final_state_indices=[1, 2, -1, 5]),
+    'null is not written': dict(state_indices=[7, 2, 3, 8], final_state_indices=[1, 0, 3, 5], pad_slot_id=0),
     'everything': dict(
         state_indices=[6, -1, 6, 8], final_state_indices=[0, 4, -1, 5], has_initial_state=[False, True, True, True],
     ),
@@ -154,13 +155,14 @@ def test_rows_may_lie_anywhere(exact, device):
     assert torch.equal(call.page.view(torch.int32), before.view(torch.int32))
 
 
-def test_a_column_of_a_table_of_blocks(device):
-    call = Call(DECODE, False, INDICES['all'], torch.int32, device)
-    # rows that exist and belong to no sequence: read as indices, they give other results and touch no other memory
-    table = torch.tensor([1, 3, 4, 5], dtype=torch.int32, device=device)[:, None].repeat(1, 2)
-    table[:, 0] = call.arguments()['state_indices']
-    assert not table[:, 0].is_contiguous()
-    call.check(state_indices=table[:, 0])
+@pytest.mark.parametrize('name', ['state_indices', 'final_state_indices', 'has_initial_state'])
+def test_a_column_of_a_table(name, exact, device):
+    call = Call(DECODE, exact, INDICES['everything'], torch.int32, device)
+    rows = call.arguments()[name]
+    # what lies beside them are rows that exist and belong to no sequence, or the opposite
+    beside = ~rows if name == 'has_initial_state' else torch.tensor([1, 2, 3, 7], dtype=torch.int32, device=device)
+    table = torch.stack([rows, beside], 1)
+    call.check(**{name: table[:, 0]})
 
 
 def test_single_tokens_packed_or_not(exact, device):

@@ -9,7 +9,7 @@ MUTATIONS = [
     Mutation(
         'absent-output-gradient', 'ops/operator.py', 'do = args.v.new_zeros(ctx.shape)', 'do = args.v.new_ones(ctx.shape)',
         'a loss of the final state alone gets a gradient from the outputs',
-        'tests/ops/test_longhorn.py::test_gradients_of_one_output', 'torch diagonal state',
+        'tests/ops/test_branches.py::test_gradients_of_one_output', 'torch diagonal state',
     ),
     Mutation(
         'fake-slots', 'ops/operator.py',

@@ -4,6 +4,8 @@ from tests.mutate.mutation import INTERPRET, Mutation
 
 SEGMENTS = 'tests/ops/triton/test_segments.py::test_any_number_of_segments'
 DECAYS = 'tests/ops/test_gate.py::test_outputs_and_gradients'
+BRANCHES = 'tests/ops/test_branches.py::'
+SMALLEST = BRANCHES + 'test_smallest_case'
 
 MUTATIONS = [
     Mutation(
@@ -51,5 +53,62 @@ MUTATIONS = [
         'doubled-norm-slope', 'ops/triton/common.py', 'return 1 / StepOptions(*OPTIONS).factor', 'return 1',
         'the gradient of a key takes a doubled step for a single one', 'tests/ops/test_longhorn.py::test_flags',
         'exact chunk allow_neg_eigval', env=INTERPRET,
+    ),
+    Mutation(
+        'gradient-of-g-from-the-first-block-of-k', 'ops/triton/exact/backward_qk.py', 'dg.sum(0).to(g.dtype)',
+        'dg[0].to(g.dtype)',
+        'the gradient of a decay per head is a sum over the first 64 entries of K', SMALLEST, 'exact decay', env=INTERPRET,
+    ),
+    Mutation(
+        'norm-of-the-first-block-of-k', 'ops/triton/exact/backward_qk.py', 'for i_k in range(0, K, BK):',
+        'for i_k in range(0, BK, BK):', 'one step per head has the norm of 64 entries', SMALLEST, 'exact decay', env=INTERPRET,
+    ),
+    Mutation(
+        'end-of-another-row', 'ops/triton/exact/backward_qk.py', 'tl.where(left > BT,', 'tl.where(left >= BT,',
+        'a row that fills its spans ends with the state where the next row starts', SMALLEST, 'exact fill', env=INTERPRET,
+    ),
+    Mutation(
+        'end-from-a-spare-slot', 'ops/triton/exact/replay.py', 'ends = (T_i > 0) & (', 'ends = (',
+        'an unused slot overwrites the state at the end of its sequence', SMALLEST, 'slots decay', env=INTERPRET,
+    ),
+    Mutation(
+        'gradient-of-the-state-as-it-lies', 'ops/triton/diagonal/backward.py', 'dht.float().contiguous()', 'dht.float()',
+        "segments read beside an expanded gradient of the state",
+        'tests/ops/triton/test_segments.py::test_gradient_of_the_state_alone', env=INTERPRET,
+    ),
+    Mutation(
+        'heads-with-room-between', 'ops/triton/common.py', ' and (H == 1 or x.stride(2) == V)', '',
+        'heads that lie apart are read as if they did not', BRANCHES + 'test_inputs_with_room_between', 'heads', env=INTERPRET,
+    ),
+    Mutation(
+        'rows-with-room-between', 'ops/triton/common.py',
+        'if not dense or (B > 1 and T > 1 and x.stride(0) != T * x.stride(1)):',
+        'if not dense:', 'rows that lie apart are read as if they did not', BRANCHES + 'test_inputs_with_room_between', 'rows',
+        env=INTERPRET,
+    ),
+    Mutation(
+        'keys-as-far-apart-as-queries', 'ops/triton/diagonal/common.py',
+        '*q.stride(), *k.stride()', '*q.stride(), *q.stride()',
+        'keys are read where queries would lie', BRANCHES + 'test_inputs_with_room_between', 'diagonal', env=INTERPRET,
+    ),
+    Mutation(
+        'boundaries-as-they-lie', 'ops/triton/common.py', '            x[name] = value.contiguous()\n        elif',
+        "            x[name] = value if name == 'cu_seqlens' else value.contiguous()\n        elif",
+        'boundaries that lie apart are read as if they did not', BRANCHES + 'test_boundaries_with_room_between', env=INTERPRET,
+    ),
+    Mutation(
+        'first-segments-of-one-row', 'ops/triton/diagonal/backward.py', 'x[::len(x) // args.num_sequences]',
+        'x[:args.num_sequences]', 'the gradient of an initial state is that of a segment of another row', SEGMENTS, 'B2',
+        env=INTERPRET,
+    ),
+    Mutation(
+        'one-block-a-program', 'ops/triton/diagonal/backward.py',
+        'range(0, tl.cdiv(NS * H * NV - tl.program_id(0), tl.num_programs(0)))', 'range(0, 1)',
+        'what exceeds the programs that run at a time has no gradient', SMALLEST, 'programs', env=INTERPRET,
+    ),
+    Mutation(
+        'null-row-written', 'ops/triton/slots.py', 'written = used & (last >= 0) & (last != pad_slot_id)',
+        'written = used & (last >= 0)', 'the row that stands for none is overwritten',
+        'tests/ops/test_pool.py::test_pool_equals_gather_update_scatter', 'diagonal written null', env=INTERPRET,
     ),
 ]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.ops import chunk_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import common, segments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
@@ -34,6 +34,10 @@ if TRITON_DEVICE:
         Case(B=1, T=2 * INTERVAL + 5, H=1, K=4, V=9, initial_state=True),
         Case(B=1, T=2 * INTERVAL, H=1, K=3, V=33, scalar_beta=True, sigmoid=True, D=True, z=True, state_v_first=True),
         Case(H=1, K=4, V=5, D=True, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 1, 9),
+        # rows of several segments
+        Case(B=2, T=INTERVAL + 3, H=1, K=3, V=5, initial_state=True),
+        # heads with room between
+        Case(B=1, T=INTERVAL + 3, H=2, K=3, V=5, z=True, layout='view'),
         Case(B=1, T=2 * INTERVAL + 6, H=2, K=4, V=9, g='head', D=True, z=True, scalar_beta=True, state_v_first=True),
         Case(H=1, K=4, V=5, g='channel', initial_state=True, allow_neg_eigval=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 9),
     ], ids=str)
@@ -44,6 +48,8 @@ if TRITON_DEVICE:
     @pytest.mark.usefixtures('poison')
     @pytest.mark.parametrize('case', [
         Case(B=1, T=3 * INTERVAL, H=1, K=3, V=5, D=True, g='channel', scalar_beta=True, z=True, state_v_first=True),
+        # of several rows, the last slice of which is shorter
+        Case(B=2, T=2 * INTERVAL + 5, H=1, K=3, V=5, D=True, initial_state=True),
     ], ids=str)
     def test_slices_of_segments(segment_length, monkeypatch, case, triton_device):
         """Backward takes a segment in two launches, with one buffer for the sums over channels."""
@@ -57,7 +63,16 @@ if TRITON_DEVICE:
         case = Case(H=1, K=4, V=5, z=True, initial_state=True).packed(INTERVAL - 1, 0, INTERVAL + 3, 9)
         Call(case, False, INDICES[rows], torch.int64, triton_device).check()
 
-    @pytest.mark.slow
+    def test_gradient_of_the_state_alone(segment_length, triton_device):
+        """Which is expanded."""
+        segment_length(INTERVAL)
+        case = Case(B=1, T=INTERVAL + 3, H=1, K=3, V=5, initial_state=True)
+        inputs, options = make_inputs(case, triton_device), make_options(case, triton_device)
+        doubles = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+        for op, x in ((chunk_longhorn, inputs), (naive_recurrent_longhorn, doubles)):
+            op(**x, **options)[1].sum().backward()
+        assert_close(*({f'd{x}': leaves[x].grad for x in doubles if x != 'q'} for leaves in (inputs, doubles)), case.dtype)
+
     def test_repeats_are_bit_equal(segment_length, triton_device):
         segment_length(INTERVAL)
         case = Case(B=1, T=INTERVAL + 5, H=1, K=3, V=33, scalar_beta=True, D=True, initial_state=True)

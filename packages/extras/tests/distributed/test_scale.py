@@ -18,11 +18,10 @@ PAGE = ''.join((forks.ROOT / 'docs' / name).read_text() for name in ('scale.md',
 @pytest.fixture(scope='module')
 def losses(tmp_path_factory) -> dict[str, list[float]]:
     folder = tmp_path_factory.mktemp('scale')
-    (folder / 'scale.py').write_text('\n\n'.join(re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)))
-    command = re.findall(r'^```sh\n(.*?)\n```', PAGE, re.M | re.S)[0]
-    program, *arguments = command.split()
-    assert program == 'torchrun'
-    printed = forks.output('-m', 'torch.distributed.run', *arguments, cwd=folder)
+    arguments = re.search(r'`torchrun (.+?)`', PAGE)[1].split()
+    (folder / arguments[-1]).write_text('\n\n'.join(re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)))
+    # without `--standalone` it takes a port that another program may have
+    printed = forks.output('-m', 'torch.distributed.run', '--standalone', *arguments, cwd=folder)
     return {name: [float(x) for x in values.split()] for name, values in re.findall(r'^(.+): ([\d. ]+)$', printed, re.M)}
 
 

@@ -20,7 +20,7 @@ LONG = Case(B=1, T=3 * INTERVAL + 6, H=1, K=4, V=9, g='channel', initial_state=T
 
 if INTERPRETING or torch.cuda.is_available():
     @pytest.mark.parametrize('count', [1, 8])
-    @pytest.mark.parametrize('case', [LONG, replace(LONG, g='head', z=True, scalar_beta=True)], ids=str)
+    @pytest.mark.parametrize('case', [LONG, replace(LONG, H=2, g='head', z=True, scalar_beta=True, layout='view')], ids=str)
     def test_summaries(monkeypatch, case, count, triton_device):
         monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'triton')
         monkeypatch.setattr(segments, 'choose_segment_length', lambda *args: count * INTERVAL)

@@ -1,6 +1,6 @@
 """Which statements of the package that ask for a device did not run, by the coverage of a run: `... device_lines .coverage`.
 
-They are what a run on a device is for. `make test-device-quick` fails where one of them did not run.
+They are what a run on a device is for. `make device-lines` fails where one of them did not run.
 """
 
 from __future__ import annotations
