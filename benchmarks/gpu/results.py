@@ -7,6 +7,9 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+# characters of an error: thousands of them go into a file of 16 MiB
+LONGEST_ERROR = 8000
+
 
 class Results:
     """`results.jsonl` of a folder: its records, which items have ended and how long each stage took so far.
@@ -45,6 +48,9 @@ class Results:
         return stage in self.finished
 
     def add(self, record: dict) -> None:
+        if len(error := record.get('error', '')) > LONGEST_ERROR:
+            half = LONGEST_ERROR // 2
+            record = record | {'error': f'{error[:half]}\n... {len(error) - 2 * half} characters ...\n{error[-half:]}'}
         self.note(record)
         self.unwritten.append(json.dumps(record))
         try:
