@@ -48,7 +48,7 @@ class Lane:
         }
         self.starts += 1
         self.item: str | None = None
-        self.since, self.done = time.monotonic(), False
+        self.since, self.done, self.ready = time.monotonic(), False, threading.Event()
         self.records: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self.printed: deque[str] = deque(maxlen=LAST_LINES)
         # a group of its own, whose processes all end with it
@@ -72,24 +72,30 @@ class Lane:
             self.process.stdin.write(json.dumps(line) + '\n')
             self.process.stdin.flush()
 
-    def go(self, ended: set[str]) -> None:
-        """Work through the items that have not ended."""
+    def go(self, ended: set[str], cut: set[str]) -> None:
+        """Work through the items that have not ended, last through those that took what was left of an earlier turn."""
         if self.process is None:
             self.start()
         self.since = time.monotonic()
         # more than a pipe holds waits until the process reads
-        threading.Thread(target=self.tell, args=[sorted(ended)], daemon=True).start()
+        threading.Thread(target=self.tell, args=[[sorted(ended), sorted(cut)]], daemon=True).start()
 
-    def restart(self, ended: set[str]) -> None:
+    def restart(self, ended: set[str], cut: set[str]) -> None:
         self.start()
-        self.go(ended)
+        self.go(ended, cut)
 
     def read_rows(self, lines: Any) -> None:
         with lines:
             for line in lines:
                 # one that was killed while it wrote
                 if line.endswith('\n'):
-                    self.records.put(json.loads(line))
+                    record = json.loads(line)
+                    if 'ready' in record:
+                        self.ready.set()
+                    else:
+                        self.records.put(record)
+        # or ended
+        self.ready.set()
 
     def read_printed(self, lines: Any) -> None:
         for line in lines:

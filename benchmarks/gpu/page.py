@@ -55,9 +55,10 @@ def overview(by_stage: dict[str, list[dict]], stages: list[tuple[str, str]]) -> 
         compiled = sum(len(record.get('compiled', [])) for record in items)
         reached = 'all' if any(turn['finished'] for turn in turns) else 'in part' if items else 'not reached'
         failed = sum('error' in record for record in by_stage[name])
+        cut = {item for record in by_stage[name] for item in record.get('cut', [])} - {record['item'] for record in items}
         seconds, part = (sum(turn[x] for turn in turns) for x in ('seconds', 'part'))
-        lines.append([name, reached, len(items), failed, compiled, f'{seconds:.0f}', f'{part:.0f}'])
-    return table(['stage', 'reached', 'items', 'failed', 'kernels compiled', 'seconds', 'of'], lines)
+        lines.append([name, reached, len(items), failed, compiled, f'{seconds:.0f}', f'{part:.0f}', ', '.join(sorted(cut))])
+    return table(['stage', 'reached', 'items', 'failed', 'kernels compiled', 'seconds', 'of', 'cut by the time'], lines)
 
 
 def failures(by_stage: dict[str, list[dict]]) -> Iterator[str]:

@@ -12,7 +12,7 @@ LONGEST_ERROR = 8000
 
 
 class Results:
-    """`results.jsonl` of a folder: its records, which items have ended and how long each stage took so far.
+    """`results.jsonl` of a folder: its records, which items have ended or were cut, and which stages are finished.
 
     What cannot be written is printed and tried again with the next record.
     """
@@ -21,7 +21,7 @@ class Results:
         self.folder, self.path = folder, folder / 'results.jsonl'
         self.records: list[dict] = []
         self.ended: dict[str, set[str]] = defaultdict(set)
-        self.spent: dict[str, float] = defaultdict(float)
+        self.cut: dict[str, set[str]] = defaultdict(set)
         self.finished: set[str] = set()
         self.unwritten: list[str] = []
         try:
@@ -39,8 +39,9 @@ class Results:
         self.records.append(record)
         if 'item' in record:
             self.ended[record['stage']].add(record['item'])
+        elif 'cut' in record:
+            self.cut[record['stage']] |= {*record['cut']}
         elif 'finished' in record:
-            self.spent[record['stage']] += record['seconds']
             if record['finished']:
                 self.finished.add(record['stage'])
 

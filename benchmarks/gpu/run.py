@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.gpu import kit, page
-from benchmarks.gpu.lane import Lane
+from benchmarks.gpu.lane import STARTING_SECONDS, Lane
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.watch import Watch, about_machine
 
@@ -85,6 +85,7 @@ class Run:
                 for i, stage in enumerate(waiting):
                     if not stage.timed:
                         self.start_ahead(waiting[i:])
+                    self.wait_for(stage)
                     left = self.end - time.monotonic()
                     if left > 0 and self.run_stage(stage, left * stage.share / sum(x.share for x in waiting[i:])):
                         cut.append(stage)
@@ -105,11 +106,19 @@ class Run:
             if i and not stage.timed:
                 break
 
+    def wait_for(self, stage: Stage) -> None:
+        """Until its processes have imported: its part begins then. None that hangs takes more than a quarter of the time."""
+        end = time.monotonic() + min(STARTING_SECONDS, (self.end - time.monotonic()) / 4)
+        for lane in self.lanes[stage]:
+            if lane.process is not None:
+                lane.ready.wait(max(0.0, end - time.monotonic()))
+
     def run_stage(self, stage: Stage, part: float) -> bool:
         """Seconds of `part` for the stage; whether it could go on after them."""
         started, lanes, whole = time.monotonic(), list(self.lanes[stage]), True
+        known = self.results.ended[stage.name], self.results.cut[stage.name]
         for lane in lanes:
-            lane.go(self.results.ended[stage.name])
+            lane.go(*known)
         while lanes and time.monotonic() < min(started + part, self.end):
             for lane in list(lanes):
                 for record in lane.take():
@@ -121,7 +130,7 @@ class Run:
                 elif lane.restarts():
                     # the item is an error; the others of this lane go on in a new process
                     self.add(stage, lane.failure())
-                    lane.restart(self.results.ended[stage.name])
+                    lane.restart(*known)
                 else:
                     self.add(stage, lane.failure())
                     lanes.remove(lane)
@@ -129,6 +138,8 @@ class Run:
             time.sleep(0.02)
         for lane in self.lanes[stage]:
             lane.kill()
+        if cut := [lane.item for lane in lanes if lane.item is not None]:
+            self.results.add({'stage': stage.name, 'cut': cut})
         finished, seconds = whole and not lanes, time.monotonic() - started
         self.results.add({'stage': stage.name, 'seconds': round(seconds, 1), 'part': round(part, 1), 'finished': finished})
         print(f'{stage.name}: {"all items" if finished else "not all items"} in {seconds:.0f} s of {part:.0f}', flush=True)

@@ -55,15 +55,16 @@ def tune_quickly() -> None:
 def work(
     plan: dict, tell: Callable[[dict], None], read: Callable[[], str], launched: Callable | None = None,
 ) -> None:
-    """Run the items of `plan`'s share that have not ended, when the line comes that names those that have."""
+    """Run the items of `plan`'s share that have not ended, when the line comes that names those."""
     module, device = importlib.import_module(plan['module']), plan['device']
     (index, shares), seen = plan['share'], compilations(launched)
     items = module.items(device)[index::shares]
+    tell({'ready': True})
     if not (line := read()):
         # nobody is there any more
         return
-    ended = {*json.loads(line)}
-    mine = [item for item in items if item not in ended]
+    ended, cut = map(set, json.loads(line))
+    mine = sorted((item for item in items if item not in ended), key=lambda item: item in cut)
     if hasattr(module, 'run_all'):
         module.run_all(mine, device, tell, seen)
     else:

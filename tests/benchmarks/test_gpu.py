@@ -117,7 +117,10 @@ def test_shares_are_kept(tmp_path, monkeypatch, capsys):
         assert turns[name]['part'] == pytest.approx(15 * share / 5, rel=0.25)
         assert turns[name]['seconds'] < turns[name]['part'] + 0.7 and not turns[name]['finished']
     items = [record['stage'] for record in Results(tmp_path).records if 'item' in record]
-    assert {*items} == {*shares}
+    assert {*items} == {*shares} and ' hangs |' in (tmp_path / 'page.md').read_text()
+    # what was cut goes last
+    call(tmp_path, hung, minutes=0.1)
+    assert Results(tmp_path).ended['hung'] == {'works'}
     # what a stage does not need is the later ones'
     monkeypatch.setenv('PLANTED', 'waits')
     short = Stage('short', 'tests.benchmarks.faults', 8, 60)
