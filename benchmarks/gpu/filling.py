@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver as active
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
@@ -107,6 +108,8 @@ def launchers() -> Iterator[Callable[[object, dict], None]]:
         )
         stack.enter_context(mock.patch.object(driver, 'library_dirs', lambda: [folder]))
         stack.enter_context(mock.patch.object(build, '_load_module_from_path', lambda name, path: mock.MagicMock()))
-        # the functions of the driver itself, once
-        driver.CudaUtils.__init__(SimpleNamespace())
+        # the functions of the driver itself, once; from Triton 3.7 on, they launch all kernels
+        functions = SimpleNamespace()
+        driver.CudaUtils.__init__(functions)
+        vars(active.active.utils).update({x: f for x, f in vars(functions).items() if not hasattr(active.active.utils, x)})
         yield lambda src, metadata: driver.CudaLauncher(src, SimpleNamespace(**metadata))

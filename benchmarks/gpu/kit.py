@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 from benchmarks.gpu.results import Results
@@ -73,6 +73,11 @@ def unpack(kit: Path) -> dict[str, str]:
     if about['triton_key'] != here['triton_key']:
         print(f"the kit is for another build of Triton ({about['triton']}) than {here['triton']}: all is compiled", flush=True)
     return {'TRITON_CACHE_DIR': str(cache), 'PYTHONPATH': str(site)}
+
+
+def versions(environment: dict[str, str]) -> dict[str, str]:
+    """Of the kit's packages, which this process does not see."""
+    return {x.metadata['Name']: x.version for x in distributions(path=[environment['PYTHONPATH']])} if environment else {}
 
 
 def relocate(cache: Path) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 # of what a process printed, kept for the error of an item that ends it
 LAST_LINES, LONGEST_LINE = 60, 1000
 # imports, and the collection of tests
-STARTING_SECONDS = 120.0
+STARTING_SECONDS = 60.0
 # an item that never begins would be started for ever
 MOST_STARTS = 50
 
@@ -34,21 +34,21 @@ def with_kit(environment: dict[str, str]) -> dict[str, str]:
 
 
 class Lane:
-    """The processes, one after the other, of share `index` of a stage."""
+    """The processes, one after the other, of share `index` of a stage: each imports at its start, and works from `go` on."""
 
     def __init__(self, stage: Any, device: str, index: int, environment: dict[str, str]) -> None:
         self.stage, self.device, self.index, self.environment = stage, device, index, environment
-        self.starts, self.process = 0, None
+        self.starts = 0
+        self.process: subprocess.Popen[str] | None = None
 
-    def start(self, ended: set[str]) -> None:
+    def start(self) -> None:
         read, write = os.pipe()
         plan = {
-            'module': self.stage.module, 'device': self.device, 'share': [self.index, self.stage.lanes],
-            'ended': sorted(ended), 'rows': write,
+            'module': self.stage.module, 'device': self.device, 'share': [self.index, self.stage.lanes], 'rows': write,
         }
         self.starts += 1
         self.item: str | None = None
-        self.since, self.done = time.monotonic(), False
+        self.since, self.done, self.ready = time.monotonic(), False, threading.Event()
         self.records: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self.printed: deque[str] = deque(maxlen=LAST_LINES)
         # a group of its own, whose processes all end with it
@@ -58,8 +58,7 @@ class Lane:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
         )
         os.close(write)
-        with self.process.stdin as stream:
-            stream.write(json.dumps(plan))
+        self.tell(plan)
         self.readers = [
             threading.Thread(target=self.read_rows, args=[os.fdopen(read, encoding='utf-8')], daemon=True),
             threading.Thread(target=self.read_printed, args=[self.process.stdout], daemon=True),
@@ -67,12 +66,36 @@ class Lane:
         for reader in self.readers:
             reader.start()
 
+    def tell(self, line: object) -> None:
+        # it may have ended
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(line) + '\n')
+            self.process.stdin.flush()
+
+    def go(self, ended: set[str], cut: set[str]) -> None:
+        """Work through the items that have not ended, last through those that took what was left of an earlier turn."""
+        if self.process is None:
+            self.start()
+        self.since = time.monotonic()
+        # more than a pipe holds waits until the process reads
+        threading.Thread(target=self.tell, args=[[sorted(ended), sorted(cut)]], daemon=True).start()
+
+    def restart(self, ended: set[str], cut: set[str]) -> None:
+        self.start()
+        self.go(ended, cut)
+
     def read_rows(self, lines: Any) -> None:
         with lines:
             for line in lines:
                 # one that was killed while it wrote
                 if line.endswith('\n'):
-                    self.records.put(json.loads(line))
+                    record = json.loads(line)
+                    if 'ready' in record:
+                        self.ready.set()
+                    else:
+                        self.records.put(record)
+        # or ended
+        self.ready.set()
 
     def read_printed(self, lines: Any) -> None:
         for line in lines:
@@ -115,8 +138,9 @@ class Lane:
             # it prints where its threads are
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(0.5)
+        process = self.process
         self.kill()
-        status = self.process.returncode
+        status = process.returncode
         how = f'did not end within {seconds:.0f} s' if state == 'hung' else f'ended its process with status {status}'
         self.readers[1].join(1.0)
         name = self.item or f'the start of share {self.index}'
@@ -124,6 +148,10 @@ class Lane:
         return ({'item': self.item} if self.item else {'start': self.index}) | {'error': error, 'seconds': round(seconds, 1)}
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+            self.process = None

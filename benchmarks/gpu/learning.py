@@ -22,7 +22,7 @@ from fla_longhorn.models import LonghornConfig
 # of about 30M parameters
 SIZE = Size(512, 8, 64, 256, 16, 1024, (), (1024,), 0)
 SEEDS = 3
-STEPS, WARMUP, RATE = 1200, 60, 1e-3
+STEPS, WARMUP, RATE = 400, 40, 1e-3
 # one file in so many is held out
 HELD_OUT = 10
 EVALUATED = 8

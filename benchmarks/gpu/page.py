@@ -1,4 +1,4 @@
-"""The page of a run: what failed, by name; predictions beside measurements; what was not reached."""
+"""The page of a run: the first error; what failed, by name; predictions beside measurements; what was not reached."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from benchmarks.report.tables import table
 RESULTS = Path(__file__).parents[1] / 'results'
 # lines of an error on the page; results.jsonl has it whole
 ERROR_LINES = 12
+# stages of which what failed is enough
+UNLISTED = ('smoke', 'tests', 'more_tests')
 
 
 def make(records: list[dict], stages: list[tuple[str, str]]) -> str:
@@ -21,23 +23,31 @@ def make(records: list[dict], stages: list[tuple[str, str]]) -> str:
         if 'stage' in record:
             by_stage[record['stage']].append(record)
     machines = [record['machine'] for record in records if 'machine' in record]
-    parts = ['# A run on a GPU', about(machines[-1] if machines else {}, len(machines)), overview(by_stage, stages)]
-    parts += [*failures(by_stage), *refused(by_stage)]
+    parts = [first_error(records), '# A run on a GPU', about(machines[-1] if machines else {}, len(machines))]
+    parts += [overview(by_stage, stages), *failures(by_stage), *refused(by_stage)]
     for name, what in stages:
-        rows = [record for record in by_stage[name] if record.get('rows') and name not in ('tests', 'checks')]
+        rows = [record for record in by_stage[name] if record.get('rows') and name not in UNLISTED]
         if rows:
             parts += [f'## {name}: {what}', *(times(rows) if name == 'passes' else [plain(rows)])]
     return '\n\n'.join(parts) + '\n'
 
 
+def first_error(records: list[dict]) -> str:
+    for record in records:
+        if 'error' in record:
+            last = ' / '.join([line.strip() for line in record['error'].splitlines() if line.strip()][-2:])
+            return f'First error: {record["stage"]}: {record.get("item", "a process that did not start")}: {last[:400]}'
+    return 'No error.'
+
+
 def about(machine: dict, calls: int) -> str:
     versions = ', '.join(f'{name} {x}' for name, x in machine.get('versions', {}).items() if x)
-    device = machine.get('device') or f'no device: {machine.get("error", "")[-300:]}'
-    return f'{device}; Python {machine.get("python")}, {versions}; commit {machine.get("commit")}; calls: {calls}.'
+    of = f'commit {machine.get("commit")}, kernels {machine.get("kernels")}'
+    return f'{machine.get("device")}; Python {machine.get("python")}, {versions}; {of}; calls: {calls}.'
 
 
 def overview(by_stage: dict[str, list[dict]], stages: list[tuple[str, str]]) -> str:
-    """A line for each stage: items that ended, that failed, kernels compiled, minutes, and whether all was reached."""
+    """A line for each stage: items that ended, that failed, kernels compiled, seconds of its part, was all reached."""
     lines = []
     for name, _ in stages:
         items = [record for record in by_stage[name] if 'item' in record]
@@ -45,9 +55,10 @@ def overview(by_stage: dict[str, list[dict]], stages: list[tuple[str, str]]) -> 
         compiled = sum(len(record.get('compiled', [])) for record in items)
         reached = 'all' if any(turn['finished'] for turn in turns) else 'in part' if items else 'not reached'
         failed = sum('error' in record for record in by_stage[name])
-        minutes = sum(turn['seconds'] for turn in turns) / 60
-        lines.append([name, reached, len(items), failed, compiled, f'{minutes:.1f}'])
-    return table(['stage', 'reached', 'items', 'failed', 'kernels compiled', 'minutes'], lines)
+        cut = {item for record in by_stage[name] for item in record.get('cut', [])} - {record['item'] for record in items}
+        seconds, part = (sum(turn[x] for turn in turns) for x in ('seconds', 'part'))
+        lines.append([name, reached, len(items), failed, compiled, f'{seconds:.0f}', f'{part:.0f}', ', '.join(sorted(cut))])
+    return table(['stage', 'reached', 'items', 'failed', 'kernels compiled', 'seconds', 'of', 'cut by the time'], lines)
 
 
 def failures(by_stage: dict[str, list[dict]]) -> Iterator[str]:
@@ -79,11 +90,11 @@ def times(records: list[dict]) -> Iterator[str]:
             forecast = next((predicted[p]['ms'] for gpu in ('H200', 'H100') for p in known if p[0] == gpu), None)
             kernels = row.get('kernels_ms') or row.get('graph_ms') or row.get('ms')
             lines.append([
-                name, K, shape, row['pass'], *(number(row.get(x)) for x in ('ms', 'kernels_ms', 'graph_ms')), number(forecast),
+                name, K, shape, row['pass'], *(number(row.get(x)) for x in ('kernels_ms', 'ms', 'graph_ms')), number(forecast),
                 number(kernels / forecast if kernels and forecast else None),
             ])
-    yield 'Milliseconds: eager calls, the kernels alone, calls in a CUDA graph; the last column is measured over predicted.'
-    yield table(['call', 'K', 'shape', 'pass', 'eager', 'kernels', 'graph', 'predicted', 'ratio'], lines)
+    yield 'Milliseconds: the kernels alone, eager calls, calls in a CUDA graph; the last column is measured over predicted.'
+    yield table(['call', 'K', 'shape', 'pass', 'kernels', 'eager', 'graph', 'predicted', 'ratio'], lines)
 
 
 def load(name: str) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Forward and backward of Longhorn as the layer calls it and of fla's operators: eager, by kernels, in a CUDA graph."""
+"""Forward and backward of Longhorn as the layer calls it and of fla's operators: by kernels, eager, in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from benchmarks.measure.timing import describe_error
 from fla_longhorn.ops import chunk_longhorn, longhorn_state_update
 
 PEERS = {
-    'chunk_gla': 'gla', 'chunk_delta_rule': 'delta_rule', 'chunk_gated_delta_rule': 'gated_delta_rule', 'chunk_kda': 'kda',
+    'chunk_delta_rule': 'delta_rule', 'chunk_gated_delta_rule': 'gated_delta_rule', 'chunk_kda': 'kda', 'chunk_gla': 'gla',
 }
 # of a token in one launch
 STEPS = {'fused_recurrent_gated_delta_rule': 'gated_delta_rule', 'fused_recurrent_kda': 'kda'}
 # calls in a profile and in a graph
 PROFILED = 10
+# lengths of the sequences of a packed call, of as many tokens as a dense one
+PACKED = (4096, 37, 2500, 1, 1000, 3000, 700, 50, 2200, 2800)
 # whose backward fla refuses
 GATED = ('chunk_gated_delta_rule', 'Gated DeltaNet')
 
@@ -52,7 +54,7 @@ def refusal(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Call:
-    """An operator's call in bfloat16, with one head; `gate` is 'head' or 'channel'."""
+    """An operator's call in bfloat16, with one head; `gate` is 'head' or 'channel'; `packed`: all tokens in one row."""
 
     name: str
     K: int
@@ -60,21 +62,24 @@ class Call:
     T: int = 2048
     V: int = 4096
     gate: str | None = None
+    packed: bool = False
 
     def __str__(self) -> str:
-        gate = f', gate per {self.gate}' if self.gate else ''
-        return f'{self.name}{gate}, K = {self.K}, {self.B} x {self.T} x {self.V}'
+        more = f', gate per {self.gate}' if self.gate else ', packed' if self.packed else ''
+        return f'{self.name}{more}, K = {self.K}, {self.B} x {self.T} x {self.V}'
 
 
 def make_plan() -> dict[str, Call]:
-    both, gates = ('exact', 'diagonal'), ('head', 'channel')
-    calls = [Call(name, K) for K in (16, 64) for name in both]
-    calls += [Call('chunk_delta_rule', K) for K in (16, 64)] + [Call('chunk_kda', 64), Call('chunk_gated_delta_rule', 64)]
-    calls += [Call(name, 16, gate=gate) for name in both for gate in gates] + [Call(name, 128) for name in both]
-    calls += [Call(name, 64, gate=gate) for name in both for gate in gates]
+    both, peers = ('exact', 'diagonal'), tuple(PEERS)
+    calls = [Call(name, 16) for name in (*both, 'chunk_delta_rule')] + [Call(name, 64) for name in (*both, *peers)]
+    calls += [Call(name, K, gate='head') for K in (16, 64) for name in both]
+    calls += [Call(name, 16, 1, sum(PACKED), packed=True) for name in both]
+    calls += [Call(name, 64, 1, sum(PACKED), packed=True) for name in (*both, *peers)]
+    calls += [Call(name, 128) for name in both]
+    # while there is time: decays per channel, one long row, a token of many sequences
+    calls += [Call(name, K, gate='channel') for K in (16, 64) for name in both]
     calls += [Call(name, 16, 1, 131072) for name in both] + [Call('exact', 16, 1, 131072, gate='head')]
     calls += [Call(name, K, 64, 1) for K in (16, 64) for name in both] + [Call(name, 64, 64, 1) for name in STEPS]
-    calls += [Call('chunk_gla', 64)]
     return {str(call): call for call in calls}
 
 
@@ -92,12 +97,16 @@ def make_call(call: Call, device: str) -> tuple[Callable[[], torch.Tensor], list
     def draw(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(*sizes, device=device, dtype=dtype)
 
+    ends = torch.tensor([0, *PACKED]).cumsum(0)
+    # without memory, chunk_gla reads the numbers there too
+    there = 'cpu' if device == 'meta' and call.name in PEERS else device
+    packing = dict(cu_seqlens=ends.to(there), cu_seqlens_cpu=ends) if call.packed else {}
     q, k, v = draw(B, T, 1, K), draw(B, T, 1, K), draw(B, T, 1, V)
     if call.name in ('exact', 'diagonal'):
         more = dict(beta=draw(B, T, 1, V), D=draw(1, V), z=draw(B, T, 1, V))
         if call.gate:
             more['g'] = F.logsigmoid(draw(B, T, 1, *([] if call.gate == 'head' else [V]), dtype=torch.float32) + 3)
-        options = dict(exact=call.name == 'exact', use_beta_sigmoid_in_kernel=True)
+        options = dict(exact=call.name == 'exact', use_beta_sigmoid_in_kernel=True) | packing
         if T == 1:
             state = draw(B, 1, K, V, dtype=torch.float32)
             return lambda: longhorn_state_update(state, q, k, v, **more, **options), []
@@ -112,7 +121,7 @@ def make_call(call: Call, device: str) -> tuple[Callable[[], torch.Tensor], list
         state = draw(B, 1, K, V, dtype=torch.float32)
         return lambda: operator(q, k, v, **more, scale=1.0, initial_state=state, output_final_state=True)[0], []
     leaves = [x.requires_grad_() for x in (q, k, v, *more.values())]
-    return lambda: operator(q, k, v, **more, scale=1.0)[0], leaves
+    return lambda: operator(q, k, v, **more, **packing, scale=1.0)[0], leaves
 
 
 def run(item: str, device: str) -> Iterator[dict]:
@@ -137,13 +146,13 @@ def run(item: str, device: str) -> Iterator[dict]:
 
 
 def measure(call: Callable[[], object], device: str, prepare: Callable[[], Callable] | None = None) -> dict:
-    """Milliseconds: `ms` of an eager call, `kernels_ms` of the device alone, `graph_ms` of a call in a CUDA graph.
+    """Milliseconds: `kernels_ms` of the device alone, `ms` of an eager call, `graph_ms` of a call in a CUDA graph.
 
     `prepare` makes the call anew in the stream that is captured.
     """
     call()
     row: dict = {}
-    timers = (('ms', eager_ms), ('kernels_ms', kernels_ms), ('graph_ms', graph_ms))
+    timers = (('kernels_ms', kernels_ms), ('ms', eager_ms), ('graph_ms', graph_ms))
     for name, timer in timers if device != 'meta' else ():
         try:
             row[name] = timer(call, device if timer is eager_ms else prepare)

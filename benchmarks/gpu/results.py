@@ -7,9 +7,12 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+# characters of an error: thousands of them go into a file of 16 MiB
+LONGEST_ERROR = 8000
+
 
 class Results:
-    """`results.jsonl` of a folder: its records, which items have ended and how long each stage took so far.
+    """`results.jsonl` of a folder: its records, which items have ended or were cut, and which stages are finished.
 
     What cannot be written is printed and tried again with the next record.
     """
@@ -18,7 +21,7 @@ class Results:
         self.folder, self.path = folder, folder / 'results.jsonl'
         self.records: list[dict] = []
         self.ended: dict[str, set[str]] = defaultdict(set)
-        self.spent: dict[str, float] = defaultdict(float)
+        self.cut: dict[str, set[str]] = defaultdict(set)
         self.finished: set[str] = set()
         self.unwritten: list[str] = []
         try:
@@ -36,8 +39,9 @@ class Results:
         self.records.append(record)
         if 'item' in record:
             self.ended[record['stage']].add(record['item'])
+        elif 'cut' in record:
+            self.cut[record['stage']] |= {*record['cut']}
         elif 'finished' in record:
-            self.spent[record['stage']] += record['seconds']
             if record['finished']:
                 self.finished.add(record['stage'])
 
@@ -45,6 +49,9 @@ class Results:
         return stage in self.finished
 
     def add(self, record: dict) -> None:
+        if len(error := record.get('error', '')) > LONGEST_ERROR:
+            half = LONGEST_ERROR // 2
+            record = record | {'error': f'{error[:half]}\n... {len(error) - 2 * half} characters ...\n{error[-half:]}'}
         self.note(record)
         self.unwritten.append(json.dumps(record))
         try:

@@ -1,14 +1,15 @@
-"""A GPU's half hour: everything that only a card can tell, the most telling first.
+"""A GPU for ten minutes: everything that only a card can tell, the most telling first.
 
-    python -m benchmarks gpu --minutes 9 --output DIR [--kit FOLDER] [--stages checks tests ...] [--device cuda]
+    python -m benchmarks gpu --minutes 9 --output DIR [--kit FOLDER] [--stages passes tests ...] [--device cuda]
 
-Each stage runs in processes of its own with a limit. What an item of a stage tells goes to `DIR/results.jsonl` when it ends:
-rows, the whole error, the kernels that were compiled. An item that hangs, or that ends its process, is an error of that item.
-A second call goes on where the first ended. `DIR/page.md` has predictions beside measurements, failures by name and what was
-not reached. The exit status is 1 if an item failed.
+Each stage has its share of the time that is left when it begins; what it does not need goes to the later ones. Stages run in
+processes of their own, which import beside a stage that is not timed. When an item of a stage ends, `DIR/results.jsonl` has
+what it told: rows, the error, the kernels that were compiled. An item that hangs, or that ends its process, is an error of
+that item. A second call goes on where the first ended. `DIR/page.md` begins with the first error; it has predictions beside
+measurements and what was not reached. The exit status is 1 if an item failed, 2 if nothing can run.
 
 `make gpu-kit` makes the folder for `--kit`, packages and Triton's cache. It calls this with `--device meta`, without a GPU:
-what all stages would launch is compiled, and the exit status is 1 too if anything was.
+what all stages would launch is compiled, and the exit status is 1 too if anything was. README.md has the steps.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.gpu import kit, page
-from benchmarks.gpu.lane import Lane
+from benchmarks.gpu.lane import STARTING_SECONDS, Lane
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.watch import Watch, about_machine
 
 # for the page, at the end of a call
 LAST_SECONDS = 5
+# the shares below add up to the seconds of a call of this length
+MINUTES = 9.0
 CORES = os.cpu_count() or 1
 
 
@@ -36,28 +39,31 @@ CORES = os.cpu_count() or 1
 class Stage:
     """`module` has `items(device)` and `run(item, device)`; each of `lanes` processes takes its share of the items.
 
-    `minutes` limit the stage in its first turn, `seconds` an item.
+    `share` is the stage's part of the time beside the others' shares. `seconds` limit an item, in longer calls than
+    `MINUTES` in proportion. Nothing else starts beside a stage that is `timed`.
     """
 
     name: str
     module: str
-    minutes: float
+    share: float
     seconds: float
     lanes: int = 1
     what: str = ''
+    timed: bool = True
 
 
 STAGES = (
-    Stage('checks', 'benchmarks.gpu.checks', 2, 90, min(8, CORES), 'operators against float64'),
-    Stage('loops', 'benchmarks.gpu.loops', 2, 60, 1, "an instruction's time by the length of its loop, clock, copies"),
-    Stage('tests', 'benchmarks.gpu.tests', 8, 120, min(14, CORES), 'the tests, one of each function first'),
-    Stage('passes', 'benchmarks.gpu.passes', 8, 150, 1, 'forward and backward, of Longhorn and fla (GLA: six configurations)'),
-    Stage('steps', 'benchmarks.gpu.steps', 6, 150, 1, 'training steps; autotuned kernels choose among six configurations'),
+    Stage('smoke', 'benchmarks.gpu.smoke', 30, 15, min(4, CORES), 'each kernel once, against float64', timed=False),
+    Stage('passes', 'benchmarks.gpu.passes', 150, 40, 1, 'forward and backward, Longhorn and fla (GLA: six configurations)'),
+    Stage('tests', 'benchmarks.gpu.tests', 150, 40, min(14, CORES), 'the tests, each function once', timed=False),
+    Stage('loops', 'benchmarks.gpu.loops', 30, 15, 1, "an instruction by its loop's length, dependent products, copies"),
+    Stage('steps', 'benchmarks.gpu.steps', 90, 40, 1, 'training steps, memory; autotuned kernels: six configurations'),
+    Stage('more_tests', 'benchmarks.gpu.more_tests', 25, 40, min(14, CORES), 'the tests, other parameter sets', timed=False),
+    Stage('learning', 'benchmarks.gpu.learning', 40, 60, 1, 'small language models on equal tokens'),
     Stage(
-        'tuning', 'benchmarks.gpu.tuning', 4, 200, 1, 'launch parameters that keep all bits, by time; torch.compile '
+        'tuning', 'benchmarks.gpu.tuning', 25, 60, 1, 'launch parameters that keep all bits, by time; torch.compile '
         '(not by fla_cache_autotune: it reads files for kernels that it wraps, and compares no bits)',
     ),
-    Stage('learning', 'benchmarks.gpu.learning', 10, 300, 1, 'small language models on equal tokens'),
 )
 
 
@@ -67,50 +73,77 @@ class Run:
     def __init__(
         self, stages: Sequence[Stage], results: Results, device: str, end: float, environment: dict[str, str],
     ) -> None:
-        self.stages, self.results, self.device, self.end = stages, results, device, end
-        self.environment, self.watch = environment, Watch(device)
+        self.results, self.device, self.end, self.watch = results, device, end, Watch(device)
+        self.lanes = {stage: [Lane(stage, device, i, environment) for i in range(stage.lanes)] for stage in stages}
 
     def run(self) -> None:
-        # in a second turn, stages whose limit ended them go on
-        for limited in (True, False):
-            for stage in self.stages:
-                if time.monotonic() < self.end and not self.results.is_finished(stage.name):
-                    spent = self.results.spent.get(stage.name, 0.0)
-                    left = 60 * stage.minutes - spent if limited else float('inf')
-                    if left > 0:
-                        self.run_stage(stage, time.monotonic() + left)
-        self.watch.stop()
-
-    def run_stage(self, stage: Stage, end: float) -> None:
-        started, finished, whole = time.monotonic(), False, True
-        lanes = [Lane(stage, self.device, i, self.environment) for i in range(stage.lanes)]
+        waiting = [stage for stage in self.lanes if not self.results.is_finished(stage.name)]
         try:
-            for lane in lanes:
-                lane.start(self.results.ended[stage.name])
-            while lanes and time.monotonic() < min(end, self.end):
-                for lane in list(lanes):
-                    for record in lane.take():
-                        self.add(stage, record)
-                    if lane.state() == 'working':
-                        continue
-                    if lane.state() == 'ended':
-                        lanes.remove(lane)
-                    elif lane.restarts():
-                        # the item is an error; the others of this lane go on in a new process
-                        self.add(stage, lane.failure())
-                        lane.start(self.results.ended[stage.name])
-                    else:
-                        self.add(stage, lane.failure())
-                        lanes.remove(lane)
-                        whole = False
-                time.sleep(0.02)
-            finished = whole and not lanes
+            self.start_ahead(waiting)
+            while waiting and time.monotonic() < self.end:
+                cut = []
+                for i, stage in enumerate(waiting):
+                    if not stage.timed:
+                        self.start_ahead(waiting[i:])
+                    self.wait_for(stage)
+                    left = self.end - time.monotonic()
+                    if left > 0 and self.run_stage(stage, left * stage.share / sum(x.share for x in waiting[i:])):
+                        cut.append(stage)
+                # those that their share ended go on while there is time
+                waiting = cut
         finally:
-            for lane in lanes:
-                lane.kill()
-        seconds = time.monotonic() - started
-        self.results.add({'stage': stage.name, 'seconds': round(seconds, 1), 'finished': finished})
-        print(f'{stage.name}: {"all items" if finished else "not all items"} in {seconds:.0f} s', flush=True)
+            for lanes in self.lanes.values():
+                for lane in lanes:
+                    lane.kill()
+            self.watch.stop()
+
+    def start_ahead(self, stages: Sequence[Stage]) -> None:
+        """Start processes up to the next stage that is not timed: imports, a good part of a minute, run beside this one."""
+        for i, stage in enumerate(stages if self.device != 'meta' else ()):
+            for lane in self.lanes[stage]:
+                if lane.process is None:
+                    lane.start()
+            if i and not stage.timed:
+                break
+
+    def wait_for(self, stage: Stage) -> None:
+        """Until its processes have imported: its part begins then. None that hangs takes more than a quarter of the time."""
+        end = time.monotonic() + min(STARTING_SECONDS, (self.end - time.monotonic()) / 4)
+        for lane in self.lanes[stage]:
+            if lane.process is not None:
+                lane.ready.wait(max(0.0, end - time.monotonic()))
+
+    def run_stage(self, stage: Stage, part: float) -> bool:
+        """Seconds of `part` for the stage; whether it could go on after them."""
+        started, lanes, whole = time.monotonic(), list(self.lanes[stage]), True
+        known = self.results.ended[stage.name], self.results.cut[stage.name]
+        for lane in lanes:
+            lane.go(*known)
+        while lanes and time.monotonic() < min(started + part, self.end):
+            for lane in list(lanes):
+                for record in lane.take():
+                    self.add(stage, record)
+                if lane.state() == 'working':
+                    continue
+                if lane.state() == 'ended':
+                    lanes.remove(lane)
+                elif lane.restarts():
+                    # the item is an error; the others of this lane go on in a new process
+                    self.add(stage, lane.failure())
+                    lane.restart(*known)
+                else:
+                    self.add(stage, lane.failure())
+                    lanes.remove(lane)
+                    whole = False
+            time.sleep(0.02)
+        for lane in self.lanes[stage]:
+            lane.kill()
+        if cut := [lane.item for lane in lanes if lane.item is not None]:
+            self.results.add({'stage': stage.name, 'cut': cut})
+        finished, seconds = whole and not lanes, time.monotonic() - started
+        self.results.add({'stage': stage.name, 'seconds': round(seconds, 1), 'part': round(part, 1), 'finished': finished})
+        print(f'{stage.name}: {"all items" if finished else "not all items"} in {seconds:.0f} s of {part:.0f}', flush=True)
+        return bool(lanes)
 
     def add(self, stage: Stage, record: dict) -> None:
         self.results.add({'stage': stage.name} | record | self.watch.now())
@@ -120,20 +153,27 @@ class Run:
 
 def main(args: list[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks gpu', description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('--minutes', type=float, default=28.0, help='of this call')
+    parser.add_argument('--minutes', type=float, default=MINUTES, help='of this call')
     parser.add_argument('--output', type=Path, required=True, metavar='DIR', help='results of this and of earlier calls')
     parser.add_argument('--kit', type=Path, metavar='FOLDER', help='what `make gpu-kit` made')
     parser.add_argument('--stages', nargs='+', choices=[stage.name for stage in stages], help='only these')
     parser.add_argument('--device', default='cuda')
     options = parser.parse_args(args)
     end = time.monotonic() + 60 * options.minutes - LAST_SECONDS
+    machine = about_machine(options.device)
+    if 'error' in machine:
+        print(f'nothing runs on {options.device}: {machine["error"]}')
+        return 2
     environment = kit.unpack(options.kit) if options.kit else {}
+    machine['versions'] |= kit.versions(environment)
     results = Results(options.output)
-    results.add({'machine': about_machine(options.device, environment), 'minutes': options.minutes})
+    results.add({'machine': machine, 'minutes': options.minutes})
+    longer = max(1.0, options.minutes / MINUTES)
+    stages = [replace(stage, seconds=stage.seconds * longer) for stage in stages]
     if options.device == 'meta':
         # that compiles: no limits; tests go on where they would compare, with zeros where nothing was launched
         environment |= {'PYTHONOPTIMIZE': '1', 'MALLOC_PERTURB_': '255'}
-        stages = [replace(stage, minutes=math.inf, seconds=math.inf, lanes=CORES) for stage in stages]
+        stages = [replace(stage, seconds=math.inf, lanes=CORES) for stage in stages]
     chosen = [stage for stage in stages if not options.stages or stage.name in options.stages]
     Run(chosen, results, options.device, end, environment).run()
     text = page.make(results.records, [(stage.name, stage.what) for stage in stages])

@@ -41,10 +41,14 @@ MODELS: dict[str, Callable[[Size], PreTrainedConfig]] = {
     'KDA': lambda size: with_mlp(KDAConfig, size, num_heads=wide_heads(size), head_dim=128),
     'GLA': lambda size: with_mlp(GLAConfig, size, num_heads=wide_heads(size)),
 }
+# first, at both sizes
+COMPARED = ('Longhorn, exact', 'GLA', 'Gated DeltaNet', 'Longhorn, diagonal')
+
+
 def items(device: str) -> list[str]:
-    plan = [('layer', LAYERS), *((size, MODELS) for size in SIZES)]
-    # of the smaller size, without the peers
-    return [f'{what}: {name}' for what, names in plan for name in names if what != '120M' or name.startswith('Longhorn')]
+    others = [name for name in MODELS if name not in COMPARED]
+    models = [f'{size}: {name}' for names in (COMPARED, others) for size in SIZES for name in names]
+    return [*models, *(f'layer: {name}' for name in LAYERS)]
 
 
 def run(item: str, device: str) -> Iterator[dict]:

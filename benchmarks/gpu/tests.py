@@ -1,10 +1,10 @@
-"""The project's tests on the device, one of each function first; each is an item of its own, with its whole error."""
+"""The project's tests on the device, each function once; each is an item of its own, with its error."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 
@@ -72,22 +72,27 @@ def run_pytest(device: str, plugin: object, *more: str) -> None:
         pytest.main([*arguments(device), *more], [plugin])
 
 
-def items(device: str) -> list[str]:
+def collected(device: str) -> list[str]:
     collector = Collector()
     with redirect_stdout(io.StringIO()):
         run_pytest(device, collector, '--collect-only')
-    return sorted(ones_first(collector.names), key=lambda name: name.startswith(COMPILED))
+    return sorted(collector.names, key=lambda name: name.startswith(COMPILED))
 
 
-def ones_first(names: list[str]) -> list[str]:
-    """The first parameter set of every test, then the second of each, and so on."""
+def by_turn(names: list[str]) -> tuple[list[str], list[str]]:
+    """The first parameter set of every function; then the second of each, the third, and so on."""
     seen: Counter[str] = Counter()
-    turns = []
+    turns: defaultdict[int, list[str]] = defaultdict(list)
     for name in names:
         function = name.partition('[')[0]
-        turns.append(seen[function])
+        turns[seen[function]].append(name)
         seen[function] += 1
-    return [name for _, name in sorted(zip(turns, names, strict=True), key=lambda pair: pair[0])]
+    first, *others = turns.values() or [[]]
+    return first, [name for turn in others for name in turn]
+
+
+def items(device: str) -> list[str]:
+    return by_turn(collected(device))[0]
 
 
 def run_all(items: list[str], device: str, tell: Callable[[dict], None], seen: dict[str, list[str]]) -> None:

@@ -9,8 +9,9 @@ import sys
 import threading
 from typing import Any
 
-from benchmarks.gpu.lane import with_kit
+from benchmarks.gpu.lane import ROOT, with_kit
 
+PROBE = ['-m', 'benchmarks.gpu.probe']
 FIELDS = ('clocks.sm', 'clocks.mem', 'power.draw', 'temperature.gpu', 'clocks_event_reasons.active')
 
 
@@ -39,12 +40,14 @@ class Watch:
             self.process.wait()
 
 
-def about_machine(device: str, environment: dict[str, str]) -> dict[str, Any]:
-    """Versions, card and commit, of a process with the kit's packages."""
-    code = f'import json; from benchmarks.measure.machine import describe_machine as d; print(json.dumps(d({device!r})))'
-    command = [sys.executable, '-c', code]
+def about_machine(device: str) -> dict[str, Any]:
+    """Versions, card and commit, or `error`: why nothing can run; of another process, which holds no memory of the card."""
+    command = [sys.executable, *PROBE, device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=with_kit(environment))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=with_kit({}))
         return json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        return {'error': f'{type(error).__name__}: {getattr(error, "stderr", "") or error}'[-2000:]}
+    except subprocess.TimeoutExpired:
+        return {'error': 'the device has not answered for a minute'}
+    except (ValueError, IndexError):
+        last = (done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]
+        return {'error': f'the process that looks for it ended: {last[:300]}'}

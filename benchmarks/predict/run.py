@@ -1,6 +1,7 @@
 """Predicted times of the kernels on a GPU, without one, what their cycles go to, and how far off they may be.
 
     python -m benchmarks predict [--pass diagonal_fwd ...] [--K 16 ...] [--shape 8,2048,4096] [--gpu H100] [--json FILE]
+    python -m benchmarks predict --pages    # what pages quote, to benchmarks/results/predicted.json: five minutes
 
 The launches are those of the wrappers, compiled for the GPU by the Triton at hand; `offgpu.predict` times them. Its constants
 are in `machine.py`; `--set dram=700` changes one. Times are of the GPU: the host may take longer to launch few kernels. A
@@ -35,6 +36,13 @@ from offgpu.predict.walks import KEPT, Walks
 SHAPE = (8, 2048, 4096)
 STATE_SIZES = (16, 32, 64, 128)
 RESULTS = Path(__file__).parents[1] / 'results'
+# what pages quote
+QUOTED = {
+    'K': [16, 64],
+    'passes': [
+        f'{name}_{way}' for name in ('exact', 'diagonal', 'exact_head_gate', 'chunk_delta_rule') for way in ('fwd', 'bwd')
+    ],
+}
 # milliseconds of the host for a launch in an eager call, by the six of chunk_delta_rule's forward on an H200
 HOST_MS = 0.09
 
@@ -124,7 +132,10 @@ def main(args: list[str] | None = None) -> int:
         parser.add_argument('--gpu', default='H200', help=', '.join(MACHINES))
         parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
         parser.add_argument('--json', metavar='FILE', help='file for the rows')
+        parser.add_argument('--pages', action='store_true', help='what pages quote')
         options = parser.parse_args(args)
+        if options.pages:
+            vars(options).update(QUOTED, json=RESULTS / 'predicted.json')
         machine, walks, within = machine_of(options.gpu, options.set), Walks(KEPT), bars()
         report: dict[str, Any] = {'machine': describe_machine(), 'rows': []}
         for K in options.K:
@@ -132,6 +143,8 @@ def main(args: list[str] | None = None) -> int:
                 row = measure(name, SELECTABLE[name], Shape(*options.shape, K), machine, walks)
                 report['rows'].append(row | within.get(row['loops'], {}))
                 print(describe(report['rows'][-1]), flush=True)
+                if options.pages:
+                    del report['rows'][-1]['kernels']
                 if options.json:
                     write_report(report, options.json)
     return 0

@@ -16,7 +16,10 @@ def planted_kernel(x):
 
 
 def items(device):
-    planted = {'waits': [f'waits {i}' for i in range(8)], 'compiles': ['compiles', 'works']}
+    planted = {
+        'waits': [f'waits {i}' for i in range(8)], 'slow': [f'slow {i}' for i in range(400)],
+        'compiles': ['compiles', 'works'],
+    }
     return planted.get(os.environ.get('PLANTED'), [*FAULTS])
 
 
@@ -43,5 +46,5 @@ def run(item, device):
 
         with rehearsal('sm_80', 'code'):
             planted_kernel[(1,)](torch.empty(1, device='meta'))
-    if item.startswith('waits'):
+    if item.startswith(('waits', 'slow')):
         time.sleep(0.05)

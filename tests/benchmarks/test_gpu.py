@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,10 +18,10 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from benchmarks.gpu import filling, kit, lane, page, passes, run
+from benchmarks.gpu import filling, kit, lane, page, passes, run, smoke, watch
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import Stage
-from benchmarks.gpu.tests import ones_first
+from benchmarks.gpu.tests import by_turn
 from benchmarks.operators import LonghornKernels
 from fla_longhorn.ops import chunk_longhorn
 from offgpu.launches import rehearsal
@@ -35,7 +36,7 @@ PLANTED = Stage('planted', 'tests.benchmarks.faults', 10, 3)
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """What describes the machine takes seconds to import."""
-    monkeypatch.setattr(run, 'about_machine', lambda device, environment: {'device': device})
+    monkeypatch.setattr(run, 'about_machine', lambda device: {'device': device, 'versions': {}})
 
 
 def call(folder: Path, *stages: Stage, minutes: float = 10.0) -> int:
@@ -49,7 +50,7 @@ def items_of(folder: Path) -> dict[str, dict]:
 def test_faults(tmp_path, capsys):
     """An error, a hang, a death and a stage that cannot start: each is told by name, and the others go on."""
     before = {process.pid for process in psutil.process_iter()}
-    broken = Stage('broken', 'tests.benchmarks.no_such_module', 10, 4)
+    broken = Stage('broken', 'tests.benchmarks.no_such_module', 1, 4)
     assert call(tmp_path / 'out', broken, PLANTED) == 1
     found = items_of(tmp_path / 'out')
     assert [*found] == [*FAULTS]
@@ -64,7 +65,9 @@ def test_faults(tmp_path, capsys):
     assert not left
     text = (tmp_path / 'out' / 'page.md').read_text()
     assert text in capsys.readouterr().out
-    assert 'No module named' in text and '| broken | not reached | 0 | 2 |' in text and '| planted | all | 5 | 3 | 0 |' in text
+    first = text.splitlines()[0]
+    assert first.startswith('First error: broken: ') and "No module named 'tests.benchmarks.no_such_module'" in first
+    assert '| broken | not reached | 0 | 1 |' in text and '| planted | all | 5 | 3 | 0 |' in text
     # all has ended: nothing runs again, but the stage that did not start
     assert call(tmp_path / 'out', PLANTED) == 1
     assert len(items_of(tmp_path / 'out')) == len(FAULTS)
@@ -100,6 +103,80 @@ def test_a_second_call_goes_on(tmp_path, monkeypatch):
     for stage in ('slow', 'later'):
         names = [record['item'] for record in Results(tmp_path).records if record.get('stage') == stage and 'item' in record]
         assert sorted(names) == [f'waits {i}' for i in range(8)]
+
+
+def test_shares_are_kept(tmp_path, monkeypatch, capsys):
+    """Stages that want more time than there is, one of which hangs: each has its part, and none loses what it told."""
+    monkeypatch.setattr(run, 'LAST_SECONDS', 0)
+    monkeypatch.setenv('PLANTED', 'slow')
+    shares = {'first': 1, 'second': 2, 'third': 1}
+    stages = [Stage(name, 'tests.benchmarks.faults', share, 60) for name, share in shares.items()]
+    hung = Stage('hung', 'tests.benchmarks.hangs', 1, 60)
+    call(tmp_path, stages[0], hung, *stages[1:], minutes=0.25)
+    turns = {record['stage']: record for record in Results(tmp_path).records if 'finished' in record}
+    for name, share in shares.items() | {('hung', 1)}:
+        assert turns[name]['part'] == pytest.approx(15 * share / 5, rel=0.25)
+        assert turns[name]['seconds'] < turns[name]['part'] + 0.7 and not turns[name]['finished']
+    items = [record['stage'] for record in Results(tmp_path).records if 'item' in record]
+    assert {*items} == {*shares} and ' hangs |' in (tmp_path / 'page.md').read_text()
+    # what was cut goes last
+    call(tmp_path, hung, minutes=0.1)
+    assert Results(tmp_path).ended['hung'] == {'works'}
+    # what a stage does not need is the later ones'
+    monkeypatch.setenv('PLANTED', 'waits')
+    short = Stage('short', 'tests.benchmarks.faults', 8, 60)
+    call(tmp_path / 'again', short, stages[0], minutes=0.2)
+    turns = {record['stage']: record for record in Results(tmp_path / 'again').records if 'finished' in record}
+    assert turns['short']['finished'] and turns['first']['part'] > 5
+
+
+PROBES = {
+    'a build without CUDA': (
+        "torch.ones = fail(AssertionError('Torch not compiled with CUDA enabled'))\ntorch.version.cuda = None",
+        'without CUDA, sees 0 GPUs: Torch not compiled with CUDA enabled',
+    ),
+    'no driver': (
+        "torch.ones = fail(RuntimeError('Found no NVIDIA driver on your system.\\nPlease check'))",
+        'Found no NVIDIA driver on your system.',
+    ),
+    'a build for other cards': (
+        "torch.ones = fail(RuntimeError('CUDA error: no kernel image is available\\nfor debugging consider'))",
+        'CUDA error: no kernel image is available',
+    ),
+    'no compiler': (
+        "torch.ones = lambda *_, **__: torch.tensor(1.0)\nprobe.launch_triton = fail(RuntimeError('no C compiler'))",
+        'no C compiler',
+    ),
+    'a library that ends the process': ("import os; os._exit(3)", 'the process that looks for it ended: status 3'),
+}
+
+
+@pytest.mark.parametrize('why', PROBES)
+def test_without_a_gpu(why, tmp_path, monkeypatch, capsys):
+    """One line at once, of what PyTorch sees: no folder, no process of a stage."""
+    planted, reason = PROBES[why]
+    code = f"""
+import sys
+import torch
+from benchmarks.gpu import probe
+
+def fail(error):
+    def raises(*args, **options):
+        raise error
+    return raises
+
+torch.cuda.device_count = lambda: 0
+
+{planted}
+probe.main(sys.argv[1])
+"""
+    monkeypatch.setattr(watch, 'PROBE', ['-c', code])
+    monkeypatch.setattr(run, 'about_machine', watch.about_machine)
+    monkeypatch.setattr(run.Run, 'run', lambda self: pytest.fail('it went on'))
+    assert run.main(['--output', str(tmp_path / 'out'), '--kit', str(tmp_path / 'none')]) == 2
+    printed = capsys.readouterr().out
+    assert printed.startswith('nothing runs on cuda: ') and printed.count('\n') == 1 and reason in printed
+    assert not (tmp_path / 'out').exists()
 
 
 def test_full_disk(tmp_path, capsys):
@@ -148,7 +225,7 @@ def test_few_configurations():
         assert len(tuned.prune_configs({})) == 2
 
 
-@pytest.mark.parametrize('stage', [stage.name for stage in run.STAGES if stage.name != 'tests'])
+@pytest.mark.parametrize('stage', [stage.name for stage in run.STAGES if 'tests' not in stage.name])
 def test_stages_without_memory(stage):
     """The calls that are compiled beforehand are calls that can be made, evaluation's too: the first item of each stage."""
     module = importlib.import_module(f'benchmarks.gpu.{stage}')
@@ -175,9 +252,19 @@ def test_the_cpu_stands_for_a_gpu():
     assert launches
 
 
-def test_ones_first():
+def test_each_function_once_then_the_other_parameter_sets():
     names = ['a[1]', 'a[2]', 'a[3]', 'b', 'c[1]', 'c[2]']
-    assert ones_first(names) == ['a[1]', 'b', 'c[1]', 'a[2]', 'c[2]', 'a[3]']
+    assert by_turn(names) == (['a[1]', 'b', 'c[1]'], ['a[2]', 'c[2]', 'a[3]']) and by_turn([]) == ([], [])
+
+
+def test_smoke_launches_every_kernel():
+    """Kernels by their names in the sources: a new one wants a case."""
+    with rehearsal('sm_90', 'launch') as launches, LonghornKernels():
+        for item in smoke.PLAN:
+            [*smoke.run(item, 'meta')]
+    sources = [path.read_text() for path in (lane.ROOT / 'fla_longhorn/ops/triton').rglob('*.py')]
+    named = {name for text in sources for name in re.findall(r'^def (\w+_kernel\w*)\(\n', text, re.M)}
+    assert len(named) > 12 and named <= {launch.kernel for launch in launches}
 
 
 def test_page_has_predictions_beside_measurements(monkeypatch):
@@ -187,7 +274,7 @@ def test_page_has_predictions_beside_measurements(monkeypatch):
     row = {'pass': 'fwd', 'ms': 9.0, 'kernels_ms': 2 * known['ms']}
     records = [{'stage': 'passes', 'item': 'exact, K = 16, 8 x 2048 x 4096', 'rows': [row]}]
     line = page.make(records, [('passes', 'passes')]).splitlines()[-1]
-    assert line.startswith('| exact | K = 16 | 8 x 2048 x 4096 | fwd | 9 |')
+    assert line.startswith('| exact | K = 16 | 8 x 2048 x 4096 | fwd | 0.58 | 9 |')
     assert line.endswith(f'| {page.number(known["ms"])} | 2 |')
 
 
