@@ -16,7 +16,7 @@ if INTERPRETING:
     collect_ignore_glob = [f'tests/{folder}/test_*.py' for folder in ('kernels', 'ptx')]
     collect_ignore_glob += [
         f'tests/ops/test_{name}.py'
-        for name in ('errors', 'last_read', 'naive', 'plain', 'pool_errors', 'transforms')
+        for name in ('errors', 'last_read', 'naive', 'naive_chunk', 'plain', 'pool_errors', 'transforms')
     ]
 
 

@@ -21,6 +21,7 @@ from fla_longhorn.ops import (  # noqa: E402
     chunk_longhorn,
     fused_recurrent_longhorn,
     longhorn_state_update,
+    naive_chunk_longhorn,
     naive_recurrent_longhorn,
 )
 from fla_longhorn.ops.operator import OP_BACKENDS  # noqa: E402
@@ -33,5 +34,6 @@ register()
 
 __all__ = [
     'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
-    'LonghornModel', 'chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn',
+    'LonghornModel', 'chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_chunk_longhorn',
+    'naive_recurrent_longhorn',
 ]

@@ -28,6 +28,16 @@ MUTATIONS = [
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
+        'decays-of-differences', 'ops/naive_chunk.py', 'torch.where(later, g[:, :, None], 0).cumsum(1)',
+        '(g.cumsum(1)[:, :, None] - g.cumsum(1)[:, None])', 'a gate that resets the state gives NaN',
+        'tests/ops/test_naive_chunk.py::test_a_decay_to_zero', 'exact', env=TORCH,
+    ),
+    Mutation(
+        'maps-in-the-wrong-order', 'ops/naive_chunk.py', 'a[:, n:] * b[:, :-n] + b[:, n:]', 'a[:, :-n] * b[:, n:] + b[:, :-n]',
+        'a later token is forgotten before an earlier one', 'tests/ops/test_naive_chunk.py::test_outputs_and_gradients',
+        'diagonal', env=TORCH,
+    ),
+    Mutation(
         'update-uncounted', 'ops/fused_recurrent.py', '        if not state.is_inference():', '        if False:',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_an_update_is_counted', env=TORCH,
