@@ -102,7 +102,7 @@ def forget_environment():
 
 
 def forget() -> None:
-    for name, function in (('fla_cpu.backend', 'import_loops'), ('fla_longhorn.ops.operator', 'backend_name')):
+    for name, function in (('fla_cpu.backend', 'import_loops'), ('fla_longhorn.ops.backends', 'backend_name')):
         if name in sys.modules:
             getattr(sys.modules[name], function).cache_clear()
 

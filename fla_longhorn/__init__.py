@@ -24,7 +24,7 @@ from fla_longhorn.ops import (  # noqa: E402
     naive_chunk_longhorn,
     naive_recurrent_longhorn,
 )
-from fla_longhorn.ops.operator import OP_BACKENDS  # noqa: E402
+from fla_longhorn.ops.backends import OP_BACKENDS  # noqa: E402
 from fla_longhorn.patches import patch as patch  # noqa: E402
 from fla_longhorn.patches import register  # noqa: E402
 from fla_longhorn.patches import unregister as unregister  # noqa: E402

@@ -19,7 +19,7 @@ import transformers
 import benchmarks.__main__
 import fla_longhorn
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
-from fla_longhorn.ops.operator import OP_BACKENDS
+from fla_longhorn.ops.backends import OP_BACKENDS
 from fla_longhorn.patches import DEFAULT, PARTS
 from tests import forks
 

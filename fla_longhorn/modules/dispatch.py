@@ -10,7 +10,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
-from fla_longhorn.ops import operator
+from fla_longhorn.ops import backends
 from fla_longhorn.ops.arguments import ORDINARY, is_transformed
 
 # `find_loops(*tensors)`, set by a package that makes fla's functions run on the CPU, returns its loops for tensors of a plain
@@ -43,9 +43,9 @@ def mix_layer(
     The states are updated in place. None, with nothing changed, if there is no such loop, or none for these tensors, or if a
     part of the layer is not as its constructor made it.
     """
-    if operator.find_token_loops is None or torch.compiler.is_compiling() or not x.is_cpu:
+    if backends.find_token_loops is None or torch.compiler.is_compiling() or not x.is_cpu:
         return None
-    loops = operator.find_token_loops()
+    loops = backends.find_token_loops()
     return None if loops is None else loops.mix_layer(layer, x, z, conv_state, recurrent_state)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import fla_longhorn
-from fla_longhorn.ops.operator import OP_BACKENDS, select_backend
+from fla_longhorn.ops.backends import OP_BACKENDS, select_backend
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
 from fla_longhorn.selfcheck.case import DTYPES, OPS, cases_of
 from fla_longhorn.selfcheck.compare import BOUNDS, OUTPUTS, Result, run_checks

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn, operator
-from fla_longhorn.ops.operator import select_backend
+from fla_longhorn.ops.backends import select_backend
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn]
 B, T, H, K, V = 2, 5, 2, 3, 4

@@ -19,11 +19,11 @@ def register(changes: Changes) -> None:
     from fla_cpu.backend import load_loops
     from fla_kit.numba import compiles
     from fla_longhorn.modules import dispatch
-    from fla_longhorn.ops import operator
-    from fla_longhorn.ops.operator import register_cpu_backend
+    from fla_longhorn.ops import backends
+    from fla_longhorn.ops.backends import register_cpu_backend
 
     fla_cpu.register(changes)
-    changes.set_attribute(operator, 'find_token_loops', find_token_loops)
+    changes.set_attribute(backends, 'find_token_loops', find_token_loops)
     register_cpu_backend('numba', load_backend, compiles)
     changes.set_attribute(dispatch, 'find_loops', load_loops)
 
@@ -36,7 +36,7 @@ def find_token_loops() -> ModuleType | None:
 @cache
 def token_loops(asked: str | None) -> ModuleType | None:
     from fla_cpu.backend import import_loops
-    from fla_longhorn.ops.operator import backend_name
+    from fla_longhorn.ops.backends import backend_name
 
     if import_loops() is None or backend_name('cpu', asked) != 'numba':
         return None

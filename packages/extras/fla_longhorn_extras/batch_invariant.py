@@ -21,7 +21,7 @@ from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.options import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
 from fla_longhorn.ops import fused_recurrent_longhorn
-from fla_longhorn.ops.operator import backend_name
+from fla_longhorn.ops.backends import backend_name
 
 Model = TypeVar('Model', bound=nn.Module)
 # every product and every norm has so many rows, whatever the batch: on a GPU few launches count more than rows without use

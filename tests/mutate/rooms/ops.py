@@ -7,12 +7,12 @@ TRANSFORMS = 'tests/ops/test_transforms.py::test_equals_the_naive_op'
 
 MUTATIONS = [
     Mutation(
-        'absent-output-gradient', 'ops/operator.py', 'do = args.v.new_zeros(ctx.shape)', 'do = args.v.new_ones(ctx.shape)',
+        'absent-output-gradient', 'ops/autograd.py', 'do = args.v.new_zeros(ctx.shape)', 'do = args.v.new_ones(ctx.shape)',
         'a loss of the final state alone gets a gradient from the outputs',
         'tests/ops/test_longhorn.py::test_gradients_of_one_output', 'torch diagonal state',
     ),
     Mutation(
-        'fake-slots', 'ops/operator.py',
+        'fake-slots', 'ops/autograd.py',
         'checkpoint_interval(K), args.cu_seqlens is not None)\n    return o, final_state, args',
         'checkpoint_interval(K), False)\n    return o, final_state, args',
         'a compiled program takes packed sequences to save as many states as one sequence',
@@ -48,7 +48,7 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
     Mutation(
-        'states-not-read', 'ops/operator.py', 'args = args._replace(initial_state=pool.states)', 'pass',
+        'states-not-read', 'ops/update.py', 'args = args._replace(initial_state=pool.states)', 'pass',
         'an update that is no plain step starts from zero', 'tests/ops/test_state_update.py::test_in_place', 'numba',
     ),
 ]

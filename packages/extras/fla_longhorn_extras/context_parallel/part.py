@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments
-from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.autograd import longhorn_bwd, longhorn_fwd
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fla_longhorn.ops import triton
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.autograd import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.backends import backend_of
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
-from fla_longhorn.ops.operator import backend_of, longhorn_bwd, longhorn_fwd
 from fla_longhorn_extras.context_parallel import kernels
 
 

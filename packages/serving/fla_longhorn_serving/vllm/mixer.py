@@ -41,7 +41,7 @@ from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
 from fla_longhorn.layers.options import log_decays, rank_of
 from fla_longhorn.models import LonghornConfig
-from fla_longhorn.ops import longhorn_state_update, operator
+from fla_longhorn.ops import backends, longhorn_state_update
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_serving.vllm.convolution import convolve
 from fla_longhorn_serving.vllm.speculative import DraftBackend, DraftMetadata, Pages
@@ -54,7 +54,7 @@ KEY_EPS = 1e-6
 
 def token_loops() -> Any:
     """What a package for the CPU has for decoded tokens, if it is installed and not switched off."""
-    return None if operator.find_token_loops is None else operator.find_token_loops()
+    return None if backends.find_token_loops is None else backends.find_token_loops()
 
 
 def mix_tokens(*args: Any) -> torch.Tensor | None:
