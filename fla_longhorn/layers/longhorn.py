@@ -17,8 +17,8 @@ from fla_longhorn.modules.dispatch import is_bare, mix_layer
 from fla_longhorn.modules.recompute import Recompute, Values, can_recompute
 from fla_longhorn.modules.rows import WHOLE, Rows, check_keywords, find_rows, read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
-from fla_longhorn.ops.arguments import is_recorded, is_transformed
 from fla_longhorn.ops.operator import on_ranks
+from fla_longhorn.ops.plain import is_recorded, is_transformed
 from fla_longhorn.ops.update import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:

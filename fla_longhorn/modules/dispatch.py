@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
 from fla_longhorn.ops import backends
-from fla_longhorn.ops.arguments import ORDINARY, is_transformed
+from fla_longhorn.ops.plain import ORDINARY, is_transformed
 
 # `find_loops(*tensors)`, set by a package that makes fla's functions run on the CPU, returns its loops for tensors of a plain
-# call (:func:`fla_longhorn.ops.arguments.is_plain`), or None
+# call (:func:`fla_longhorn.ops.plain.is_plain`), or None
 find_loops: Callable[..., ModuleType | None] | None = None
 
 

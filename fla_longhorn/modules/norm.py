@@ -7,7 +7,7 @@ from fla import modules
 
 from fla_longhorn.modules import dispatch
 from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
-from fla_longhorn.ops.arguments import is_plain
+from fla_longhorn.ops.plain import is_plain
 
 
 class RMSNorm(modules.RMSNorm):

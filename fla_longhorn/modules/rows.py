@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from fla.layers.utils import index_first_axis, pad_input
 
-from fla_longhorn.ops.arguments import ORDINARY, is_transformed
 from fla_longhorn.ops.inputs import LOW_PRECISIONS, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
 from fla_longhorn.ops.operator import on_ranks
+from fla_longhorn.ops.plain import ORDINARY, is_transformed
 
 # tokens per program of fla's convolution (its chunk_size)
 CONVOLUTION_CHUNK = 64

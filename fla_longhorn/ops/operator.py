@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fla_longhorn.ops.arguments import Arguments, Result, get_tensors, is_plain, is_transformed, under_transform
+from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
 from fla_longhorn.ops.autograd import longhorn_fwd
 from fla_longhorn.ops.backends import backend_of
 from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
+from fla_longhorn.ops.plain import is_plain, is_transformed, under_transform
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
