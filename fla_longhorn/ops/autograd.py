@@ -105,3 +105,8 @@ def _second_backward(ctx, *gradients):
 
 
 longhorn_bwd.register_autograd(_second_backward)
+
+
+def needs_gradient(args: Arguments) -> bool:
+    """Whether a backward may follow, which needs saved states."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
-from fla_longhorn.ops.autograd import longhorn_fwd
+from fla_longhorn.ops.autograd import longhorn_fwd, needs_gradient
 from fla_longhorn.ops.backends import backend_of
 from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
+from fla_longhorn.ops.context_parallel import is_split, of_rank, run_on_ranks
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
 from fla_longhorn.ops.plain import is_plain, is_transformed, under_transform
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
-    from torch.nn import Module
-
-
-class Ranks(Protocol):
-    """What a package brings with which several ranks have parts of one sequence."""
-
-    def check_cp_context(self, cp_context: FLACPContext) -> None: ...
-
-    def run_on_part(
-        self, args: Arguments, cp_context: FLACPContext, *, parallel: bool, intermediate: bool,
-    ) -> tuple[Tensor, None]: ...
-
-    def convolve_part(self, convolution: Module, x: Tensor, cp_context: FLACPContext) -> Tensor: ...
-
-
-# set by such a package
-ranks: Ranks | None = None
-
-
-def needs_gradient(args: Arguments) -> bool:
-    """Whether a backward may follow, which needs saved states."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())
-
-
-def on_ranks() -> Ranks:
-    if ranks is None:
-        raise ValueError('cp_context must be None unless a package for several ranks is imported (docs/scale.md)')
-    return ranks
 
 
 def check_and_run(
@@ -57,7 +30,9 @@ def check_and_run(
     With `intermediate`, the states before every `checkpoint_interval(K)`-th token are returned too.
     """
     if cp_context is not None:
-        return on_ranks().run_on_part(args, cp_context, parallel=parallel, intermediate=intermediate)
+        args, cu_seqlens_cpu = of_rank(args, cp_context, intermediate=intermediate), cp_context.cu_seqlens_cpu
+        if is_split(cp_context):
+            return run_on_ranks(args, cp_context, parallel=parallel), None
     plain = is_plain(*get_tensors(args))
     check_inputs(args, cu_seqlens_cpu)
     # operators of `torch.library` have a formula for backward alone: forward mode would drop the tangents silently

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fla_longhorn_extras.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
+from fla_longhorn.ops.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
 
 
 @dataclass(frozen=True)
