@@ -1,8 +1,5 @@
 """Longhorn (arXiv 2407.14207) for flash-linear-attention: importing it registers the ops, the layer and the models."""
 
-from functools import partial
-from importlib import import_module
-
 from fla_longhorn.requirements import check_requirements
 
 __version__ = '0.1.0'
@@ -24,12 +21,10 @@ from fla_longhorn.ops import (  # noqa: E402
     naive_chunk_longhorn,
     naive_recurrent_longhorn,
 )
-from fla_longhorn.ops.backends import OP_BACKENDS  # noqa: E402
 from fla_longhorn.patches import patch as patch  # noqa: E402
 from fla_longhorn.patches import register  # noqa: E402
 from fla_longhorn.patches import unregister as unregister  # noqa: E402
 
-OP_BACKENDS['torch'] = partial(import_module, f'{__name__}.ops.torch')
 register()
 
 __all__ = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Hashable
+from functools import cache
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
@@ -39,57 +40,82 @@ class Backend(Protocol):
         """Saved states as `[S, H, K, V]`."""
 
 
-# name -> imports the module; others are added
-OP_BACKENDS: dict[str, Callable[[], object]] = {'triton': partial(importlib.import_module, f'{__package__}.triton')}
-# name -> whether it is installed and can run, for those that are registered
-CPU_BACKENDS: dict[str, Callable[[], bool]] = {}
+class TokenLoops(Protocol):
+    """A layer's decoded token between its first and its last projection, in one loop."""
+
+    # of a layer's parameters and options, as `mix_tokens` takes them
+    @property
+    def Mixer(self) -> Any: ...
+
+    def mix_layer(self, layer: Any, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor) -> Tensor | None:
+        """As :func:`fla_longhorn.modules.dispatch.mix_layer`."""
+
+    def mix_tokens(self, x: Tensor, z: Tensor, mixer: Any, memory: Tensor, pool: Pool) -> Tensor | None:
+        """The same by a `mixer`; the convolution's inputs and the states are rows of pools, as in a serving engine."""
 
 
-def register_cpu_backend(name: str, load: Callable[[], object], is_available: Callable[[], bool]) -> None:
-    """Add a backend for the CPU alone, which becomes the default there where `is_available()`; `load()` imports it."""
-    OP_BACKENDS[name], CPU_BACKENDS[name] = load, is_available
-    backend_name.cache_clear()
-    load_backend.cache_clear()
+class Loops(Hashable, Protocol):
+    """What a package brings for tensors on the CPU, where it makes fla's own functions run too.
+
+    Its entry point returns it (`fla_longhorn.patches.parts.register_packages`).
+    """
+
+    def is_available(self) -> bool:
+        """Whether they can be compiled: the operators then run in them by default."""
+
+    def load_operators(self) -> Backend: ...
+
+    def of_modules(self, *tensors: Tensor | None) -> ModuleType | None:
+        """Those of modules, or None, for tensors of a plain call (:func:`fla_longhorn.ops.plain.is_plain`)."""
+
+    def of_token(self) -> TokenLoops | None:
+        """Those of a decoded token, where the operators run in loops too."""
+
+
+# set while `patch(packages=True)` is applied and a package brings some
+loops: Loops | None = None
+
+# name -> imports it. Triton is for accelerators, and for the CPU in its interpreter, PyTorch for every device; Numba's loops
+# are for the CPU, and a package's
+BACKENDS: dict[str, Callable[[Loops | None], object]] = {
+    'numba': lambda loops: cast(Loops, loops).load_operators(),
+    'torch': lambda loops: importlib.import_module(f'{__package__}.torch'),
+    'triton': lambda loops: importlib.import_module(f'{__package__}.triton'),
+}
 
 
 def select_backend(device: torch.device) -> Backend:
     """The implementation for tensors on `device`.
 
-    `FLA_LONGHORN_BACKEND` (a name in `OP_BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
+    `FLA_LONGHORN_BACKEND` (a name in :data:`BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
     """
-    return load_backend(backend_name(device.type, os.environ.get('FLA_LONGHORN_BACKEND')))
+    return load_backend(backend_name(device.type, os.environ.get('FLA_LONGHORN_BACKEND'), loops), loops)
 
 
 @cache
-def backend_name(device_type: str, asked: str | None) -> str:
+def backend_name(device_type: str, asked: str | None, loops: Loops | None) -> str:
     # Triton reads it once too, when it meets the kernels
     interpreting = os.environ.get('TRITON_INTERPRET') == '1'
-    name = asked or default_backend(device_type, interpreting)
-    if name not in OP_BACKENDS:
-        raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(OP_BACKENDS)}, got {name!r}')
+    if device_type != 'cpu' or interpreting:
+        default = 'triton'
+    else:
+        default = 'torch' if loops is None or not loops.is_available() else 'numba'
+    name = asked or default
+    if name not in BACKENDS:
+        raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(BACKENDS)}, got {name!r}')
     if name == 'triton' and device_type == 'cpu' and not interpreting:
         raise ValueError('FLA_LONGHORN_BACKEND=triton runs on a GPU, or on the CPU with TRITON_INTERPRET=1; q is on the CPU')
-    if name in CPU_BACKENDS and device_type != 'cpu':
-        raise ValueError(f'FLA_LONGHORN_BACKEND={name} runs on the CPU; q is on {device_type}')
+    if name == 'numba' and device_type != 'cpu':
+        raise ValueError(f'FLA_LONGHORN_BACKEND=numba runs on the CPU; q is on {device_type}')
+    if name == 'numba' and loops is None:
+        raise ValueError('FLA_LONGHORN_BACKEND=numba needs fla-longhorn-cpu installed, and patch(packages=True)')
     return name
 
 
-def default_backend(device_type: str, interpreting: bool) -> str:
-    """Triton on an accelerator or in its interpreter; on the CPU a registered backend that is available, else PyTorch's."""
-    if device_type != 'cpu' or interpreting:
-        return 'triton'
-    last = 'torch' if 'torch' in OP_BACKENDS else 'triton'
-    return next((name for name, is_available in CPU_BACKENDS.items() if is_available()), last)
-
-
 @cache
-def load_backend(name: str) -> Backend:
-    return cast(Backend, OP_BACKENDS[name]())
+def load_backend(name: str, loops: Loops | None = None) -> Backend:
+    return cast(Backend, BACKENDS[name](loops))
 
 
 def backend_of(args: Arguments) -> Backend:
     return select_backend(args.q.device)
-
-
-# set by a package for the CPU: its loops of a decoded token, or None where they are switched off
-find_token_loops: Callable[[], Any] | None = None
