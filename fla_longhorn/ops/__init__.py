@@ -8,7 +8,8 @@ Words for pieces of time, from short to long, each a multiple of the one before:
     segment     what one program of the diagonal update reads when a row is split along the sequence
     sequence    a row, or what `cu_seqlens` delimits in a packed one
 
-A slot is such a piece's place in a buffer, by the rules of `checkpoints.py`; a pool is a buffer of states, one per row.
+A slot is such a piece's place in a buffer, by the rules of `checkpoints.py`; a pool is a buffer of states, one per row. The
+kernels of the diagonal update have more words, in `triton/diagonal/__init__.py`.
 """
 
 from fla_longhorn.ops.chunk import chunk_longhorn

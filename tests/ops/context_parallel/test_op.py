@@ -34,7 +34,8 @@ class Job:
     """A case, and what runs it."""
 
     case: Case
-    backend: str = 'numba'
+    # by default the usual one
+    backend: str = ''
     # of the Triton backend, if not by its own rule
     segment_length: int | None = None
     op: Callable = chunk_longhorn
@@ -176,7 +177,7 @@ def main() -> None:
         verify(*result)
 
 
-@pytest.mark.parametrize('triton', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['numba', 'triton'])
+@pytest.mark.parametrize('triton', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['cpu', 'triton'])
 def test_equals_one_rank(triton):
     # Triton and fla ask when they are imported
     forks.output('-m', 'tests.ops.context_parallel.test_op', fla=not triton, env={'TRITON_INTERPRET': str(int(triton))})
