@@ -38,6 +38,15 @@ MUTATIONS = [
         'diagonal', env=TORCH,
     ),
     Mutation(
+        'ranks-undecayed', 'ops/context_parallel/gather.py', 'state = decay * state + local', 'state = state + local',
+        'what earlier ranks wrote is not forgotten', 'tests/ops/context_parallel/test_op.py::test_equals_one_rank', 'cpu',
+    ),
+    Mutation(
+        'loops-that-stay', 'patches/parts.py', "changes.set_attribute(backends, 'loops', loops)", 'backends.loops = loops',
+        'operators stay in Numba where packages are reverted',
+        'packages/cpu/tests/longhorn/test_door.py::test_packages_are_reverted_and_applied_again',
+    ),
+    Mutation(
         'update-uncounted', 'ops/fused_recurrent.py', '        if not state.is_inference():', '        if False:',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_an_update_is_counted', env=TORCH,

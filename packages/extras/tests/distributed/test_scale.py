@@ -19,9 +19,8 @@ PAGE = ''.join((forks.ROOT / 'docs' / name).read_text() for name in ('scale.md',
 def losses(tmp_path_factory) -> dict[str, list[float]]:
     folder = tmp_path_factory.mktemp('scale')
     (folder / 'scale.py').write_text('\n\n'.join(re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)))
-    command = re.findall(r'^```sh\n(.*?)\n```', PAGE, re.M | re.S)[0]
-    program, *arguments = command.split()
-    assert program == 'torchrun'
+    program, *arguments = re.findall('`(torchrun .*?)`', PAGE)[0].split()
+    assert program == 'torchrun' and arguments[-1] == 'scale.py'
     printed = forks.output('-m', 'torch.distributed.run', *arguments, cwd=folder)
     return {name: [float(x) for x in values.split()] for name, values in re.findall(r'^(.+): ([\d. ]+)$', printed, re.M)}
 
