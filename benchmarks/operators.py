@@ -10,7 +10,8 @@ from unittest import mock
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fla_longhorn.modules import dispatch
-from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd, longhorn_update
+from fla_longhorn.ops.autograd import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.update import longhorn_update
 
 # on meta tensors, the dispatcher would call their fake implementations
 KERNELS: dict[Any, Callable] = {op._opoverload: op._init_fn for op in (longhorn_fwd, longhorn_bwd, longhorn_update)}

@@ -1,8 +1,5 @@
 """Longhorn (arXiv 2407.14207) for flash-linear-attention: importing it registers the ops, the layer and the models."""
 
-from functools import partial
-from importlib import import_module
-
 from fla_longhorn.requirements import check_requirements
 
 __version__ = '0.1.0'
@@ -21,17 +18,17 @@ from fla_longhorn.ops import (  # noqa: E402
     chunk_longhorn,
     fused_recurrent_longhorn,
     longhorn_state_update,
+    naive_chunk_longhorn,
     naive_recurrent_longhorn,
 )
-from fla_longhorn.ops.operator import OP_BACKENDS  # noqa: E402
 from fla_longhorn.patches import patch as patch  # noqa: E402
 from fla_longhorn.patches import register  # noqa: E402
 from fla_longhorn.patches import unregister as unregister  # noqa: E402
 
-OP_BACKENDS['torch'] = partial(import_module, f'{__name__}.ops.torch')
 register()
 
 __all__ = [
     'Longhorn', 'LonghornConfig', 'LonghornForCausalLM', 'LonghornForSequenceClassification', 'LonghornForTokenClassification',
-    'LonghornModel', 'chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_recurrent_longhorn',
+    'LonghornModel', 'chunk_longhorn', 'fused_recurrent_longhorn', 'longhorn_state_update', 'naive_chunk_longhorn',
+    'naive_recurrent_longhorn',
 ]

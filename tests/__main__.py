@@ -25,7 +25,7 @@ PARTS = ['cpu', 'packages', 'interpreter', 'device']
 # those of timm, ONNX, TRL and the servers are not collected without what a target of the Makefile installs
 OF_PACKAGES = ('packages/cpu/tests', 'packages/offgpu/tests/offgpu', 'packages/extras/tests', 'lab/tests')
 # of these, what has tests for Triton's interpreter
-INTERPRETED = ('packages/extras/tests/test_scalar_beta.py', 'packages/extras/tests/distributed/test_summaries.py')
+INTERPRETED = ('packages/extras/tests/test_scalar_beta.py',)
 INTERPRET = {'TRITON_INTERPRET': '1'}
 # of the part on a GPU, which tests the most telling first and compiles its kernels on the way
 SECONDS_ON_DEVICE = 900

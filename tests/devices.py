@@ -18,10 +18,10 @@ ON_THE_CPU = {
     'packages/extras/tests/test_batch_invariant.py::test_attention_is_refused': 'refused before there is a tensor',
     'lab': 'the experiments themselves take a device',
     'tests/benchmarks': '`python -m benchmarks gpu` runs the benchmarks themselves on a device',
-    **dict.fromkeys((f'packages/extras/tests/distributed/{name}' for name in (
-        'test_layer.py::test_equals_one_rank', 'test_op.py::test_equals_one_rank', 'test_exchange.py', 'test_parallel.py',
-        'test_scale.py',
-    )), 'ranks share no GPU, and gloo sends what is on the CPU'),
+    **dict.fromkeys((
+        'packages/extras/tests/distributed', 'tests/layers/test_context_parallel.py::test_equals_one_rank',
+        'tests/ops/context_parallel/test_op.py::test_equals_one_rank',
+    ), 'ranks share no GPU, and gloo sends what is on the CPU'),
     'tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_weight_decay.py::test_names_hold_after_fully_shard': 'gloo sends what is on the CPU',
     'tests/models/test_gate.py::test_sharded_on_meta': 'gloo sends what is on the CPU',

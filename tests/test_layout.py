@@ -4,7 +4,13 @@ import ast
 import inspect
 from pathlib import Path
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
+from fla_longhorn.ops import (
+    chunk_longhorn,
+    fused_recurrent_longhorn,
+    longhorn_state_update,
+    naive_chunk_longhorn,
+    naive_recurrent_longhorn,
+)
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 
@@ -14,7 +20,7 @@ def test_arguments_are_the_public_ones_in_order():
     public = list(inspect.signature(chunk_longhorn).parameters)
     others = ('cu_seqlens_cpu', 'cp_context', 'return_intermediate_states')
     assert [x for x in public if x not in others] == list(Arguments._fields)
-    for op in (fused_recurrent_longhorn, naive_recurrent_longhorn):
+    for op in (fused_recurrent_longhorn, naive_chunk_longhorn, naive_recurrent_longhorn):
         assert inspect.signature(op).parameters == inspect.signature(chunk_longhorn).parameters
     own = [name for name in inspect.signature(longhorn_state_update).parameters if name != 'state']
     others = ('initial_state', 'output_final_state', 'cp_context', 'return_intermediate_states')

@@ -100,7 +100,7 @@ same(before, snapshot())
 PLACES = {
     'names': r'fla(\.(ops|layers|models)(\.longhorn)?)?|configs|listed|Auto.*',
     'attn_mode': r'class \w+',
-    'packages': r'dispatched|fla\.modules\.[\w.]+|class FusedCrossEntropyLoss|transformers',
+    'packages': r'dispatched|fla\.modules\.[\w.]+|class (FusedCrossEntropyLoss|L2Wrap)|transformers',
     'trainer': r'transformers\.trainer(_pt_utils)?',
 }
 
@@ -150,6 +150,102 @@ for wrong in ({'cpus': True}, {'packages': True, 'gpu': False}):
         fla_longhorn.patch(**wrong)
 same(before, snapshot())
 ''', json.dumps(PLACES), env={'FLA_LONGHORN_PATCH': 'none'})
+
+
+# what the plugin's own modules hold, by module and name; of mappings and lists, what they hold
+HELD = '''
+import importlib, json, pkgutil, sys, types, pytest, torch
+import fla_longhorn
+
+for found in pkgutil.walk_packages(fla_longhorn.__path__, 'fla_longhorn.'):
+    if not found.name.endswith('__main__'):
+        importlib.import_module(found.name)
+
+def held():
+    values = {}
+    for name, module in list(sys.modules.items()):
+        # the part that is applied is on the list of those that are
+        if name.split('.')[0] == 'fla_longhorn' and name != 'fla_longhorn.patches.apply':
+            for x, value in vars(module).items():
+                if value is not sys.modules.get(f'{name}.{x}') and not x.startswith('__'):
+                    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+                    values[name, x] = id(value), [(str(key), id(y)) for key, y in inside]
+    return values
+
+def changed(a, b):
+    return {x for x in a.keys() | b.keys() if a.get(x) != b.get(x)}
+'''
+
+
+def test_packages_assign_nothing_of_the_plugin():
+    """Neither when they are imported nor when they are registered, but what they bring through the door."""
+    names = [x.name for x in forks.ROOT.glob('packages/*/fla_longhorn_*') if x.suffix != '.egg-info']
+    forks.output('-c', HELD + '''
+before = held()
+fla_longhorn.patch(packages=True)
+for name in sys.argv[1:]:
+    for found in pkgutil.iter_modules(importlib.import_module(name).__path__, f'{name}.'):
+        if not found.ispkg:
+            try:
+                importlib.import_module(found.name)
+            except ModuleNotFoundError as error:
+                assert not error.name.startswith('fla'), error
+assert changed(before, held()) <= {('fla_longhorn.ops.backends', 'loops')}, changed(before, held())
+fla_longhorn.patch(packages=False)
+assert not changed(before, held())
+''', *names, env={'FLA_LONGHORN_PATCH': 'names'})
+
+
+def test_what_a_package_brings():
+    """It is used while the part is applied, and one package alone may bring it."""
+    forks.output('-c', HELD + '''
+from fla_longhorn.modules.dispatch import mix_layer
+from fla_longhorn.ops import torch as in_pytorch
+from fla_longhorn.patches import parts
+
+calls = []
+
+class Loops:
+    def is_available(self):
+        return True
+
+    def load_operators(self):
+        return types.SimpleNamespace(longhorn_fwd=lambda *args, **options: (
+            calls.append('operator'), in_pytorch.longhorn_fwd(*args, **options),
+        )[1])
+
+    def of_modules(self, *tensors):
+        calls.append('module')
+        return types.SimpleNamespace(rms_norm=lambda x, weight, eps: x)
+
+    def of_token(self):
+        calls.append('token')
+        return types.SimpleNamespace(mix_layer=lambda layer, x, *inputs: x)
+
+norm, x = fla_longhorn.modules.RMSNorm(8), torch.rand(1, 3, 1, 8)
+
+@torch.no_grad()
+def called():
+    calls.clear()
+    fla_longhorn.chunk_longhorn(x, x, x, x)
+    assert (norm(x) is x) == (mix_layer(None, x, x, x, x) is x) == bool(calls)
+    return calls
+
+package = types.SimpleNamespace(load=lambda: lambda changes: Loops(), value='made_up:register')
+installed = [package]
+parts.entry_points = lambda group: installed
+before = held()
+assert called() == []
+for _ in range(2):
+    fla_longhorn.patch(packages=True)
+    assert called() == ['operator', 'module', 'token'], calls
+    fla_longhorn.patch(packages=False)
+    assert called() == [] and not changed(before, held())
+installed.append(package)
+with pytest.raises(ValueError, match='one package may bring loops for the CPU, got two: uninstall made_up:register'):
+    fla_longhorn.patch(packages=True)
+assert called() == [] and not changed(before, held())
+''', env={'FLA_LONGHORN_PATCH': 'names', 'FLA_LONGHORN_BACKEND': ''})
 
 
 @pytest.mark.parametrize(('value', 'parts'), [

@@ -19,7 +19,7 @@ import transformers
 import benchmarks.__main__
 import fla_longhorn
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
-from fla_longhorn.ops.operator import OP_BACKENDS
+from fla_longhorn.ops.backends import BACKENDS
 from fla_longhorn.patches import DEFAULT, PARTS
 from tests import forks
 
@@ -98,7 +98,7 @@ def surface() -> dict[str, Any]:
         'fla': in_fla(),
         'attn_mode': {'families': sorted(FAMILIES), 'options': sorted(OPTIONS), 'refused': sorted(REFUSED)},
         'parts': {'all': list(PARTS), 'default': list(DEFAULT)},
-        'backends': sorted(OP_BACKENDS),
+        'backends': sorted(BACKENDS),
         'variables': variables(),
         'entry points': {x['name']: x.get('entry-points', {}) for x in projects},
         'extras': {x['name']: sorted(x.get('optional-dependencies', {})) for x in projects},

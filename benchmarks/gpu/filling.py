@@ -48,13 +48,12 @@ def absent_gpu() -> Iterator[Callable[[object, dict], None]]:
 @contextmanager
 def standing_for_gpu() -> Iterator[None]:
     """Calls on the CPU's tensors compile what they would launch on a GPU, and comparisons pass."""
-    from fla_longhorn.modules import dispatch
-    from fla_longhorn.ops import operator
+    from fla_longhorn.ops import backends
 
     with (
         _disable_current_modes(), mock.patch('tests.ops.cases.TRITON_DEVICE', 'cpu'), mock.patch('torch.testing.assert_close'),
-        mock.patch.object(dispatch, 'find_loops', lambda *_: None),
-        mock.patch.object(operator, 'backend_name', cache(lambda *_: 'triton')),
+        mock.patch.object(backends, 'loops', None),
+        mock.patch.object(backends, 'backend_name', cache(lambda *_: 'triton')),
     ):
         yield
 

@@ -25,8 +25,8 @@ import torch
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.triton.diagonal import summaries as kernels
 from fla_longhorn.selfcheck.case import DTYPES, FLAGS, MIXED, Case, make_inputs, make_options
-from fla_longhorn_extras.context_parallel import kernels
 from offgpu.absent_device import TARGETS
 from offgpu.launches import DEPTHS, rehearsal
 

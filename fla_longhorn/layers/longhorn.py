@@ -14,13 +14,14 @@ from fla.layers.utils import get_layer_cache, update_layer_cache
 
 from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
 from fla_longhorn.modules import L2Norm
+from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.convolution import ShortConvolution
 from fla_longhorn.modules.dispatch import is_bare, mix_layer
 from fla_longhorn.modules.recompute import Values, can_recompute
 from fla_longhorn.modules.rows import WHOLE, Rows, Unpadded, check_keywords, find_rows, read_states
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
-from fla_longhorn.ops.arguments import is_transformed
-from fla_longhorn.ops.operator import MAX_RECURRENT_LENGTH, on_ranks
+from fla_longhorn.ops.plain import is_transformed
+from fla_longhorn.ops.update import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache
@@ -275,7 +276,7 @@ class Longhorn(NoWeightDecay):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """As :meth:`step`, of any number of tokens by `op`, with new states; `values` are recomputed in backward."""
         if cp_context is not None:
-            y = on_ranks().convolve_part(self.conv1d, x, cp_context)
+            y = convolve_part(self.conv1d, x, cp_context)
         else:
             y, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=use_cache, **rows.of_convolution)
             if values is not None and 'lengths' not in rows.of_convolution and is_bare(self.conv1d, x.device):

@@ -19,8 +19,8 @@ from transformers.cache_utils import Cache as HFCache
 
 from fla_longhorn.modules.cache import CACHE, RewindableCache, check_cache, look_ahead, rename_cache
 from fla_longhorn.modules.rows import check_keywords, find_rows
-from fla_longhorn.ops.arguments import is_transformed
 from fla_longhorn.ops.inputs import is_capturing
+from fla_longhorn.ops.plain import is_transformed
 
 if TYPE_CHECKING:
     from fla.models.utils import Cache

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fla_longhorn.modules.cache import rename_cache
 from fla_longhorn.modules.dispatch import in_pytorch, is_bare, widen
 from fla_longhorn.modules.recompute import keep_inputs
-from fla_longhorn.ops.arguments import is_transformed
+from fla_longhorn.ops.plain import is_transformed
 
 IGNORE_INDEX = -100
 L2_PENALTY_FACTOR = 1e-4

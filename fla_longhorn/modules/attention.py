@@ -19,7 +19,7 @@ from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.cache import look_ahead
 from fla_longhorn.modules.dispatch import has_values, in_pytorch, widen
 from fla_longhorn.modules.rows import Rows, check_attention_mask
-from fla_longhorn.ops.arguments import under_transform
+from fla_longhorn.ops.plain import under_transform
 
 # a position before all tokens: no token sees it, and a window drops it first
 PADDING = -2**30

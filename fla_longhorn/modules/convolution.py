@@ -14,7 +14,7 @@ from fla import modules
 
 from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
-from fla_longhorn.ops.arguments import is_transformed
+from fla_longhorn.ops.plain import is_transformed
 
 # the second and third dimension of a launch: fla's kernels have pieces of `PIECE` tokens in the one, rows in the other
 MAX_GRID = 65535

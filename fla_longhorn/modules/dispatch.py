@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import torch
 import torch.nn as nn
@@ -11,12 +10,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook
 
-from fla_longhorn.ops import operator
-from fla_longhorn.ops.arguments import ORDINARY, is_transformed
-
-# `find_loops(*tensors)`, set by a package that makes fla's functions run on the CPU, returns its loops for tensors of a plain
-# call (:func:`fla_longhorn.ops.arguments.is_plain`), or None
-find_loops: Callable[..., ModuleType | None] | None = None
+from fla_longhorn.ops import backends
+from fla_longhorn.ops.plain import ORDINARY, is_transformed
 
 
 def has_values(x: torch.Tensor) -> bool:
@@ -28,7 +23,7 @@ def has_values(x: torch.Tensor) -> bool:
 
 def in_pytorch(x: torch.Tensor) -> bool:
     """Whether a module computes `x` in PyTorch: kernels need memory, and on the CPU a package that has them."""
-    return not has_values(x) or (find_loops is None and x.is_cpu)
+    return not has_values(x) or (backends.loops is None and x.is_cpu)
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
@@ -44,9 +39,9 @@ def mix_layer(
     The states are updated in place. None, with nothing changed, if there is no such loop, or none for these tensors, or if a
     part of the layer is not as its constructor made it.
     """
-    if operator.find_token_loops is None or torch.compiler.is_compiling() or not x.is_cpu:
+    if backends.loops is None or torch.compiler.is_compiling() or not x.is_cpu:
         return None
-    loops = operator.find_token_loops()
+    loops = backends.loops.of_token()
     return None if loops is None else loops.mix_layer(layer, x, z, conv_state, recurrent_state)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fla_longhorn.ops.inputs import LastRead
+from fla_longhorn.ops.last_read import LastRead
 
 # shared by the layers of a model
 _last_queries, _last_keys = LastRead(), LastRead()

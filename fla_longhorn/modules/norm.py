@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from fla import modules
 
-from fla_longhorn.modules import dispatch
 from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
-from fla_longhorn.ops.arguments import is_plain
+from fla_longhorn.ops import backends
+from fla_longhorn.ops.plain import is_plain
 
 
 class RMSNorm(modules.RMSNorm):
@@ -18,8 +18,8 @@ class RMSNorm(modules.RMSNorm):
         self, x: torch.Tensor, residual: torch.Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Normalise `x + residual`, of any shape, over the last dimension; with `prenorm` return that sum too."""
-        if dispatch.find_loops is not None and residual is self.bias is None and not prenorm and is_plain(x, self.weight):
-            loops = dispatch.find_loops(x, self.weight)
+        if backends.loops is not None and residual is self.bias is None and not prenorm and is_plain(x, self.weight):
+            loops = backends.loops.of_modules(x, self.weight)
             if loops is not None:
                 return loops.rms_norm(x, self.weight, self.eps)
         if not in_pytorch(x):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from fla_longhorn.ops.arguments import is_recorded
+from fla_longhorn.ops.plain import is_recorded
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from fla.layers.utils import index_first_axis, pad_input
 
-from fla_longhorn.ops.arguments import ORDINARY, is_transformed
+from fla_longhorn.ops.context_parallel import check_cp_context
 from fla_longhorn.ops.inputs import LOW_PRECISIONS, check_cu_seqlens, check_cu_seqlens_layout, is_capturing
-from fla_longhorn.ops.operator import on_ranks
+from fla_longhorn.ops.plain import ORDINARY, is_transformed
 
 # tokens per program of fla's convolution (its chunk_size)
 CONVOLUTION_CHUNK = 64
@@ -190,7 +190,7 @@ def find_rows(
     rest = {name: x for name, x in kwargs.items() if name not in (*CU_SEQLENS, *PER_TOKEN, *WITHOUT_EFFECT)}
     cp_context, bounds, on_host = (kwargs.get(name) for name in ('cp_context', 'cu_seqlens', 'cu_seqlens_cpu'))
     if cp_context is not None:
-        on_ranks().check_cp_context(cp_context)
+        check_cp_context(cp_context)
         bounds, on_host = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     elif bounds is not None:
         check_cu_seqlens_layout(bounds, on_host, B, device)

@@ -1,8 +1,4 @@
-"""The arguments of a Longhorn operator, passed from the public function to the backend as one value; and plain calls.
-
-A plain call is eager, without derivatives, on ordinary tensors. It can bypass the dispatcher and run the kernels directly,
-with the same results: nothing records it, differentiates it, or replaces its tensors.
-"""
+"""The arguments of a Longhorn operator, passed from the public function to the backend as one value."""
 
 from __future__ import annotations
 
@@ -11,8 +7,6 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.overrides import has_torch_function
 
 # outputs, the final state or None, and intermediate states if requested
 Result = tuple[Any, ...]
@@ -107,44 +101,3 @@ _PLACES = tuple(Arguments._fields.index(name) for name in TENSORS)
 def get_tensors(args: Arguments) -> list[Any]:
     """The values of :attr:`Arguments.tensors`, in less time."""
     return [args[i] for i in _PLACES]
-
-
-ORDINARY = (Tensor, torch.nn.Parameter)
-# private, as is the level of forward mode, because PyTorch has no public equivalents: without these checks, a kernel would run
-# unseen by `torch.func` and forward mode, which would give wrong derivatives, or by a counter of FLOPs. What
-# `torch.utils._python_dispatch` says of modes is one flag for all threads
-under_transform = torch._C._are_functorch_transforms_active
-dispatch_modes = torch._C._len_torch_dispatch_stack
-
-
-def is_transformed() -> bool:
-    """Whether a transform of `torch.func` or forward mode is active: fla's functions support neither, nor compilers.
-
-    Callers check `torch.compiler.is_compiling()` themselves: after a graph break, this function would be compiled alone.
-    """
-    return under_transform() or forward_ad._current_level >= 0
-
-
-def is_recorded() -> bool:
-    """Whether autograd may record the call, and no compiler, transform or trace of `torch.jit` does."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
-        return False
-    return not torch.jit.is_tracing()
-
-
-def is_plain(*tensors: object) -> bool:
-    """Whether the call is plain: nothing intercepts it, and each of `tensors` is `None` or has memory to read from.
-
-    Not plain are: enabled gradients, needed or not; forward-mode differentiation, `torch.func`; `torch.compile`,
-    `torch.export`, `torch.jit.trace`; modes of `__torch_function__` and `__torch_dispatch__`, such as fake tensors'; tensor
-    subclasses, meta tensors and negated views.
-    """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or under_transform() or forward_ad._current_level >= 0:
-        return False
-    if torch.jit.is_tracing() or dispatch_modes() or has_torch_function(tensors):
-        return False
-    # a generator is slower
-    for x in tensors:  # noqa: SIM110
-        if x is not None and (type(x) not in ORDINARY or x.is_meta or x.is_neg()):  # type: ignore[attr-defined]
-            return False
-    return True

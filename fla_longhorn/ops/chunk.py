@@ -61,9 +61,8 @@ def chunk_longhorn(
         cu_seqlens_cpu (torch.Tensor, Optional):
             Host copy of `cu_seqlens`, which saves a host-device synchronisation. On a GPU only the copy is checked.
         cp_context (FLACPContext, Optional):
-            fla's context of this rank (`fla.ops.cp.build_cp_context`), where a package for several ranks is imported
-            (`docs/scale.md`): the tokens are this rank's part of sequences split over ranks. It replaces `cu_seqlens`; a state
-            can be neither given nor returned. D's gradient is this rank's part.
+            fla's context of this rank (`fla.ops.cp.build_cp_context`): the tokens are this rank's part of sequences split over
+            ranks. It replaces `cu_seqlens`; a state can be neither given nor returned. D's gradient is this rank's part.
         return_intermediate_states (bool, Optional):
             Whether to return a third tensor, the states before every n-th token with `n = checkpoint_interval(K)` of
             `fla_longhorn.ops.checkpoints`. Without gradients only. Default: `False`.

@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import increment_version
 
-from fla_longhorn.ops.arguments import Arguments, Result, get_tensors, is_plain, under_transform
+from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
+from fla_longhorn.ops.autograd import needs_gradient
 from fla_longhorn.ops.chunk import chunk_longhorn
 from fla_longhorn.ops.inputs import check_inputs, check_pool
-from fla_longhorn.ops.operator import (
-    apart_from,
-    check_and_run,
-    has_tangent,
-    longhorn_update,
-    needs_gradient,
-    update,
-    with_float,
-)
+from fla_longhorn.ops.operator import check_and_run, has_tangent, with_float
+from fla_longhorn.ops.plain import is_plain, under_transform
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
+from fla_longhorn.ops.update import apart_from, longhorn_update, update
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import numbers
 import os
-import weakref
 from functools import lru_cache
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
 
 from fla_longhorn.ops.arguments import FLAGS, Arguments
+from fla_longhorn.ops.last_read import last_read
 from fla_longhorn.ops.pool import Pool, list_rows
 
 MAX_STATE_SIZE = 256
 # if 1, values on a device are compared too, which synchronises at each call
 CHECK_VALUES = 'FLA_LONGHORN_CHECK_VALUES'
 LOW_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32)
-
-
-class LastRead:
-    """The values of one tensor, as long as it lives and is not changed, for reading waits for the device.
-
-    Layers share tensors. Compares tensors by identity: weak references to live tensors would compare them elementwise.
-    """
-
-    def __init__(self) -> None:
-        self._tensor: weakref.ref | None = None
-        self._version = -1
-        self._values: list = []
-
-    def values(self, x: torch.Tensor) -> list:
-        """`x.tolist()`, which must not be changed."""
-        # memory of the CPU can change without a new version, as NumPy's arrays do; inference tensors have none
-        if x.device.type == 'cpu' or x.is_inference():
-            return x.tolist()
-        if self._tensor is None or self._tensor() is not x or self._version != x._version:
-            self._tensor, self._version, self._values = weakref.ref(x), x._version, x.tolist()
-        return self._values
-
-
-_last_read = LastRead()
 
 
 def check_inputs(
@@ -200,7 +176,7 @@ def check_boundaries(cu_seqlens: torch.Tensor, T: int, cu: str = 'cu_seqlens') -
     """Raise unless the values go from 0 to T without decreasing."""
     if cu_seqlens.is_meta or is_fake(cu_seqlens):
         raise ValueError(f'{cu} must have values, got a fake or meta tensor: call without it, for one sequence of {T} tokens')
-    bounds = _last_read.values(cu_seqlens)
+    bounds = last_read.values(cu_seqlens)
     if bounds[0] != 0:
         raise ValueError(f'{cu} must start at 0, got {bounds[0]}')
     if bounds[-1] != T:

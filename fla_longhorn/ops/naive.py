@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,19 +29,47 @@ def naive_recurrent_longhorn(
     `ValueError`. Computes in float32, or in float64 if an input is float64, on any device; differentiable any number of times.
     In the paper's letters, K is the state size m, V the channels d, and v the input x.
     """
-    if cp_context is not None:
-        raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
     args = Arguments(
         q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
         use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,
     )
+    return check_and_recur(args, cu_seqlens_cpu, cp_context, return_intermediate_states)
+
+
+def step(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, eps: torch.Tensor, g: torch.Tensor | None, S: torch.Tensor, exact: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of one token, `[B, 1, H, V]`, and the state `[B, H, K, V]` after it."""
+    # [B, H, K, 1] and [B, H, 1, V]
+    q, k, v, eps = q[:, 0, :, :, None], k[:, 0, :, :, None], v[:, 0, :, None], eps[:, 0, :, None]
+    if g is not None:
+        S = g[:, 0, :, None].exp() * S
+    if exact:
+        S = S + k * (eps * (v - (k * S).sum(-2, keepdim=True)))
+    else:
+        S = (1 - k.square() * eps) * S + k * (eps * v)
+    return (q * S).sum(-2)[:, None], S
+
+
+def check_and_recur(
+    args: Arguments, cu_seqlens_cpu: torch.Tensor | None, cp_context: FLACPContext | None, intermediate: bool,
+    advance: Callable = step, C: int = 1,
+) -> Result:
+    """The naive ops: :func:`recurrence` on arguments that are checked here."""
+    if cp_context is not None:
+        raise ValueError('cp_context must be None in the naive op, which runs on one rank; chunk_longhorn takes it')
     check_inputs(args, cu_seqlens_cpu, allow_float64=True)
-    o, final_state, states = recurrence(args, cu_seqlens_cpu)
-    return (o, final_state, states) if return_intermediate_states else (o, final_state)
+    o, final_state, states = recurrence(args, cu_seqlens_cpu, advance, C)
+    return (o, final_state, states) if intermediate else (o, final_state)
 
 
-def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The loop, on checked arguments; also returns the states before every `checkpoint_interval(K)`-th token."""
+def recurrence(
+    args: Arguments, cu_seqlens_cpu: torch.Tensor | None, advance: Callable = step, C: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The loop, on checked arguments; also returns the states before every `checkpoint_interval(K)`-th token.
+
+    `advance` takes C tokens, or those that are left, as :func:`step` takes one.
+    """
     _, T, H, K, V = args.sizes
     N, cu_seqlens, D, z = args.num_sequences, args.cu_seqlens, args.D, args.z
     is_double = any(x is not None and x.dtype == torch.float64 for x in args.differentiable.values())
@@ -56,10 +85,8 @@ def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[to
     # NaN where the step size underflows, rather than a zero that looks valid
     eps = (2 if args.allow_neg_eigval else 1) * beta / (1 + beta * norm) + 0 * (4 * norm)
 
-    decay = None
-    if args.g is not None:
-        decay = args.g.to(dtype).exp()
-        decay = decay[..., None].expand_as(v) if decay.dim() == 3 else decay
+    g = None if args.g is None else args.g.to(dtype)
+    g = g[..., None] if g is not None and g.dim() == 3 else g
 
     # (rows of the batch, first token, end) of each sequence
     if cu_seqlens is None:
@@ -75,22 +102,15 @@ def recurrence(args: Arguments, cu_seqlens_cpu: torch.Tensor | None) -> tuple[to
     outputs, final_states, between = [], [], []
     for i, (rows, bos, eos) in enumerate(spans):
         S = states if cu_seqlens is None else states[i:i + 1]
-        for t in range(bos, eos):
+        for t in range(bos, eos, C):
             if (t - bos) % checkpoint_interval(K) == 0:
                 between.append(S)
-            # [B, H, K, 1] and [B, H, 1, V]
-            q_t, k_t = q[rows, t, :, :, None], k[rows, t, :, :, None]
-            v_t, eps_t = v[rows, t, :, None, :], eps[rows, t, :, None, :]
-            if decay is not None:
-                S = decay[rows, t, :, None, :] * S
-            if args.exact:
-                S = S + k_t * (eps_t * (v_t - (k_t * S).sum(-2, keepdim=True)))
-            else:
-                S = (1 - k_t.square() * eps_t) * S + k_t * (eps_t * v_t)
-            outputs.append((q_t * S).sum(-2))
+            tokens = slice(t, min(t + C, eos))
+            o, S = advance(*(None if x is None else x[rows, tokens] for x in (q, k, v, eps, g)), S, args.exact)
+            outputs.append(o)
         final_states.append(S)
 
-    o = torch.stack(outputs, 1) * args.scale
+    o = torch.cat(outputs, 1) * args.scale
     if D is not None:
         o = o + D.to(dtype) * v
     if z is not None:

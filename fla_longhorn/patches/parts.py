@@ -8,9 +8,11 @@ from collections.abc import Callable
 from functools import partial, wraps
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from fla_longhorn.layers.options import NoWeightDecay
+from fla_longhorn.ops import backends
+from fla_longhorn.ops.backends import Loops
 from fla_longhorn.patches.changes import Changes
 
 # the entry points of the packages beside the plugin
@@ -113,10 +115,26 @@ def register_attn_mode(changes: Changes) -> None:
                 wrap(owner, 'forward', wrap_causal_lm)
 
 
+class Register(Protocol):
+    """What an entry point of the group :data:`PACKAGES` names: the only door for packages beside the plugin."""
+
+    def __call__(self, changes: Changes) -> Loops | None:
+        """Change fla, transformers and others, record that, and return loops for the CPU, or None."""
+
+
 def register_packages(changes: Changes) -> None:
-    """What installed packages beside the plugin bring, such as compiled loops for a CPU."""
+    """What installed packages beside the plugin bring.
+
+    Raises:
+        ValueError: two of them bring loops for the CPU.
+    """
     for entry in entry_points(group=PACKAGES):
-        entry.load()(changes)
+        register: Register = entry.load()
+        loops = register(changes)
+        if loops is not None and backends.loops is not None:
+            raise ValueError(f'one package may bring loops for the CPU, got two: uninstall {entry.value} or the other one')
+        if loops is not None:
+            changes.set_attribute(backends, 'loops', loops)
 
 
 def register_trainer(changes: Changes) -> None:

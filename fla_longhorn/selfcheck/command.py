@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import fla_longhorn
-from fla_longhorn.ops.operator import OP_BACKENDS, select_backend
+from fla_longhorn.ops.backends import BACKENDS, select_backend
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
 from fla_longhorn.selfcheck.case import DTYPES, OPS, cases_of
 from fla_longhorn.selfcheck.compare import BOUNDS, OUTPUTS, Result, run_checks
@@ -58,7 +58,7 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument('--device', help='cpu, cuda, cuda:1, ...; the accelerator where there is one, else the CPU')
     parser.add_argument('--dtype', choices=DTYPES, action='append', help='only this one; may be given again')
-    parser.add_argument('--backend', choices=OP_BACKENDS, help='this implementation of the ops, not the device\'s usual one')
+    parser.add_argument('--backend', choices=BACKENDS, help='this implementation of the ops, not the device\'s usual one')
     parser.add_argument('--quick', action='store_true', help='fewer cases')
     parser.add_argument('--workers', type=int, help='processes; by default one, and four for a report on a GPU')
     parser.add_argument(

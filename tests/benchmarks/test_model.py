@@ -12,7 +12,7 @@ from benchmarks.measure import timing
 from benchmarks.models import generation, registry
 from benchmarks.models import run as model
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.ops import operator
+from fla_longhorn.ops import backends
 from tests.test_docs import blocks
 
 PAGE = Path(__file__).parents[2] / 'docs/models.md'
@@ -102,7 +102,7 @@ def by_the_documentation(model):
 @pytest.mark.parametrize('gate', [None, 'head', 'channel'])
 def test_weights_by_columns_keep_the_loop_for_a_token(gate, monkeypatch):
     found = []
-    loops = operator.find_token_loops()
+    loops = backends.loops.of_token()
     mix = loops.mix_layer
     monkeypatch.setattr(loops, 'mix_layer', lambda *args: found.append(mix(*args)) or found[-1])
     config = LonghornConfig(hidden_size=32, num_hidden_layers=1, vocab_size=40, exact=True, gate=gate, eos_token_id=None)

@@ -10,7 +10,7 @@ from triton import testing
 
 from fla_longhorn import selfcheck
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.operator import select_backend
+from fla_longhorn.ops.backends import select_backend
 from fla_longhorn.selfcheck import case as cases
 from fla_longhorn.selfcheck import command, times
 from fla_longhorn.selfcheck.case import FLAGS, Case, make_inputs, make_options

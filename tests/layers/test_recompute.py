@@ -11,9 +11,9 @@ from torch._subclasses import FakeTensorMode
 
 from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.modules import dispatch
 from fla_longhorn.modules.cache import RewindableCache
 from fla_longhorn.modules.recompute import Values
+from fla_longhorn.ops import backends
 from tests.models.test_longhorn import small
 
 LAYERS = {
@@ -41,7 +41,7 @@ def kept_bytes(call, module: nn.Module) -> int:
 def place(request, device, monkeypatch):
     """Where modules have memory, and where people who estimate it have none."""
     if request.param == 'without loops':
-        monkeypatch.setattr(dispatch, 'find_loops', None)
+        monkeypatch.setattr(backends, 'loops', None)
     torch.set_default_dtype(torch.bfloat16)
     with FakeTensorMode() if request.param == 'fake' else nullcontext():
         yield torch.device('meta') if request.param == 'meta' else device

@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
 from fla_longhorn import Longhorn, LonghornForCausalLM
-from fla_longhorn.modules.dispatch import find_loops
+from fla_longhorn.ops import backends
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.models.test_cache import build
 from tests.models.test_longhorn import VARIANTS
@@ -101,6 +101,6 @@ def test_batched_gradients(device):
     expected = torch.stack([torch.autograd.grad(o, h, x, retain_graph=True)[0] for x in do])
     backward = torch.func.vjp(lambda x: layer(x)[0], h.detach())[1]
     assert relative_error(vmap(backward)(do)[0], expected) <= TOLERANCE
-    if device.type == 'cpu' and find_loops is not None:
+    if device.type == 'cpu' and backends.loops is not None:
         with pytest.raises(NotImplementedError, match='no batched gradients .is_grads_batched=True, vectorize=True.'):
             torch.autograd.grad(o, h, do, is_grads_batched=True)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn, operator
-from fla_longhorn.ops.operator import select_backend
+from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
+from fla_longhorn.ops.backends import select_backend
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn]
 B, T, H, K, V = 2, 5, 2, 3, 4
@@ -188,10 +188,3 @@ class TestBackend:
         monkeypatch.delenv('FLA_LONGHORN_BACKEND', raising=False)
         monkeypatch.setenv('TRITON_INTERPRET', interpret)
         assert select_backend(torch.device('cpu')).__name__ == name
-
-
-def test_a_context_needs_a_package(monkeypatch):
-    monkeypatch.setattr(operator, 'ranks', None)
-    q, v = torch.rand(1, 4, 1, 2), torch.rand(1, 4, 1, 3)
-    with pytest.raises(ValueError, match=r'cp_context must be None unless a package .* \(docs/scale.md\)'):
-        chunk_longhorn(q, q, v, v, cp_context=object())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fla_longhorn.ops.inputs import LastRead
+from fla_longhorn.ops.last_read import LastRead
 
 
 class OnDevice(torch.Tensor):

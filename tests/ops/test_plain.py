@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fla_longhorn.ops import chunk_longhorn
-from fla_longhorn.ops.arguments import is_plain
+from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.selfcheck.case import Case, make_inputs
 
 

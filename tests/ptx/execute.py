@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update, naive_recurrent_longhorn
-from fla_longhorn.ops.operator import load_backend
+from fla_longhorn.ops.backends import load_backend
 from fla_longhorn.selfcheck.case import make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from offgpu.emulator import Emulator

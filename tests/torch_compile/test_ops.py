@@ -8,7 +8,7 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.operator import longhorn_fwd
+from fla_longhorn.ops.autograd import longhorn_fwd
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from tests.devices import slow_but
 from tests.ops.cases import run

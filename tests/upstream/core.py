@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# what users import, and the backend that `ops/operator.py` imports by name; the core is what these import
-ROOTS = ('fla_longhorn.ops', 'fla_longhorn.ops.triton', 'fla_longhorn.layers.longhorn', 'fla_longhorn.models.longhorn')
+# what users import, and the backends that `ops/backends.py` imports by name; the core is what these import
+ROOTS = (
+    'fla_longhorn.ops', 'fla_longhorn.ops.torch', 'fla_longhorn.ops.triton', 'fla_longhorn.layers.longhorn',
+    'fla_longhorn.models.longhorn',
+)
 # packages whose place fla's own have: their `__init__` stays
 OWN = {'fla_longhorn.layers': 'fla.layers', 'fla_longhorn.models': 'fla.models', 'fla_longhorn.modules': 'fla.modules'}
 # what stands for something of fla's, which is taken in its place

@@ -13,8 +13,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from fla_longhorn.layers.longhorn import Longhorn
 from fla_longhorn.layers.options import Gate
 from fla_longhorn.modules import L2Norm, ShortConvolution
-from fla_longhorn.ops.arguments import is_plain
 from fla_longhorn.ops.inputs import check_rows
+from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_cpu import mixer as loop
 from fla_longhorn_cpu.mixer import Mixer as Mixer
@@ -63,7 +63,7 @@ def mix_tokens(
     """The input of a layer's last projection, given the halves of the first one's output, for one token per sequence.
 
     Between the steps, whose equations :class:`fla_longhorn.layers.Longhorn` gives, numbers have the dtype of `x`. Tensors are
-    not differentiated, traced or transformed (:func:`fla_longhorn.ops.arguments.is_plain`).
+    not differentiated, traced or transformed (:func:`fla_longhorn.ops.plain.is_plain`).
 
     Args:
         x, z (torch.Tensor): `[N, d]` or `[N, 1, d]`.

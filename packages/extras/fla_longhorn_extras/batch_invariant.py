@@ -7,7 +7,6 @@ order where there are other rows beside it. On a GPU nothing does: kernels and t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from fla_longhorn.layers import Longhorn
 from fla_longhorn.layers.options import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
 from fla_longhorn.ops import fused_recurrent_longhorn
-from fla_longhorn.ops.operator import backend_name
+from fla_longhorn.ops.backends import select_backend
 
 Model = TypeVar('Model', bound=nn.Module)
 # every product and every norm has so many rows, whatever the batch: on a GPU few launches count more than rows without use
@@ -133,7 +132,7 @@ def make_batch_invariant(model: Model) -> Model:
         for x in module.parameters(recurse=False):
             if x.dtype not in (torch.float32, torch.bfloat16):
                 raise ValueError(f'model must be in float32 or bfloat16, got {x.dtype} in {name}')
-            if backend_name(x.device.type, os.environ.get('FLA_LONGHORN_BACKEND')) == 'torch':
+            if select_backend(x.device).__name__.endswith('.torch'):
                 raise ValueError('make_batch_invariant needs the compiled loops of fla-longhorn-cpu on a CPU, got PyTorch')
             if type(x) is not nn.Parameter:
                 raise ValueError(f'model must have plain weights, got {type(x).__name__} in {name}')

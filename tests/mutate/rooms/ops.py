@@ -7,12 +7,12 @@ TRANSFORMS = 'tests/ops/test_transforms.py::test_equals_the_naive_op'
 
 MUTATIONS = [
     Mutation(
-        'absent-output-gradient', 'ops/operator.py', 'do = args.v.new_zeros(ctx.shape)', 'do = args.v.new_ones(ctx.shape)',
+        'absent-output-gradient', 'ops/autograd.py', 'do = args.v.new_zeros(ctx.shape)', 'do = args.v.new_ones(ctx.shape)',
         'a loss of the final state alone gets a gradient from the outputs',
         'tests/ops/test_branches.py::test_gradients_of_one_output', 'torch diagonal state',
     ),
     Mutation(
-        'fake-slots', 'ops/operator.py',
+        'fake-slots', 'ops/autograd.py',
         'checkpoint_interval(K), args.cu_seqlens is not None)\n    return o, final_state, args',
         'checkpoint_interval(K), False)\n    return o, final_state, args',
         'a compiled program takes packed sequences to save as many states as one sequence',
@@ -28,6 +28,25 @@ MUTATIONS = [
         'return self.q.shape[0]', 'packed sequences share one state', PACKED, 'torch diagonal chunk V9',
     ),
     Mutation(
+        'decays-of-differences', 'ops/naive_chunk.py', 'torch.where(later, g[:, :, None], 0).cumsum(1)',
+        '(g.cumsum(1)[:, :, None] - g.cumsum(1)[:, None])', 'a gate that resets the state gives NaN',
+        'tests/ops/test_naive_chunk.py::test_a_decay_to_zero', 'exact', env=TORCH,
+    ),
+    Mutation(
+        'maps-in-the-wrong-order', 'ops/naive_chunk.py', 'a[:, n:] * b[:, :-n] + b[:, n:]', 'a[:, :-n] * b[:, n:] + b[:, :-n]',
+        'a later token is forgotten before an earlier one', 'tests/ops/test_naive_chunk.py::test_outputs_and_gradients',
+        'diagonal', env=TORCH,
+    ),
+    Mutation(
+        'ranks-undecayed', 'ops/context_parallel/gather.py', 'state = decay * state + local', 'state = state + local',
+        'what earlier ranks wrote is not forgotten', 'tests/ops/context_parallel/test_op.py::test_equals_one_rank', 'cpu',
+    ),
+    Mutation(
+        'loops-that-stay', 'patches/parts.py', "changes.set_attribute(backends, 'loops', loops)", 'backends.loops = loops',
+        'operators stay in Numba where packages are reverted',
+        'packages/cpu/tests/longhorn/test_door.py::test_packages_are_reverted_and_applied_again',
+    ),
+    Mutation(
         'update-uncounted', 'ops/fused_recurrent.py', '        if not state.is_inference():', '        if False:',
         'backward goes on with states that decoding has overwritten',
         'tests/ops/test_state_update.py::test_an_update_is_counted', env=TORCH,
@@ -38,7 +57,7 @@ MUTATIONS = [
         'tests/ops/test_state_update.py::test_inputs_in_the_memory_of_the_state', 'numba',
     ),
     Mutation(
-        'states-not-read', 'ops/operator.py', 'args = args._replace(initial_state=pool.states)', 'pass',
+        'states-not-read', 'ops/update.py', 'args = args._replace(initial_state=pool.states)', 'pass',
         'an update that is no plain step starts from zero', 'tests/ops/test_state_update.py::test_in_place', 'numba',
     ),
 ]

@@ -62,9 +62,9 @@ def longhorn_bwd_kernel(
 ):
     """All gradients of TS tokens from the T0-th of each segment on; of those summed over channels, `part` gets sums over BV.
 
-    A program loops over (segment, head, channel block) with one scratch buffer. For each chunk, from the last, and each block
-    of BK entries of K, it recomputes the states in it, saves one for each block of tokens, and walks back along them. `dh`
-    holds the gradient of the state behind these tokens in each segment slot, and then of the one before them.
+    A program loops over (segment, head, channel block) with one scratch buffer. For each interval, from the last, and each
+    block of BK entries of K, it recomputes the states in it, saves one for each block of tokens, and walks back along them.
+    `dh` holds the gradient of the state behind these tokens in each segment slot, and then of the one before them.
     """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     HAS_D: tl.constexpr = D is not None
@@ -162,7 +162,7 @@ def longhorn_bwd_kernel(
                 tl.store(p_t, tl.sum(tl.load(p_w, mask=m_t[:, None], other=0.), 1), mask=m_t)
                 if SCALAR_BETA:
                     tl.store(p_t + 1, tl.sum(tl.load(p_w + INTERVAL * BV, mask=m_t[:, None], other=0.), 1), mask=m_t)
-            # the next chunk writes there
+            # the next interval writes there
             tl.debug_barrier()
 
         if HAS_D:

@@ -88,8 +88,8 @@ def slice_length(length: int, K: int, is_varlen: bool) -> int:
 def scratch_sizes(INTERVAL, NK, BK, BV, U, SCALAR_BETA, HAS_G):
     """Floats of the two parts of a program's scratch buffer in backward.
 
-    First the states of a chunk, one for each block of U tokens; then for each token and channel, terms to sum over channels,
-    and sums over the blocks of K so far.
+    First the states of an interval, one for each block of U tokens; then for each token and channel, terms to sum over
+    channels, and sums over the blocks of K so far.
     """
     sums = (2 if SCALAR_BETA else 1) + (3 + HAS_G if NK > 1 else 0)
     return INTERVAL // U * BK * BV, sums * INTERVAL * BV

@@ -12,7 +12,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
     import fla_longhorn as f
     from fla.modules import RMSNorm
-    from fla_longhorn.ops.operator import backend_name
+    from fla_longhorn.ops import backends
     x = torch.randn(1, 70, 1, 16)
     for _ in range(2):
         o, _ = f.chunk_longhorn(x, x, x, x.sigmoid())
@@ -23,7 +23,8 @@ with warnings.catch_warnings(record=True) as caught:
     model.eval().generate(ids, max_new_tokens=2)
     wanted, _ = f.naive_recurrent_longhorn(x, x, x, x.sigmoid())
 assert (o - wanted).norm() < 1e-5 * wanted.norm()
-print(backend_name('cpu', None), *(str(x.message) for x in caught if 'Numba' in str(x.message)), sep='\\n')
+chosen = backends.backend_name('cpu', None, backends.loops)
+print(chosen, *(str(x.message) for x in caught if 'Numba' in str(x.message)), sep='\\n')
 """
 ERRORS = {
     'another NumPy': "raise ImportError('Numba needs NumPy 2.3 or less. Got NumPy 2.4.')",

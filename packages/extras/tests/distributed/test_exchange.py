@@ -7,8 +7,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from fla_longhorn_extras.tensor_parallel import Part
-from packages.extras.tests.distributed.launch import fork
 from tests import forks
+from tests.ranks import fork
 
 
 def exchange(size: int) -> None:

@@ -30,11 +30,10 @@ from transformers.distributed import DistributedConfig
 
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.selfcheck.compare import relative_error
-from fla_longhorn_extras import context_parallel as context_parallel
 from fla_longhorn_extras.tensor_parallel import tensor_parallel_plan
-from packages.extras.tests.distributed.launch import fork
 from tests import forks
 from tests.models.test_gate import gates, sharded_on_meta
+from tests.ranks import fork
 
 pytestmark = pytest.mark.slow
 

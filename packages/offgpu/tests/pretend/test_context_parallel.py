@@ -6,9 +6,9 @@ What they send is as NCCL takes it, dense and on the device; gloo carries it in 
 import torch
 import torch.distributed as dist
 
-from packages.extras.tests.distributed import test_op as op
-from packages.extras.tests.distributed.launch import fork
 from tests import forks
+from tests.ops.context_parallel import test_op as op
+from tests.ranks import fork
 
 CASES = ('whole, all options', 'boundaries inside', 'empty sequences', 'scalar beta')
 

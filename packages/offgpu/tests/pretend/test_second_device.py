@@ -11,7 +11,7 @@ import torch
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops.triton import common
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn_extras.context_parallel import kernels as summaries
+from fla_longhorn.ops.triton.diagonal import summaries
 
 HYBRID = {'num_hidden_layers': 2, 'attn': {'layers': [1], 'num_heads': 2}}
 OPTIONS = {}, {'exact': True}, {'k_norm': 'l2', 'num_heads': 2, **HYBRID}

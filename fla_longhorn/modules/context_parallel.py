@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from fla_longhorn.modules.convolution import ShortConvolution
+from fla_longhorn.ops.context_parallel import all_gather
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -25,7 +26,7 @@ class TokensBefore(torch.autograd.Function):
     def forward(ctx, x: torch.Tensor, count: int, group: dist.ProcessGroup) -> torch.Tensor:
         T, D = x.shape
         ctx.shape, ctx.count, ctx.group = (T, D), count, group
-        tails = gather(x[-min(T, count):], group)
+        tails = all_gather(x[-min(T, count):], group)
         before = torch.cat([x.new_zeros(count, D), *tails[:dist.get_rank(group)]])
         return before[-count:].clone()
 
@@ -36,19 +37,12 @@ class TokensBefore(torch.autograd.Function):
         m = min(T, count)
         dx = dbefore.new_zeros(T, D)
         dtail = dx[T - m:]
-        for distance, later in enumerate(gather(dbefore, ctx.group)[rank + 1:], 1):
+        for distance, later in enumerate(all_gather(dbefore, ctx.group)[rank + 1:], 1):
             # index of this rank's tail among the tokens that the later rank received
             first = count - distance * m
             if first > -m:
                 dtail[max(-first, 0):] += later[max(first, 0):first + m]
         return dx, None, None
-
-
-def gather(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    x = x.contiguous()
-    gathered = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, x, group=group)
-    return gathered
 
 
 @torch.compiler.disable

@@ -1,6 +1,6 @@
 """Context parallelism of the layer: four ranks against one, and the calls that it refuses.
 
-`python -m packages.extras.tests.distributed.test_layer` is what the ranks run: what differs is an error.
+`python -m tests.layers.test_context_parallel` is what the ranks run: what differs is an error.
 """
 
 import pytest
@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from fla_longhorn import Longhorn, LonghornConfig
+from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.selfcheck.compare import relative_error
-from fla_longhorn_extras.context_parallel.convolution import convolve_part
-from packages.extras.tests.distributed.launch import fork
-from packages.extras.tests.distributed.test_op import context
 from tests import forks
+from tests.ops.context_parallel.test_op import context
+from tests.ranks import fork
 
 LAYERS = {
     'paper': {},
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def test_equals_one_rank():
-    forks.output('-m', 'packages.extras.tests.distributed.test_layer')
+    forks.output('-m', 'tests.layers.test_context_parallel')
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch.distributed as dist
 from filelock import FileLock
-from numba.core.dispatcher import Dispatcher
 from torch.multiprocessing import start_processes
 
 
@@ -29,6 +29,10 @@ def _rank(rank: int, main: Callable, size: int, store: Path, args: tuple) -> Non
 
 def compile_in_turn(path: Path) -> None:
     """What one rank's Numba compiles the others wait for, and read from the disk."""
+    if find_spec('numba') is None:
+        return
+    from numba.core.dispatcher import Dispatcher
+
     compile, lock = Dispatcher.compile, FileLock(path)
 
     def locked(self, signature):

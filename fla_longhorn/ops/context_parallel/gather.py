@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from fla_longhorn_extras.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
-from fla_longhorn_extras.context_parallel.summaries import backward_summary, forward_summary
+from fla_longhorn.ops.context_parallel.part import INPUTS, Call, Part, Tensors, all_gather, of_tokens, state_at
+from fla_longhorn.ops.context_parallel.summaries import backward_summary, forward_summary
 
 
 class GatherFunction(torch.autograd.Function):
@@ -57,9 +56,7 @@ def empty_summary(tensors: Tensors) -> Tensor:
 
 def fold(summary: Tensor, part: Part, ranks: range) -> Tensor:
     """Gather all ranks' summaries `[2, 1, H, K, V]` and return what a state of zero becomes after those of `ranks`."""
-    gathered = [torch.empty_like(summary) for _ in range(dist.get_world_size(part.group))]
-    dist.all_gather(gathered, summary, group=part.group)
-    state = torch.zeros_like(summary[0])
+    gathered, state = all_gather(summary, part.group), torch.zeros_like(summary[0])
     for rank in ranks:
         decay, local = gathered[rank]
         state = decay * state + local

@@ -1,6 +1,6 @@
 """Context parallelism of the ops: two and four ranks against one, and the calls that it refuses.
 
-`python -m packages.extras.tests.distributed.test_op` is what four ranks and two pairs of them run: what differs is an
+`python -m tests.ops.context_parallel.test_op` is what four ranks and two pairs of them run: what differs is an
 error. The reference is the naive op in float64, on the very numbers that the ranks were given.
 """
 
@@ -17,15 +17,14 @@ import torch
 import torch.distributed as dist
 from fla.ops.cp import FLACPContext, build_cp_context
 
-import fla_longhorn_extras.context_parallel  # noqa: F401  lets the ops take a context
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from offgpu.interpreter import make_faster
-from packages.extras.tests.distributed.launch import fork
 from tests import forks
 from tests.ops.cases import assert_close
+from tests.ranks import fork
 
 ALL = dict(D=True, z=True, sigmoid=True, scale=0.3)
 
@@ -35,7 +34,8 @@ class Job:
     """A case, and what runs it."""
 
     case: Case
-    backend: str = 'numba'
+    # by default the usual one
+    backend: str = ''
     # of the Triton backend, if not by its own rule
     segment_length: int | None = None
     op: Callable = chunk_longhorn
@@ -185,10 +185,10 @@ def main() -> None:
         verify(*result)
 
 
-@pytest.mark.parametrize('triton', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['numba', 'triton'])
+@pytest.mark.parametrize('triton', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['cpu', 'triton'])
 def test_equals_one_rank(triton):
     # Triton and fla ask when they are imported
-    forks.output('-m', 'packages.extras.tests.distributed.test_op', fla=not triton, env={'TRITON_INTERPRET': str(int(triton))})
+    forks.output('-m', 'tests.ops.context_parallel.test_op', fla=not triton, env={'TRITON_INTERPRET': str(int(triton))})
 
 
 def arguments(device) -> dict[str, torch.Tensor]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments
-from fla_longhorn.ops.operator import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.autograd import longhorn_bwd, longhorn_fwd
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -77,6 +78,14 @@ class Call:
         args = self.args._replace(cu_seqlens=cu_seqlens, initial_state=h0, **tensors)
         gradients = zip(args.differentiable.items(), longhorn_bwd(do, dht, states, *args, self.parallel), strict=True)
         return {name: None if x is None else dx for (name, x), dx in gradients}
+
+
+def all_gather(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """`x` of each rank, in their order."""
+    x = x.contiguous()
+    gathered = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, x, group=group)
+    return gathered
 
 
 def of_tokens(tensors: Tensors, tokens: slice) -> dict[str, Any]:

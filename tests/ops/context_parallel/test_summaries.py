@@ -9,9 +9,9 @@ from fla_longhorn.ops import naive_recurrent_longhorn
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
+from fla_longhorn.ops.triton.diagonal import summaries as kernels
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
-from fla_longhorn_extras.context_parallel import kernels
 from tests.devices import INTERPRETING
 
 INTERVAL = checkpoint_interval(4)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fla_longhorn_extras.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
+from fla_longhorn.ops.context_parallel.part import INPUTS, Call, Part, Tensors, of_tokens, state_at
 
 
 @dataclass(frozen=True)

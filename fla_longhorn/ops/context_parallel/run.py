@@ -1,39 +1,23 @@
-"""Context parallelism: packed sequences in contiguous parts, one on each rank of a group (fla's `FLACPContext`).
-
-Importing it lets Longhorn's operators, layer and models take a `cp_context`.
-
-A rank's first sequence began on the `pre_num_ranks` ranks before, its last one goes on to the `post_num_ranks` ranks after.
-The ranks pass on the state at their boundaries, and its gradient the other way.
-
-The diagonal update is elementwise, so a part maps any state to `decay * state + local`. All ranks gather these summaries, two
-`[H, K, V]` each, and every rank composes those of earlier tokens: one exchange for any number of ranks. A token of the exact
-update multiplies the state by a matrix that differs between channels, so a summary would be `[H, V, K, K]`. There the state
-itself, `[H, K, V]`, goes from rank to rank, and each waits for the one before.
-"""
+"""An operator's call on this rank's part of the sequences."""
 
 from __future__ import annotations
-
-import sys
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from fla.ops.cp import FLACPContext
 from torch import Tensor
 
-from fla_longhorn.ops import operator
 from fla_longhorn.ops.arguments import TENSORS, Arguments
+from fla_longhorn.ops.autograd import needs_gradient
+from fla_longhorn.ops.context_parallel.gather import GatherFunction
+from fla_longhorn.ops.context_parallel.part import INPUTS, Call, Part
+from fla_longhorn.ops.context_parallel.ring import RingFunction
 from fla_longhorn.ops.inputs import check_inputs
-from fla_longhorn.ops.operator import check_and_run, needs_gradient
-from fla_longhorn_extras.context_parallel.convolution import convolve_part as convolve_part
-from fla_longhorn_extras.context_parallel.gather import GatherFunction
-from fla_longhorn_extras.context_parallel.part import INPUTS, Call, Part
-from fla_longhorn_extras.context_parallel.ring import RingFunction
 
 
 @torch.compiler.disable
-def run_on_part(args: Arguments, cp_context: FLACPContext, *, parallel: bool, intermediate: bool) -> tuple[Tensor, None]:
-    """Check the arguments and call the operator on this rank's part. All ranks of the group call it, in the same order."""
+def of_rank(args: Arguments, cp_context: FLACPContext, *, intermediate: bool) -> Arguments:
+    """Check the arguments, and return them with this rank's boundaries."""
     if intermediate:
         raise ValueError('return_intermediate_states must be False with cp_context, got True')
     check_cp_context(cp_context)
@@ -43,13 +27,22 @@ def run_on_part(args: Arguments, cp_context: FLACPContext, *, parallel: bool, in
         raise ValueError('output_final_state must be False with cp_context: a sequence may end on another rank')
     args = args._replace(cu_seqlens=cp_context.cu_seqlens)
     check_inputs(args, cp_context.cu_seqlens_cpu, cu_seqlens_name='cp_context.cu_seqlens')
-    if cp_context.group is None or dist.get_world_size(cp_context.group) == 1:
-        return check_and_run(args, cp_context.cu_seqlens_cpu, parallel=parallel)[0], None
+    return args
+
+
+def is_split(cp_context: FLACPContext) -> bool:
+    """Whether other ranks have tokens too; else the context is its boundaries."""
+    return cp_context.group is not None and dist.get_world_size(cp_context.group) > 1
+
+
+@torch.compiler.disable
+def run_on_ranks(args: Arguments, cp_context: FLACPContext, *, parallel: bool) -> Tensor:
+    """The outputs `[1, T, H, V]` of this rank's tokens. All ranks of the group call it, in the same order."""
     # all ranks exchange states [H, K, V]
     args = args._replace(scale=float(args.scale), state_v_first=False)
     call = Call(args.without(TENSORS), Part.of(cp_context), needs_gradient(args), parallel)
     function = RingFunction if args.exact else GatherFunction
-    return function.apply(call, args.cu_seqlens, *(getattr(args, name) for name in INPUTS)), None
+    return function.apply(call, args.cu_seqlens, *(getattr(args, name) for name in INPUTS))
 
 
 def check_cp_context(cp_context: FLACPContext) -> None:
@@ -69,6 +62,3 @@ def check_cp_context(cp_context: FLACPContext) -> None:
     for name, count, most in (('pre_num_ranks', before, rank), ('post_num_ranks', after, size - 1 - rank)):
         if count is None or not 0 <= count <= most:
             raise ValueError(f'cp_context.{name} must be between 0 and {most} on rank {rank} of {size}, got {count}')
-
-
-operator.ranks = cast(operator.Ranks, sys.modules[__name__])

@@ -1,0 +1,112 @@
+"""The operators of `torch.library`, forward and backward, with fakes and autograd.
+
+Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, which its schema follows, and calls the backend's
+`longhorn_fwd` or `longhorn_bwd` (:class:`fla_longhorn.ops.backends.Backend`).
+
+Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
+for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments
+from fla_longhorn.ops.backends import backend_of
+from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
+from fla_longhorn.ops.inputs import check_boundaries
+
+SCHEMA_TYPES = {Tensor: 'Tensor', Tensor | None: 'Tensor?', float: 'float', bool: 'bool', int: 'int'}
+FIELDS = {name: f'{SCHEMA_TYPES[kind]} {name}' for name, kind in TYPES.items()}
+SCHEMA = ', '.join(FIELDS.values())
+GRADIENTS = ', '.join(['Tensor'] * len(DIFFERENTIABLE))
+
+
+def with_boundaries_checked(args: Arguments) -> Arguments:
+    """Check boundaries on the CPU again: while a program is compiled, their values are unknown."""
+    if args.cu_seqlens is not None and args.cu_seqlens.device.type == 'cpu':
+        check_boundaries(args.cu_seqlens, args.q.shape[1])
+    return args
+
+
+@torch.library.custom_op(
+    'fla_longhorn::longhorn_fwd', mutates_args=(),
+    schema=f'({SCHEMA}, bool save_states, bool parallel) -> (Tensor, Tensor, Tensor)',
+)
+def longhorn_fwd(*inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `o [B, T, H, V]`, `final_state [N, H, K, V]` and `states [S, H, K, V]`, empty where they are not requested."""
+    *fields, save_states, parallel = inputs
+    args = with_boundaries_checked(Arguments(*fields))
+    return backend_of(args).longhorn_fwd(args, save_states=save_states, parallel=parallel)
+
+
+@longhorn_fwd.register_fake
+def _(*inputs):
+    *fields, save_states, _ = inputs
+    args = Arguments(*fields)
+    B, T, H, K, V = args.sizes
+    o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
+    final_state = args.q.new_empty(args.state_shape if args.output_final_state else 0, dtype=torch.float32)
+    slots = num_checkpoints(B, T, args.num_sequences, checkpoint_interval(K), args.cu_seqlens is not None)
+    return o, final_state, args.q.new_empty((slots, H, K, V) if save_states else 0, dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    'fla_longhorn::longhorn_bwd', mutates_args=(),
+    schema=f'(Tensor do, Tensor? dht, Tensor states, {SCHEMA}, bool parallel) -> ({GRADIENTS})',
+)
+def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, *inputs) -> tuple[Tensor, ...]:
+    """Return the gradients of the tensors of `DIFFERENTIABLE`, each in its input's dtype; an absent input's is empty."""
+    *fields, parallel = inputs
+    args = Arguments(*fields)
+    gradients = backend_of(args).longhorn_bwd(do, dht, states, args, parallel=parallel)
+    return tuple(args.q.new_empty(0) if dx is None else dx for dx in gradients)
+
+
+@longhorn_bwd.register_fake
+def _(do, dht, states, *inputs):
+    args = Arguments(*inputs[:-1])
+    return tuple(
+        args.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in args.differentiable.values()
+    )
+
+
+def _setup_context(ctx, inputs, output):
+    *fields, _, parallel = inputs
+    args = Arguments(*fields)
+    o, _, states = output
+    ctx.save_for_backward(*args.tensors.values(), states)
+    ctx.mark_non_differentiable(states)
+    ctx.set_materialize_grads(False)
+    ctx.args, ctx.parallel, ctx.shape = args.without(TENSORS), parallel, o.shape
+
+
+def _backward(ctx, do, dht, _):
+    *tensors, states = ctx.saved_tensors
+    args = ctx.args._replace(**dict(zip(TENSORS, tensors, strict=True)))
+    if do is None:
+        do = args.v.new_zeros(ctx.shape)
+    gradients = dict(zip(DIFFERENTIABLE, longhorn_bwd(do, dht, states, *args, ctx.parallel), strict=True))
+    # one per field; save_states and parallel have none
+    of_fields = (gradients[name] if name in gradients and args.tensors[name] is not None else None for name in FIELDS)
+    return *of_fields, None, None
+
+
+longhorn_fwd.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _second_backward(ctx, *gradients):
+    raise RuntimeError(
+        'the Longhorn operators have no second derivative (create_graph=True): call naive_recurrent_longhorn, which '
+        'is differentiable any number of times, or torch.func.hessian, which runs it'
+    )
+
+
+longhorn_bwd.register_autograd(_second_backward)
+
+
+def needs_gradient(args: Arguments) -> bool:
+    """Whether a backward may follow, which needs saved states."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())
