@@ -100,7 +100,7 @@ same(before, snapshot())
 PLACES = {
     'names': r'fla(\.(ops|layers|models)(\.longhorn)?)?|configs|listed|Auto.*',
     'attn_mode': r'class \w+',
-    'packages': r'dispatched|fla\.modules\.[\w.]+|class FusedCrossEntropyLoss|transformers',
+    'packages': r'dispatched|fla\.modules\.[\w.]+|class (FusedCrossEntropyLoss|L2Wrap)|transformers',
     'trainer': r'transformers\.trainer(_pt_utils)?',
 }
 
