@@ -19,7 +19,7 @@ from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 from torch.utils.checkpoint import checkpoint
 
 from fla_longhorn.modules.cache import rename_cache
-from fla_longhorn.modules.dispatch import in_pytorch, is_bare, widen
+from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, is_bare, widen
 from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops.plain import is_transformed
 
@@ -113,7 +113,7 @@ def fused_linear_loss(
         return with_reduction(criterion, reduction)(hidden_states, targets, head.weight, head.bias)
     if not in_pytorch(hidden_states) and is_bare(head, hidden_states.device):
         criterion = FusedLinearCrossEntropyLoss(use_l2warp=use_l2warp, reduction=reduction)
-        return criterion(hidden_states, targets, head.weight, head.bias)
+        return differentiable_once(criterion(hidden_states, targets, head.weight, head.bias), 'linear cross entropy')
     return linear_cross_entropy(hidden_states, targets, head, reduction, use_l2warp)
 
 
@@ -125,7 +125,8 @@ def plain_loss(criterion: Any, reduction: str, fused: bool, logits: torch.Tensor
         return partial(F.cross_entropy, reduction=reduction)
     if in_pytorch(logits):
         return partial(keep_inputs, partial(cross_entropy, reduction=reduction))
-    return FusedCrossEntropyLoss(inplace_backward=False, reduction=reduction)
+    criterion = FusedCrossEntropyLoss(inplace_backward=False, reduction=reduction)
+    return lambda logits, targets: differentiable_once(criterion(logits, targets), 'cross entropy')
 
 
 def with_reduction(criterion: Any, reduction: str) -> Any:

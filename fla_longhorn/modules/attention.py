@@ -17,7 +17,7 @@ from fla.modules.rotary.ops import rotary_embedding_ref
 
 from fla_longhorn.modules import flash_attention
 from fla_longhorn.modules.cache import look_ahead
-from fla_longhorn.modules.dispatch import has_values, in_pytorch, widen
+from fla_longhorn.modules.dispatch import differentiable_once, has_values, in_pytorch, widen
 from fla_longhorn.modules.rows import Rows, check_attention_mask
 from fla_longhorn.ops.plain import under_transform
 
@@ -34,7 +34,7 @@ class Rotary(RotaryEmbedding):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`q` `[B, T, H, D]` and `k`, rotated by their positions, which begin at `seqlen_offset`, one or `[N]`."""
         if not in_pytorch(q):
-            return super().forward(q, k, seqlen_offset, cu_seqlens, max_seqlen, chunk_indices)
+            return differentiable_once(super().forward(q, k, seqlen_offset, cu_seqlens, max_seqlen, chunk_indices), 'rotation')
         positions = torch.arange(q.shape[1], device=q.device)
         if cu_seqlens is not None:
             first = cu_seqlens[:-1] - seqlen_offset

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from fla import modules
 
-from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
+from fla_longhorn.modules.dispatch import FORWARDS, differentiable_once, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops.plain import is_transformed
 
@@ -105,7 +105,8 @@ class ShortConvolution(modules.ShortConvolution):
             if cache is not None and (not output_final_state or cache.requires_grad) and not torch.is_grad_enabled():
                 # fla's update of a single token overwrites it
                 cache = cache.clone()
-            return super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
+            y, state = super().forward(x, residual, mask, cache, output_final_state, cu_seqlens, chunk_indices, **kwargs)
+            return differentiable_once(y, 'convolution'), state
         else:
             y, state = keep_inputs(self.convolve_in_pytorch, x, self.weight, self.bias, cache, cu_seqlens, residual, mask)
         if not output_final_state:

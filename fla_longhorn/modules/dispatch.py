@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -24,6 +25,22 @@ def has_values(x: torch.Tensor) -> bool:
 def in_pytorch(x: torch.Tensor) -> bool:
     """Whether a module computes `x` in PyTorch: kernels need memory, and on the CPU a package that has them."""
     return not has_values(x) or (backends.loops is None and x.is_cpu)
+
+
+def differentiable_once(y: Any, what: str) -> Any:
+    """`y`, tensors that fla's kernels computed on a device: a gradient with `create_graph=True` raises RuntimeError.
+
+    fla's functions have no second derivative and do not say so: PyTorch would take their gradients for constants.
+    """
+    def refuse(gradient: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"fla's {what} has no second derivative (create_graph=True): call torch.func")
+
+    for x in y if isinstance(y, tuple) else (y,):
+        # a package for the CPU says it by itself
+        if x is not None and x.requires_grad and not x.is_cpu:
+            x.register_hook(refuse)
+    return y
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:

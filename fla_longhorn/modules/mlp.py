@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fla.modules import mlp
 from fla.modules.activations import ops
 
-from fla_longhorn.modules.dispatch import in_pytorch, is_bare, widen
+from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, is_bare, widen
 from fla_longhorn.modules.recompute import keep_inputs
 
 
@@ -34,7 +34,7 @@ class SwiGLULinear(mlp.SwiGLULinear):
     def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`(silu(x) * y) @ weight.T + bias`."""
         if not in_pytorch(x):
-            return super().forward(x, y, weight, bias)
+            return differentiable_once(super().forward(x, y, weight, bias), 'activation')
         return keep_inputs(lambda x, y, weight, bias: F.linear(swiglu(x, y), weight, bias), x, y, weight, bias)
 
 
@@ -55,11 +55,16 @@ class GatedMLP(mlp.GatedMLP):
         fused = self.fuse_swiglu and is_bare(self.down_proj, x.device)
         unfused = in_pytorch(x)
         if not unfused and (fused or not self.fuse_swiglu):
-            return super().forward(x, **kwargs)
+            return differentiable_once(super().forward(x, **kwargs), 'activation')
         gate, y = self.gate_proj(x), self.up_proj(x)
         if self.hidden_act == 'powlu':
             power = self.powglu_power
-            return self.down_proj(keep_inputs(powglu, gate, y, power) if unfused else ops.powglu(gate, y, power))
+            return self.down_proj(
+                keep_inputs(powglu, gate, y, power) if unfused
+                else differentiable_once(ops.powglu(gate, y, power), 'activation')
+            )
         if fused:
             return self.swiglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias)
-        return self.down_proj(keep_inputs(swiglu, gate, y) if unfused else ops.swiglu(gate, y))
+        return self.down_proj(
+            keep_inputs(swiglu, gate, y) if unfused else differentiable_once(ops.swiglu(gate, y), 'activation')
+        )

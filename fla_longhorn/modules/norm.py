@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from fla import modules
 
-from fla_longhorn.modules.dispatch import FORWARDS, in_pytorch, widen
+from fla_longhorn.modules.dispatch import FORWARDS, differentiable_once, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops import backends
 from fla_longhorn.ops.plain import is_plain
@@ -23,7 +23,7 @@ class RMSNorm(modules.RMSNorm):
             if loops is not None:
                 return loops.rms_norm(x, self.weight, self.eps)
         if not in_pytorch(x):
-            return super().forward(x, residual, prenorm, residual_in_fp32)
+            return differentiable_once(super().forward(x, residual, prenorm, residual_in_fp32), 'norm')
         y, stream = keep_inputs(self.normalise, x, residual, self.weight, self.bias, residual_in_fp32)
         return (y, stream) if prenorm else y
 
@@ -52,7 +52,7 @@ class L2Norm(modules.L2Norm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x / sqrt(|x|^2 + eps)` over the last dimension of `x`, of any shape; a row of zeros stays one."""
         if not in_pytorch(x):
-            return super().forward(x)
+            return differentiable_once(super().forward(x), 'norm')
         rows = widen(x)
         y = rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + self.eps)
         return y.to(x.dtype if self.output_dtype is None else self.output_dtype)
