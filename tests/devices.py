@@ -24,6 +24,7 @@ ON_THE_CPU = {
     ), 'ranks share no GPU, and gloo sends what is on the CPU'),
     'tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_weight_decay.py::test_names_hold_after_fully_shard': 'gloo sends what is on the CPU',
+    'tests/layers/test_ways_of_use.py::test_gradients_of_ranks': 'gloo sends what is on the CPU',
     'tests/models/test_gate.py::test_sharded_on_meta': 'gloo sends what is on the CPU',
     'tests/layers/test_options.py': 'options are refused before there is a tensor',
     'tests/mutate': 'reads source files',

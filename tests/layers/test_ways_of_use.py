@@ -421,10 +421,8 @@ def changed_behind(use):
 
 
 WAYS = {
-    'once': once, 'again': again, 'shared': shared, 'replicas': replicas, 'DDP': distributed, 'FSDP 1': flat,
-    'FSDP 1, its parameters': functools.partial(flat, use_orig_params=True),
-    'FSDP 1, each projection': functools.partial(flat, use_orig_params=True, auto_wrap_policy=ModuleWrapPolicy({nn.Linear})),
-    'FSDP 2': sharded, 'hooks on parameters': hooks_on_parameters, 'hooks on modules': hooks_on_modules,
+    'once': once, 'again': again, 'shared': shared, 'replicas': replicas,
+    'hooks on parameters': hooks_on_parameters, 'hooks on modules': hooks_on_modules,
     'hooks on outputs': hooks_on_outputs, 'tied inside': tied_inside, 'tied between layers': tied_between,
     'parametrised': parametrised, 'pruned': pruned, 'plain tensors': plain_tensors, 'functional_call': functional,
     'transforms': transforms, 'deep copies': deep_copies, 'threads': threads,
@@ -434,22 +432,37 @@ WAYS = {
     'accumulated': accumulated, 'adapters': adapters, 'frozen': frozen, 'inference first': inferred_first,
     'weights of inference mode': with_weights_of_inference, 'changed behind': changed_behind,
 }
+OF_RANKS = {
+    'DDP': distributed, 'FSDP 1': flat, 'FSDP 1, its parameters': functools.partial(flat, use_orig_params=True),
+    'FSDP 1, each projection': functools.partial(flat, use_orig_params=True, auto_wrap_policy=ModuleWrapPolicy({nn.Linear})),
+    'FSDP 2': sharded,
+}
 
 
 @pytest.fixture(scope='module')
-def group(device):
-    dist.init_process_group('gloo' if device.type == 'cpu' else 'nccl', store=dist.HashStore(), rank=0, world_size=1)
+def group():
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize('name', list(LAYERS))
-@pytest.mark.parametrize('way', list(WAYS))
-def test_gradients(way, name, group, device):
-    wanted = WAYS[way](Use(Reference, device, **LAYERS[name]))
+def check(way, name, device):
+    wanted = way(Use(Reference, device, **LAYERS[name]))
     assert len(wanted) > 2 and all(x is not None for x in wanted)
     for recompute in (True, False):
-        found = WAYS[way](Use(Longhorn, device, recompute=recompute, **LAYERS[name]))
+        found = way(Use(Longhorn, device, recompute=recompute, **LAYERS[name]))
         assert len(found) == len(wanted)
         errors = [relative_error(x, y) for x, y in zip(found, wanted, strict=True)]
         assert max(errors) < 1e-4, (recompute, errors)
+
+
+@pytest.mark.parametrize('name', list(LAYERS))
+@pytest.mark.parametrize('way', list(WAYS))
+def test_gradients(way, name, device):
+    check(WAYS[way], name, device)
+
+
+@pytest.mark.parametrize('name', list(LAYERS))
+@pytest.mark.parametrize('way', list(OF_RANKS))
+def test_gradients_of_ranks(way, name, group, device):
+    check(OF_RANKS[way], name, device)
