@@ -40,6 +40,7 @@ MUTATIONS = [
     Mutation(
         'ranks-undecayed', 'ops/context_parallel/gather.py', 'state = decay * state + local', 'state = state + local',
         'what earlier ranks wrote is not forgotten', 'tests/ops/context_parallel/test_op.py::test_equals_one_rank', 'cpu',
+        env={'NUMBA_DISABLE_JIT': '1'},
     ),
     Mutation(
         'loops-that-stay', 'patches/parts.py', "changes.set_attribute(backends, 'loops', loops)", 'backends.loops = loops',
