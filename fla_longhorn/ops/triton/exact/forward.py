@@ -254,7 +254,7 @@ def chunk_longhorn_exact_fwd(
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
     if has_lanes(key, x.g):
         kernel, config = chunk_longhorn_exact_fwd_kernel_mma, for_lanes(key)
-        operands, numbers = chunk_longhorn_exact_operands(x, strides)
+        operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=False)
         chunks: dict[str, Any] = dict(operands=operands, numbers=numbers)
     else:
         kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_chunks(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.triton.common import log2e
+from fla_longhorn.ops.triton.common import interpreting, log2e
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded
 from fla_longhorn.ops.triton.exact.mma.common import (
     as_accumulators,
@@ -21,7 +21,6 @@ from fla_longhorn.ops.triton.exact.mma.lanes import (
     load_columns,
     load_keys,
     load_operand,
-    load_two_operands,
     side_by_side,
     state_operand,
 )
@@ -30,16 +29,23 @@ from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_slot, locate_states, sequence_range
 
 
+@triton.constexpr_function
+def cut_factor():
+    """Cuts numbers to tf32 without a mean error: a cut takes 2^-11 to 2^-12 of a number."""
+    return 1.0 if interpreting() else 1.0 + 0.72 * 2**-11
+
+
 @triton.jit
 def solve(b_x, b_e, p_pairs, b_l):
-    r"""`U = E (X - L U)` of 8 tokens `[BV, 8]`, as tf32 holds it: a lane solves its pair, 3 rounds hand it to later pairs.
+    r"""`U = E (X - L U)` of 8 tokens `[BV, 8]`: a lane solves its pair of tokens, 3 rounds hand it to later pairs.
 
     Each round starts from the same X, so that after round n the first n + 1 pairs are right, and zeros keep later tokens out
-    of earlier ones. Products cut their operands to tf32; all that use U cut the same, so that later tokens correct it.
+    of earlier ones. Products cut U to tf32, that with L as all others, so that later tokens correct what is cut.
     """
     b_g = tl.load(p_pairs + tl.arange(0, 4))[None, :]
     b_e0, b_e1 = pairs(b_e)
     b_c = -b_e1 * b_g
+    b_e0, b_e1 = b_e0 * cut_factor(), b_e1 * cut_factor()
     b_u = solve_pairs(b_x, b_e0, b_e1, b_c)
     for _ in tl.static_range(3):
         b_u = solve_pairs(product(side_by_side(b_u, b_u, 'tf32'), b_l, b_x, 'tf32'), b_e0, b_e1, b_c)
@@ -127,7 +133,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
         i_chunk = first_slot(bos, i_n, T, 16, IS_VARLEN) * H + i_h
     p_operands = operands + i_chunk * halves(BK)
     p_numbers = numbers + i_chunk * floats(BK)
-    TOKENS: tl.constexpr = 384 + 16 * BK
+    TOKENS: tl.constexpr = 640 + 16 * BK
     NEXT: tl.constexpr = H * floats(BK) + TOKENS
     o_k, o_v = entry_of(tl.arange(0, BK), BK), i_v * BV + tl.arange(0, BV)
     v, o = v + i_h * V, o + i_h * V
@@ -168,12 +174,12 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             p_s += H * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + INTERVAL, T_n), 16, num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
-            b_ka, b_kb = load_keys(p_operands + 256, BK), load_keys(p_operands + 256 + 8 * BK, BK)
+            b_ka, b_kb = load_keys(p_operands, BK), load_keys(p_operands + 8 * BK, BK)
             if OUTPUT:
-                b_qa, b_qb = load_keys(p_operands + 256 + 16 * BK, BK), load_keys(p_operands + 256 + 24 * BK, BK)
+                b_qa, b_qb = load_keys(p_operands + 16 * BK, BK), load_keys(p_operands + 24 * BK, BK)
             b_la, b_lb = load_operand(p_numbers, 'tf32'), load_operand(p_numbers + 128, 'tf32')
             if OUTPUT:
-                b_aa, b_ab = load_two_operands(p_operands)
+                b_aa, b_ab = load_operand(p_numbers + 384, 'tf32'), load_operand(p_numbers + 512, 'tf32')
             b_lab = load_operand(p_numbers + 256, 'tf32')
             # the next chunk's
             next_ba, next_bb = load_chunk(beta, S.beta, i_x + 16, o_beta, left - 16, V)
@@ -193,13 +199,13 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                 b_oa, b_ob = product(b_s, b_qa, b_zero, 'bf16'), product(b_s, b_qb, b_zero, 'bf16')
                 if g is not None:
                     b_oa, b_ob = b_oa * b_ua, b_ob * b_ub
-            b_k = load_columns(p_numbers + 384, BK, 'tf32')
+            b_k = load_columns(p_numbers + 640, BK, 'tf32')
             b_wa = solve(b_ra, b_ea, p_numbers + TOKENS + 48, b_la)
             b_rb = product(side_by_side(b_wa, b_wa, 'tf32'), b_lab, b_rb, 'tf32')
             b_wb = solve(b_rb, b_eb, p_numbers + TOKENS + 52, b_lb)
             if OUTPUT:
-                b_w = side_by_side(rounded(b_wa, tl.bfloat16), rounded(b_wb, tl.bfloat16), 'bf16')
-                b_oa, b_ob = product(b_w, b_aa, b_oa, 'bf16'), product(b_w, b_ab, b_ob, 'bf16')
+                b_w = side_by_side(b_wa, b_wb, 'tf32')
+                b_oa, b_ob = product(b_w, b_aa, b_oa, 'tf32'), product(b_w, b_ab, b_ob, 'tf32')
             if g is not None:
                 b_ua, b_ub = load_numbers(p_numbers + TOKENS + 32, 16)
                 b_wa, b_wb = b_wa * b_ua, b_wb * b_ub

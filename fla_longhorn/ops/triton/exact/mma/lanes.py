@@ -59,6 +59,9 @@ def load_columns(p, K: tl.constexpr, DOT: tl.constexpr):
     """`[16, K]`: operands `[16, 8]` side by side; 16 bytes to a lane."""
     if K == 8:
         return load_operand(p, DOT)
+    elif K == 16 and DOT == 'bf16':
+        b_a, b_b = load_two_operands(p)
+        return tl.reshape(tl.permute(tl.join(b_a, b_b), (0, 2, 1)), (16, K))
     else:
         b_a, b_b = load_columns(p, K // 2, DOT), load_columns(p + 8 * K, K // 2, DOT)
         return tl.reshape(tl.permute(tl.join(b_a, b_b), (0, 2, 1)), (16, K))
@@ -115,6 +118,12 @@ def state_operand(b_h):
 def place(o_n, o_s):
     """Where `load_operand` has column n < 8 and sum s < 16."""
     return o_n * 16 + o_s % 8 // 2 * 4 + o_s // 8 * 2 + o_s % 2
+
+
+@triton.jit
+def place_of_two(o_n, o_s, which):
+    """Where `load_two_operands` has them."""
+    return o_n * 32 + o_s % 8 // 2 * 8 + which * 4 + o_s // 8 * 2 + o_s % 2
 
 
 @triton.jit
