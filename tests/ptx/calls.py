@@ -107,6 +107,7 @@ def exact() -> list[Call]:
 
 def decays() -> list[Call]:
     """A gate: weak and strong decays, a whole chunk and more, all options."""
+    packed = replace(Case(H=2, V=33, dtype=BF16, g='head', lowest=-2., **ALL).packed(5, 0, 33, 17, 1), state_v_first=True)
     return [
         Call('bf16', Case(B=2, T=40, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5), exact=True),
         Call('f32', Case(B=1, T=33, H=1, V=64, g='channel', lowest=-20.), exact=True),
@@ -114,6 +115,9 @@ def decays() -> list[Call]:
         Call('bf16', Case(B=1, T=70, H=1, K=64, V=96, dtype=BF16, g='channel', lowest=-0.5, D=True, z=True), exact=True),
         Call('bf16', Case(B=1, T=33, H=1, K=128, V=64, dtype=BF16, g='channel', lowest=-0.5), exact=True),
         Call('packed', Case(H=2, K=17, V=33, g='channel', **ALL).packed(5, 0, 33, 1), exact=True),
+        # all that the kernels in the layout of tensor cores take
+        Call('head', replace(packed, K=17, scale=0.5, allow_neg_eigval=True), exact=True),
+        Call('head', replace(packed, K=64, sigmoid=False), exact=True, target='sm_80'),
         Call('scalar', Case(H=1, V=64, dtype=BF16, g='head', lowest=-0.5, scalar_beta=True).packed(17, 0, 40), exact=True),
         Call('cut', Case(B=1, T=270, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5, **ALL), exact=True, segment=32),
         Call('options', Case(B=2, T=33, H=1, K=17, V=33, g='channel', lowest=-20., **ALL), op='recurrent', exact=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -39,9 +41,11 @@ from fla_longhorn.ops.triton.exact.common import (
     substitution,
     token_strides,
 )
-from fla_longhorn.ops.triton.exact.configs import for_chunks, span_size, state_parts
+from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes, span_size, state_parts
 from fla_longhorn.ops.triton.exact.forward import add_updates
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram, gram_pointers
+from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands
+from fla_longhorn.ops.triton.exact.mma.reverse import chunk_longhorn_exact_bwd_kernel_mma
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, num_slots, sequence_range
@@ -316,36 +320,36 @@ def chunk_longhorn_exact_bwd(
         **common,
         **config.of(kernel),
     )
-    kernel = chunk_longhorn_exact_bwd_kernel
-    kernel[(H * N * triton.cdiv(V, config.BV),)](
-        dy,
-        None if dht is None else dht.contiguous(),
-        q,
-        k,
-        v,
-        beta,
-        D,
-        g,
-        gram,
-        a,
-        cs if has_cs else us,
-        hs,
-        ps,
-        ws,
-        dhs,
-        dv,
-        dbeta,
-        dg,
-        dh0,
-        cu_seqlens,
-        scale,
-        T,
-        N,
+    if has_lanes(key, g):
+        reverse, config = chunk_longhorn_exact_bwd_kernel_mma, for_lanes(key)
+        operands, numbers = chunk_longhorn_exact_operands(args, token_strides(strides), reverse=True)
+        del common['DOT'], common['SCALAR_G']
+        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers)
+    else:
+        reverse = chunk_longhorn_exact_bwd_kernel
+        chunks = dict(q=q, k=k, v=v, gram=gram, a=a, hs=hs, ps=ps, dg=dg)
+    reverse[(H * N * triton.cdiv(V, config.BV),)](
+        **chunks,
+        dy=dy,
+        dht=None if dht is None else dht.contiguous(),
+        beta=beta,
+        D=D,
+        g=g,
+        cs=cs if has_cs else us,
+        ws=ws,
+        dhs=dhs,
+        dv=dv,
+        dbeta=dbeta,
+        dh0=dh0,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        T=T,
+        N=N,
         S=token_strides(strides, s_dy),
         STATE_V_FIRST=args.state_v_first,
         STORE_W=ws is not dv,
         **common,
-        **config.of(kernel),
+        **config.of(reverse),
     )
     dq, dk, dg_head = chunk_longhorn_exact_bwd_qk(
         args, dy, us, ws, hs, dhs, dbeta, scale, key, token_strides(strides, s_dy),

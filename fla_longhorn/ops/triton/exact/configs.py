@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 from fla_longhorn.ops.triton.device import ASYNC_COPIES
@@ -70,6 +72,17 @@ def for_chunks(key: LaunchKey) -> ExactConfig:
         # without tensor cores operands are in registers, so threads share columns
         BV, num_warps = {16: (64, 1), 32: (64, 2), 64: (32, 4) if card.mma else (128, 4), 128: (64, 8), 256: (32, 8)}[BK]
     return ExactConfig(BV, chunk_size(key), num_warps=num_warps)
+
+
+def has_lanes(key: LaunchKey, g: torch.Tensor | None) -> bool:
+    """Whether the kernels of `mma` serve: they are for bfloat16 on CUDA, without a gate or with one per head."""
+    served = key.precision == 'bf16' and key.card.backend == 'cuda' and padded_state_size(key.K) <= 128
+    return served and (g is None or g.dim() == 3)
+
+
+def for_lanes(key: LaunchKey) -> ExactConfig:
+    """Two rows of accumulators to a lane; 16 warps share a multiprocessor's registers."""
+    return ExactConfig(16, num_warps=1, maxnreg=128)
 
 
 def for_products(key: LaunchKey, per_channel: bool) -> ExactConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -30,8 +32,10 @@ from fla_longhorn.ops.triton.exact.common import (
     substitution,
     token_strides,
 )
-from fla_longhorn.ops.triton.exact.configs import for_chunks
+from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram, gram_pointers
+from fla_longhorn.ops.triton.exact.mma.forward import chunk_longhorn_exact_fwd_kernel_mma
+from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_slot, locate_states, row_arguments, sequence_range
 
@@ -246,11 +250,16 @@ def chunk_longhorn_exact_fwd(
     x, steps = strided_inputs(args)
     strides = token_strides(steps)
     key, interval, N = launch_key(x), checkpoint_interval(K), x.num_sequences
-    gram, a = chunk_longhorn_exact_gram(x, strides, key)
-    h0 = x.initial_state if pool is None else pool.states
     # programs of a sequence without a row write nothing
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
-    kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_chunks(key)
+    if has_lanes(key, x.g):
+        kernel, config = chunk_longhorn_exact_fwd_kernel_mma, for_lanes(key)
+        operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=False)
+        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers)
+    else:
+        kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_chunks(key)
+        gram, a = chunk_longhorn_exact_gram(x, strides, key)
+        chunks = dict(q=x.q, k=x.k, gram=gram, a=a, DOT=key.precision, SCALAR_G=is_scalar(x.g))
     blocks = H * triton.cdiv(V, config.BV)
     # programs, OUTPUT, BY_INTERVAL
     passes = [(N, True, False)]
@@ -261,31 +270,26 @@ def chunk_longhorn_exact_fwd(
         passes = [(N, False, False), (slots, True, True)]
     for programs, output, by_interval in passes:
         kernel[(programs * blocks,)](
-            x.q,
-            x.k,
-            x.v,
-            x.beta,
-            x.D,
-            x.z,
-            x.g,
-            gram,
-            a,
-            h0,
-            o,
-            ht,
-            states,
-            x.cu_seqlens,
-            None if x.scale == 1 else x.scale,
-            T,
-            N,
+            **chunks,
+            v=x.v,
+            beta=x.beta,
+            D=x.D,
+            z=x.z,
+            g=x.g,
+            h0=x.initial_state if pool is None else pool.states,
+            o=o,
+            ht=ht,
+            states=states,
+            cu_seqlens=x.cu_seqlens,
+            scale=None if x.scale == 1 else x.scale,
+            T=T,
+            N=N,
             H=H,
             K=K,
             V=V,
             S=strides,
-            DOT=key.precision,
             OPTIONS=x.step_options,
             SCALAR_BETA=x.beta.dim() == 3,
-            SCALAR_G=is_scalar(x.g),
             STATE_V_FIRST=x.state_v_first,
             OUTPUT=output,
             BY_INTERVAL=by_interval,

@@ -1,0 +1,69 @@
+"""Tiles of a chunk's two halves, step sizes and pairs of tokens."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.triton.common import interpreting, log2e
+from fla_longhorn.ops.triton.exact.common import load_tile, product, rounded, store_tile
+
+
+@triton.jit
+def load_chunk(x, S: tl.constexpr, i_t, o_x, left, X: tl.constexpr):
+    """Both halves `[BV, 8]` of the chunk at token `i_t`, of which there are `left`."""
+    o_t = tl.arange(0, 8)
+    b_a, b_b = load_tile(x, S, i_t, o_t, o_x, left, X), load_tile(x, S, i_t + 8, o_t, o_x, left - 8, X)
+    return tl.trans(b_a), tl.trans(b_b)
+
+
+@triton.jit
+def store_chunk(x, S: tl.constexpr, i_t, o_x, left, X: tl.constexpr, b_a, b_b):
+    """Rounded before they change their layout."""
+    o_t = tl.arange(0, 8)
+    store_tile(x, S, i_t, o_t, o_x, left, X, tl.trans(rounded(b_a, x.dtype.element_ty)))
+    store_tile(x, S, i_t + 8, o_t, o_x, left - 8, X, tl.trans(rounded(b_b, x.dtype.element_ty)))
+
+
+@triton.jit
+def load_numbers(p, left):
+    """Numbers of a chunk's tokens, `[1, 8]` twice; zeros for tokens that are not there, whose chunk may not be written."""
+    o_t = tl.arange(0, 8)
+    b_a, b_b = tl.load(p + o_t, mask=o_t < left, other=0.0), tl.load(p + 8 + o_t, mask=o_t + 8 < left, other=0.0)
+    return b_a[None, :], b_b[None, :]
+
+
+@triton.jit
+def as_accumulators(b_a, b_b):
+    """Tiles that a loop carries: only a product's result has their layout, so they are one, of zeros."""
+    b_x = tl.zeros([b_a.shape[0], 16], dtype=tl.bfloat16)
+    b_y = tl.zeros([16, 8], dtype=tl.bfloat16)
+    return product(b_x, b_y, b_a.to(tl.float32), 'bf16'), product(b_x, b_y, b_b.to(tl.float32), 'bf16')
+
+
+@triton.jit
+def pairs(b_x):
+    """The even and the odd columns."""
+    R: tl.constexpr = b_x.shape[0]
+    C: tl.constexpr = b_x.shape[1] // 2
+    return tl.split(tl.reshape(b_x, (R, C, 2)))
+
+
+@triton.jit
+def reciprocal(b_x):
+    """`1 / x` in one instruction; zero beyond 2^126, as of :func:`fla_longhorn.ops.triton.common.divide`."""
+    if interpreting():
+        return 1.0 / b_x
+    else:
+        return tl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=f,f', [b_x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def steps_of(b_beta, b_n, OPTIONS: tl.constexpr):
+    """:func:`fla_longhorn.ops.triton.common.step_sizes`, with `|k|^2 [1, 8]`."""
+    C: tl.constexpr = 2.0 if OPTIONS.allow_neg_eigval else 1.0
+    if OPTIONS.use_beta_sigmoid_in_kernel:
+        b_e = reciprocal(tl.exp2(b_beta * -log2e()) + (1.0 + b_n))
+    else:
+        b_e = b_beta * reciprocal(1.0 + b_beta * b_n)
+    return C * b_e
