@@ -57,7 +57,8 @@ def overview(by_stage: dict[str, list[dict]], stages: list[tuple[str, str]]) -> 
         failed = sum('error' in record for record in by_stage[name])
         cut = {item for record in by_stage[name] for item in record.get('cut', [])} - {record['item'] for record in items}
         seconds, part = (sum(turn[x] for turn in turns) for x in ('seconds', 'part'))
-        lines.append([name, reached, len(items), failed, compiled, f'{seconds:.0f}', f'{part:.0f}', ', '.join(sorted(cut))])
+        named = ', '.join(sorted(cut)) if len(cut) < 4 else f'{len(cut)} items'
+        lines.append([name, reached, len(items), failed, compiled, f'{seconds:.0f}', f'{part:.0f}', named])
     return table(['stage', 'reached', 'items', 'failed', 'kernels compiled', 'seconds', 'of', 'cut by the time'], lines)
 
 

@@ -79,13 +79,10 @@ class Run:
     def run(self) -> None:
         waiting = [stage for stage in self.lanes if not self.results.is_finished(stage.name)]
         try:
-            self.start_ahead(waiting)
             while waiting and time.monotonic() < self.end:
                 cut = []
                 for i, stage in enumerate(waiting):
-                    if not stage.timed:
-                        self.start_ahead(waiting[i:])
-                    self.wait_for(stage)
+                    self.prepare(stage, waiting[i + 1:], first=i == 0)
                     left = self.end - time.monotonic()
                     if left > 0 and self.run_stage(stage, left * stage.share / sum(x.share for x in waiting[i:])):
                         cut.append(stage)
@@ -97,21 +94,32 @@ class Run:
                     lane.kill()
             self.watch.stop()
 
-    def start_ahead(self, stages: Sequence[Stage]) -> None:
-        """Start processes up to the next stage that is not timed: imports, a good part of a minute, run beside this one."""
-        for i, stage in enumerate(stages if self.device != 'meta' else ()):
-            for lane in self.lanes[stage]:
-                if lane.process is None:
-                    lane.start()
-            if i and not stage.timed:
-                break
+    def prepare(self, stage: Stage, later: Sequence[Stage], first: bool) -> None:
+        """The stage's part begins when its processes have imported. Beside it, unless it is timed, later ones import."""
+        if self.device == 'meta':
+            return
+        self.start(stage)
+        if not stage.timed:
+            self.wait_for(stage)
+        if first or not stage.timed:
+            for each in later:
+                self.start(each)
+                # up to the next stage beside which others can
+                if not each.timed:
+                    break
+        if stage.timed:
+            self.wait_for(stage)
+
+    def start(self, stage: Stage) -> None:
+        for lane in self.lanes[stage]:
+            if lane.process is None:
+                lane.start()
 
     def wait_for(self, stage: Stage) -> None:
-        """Until its processes have imported: its part begins then. None that hangs takes more than a quarter of the time."""
+        """One that hangs takes a quarter of the time at most."""
         end = time.monotonic() + min(STARTING_SECONDS, (self.end - time.monotonic()) / 4)
         for lane in self.lanes[stage]:
-            if lane.process is not None:
-                lane.ready.wait(max(0.0, end - time.monotonic()))
+            lane.ready.wait(max(0.0, end - time.monotonic()))
 
     def run_stage(self, stage: Stage, part: float) -> bool:
         """Seconds of `part` for the stage; whether it could go on after them."""
@@ -167,7 +175,7 @@ def main(args: list[str] | None = None, stages: Sequence[Stage] = STAGES) -> int
     environment = kit.unpack(options.kit) if options.kit else {}
     machine['versions'] |= kit.versions(environment)
     results = Results(options.output)
-    results.add({'machine': machine, 'minutes': options.minutes})
+    results.add({'machine': machine, 'minutes': options.minutes, 'day': time.strftime('%Y-%m-%d')})
     longer = max(1.0, options.minutes / MINUTES)
     stages = [replace(stage, seconds=stage.seconds * longer) for stage in stages]
     if options.device == 'meta':

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -131,14 +130,19 @@ def problems(text: str) -> list[str]:
 
 
 def add(folder: Path) -> Path:
-    """The passes of a run as a file of `benchmarks/results`, by day; its commit is that of this checkout if kernels are."""
+    """The passes of a run as a file of `benchmarks/results`, by day; its commit is that of this checkout if kernels are.
+
+    ValueError: no pass was timed.
+    """
     records = Results(folder).records
-    machine = [record['machine'] for record in records if 'machine' in record][-1]
+    call = [record for record in records if 'machine' in record][-1]
+    machine, day = call['machine'], call['day']
     if machine['commit'] is None and machine['kernels'] == digest_of_kernels() and not git('status', '--porcelain', KERNELS):
         machine = machine | {'commit': git('rev-parse', '--short', 'HEAD').strip()}
     rows = []
     for record in records:
-        if record.get('stage') == 'passes' and 'item' in record:
+        # an item that hung has no rows
+        if record.get('stage') == 'passes' and 'rows' in record:
             operator, K, shape = record['item'].rsplit(', ', 2)
             name, _, gate = operator.partition(', gate per ')
             sizes = dict(zip('BTV', map(int, shape.split(' x ')), strict=True))
@@ -147,7 +151,8 @@ def add(folder: Path) -> Path:
                 sizes | row | {'pass': f'{name}{f"_{gate}_gate" * bool(gate)}_{row["pass"]}'}
                 for row in record['rows'] if 'refused by fla' not in row
             ]
-    day = time.strftime('%Y-%m-%d')
+    if not rows:
+        raise ValueError(f'DIR must have the results of a run that timed passes, got {folder}')
     path = RESULTS / f'gpu_{day}.json'
     write_report({'machine': machine, 'day': day, 'rows': rows}, path)
     return path

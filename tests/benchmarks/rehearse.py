@@ -128,7 +128,7 @@ def sleep(stage: str, items: dict[str, float], item: str, device: str):
     if at == CRASHES:
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(items[item])
-    yield {'seconds': items[item]}
+    yield {'pass': 'fwd', 'ms': 1e3 * items[item]}
 
 
 def write_modules(folder: Path, start: float) -> None:

@@ -78,13 +78,16 @@ def test_a_run_becomes_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(measured, 'git', lambda *args: 'abc1234\n' if args[0] == 'rev-parse' else '')
     about = {'device': 'NVIDIA X', 'versions': {'torch': '1', 'triton': '2'}, 'commit': None}
     results = Results(tmp_path / 'run')
-    results.add({'machine': about | {'kernels': machine.digest_of_kernels()}})
+    results.add({'machine': about | {'kernels': machine.digest_of_kernels()}, 'day': '2026-12-01'})
+    with pytest.raises(ValueError, match='DIR must have the results of a run that timed passes, got'):
+        measured.add(tmp_path / 'run')
     for item, rows in {
         'exact, gate per head, K = 16, 8 x 2048 x 4096': [{'pass': 'fwd', 'kernels_ms': 0.3, 'ms': 0.4}],
         'exact, packed, K = 64, 1 x 16384 x 4096': [{'pass': 'bwd', 'kernels_ms': 1.25, 'ms': 1.5}],
         'chunk_gated_delta_rule, K = 64, 8 x 2048 x 4096': [{'pass': 'bwd', 'refused by fla': 'its issue'}],
     }.items():
         results.add({'stage': 'passes', 'item': item, 'rows': rows})
+    results.add({'stage': 'passes', 'item': 'diagonal, K = 16, 8 x 2048 x 4096', 'error': 'did not end'})
     report = json.loads(measured.add(tmp_path / 'run').read_text())
     assert report['machine']['commit'] == 'abc1234'
     assert [(row['pass'], row['K'], row['B'], row['T'], row['V']) for row in report['rows']] == [
@@ -96,7 +99,7 @@ def test_a_run_becomes_a_file(tmp_path, monkeypatch):
     measured.predicted.cache_clear()
     try:
         assert [row['now'] for row in measured.measured()] == [False, False, True, True]
-        assert '| 1.50 | 1.25 | NVIDIA X | 1, 2 | abc1234, ' in measured.make_table()
+        assert '| 1.50 | 1.25 | NVIDIA X | 1, 2 | abc1234, 2026-12-01 | yes |' in measured.make_table()
     finally:
         measured.measured.cache_clear()
         measured.predicted.cache_clear()
