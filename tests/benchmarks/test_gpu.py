@@ -150,9 +150,9 @@ def test_shares_are_kept(tmp_path, monkeypatch):
     turns = {record['stage']: record for record in Results(tmp_path).records if 'finished' in record}
     for name in (*shares, 'hung'):
         # a busy machine ends processes slowly
-        assert turns[name]['seconds'] < turns[name]['part'] + 4 and not turns[name]['finished']
-    assert {record['stage'] for record in Results(tmp_path).records if 'item' in record} == {*shares}
-    assert ' hangs |' in (tmp_path / 'page.md').read_text()
+        assert turns[name]['seconds'] < turns[name]['part'] + 10 and not turns[name]['finished']
+    told = {record['stage'] for record in Results(tmp_path).records if 'item' in record}
+    assert told and told <= {*shares} and ' hangs |' in (tmp_path / 'page.md').read_text()
     call(tmp_path, hung, minutes=0.3)
     assert Results(tmp_path).ended['hung'] == {'works'}
 
