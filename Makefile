@@ -252,4 +252,4 @@ bench: setup
 	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(GPU) $(SERVING) $(SGLANG) $(VISION) $(OLDEST) $(NEWEST) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(GPU) $(SERVING) $(SGLANG) $(VISION) $(OLDEST) $(NEWEST) outputs build packages/*/build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

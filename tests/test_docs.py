@@ -98,7 +98,6 @@ def test_gpu(tmp_path, device):
 def test_evaluate(tmp_path, device):
     # the command runs in a checkout
     (tmp_path / 'tests').symlink_to(ROOT / 'tests')
-    forks.output(forks.SCRIPTS / 'make_checkpoint.py', '.', device, cwd=tmp_path)
     out = execute_page('evaluate.md', tmp_path, device)
     assert '|unseen_text|' in out and 'bits_per_byte' in out
     assert ' 0 wrong' in out
