@@ -89,6 +89,14 @@ def test_files(path):
     assert not [name for name, end in ends.items() if not re.search(f'(^|/){end}', FILES, re.M)]
 
 
+def test_sizes():
+    """README in a hundred and twenty lines, a page in ten more, the guide in 100 kB."""
+    lines = {path: len((ROOT / path).read_text().splitlines()) for path in PAGES if path.startswith('docs/')}
+    assert max(lines.values()) <= 130, lines
+    assert len((ROOT / 'README.md').read_text().splitlines()) <= 120
+    assert sum((ROOT / path).stat().st_size for path in lines) <= 100_000
+
+
 # what `pip install '.[cpu]'` brings, and what docs/README.md says once for all pages
 BASE = {'fla', 'fla_longhorn', 'fla_longhorn_extras', 'tokenizers', 'torch', 'transformers'} | sys.stdlib_module_names
 # what an import needs beside it
