@@ -32,16 +32,18 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints/tested.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet $(PINS) 'pip>=25.1'
-	$(RUN) -m pip install --quiet $(PINS) torch
-	$(RUN) -m pip install --quiet $(PINS) $(EDITABLE) --group dev
-	touch $@
+	@echo 'Installing into $(VENV): first torch, which may bring CUDA along (gigabytes), for some minutes'
+	@$(RUN) -m pip install --quiet $(PINS) 'pip>=25.1'
+	@$(RUN) -m pip install --quiet $(PINS) torch
+	@echo 'then fla, transformers, this repository and its tools, for some minutes more'
+	@$(RUN) -m pip install --quiet $(PINS) $(EDITABLE) --group dev
+	@touch $@
 
 # threads that spin while they wait take five times as long where others use the cores too
 demo demo-text demo-vision: export OMP_WAIT_POLICY := passive
 
 demo: setup
-	$(RUN) -m examples.mqar --output_dir outputs/mqar
+	$(RUN) -m examples.mqar --both --output_dir outputs/mqar
 
 demo-text: setup
 	$(RUN) -m examples.text --output_dir outputs/text
@@ -252,4 +254,4 @@ bench: setup
 	$(RUN) -m benchmarks kernels
 
 clean:
-	rm -rf $(VENV) $(GPU) $(SERVING) $(SGLANG) $(VISION) $(OLDEST) $(NEWEST) outputs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(GPU) $(SERVING) $(SGLANG) $(VISION) $(OLDEST) $(NEWEST) outputs build packages/*/build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

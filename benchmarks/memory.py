@@ -201,7 +201,7 @@ def cache_bytes(make: Callable[[], nn.Module], tokens: int) -> int:
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m benchmarks memory', description=(__doc__ or '').splitlines()[0])
-    parser.add_argument('--json', metavar='FILE', help='file for the rows')
+    parser.add_argument('--json', type=timing.report_file, metavar='FILE', help='file for the rows')
     options = parser.parse_args(args)
     rows = []
     print('| layer | kept | peak | moved | cache of a sequence, KiB |\n| --- | --- | --- | --- | --- |')

@@ -1,10 +1,15 @@
 """Longhorn (arXiv 2407.14207) for flash-linear-attention: importing it registers the ops, the layer and the models."""
 
-from fla_longhorn.requirements import check_requirements
+import warnings
+
+from fla_longhorn.requirements import check_requirements, installed_version
 
 __version__ = '0.1.0'
 
 check_requirements()
+if installed_version('fla-longhorn-cpu'):
+    # fla says twice at its import that it has no GPU; this package makes it run on a CPU
+    warnings.filterwarnings('ignore', 'Triton is not supported on current platform', UserWarning)
 
 from fla_longhorn.layers import Longhorn  # noqa: E402  after the check, which names a missing dependency
 from fla_longhorn.models import (  # noqa: E402

@@ -5,11 +5,11 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-EXTRAS = "pip install 'fla-longhorn[cpu]' or 'fla-longhorn[cuda]'"
+EXTRAS = "pip install '.[cpu]' or '.[cuda]' in a checkout"
 # distribution -> (lowest version, how to install it). pip checks neither torch nor triton, which come with an extra
 REQUIREMENTS = {
     'torch': ('>=2.11', EXTRAS), 'triton': ('>=3.6', EXTRAS),
-    'flash-linear-attention': ('>=0.6', 'pip install fla-longhorn'), 'transformers': ('>=5.6.2', 'pip install fla-longhorn'),
+    'flash-linear-attention': ('>=0.6', EXTRAS), 'transformers': ('>=5.6.2', EXTRAS),
 }
 # triton is installed under one of these names
 TRITON = ('triton', 'pytorch-triton-rocm', 'triton-rocm', 'triton-windows', 'pytorch-triton-xpu', 'triton-xpu')

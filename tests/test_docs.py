@@ -25,6 +25,8 @@ TEXTS = [path.relative_to(ROOT).as_posix() for path in (
 )]
 # torch.export.load fails beside a default device; the Trainer moves rows of the CPU to its own
 WITHOUT_DEFAULT = ('compile.md', 'train.md')
+# warnings of transformers and fla that a reader would take for a mistake of the page
+UNASKED = 'unexpected behavior|unreliable|pad_token_id|not supported on current platform'
 SLOW = ('compile.md', 'train.md', 'troubleshoot.md')
 
 
@@ -52,7 +54,9 @@ def execute_page(page: str, folder: Path, device: torch.device) -> str:
     code = '' if own else f'import torch\ntorch.set_default_device({str(device)!r})\n'
     code += '\n'.join(blocks(DOCS / page, 'python'))
     if code:
-        forks.output('-c', code, cwd=folder, env=environment(folder))
+        done = forks.run('-c', code, cwd=folder, env=environment(folder))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not re.search(UNASKED, done.stderr), done.stderr
     return ''.join(execute(text, folder) for text in blocks(DOCS / page, 'bash'))
 
 
@@ -79,6 +83,13 @@ def test_readme(default_device):
     exec(compile('\n'.join(blocks(ROOT / 'README.md', 'python')), 'README.md', 'exec'), {})
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason='fla warns of a CPU')
+def test_readme_is_quiet(tmp_path):
+    """As a user without a GPU runs it: no line on the screen that asks for an answer."""
+    done = forks.run('-c', '\n'.join(blocks(ROOT / 'README.md', 'python')), cwd=tmp_path, fla=False)
+    assert (done.returncode, done.stdout) == (0, '') and not re.search(UNASKED, done.stderr), done.stderr
+
+
 @pytest.mark.slow
 def test_gpu(tmp_path, device):
     """The 350M program, at a small size; `bf16` too, which the Trainer takes on a CPU if it is told so."""
@@ -98,7 +109,6 @@ def test_gpu(tmp_path, device):
 def test_evaluate(tmp_path, device):
     # the command runs in a checkout
     (tmp_path / 'tests').symlink_to(ROOT / 'tests')
-    forks.output(forks.SCRIPTS / 'make_checkpoint.py', '.', device, cwd=tmp_path)
     out = execute_page('evaluate.md', tmp_path, device)
     assert '|unseen_text|' in out and 'bits_per_byte' in out
     assert ' 0 wrong' in out

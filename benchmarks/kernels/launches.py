@@ -2,8 +2,8 @@
 
     python -m benchmarks launches [--target sm_90] [--depth code] [--calls options] [--workers 2]
 
-`offgpu/launches.py` says what is checked at which depth. Prints one line of JSON per call of the op; a failed one has an
-`error`.
+`offgpu/launches.py` says what is checked at which depth. Prints a line for each call of the op, with the most that one of its
+launches requires; `--json FILE` has a line of JSON for each, with every launch.
 
 Needs a process without TRITON_INTERPRET.
 """
@@ -19,9 +19,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 import torch
 
+from benchmarks.measure.timing import report_file
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
@@ -203,17 +205,33 @@ def run_call(call: Call, target: str, depth: str) -> Outcome:
     return outcome
 
 
+def line(outcome: Outcome) -> str:
+    """The most that one launch of a call requires, or the call's error; registers are known at the depth 'code'."""
+    if outcome.error is not None:
+        return f'    failed: {outcome.call}: {outcome.error}'
+    names = ('registers', 'spills', 'shared')
+    registers, spills, shared = (max((x.get(name) or 0 for x in outcome.launches), default=0) for name in names)
+    return f'{len(outcome.launches):9}{registers:10}{spills:8}{shared:8}{outcome.seconds:9}  {outcome.call}'
+
+
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks launches', description=__doc__.splitlines()[0])
     parser.add_argument('--target', choices=list(TARGETS), default='sm_90')
     parser.add_argument('--depth', choices=DEPTHS, default='code')
     parser.add_argument('--calls', choices=list(CALLS), default='options', help='pairs of options, large sizes, or a few')
     parser.add_argument('--workers', type=int, default=1, help='processes')
+    parser.add_argument('--json', type=report_file, metavar='FILE', help='write a line of JSON for each call here')
     options = parser.parse_args(args)
     failed = 0
+    print(' launches registers  spills  shared  seconds  call', flush=True)
+    if options.json:
+        Path(options.json).write_text('')
     with ProcessPoolExecutor(options.workers, mp_context=get_context('spawn')) as pool:
         calls = CALLS[options.calls]()
         for outcome in pool.map(run_call, calls, itertools.repeat(options.target), itertools.repeat(options.depth)):
-            print(json.dumps(vars(outcome)), flush=True)
+            print(line(outcome), flush=True)
+            if options.json:
+                with open(options.json, 'a') as file:
+                    file.write(json.dumps(vars(outcome)) + '\n')
             failed += outcome.error is not None
     return 1 if failed else 0

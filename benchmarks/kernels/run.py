@@ -24,6 +24,10 @@ CARDS = ('sm_80', 'sm_86', 'sm_89', 'sm_90', 'sm_100', 'sm_120', 'gfx942')
 # in the order of what is used most
 STATE_SIZES = (16, 32, 64, 128)
 UPDATES = ('diagonal', 'exact')
+# characters of a column
+WIDTHS = {
+    'target': 10, 'update': 10, 'K': 5, 'kernel': 46, 'shared': 8, 'registers': 11, 'spills': 8, 'loops': 7, 'seconds': 9,
+}
 SHAPE = dict(B=8, T=2048, V=4096)
 
 
@@ -45,13 +49,23 @@ def by_kernel(outcome: Outcome) -> Iterable[dict]:
         yield {'kernel': kernel, **most, 'loops': loops, 'seconds': round(sum(x['seconds'] for x in forms.values()), 1)}
 
 
+def line(row: dict) -> str:
+    """A row of the table on the screen, with the longest loop; `--json` has all."""
+    if 'error' in row:
+        return f'{row["target"]:>10}{row["update"]:>10}{row["K"]:>5}  failed: {row["error"]}'
+    loops = row['loops']
+    shown = row | {'loops': max(loops, default='-') if isinstance(loops, list) else loops}
+    return ''.join(f'{shown[name]!s:>{width}}' for name, width in WIDTHS.items())
+
+
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks kernels', description=__doc__.splitlines()[0])
     parser.add_argument('--targets', nargs='+', choices=list(TARGETS), default=CARDS)
     parser.add_argument('--K', nargs='+', type=int, default=STATE_SIZES)
-    parser.add_argument('--json', metavar='FILE', help='write the figures here, after each call')
+    parser.add_argument('--json', type=timing.report_file, metavar='FILE', help='write the figures here, after each call')
     options = parser.parse_args(args)
     knobs.compilation.always_compile = True
+    print(line({name: name for name in WIDTHS}), flush=True)
     old = json.loads(Path(options.json).read_text()) if options.json and Path(options.json).exists() else {'rows': []}
     report: dict = {'machine': describe_machine(), **SHAPE, 'rows': old['rows']}
     done, failed = {(x['target'], x['update'], x['K']) for x in report['rows']}, 0
@@ -63,9 +77,11 @@ def main(args: list[str] | None = None) -> int:
         about = dict(target=target, update=update, K=K)
         rows = [about | row for row in by_kernel(outcome)] if outcome.error is None else [about | {'error': outcome.error}]
         for row in rows:
-            print(json.dumps(row), flush=True)
+            print(line(row), flush=True)
         report['rows'] += rows
         failed += outcome.error is not None
         if options.json:
             timing.write_report(report, options.json)
+    if options.json:
+        print(f'written to {options.json}')
     return 1 if failed else 0

@@ -169,7 +169,14 @@ def compare(report: dict, other: dict, timed: Callable[[dict], dict]) -> list[st
     return lines
 
 
+def report_file(text: str) -> str:
+    """The type of an option: a file in a folder that is there, which is noticed before the work."""
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f'wants a file in a folder that exists, got {text}')
+    return text
+
+
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every report shares."""
-    parser.add_argument('--json', metavar='FILE', help='write the figures here')
+    parser.add_argument('--json', type=report_file, metavar='FILE', help='write the figures here')
     parser.add_argument('--compare', metavar='OLD.json', help='compare with the times of an earlier report')

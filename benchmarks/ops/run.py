@@ -271,5 +271,6 @@ def main(args: list[str] | None = None) -> None:
         print(f'\nnot run: {", ".join(x for x in absent if absent[x] == reason)}: {reason}')
     if options.json:
         timing.write_report(report, options.json)
+        print(f'\nwritten to {options.json}')
     if other:
         print('\n'.join([f'\nagainst {options.compare}:', *timing.compare(report, other, times_by_name)]))

@@ -23,7 +23,7 @@ from typing import Any
 import triton
 
 from benchmarks.measure.machine import describe_machine
-from benchmarks.measure.timing import write_report
+from benchmarks.measure.timing import report_file, write_report
 from offgpu.absent_device import announced
 from offgpu.calibration.errors import error_bars, loop_class
 from offgpu.launches import make_driver
@@ -43,6 +43,14 @@ QUOTED = {
         f'{name}_{way}' for name in ('exact', 'diagonal', 'exact_head_gate', 'chunk_delta_rule') for way in ('fwd', 'bwd')
     ],
 }
+LEGEND = """
+A first line is a pass, as the operator launches it; the lines below are its kernels.
+bytes, instructions    from and to DRAM, and of one thread, for each token, sequence and channel (B T V)
+within                 how far off a prediction may be: the error on timed passes whose loops are as long
+issue, dram            the least milliseconds by instructions alone, and by DRAM alone
+loops                  instructions in each innermost loop; above 768 they exceed a scheduler's cache
+causes, in percent     what the schedulers' cycles went to: `issue` an instruction, `wait X` for the result of an instruction X
+                       (LDG, LDS: loads from global and shared memory; k, v, q: of that tensor), `dram` for memory"""
 # milliseconds of the host for a launch in an eager call, by the six of chunk_delta_rule's forward on an H200
 HOST_MS = 0.09
 
@@ -131,7 +139,7 @@ def main(args: list[str] | None = None) -> int:
         parser.add_argument('--shape', type=shape_argument, default=SHAPE, metavar='B,T,V')
         parser.add_argument('--gpu', default='H200', help=', '.join(MACHINES))
         parser.add_argument('--set', nargs='+', default=[], metavar='FIELD=VALUE', help='constants of the machine')
-        parser.add_argument('--json', metavar='FILE', help='file for the rows')
+        parser.add_argument('--json', type=report_file, metavar='FILE', help='file for the rows')
         parser.add_argument('--pages', action='store_true', help='what pages quote')
         options = parser.parse_args(args)
         if options.pages:
@@ -147,4 +155,7 @@ def main(args: list[str] | None = None) -> int:
                     del report['rows'][-1]['kernels']
                 if options.json:
                     write_report(report, options.json)
+    print(LEGEND)
+    if options.json:
+        print(f'written to {options.json}')
     return 0

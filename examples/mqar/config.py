@@ -20,6 +20,11 @@ class ModelArguments:
     state_size: int = field(default=32, metadata={'help': 'Memory entries per channel.'})
     expand: int = field(default=2, metadata={'help': 'Channels of a mixer as a multiple of the width.'})
     num_heads: int = field(default=1, metadata={'help': 'Groups of channels with their own keys and queries.'})
+    exact: bool = field(default=True, metadata={'help': 'The exact form; False for the diagonal one.'})
+
+    @property
+    def form(self) -> str:
+        return 'exact' if self.exact else 'diagonal'
 
     def config(self, task: MQAR) -> LonghornConfig:
         """The model, without special tokens: a blank is an ordinary token.
@@ -29,8 +34,8 @@ class ModelArguments:
         """
         return LonghornConfig(
             hidden_size=self.hidden_size, num_hidden_layers=self.num_hidden_layers, state_size=self.state_size,
-            expand=self.expand, num_heads=self.num_heads, vocab_size=task.vocab_size, bos_token_id=None, eos_token_id=None,
-            max_position_embeddings=task.seq_len, tie_word_embeddings=False, initializer_range=0.1,
+            expand=self.expand, num_heads=self.num_heads, exact=self.exact, vocab_size=task.vocab_size, bos_token_id=None,
+            eos_token_id=None, max_position_embeddings=task.seq_len, tie_word_embeddings=False, initializer_range=0.1,
         )
 
 
@@ -50,6 +55,7 @@ class RunArguments:
     target_recall: float = field(default=0.99, metadata={'help': 'Recall at the end below which the command fails.'})
     stop_recall: float = field(default=0.995, metadata={'help': 'Stop once the held-out recall has been this good ...'})
     stop_patience: int = field(default=2, metadata={'help': '... for so many measurements in a row; 0 runs all steps.'})
+    both: bool = field(default=False, metadata={'help': 'Train the other form too, to draw it beside the first.'})
     num_questions: int = field(default=6, metadata={'help': 'Held-out queries to answer by `generate` at the end.'})
     output_dir: str = field(default='outputs/mqar', metadata={'help': 'Where picture, figures and checkpoint go.'})
     save_steps: int = field(default=0, metadata={'help': 'Steps between two training checkpoints; 0 for none.'})

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-BLUE, ORANGE, GREY = '#1f5fa8', '#d9822b', '#8a8f98'
+BLUE, ORANGE, GREEN, GREY = '#1f5fa8', '#d9822b', '#3f8f5f', '#8a8f98'
 FONT = 8
 
 
@@ -20,7 +20,8 @@ def draw_figure(report: dict, path: Path) -> None:
     options = report['options']
     layers = options['num_hidden_layers']
     figure.suptitle(
-        f'Longhorn on multi-query associative recall: {layers} layer{"s" * (layers > 1)}, width {options["hidden_size"]}, '
+        f'Longhorn, {report["form"]} form, on multi-query associative recall: {layers} layer{"s" * (layers > 1)}, '
+        f'width {options["hidden_size"]}, '
         f'state {options["state_size"]} ({report["parameters"] / 1e3:.0f}k parameters)',
         fontsize=11,
     )
@@ -29,14 +30,28 @@ def draw_figure(report: dict, path: Path) -> None:
 
 def plot_training(axes, report: dict) -> None:
     target = report['options']['target_recall']
-    evaluations = [(entry['step'], entry['eval_recall']) for entry in report['history'] if 'eval_recall' in entry]
+    evaluations = recall_over_training(report)
     axes.axhline(target, color=GREY, linestyle=':', linewidth=1)
     axes.text(0, target - 0.02, f'target: {target:.0%}', color=GREY, va='top', fontsize=FONT)
     axes.plot(*zip(*evaluations, strict=True), color=BLUE, marker='o', markersize=3)
     step, recall = evaluations[-1]
     axes.text(step, recall - 0.04, f'{recall:.1%} after\n{step} steps', color=BLUE, ha='right', va='top', fontsize=FONT)
     axes.set(title='Recall on unseen sequences, over training', xlabel='step', ylabel='recall', xlim=(0, None))
+    if report['beside']:
+        steps, recalls = zip(*recall_over_training(report['beside']), strict=True)
+        plot_beside(axes, steps, recalls, report['beside'])
     finish(axes)
+
+
+def recall_over_training(figures: dict) -> list[tuple[int, float]]:
+    return [(entry['step'], entry['eval_recall']) for entry in figures['history'] if 'eval_recall' in entry]
+
+
+def plot_beside(axes, x, y, figures: dict) -> None:
+    """The other form, which a legend names: its line may lie on the first one's."""
+    label = f'{figures["form"]} form, {figures["recall"]:.1%} after {figures["steps"]} steps'
+    axes.plot(x, y, color=GREEN, linestyle='-.', marker='^', markersize=3, linewidth=1, label=label)
+    axes.legend(loc='lower right', fontsize=FONT, frameon=False)
 
 
 def plot_pairs(axes, report: dict) -> None:
@@ -54,6 +69,9 @@ def plot_pairs(axes, report: dict) -> None:
         low = min(recall for _, recall in beyond)
         axes.text(beyond[-1][0], low - 0.04, 'more pairs, in\nlonger sequences', color=ORANGE, ha='right', va='top',
                   fontsize=FONT)
+    if beside := report['beside']:
+        counts, recalls = zip(*((r['num_pairs'], r['recall']) for r in beside['recall_by_pairs']), strict=True)
+        axes.plot(counts, recalls, color=GREEN, linestyle='-.', marker='^', markersize=3, linewidth=1)
     counts = [r['num_pairs'] for r in results]
     guesses = [(n, sum(1 / i for i in range(1, n + 1)) / n) for n in counts]
     axes.plot(*zip(*guesses, strict=True), color=GREY, linestyle=':', linewidth=1)

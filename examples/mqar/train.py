@@ -35,7 +35,7 @@ class Progress(TrainerCallback):
         self.bar.update(state.global_step - self.bar.n)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        for key, name in (('loss', 'loss'), (f'eval_{self.metric}', self.metric)):
+        for key, name in (('loss', 'loss'), (f'eval_{self.metric}', f'held-out {self.metric}')):
             if key in logs:
                 self.shown[name] = f'{logs[key]:.3f}'
         self.bar.set_postfix(self.shown)

@@ -66,9 +66,12 @@ def main(args: list[str] | None = None) -> int:
 
     reloaded, _ = load(output)
     bits = bits_per_byte(reloaded.to(model.device), held_out)
+    lengths = sorted({EVAL_BLOCK, *(n for n in run.lengths if n <= held_out.numel())})
+    by_length = {n: bits_per_byte(reloaded, to_rows(texts.held_out, n)) for n in lengths}
     command = shlex.join([python(), '-m', 'examples.text.write', str(output), run.prompts[0]])
     report = {
-        'bits_per_byte': bits, 'baselines': baselines(rows, held_out, texts.held_out), 'parameters': model.num_parameters(),
+        'bits_per_byte': bits, 'bits_by_length': by_length,
+        'baselines': baselines(rows, held_out, texts.held_out), 'parameters': model.num_parameters(),
         **sizes, 'read_bytes': run.steps * run.batch_size * run.block_size, 'removed_bytes': texts.removed_bytes,
         'seconds': {'training': training, 'processor': processor, 'total': time.perf_counter() - started},
         **describe_machine(model.device), 'options': asdict(run), 'samples': samples, 'command': command,
@@ -116,9 +119,13 @@ def print_bits(console: Console, report: dict) -> None:
     table = Table(title=f'{report["held_out_bytes"]:,} held-out bytes of {len(report["held_out_files"])} files')
     table.add_column('predicted')
     table.add_column('bits per byte', justify='right')
+    table.add_column('perplexity', justify='right')
     for name, bits in report['baselines'].items():
-        table.add_row(name, f'{bits:.2f}')
-    table.add_row('[bold]by this model[/]', f'[bold]{report["bits_per_byte"]:.2f}[/]')
+        table.add_row(name, f'{bits:.2f}', f'{2 ** bits:.2f}')
+    for length, bits in report['bits_by_length'].items():
+        table.add_row(*(f'[bold]{x}[/]' for x in (
+            f'by this model, {length:,} bytes at a time', f'{bits:.2f}', f'{2 ** bits:.2f}',
+        )))
     console.print(table)
 
 

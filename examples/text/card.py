@@ -40,9 +40,9 @@ Training text: {len(report['train_files'])} files of {report['train_bytes']:,} b
 `descriptions` are those of all installed packages, each under the licence of its package; `stdlib` are modules of the Python
 library, under the PSF licence. In training, {report['read_bytes']:,} bytes were read.
 
-Held-out text: the first {HELD_OUT_BYTES:,} bytes of each of {len(report['held_out_files'])} other files,
+Held-out text: the first {HELD_OUT_BYTES:,} bytes of each of {len(report['held_out_files'])} other texts,
 {report['held_out_bytes']:,} in all. Lines of {LONG_LINE} bytes or more that these files contain were removed from the training
-text: {report['removed_bytes']:,} bytes. The files are {', '.join(report['held_out_files'])}. `text.json` names all files.
+text: {report['removed_bytes']:,} bytes. The texts are {', '.join(report['held_out_files'])}. `text.json` names all files.
 
 ## Results
 

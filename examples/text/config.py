@@ -16,7 +16,12 @@ class RunArguments:
     files: list[str] = field(default_factory=lambda: ['descriptions'], metadata={
         'help': 'Patterns; `descriptions` are those of all installed packages, `stdlib` is the Python library.',
     })
-    held_out_every: int = field(default=10, metadata={'help': 'One file in so many is held out.'})
+    held_out_every: int = field(default=10, metadata={
+        'help': 'One file in so many is held out; of fewer files, that share at the end of each.',
+    })
+    lengths: list[int] = field(default_factory=lambda: [256, 4096], metadata={
+        'help': 'Bytes read at a time, beside 1,024, for the bits per held-out byte; longer than the text are left out.',
+    })
     hidden_size: int = field(default=320, metadata={'help': 'Width of the model.'})
     num_hidden_layers: int = field(default=3, metadata={'help': 'Longhorn blocks.'})
     state_size: int = field(default=16, metadata={'help': 'Memory entries per channel.'})
@@ -42,6 +47,8 @@ class RunArguments:
         for name in ('held_out_every', 'block_size'):
             if getattr(self, name) < 2:
                 raise ValueError(f'{name} must be at least 2, got {getattr(self, name)}')
+        if self.lengths and min(self.lengths) < 2:
+            raise ValueError(f'lengths must be at least 2, got {self.lengths}')
         if self.temperature < 0:
             raise ValueError(f'temperature must be at least 0, got {self.temperature}')
         if self.device not in ('auto', 'cpu', 'cuda'):

@@ -28,7 +28,8 @@ class TextArguments:
     held_out_split: str | None = field(default=None, metadata={'help': 'The split that is held out; else a share of `split`.'})
     held_out_share: float = field(default=0.05, metadata={'help': 'Share of the documents that is held out.'})
     split_seed: int | None = field(default=None, metadata={
-        'help': 'Seed of `train_test_split`, which draws the held-out documents; without one it is every n-th document.',
+        'help': 'Seed of `train_test_split`, which draws the held-out documents; without one it is every n-th document, '
+        'or every n-th piece of fewer documents.',
     })
     tokenizer: str = field(default='bytes', metadata={'help': 'A tokenizer of transformers, or `bytes`.'})
     max_tokens: int | None = field(default=None, metadata={'help': 'Most tokens to train on; all of the text without it.'})
@@ -75,7 +76,16 @@ def documents(arguments: TextArguments, held_out: bool) -> Dataset | IterableDat
         parts = data.train_test_split(test_size=arguments.held_out_share, seed=arguments.split_seed)
         return parts['test' if held_out else 'train']
     n = round(1 / arguments.held_out_share)
+    if len(data) < n:
+        # as a single file: every n-th piece of it
+        data = Dataset.from_dict({'text': [piece for text in data['text'] for piece in pieces(text, n)]})
     return data.select([i for i in range(len(data)) if (i % n == n - 1) == held_out])
+
+
+def pieces(text: str, n: int) -> list[str]:
+    """The text in n pieces of equal length, but for the last."""
+    size = -(-len(text) // n)
+    return [text[i * size:(i + 1) * size] for i in range(n)]
 
 
 def vocabulary_size(arguments: TextArguments) -> int:

@@ -45,10 +45,17 @@ class Texts:
 
 
 def read_texts(files: list[str], held_out_every: int) -> Texts:
-    """Read the files that match and hold out one in `held_out_every`."""
+    """Read the files that match and hold out one in `held_out_every`; of fewer files, that share at the end of each."""
     found = list(dict.fromkeys(paths(TextArguments(files=files))))
     if len(found) < held_out_every:
-        raise ValueError(f'held_out_every must be at most {len(found)}, the number of files, got {held_out_every}')
+        texts = [path.read_text(encoding='utf-8', errors='replace').encode() for path in found]
+        cuts = [len(text) - len(text) // held_out_every for text in texts]
+        names = ['/'.join(path.parts[-2:]) for path in found]
+        pairs = [*zip(texts, cuts, strict=True)]
+        return Texts(
+            [text[:cut] for text, cut in pairs], [text[cut:cut + HELD_OUT_BYTES] for text, cut in pairs], names,
+            [f'the end of {name}' for name in names], 0,
+        )
     held = found[held_out_every - 1::held_out_every]
     rest = [path for path in found if path not in held]
     held_out, train = ([path.read_text(encoding='utf-8', errors='replace').encode() for path in x] for x in (held, rest))

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import fla_longhorn
+from fla_longhorn.ops import backends
 from fla_longhorn.ops.backends import BACKENDS, select_backend
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
 from fla_longhorn.selfcheck.case import DTYPES, OPS, cases_of
@@ -85,7 +86,7 @@ def parse_args(args: list[str] | None) -> argparse.Namespace:
 def describe(device: torch.device) -> dict[str, str]:
     """Device, backend and versions."""
     about = {'device': str(device), 'hardware': hardware(device)}
-    about['backend'] = select_backend(device).__name__.rsplit('.', 1)[-1]
+    about['backend'] = backends.backend_name(device.type, os.environ.get('FLA_LONGHORN_BACKEND'), backends.loops)
     about |= {'platform': platform.platform(), 'python': platform.python_version(), 'fla-longhorn': fla_longhorn.__version__}
     about |= {name: str(installed_version(name)) for name in (*REQUIREMENTS, 'numba')}
     if device.type == 'cuda':
@@ -108,7 +109,7 @@ def error_table(results: list[Result]) -> str:
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in sorted(results, key=lambda result: result.dtype != 'float32'):
         groups.setdefault((result.op, result.update, result.dtype), []).append(result)
-    rows: list[tuple[str, ...]] = [('op', 'update', 'dtype', 'cases', 'outputs', 'gradients', '')]
+    rows: list[tuple[str, ...]] = [('op', 'form', 'dtype', 'cases', 'outputs', 'gradients', '')]
     for names, group in groups.items():
         cells = []
         for outputs, bound in zip((True, False), BOUNDS[names[-1]], strict=True):

@@ -10,4 +10,4 @@ COMMANDS = {
 if __name__ == '__main__':
     # fla's Transformer is among the models
     use_pytorch_attention()
-    raise SystemExit(run('experiments', COMMANDS))
+    raise SystemExit(run('lab.experiments', COMMANDS))

@@ -30,10 +30,10 @@ from lab.experiments.tokens import token_blocks
 
 
 @torch.inference_mode()
-def loss_by_position(model, blocks, count: int) -> torch.Tensor:
+def loss_by_position(model, blocks, count: int, name: str | None = None) -> torch.Tensor:
     """Mean loss in nats at each position but the first, `[T - 1]` float64, over `count` blocks."""
     total = 0
-    for i in tqdm(range(count), desc=model.config.model_type, leave=False):
+    for i in tqdm(range(count), desc=name, leave=False):
         ids = blocks[i]['input_ids'][None].to(model.device)
         logits = model(ids, use_cache=False).logits[0, :-1].float()
         total = total + F.cross_entropy(logits, ids[0, 1:], reduction='none').double().cpu()
@@ -70,7 +70,7 @@ def draw(report: dict, path: Path | str) -> None:
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog='python -m lab.experiments extrapolation', description=__doc__.splitlines()[0])
-    parser.add_argument('results', type=Path, help='results.json of `experiments language_modeling`')
+    parser.add_argument('results', type=Path, help='results.json of `lab.experiments language_modeling`')
     parser.add_argument('--factor', type=int, default=16, help='longest text, as a multiple of the training length')
     parser.add_argument('--tokens_dir', type=Path, default=Path('outputs/tokens'), help='folder of the files of tokens')
     parser.add_argument('--blocks', type=int, default=32, help='largest number of texts to read')
@@ -88,7 +88,7 @@ def main(args: list[str] | None = None) -> None:
     for run in trained['runs']:
         folder = checkpoint_folder(output, run['model'], run['seed'])
         model = AutoModelForCausalLM.from_pretrained(folder / 'checkpoint').to(device).eval()
-        spans = by_span(loss_by_position(model, blocks, count), setting['block_size'])
+        spans = by_span(loss_by_position(model, blocks, count, run['model']), setting['block_size'])
         runs.append({'model': run['model'], 'seed': run['seed'], 'spans': spans})
         described = '  '.join(f'{x["end"]}: {x["perplexity"]:.3f}' for x in spans[:16])
         print(f'{run["model"]:>20}, seed {run["seed"]}: {described}')
@@ -98,3 +98,4 @@ def main(args: list[str] | None = None) -> None:
     }
     (output / 'extrapolation.json').write_text(json.dumps(report, indent=1) + '\n')
     draw(report, output / 'extrapolation.png')
+    print(f'written to {output}/extrapolation.json and extrapolation.png')

@@ -43,6 +43,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
+from examples.mqar.train import Progress
 from examples.text.corpus import TextArguments, vocabulary_size
 from fla_longhorn.layers.options import Gate
 from lab.experiments import finished, without_gpu
@@ -101,6 +102,8 @@ def train_model(setting: dict, name: str, seed: int, output: Path, tokens: Path,
         eval_dataset=torch.utils.data.Subset(held_out, eval_blocks),
     )
     trainer.remove_callback(PrinterCallback)
+    if is_first():
+        trainer.add_callback(Progress('loss', name))
     has_checkpoint = (folder / 'trainer').is_dir() and get_last_checkpoint(str(folder / 'trainer'))
     trainer.train(resume_from_checkpoint=bool(has_checkpoint) or None)
     trainer.save_model(str(folder / 'checkpoint'))
@@ -230,3 +233,4 @@ def main(args: list[str] | None = None) -> None:
         print(f'{run["model"]:>20}, seed {run["seed"]}: {run["parameters"]:,} parameters, loss {run["loss"]:.4f}, '
               f'perplexity {run["perplexity"]:.3f}, {run["seconds"]:.0f} s')
     draw(report | {'setting': setting}, output / 'results.png')
+    print(f'written to {output}/results.json and results.png')

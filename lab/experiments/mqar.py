@@ -86,7 +86,7 @@ def model_config(cell: dict, task: MQAR) -> PreTrainedConfig:
     """The model of a cell: `examples/mqar`'s Longhorn, the same with attention for its mixers, or a model of fla's."""
     if cell['mixer'] in (*LONGHORN, 'attention'):
         config = ModelArguments(**chosen(cell, ModelArguments)).config(task)
-        options = LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
+        options = {'exact': False} | LONGHORN.get(cell['mixer'], {}) | {'hidden_ratio': cell['mlp_ratio']}
         options |= {name: cell[name] for name in MODEL_OPTIONS if name in cell}
         if 'doubled' in cell:
             options['allow_neg_eigval'] = cell['doubled']

@@ -33,6 +33,12 @@ def test_sequences(monkeypatch):
         assert sum(token != BLANK for token in tokens) == 12
 
 
+def test_forms():
+    """A mixer's name says its form, whatever the example trains by default."""
+    forms = {mixer: mqar.model_config(CELL | {'mixer': mixer}, TASK).exact for mixer in ('diagonal', 'exact', 'scalar beta')}
+    assert forms == {'diagonal': False, 'exact': True, 'scalar beta': False}
+
+
 @pytest.mark.parametrize('mixer', ['diagonal', 'attention', 'Mamba'])
 def test_loss_at_the_queries(mixer, tmp_path):
     """Value and gradients are those of logits at every position."""

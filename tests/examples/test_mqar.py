@@ -77,11 +77,16 @@ def run_command(folder, device, *options: str, **changes) -> int:
 def test_the_command_and_what_it_resumes(tmp_path, device):
     """1 says that the target was missed; a run from its checkpoint ends with the same weights."""
     folder, resumed = tmp_path / 'whole', tmp_path / 'resumed'
-    assert run_command(folder, device, target_recall=1) == 1
+    assert run_command(folder, device, '--both', target_recall=1) == 1
     assert (folder / 'mqar.png').read_bytes().startswith(b'\x89PNG')
     report = json.loads((folder / 'mqar.json').read_text())
     assert report['steps'] == report['options']['steps'] == 20
     assert 0 <= report['recall'] < 1
+    assert AutoModelForCausalLM.from_pretrained(folder / 'checkpoint').config.exact
+    # the other form is another model with the same task and seed
+    assert (report['form'], report['beside']['form']) == ('exact', 'diagonal')
+    assert not AutoModelForCausalLM.from_pretrained(folder / 'diagonal/checkpoint').config.exact
+    assert report['history'] != report['beside']['history'] and report['beside']['steps'] == 20
     assert [(r['num_pairs'], r['seq_len'], r['trained']) for r in report['recall_by_pairs']] == [
         (1, 16, True), (2, 16, True), (3, 16, False), (4, 16, False),
     ]

@@ -11,13 +11,15 @@ from huggingface_hub import ModelCard
 
 from examples.text.__main__ import main
 from examples.text.config import RunArguments
+from examples.text.corpus import TextArguments, documents
 from examples.text.data import END, byte_tokenizer, read_texts, to_rows
 from examples.text.write import main as write_again
 from examples.text.write import write
 
 SMALL = {
     'held_out_every': 3, 'hidden_size': 32, 'num_hidden_layers': 1, 'state_size': 4, 'steps': 20, 'batch_size': 4,
-    'block_size': 64, 'learning_rate': 1e-2, 'prompts': 'hé', 'max_new_tokens': 40, 'temperature': 0, 'target_bits': 8,
+    'block_size': 64, 'lengths': 64, 'learning_rate': 1e-2, 'prompts': 'hé', 'max_new_tokens': 40,
+    'temperature': 0, 'target_bits': 8,
 }
 SHARED = 'a long line that a held-out file has too: {}'
 
@@ -44,6 +46,9 @@ def test_the_command(tmp_path, files, device, capsys):
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / 'out' / 'text.json').read_text())
     assert 3 < report['bits_per_byte'] < 8 and len(report['baselines']) == 3
+    # of what the held-out text holds, and as read in one pass
+    assert list(report['bits_by_length']) == ['64', '1024'] and report['bits_by_length']['1024'] == report['bits_per_byte']
+    assert report['bits_by_length']['64'] != report['bits_per_byte']
     assert report['held_out_files'] == ['texts/2.txt', 'texts/5.txt'] and report['read_bytes'] == 20 * 4 * 64
     losses = [entry['loss'] for entry in report['history'] if 'loss' in entry]
     assert losses[-1] < losses[0]
@@ -99,6 +104,17 @@ def test_texts_are_apart(files):
     assert 'file 2' not in train and 'file 1' not in held_out
 
 
+def test_one_file(tmp_path, files):
+    """Its end is held out, in bytes of whole training text before it."""
+    text = (tmp_path / 'texts/4.txt').read_bytes()
+    texts = read_texts([str(tmp_path / 'texts/4.txt')], 5)
+    assert texts.train[0] + texts.held_out[0] == text and len(texts.held_out[0]) == len(text) // 5
+    assert texts.held_out_files == ['the end of texts/4.txt']
+    one = TextArguments(files=[str(tmp_path / 'texts/4.txt')])
+    halves = [list(documents(one, held_out)['text']) for held_out in (False, True)]
+    assert (len(halves[0]), len(halves[1])) == (19, 1) and ''.join(halves[0] + halves[1]) == text.decode()
+
+
 def test_tokens():
     text = 'naïve 你好 🙂 \x00'
     tokenizer = byte_tokenizer()
@@ -110,6 +126,7 @@ def test_tokens():
 @pytest.mark.parametrize(('name', 'options'), [
     ('steps', {'steps': 0}),
     ('held_out_every', {'held_out_every': 1}),
+    ('lengths', {'lengths': [1]}),
     ('temperature', {'temperature': -1}),
     ('device', {'device': 'tpu'}),
 ])

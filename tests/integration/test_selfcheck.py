@@ -41,6 +41,11 @@ def test_command(tmp_path, device):
         assert re.search(r' +'.join(kind) + r' +\d+ .* ok$', text, re.MULTILINE), kind
 
 
+def test_the_backend_has_its_name(device):
+    """As FLA_LONGHORN_BACKEND takes it, not the name of the module that holds it."""
+    assert command.describe(device)['backend'] in {'cpu': ('numba', 'torch', 'triton')}.get(device.type, ('triton',))
+
+
 def scaled(index):
     """The gradient of the input `index` is off in the third digit."""
     return lambda *gradients: tuple(x * 1.001 if i == index else x for i, x in enumerate(gradients))

@@ -65,6 +65,8 @@ def test_presets(name, folder):
     """The paper's sizes with tied embeddings; its Table 1 prints 128.6M and 369.8M, the authors' code has 369.97M."""
     path = folder / f'longhorn_{name}.json'
     config = AutoConfig.from_pretrained(path)
+    # what README.md recommends, said in the file
+    assert json.loads(path.read_text())['exact'] is config.exact is True
     assert set(json.loads(path.read_text())) - {'architectures', 'model_type'} <= set(config.to_dict())
     with torch.device('meta'):
         model = AutoModelForCausalLM.from_config(config)

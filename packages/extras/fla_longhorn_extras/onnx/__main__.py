@@ -35,7 +35,11 @@ def main(args: list[str] | None = None) -> int:
     logging.getLogger('torch.onnx').setLevel(logging.ERROR)
     warnings.simplefilter('ignore')
     # refuse an option before the weights are read
-    check_config(AutoConfig.from_pretrained(options.checkpoint))
+    try:
+        config = AutoConfig.from_pretrained(options.checkpoint)
+    except (OSError, ValueError) as error:
+        parser.error(f'{options.checkpoint} is neither a folder of a checkpoint nor on the hub: {str(error).splitlines()[0]}')
+    check_config(config)
     model = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32).eval()
     files = export_onnx(model, options.output_dir)
     tokenizer = cached_file(options.checkpoint, 'tokenizer.json', _raise_exceptions_for_missing_entries=False)

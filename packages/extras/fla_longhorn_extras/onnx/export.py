@@ -89,7 +89,9 @@ def trace(program: WithStates) -> Any:
 
         from fla_longhorn_extras.onnx.translate import OPSET, TRANSLATIONS
     except ImportError as error:
-        raise ImportError(f"a model as ONNX needs more packages: pip install 'fla-longhorn[onnx]' ({error})") from error
+        raise ImportError(
+            f"a model as ONNX needs more packages: pip install './packages/extras[onnx]' in a checkout ({error})"
+        ) from error
     B, T = TRACED
     batch, length = torch.export.Dim('batch', min=1), torch.export.Dim('length')
     ids = torch.zeros(B, T, dtype=torch.int64, device='cpu')

@@ -51,6 +51,13 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+def test_no_checkpoint(tmp_path, capsys):
+    """A path with a mistake in it: a line, not a traceback of the hub's."""
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / 'nothing here'), '--output_dir', str(tmp_path)])
+    assert 'nothing here is neither a folder of a checkpoint' in capsys.readouterr().err
+
+
 @pytest.fixture(scope='module')
 def command(checkpoint, tmp_path_factory):
     """The folder and what the command prints."""
