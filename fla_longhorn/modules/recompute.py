@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from fla_longhorn.modules.dispatch import has_values
 from fla_longhorn.ops.plain import is_recorded
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
@@ -120,8 +121,11 @@ def can_recompute() -> bool:
     return is_recorded() and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
 
 
-def keep_inputs(function: Callable[..., Any], *inputs: Any) -> Any:
-    """`function(*inputs)`, of which autograd keeps the inputs alone, as it does of a fused kernel."""
-    if not can_recompute():
-        return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+def keep_inputs(function: Callable[..., Any], x: Tensor, *inputs: Any) -> Any:
+    """`function(x, *inputs)`, in place of a fused kernel: autograd keeps the inputs alone, as it does of the kernel.
+
+    This is for tensors without memory, with which people estimate what a GPU needs; others are not computed again.
+    """
+    if has_values(x) or not can_recompute():
+        return function(x, *inputs)
+    return checkpoint(function, x, *inputs, use_reentrant=False, preserve_rng_state=False)

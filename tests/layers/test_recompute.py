@@ -13,7 +13,6 @@ from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules.cache import RewindableCache
 from fla_longhorn.modules.recompute import Values
-from fla_longhorn.ops import backends
 from tests.models.test_longhorn import small
 
 LAYERS = {
@@ -37,11 +36,9 @@ def kept_bytes(call, module: nn.Module) -> int:
     return sum(n for storage, n in storages.items() if storage not in own)
 
 
-@pytest.fixture(params=['real', 'meta', 'fake', 'without loops'])
-def place(request, device, monkeypatch):
+@pytest.fixture(params=['real', 'meta', 'fake'])
+def place(request, device):
     """Where modules have memory, and where people who estimate it have none."""
-    if request.param == 'without loops':
-        monkeypatch.setattr(backends, 'loops', None)
     torch.set_default_dtype(torch.bfloat16)
     with FakeTensorMode() if request.param == 'fake' else nullcontext():
         yield torch.device('meta') if request.param == 'meta' else device
