@@ -27,7 +27,7 @@ TEXTS = [path.relative_to(ROOT).as_posix() for path in (
 WITHOUT_DEFAULT = ('compile.md', 'train.md')
 # warnings of transformers and fla that a reader would take for a mistake of the page
 UNASKED = 'unexpected behavior|unreliable|pad_token_id|not supported on current platform'
-SLOW = ('compile.md', 'train.md', 'troubleshoot.md')
+SLOW = ('compile.md', 'own_text.md', 'train.md', 'troubleshoot.md')
 
 
 def blocks(path: Path, language: str) -> list[str]:

@@ -49,8 +49,9 @@ bytes, instructions    from and to DRAM, and of one thread, for each token, sequ
 within                 how far off a prediction may be: the error on timed passes whose loops are as long
 issue, dram            the least milliseconds by instructions alone, and by DRAM alone
 loops                  instructions in each innermost loop; above 768 they exceed a scheduler's cache
-causes, in percent     what the schedulers' cycles went to: `issue` an instruction, `wait X` for the result of an instruction X
-                       (LDG, LDS: loads from global and shared memory; k, v, q: of that tensor), `dram` for memory"""
+causes, in percent     what the schedulers' cycles went to: `issue` of instructions, `wait X` for the result of X (`LDG k DRAM`
+                       is a load of k from DRAM), `pipe X` until the unit X is free, `stall count` fixed latencies, `fetch` of
+                       code"""
 # milliseconds of the host for a launch in an eager call, by the six of chunk_delta_rule's forward on an H200
 HOST_MS = 0.09
 
