@@ -34,15 +34,14 @@ LONGER = {
     ('longhorn_bwd_kernel', 64): (770, 783, 0),
     ('longhorn_bwd_kernel', 128): (770, 783, 0),
     ('chunk_longhorn_exact_bwd_kernel_replay', 16, 'head'): (812, 851, 0),
-    ('chunk_longhorn_exact_bwd_kernel', 16, 'head'): (FITTING, FITTING, 2),
     ('chunk_longhorn_exact_bwd_kernel_replay', 16, 'channel'): (887, 955, 0),
     ('chunk_longhorn_exact_bwd_kernel', 16, 'channel'): (843, 854, 0),
     ('chunk_longhorn_exact_bwd_kernel_replay', 32): (784, 834, 0),
-    ('chunk_longhorn_exact_bwd_kernel_replay', 64): (996, 1062, 0),
-    ('chunk_longhorn_exact_bwd_kernel', 64): (841, 882, 0),
-    ('chunk_longhorn_exact_fwd_kernel_o', 128): (FITTING, 866, 0),
-    ('chunk_longhorn_exact_bwd_kernel_replay', 128): (1524, 1616, 189),
-    ('chunk_longhorn_exact_bwd_kernel', 128): (1257, 1321, 71),
+    ('chunk_longhorn_exact_fwd_kernel_mma', 64): (FITTING, FITTING, 44),
+    ('chunk_longhorn_exact_bwd_kernel_mma', 64): (FITTING, FITTING, 28),
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64): (FITTING, 900, 139),
+    ('chunk_longhorn_exact_bwd_kernel_mma', 128): (FITTING, 900, 0),
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128): (922, 1100, 6),
 }
 
 

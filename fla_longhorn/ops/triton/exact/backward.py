@@ -15,6 +15,7 @@ from fla_longhorn.ops.triton.common import (
     decays,
     is_scalar,
     launch_key,
+    padded_state_size,
     step_factors,
     step_sizes,
     stores_cs,
@@ -44,7 +45,8 @@ from fla_longhorn.ops.triton.exact.common import (
 from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes, span_size, state_parts
 from fla_longhorn.ops.triton.exact.forward import add_updates
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram, gram_pointers
-from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands
+from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands, replays
+from fla_longhorn.ops.triton.exact.mma.replay import chunk_longhorn_exact_bwd_kernel_replay_mma
 from fla_longhorn.ops.triton.exact.mma.reverse import chunk_longhorn_exact_bwd_kernel_mma
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
@@ -258,11 +260,10 @@ def chunk_longhorn_exact_bwd(
     do, s_do = with_token_stride(do)
     B, T, H, K, V = args.sizes
     N, cu_seqlens, scale = args.num_sequences, args.cu_seqlens, None if args.scale == 1 else args.scale
-    key, config = launch_key(args), for_chunks(launch_key(args))
+    key = launch_key(args)
     per_channel = g is not None and g.dim() == 4
     scalar_beta, has_cs = beta.dim() == 3, stores_cs(args.step_options)
     dtype = operand_dtype(key.precision)
-    gram, a = chunk_longhorn_exact_gram(args, token_strides(strides), key, scale)
 
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
@@ -286,48 +287,50 @@ def chunk_longhorn_exact_bwd(
         V=V,
         SPAN=span,
         PARTS=parts,
-        DOT=key.precision,
         OPTIONS=args.step_options,
-        SCALAR_BETA=scalar_beta,
-        SCALAR_G=is_scalar(g),
         **FUSED,
     )
-    kernel = chunk_longhorn_exact_bwd_kernel_replay
-    kernel[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
-        q,
-        k,
-        v,
-        beta,
-        D,
-        z,
-        g,
-        do,
-        gram,
-        a,
-        states,
-        us,
-        cs,
-        hs,
-        ps,
-        dD,
-        dy,
-        dz,
-        cu_seqlens,
-        scale,
-        T,
-        N,
+    lanes = has_lanes(key, g)
+    lanes_replay = lanes and not scalar_beta and replays(padded_state_size(K))
+    if lanes:
+        operands, numbers = chunk_longhorn_exact_operands(args, token_strides(strides), reverse=True)
+        of_lanes: dict[str, Any] = dict(operands=operands, numbers=numbers)
+    if not lanes_replay:
+        gram, a = chunk_longhorn_exact_gram(args, token_strides(strides), key, scale)
+        general: dict[str, Any] = dict(
+            q=q, k=k, gram=gram, a=a, hs=hs, ps=ps, DOT=key.precision, SCALAR_BETA=scalar_beta, SCALAR_G=is_scalar(g),
+        )
+    if lanes_replay:
+        replay, config, chunks = chunk_longhorn_exact_bwd_kernel_replay_mma, for_lanes(key), dict(hs=hs, **of_lanes)
+    else:
+        replay, config, chunks = chunk_longhorn_exact_bwd_kernel_replay, for_chunks(key), general
+    replay[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
+        **chunks,
+        v=v,
+        beta=beta,
+        D=D,
+        z=z,
+        g=g,
+        do=do,
+        states=states,
+        us=us,
+        cs=cs,
+        dD=dD,
+        dy=dy,
+        dz=dz,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        T=T,
+        N=N,
         S=token_strides(strides, s_do),
         **common,
-        **config.of(kernel),
+        **config.of(replay),
     )
-    if has_lanes(key, g):
+    if lanes:
         reverse, config = chunk_longhorn_exact_bwd_kernel_mma, for_lanes(key)
-        operands, numbers = chunk_longhorn_exact_operands(args, token_strides(strides), reverse=True)
-        del common['DOT'], common['SCALAR_G']
-        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers)
+        chunks = dict(SCALAR_BETA=scalar_beta, **of_lanes)
     else:
-        reverse = chunk_longhorn_exact_bwd_kernel
-        chunks = dict(q=q, k=k, v=v, gram=gram, a=a, hs=hs, ps=ps, dg=dg)
+        reverse, chunks = chunk_longhorn_exact_bwd_kernel, dict(v=v, dg=dg, **general)
     reverse[(H * N * triton.cdiv(V, config.BV),)](
         **chunks,
         dy=dy,

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.common import interpreting, log2e
-from fla_longhorn.ops.triton.exact.common import load_tile, product, rounded, store_tile
+from fla_longhorn.ops.triton.exact.common import load_tile, product, rounded, split, store_tile
+from fla_longhorn.ops.triton.exact.mma.lanes import side_by_side
 
 
 @triton.jit
@@ -67,3 +68,40 @@ def steps_of(b_beta, b_n, OPTIONS: tl.constexpr):
     else:
         b_e = b_beta * reciprocal(1.0 + b_beta * b_n)
     return C * b_e
+
+
+@triton.jit
+def rounded_pairs(b_x, b_e0, b_e1, b_g, REVERSE: tl.constexpr):
+    """X and W = E X, and W rounded, of each pair of tokens; of which the second comes first with REVERSE."""
+    b_x0, b_x1 = pairs(b_x)
+    if REVERSE:
+        b_w1 = b_e1 * b_x1
+        b_x0 -= b_g * b_w1
+        b_w0 = b_e0 * b_x0
+    else:
+        b_w0 = b_e0 * b_x0
+        b_x1 -= b_g * b_w0
+        b_w1 = b_e1 * b_x1
+    b_w = tl.join(rounded(b_w0, tl.bfloat16), rounded(b_w1, tl.bfloat16))
+    return tl.reshape(tl.join(b_x0, b_x1), b_x.shape), tl.reshape(tl.join(b_w0, b_w1), b_x.shape), tl.reshape(b_w, b_x.shape)
+
+
+@triton.jit
+def rounded_solve(b_x, b_e, p_pairs, b_l, REVERSE: tl.constexpr):
+    """`X - L W` and `W = E X` of 8 tokens `[BV, 8]`, as :func:`..forward.solve`; other pairs see W as it is stored."""
+    b_g = tl.load(p_pairs + tl.arange(0, 4))[None, :]
+    b_e0, b_e1 = pairs(b_e)
+    b_y, b_v, b_w = rounded_pairs(b_x, b_e0, b_e1, b_g, REVERSE)
+    for _ in tl.static_range(3):
+        b_z = product(side_by_side(b_w, b_w, 'bf16'), b_l, b_x, 'bf16')
+        b_y, b_v, b_w = rounded_pairs(b_z, b_e0, b_e1, b_g, REVERSE)
+    return b_y, b_v, b_w
+
+
+@triton.jit
+def add_scaled(b_h, b_a, b_b, b_fa, b_fb, b_k):
+    """`h + X K` of 16 tokens, each with a factor, after which one operand does not hold them."""
+    b_ahi, b_alo = split(b_a.to(tl.float32) * b_fa, 'bf16')
+    b_bhi, b_blo = split(b_b.to(tl.float32) * b_fb, 'bf16')
+    b_h = product(side_by_side(b_alo, b_blo, 'bf16'), b_k, b_h, 'bf16')
+    return product(side_by_side(b_ahi, b_bhi, 'bf16'), b_k, b_h, 'bf16')

@@ -8,11 +8,12 @@ import triton.language as tl
 from fla_longhorn.ops.triton.common import log2e
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, padded, product, rounded, split
 from fla_longhorn.ops.triton.exact.mma.common import (
+    add_scaled,
     as_accumulators,
     load_chunk,
     load_numbers,
-    pairs,
     reciprocal,
+    rounded_solve,
     steps_of,
     store_chunk,
 )
@@ -40,37 +41,6 @@ def steps_and_slopes(b_beta, b_n, OPTIONS: tl.constexpr):
     else:
         b_e = steps_of(b_beta, b_n, OPTIONS)
         return b_e, b_e
-
-
-@triton.jit
-def reverse_pairs(b_x, b_e0, b_e1, b_g):
-    """X and W, and W rounded, of each pair of tokens."""
-    b_x0, b_x1 = pairs(b_x)
-    b_w1 = b_e1 * b_x1
-    b_x0 -= b_g * b_w1
-    b_w0 = b_e0 * b_x0
-    b_w = tl.join(rounded(b_w0, tl.bfloat16), rounded(b_w1, tl.bfloat16))
-    return tl.reshape(tl.join(b_x0, b_x1), b_x.shape), tl.reshape(tl.join(b_w0, b_w1), b_x.shape), tl.reshape(b_w, b_x.shape)
-
-
-@triton.jit
-def reverse_solve(b_x, b_e, p_pairs, b_l):
-    """`X - L^T W` and `W = E X` of 8 tokens `[BV, 8]`, as :func:`..forward.solve`; earlier tokens see W as it is stored."""
-    b_g = tl.load(p_pairs + tl.arange(0, 4))[None, :]
-    b_e0, b_e1 = pairs(b_e)
-    b_y, b_v, b_w = reverse_pairs(b_x, b_e0, b_e1, b_g)
-    for _ in tl.static_range(3):
-        b_y, b_v, b_w = reverse_pairs(product(side_by_side(b_w, b_w, 'bf16'), b_l, b_x, 'bf16'), b_e0, b_e1, b_g)
-    return b_y, b_v, b_w
-
-
-@triton.jit
-def add_scaled(b_h, b_a, b_b, b_fa, b_fb, b_k):
-    """`h + X K` of 16 tokens, each with a factor, after which one operand does not hold them."""
-    b_ahi, b_alo = split(b_a.to(tl.float32) * b_fa, 'bf16')
-    b_bhi, b_blo = split(b_b.to(tl.float32) * b_fb, 'bf16')
-    b_h = product(side_by_side(b_alo, b_blo, 'bf16'), b_k, b_h, 'bf16')
-    return product(side_by_side(b_ahi, b_bhi, 'bf16'), b_k, b_h, 'bf16')
 
 
 @triton.jit(do_not_specialize=['T', 'N'])
@@ -181,9 +151,9 @@ def chunk_longhorn_exact_bwd_kernel_mma(
                 b_dh = add_scaled(b_dh, b_ya, b_yb, scale, scale, b_q)
             else:
                 b_dh = product(b_y, b_q, b_dh, 'bf16')
-            b_xb, b_vb, b_wb = reverse_solve(b_xb, b_eb, p_numbers + 52, b_lb)
+            b_xb, b_vb, b_wb = rounded_solve(b_xb, b_eb, p_numbers + 52, b_lb, True)
             b_xa = product(side_by_side(b_wb, b_wb, 'bf16'), b_lab, b_xa, 'bf16')
-            b_xa, b_va, b_wa = reverse_solve(b_xa, b_ea, p_numbers + 48, b_la)
+            b_xa, b_va, b_wa = rounded_solve(b_xa, b_ea, p_numbers + 48, b_la, True)
             if g is None:
                 b_dh = product(side_by_side(b_wa, b_wb, 'bf16'), b_k, b_dh, 'bf16')
             else:

@@ -1,0 +1,183 @@
+"""The exact update's replay in the layout of tensor cores, for a step per channel."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fla_longhorn.ops.triton.common import log2e
+from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded, split
+from fla_longhorn.ops.triton.exact.mma.common import (
+    add_scaled,
+    as_accumulators,
+    load_chunk,
+    load_numbers,
+    reciprocal,
+    rounded_solve,
+    steps_of,
+    store_chunk,
+)
+from fla_longhorn.ops.triton.exact.mma.lanes import (
+    entry_of,
+    load_columns,
+    load_keys,
+    load_operand,
+    load_two_operands,
+    side_by_side,
+    state_operand,
+)
+from fla_longhorn.ops.triton.exact.mma.operands import reverse_halves
+from fla_longhorn.ops.triton.exact.state import load_state, store_state
+from fla_longhorn.ops.triton.slots import first_slot, locate_slot, num_slots
+
+
+@triton.jit
+def skip_and_silu_gradients(b_do, b_o, b_D, b_v, b_z):
+    """dY and dZ of minus O; D may be None."""
+    b_sig = reciprocal(1.0 + tl.exp2(b_z * -log2e()))
+    b_silu = b_z * b_sig
+    b_y = -b_o if b_D is None else b_D * b_v - b_o
+    return b_do * b_silu, b_do * b_y * (b_sig + b_silu * (1.0 - b_sig))
+
+
+@triton.jit
+def factor_of_x(b_r, b_beta, b_n, OPTIONS: tl.constexpr):
+    """`cs`: R times the slope of the step sizes by beta."""
+    b_f = reciprocal(1.0 + b_beta * b_n)
+    return (2.0 if OPTIONS.allow_neg_eigval else 1.0) * b_r * b_f * b_f
+
+
+@triton.jit(do_not_specialize=['T', 'N'])
+def chunk_longhorn_exact_bwd_kernel_replay_mma(
+    v,
+    beta,
+    D,
+    z,
+    g,
+    do,
+    operands,
+    numbers,
+    states,
+    us,
+    cs,
+    hs,
+    dD,
+    dy,
+    dz,
+    cu_seqlens,
+    scale,
+    T,
+    N,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    S: tl.constexpr,
+    BV: tl.constexpr,
+    SPAN: tl.constexpr,
+    PARTS: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """As the general replay (`../replay.py`), 16 tokens at a time, with `h = -S [BV, BK]`."""
+    IS_VARLEN: tl.constexpr = cu_seqlens is not None
+    INTERVAL: tl.constexpr = interval_of(K)
+    BK: tl.constexpr = padded(K)
+    FORWARD: tl.constexpr = 768 + 48 * BK
+    i_h, i_c, i_v = head_index_and_channels(H, V, BV)
+    i_n, bos, T_n, t_0 = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
+    # tokens of this interval, none in an unused slot
+    T_i = tl.maximum(tl.minimum(T_n - t_0, INTERVAL), 0).to(tl.int32)
+    i_chunk = (first_slot(bos, i_n, T, 16, IS_VARLEN) + t_0 // 16) * H + i_h
+    p_operands, p_numbers = operands + i_chunk * reverse_halves(BK), numbers + i_chunk * 64
+    p_hs = hs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + t_0 // SPAN) * H + i_h) * (PARTS * K * V)
+    bos += t_0
+    o_k, o_v = entry_of(tl.arange(0, BK), BK), i_v * BV + tl.arange(0, BV)
+    v, beta, us, do, dy = v + i_h * V, beta + i_h * V, us + i_h * V, do + i_h * V, dy + i_h * V
+    if z is not None:
+        z, dz = z + i_h * V, dz + i_h * V
+    if cs is not None:
+        cs += i_h * V
+    b_D = None
+    if D is not None:
+        b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)[:, None]
+        b_dD = tl.zeros([BV, 8], dtype=tl.float32)
+    b_h = -load_state(states + (i_c.to(tl.int64) * H + i_h) * (K * V), o_k, o_v, T_i > 0, K, V, True)
+    # of both halves; a chunk's tiles are loaded before anything of the last one is stored
+    b_va, b_vb = load_chunk(v, S.v, bos, o_v, T_i, V)
+    b_va, b_vb = as_accumulators(b_va, b_vb)
+    b_ba, b_bb = load_chunk(beta, S.beta, bos, o_v, T_i, V)
+    b_ba, b_bb = as_accumulators(b_ba, b_bb)
+    for i_s in range(0, T_i, SPAN):
+        store_state(p_hs, -b_h, o_k, o_v, None, K, V, True, PARTS)
+        p_hs += H * PARTS * K * V
+        for i_t in tl.range(i_s, tl.minimum(i_s + SPAN, T_i), 16, num_stages=1):
+            i_x, left = bos + i_t, T_i - i_t
+            b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK), load_keys(p_operands + 768 + 40 * BK, BK)
+            next_ba, next_bb = load_chunk(beta, S.beta, i_x + 16, o_v, left - 16, V)
+            next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
+            b_na, b_nb = load_numbers(p_numbers, 16)
+            p_forward = p_operands + FORWARD
+            b_la, b_lb = load_two_operands(p_forward)
+            b_lab = load_operand(p_forward + 512, 'bf16')
+            if D is not None or z is not None:
+                b_doa, b_dob = load_chunk(do, S.do, i_x, o_v, left, V)
+            if z is not None:
+                b_qa, b_qb = load_keys(p_forward + 640, BK), load_keys(p_forward + 640 + 8 * BK, BK)
+                b_aa, b_ab = load_two_operands(p_forward + 256)
+                b_za, b_zb = load_chunk(z, S.z, i_x, o_v, left, V)
+            b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
+            # dbeta is a small difference of V and K S
+            b_hi, b_lo = split(b_h, 'bf16')
+            b_hi, b_lo = state_operand(b_hi), state_operand(b_lo)
+            b_zero = tl.zeros([BV, 8], dtype=tl.float32)
+            if g is None:
+                b_ra = product(b_hi, b_ka, product(b_lo, b_ka, b_va, 'bf16'), 'bf16')
+                b_rb = product(b_hi, b_kb, product(b_lo, b_kb, b_vb, 'bf16'), 'bf16')
+            else:
+                b_ua, b_ub = load_numbers(p_numbers + 16, 16)
+                b_ra = product(b_hi, b_ka, product(b_lo, b_ka, b_zero, 'bf16'), 'bf16') * b_ua + b_va
+                b_rb = product(b_hi, b_kb, product(b_lo, b_kb, b_zero, 'bf16'), 'bf16') * b_ub + b_vb
+            if z is not None:
+                b_s = state_operand(rounded(b_h, tl.bfloat16))
+                b_oa, b_ob = product(b_s, b_qa, b_zero, 'bf16'), product(b_s, b_qb, b_zero, 'bf16')
+                if scale is not None:
+                    # A was multiplied by it already
+                    b_oa, b_ob = b_oa * scale, b_ob * scale
+                if g is not None:
+                    b_oa, b_ob = b_oa * b_ua, b_ob * b_ub
+            b_k = load_columns(p_operands + 768, BK, 'bf16')
+            b_ra, _, b_wa = rounded_solve(b_ra, b_ea, p_numbers + 48, b_la, False)
+            b_rb = product(side_by_side(b_wa, b_wa, 'bf16'), b_lab, b_rb, 'bf16')
+            b_rb, _, b_wb = rounded_solve(b_rb, b_eb, p_numbers + 52, b_lb, False)
+            b_w = side_by_side(b_wa, b_wb, 'bf16')
+            if z is not None:
+                b_oa, b_ob = product(b_w, b_aa, b_oa, 'bf16'), product(b_w, b_ab, b_ob, 'bf16')
+            if g is None:
+                b_h = product(b_w, b_k, b_h, 'bf16')
+            else:
+                b_ua, b_ub = load_numbers(p_numbers + 32, 16)
+                b_h = add_scaled(b_h * tl.load(p_numbers + 31), b_wa, b_wb, b_ua, b_ub, b_k)
+            store_chunk(us, H * V, i_x, o_v, left, V, b_wa, b_wb)
+            if cs is not None:
+                b_ra, b_rb = factor_of_x(b_ra, b_ba, b_na, OPTIONS), factor_of_x(b_rb, b_bb, b_nb, OPTIONS)
+                store_chunk(cs, H * V, i_x, o_v, left, V, b_ra, b_rb)
+            if D is not None or z is not None:
+                # as accumulators, like V, they are predicted to take 1.13 times as long
+                b_doa, b_dob = b_doa.to(tl.float32), b_dob.to(tl.float32)
+                if z is not None:
+                    b_za, b_zb = b_za.to(tl.float32), b_zb.to(tl.float32)
+                    b_doa, b_za = skip_and_silu_gradients(b_doa, b_oa, b_D, b_va, b_za)
+                    b_dob, b_zb = skip_and_silu_gradients(b_dob, b_ob, b_D, b_vb, b_zb)
+                    store_chunk(dy, H * V, i_x, o_v, left, V, b_doa, b_dob)
+                    store_chunk(dz, H * V, i_x, o_v, left, V, b_za, b_zb)
+                if D is not None:
+                    b_dD += b_doa * b_va + b_dob * b_vb
+            b_va, b_vb = next_va.to(tl.float32), next_vb.to(tl.float32)
+            b_ba, b_bb = next_ba.to(tl.float32), next_bb.to(tl.float32)
+            p_operands += H * reverse_halves(BK)
+            p_numbers += H * 64
+    if g is not None:
+        i_end = num_slots(T, N, SPAN, IS_VARLEN) + i_n
+        ends = (T_i > 0) & (t_0 + INTERVAL >= T_n)
+        store_state(hs + (i_end * H + i_h) * (PARTS * K * V), -b_h, o_k, o_v, ends, K, V, True, PARTS)
+    if D is not None:
+        tl.store(dD + (i_c.to(tl.int64) * H + i_h) * V + o_v, tl.sum(b_dD, 1), mask=o_v < V)

@@ -1,0 +1,41 @@
+"""What keeps the exact kernels in the layout of tensor cores is Triton's choice; without a GPU it can be seen here."""
+
+import pytest
+
+from benchmarks.kernels.launches import rehearse
+from benchmarks.kernels.run import training_call
+from offgpu.calibration.errors import FITTING
+from offgpu.launches import rehearsal
+
+# the tiles of 8 tokens that a loop loads and stores; of the forward's, Triton 3.6 moves one in four parts
+TILES = {
+    'chunk_longhorn_exact_fwd_kernel_mma': 11, 'chunk_longhorn_exact_bwd_kernel_mma': 12,
+    'chunk_longhorn_exact_bwd_kernel_replay_mma': 8,
+}
+# z and dO of the replay, whose gradients are computed in the layout of loads
+FLOAT_TILES = {'chunk_longhorn_exact_bwd_kernel_replay_mma': 24}
+# loops of more than FITTING instructions by K and gate
+LONGER = {
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64, 'head'): 884,
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, None): 890,
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, 'head'): 1100,
+    ('chunk_longhorn_exact_bwd_kernel_mma', 128, 'head'): 900,
+}
+
+
+@pytest.mark.parametrize(('K', 'gate'), [
+    pytest.param(K, gate, marks=() if (K, gate) == (16, None) else pytest.mark.slow)
+    for K in (16, 32, 64, 128) for gate in (None, 'head')
+])
+def test_nothing_moves_between_lanes(K, gate):
+    """But tiles on their way from and to memory: each goes through shared memory once."""
+    with rehearsal('sm_90', 'code') as launches:
+        rehearse(training_call('exact', K, gate))
+    found = {launch.kernel: launch.compiled() for launch in launches if launch.kernel in TILES}
+    assert len(found) == (2 if K < 64 else 3)
+    for kernel, compiled in found.items():
+        loop = max((x for x in compiled.loops if x.innermost), key=lambda x: x.instructions)
+        assert loop.mix['SHFL'] == loop.mix['SEL'] == 0, kernel
+        assert loop.mix['LDSM'] + loop.mix['LDS'] <= TILES[kernel] + FLOAT_TILES.get(kernel, 0), (kernel, loop.mix)
+        assert loop.mix['STSM'] + loop.mix['STS'] <= TILES[kernel] + FLOAT_TILES.get(kernel, 0), (kernel, loop.mix)
+        assert loop.instructions <= LONGER.get((kernel, K, gate), FITTING), kernel
