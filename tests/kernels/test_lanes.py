@@ -17,9 +17,9 @@ FLOAT_TILES = {'chunk_longhorn_exact_bwd_kernel_replay_mma': 24}
 # loops of more than FITTING instructions by K and gate
 LONGER = {
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64, 'head'): 884,
-    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, None): 890,
-    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, 'head'): 1100,
-    ('chunk_longhorn_exact_bwd_kernel_mma', 128, 'head'): 900,
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, None): 922,
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, 'head'): 1055,
+    ('chunk_longhorn_exact_bwd_kernel_mma', 128, 'head'): 872,
 }
 
 
