@@ -139,24 +139,6 @@ def test_shares_by_the_clock(monkeypatch, tmp_path):
     assert parts['steps'][0] > 90 / 540 * 120 and len(parts['passes']) > 1
 
 
-def test_shares_are_kept(tmp_path, monkeypatch):
-    """A stage that hangs takes its own part, and the others tell what they did; what was cut goes last in the next call."""
-    monkeypatch.setattr(run, 'LAST_SECONDS', 0)
-    monkeypatch.setenv('PLANTED', 'slow')
-    shares = {'first': 1, 'second': 2, 'third': 1}
-    stages = [Stage(name, 'tests.benchmarks.faults', share, 60) for name, share in shares.items()]
-    hung = Stage('hung', 'tests.benchmarks.hangs', 1, 60)
-    call(tmp_path, stages[0], hung, *stages[1:], minutes=0.4)
-    turns = {record['stage']: record for record in Results(tmp_path).records if 'finished' in record}
-    for name in (*shares, 'hung'):
-        # a busy machine ends processes slowly
-        assert turns[name]['seconds'] < turns[name]['part'] + 10 and not turns[name]['finished']
-    told = {record['stage'] for record in Results(tmp_path).records if 'item' in record}
-    assert told and told <= {*shares} and ' hangs |' in (tmp_path / 'page.md').read_text()
-    call(tmp_path, hung, minutes=0.3)
-    assert Results(tmp_path).ended['hung'] == {'works'}
-
-
 PROBES = {
     'a build without CUDA': (
         "torch.ones = fail(AssertionError('Torch not compiled with CUDA enabled'))\ntorch.version.cuda = None",

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import cached_file
 
@@ -37,7 +38,7 @@ def main(args: list[str] | None = None) -> int:
     # refuse an option before the weights are read
     try:
         config = AutoConfig.from_pretrained(options.checkpoint)
-    except (OSError, ValueError) as error:
+    except (OSError, HFValidationError) as error:
         parser.error(f'{options.checkpoint} is neither a folder of a checkpoint nor on the hub: {str(error).splitlines()[0]}')
     check_config(config)
     model = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32).eval()
