@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from fla_longhorn.selfcheck.compare import relative_error
 from tests.integration.swapped import make_config, tokens
-from tests.layers.test_ways_of_use import in_threads, replicate
+from tests.layers.reference import replicate
+from tests.layers.test_ways_of_use import in_threads
 from tests.models.test_longhorn import small
 
 MODELS = {
