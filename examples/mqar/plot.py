@@ -33,13 +33,14 @@ def plot_training(axes, report: dict) -> None:
     evaluations = recall_over_training(report)
     axes.axhline(target, color=GREY, linestyle=':', linewidth=1)
     axes.text(0, target - 0.02, f'target: {target:.0%}', color=GREY, va='top', fontsize=FONT)
-    axes.plot(*zip(*evaluations, strict=True), color=BLUE, marker='o', markersize=3)
-    step, recall = evaluations[-1]
-    axes.text(step, recall - 0.04, f'{recall:.1%} after\n{step} steps', color=BLUE, ha='right', va='top', fontsize=FONT)
-    axes.set(title='Recall on unseen sequences, over training', xlabel='step', ylabel='recall', xlim=(0, None))
+    axes.plot(*zip(*evaluations, strict=True), color=BLUE, marker='o', markersize=3, label=outcome(report))
     if report['beside']:
         steps, recalls = zip(*recall_over_training(report['beside']), strict=True)
-        plot_beside(axes, steps, recalls, report['beside'])
+        label = outcome(report['beside'])
+        axes.plot(steps, recalls, color=GREEN, linestyle='-.', marker='^', markersize=3, linewidth=1, label=label)
+    axes.legend(loc='lower right', fontsize=FONT, frameon=False)
+    # after the last line, so that the axis holds all
+    axes.set(title='Recall on unseen sequences, over training', xlabel='step', ylabel='recall', xlim=(0, None))
     finish(axes)
 
 
@@ -47,11 +48,8 @@ def recall_over_training(figures: dict) -> list[tuple[int, float]]:
     return [(entry['step'], entry['eval_recall']) for entry in figures['history'] if 'eval_recall' in entry]
 
 
-def plot_beside(axes, x, y, figures: dict) -> None:
-    """The other form, which a legend names: its line may lie on the first one's."""
-    label = f'{figures["form"]} form, {figures["recall"]:.1%} after {figures["steps"]} steps'
-    axes.plot(x, y, color=GREEN, linestyle='-.', marker='^', markersize=3, linewidth=1, label=label)
-    axes.legend(loc='lower right', fontsize=FONT, frameon=False)
+def outcome(figures: dict) -> str:
+    return f'{figures["form"]} form, {figures["recall"]:.1%} after {figures["steps"]} steps'
 
 
 def plot_pairs(axes, report: dict) -> None:
