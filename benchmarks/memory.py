@@ -224,3 +224,4 @@ def main(args: list[str] | None = None) -> None:
         timing.write_report(
             {'width': WIDTH, 'batch_size': B, 'tokens': T, 'rows': rows, 'scratch': scratches}, options.json,
         )
+        print(f'\nwritten to {options.json}')

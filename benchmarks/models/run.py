@@ -187,3 +187,5 @@ def main(args: list[str] | None = None) -> None:
     run.measure(training=not options.skip_training)
     if other:
         print('\n'.join([f'\nagainst {options.compare}:', *timing.compare(run.report, other, times_by_name)]))
+    if options.json:
+        print(f'\nwritten to {options.json}')
