@@ -14,10 +14,6 @@ from tests.__main__ import read_parts
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ('tests', 'packages', 'lab')
-# targets beside those of `.ci/run`, run by hand before an issue is closed
-BY_HAND = {
-    'test-slow': 'a quarter of an hour', 'test-serving': "minutes of vLLM's starts", 'test-sglang': "minutes of SGLang's",
-}
 # a test
 LEFT_OUT = {
     'tests/kernels/test_compiled.py::test_every_kernel_compiles': 'minutes of compiling for every card: `make test-all`',
@@ -46,10 +42,8 @@ def read(words: list[str]) -> Command:
 
 @cache
 def commands() -> list[Command]:
-    """Those of the targets that `.ci/run` names, and of those by hand."""
+    """Those of the targets that `.ci/run` names."""
     targets = re.search(r'^targets=\((.+?)\)', (ROOT / '.ci' / 'run').read_text(), re.M | re.S)[1].split()
-    assert not {*targets} & BY_HAND.keys()
-    targets += BY_HAND
     printed = subprocess.run(['make', '-n', *targets], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = []
     for line in printed.replace('\\\n', ' ').splitlines():
