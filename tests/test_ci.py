@@ -1,4 +1,4 @@
-"""A test that no target runs does not exist: `.ci/run` has each, or its target or itself is named here with the reason."""
+"""A test that no target runs does not exist: a target of `.ci/run` has each, or it is named here with the reason."""
 
 import ast
 import re
