@@ -12,15 +12,16 @@ from types import SimpleNamespace
 
 from tests.__main__ import read_parts
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = ('tests', 'packages', 'lab')
+ROOT = Path(__file__).parents[2]
+FOLDERS = ('tests', 'packages', 'benchmarks', 'examples', 'lab')
 # targets beside those of `.ci/run`, run by hand before an issue is closed
 BY_HAND = {
     'test-slow': 'a quarter of an hour', 'test-serving': "minutes of vLLM's starts", 'test-sglang': "minutes of SGLang's",
 }
 # a test
 LEFT_OUT = {
-    'tests/kernels/test_compiled.py::test_every_kernel_compiles': 'minutes of compiling for every card: `make test-all`',
+    'packages/offgpu/tests/kernels/test_compiled.py::test_every_kernel_compiles':
+        'minutes of compiling for every card: `make test-all`',
     'packages/extras/tests/test_scalar_beta.py::test_kernels': "fla's kernels need a GPU; the interpreter runs the same cases",
 }
 
