@@ -161,12 +161,17 @@ for found in pkgutil.walk_packages(fla_longhorn.__path__, 'fla_longhorn.'):
     if not found.name.endswith('__main__'):
         importlib.import_module(found.name)
 
+def of_classes(module):
+    # own attributes of its classes
+    own = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
+    return [(f'{x.__name__}.{y}', value) for x in own for y, value in vars(x).items() if not y.startswith('__')]
+
 def held():
     values = {}
     for name, module in list(sys.modules.items()):
         # the part that is applied is on the list of those that are
         if name.split('.')[0] == 'fla_longhorn' and name != 'fla_longhorn.patches.apply':
-            for x, value in vars(module).items():
+            for x, value in [*vars(module).items(), *of_classes(module)]:
                 if value is not sys.modules.get(f'{name}.{x}') and not x.startswith('__'):
                     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
                     values[name, x] = id(value), [(str(key), id(y)) for key, y in inside]
@@ -182,7 +187,6 @@ def test_packages_assign_nothing_of_the_plugin():
     names = [x.name for x in forks.ROOT.glob('packages/*/fla_longhorn_*') if x.suffix != '.egg-info']
     forks.output('-c', HELD + '''
 before = held()
-fla_longhorn.patch(packages=True)
 for name in sys.argv[1:]:
     for found in pkgutil.iter_modules(importlib.import_module(name).__path__, f'{name}.'):
         if not found.ispkg:
@@ -190,7 +194,13 @@ for name in sys.argv[1:]:
                 importlib.import_module(found.name)
             except ModuleNotFoundError as error:
                 assert not error.name.startswith('fla'), error
-assert changed(before, held()) <= {('fla_longhorn.ops.backends', 'loops')}, changed(before, held())
+assert not changed(before, held()), changed(before, held())
+fla_longhorn.patch(packages=True)
+assert changed(before, held()) <= {
+    ('fla_longhorn.ops.backends', 'loops'),
+    ('fla_longhorn.models.longhorn.configuration_longhorn', 'LonghornConfig.base_model_tp_plan'),
+    ('fla_longhorn.models.longhorn.modeling_longhorn', 'LonghornForCausalLM._tp_plan'),
+}, changed(before, held())
 fla_longhorn.patch(packages=False)
 assert not changed(before, held())
 ''', *names, env={'FLA_LONGHORN_PATCH': 'names'})
