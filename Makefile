@@ -26,7 +26,7 @@ GPU_PYTHON ?= python3.12
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all test-packages test-slow resolve test-device test-device-quick device-lines test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all test-closed test-packages test-slow resolve test-device test-device-quick device-lines test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,10 @@ test: setup
 
 test-all: setup
 	$(RUN) -m tests --slow
+
+# the plugin as it stands without what is beside it in this repository
+test-closed: setup
+	.ci/closed -m 'not slow' -n 2 --dist loadgroup -q --durations 20
 
 # of the packages and the laboratory, those that need nothing more
 test-packages: setup

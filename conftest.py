@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests import plain_fla
 from tests.devices import INTERPRETING, hasten_interpreter, why_not
 
 # a package has Numba's
@@ -48,6 +49,8 @@ def pytest_configure(config):
     # seconds, which pytest-xdist's controller does without: it runs no test
     if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
         import fla_longhorn  # noqa: F401  registers
+
+        plain_fla.install()
         if INTERPRETING:
             hasten_interpreter()
     # the same draws in every run, and no deadline: compiling and interpreting take as long as they take
@@ -72,6 +75,10 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption('--device') == 'cpu' and not plain_fla.HAS_PACKAGE:
+        of_fla = [item for item in items if item.get_closest_marker('fla_kernels')]
+        items[:] = [item for item in items if item not in of_fla]
+        config.hook.pytest_deselected(items=of_fla)
     # in CI a machine that lacks something fails the tests that need it
     if 'CI' not in os.environ and not (shutil.which('gcc') and shutil.which('g++')):
         for item in items:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / 'tests/surface.json'
 PACKAGES = (
     'fla_longhorn', 'fla_longhorn.ops', 'fla_longhorn.layers', 'fla_longhorn.models', 'fla_longhorn.models.longhorn',
-    'fla_longhorn.modules', 'fla_longhorn.patches',
+    'fla_longhorn.modules', 'fla_longhorn.patches', 'fla_longhorn.attn_mode', 'fla_longhorn.hosts',
 )
 # where a public class is called
 METHODS = ('__init__', 'forward', 'generate', 'from_pretrained', 'save_pretrained', 'revert', 'revert_all')
@@ -43,7 +43,12 @@ def signature(function: Callable) -> str:
 
 
 def described(x: Any) -> Any:
-    """A class by the signatures of its own methods, a function by its signature, a value by itself."""
+    """A class by the signatures of its own methods or its fields, a function by its signature, a value by itself."""
+    if isinstance(x, type) and hasattr(x, '_fields'):
+        return list(x._fields)
+    if isinstance(x, type) and getattr(x, '_is_protocol', False):
+        methods = {name: y for name, y in vars(x).items() if callable(y) and name[0] != '_' or name == '__call__'}
+        return {name: signature(y) for name, y in methods.items()}
     if isinstance(x, type):
         own = {name for base in x.__mro__ if base.__module__.startswith('fla') for name in vars(base)}
         return {name: signature(getattr(x, name)) for name in METHODS if name in own}

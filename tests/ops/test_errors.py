@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
-from fla_longhorn.ops import backends
+from fla_longhorn.ops import backends, chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
 from fla_longhorn.ops.backends import select_backend
 
 OPS = [chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fla_longhorn.hosts import Changes
     from fla_longhorn.models import LonghornConfig
-    from fla_longhorn.patches.changes import Changes
 
 # transformers' tensor-parallel styles of a language model, beside those of the base model
 HEAD = {'lm_head': 'colwise_gather_output'}

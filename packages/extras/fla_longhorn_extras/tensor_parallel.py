@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
+from fla_longhorn.hosts import LINEAR
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.models.longhorn.configuration_longhorn import LINEAR
 from fla_longhorn_extras import HEAD
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
