@@ -23,6 +23,12 @@ BY_THE_DOOR = {
     'packages/extras/fla_longhorn_extras/__init__.py: changes.set_attribute(LonghornConfig)',
     'packages/extras/fla_longhorn_extras/__init__.py: changes.set_attribute(LonghornForCausalLM)',
 }
+# what a measuring tool replaces in a `with`, to see or to count what runs
+FOR_A_WHILE = {
+    'benchmarks/gpu/filling.py: mock.patch.object(backends)',
+    'benchmarks/gpu/tuning.py: mock.patch.object(LaunchConfig)',
+    'benchmarks/operators.py: mock.patch.object(dispatch)',
+}
 
 
 def files(*folders: str) -> dict[str, ast.Module]:
@@ -84,10 +90,8 @@ def changes(tree: ast.AST) -> set[str]:
     own = {name for _, _, name in imported(tree)}
     found = set()
     for node in ast.walk(tree):
-        targets = getattr(node, 'targets', [getattr(node, 'target', None)])
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.For)):
-            inside = [x for target in targets for x in ast.walk(target)]
-            found |= {ast.unparse(x) for x in inside if not isinstance(x, ast.Name) and root_of(x) in own}
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load) and root_of(node) in own:
+            found.add(ast.unparse(node))
         elif isinstance(node, ast.Call):
             function = ast.unparse(node.func)
             *_, last = function.split('.')
@@ -100,7 +104,7 @@ def changes(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize('source, found', [
     ('import fla_longhorn\nfla_longhorn.ops.backends.loops = 1', {'fla_longhorn.ops.backends.loops'}),
-    ('from fla_longhorn.ops import backends as b\nb.BACKENDS["x"] = b', {"b.BACKENDS['x']", 'b.BACKENDS'}),
+    ('from fla_longhorn.ops import backends as b\nb.BACKENDS["x"] = b', {"b.BACKENDS['x']"}),
     ('from fla_longhorn.ops.backends import BACKENDS\nBACKENDS.update(x=1)', {'BACKENDS.update()'}),
     ('from fla_longhorn import LonghornConfig\nsetattr(LonghornConfig, "x", 1)', {'setattr(LonghornConfig)'}),
     ('from fla_longhorn import LonghornConfig\nconfig = LonghornConfig()\nconfig.gate = "head"', set()),
@@ -113,7 +117,7 @@ def test_changes_are_found(source, found):
 def test_no_source_changes_the_plugin():
     trees = files('packages', 'benchmarks', 'examples', 'lab')
     assert len(trees) > 100
-    assert {f'{name}: {x}' for name, tree in trees.items() for x in changes(tree)} == BY_THE_DOOR
+    assert {f'{name}: {x}' for name, tree in trees.items() for x in changes(tree)} == BY_THE_DOOR | FOR_A_WHILE
 
 
 def test_packages_change_the_plugin_by_the_door_alone():
@@ -129,8 +133,9 @@ for name in sys.argv[1:]:
             try:
                 importlib.import_module(found.name)
                 count += 1
-            except ModuleNotFoundError as error:
-                assert not error.name.startswith('fla'), error
+            except ImportError as error:
+                missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+                assert not missing.name.startswith('fla'), error
 assert count > 30, count
 assert not changed(before, held()), changed(before, held())
 fla_longhorn.patch(packages=True)
