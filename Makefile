@@ -110,8 +110,10 @@ test-device-quick: setup
 device-lines: test-device-quick
 	$(RUN) -m packages.offgpu.tests.pretend.device_lines .coverage
 
+# the page exports a model to ONNX
 test-vision: export OMP_NUM_THREADS := 1
-test-vision: $(VISION)/.ready
+test-vision: export PYTHONPATH := $(ONNX)
+test-vision: $(VISION)/.ready $(ONNX)/.ready
 	$(VISION)/bin/python -m pytest packages/extras/tests/timm -q
 
 # the only torchvision to be had is built for CUDA: apart, where packages/extras/tests/timm/sitecustomize.py lets it be imported
