@@ -16,6 +16,7 @@ TILES = {
 FLOAT_TILES = {'chunk_longhorn_exact_bwd_kernel_replay_mma': 24}
 # loops of more than FITTING instructions by K and gate
 LONGER = {
+    ('chunk_longhorn_exact_fwd_kernel_mma', 128, None): 819,
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64, 'head'): 884,
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, None): 922,
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, 'head'): 1055,

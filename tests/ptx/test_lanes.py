@@ -1,0 +1,63 @@
+"""The exact kernels in the layout of tensor cores, as compiled: as exact as the general ones, causal, and what NaN reaches."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+from fla_longhorn.ops import chunk_longhorn
+from fla_longhorn.ops.triton.exact.configs import GENERAL_KERNELS
+from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
+from fla_longhorn.selfcheck.compare import relative_error
+from offgpu.emulator import Emulator
+from tests.ops.cases import TOLERANCE, reference, run
+from tests.ptx.calls import BF16, Call
+from tests.ptx.execute import as_on_a_gpu
+
+# keys of several heads, each of which has random errors of its own
+KEYS = Case(B=1, T=256, H=4, V=16, dtype=BF16, sigmoid=True)
+GATE = dict(g='head', lowest=-0.05)
+
+
+def emulated(case, inputs, options, general=False):
+    """Results and gradients, by the kernels in the layout of tensor cores or the general ones."""
+    with as_on_a_gpu(Call('lanes', case)), mock.patch.dict(os.environ, {GENERAL_KERNELS: str(int(general))}):
+        emulator = Emulator('sm_90', races=False)
+        with emulator.active():
+            results = run(chunk_longhorn, inputs, options)
+    assert any('_mma' in x.kernel for x in emulator.launches) != general
+    assert not emulator.findings
+    return results
+
+
+def with_keys(inputs, keys):
+    k = inputs['k'].detach()
+    if keys == 'one':
+        k = k[:, :1].expand(k.shape)
+    elif keys == 'decades':
+        exponents = 32 * torch.rand(k.shape[1], generator=torch.Generator().manual_seed(9)) - 16
+        k = (k.float() * 10 ** exponents[:, None, None]).to(k.dtype)
+    return inputs | {'k': k.contiguous().requires_grad_()}
+
+
+@pytest.mark.parametrize(('K', 'keys', 'gate'), [
+    pytest.param(K, keys, gate, marks=[] if (K, keys, gate) == (64, 'one', False) else pytest.mark.slow)
+    for K in (16, 32, 64, 128) for keys in ('one', 'random', 'decades') for gate in (False, True)
+])
+def test_errors_are_those_of_the_general_kernels(K, keys, gate):
+    """The state's at most 1.5 times; of both, and of their gradients, within the bounds of their dtype."""
+    case = replace(KEYS, K=K, **(GATE if gate else {}))
+    inputs, options = with_keys(make_inputs(case), keys), make_options(case, exact=True)
+    wanted = reference(inputs, options)
+    results = emulated(case, inputs, options), emulated(case, inputs, options, general=True)
+    errors, general = ({name: relative_error(x[name], wanted[name]) for name in wanted} for x in results)
+    assert errors['final_state'] <= 1.5 * general['final_state']
+    outputs, gradients = TOLERANCE[BF16]
+    # tiny gradients underflow where keys are large
+    names = ('o', 'final_state') if keys == 'decades' else tuple(wanted)
+    bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in names}
+    assert {name: (errors[name], general[name]) for name in names if errors[name] > max(bounds[name], general[name])} == {}
