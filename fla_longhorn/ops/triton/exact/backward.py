@@ -196,7 +196,7 @@ def chunk_longhorn_exact_bwd_kernel(
                 b_dg = sums_from(b_dg) + b_sum[None, :]
                 b_sum = row(b_dg, 0)
                 # exactly 0 where nothing is left
-                store_tile(dg, H * V, i_x, o_t, o_v, left, V, tl.where(b_d > 0.0, b_dg, 0.0))
+                store_tile(dg, H * V, i_x, o_t, o_v, left, V, tl.where(b_d == 0.0, 0.0, b_dg))
             if b_d is not None:
                 b_until = tl.cumprod(b_d, 0)
                 b_dh *= row(b_until, BT - 1)[:, None]
