@@ -123,6 +123,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     BK: tl.constexpr = padded(K)
     SAVE_STATES: tl.constexpr = states is not None and not BY_INTERVAL
     SILU: tl.constexpr = OUTPUT and z is not None
+    # how keys read the state: where no decay forgets it, their repetitions keep what is read wrong
+    DOT: tl.constexpr = 'tf32' if g is None else 'bf16'
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n = i_c
     if BY_INTERVAL:
@@ -184,9 +186,9 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             p_s += H * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + INTERVAL, T_n), 16, num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
-            b_ka, b_kb = load_keys(p_operands, BK), load_keys(p_operands + 8 * BK, BK)
+            b_ka, b_kb = load_keys(p_operands, BK, DOT), load_keys(p_operands + 8 * BK, BK, DOT)
             if OUTPUT:
-                b_qa, b_qb = load_keys(p_operands + 16 * BK, BK), load_keys(p_operands + 24 * BK, BK)
+                b_qa, b_qb = load_keys(p_operands + 16 * BK, BK, 'bf16'), load_keys(p_operands + 24 * BK, BK, 'bf16')
             b_la, b_lb = load_operand(p_numbers, 'tf32'), load_operand(p_numbers + 128, 'tf32')
             if OUTPUT:
                 b_aa, b_ab = load_operand(p_numbers + 384, 'tf32'), load_operand(p_numbers + 512, 'tf32')
@@ -198,18 +200,13 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                 next_za, next_zb = load_chunk(z, S.z, i_x + 16, o_v, left - 16, V)
             b_na, b_nb = load_numbers(p_numbers + NEXT, left - 16)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
-            b_s = rounded(b_h, tl.bfloat16)
+            b_s = state_operand(rounded(b_h, tl.bfloat16))
             if g is None:
-                # in two parts, because a key's repetitions keep what is read wrong, where no decay forgets it
-                b_rest = state_operand(rounded(b_h - b_s.to(tl.float32), tl.bfloat16))
-                b_ra, b_rb = product(b_rest, b_ka, b_va, 'bf16'), product(b_rest, b_kb, b_vb, 'bf16')
-            b_s = state_operand(b_s)
-            if g is None:
-                b_ra, b_rb = product(b_s, b_ka, b_ra, 'bf16'), product(b_s, b_kb, b_rb, 'bf16')
+                b_ra, b_rb = product(b_h, b_ka, b_va, DOT), product(b_h, b_kb, b_vb, DOT)
             else:
                 b_ua, b_ub = load_numbers(p_numbers + TOKENS + 16, 16)
-                b_ra = product(b_s, b_ka, b_zero, 'bf16') * b_ua + b_va
-                b_rb = product(b_s, b_kb, b_zero, 'bf16') * b_ub + b_vb
+                b_ra = product(b_s, b_ka, b_zero, DOT) * b_ua + b_va
+                b_rb = product(b_s, b_kb, b_zero, DOT) * b_ub + b_vb
             if OUTPUT:
                 b_oa, b_ob = product(b_s, b_qa, b_zero, 'bf16'), product(b_s, b_qb, b_zero, 'bf16')
                 if g is not None:
