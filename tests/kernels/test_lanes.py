@@ -16,11 +16,10 @@ TILES = {
 FLOAT_TILES = {'chunk_longhorn_exact_bwd_kernel_replay_mma': 24}
 # loops of more than FITTING instructions by K and gate
 LONGER = {
-    ('chunk_longhorn_exact_fwd_kernel_mma', 128, None): 819,
-    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64, 'head'): 884,
-    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, None): 922,
-    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, 'head'): 1055,
-    ('chunk_longhorn_exact_bwd_kernel_mma', 128, 'head'): 872,
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64, 'head'): 775,
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, None): 885,
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, 'head'): 970,
+    ('chunk_longhorn_exact_bwd_kernel_mma', 128, 'head'): 775,
 }
 
 

@@ -49,15 +49,14 @@ def with_keys(inputs, keys):
     for K in (16, 32, 64, 128) for keys in ('one', 'random', 'decades') for gate in (False, True)
 ])
 def test_errors_are_those_of_the_general_kernels(K, keys, gate):
-    """The state's at most 1.5 times; of both, and of their gradients, within the bounds of their dtype."""
+    """At most 1.5 times, and within the bounds of their dtype where those are."""
     case = replace(KEYS, K=K, **(GATE if gate else {}))
     inputs, options = with_keys(make_inputs(case), keys), make_options(case, exact=True)
     wanted = reference(inputs, options)
     results = emulated(case, inputs, options), emulated(case, inputs, options, general=True)
-    errors, general = ({name: relative_error(x[name], wanted[name]) for name in wanted} for x in results)
-    assert errors['final_state'] <= 1.5 * general['final_state']
+    errors, general = ({name: float(relative_error(x[name], wanted[name])) for name in wanted} for x in results)
     outputs, gradients = TOLERANCE[BF16]
     # tiny gradients underflow where keys are large
     names = ('o', 'final_state') if keys == 'decades' else tuple(wanted)
-    bounds = {name: outputs if name in ('o', 'final_state') else gradients for name in names}
-    assert {name: (errors[name], general[name]) for name in names if errors[name] > max(bounds[name], general[name])} == {}
+    bounds = {name: max(outputs if name in ('o', 'final_state') else gradients, general[name]) for name in names}
+    assert {name: (errors[name], general[name]) for name in names if errors[name] > min(bounds[name], 1.5 * general[name])} == {}
