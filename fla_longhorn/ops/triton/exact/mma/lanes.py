@@ -90,7 +90,7 @@ def column_of(o_k, K: tl.constexpr):
 
 @triton.jit
 def load_keys(p, K: tl.constexpr, DOT: tl.constexpr):
-    """`[K, 8]`, keys or queries of a half from bfloat16, the rows as the state's columns, or as :func:`state_operand` has them."""
+    """`[K, 8]`, keys or queries of a half in bfloat16; tf32 reads the state as it is, bf16 by :func:`state_operand`."""
     if K == 16:
         b_x = tl.reshape(tl.load(p + tl.arange(0, 128)), (8, 1, 4, 1, 2, 2))
     else:
