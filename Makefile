@@ -26,7 +26,7 @@ GPU_PYTHON ?= python3.12
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all test-packages test-slow resolve test-device test-device-quick device-lines test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
+.PHONY: setup demo demo-text demo-vision test test-all test-closed test-packages test-slow resolve test-device test-device-quick device-lines test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,10 @@ test: setup
 test-all: setup
 	$(RUN) -m tests --slow
 
+# the plugin as it stands without what is beside it in this repository
+test-closed: setup
+	.ci/closed -m 'not slow' -n 2 --dist loadgroup -q --durations 20
+
 # of the packages and the laboratory, those that need nothing more
 test-packages: setup
 	$(RUN) -m tests --parts packages
@@ -65,8 +69,9 @@ test-packages: setup
 # what `test` and `test-packages` leave out, but for compiling every kernel for every card
 test-slow: export OMP_NUM_THREADS := 1
 test-slow: setup
-	$(RUN) -m pytest tests packages/cpu/tests packages/extras/tests lab/tests -m slow -n 2 --dist loadgroup -q --durations 40 \
-		--deselect tests/kernels/test_compiled.py::test_every_kernel_compiles
+	$(RUN) -m pytest tests packages/tests packages/offgpu/tests/kernels packages/offgpu/tests/ptx packages/cpu/tests packages/extras/tests \
+		benchmarks/tests examples/tests lab/tests -m slow -n 2 --dist loadgroup -q --durations 40 \
+		--deselect packages/offgpu/tests/kernels/test_compiled.py::test_every_kernel_compiles
 
 # do the pins resolve from the package index alone
 resolve: setup
@@ -88,7 +93,7 @@ test-device: export PRETEND_TEST_SECONDS := 600
 test-device: setup
 	$(RUN) -m offgpu.pretend.build
 	PRETEND_FAST=1 $(ON_DEVICE) packages/offgpu/tests/pretend -n 2
-	PRETEND_FAST=2 $(ON_DEVICE) tests --device cuda -n 2 --dist loadgroup
+	PRETEND_FAST=2 $(ON_DEVICE) tests packages/tests examples/tests --device cuda -n 2 --dist loadgroup
 	PRETEND_FAST=0 $(ON_DEVICE) packages/extras/tests/test_batch_invariant.py --device cuda -n 2
 	PRETEND_FAST=1 $(ON_DEVICE) $(OWN) --device cuda -n 2 --dist loadgroup
 
@@ -105,8 +110,10 @@ test-device-quick: setup
 device-lines: test-device-quick
 	$(RUN) -m packages.offgpu.tests.pretend.device_lines .coverage
 
+# the page exports a model to ONNX
 test-vision: export OMP_NUM_THREADS := 1
-test-vision: $(VISION)/.ready
+test-vision: export PYTHONPATH := $(ONNX)
+test-vision: $(VISION)/.ready $(ONNX)/.ready
 	$(VISION)/bin/python -m pytest packages/extras/tests/timm -q
 
 # the only torchvision to be had is built for CUDA: apart, where packages/extras/tests/timm/sitecustomize.py lets it be imported
@@ -163,7 +170,7 @@ $(TRANSFORMERS)/.ready: $(STAMP) constraints/newest.txt
 # what an installation gets today: nothing is pinned, and torch has CUDA (gigabytes). Left out are benchmarks of fla's own models,
 # which fail with the newest transformers, and what reads this checkout's versions
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/python -m tests --parts cpu device --ignore tests/benchmarks 
+	$(NEWEST)/bin/python -m tests --parts cpu device
 
 $(NEWEST)/.ready: pyproject.toml
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
@@ -175,7 +182,7 @@ $(NEWEST)/.ready: pyproject.toml
 test-old-triton: export OMP_NUM_THREADS := 1
 test-old-triton: export PYTHONPATH := $(OLD_TRITON)
 test-old-triton: $(OLD_TRITON)/.ready
-	$(RUN) -m pytest tests/kernels tests/ptx -m 'not slow' -n 2 --dist loadgroup -q
+	$(RUN) -m pytest packages/offgpu/tests/kernels packages/offgpu/tests/ptx -m 'not slow' -n 2 --dist loadgroup -q
 
 $(OLD_TRITON)/.ready: $(STAMP) constraints/oldest.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(OLD_TRITON) --no-deps -c constraints/oldest.txt triton
@@ -185,7 +192,7 @@ $(OLD_TRITON)/.ready: $(STAMP) constraints/oldest.txt
 test-oldest: export OMP_NUM_THREADS := 1
 test-oldest: $(OLDEST)/.ready
 	$(OLDEST)/bin/python -m pytest $(addprefix tests/,integration layers models ops torch_compile test_patches.py \
-		test_package.py kernels ptx) packages/cpu/tests packages/extras/tests/distributed -m 'not slow' -n 2 --dist loadgroup -q
+		test_package.py) $(addprefix packages/,cpu/tests extras/tests/distributed offgpu/tests/kernels offgpu/tests/ptx) -m 'not slow' -n 2 --dist loadgroup -q
 	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest tests/ops -m 'not slow' -n 2 --dist loadgroup -q
 
 $(OLDEST)/.ready: pyproject.toml constraints/oldest.txt

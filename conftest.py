@@ -4,16 +4,21 @@ import os
 import shutil
 import sys
 import time
+from importlib.util import find_spec
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.devices import INTERPRETING, why_not
+from tests import plain_fla
+from tests.devices import INTERPRETING, hasten_interpreter, why_not
+
+# a package has Numba's
+BACKENDS = ['numba', 'torch'] if find_spec('fla_longhorn_cpu') else ['torch']
 
 if INTERPRETING:
     # what compiles kernels, which the interpreter cannot, and what runs or checks before them
-    collect_ignore_glob = [f'tests/{folder}/test_*.py' for folder in ('kernels', 'ptx')]
+    collect_ignore_glob = [f'packages/offgpu/tests/{folder}/test_*.py' for folder in ('kernels', 'ptx')]
     # and what runs in programs of its own
     collect_ignore_glob += ['tests/ops/context_parallel/test_op.py'] + [
         f'tests/ops/test_{name}.py'
@@ -44,10 +49,10 @@ def pytest_configure(config):
     # seconds, which pytest-xdist's controller does without: it runs no test
     if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
         import fla_longhorn  # noqa: F401  registers
-        from offgpu.interpreter import make_faster
 
+        plain_fla.install()
         if INTERPRETING:
-            make_faster()
+            hasten_interpreter()
     # the same draws in every run, and no deadline: compiling and interpreting take as long as they take
     examples = 2 if INTERPRETING else 20 if config.getoption('--device') == 'cpu' else 8
     settings.register_profile(
@@ -66,10 +71,14 @@ def pytest_generate_tests(metafunc):
     """A test of the `backend` fixture runs once with each backend that serves its device."""
     if 'backend' in metafunc.fixturenames:
         on_triton = INTERPRETING or metafunc.config.getoption('--device') != 'cpu'
-        metafunc.parametrize('backend', ['triton'] if on_triton else ['numba', 'torch'], indirect=True)
+        metafunc.parametrize('backend', ['triton'] if on_triton else BACKENDS, indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption('--device') == 'cpu' and not plain_fla.HAS_PACKAGE:
+        of_fla = [item for item in items if item.get_closest_marker('fla_kernels')]
+        items[:] = [item for item in items if item not in of_fla]
+        config.hook.pytest_deselected(items=of_fla)
     # in CI a machine that lacks something fails the tests that need it
     if 'CI' not in os.environ and not (shutil.which('gcc') and shutil.which('g++')):
         for item in items:

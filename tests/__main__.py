@@ -21,9 +21,16 @@ from xml.etree import ElementTree
 import torch
 
 ROOT = Path(__file__).parents[1]
-PARTS = ['cpu', 'packages', 'interpreter', 'device']
+PARTS = ['cpu', 'beside', 'packages', 'interpreter', 'device']
 # those of timm, ONNX, TRL and the servers are not collected without what a target of the Makefile installs
-OF_PACKAGES = ('packages/cpu/tests', 'packages/offgpu/tests/offgpu', 'packages/extras/tests', 'lab/tests')
+OF_PACKAGES = (
+    'packages/cpu/tests', 'packages/offgpu/tests/offgpu', 'packages/extras/tests', 'packages/serving/tests/test_known.py',
+    'lab/tests',
+)
+# of the checkout as a whole: pages, targets, benchmarks, examples, the compiled kernels
+BESIDE = (
+    'packages/tests', 'packages/offgpu/tests/kernels', 'packages/offgpu/tests/ptx', 'benchmarks/tests', 'examples/tests',
+)
 # of these, what has tests for Triton's interpreter
 INTERPRETED = ('packages/extras/tests/test_scalar_beta.py',)
 INTERPRET = {'TRITON_INTERPRET': '1'}
@@ -76,6 +83,8 @@ def make_parts(names: list[str], chosen: list[str], device: str | None) -> list[
     parts = []
     if 'cpu' in names:
         parts.append(Part('CPU', ['tests', *chosen, *two, '--durations', '40']))
+    if 'beside' in names:
+        parts.append(Part('pages, benchmarks, examples and compiled kernels', [*BESIDE, *chosen, *two, '--durations', '20']))
     if 'packages' in names:
         parts.append(Part('packages and laboratory', [*OF_PACKAGES, *chosen, *two, '--durations', '20']))
         parts.append(Part("packages in Triton's interpreter", [*INTERPRETED, *chosen, *two], INTERPRET))

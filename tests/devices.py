@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,12 +18,12 @@ ON_THE_CPU = {
     'packages/extras/tests/timm/test_example.py': 'the command takes the GPU where there is one',
     'packages/extras/tests/test_batch_invariant.py::test_attention_is_refused': 'refused before there is a tensor',
     'lab': 'the experiments themselves take a device',
-    'tests/benchmarks': '`python -m benchmarks gpu` runs the benchmarks themselves on a device',
+    'benchmarks/tests': '`python -m benchmarks gpu` runs the benchmarks themselves on a device',
     **dict.fromkeys((
         'packages/extras/tests/distributed', 'tests/layers/test_context_parallel.py::test_equals_one_rank',
         'tests/ops/context_parallel/test_op.py::test_equals_one_rank',
     ), 'ranks share no GPU, and gloo sends what is on the CPU'),
-    'tests/kernels': 'compiles for GPUs that need not be there',
+    'packages/offgpu/tests/kernels': 'compiles for GPUs that need not be there',
     'tests/layers/test_weight_decay.py::test_names_hold_after_fully_shard': 'gloo sends what is on the CPU',
     'tests/layers/test_ways_of_use.py::test_gradients_of_ranks': 'gloo sends what is on the CPU',
     'tests/models/test_gate.py::test_sharded_on_meta': 'gloo sends what is on the CPU',
@@ -36,13 +37,22 @@ ON_THE_CPU = {
         'test_bad_rows', 'test_compiled_programs_check_rows_when_they_run', 'test_shared_rows_that_are_not_written_are_fine',
     )), 'rows are checked on the CPU alone: a GPU would be waited for'),
     'tests/ops/triton/test_interpreter.py': "of Triton's interpreter",
-    'tests/ptx': 'executes compiled kernels without a GPU',
+    'packages/offgpu/tests/ptx': 'executes compiled kernels without a GPU',
     'tests/upstream': "a tree of fla's source files, which programs of their own run",
-    **dict.fromkeys(('tests/test_ci.py', 'tests/test_layout.py'), 'reads source files'),
+    'tests/test_layout.py': 'reads source files',
+    **dict.fromkeys((f'packages/tests/test_{name}.py' for name in ('ci', 'pages', 'surface', 'wheels')), 'reads source files'),
     'tests/test_package.py': 'packages and versions',
     'tests/test_surface.py': 'names, signatures and commands, without a tensor',
     'tests/test_patches.py': 'what an import changes in modules, whatever the device',
 }
+
+
+def hasten_interpreter() -> None:
+    """Triton's, by offgpu where it is installed."""
+    if find_spec('offgpu'):
+        from offgpu.interpreter import make_faster
+
+        make_faster()
 
 
 def slow_but(fast: Iterable, cases: Iterable) -> list:

@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch
 
 ROOT = Path(__file__).parents[1]
-PATHS = ROOT, *sorted((ROOT / 'packages').iterdir())
+PATHS = ROOT, *sorted(ROOT.glob('packages/*'))
 SCRIPTS = ROOT / 'tests' / 'integration' / 'scripts'
 PRELOADED = [
     'torch', 'torch._dynamo', 'torch._inductor.compile_fx', 'torch._inductor.config', 'transformers',

@@ -1,4 +1,6 @@
-"""The public surface as `tests/surface.json` has it: names, signatures, defaults, parts of patches, entry points, commands.
+"""The public surface as `tests/surface.json` has it: names, signatures, defaults, parts of patches, options.
+
+The packages' is in `packages/tests/surface.json`.
 
 A change of the surface is a line in that file: `python -m tests.test_surface` writes it again. The diff is what users notice.
 """
@@ -9,14 +11,13 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import transformers
 
-import benchmarks.__main__
 import fla_longhorn
 from fla_longhorn.attn_mode import FAMILIES, OPTIONS, REFUSED
 from fla_longhorn.ops.backends import BACKENDS
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / 'tests/surface.json'
 PACKAGES = (
     'fla_longhorn', 'fla_longhorn.ops', 'fla_longhorn.layers', 'fla_longhorn.models', 'fla_longhorn.models.longhorn',
-    'fla_longhorn.modules', 'fla_longhorn.patches', 'fla_cpu',
+    'fla_longhorn.modules', 'fla_longhorn.patches', 'fla_longhorn.attn_mode', 'fla_longhorn.hosts',
 )
 # where a public class is called
 METHODS = ('__init__', 'forward', 'generate', 'from_pretrained', 'save_pretrained', 'revert', 'revert_all')
@@ -42,7 +43,12 @@ def signature(function: Callable) -> str:
 
 
 def described(x: Any) -> Any:
-    """A class by the signatures of its own methods, a function by its signature, a value by itself."""
+    """A class by the signatures of its own methods or its fields, a function by its signature, a value by itself."""
+    if isinstance(x, type) and hasattr(x, '_fields'):
+        return list(x._fields)
+    if isinstance(x, type) and getattr(x, '_is_protocol', False):
+        methods = {name: y for name, y in vars(x).items() if callable(y) and name[0] != '_' or name == '__call__'}
+        return {name: signature(y) for name, y in methods.items()}
     if isinstance(x, type):
         own = {name for base in x.__mro__ if base.__module__.startswith('fla') for name in vars(base)}
         return {name: signature(getattr(x, name)) for name in METHODS if name in own}
@@ -51,10 +57,10 @@ def described(x: Any) -> Any:
     return sorted(x) if isinstance(x, (dict, frozenset, set)) else x
 
 
-def exported() -> dict[str, dict[str, Any]]:
+def exported(packages: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What each package exports; of what an earlier one has, only that."""
     found: dict[str, dict[str, Any]] = {}
-    for package in map(importlib.import_module, PACKAGES):
+    for package in map(importlib.import_module, packages):
         before = {id(getattr(importlib.import_module(name), x)): f'{name}.{x}' for name, names in found.items() for x in names}
         values = {name: getattr(package, name) for name in sorted(public(package))}
         found[package.__name__] = {name: before.get(id(x)) or described(x) for name, x in values.items()}
@@ -78,9 +84,8 @@ def in_fla() -> dict[str, list[str]]:
     return {**names, 'transformers': [type(transformers.AutoConfig.for_model('longhorn')).__name__, *auto]}
 
 
-def variables() -> list[str]:
-    """Environment variables that the package reads."""
-    folders = [ROOT / 'fla_longhorn', *ROOT.glob('packages/*/fla*')]
+def variables(folders: Iterable[Path]) -> list[str]:
+    """Environment variables that packages read."""
     sources = [x.read_text(encoding='utf-8') for folder in folders for x in folder.rglob('*.py')]
     return sorted({x for source in sources for x in re.findall(r"'(FLA_(?:LONGHORN|CPU)\w*)'", source)})
 
@@ -90,23 +95,26 @@ def options(module: str) -> list[str]:
     return sorted(set(re.findall(r'(?<![\w-])--\w[\w-]*', forks.output('-m', module, '--help'))))
 
 
-def surface() -> dict[str, Any]:
-    files = ROOT / 'pyproject.toml', *sorted(ROOT.glob('packages/*/pyproject.toml'))
+def described_projects(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """What each pyproject.toml offers."""
     projects = [tomllib.loads(x.read_text(encoding='utf-8'))['project'] for x in files]
-    return json.loads(json.dumps({
-        'names': exported(),
+    return {
+        'entry points': {x['name']: x.get('entry-points', {}) for x in projects},
+        'extras': {x['name']: sorted(x.get('optional-dependencies', {})) for x in projects},
+    }
+
+
+def surface() -> dict[str, Any]:
+    return {
+        'names': exported(PACKAGES),
         'fla': in_fla(),
         'attn_mode': {'families': sorted(FAMILIES), 'options': sorted(OPTIONS), 'refused': sorted(REFUSED)},
         'parts': {'all': list(PARTS), 'default': list(DEFAULT)},
         'backends': sorted(BACKENDS),
-        'variables': variables(),
-        'entry points': {x['name']: x.get('entry-points', {}) for x in projects},
-        'extras': {x['name']: sorted(x.get('optional-dependencies', {})) for x in projects},
-        'commands': {
-            **{name: options(name) for name in ('fla_longhorn.selfcheck', 'fla_longhorn_extras.onnx')},
-            'benchmarks': sorted(benchmarks.__main__.COMMANDS),
-        },
-    }))
+        'variables': variables([ROOT / 'fla_longhorn']),
+        **described_projects([ROOT / 'pyproject.toml']),
+        'commands': {'fla_longhorn.selfcheck': options('fla_longhorn.selfcheck')},
+    }
 
 
 def compact(value: Any, depth: int = 0) -> str:
@@ -125,11 +133,19 @@ def differences(recorded: Any, found: Any, place: str = '') -> list[str]:
     return [] if recorded == found else [f'{place}: recorded {recorded}, found {found}']
 
 
+def compare(found: dict[str, Any], record: Path) -> None:
+    recorded = json.loads(record.read_text(encoding='utf-8'))
+    assert not differences(recorded, json.loads(json.dumps(found)))
+
+
+def write(found: dict[str, Any], record: Path) -> None:
+    record.write_text(compact(found) + '\n', encoding='utf-8')
+
+
 def test_surface_is_the_recorded_one():
-    recorded, found = json.loads(RECORD.read_text(encoding='utf-8')), surface()
-    assert not differences(recorded, found)
+    compare(surface(), RECORD)
 
 
 if __name__ == '__main__':
     os.environ.pop('FLA_LONGHORN_PATCH', None)
-    RECORD.write_text(compact(surface()) + '\n', encoding='utf-8')
+    write(surface(), RECORD)

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from fla_longhorn.modules.flash_attention import flash_attn_func, flash_attn_varlen_func
-from packages.cpu.tests.fla_cpu.reference import compare, tensor
 from tests import forks
+from tests.reference import compare, tensor
 
 
 def attend(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):

@@ -36,7 +36,7 @@ def kept_bytes(call, module: nn.Module) -> int:
     return sum(n for storage, n in storages.items() if storage not in own)
 
 
-@pytest.fixture(params=['real', 'meta', 'fake'])
+@pytest.fixture(params=[pytest.param('real', marks=pytest.mark.fla_kernels), 'meta', 'fake'])
 def place(request, device):
     """Where modules have memory, and where people who estimate it have none."""
     torch.set_default_dtype(torch.bfloat16)

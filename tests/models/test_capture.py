@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from fla_longhorn_extras.batch_invariant import make_batch_invariant
 from tests.models.test_cache import build
-from tests.test_docs import DOCS, blocks
+from tests.pages import DOCS, blocks
 
 RECIPE = next(x for x in blocks(DOCS / 'generate.md', 'python') if 'CUDAGraph' in x)
 
@@ -30,16 +29,3 @@ def test_replayed_steps(options, padded, device):
     step = names['make_step'](model, cache, mask[:, :6] if padded else None)
     got = torch.cat([step(ids[:, t:t + 1]).clone() for t in range(5, 9)], 1)
     assert (got - expected).norm() < 1e-5 * expected.norm()
-
-
-@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
-@torch.no_grad()
-def test_replayed_steps_of_a_batch_invariant_model(exact, device):
-    if device.type == 'cpu':
-        pytest.skip('a CUDA graph is for a GPU: make test-device')
-    names = {'torch': torch}
-    exec(RECIPE, names)
-    model, ids = make_batch_invariant(build(device, exact=exact).eval()), torch.randint(3, 53, (2, 9), device=device)
-    cache = model(ids[:, :5], use_cache=True).past_key_values
-    step = names['make_step'](model, cache, None)
-    assert torch.equal(torch.cat([step(ids[:, t:t + 1]).clone() for t in range(5, 9)], 1), model(ids).logits[:, 5:])

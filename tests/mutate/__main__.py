@@ -19,7 +19,7 @@ from tests.mutate.mutation import ROOT, Mutation
 from tests.mutate.rooms import MUTATIONS, ROOMS
 
 COPIED = (
-    'fla_longhorn', 'packages', 'tests', 'examples', 'docs', 'conftest.py', 'pyproject.toml',
+    'fla_longhorn', 'packages', 'tests', 'benchmarks', 'examples', 'docs', 'conftest.py', 'pyproject.toml',
 )
 # seconds for the tests of one mutation
 LIMIT = 300

@@ -36,6 +36,7 @@ def noise(module, device, dtype=torch.float32):
     return module.to(device, dtype)
 
 
+@pytest.mark.fla_kernels
 @pytest.mark.parametrize(('dtype', 'residual'), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
 @pytest.mark.parametrize('options', [{}, {'bias': True}, {'elementwise_affine': False}], ids=str)
 def test_norm(options, residual, dtype, device):
@@ -46,6 +47,7 @@ def test_norm(options, residual, dtype, device):
     against_fla(ours, theirs, inputs, prenorm=residual, residual_in_fp32=residual)
 
 
+@pytest.mark.fla_kernels
 @pytest.mark.parametrize('lengths', [None, [1, 9, 0, 2, 3, 0]], ids=['rows', 'packed'])
 @pytest.mark.parametrize('given', [False, True], ids=['', 'cache'])
 @pytest.mark.parametrize('width', [1, 4])

@@ -4,7 +4,7 @@ import fla.utils
 import torch
 from triton.runtime.autotuner import Autotuner
 
-from offgpu.interpreter import make_faster
+from tests.devices import hasten_interpreter
 
 
 def run_first(self, *args, **kwargs):
@@ -12,7 +12,7 @@ def run_first(self, *args, **kwargs):
     return self.fn.run(*args, **{**kwargs, **self.configs[0].kwargs})
 
 
-make_faster()
+hasten_interpreter()
 fla.utils.device = 'cpu'
 Autotuner.run = run_first
 torch.set_num_threads(1)

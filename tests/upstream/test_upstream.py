@@ -3,20 +3,20 @@
 import json
 import os
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from offgpu.pretend.build import build
-from offgpu.pretend.install import with_site
 from tests import forks
 from tests.upstream.core import destination, find_core
 from tests.upstream.train import OPTIONS, train
 from tests.upstream.tree import Report, make_tree, write_patch
 
 WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
-DEVICES = ['cpu', pytest.param('cuda', marks=[pytest.mark.compiler, WITH_CUDA])]
+# offgpu has the pretend device
+DEVICES = ['cpu', *([pytest.param('cuda', marks=[pytest.mark.compiler, WITH_CUDA])] if find_spec('offgpu') else [])]
 BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_cpu')
 IMPORT_ALL = '''
 import importlib, sys
@@ -68,6 +68,9 @@ def environment(paths: list[str], device: str) -> dict[str, str]:
     """Triton's interpreter on the CPU, or the pretend device."""
     if device == 'cpu':
         return {'PYTHONPATH': os.pathsep.join(paths), 'TRITON_INTERPRET': '1'}
+    from offgpu.pretend.build import build
+    from offgpu.pretend.install import with_site
+
     build()
     return {'PYTHONPATH': with_site(os.pathsep.join(paths)), 'PRETEND_CUDA': '1', 'PRETEND_SMS': '2'}
 

@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from fla.layers.attn import Attention
 from fla.layers.rodimus import SlidingWindowSharedKeyAttention
 
+from fla_longhorn.hosts import Gate, select_backend
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.layers.options import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
 from fla_longhorn.ops import fused_recurrent_longhorn
-from fla_longhorn.ops.backends import select_backend
 
 Model = TypeVar('Model', bound=nn.Module)
 # every product and every norm has so many rows, whatever the batch: on a GPU few launches count more than rows without use

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments, StepOptions
+from fla_longhorn.hosts import Arguments, StepOptions
 
 # the logarithm of a decay that leaves nothing; sums with smaller ones would lose the others' digits
 LEAST_LOG_DECAY = -100.

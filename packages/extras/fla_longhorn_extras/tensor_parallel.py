@@ -2,7 +2,8 @@
 
 Channels are independent, so a rank runs the convolution and the operator on its own. The queries and keys belong to all
 channels of a head: `x_proj` sums them over the ranks, and their gradients are summed over the ranks too. The styles of PyTorch
-or transformers make the parameters DTensors. Importing this gives transformers a plan for Longhorn (`tp_plan='auto'`).
+or transformers make the parameters DTensors. `fla_longhorn.patch(packages=True)` gives transformers a plan for Longhorn
+(`tp_plan='auto'`), as its models have one.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
+from fla_longhorn.hosts import LINEAR
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
-from fla_longhorn.models.longhorn.configuration_longhorn import LINEAR
+from fla_longhorn_extras import HEAD
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     'colwise': ColwiseParallel,
@@ -231,7 +233,7 @@ def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
         raise TypeError(f"model must be one of Longhorn's models, with a LonghornConfig, got {type(model).__name__}")
     prefix = '' if model.base_model is model else f'{model.base_model_prefix}.'
     styles = {f'{prefix}{name}': style for name, style in tensor_parallel_styles(model.config).items()}
-    styles.update(type(model)._tp_plan or {})
+    styles.update(HEAD if isinstance(model, LonghornForCausalLM) else {})
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
@@ -248,6 +250,4 @@ def tensor_parallel_plan(model: Any) -> dict[str, ParallelStyle]:
     return {**plan, **layers, '': TieWeights()}
 
 
-LonghornConfig.base_model_tp_plan = property(styles_of_transformers)  # type: ignore[assignment]
-LonghornForCausalLM._tp_plan = {'lm_head': 'colwise_gather_output'}
 ALL_PARALLEL_STYLES.register('longhorn', cast(Any, SplitLayer()))

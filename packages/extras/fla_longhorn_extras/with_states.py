@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 
+from fla_longhorn.hosts import RewindableCache
 from fla_longhorn.models.longhorn import LonghornForCausalLM
-from fla_longhorn.modules.cache import RewindableCache
 
 
 class WithStates(nn.Module):

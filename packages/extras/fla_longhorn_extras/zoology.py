@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fla_longhorn.layers.longhorn import Longhorn
+from fla_longhorn.layers import Longhorn
 
 
 class LonghornMixer(nn.Module):

@@ -7,6 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fla_longhorn import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.modules import L2Norm, RMSNorm
 from fla_longhorn_extras.batch_invariant import make_batch_invariant
+from tests.models.test_cache import build
+from tests.models.test_capture import RECIPE
 
 FORMS = {
     'paper': {},
@@ -129,3 +131,16 @@ def test_swapped_models(device):
         return
     with pytest.raises(ValueError, match="Longhorn's own modules on cuda.*, got RMSNorm in model.layers.0.attn_norm"):
         make_batch_invariant(model)
+
+
+@pytest.mark.parametrize('exact', [False, True], ids=['diagonal', 'exact'])
+@torch.no_grad()
+def test_replayed_steps_of_a_batch_invariant_model(exact, device):
+    if device.type == 'cpu':
+        pytest.skip('a CUDA graph is for a GPU: make test-device')
+    names = {'torch': torch}
+    exec(RECIPE, names)
+    model, ids = make_batch_invariant(build(device, exact=exact).eval()), torch.randint(3, 53, (2, 9), device=device)
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    step = names['make_step'](model, cache, None)
+    assert torch.equal(torch.cat([step(ids[:, t:t + 1]).clone() for t in range(5, 9)], 1), model(ids).logits[:, 5:])

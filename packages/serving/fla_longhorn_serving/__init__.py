@@ -45,8 +45,8 @@ def register_served_classes(changes: Any) -> None:
 
 def check_known(host: str, config: Any) -> None:
     """Raise for an option of the layer that is set and not in :data:`KNOWN`."""
+    from fla_longhorn.hosts import MIXER_OPTIONS
     from fla_longhorn.layers import Longhorn
-    from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS
 
     for name, parameter in inspect.signature(Longhorn).parameters.items():
         if name in MIXER_OPTIONS and name not in KNOWN and getattr(config, name) != parameter.default:

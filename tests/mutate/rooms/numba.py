@@ -58,7 +58,8 @@ MUTATIONS = [
     Mutation(
         'fused-decay', 'packages/cpu/fla_kit/numba/simd.py', 'builder.fmul(*args)\n',
         "builder.fmul(*args, flags=('contract',))\n",
-        'a decay of one rounds otherwise than none', f'{GATE}::test_no_decay_changes_nothing_in_compiled_loops',
+        'a decay of one rounds otherwise than none',
+        'packages/cpu/tests/longhorn/test_gate.py::test_no_decay_changes_nothing_in_compiled_loops',
     ),
     Mutation(
         'lowest-decay', 'packages/cpu/fla_kit/numba/simd.py',

@@ -21,8 +21,8 @@ from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_rec
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.diagonal import segments
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
-from offgpu.interpreter import make_faster
 from tests import forks
+from tests.devices import hasten_interpreter
 from tests.ops.cases import assert_close
 from tests.ranks import fork
 
@@ -257,5 +257,5 @@ class TestOneRank:
 
 
 if __name__ == '__main__':
-    make_faster()
+    hasten_interpreter()
     fork(main, 4)

@@ -12,7 +12,7 @@ from fla.modules.activations import (
     swish,
 )
 
-from packages.cpu.tests.fla_cpu.reference import DTYPES, compare, strided, tensor
+from tests.reference import DTYPES, compare, strided, tensor
 
 
 def power_unit(x, y, power=3.0):

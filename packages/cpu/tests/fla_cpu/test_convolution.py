@@ -5,7 +5,7 @@ import torch
 from fla.modules import ShortConvolution
 from fla.modules.causal_conv1d import causal_conv1d, causal_conv1d_update
 
-from packages.cpu.tests.fla_cpu.reference import DTYPES, OUTPUT_TOLERANCE, assert_close, compare, convolve, strided, tensor
+from tests.reference import DTYPES, OUTPUT_TOLERANCE, assert_close, compare, convolve, strided, tensor
 
 # empty, shorter than any width, and long sequences
 LENGTHS = [3, 0, 1, 2, 17, 1, 0, 9]

@@ -8,9 +8,9 @@ from fla.modules.causal_conv1d import causal_conv1d_update
 from fla_cpu import loops
 from fla_cpu.backend import load_loops
 from fla_kit.numba import launch, threads
-from packages.cpu.tests.fla_cpu.reference import assert_close, norm
 from packages.cpu.tests.fla_cpu.test_convolution import LENGTHS, check, inputs_of
 from packages.cpu.tests.fla_cpu.test_convolution import run as convolve
+from tests.reference import assert_close, norm
 
 
 @pytest.fixture

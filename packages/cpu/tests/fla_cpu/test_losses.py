@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from fla.modules import FusedKLDivLoss, FusedLinearCrossEntropyLoss
 from fla.modules.fused_cross_entropy import cross_entropy_loss
 
-from packages.cpu.tests.fla_cpu.reference import DTYPES, assert_close, compare, strided, tensor
+from tests.reference import DTYPES, assert_close, compare, strided, tensor
 
 OPTIONS = [
     {},

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from fla.modules.norm import fused_norm_gate, l2norm, layernorm
 from torch.func import functional_call
 
-from packages.cpu.tests.fla_cpu.reference import DTYPES, compare, norm, strided, tensor
+from tests.reference import DTYPES, compare, norm, strided, tensor
 
 KINDS = {'layer': (False, 1), 'rms': (True, 1), 'group': (False, 4), 'group_rms': (True, 4)}
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from fla.modules.rotary import rotary_embedding
 
-from packages.cpu.tests.fla_cpu.reference import DTYPES, assert_close, compare, strided
+from tests.reference import DTYPES, assert_close, compare, strided
 
 
 def rotate(x, cos, sin, positions, interleaved):

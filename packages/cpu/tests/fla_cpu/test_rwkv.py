@@ -5,7 +5,7 @@ from fla.modules.activations import sqrelu
 from fla.modules.token_shift import token_shift
 
 from fla_cpu import rwkv
-from packages.cpu.tests.fla_cpu.reference import compare, tensor
+from tests.reference import compare, tensor
 
 
 def shift(x, cu_seqlens=None, cache=None):

@@ -22,10 +22,10 @@ from fla.modules.token_shift import token_shift
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules import GatedMLP, L2Norm, RMSNorm, ShortConvolution
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, naive_recurrent_longhorn
-from packages.cpu.tests.fla_cpu.reference import assert_close, strided, tensor
 from packages.cpu.tests.fla_cpu.test_activations import power_unit
 from packages.cpu.tests.fla_cpu.test_rotary import rotate, tables
 from packages.cpu.tests.fla_cpu.test_rwkv import shift
+from tests.reference import assert_close, strided, tensor
 
 # whose forward needs a GPU, or several ranks
 ELSEWHERE = {

@@ -10,7 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from timm.layers import DropPath
 
-from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
+from fla_longhorn.hosts import Gate, NoWeightDecay, check_options, rank_of
 from fla_longhorn.modules import ShortConvolution
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn_extras.timm.packing import Packing, reverse

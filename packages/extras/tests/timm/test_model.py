@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.optim import param_groups_weight_decay
 
 from packages.extras.tests.timm.models import SMALL_IMAGES, TINY, gates, images, small
-from tests.test_docs import execute_page
+from packages.tests.test_docs import execute_page
 
 
 def test_class_token_in_the_middle(device):

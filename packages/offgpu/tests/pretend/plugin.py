@@ -21,11 +21,11 @@ from tests.devices import ON_THE_CPU, why_not
 ROOT = Path(__file__).parents[4]
 # what does not run here, by path or by name, and why; what a GPU does not run either is named elsewhere
 LEFT_OUT = {
-    'tests/kernels': 'compiles kernels, in whose place the interpreter stands',
+    'packages/offgpu/tests/kernels': 'compiles kernels, in whose place the interpreter stands',
     'packages/extras/tests/test_lm_eval_tasks.py': 'a trained model in interpreted kernels takes an hour',
     'tests/ops/test_longhorn.py::test_too_large_keys': 'Numba stands in for the kernels, and gives NaN',
     'tests/integration/quantized/test_quantized.py::test_bitsandbytes': "calls bitsandbytes' own kernels",
-    'tests/ptx': 'executes compiled kernels',
+    'packages/offgpu/tests/ptx': 'executes compiled kernels',
     **{f'packages/extras/tests/trl/test_grpo.py::test_ratios_of_a_batch_invariant_model_are_one[{form}-torch.bfloat16]':
        'TRL multiplies bfloat16 by an operator that PyTorch has for GPUs alone' for form in ('diagonal', 'exact')},
     **dict.fromkeys((

@@ -13,8 +13,8 @@ from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import nn
 
+from fla_longhorn.hosts import RewindableCache
 from fla_longhorn.models import LonghornModel
-from fla_longhorn.modules.cache import RewindableCache
 from fla_longhorn_serving.sglang.config import ServedConfig
 
 

@@ -12,7 +12,7 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP, MambaModelConfi
 from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS, ModelArchConfigConvertorBase
 
 from fla_longhorn.attn_mode import FAMILIES
-from fla_longhorn.attn_mode.config import is_swapped
+from fla_longhorn.hosts import is_swapped
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn_serving import check_known
 from fla_longhorn_serving.vllm_plugin import ARCHITECTURES

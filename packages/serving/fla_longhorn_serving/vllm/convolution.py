@@ -8,7 +8,7 @@ import torch
 from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
-from fla_longhorn.ops import backends
+from fla_longhorn.hosts import find_loops
 from fla_longhorn_serving.vllm.speculative import Pages
 
 
@@ -21,7 +21,8 @@ def convolve(
     The last inputs, pages `[taps - 1, channels]` of `pool`, are read in the first of `pages` and written in the second.
     """
     before, after = pages
-    loops = None if backends.loops is None else backends.loops.of_modules(x.new_empty(0), taps, bias)
+    loops: Any = find_loops()
+    loops = None if loops is None else loops.of_modules(x.new_empty(0), taps, bias)
     if loops is not None and loops.has_pages(x, pool, taps, bias):
         first = listed(before)
         last = first if after is before else listed(after)

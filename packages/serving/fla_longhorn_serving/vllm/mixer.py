@@ -39,11 +39,9 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
-from fla_longhorn.layers.options import log_decays, rank_of
+from fla_longhorn.hosts import Pool, TokenLoops, find_loops, log_decays, rank_of
 from fla_longhorn.models import LonghornConfig
-from fla_longhorn.ops import backends, longhorn_state_update
-from fla_longhorn.ops.backends import TokenLoops
-from fla_longhorn.ops.pool import Pool
+from fla_longhorn.ops import longhorn_state_update
 from fla_longhorn_serving.vllm.convolution import convolve
 from fla_longhorn_serving.vllm.speculative import DraftBackend, DraftMetadata, Pages
 
@@ -55,7 +53,8 @@ KEY_EPS = 1e-6
 
 def token_loops() -> TokenLoops | None:
     """What a package for the CPU has for decoded tokens, if it is installed and not switched off."""
-    return None if backends.loops is None else backends.loops.of_token()
+    loops = find_loops()
+    return None if loops is None else loops.of_token()
 
 
 def mix_tokens(*args: Any) -> torch.Tensor | None:

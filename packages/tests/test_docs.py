@@ -14,9 +14,9 @@ import torch
 
 from tests import forks
 from tests.devices import slow_but
+from tests.pages import DOCS, blocks
 
 ROOT = forks.ROOT
-DOCS = ROOT / 'docs'
 PAGES = sorted(path.name for path in DOCS.glob('*.md'))
 # run by tests of their own, in packages/extras/tests: scale.md and parallel.md in distributed, vision.md in timm
 ELSEWHERE = ('evaluate.md', 'gpu.md', 'parallel.md', 'scale.md', 'vision.md')
@@ -28,13 +28,6 @@ WITHOUT_DEFAULT = ('compile.md', 'train.md')
 # warnings of transformers and fla that a reader would take for a mistake of the page
 UNASKED = 'unexpected behavior|unreliable|pad_token_id|not supported on current platform'
 SLOW = ('compile.md', 'own_text.md', 'train.md', 'troubleshoot.md')
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    """The code in a language, in order."""
-    found = re.findall(r'^```(\w*)\n(.*?)^```', path.read_text(), re.M | re.S)
-    assert {name for name, _ in found} <= {'python', 'bash', 'sh', 'json', 'math', 'bibtex'}
-    return [code for name, code in found if name == language]
 
 
 def environment(folder: Path) -> dict[str, str]:

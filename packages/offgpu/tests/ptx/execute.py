@@ -16,8 +16,8 @@ from fla_longhorn.ops.backends import load_backend
 from fla_longhorn.selfcheck.case import make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from offgpu.emulator import Emulator
+from packages.offgpu.tests.ptx.calls import Call
 from tests.ops.cases import TOLERANCE, reference, run
-from tests.ptx.calls import Call
 
 
 @contextmanager

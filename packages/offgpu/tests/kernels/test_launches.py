@@ -19,7 +19,7 @@ from fla_longhorn.ops.triton.launch import LaunchKey
 from offgpu.absent_device import DEVICES
 from offgpu.launches import rehearsal
 
-KERNELS = Path(__file__).parents[2] / 'fla_longhorn' / 'ops' / 'triton'
+KERNELS = Path(__file__).parents[4] / 'fla_longhorn' / 'ops' / 'triton'
 
 
 # all pairs of options as far as types tell, large sizes as far as the grids; `test_compiled.py` goes down to machine code
@@ -45,7 +45,7 @@ def test_products_and_sums_are_fused_whatever_is_tritons_choice(monkeypatch):
 
 
 def test_no_copies_ahead_of_products_without_a_fence(monkeypatch):
-    """Triton 3.6 on Hopper; `python -m tests.ptx` with that version finds what would be read too early."""
+    """Triton 3.6 on Hopper; `python -m packages.offgpu.tests.ptx` with that version finds what would be read too early."""
     monkeypatch.setattr(configs, 'ASYNC_COPIES', False)
     cards = {target: make_card(device.target, device.properties) for target, device in DEVICES.items()}
     stages = {

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests import forks
-from tests.test_docs import blocks
+from tests.pages import blocks
 
 ROOT = forks.ROOT
 TRACKED = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]

@@ -14,9 +14,9 @@ from fla_longhorn.ops.triton.exact.configs import GENERAL_KERNELS
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from fla_longhorn.selfcheck.compare import relative_error
 from offgpu.emulator import Emulator
+from packages.offgpu.tests.ptx.calls import BF16, Call
+from packages.offgpu.tests.ptx.execute import as_on_a_gpu
 from tests.ops.cases import TOLERANCE, reference, run
-from tests.ptx.calls import BF16, Call
-from tests.ptx.execute import as_on_a_gpu
 
 # keys of several heads, each of which has random errors of its own
 KEYS = Case(B=1, T=256, H=4, V=16, dtype=BF16, sigmoid=True)

@@ -13,7 +13,7 @@ from benchmarks.models import generation, registry
 from benchmarks.models import run as model
 from fla_longhorn.models import LonghornConfig, LonghornForCausalLM
 from fla_longhorn.ops import backends
-from tests.test_docs import blocks
+from tests.pages import blocks
 
 PAGE = Path(__file__).parents[2] / 'docs/models.md'
 

@@ -1,6 +1,7 @@
 """Run calls of the operators as PTX and print a line for each: an hour when Triton's cache is empty.
 
-    python -m tests.ptx [--groups diagonal exact ...] [--match text] [--tokens 1 16 70] [--target sm_80] [--order last]
+    python -m packages.offgpu.tests.ptx [--groups diagonal exact ...] [--match text] [--tokens 1 16 70]
+        [--target sm_80] [--order last]
 
 Not under TRITON_INTERPRET.
 """
@@ -13,12 +14,12 @@ from dataclasses import replace
 
 from offgpu.emulator.launch import EMULATED
 from offgpu.emulator.machine import ORDERS
-from tests.ptx.calls import GROUPS
-from tests.ptx.execute import run_call
+from packages.offgpu.tests.ptx.calls import GROUPS
+from packages.offgpu.tests.ptx.execute import run_call
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog='python -m tests.ptx', description=(__doc__ or '').splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m packages.offgpu.tests.ptx', description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--groups', nargs='+', choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument('--match', default='', help='only calls with this in their line')
     parser.add_argument('--tokens', nargs='+', type=int, help='in place of those of calls with dense rows, which run alone')

@@ -12,9 +12,9 @@ import pytest
 
 import fla_longhorn
 from offgpu.launches import rehearsal
+from packages.offgpu.tests.ptx.calls import fast
+from packages.offgpu.tests.ptx.execute import execute, run_call
 from tests.devices import slow_but
-from tests.ptx.calls import fast
-from tests.ptx.execute import execute, run_call
 
 KERNELS = Path(fla_longhorn.__file__).parent / 'ops' / 'triton'
 

@@ -24,14 +24,14 @@ from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import Stage
 from benchmarks.gpu.tests import by_turn
 from benchmarks.operators import LonghornKernels
+from benchmarks.tests.faults import FAULTS
 from fla_longhorn.ops import chunk_longhorn
 from offgpu.launches import rehearsal
-from tests.benchmarks.faults import FAULTS
 
 # a test looks at all processes that others start
 pytestmark = pytest.mark.xdist_group('gpu')
 
-PLANTED = Stage('planted', 'tests.benchmarks.faults', 10, 3)
+PLANTED = Stage('planted', 'benchmarks.tests.faults', 10, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def items_of(folder: Path) -> dict[str, dict]:
 def test_faults(tmp_path, capsys):
     """An error, a hang, a death and a stage that cannot start: each is told by name, and the others go on."""
     before = {process.pid for process in psutil.process_iter()}
-    broken = Stage('broken', 'tests.benchmarks.no_such_module', 1, 4)
+    broken = Stage('broken', 'benchmarks.tests.no_such_module', 1, 4)
     assert call(tmp_path / 'out', broken, PLANTED) == 1
     found = items_of(tmp_path / 'out')
     assert [*found] == [*FAULTS]
@@ -67,7 +67,7 @@ def test_faults(tmp_path, capsys):
     text = (tmp_path / 'out' / 'page.md').read_text()
     assert text in capsys.readouterr().out
     first = text.splitlines()[0]
-    assert first.startswith('First error: broken: ') and "No module named 'tests.benchmarks.no_such_module'" in first
+    assert first.startswith('First error: broken: ') and "No module named 'benchmarks.tests.no_such_module'" in first
     assert '| broken | not reached | 0 | 1 |' in text and '| planted | all | 5 | 3 | 0 |' in text
     # all has ended: nothing runs again, but the stage that did not start
     assert call(tmp_path / 'out', PLANTED) == 1
@@ -79,7 +79,7 @@ def test_what_is_not_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv('PLANTED', 'compiles')
     monkeypatch.setenv('TRITON_CACHE_DIR', str(tmp_path / 'triton'))
     for name, compiled in (('first', ['planted_kernel']), ('again', [])):
-        assert call(tmp_path / name, Stage('planted', 'tests.benchmarks.faults', 10, 300)) == 0
+        assert call(tmp_path / name, Stage('planted', 'benchmarks.tests.faults', 10, 300)) == 0
         found = items_of(tmp_path / name)
         assert found['compiles']['compiled'] == compiled and not found['works']['compiled']
 
@@ -87,7 +87,7 @@ def test_what_is_not_in_the_cache(tmp_path, monkeypatch):
 def test_a_second_call_goes_on(tmp_path, monkeypatch):
     """The time is up in the middle of a stage: each item runs once in both calls together."""
     monkeypatch.setenv('PLANTED', 'waits')
-    slow, later = (Stage(name, 'tests.benchmarks.faults', 10, 60) for name in ('slow', 'later'))
+    slow, later = (Stage(name, 'benchmarks.tests.faults', 10, 60) for name in ('slow', 'later'))
     add = run.Run.add
 
     def add_until(self, stage, record):

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 from tests.__main__ import read_parts
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = ('tests', 'packages', 'lab')
+ROOT = Path(__file__).parents[2]
+FOLDERS = ('tests', 'packages', 'benchmarks', 'examples', 'lab')
 # a test
 LEFT_OUT = {
-    'tests/kernels/test_compiled.py::test_every_kernel_compiles': 'minutes of compiling for every card: `make test-all`',
+    'packages/offgpu/tests/kernels/test_compiled.py::test_every_kernel_compiles':
+        'minutes of compiling for every card: `make test-all`',
     'packages/extras/tests/test_scalar_beta.py::test_kernels': "fla's kernels need a GPU; the interpreter runs the same cases",
 }
 

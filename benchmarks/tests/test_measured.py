@@ -85,6 +85,7 @@ def test_a_run_becomes_a_file(tmp_path, monkeypatch):
         'exact, gate per head, K = 16, 8 x 2048 x 4096': [{'pass': 'fwd', 'kernels_ms': 0.3, 'ms': 0.4}],
         'exact, packed, K = 64, 1 x 16384 x 4096': [{'pass': 'bwd', 'kernels_ms': 1.25, 'ms': 1.5}],
         'chunk_gated_delta_rule, K = 64, 8 x 2048 x 4096': [{'pass': 'bwd', 'refused by fla': 'its issue'}],
+        'fused_recurrent_kda, K = 64, 64 x 1 x 4096': [{'pass': 'fwd', 'ms': 0.1}],
     }.items():
         results.add({'stage': 'passes', 'item': item, 'rows': rows})
     results.add({'stage': 'passes', 'item': 'diagonal, K = 16, 8 x 2048 x 4096', 'error': 'did not end'})
@@ -92,14 +93,16 @@ def test_a_run_becomes_a_file(tmp_path, monkeypatch):
     assert report['machine']['commit'] == 'abc1234'
     assert [(row['pass'], row['K'], row['B'], row['T'], row['V']) for row in report['rows']] == [
         ('exact_head_gate_fwd', 16, 8, 2048, 4096), ('exact, packed_bwd', 64, 1, 16384, 4096),
+        ('fused_recurrent_kda_fwd', 64, 64, 1, 4096),
     ]
     (tmp_path / 'h200_passes.json').write_text(json.dumps(report | {'machine': report['machine'] | {'kernels': 'other'}}))
     (tmp_path / 'predicted.json').write_text('{"rows": []}')
     measured.measured.cache_clear()
     measured.predicted.cache_clear()
     try:
-        assert [row['now'] for row in measured.measured()] == [False, False, True, True]
+        assert [row['now'] for row in measured.measured()] == [False] * 3 + [True] * 3
         assert '| 1.50 | 1.25 | NVIDIA X | 1, 2 | abc1234, 2026-12-01 | yes |' in measured.make_table()
+        assert "| 0.10 |  | NVIDIA X | 1, 2 | abc1234, 2026-12-01 | fla's |" in measured.make_table()
     finally:
         measured.measured.cache_clear()
         measured.predicted.cache_clear()

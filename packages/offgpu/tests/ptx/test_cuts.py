@@ -8,8 +8,8 @@ import torch
 from fla_longhorn.ops import fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
 from offgpu.emulator import Emulator
-from tests.ptx.calls import BF16, Call
-from tests.ptx.execute import as_on_a_gpu
+from packages.offgpu.tests.ptx.calls import BF16, Call
+from packages.offgpu.tests.ptx.execute import as_on_a_gpu
 
 T = 5
 CASES = [

@@ -1,7 +1,7 @@
 """The plan of `python -m benchmarks gpu` by the clock, on a device that sleeps as long as an H200 would take.
 
-    python -m tests.benchmarks.rehearse plan                    # stages, shares, what fits in 9 minutes and in 2
-    python -m tests.benchmarks.rehearse run 9 [2 ...] DIR       # so many minutes, with a hang, a crash and a full disk
+    python -m benchmarks.tests.rehearse plan                    # stages, shares, what fits in 9 minutes and in 2
+    python -m benchmarks.tests.rehearse run 9 [2 ...] DIR       # so many minutes, with a hang, a crash and a full disk
 
 Items and autotuned configurations are counted by calls on tensors without memory. Seconds are guessed from them and from times
 that are predicted or known: nothing here was timed on a GPU.
@@ -135,7 +135,7 @@ def write_modules(folder: Path, start: float) -> None:
     """A module for each stage, on the path of its processes, that sleeps."""
     for stage, items in durations().items():
         (folder / f'rehearsed_{stage}.py').write_text(
-            f'import time\nfrom functools import partial\nfrom tests.benchmarks.rehearse import sleep\ntime.sleep({start})\n'
+            f'import time\nfrom functools import partial\nfrom benchmarks.tests.rehearse import sleep\ntime.sleep({start})\n'
             f'ITEMS = {items!r}\n\ndef items(device):\n    return [*ITEMS]\n\nrun = partial(sleep, {stage!r}, ITEMS)\n'
         )
 
