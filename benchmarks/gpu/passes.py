@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from triton.runtime.autotuner import Autotuner
 
 from benchmarks.measure.timing import describe_error
 from fla_longhorn.ops import chunk_longhorn, longhorn_state_update
+from fla_longhorn.ops.triton.exact.configs import GENERAL_KERNELS
 
 PEERS = {
     'chunk_delta_rule': 'delta_rule', 'chunk_gated_delta_rule': 'gated_delta_rule', 'chunk_kda': 'kda', 'chunk_gla': 'gla',
@@ -63,15 +65,19 @@ class Call:
     V: int = 4096
     gate: str | None = None
     packed: bool = False
+    # the exact update's general kernels where those in the layout of tensor cores serve
+    general: bool = False
 
     def __str__(self) -> str:
         more = f', gate per {self.gate}' if self.gate else ', packed' if self.packed else ''
+        more += ', general kernels' if self.general else ''
         return f'{self.name}{more}, K = {self.K}, {self.B} x {self.T} x {self.V}'
 
 
 def make_plan() -> dict[str, Call]:
     both, peers = ('exact', 'diagonal'), tuple(PEERS)
     calls = [Call(name, 16) for name in (*both, 'chunk_delta_rule')] + [Call(name, 64) for name in (*both, *peers)]
+    calls += [Call('exact', K, general=True) for K in (16, 64)]
     calls += [Call(name, K, gate='head') for K in (16, 64) for name in both]
     calls += [Call(name, 16, 1, sum(PACKED), packed=True) for name in both]
     calls += [Call(name, 64, 1, sum(PACKED), packed=True) for name in (*both, *peers)]
@@ -127,6 +133,7 @@ def make_call(call: Call, device: str) -> tuple[Callable[[], torch.Tensor], list
 def run(item: str, device: str) -> Iterator[dict]:
     """A row for the forward and one for the backward."""
     call = PLAN[item]
+    kernels = mock.patch.dict(os.environ, {GENERAL_KERNELS: '1'}) if call.general else nullcontext()
     forward, leaves = make_call(call, device)
 
     def prepare() -> Callable[[], object]:
@@ -137,7 +144,7 @@ def run(item: str, device: str) -> Iterator[dict]:
     # all of GLA's 278 would take the time of three calls
     few = few_configurations() if call.name == 'chunk_gla' else nullcontext()
     # with what a backward reads, where it has one
-    with few, nullcontext() if leaves else torch.no_grad():
+    with kernels, few, nullcontext() if leaves else torch.no_grad():
         yield {'pass': 'fwd'} | measure(forward, device)
         if reason := refusal(call.name):
             yield {'pass': 'bwd', 'refused by fla': reason}

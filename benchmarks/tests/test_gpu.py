@@ -234,6 +234,17 @@ def test_few_configurations():
         assert len(tuned.prune_configs({})) == 2
 
 
+def test_passes_have_both_sets_of_exact_kernels():
+    for K in (16, 64):
+        launched = []
+        for name in ('exact', 'exact, general kernels'):
+            with rehearsal('sm_90', 'launch') as launches, LonghornKernels():
+                rows = list(passes.run(f'{name}, K = {K}, 8 x 2048 x 4096', 'meta'))
+            assert [row['pass'] for row in rows] == ['fwd', 'bwd']
+            launched.append({x.kernel for x in launches if x.kernel.endswith('_mma')})
+        assert len(launched[0]) == (2 if K == 16 else 3) and not launched[1]
+
+
 @pytest.mark.parametrize('stage', [stage.name for stage in run.STAGES if 'tests' not in stage.name])
 def test_stages_without_memory(stage):
     """The calls that are compiled beforehand are calls that can be made, evaluation's too: the first item of each stage."""

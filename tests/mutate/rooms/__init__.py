@@ -2,13 +2,14 @@
 
 from importlib.util import find_spec
 
-from tests.mutate.rooms import attn_mode, cpu, layers, models, numba, onnx, ops, torch, triton, vision
+from tests.mutate.rooms import attn_mode, cpu, lanes, layers, models, numba, onnx, ops, torch, triton, vision
 
 ROOMS = {
     'ops': ops.MUTATIONS,
     'numba': numba.MUTATIONS,
     'torch': torch.MUTATIONS,
     'triton': triton.MUTATIONS,
+    'lanes': lanes.MUTATIONS,
     'cpu': cpu.MUTATIONS,
     'layers': layers.MUTATIONS,
     'models': models.MUTATIONS,

@@ -15,7 +15,6 @@ from fla_longhorn.ops.triton.common import (
     decays,
     is_scalar,
     launch_key,
-    padded_state_size,
     step_factors,
     step_sizes,
     stores_cs,
@@ -24,46 +23,28 @@ from fla_longhorn.ops.triton.common import (
 )
 from fla_longhorn.ops.triton.exact.backward_qk import chunk_longhorn_exact_bwd_qk
 from fla_longhorn.ops.triton.exact.common import (
-    alternate,
+    add_updates,
     chunk_offsets,
-    decayed_reverse_substitution,
-    for_parts,
     gram_rows,
     head_index_and_channels,
     load_keys,
     load_tile,
-    operand,
     operand_dtype,
     padded,
-    product,
     reads,
+    reverse_substitution,
     row,
     store_tile,
-    substitution,
     token_strides,
 )
 from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes, span_size, state_parts
-from fla_longhorn.ops.triton.exact.forward import add_updates
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram, gram_pointers
-from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands, replays
+from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands
 from fla_longhorn.ops.triton.exact.mma.replay import chunk_longhorn_exact_bwd_kernel_replay_mma
 from fla_longhorn.ops.triton.exact.mma.reverse import chunk_longhorn_exact_bwd_kernel_mma
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, num_slots, sequence_range
-
-
-@triton.jit
-def add_later_reads(b_x, b_dy, p_a, DOT: tl.constexpr):
-    """`(K dS + A^T dY)^T [BV, BT]` given `(K dS)^T`, with A in its two parts."""
-    BT: tl.constexpr = b_dy.shape[0]
-    o_t = tl.arange(0, BT)
-    b_dyt = tl.trans(for_parts(b_dy, DOT))
-    PARTS: tl.constexpr = b_dyt.shape[1] // BT
-    o_p = tl.arange(0, PARTS * BT)
-    # [PARTS * BT, BT]; `a` holds A^T
-    b_a = tl.load(p_a + (o_p % PARTS * (BT * BT) + o_p // PARTS)[:, None] + o_t[None, :] * BT)
-    return product(b_dyt, b_a, b_x, DOT)
 
 
 @triton.jit
@@ -131,11 +112,7 @@ def chunk_longhorn_exact_bwd_kernel(
     :math:`\sum_j dS\,S`, and from one token to the one before it grows by `dO O - dV V`.
     """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
-    # larger states leave too few registers; the compiler drops loads that are not used
-    PREFETCH: tl.constexpr = K <= 64
     PER_CHANNEL: tl.constexpr = g is not None and not SCALAR_G
-    # W's in the update of dS, where a factor leaves too many for one operand
-    DIGITS: tl.constexpr = DOT if g is None and scale is None else 'ieee'
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_t, o_k, o_v, o_1 = chunk_offsets(i_v, BT, padded(K), BV, VEC)
@@ -148,8 +125,10 @@ def chunk_longhorn_exact_bwd_kernel(
         beta, o_beta = beta + i_h, o_1
     else:
         beta, dbeta, cs, o_beta = beta + i_h * V, dbeta + i_h * V, cs + i_h * V, o_v
-    if PER_CHANNEL:
-        g, v, ps, dg = g + i_h * V, v + i_h * V, ps + i_h * V, dg + i_h * V
+    if SCALAR_G:
+        g, o_g = g + i_h, o_1
+    elif PER_CHANNEL:
+        g, v, ps, dg, o_g = g + i_h * V, v + i_h * V, ps + i_h * V, dg + i_h * V, o_v
 
     # [BV, BK]
     if dht is not None:
@@ -179,30 +158,20 @@ def chunk_longhorn_exact_bwd_kernel(
             i_x, left = bos + i_t, T_n - i_t
             p_gram, p_a = gram_pointers(gram, a, i_gram, BT)
             b_k = load_keys(k, S.k, i_x, o_t, o_k, left, K)
-            if PREFETCH:
-                rows = gram_rows(p_gram, BT)
-            else:
-                b_dy = load_tile(dy, S.do, i_x, o_t, o_v, left, V).to(tl.float32)
+            rows = gram_rows(p_gram, BT)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # X^T [BV, BT]
             b_x = reads(b_dh, b_k, DOT, True)
-            if SCALAR_G:
-                b_until = tl.load(p_gram + (BT + 1) * BT + o_t)
-                b_x *= tl.load(p_gram + (BT + 2) * BT + o_t)[None, :]
-                b_dh *= tl.load(p_gram + (BT + 2) * BT - 1)
-            if not PER_CHANNEL:
-                b_x = add_later_reads(b_x, b_dy, p_a, DOT)
             # [BT, BV]; loaded after the products, they keep the layout in which a thread owns columns
-            if not PREFETCH:
-                rows = gram_rows(p_gram, BT)
-                b_beta = load_tile(beta, S.beta, i_x, o_t, o_beta, left, V).to(tl.float32)
             if not SCALAR_BETA:
                 b_c = load_tile(cs, H * V, i_x, o_t, o_v, left, V).to(tl.float32)
             next_dy = load_tile(dy, S.do, i_x - BT, o_t, o_v, i_t, V)
             next_beta = load_tile(beta, S.beta, i_x - BT, o_t, o_beta, i_t, V)
+            b_d = None
+            if g is not None:
+                b_d = tl.broadcast_to(decays(load_tile(g, S.g, i_x, o_t, o_g, left, V)), (BT, BV))
             if PER_CHANNEL:
-                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
                 b_p = load_tile(ps, H * V, i_x, o_t, o_v, left, V)
                 b_v = load_tile(v, S.v, i_x, o_t, o_v, left, V)
             b_y = b_dy
@@ -213,11 +182,7 @@ def chunk_longhorn_exact_bwd_kernel(
                 if not SCALAR_BETA:
                     b_c *= b_slope
             b_e = tl.broadcast_to(b_e, (BT, BV))
-            if PER_CHANNEL:
-                b_until = tl.cumprod(b_d, 0)
-                b_x = decayed_reverse_substitution(tl.trans(b_x), b_y, b_e, b_d, rows, p_a, BT)
-            else:
-                b_x = substitution(tl.trans(b_x), b_e, rows, DIGITS, True)
+            b_x = reverse_substitution(tl.trans(b_x), b_y, b_e, b_d, rows, p_a)
             b_w = b_x * b_e
             store_tile(dv, H * V, i_x, o_t, o_v, left, V, b_w if b_D is None else b_w + b_D[None, :] * b_y)
             if SCALAR_BETA:
@@ -231,19 +196,15 @@ def chunk_longhorn_exact_bwd_kernel(
                 b_dg = sums_from(b_dg) + b_sum[None, :]
                 b_sum = row(b_dg, 0)
                 # exactly 0 where nothing is left
-                store_tile(dg, H * V, i_x, o_t, o_v, left, V, tl.where(b_d > 0.0, b_dg, 0.0))
+                store_tile(dg, H * V, i_x, o_t, o_v, left, V, tl.where(b_d == 0.0, 0.0, b_dg))
+            if b_d is not None:
+                b_until = tl.cumprod(b_d, 0)
                 b_dh *= row(b_until, BT - 1)[:, None]
                 b_y, b_w = b_y * b_until, b_w * b_until
-            if SCALAR_G:
-                b_y, b_w = b_y * b_until[:, None], b_w * b_until[:, None]
             if scale is not None:
                 b_y *= scale
             b_q = load_keys(q, S.q, i_x, o_t, o_k, left, K)
-            if DIGITS == DOT:
-                b_qk = alternate(b_q.to(tl.float32), b_k.to(tl.float32))
-                b_dh = product(tl.trans(alternate(operand(b_y, DOT), operand(-b_w, DOT))), b_qk, b_dh, DOT)
-            else:
-                b_dh = add_updates(add_updates(b_dh, b_y, b_q, DOT), -b_w, b_k, DOT)
+            b_dh = add_updates(add_updates(b_dh, b_y, b_q, DOT), -b_w, b_k, DOT)
             b_dy, b_beta = next_dy.to(tl.float32), next_beta.to(tl.float32)
             i_gram -= H
             i_t -= BT
@@ -291,7 +252,8 @@ def chunk_longhorn_exact_bwd(
         **FUSED,
     )
     lanes = has_lanes(key, g)
-    lanes_replay = lanes and not scalar_beta and replays(padded_state_size(K))
+    # scalar steps need unrounded residuals; 16 entries without a gate are predicted to take 1.08 times as long there
+    lanes_replay = lanes and not scalar_beta and (key.K > 16 or g is not None)
     if lanes:
         operands, numbers = chunk_longhorn_exact_operands(args, token_strides(strides), reverse=True)
         of_lanes: dict[str, Any] = dict(operands=operands, numbers=numbers)

@@ -165,30 +165,24 @@ def reads(b_h, b_x, DOT: tl.constexpr, SPLIT: tl.constexpr):
     return split_product(b_h, tl.trans(b_x), b_o, DOT) if SPLIT else product(b_h, tl.trans(b_x), b_o, DOT)
 
 
-# A sum over the 8 tokens of a chunk is half as long as the shortest that tensor cores take. So a tile goes there in two parts,
-# whose rows alternate, and neither its digits nor the other half are lost. Float32 has one part, and chunks of 16.
+@triton.jit
+def add_updates(b_h, b_u, b_k, DOT: tl.constexpr):
+    """The state `[BV, BK]` after `K^T U`: U `[BT, BV]` in parts, because rounding errors of a key's repetitions add up.
+
+    Tensor cores sum over 16 tokens at least. So for 8 the parts are side by side, and each key is there twice.
+    """
+    if DOT == 'ieee':
+        return product(tl.trans(b_u), b_k, b_h, DOT)
+    else:
+        b_hi, b_lo = split(b_u, DOT)
+        b_k = operand(b_k, DOT)
+        return product(tl.trans(alternate(b_hi, b_lo)), alternate(b_k, b_k), b_h, DOT)
 
 
 @triton.jit
 def alternate(b_a, b_b):
     """The rows of two tiles `[BT, BX]` by turns, `[2 BT, BX]`."""
     return tl.reshape(tl.permute(tl.join(b_a, b_b), (0, 2, 1)), (2 * b_a.shape[0], b_a.shape[1]))
-
-
-@triton.jit
-def in_parts(b_x, DOT: tl.constexpr):
-    """The parts of a tile `[BT, BX]` as an operand `[BX, 2 BT]`."""
-    if DOT == 'ieee':
-        return tl.trans(b_x)
-    else:
-        b_hi, b_lo = split(b_x.to(tl.float32), DOT)
-        return tl.trans(alternate(b_hi, b_lo))
-
-
-@triton.jit
-def for_parts(b_x, DOT: tl.constexpr):
-    """The rows of a tile `[BT, BX]` as often as there are parts, `[2 BT, BX]`."""
-    return b_x if DOT == 'ieee' else alternate(operand(b_x, DOT), operand(b_x, DOT))
 
 
 @triton.jit
@@ -219,58 +213,52 @@ def gram_rows(p_gram, BT: tl.constexpr):
     return rows
 
 
-@triton.jit
-def substitution(b_x, b_e, rows, DOT: tl.constexpr, REVERSE: tl.constexpr = False):
-    """Solve `X = B - L (E * X)` for X `[BT, BV]` given B in `b_x`, with `L = strict_tril(G)`; its transpose with REVERSE.
+# With decays `d = e^g`, a chunk carries what its tokens read from the state, `C = K P`, from token to token, so that every
+# decay multiplies what it decays. Products alone are right for each g, where a quotient of two cumulative decays overflows,
+# and no later g enters an earlier token's sums. Without a gate, D is None.
 
-    Other rows use `E * X` as `DOT` rounds it, and correct its rounding error, which would grow with each repetition of a key.
+
+@triton.jit
+def substitution(b_c, b_v, b_e, b_d, rows, DOT: tl.constexpr):
+    """The residuals `R [BT, BV]` of V given `K S` at the chunk's start in `b_c`, the step sizes E and the decays D.
+
+    Later tokens use `E R` as `DOT` rounds it, and correct its rounding error, which would grow with each repetition of a key.
     """
-    BT: tl.constexpr = b_x.shape[0]
-    o_t = tl.arange(0, BT)
-    for s in tl.static_range(BT - 1 if REVERSE else 0, 0 if REVERSE else BT - 1, -1 if REVERSE else 1):
-        b_u = to_digits(row(b_x, s) * row(b_e, s), DOT)
-        others = o_t < s if REVERSE else o_t > s
-        b_x += tl.where(others[:, None], rows[s][:, None] * -b_u[None, :], minus_zero())
-    return b_x
-
-
-# With decays `d = e^g` per channel, a chunk carries what its tokens read from the state, `C = K P`, from token to token, so
-# that every decay multiplies what it decays. Products alone are right for each g, where a quotient of two cumulative decays
-# overflows, and no later g enters an earlier token's sums.
-
-
-@triton.jit
-def decayed_substitution(b_c, b_v, b_e, b_d, rows):
-    """The residuals `R [BT, BV]` of V given `K S` at the chunk's start in `b_c`, the step sizes E and the decays D."""
     BT: tl.constexpr = b_v.shape[0]
     o_t = tl.arange(0, BT)
-    b_r = b_v
     for s in tl.static_range(BT):
-        # what keys s and later read of the state before step s
-        b_c = tl.where((o_t >= s)[:, None], b_c * row(b_d, s)[None, :], b_c)
-        b_r -= tl.where((o_t == s)[:, None], b_c, 0.0)
-        b_u = row(b_r, s) * row(b_e, s)
-        b_c += tl.where((o_t > s)[:, None], rows[s][:, None] * b_u[None, :], 0.0)
-    return b_r
+        if b_d is not None:
+            # what keys s and later read of the state before step s
+            b_c = tl.where((o_t >= s)[:, None], b_c * row(b_d, s)[None, :], b_c)
+        b_c = tl.where((o_t == s)[:, None], b_v - b_c, b_c)
+        b_u = to_digits(row(b_c, s) * row(b_e, s), DOT)
+        b_c += tl.where((o_t > s)[:, None], rows[s][:, None] * b_u[None, :], minus_zero())
+    return b_c
 
 
 @triton.jit
-def decayed_reads(b_o, b_u, b_d, p_a, BT: tl.constexpr):
-    """The outputs `[BT, BV]` of U given `Q S` at the chunk's start in `b_o`; `p_a` has `A^T`."""
+def add_reads(b_o, b_u, b_d, p_a, DOT: tl.constexpr):
+    """The outputs `[BT, BV]` of U given `(Q S)^T` at the chunk's start in `b_o`; `p_a` has `A^T`."""
+    BT: tl.constexpr = b_u.shape[0]
     o_t = tl.arange(0, BT)
-    for s in tl.static_range(BT):
-        b_a = tl.load(p_a + s * BT + o_t)
-        b_next = b_o * row(b_d, s)[None, :] + b_a[:, None] * row(b_u, s)[None, :]
-        b_o = tl.where((o_t >= s)[:, None], b_next, b_o)
-    return b_o
+    if b_d is None:
+        return tl.trans(add_updates(b_o, b_u, tl.load(p_a + o_t[:, None] * BT + o_t[None, :]), DOT))
+    else:
+        b_o = tl.trans(b_o)
+        for s in tl.static_range(BT):
+            b_a = tl.load(p_a + s * BT + o_t)
+            b_next = b_o * row(b_d, s)[None, :] + b_a[:, None] * row(b_u, s)[None, :]
+            b_o = tl.where((o_t >= s)[:, None], b_next, b_o)
+        return b_o
 
 
 @triton.jit
-def decayed_reverse_substitution(b_x, b_dy, b_e, b_d, rows, p_a, BT: tl.constexpr):
+def reverse_substitution(b_x, b_dy, b_e, b_d, rows, p_a):
     """`X [BT, BV]`, what keys read of the gradient behind their steps, given `K dS` at the chunk's end in `b_x`.
 
     `p_a` has `A^T` and then A.
     """
+    BT: tl.constexpr = b_dy.shape[0]
     o_t = tl.arange(0, BT)
     for s in tl.static_range(BT - 1, -1, -1):
         # [BT]
@@ -279,7 +267,9 @@ def decayed_reverse_substitution(b_x, b_dy, b_e, b_d, rows, p_a, BT: tl.constexp
         b_x = tl.where((o_t <= s)[:, None], b_add, b_x)
         if s > 0:
             b_w = row(b_x, s) * row(b_e, s)
-            b_before = (b_x - rows[s][:, None] * b_w[None, :]) * row(b_d, s)[None, :]
+            b_before = b_x - rows[s][:, None] * b_w[None, :]
+            if b_d is not None:
+                b_before *= row(b_d, s)[None, :]
             b_x = tl.where((o_t < s)[:, None], b_before, b_x)
     return b_x
 

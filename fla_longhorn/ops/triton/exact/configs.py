@@ -5,6 +5,7 @@ Where no other reason is given, the choice has the least predicted time on an H1
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,9 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 from fla_longhorn.ops.triton.device import ASYNC_COPIES
 from fla_longhorn.ops.triton.launch import LaunchConfig, LaunchKey
+
+# environment variable: with 1, the kernels of `mma` serve no call
+GENERAL_KERNELS = 'FLA_LONGHORN_GENERAL_KERNELS'
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ def for_chunks(key: LaunchKey) -> ExactConfig:
 def has_lanes(key: LaunchKey, g: torch.Tensor | None) -> bool:
     """Whether the kernels of `mma` serve: they are for bfloat16 on CUDA, without a gate or with one per head."""
     served = key.precision == 'bf16' and key.card.backend == 'cuda' and padded_state_size(key.K) <= 128
+    if os.environ.get(GENERAL_KERNELS) == '1':
+        return False
     return served and (g is None or g.dim() == 3)
 
 

@@ -13,19 +13,16 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import FUSED, decays, is_scalar, launch_key, sigmoid, step_sizes, strided_inputs
 from fla_longhorn.ops.triton.exact.common import (
+    add_reads,
+    add_updates,
     chunk_offsets,
-    decayed_reads,
-    decayed_substitution,
-    for_parts,
     gram_rows,
     head_index_and_channels,
-    in_parts,
     interval_of,
     is_split,
     load_keys,
     load_tile,
     padded,
-    product,
     products_after,
     reads,
     store_tile,
@@ -48,21 +45,6 @@ def skip_and_silu(b_o, b_D, b_v, b_z):
     if b_z is not None:
         b_o *= b_z * sigmoid(b_z)
     return b_o
-
-
-@triton.jit
-def add_updates(b_h, b_u, b_k, DOT: tl.constexpr):
-    """The state `[BV, BK]` after `K^T U`: U `[BT, BV]` in parts, because rounding errors of a key's repetitions add up."""
-    return product(in_parts(b_u, DOT), for_parts(b_k, DOT), b_h, DOT)
-
-
-@triton.jit
-def add_reads(b_o, b_u, p_a, DOT: tl.constexpr):
-    """`(Q S + A U)^T [BV, BT]` given `(Q S)^T`."""
-    BT: tl.constexpr = b_u.shape[0]
-    o_t = tl.arange(0, BT)
-    b_a = tl.load(p_a + o_t[:, None] * BT + o_t[None, :])
-    return product(in_parts(b_u, DOT), for_parts(b_a, DOT), b_o, DOT)
 
 
 @triton.jit(do_not_specialize=['T', 'N'])
@@ -114,16 +96,13 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
     This is Theorem 3.1 of arXiv 2407.14207 unrolled over a chunk: DeltaNet's chunkwise form with a step size per channel.
     The state and `U^T` are the first operands of the products, and a thread owns whole columns of `[BT, BV]`, so that the
-    substitution takes only FMA. A decay per head is in G and A, and scales what is read, U and S; one per channel multiplies
-    what is read token by token (`decayed_substitution`).
+    substitution takes only FMA. A decay multiplies what is read token by token.
 
     With POOLED, `h0` and `ht` are a pool, with rows given by the indices; else row n is sequence n's. Without OUTPUT, only the
     states are computed. With BY_INTERVAL, a program computes one interval, from the state in `states`.
     """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     INTERVAL: tl.constexpr = interval_of(K)
-    # larger states leave too few registers; the compiler drops loads that are not used
-    PREFETCH: tl.constexpr = K <= 64
     SAVE_STATES: tl.constexpr = states is not None and not BY_INTERVAL
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n = i_c
@@ -151,8 +130,10 @@ def chunk_longhorn_exact_fwd_kernel_o(
         beta, o_beta = beta + i_h * V, o_v
     if z is not None:
         z += i_h * V
-    if g is not None:
-        g += i_h if SCALAR_G else i_h * V
+    if SCALAR_G:
+        g, o_g = g + i_h, o_1
+    elif g is not None:
+        g, o_g = g + i_h * V, o_v
     b_D = None
     if D is not None:
         b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
@@ -184,8 +165,7 @@ def chunk_longhorn_exact_fwd_kernel_o(
             b_k = load_keys(k, S.k, i_x, o_t, o_k, left, K)
             if OUTPUT:
                 b_q = load_keys(q, S.q, i_x, o_t, o_k, left, K)
-            if PREFETCH:
-                rows = gram_rows(p_gram, BT)
+            rows = gram_rows(p_gram, BT)
             # [BT]
             b_n = tl.load(p_gram + BT * BT + o_t)
             # [BV, BT]
@@ -193,40 +173,23 @@ def chunk_longhorn_exact_fwd_kernel_o(
             if OUTPUT:
                 b_o = reads(b_h, b_q, DOT, False)
             # after the products, so that tiles keep the layout of loads, in which a thread owns columns
-            if not PREFETCH:
-                rows = gram_rows(p_gram, BT)
-                b_v = load_tile(v, S.v, i_x, o_t, o_v, left, V).to(tl.float32)
-                b_beta = load_tile(beta, S.beta, i_x, o_t, o_beta, left, V).to(tl.float32)
             next_v = load_tile(v, S.v, i_x + BT, o_t, o_v, left - BT, V)
             next_beta = load_tile(beta, S.beta, i_x + BT, o_t, o_beta, left - BT, V)
             if z is not None:
                 next_z = load_tile(z, S.z, i_x + BT, o_t, o_v, left - BT, V)
-            if SCALAR_G:
-                b_until, b_after = tl.load(p_gram + (BT + 1) * BT + o_t), tl.load(p_gram + (BT + 2) * BT + o_t)
-                b_p *= b_until[None, :]
-                b_h *= tl.load(p_gram + (BT + 2) * BT - 1)
-                if OUTPUT:
-                    b_o *= b_until[None, :]
-            elif g is not None:
-                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
+            b_d = None
+            if g is not None:
+                b_d = tl.broadcast_to(decays(load_tile(g, S.g, i_x, o_t, o_g, left, V)), b_v.shape)
             # [BT, BV]
             b_e = tl.broadcast_to(step_sizes(b_beta, b_n[:, None], OPTIONS), b_v.shape)
-            if g is None or SCALAR_G:
-                b_u = substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee') * b_e
-                if OUTPUT:
-                    b_o = tl.trans(add_reads(b_o, b_u, p_a, DOT))
-                if SCALAR_G:
-                    b_u *= b_after[:, None]
-            else:
-                b_u = decayed_substitution(tl.trans(b_p), b_v, b_e, b_d, rows) * b_e
-                if OUTPUT:
-                    b_o = decayed_reads(tl.trans(b_o), b_u, b_d, p_a, BT)
+            b_u = substitution(tl.trans(b_p), b_v, b_e, b_d, rows, 'ieee') * b_e
+            if OUTPUT:
+                b_o = add_reads(b_o, b_u, b_d, p_a, DOT)
+            if b_d is not None:
                 b_after, b_total = products_after(b_d)
                 b_h, b_u = b_h * b_total[:, None], b_u * b_after
             b_h = add_updates(b_h, b_u, b_k, DOT)
             if OUTPUT:
-                if z is not None and not PREFETCH:
-                    b_z = load_tile(z, S.z, i_x, o_t, o_v, left, V).to(tl.float32)
                 if scale is not None:
                     b_o *= scale
                 store_tile(o, H * V, i_x, o_t, o_v, left, V, skip_and_silu(b_o, b_D, b_v, b_z if z is not None else None))

@@ -8,17 +8,8 @@ import triton.language as tl
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import num_checkpoints
-from fla_longhorn.ops.triton.common import FUSED, decays, is_scalar
-from fla_longhorn.ops.triton.exact.common import (
-    Strides,
-    head_and_index,
-    load_tile,
-    operand_dtype,
-    padded,
-    product,
-    rounded,
-    row,
-)
+from fla_longhorn.ops.triton.common import FUSED, decays
+from fla_longhorn.ops.triton.exact.common import Strides, head_and_index, load_tile, padded, product
 from fla_longhorn.ops.triton.exact.configs import chunk_size
 from fla_longhorn.ops.triton.launch import LaunchKey
 from fla_longhorn.ops.triton.slots import locate_slot
@@ -36,14 +27,13 @@ def decays_between(b_g):
 @triton.jit
 def gram_pointers(gram, a, i_gram, BT: tl.constexpr):
     """Addresses of what the gram kernel wrote for chunk `i_gram`."""
-    return gram + i_gram * ((BT + 3) * BT), a + i_gram * (2 * BT * BT)
+    return gram + i_gram * ((BT + 1) * BT), a + i_gram * (2 * BT * BT)
 
 
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_kernel_gram(
     q,
     k,
-    g,
     gram,
     a,
     cu_seqlens,
@@ -55,13 +45,8 @@ def chunk_longhorn_exact_kernel_gram(
     S: tl.constexpr,
     BT: tl.constexpr,
     DOT: tl.constexpr,
-    SCALAR_G: tl.constexpr,
 ):
-    """Store `G = K K^T`, its diagonal as row BT, and `A^T` with `A = tril(scale Q K^T)` in two parts, which lose no digits.
-
-    With a decay per head, `G[t, r]` and `A[t, r]` are multiplied by the decays between r and t, and two more rows have the
-    decays until each token and after it. With one per channel, A^T is float32, and A comes behind it.
-    """
+    """Store `G = K K^T`, its diagonal as row BT, and `A^T` and A, with `A = tril(scale Q K^T)`."""
     i_h, i_c = head_and_index(H)
     _, bos, T_n, i_t = locate_slot(cu_seqlens, i_c, T, N, BT, cu_seqlens is not None)
     left = T_n - i_t
@@ -82,51 +67,35 @@ def chunk_longhorn_exact_kernel_gram(
     p_gram, p_a = gram_pointers(gram, a, i_c.to(tl.int64) * H + i_h, BT)
     # sums of one term: others may differ between lanes in their last bit, and all lanes store them
     tl.store(p_gram + BT * BT + o_t, tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_gram, 0.0), 1))
-    if SCALAR_G:
-        b_g = tl.load(g + i_h + (bos + i_t + o_t) * S.g, mask=o_t < left, other=0.0)
-        b_d = decays_between(b_g)
-        tl.store(p_gram + (BT + 1) * BT + o_t, decays(tl.cumsum(b_g.to(tl.float32), 0)))
-        tl.store(p_gram + (BT + 2) * BT + o_t, row(b_d, BT - 1))
-        b_a *= tl.trans(b_d)
-        b_gram *= b_d + tl.trans(b_d)
     tl.store(p_gram + o_g, b_gram)
-    if g is not None and not SCALAR_G:
-        tl.store(p_a + o_g, b_a)
-        tl.store(p_a + BT * BT + o_g, tl.trans(b_a))
-    else:
-        # rounded to nearest, because outputs use the first part alone
-        b_hi = rounded(b_a, a.dtype.element_ty)
-        tl.store(p_a + o_g, b_hi)
-        tl.store(p_a + BT * BT + o_g, rounded(b_a - b_hi.to(tl.float32), a.dtype.element_ty))
+    tl.store(p_a + o_g, b_a)
+    tl.store(p_a + BT * BT + o_g, tl.trans(b_a))
 
 
 def chunk_longhorn_exact_gram(
     args: Arguments, strides: Strides, key: LaunchKey, scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `gram [slots, H, C + 3, C]` float32 and `a [slots, H, 2, C, C]`, transposed."""
+    """Return `gram [slots, H, C + 1, C]` and `a [slots, H, 2, C, C]` in float32."""
     q, k, cu_seqlens = args.q, args.k, args.cu_seqlens
     B, T, H, K = q.shape
     N, BT = args.num_sequences, chunk_size(key)
     slots = num_checkpoints(B, T, N, BT, cu_seqlens is not None)
-    gram = q.new_empty((slots, H, BT + 3, BT), dtype=torch.float32)
-    per_channel = args.g is not None and not is_scalar(args.g)
-    a = q.new_empty((slots, H, 2, BT, BT), dtype=torch.float32 if per_channel else operand_dtype(key.precision))
+    gram = q.new_empty((slots, H, BT + 1, BT), dtype=torch.float32)
+    a = q.new_empty((slots, H, 2, BT, BT), dtype=torch.float32)
     chunk_longhorn_exact_kernel_gram[(H * slots,)](
-        q,
-        k,
-        args.g,
-        gram,
-        a,
-        cu_seqlens,
-        scale,
-        T,
-        N,
+        q=q,
+        k=k,
+        gram=gram,
+        a=a,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        T=T,
+        N=N,
         H=H,
         K=K,
         S=strides,
         BT=BT,
         DOT=key.precision,
-        SCALAR_G=is_scalar(args.g),
         num_warps=1,
         **FUSED,
     )

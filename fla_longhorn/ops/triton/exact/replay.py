@@ -7,9 +7,9 @@ import triton.language as tl
 
 from fla_longhorn.ops.triton.common import decays, sigmoid, step_factors
 from fla_longhorn.ops.triton.exact.common import (
+    add_reads,
+    add_updates,
     chunk_offsets,
-    decayed_reads,
-    decayed_substitution,
     gram_rows,
     head_index_and_channels,
     interval_of,
@@ -22,7 +22,6 @@ from fla_longhorn.ops.triton.exact.common import (
     store_tile,
     substitution,
 )
-from fla_longhorn.ops.triton.exact.forward import add_reads, add_updates
 from fla_longhorn.ops.triton.exact.gram import gram_pointers
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, locate_slot, num_slots
@@ -87,6 +86,8 @@ def chunk_longhorn_exact_bwd_kernel_replay(
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     INTERVAL: tl.constexpr = interval_of(K)
     PER_CHANNEL: tl.constexpr = g is not None and not SCALAR_G
+    # states are those of the updates as they are stored
+    ROUNDED: tl.constexpr = DOT == 'bf16' and not (SCALAR_BETA or PER_CHANNEL)
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n, bos, T_n, bos_i = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
     # tokens of this interval, none in an unused slot
@@ -105,8 +106,10 @@ def chunk_longhorn_exact_bwd_kernel_replay(
         z, dz = z + i_h * V, dz + i_h * V
     if cs is not None:
         cs += i_h * V
-    if PER_CHANNEL:
-        g, ps = g + i_h * V, ps + i_h * V
+    if SCALAR_G:
+        g, o_g = g + i_h, o_1
+    elif PER_CHANNEL:
+        g, ps, o_g = g + i_h * V, ps + i_h * V, o_v
     b_D = None
     if D is not None:
         b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)
@@ -135,33 +138,24 @@ def chunk_longhorn_exact_bwd_kernel_replay(
             b_beta = load_tile(beta, S.beta, i_x, o_t, o_beta, left, V).to(tl.float32)
             b_f, b_rest, b_slope = step_factors(b_beta, b_n[:, None], OPTIONS)
             b_e = tl.broadcast_to(b_f * b_rest, b_v.shape)
-            if SCALAR_G:
-                b_until, b_after = tl.load(p_gram + (BT + 1) * BT + o_t), tl.load(p_gram + (BT + 2) * BT + o_t)
-                b_p *= b_until[None, :]
-                if z is not None:
-                    b_o *= b_until[None, :]
-                b_h *= tl.load(p_gram + (BT + 2) * BT - 1)
-            if PER_CHANNEL:
-                b_d = decays(load_tile(g, S.g, i_x, o_t, o_v, left, V))
-                b_r = decayed_substitution(tl.trans(b_p), b_v, b_e, b_d, rows)
-            else:
-                b_r = substitution(b_v - tl.trans(b_p), b_e, rows, 'ieee' if SCALAR_BETA or DOT != 'bf16' else DOT)
+            b_d = None
+            if g is not None:
+                b_d = tl.broadcast_to(decays(load_tile(g, S.g, i_x, o_t, o_g, left, V)), b_v.shape)
+            b_r = substitution(tl.trans(b_p), b_v, b_e, b_d, rows, 'bf16' if ROUNDED else 'ieee')
             b_u = b_r * b_e
             store_tile(us, H * V, i_x, o_t, o_v, left, V, b_r if SCALAR_BETA else b_u)
             if cs is not None:
                 store_tile(cs, H * V, i_x, o_t, o_v, left, V, b_r * b_f * b_slope)
-            if DOT == 'bf16' and not (SCALAR_BETA or PER_CHANNEL):
+            if ROUNDED:
                 b_u = rounded(b_u, tl.bfloat16).to(tl.float32)
             # again, because what was loaded before takes registers until here
             b_k = load_keys(k, S.k, i_x, o_t, o_k, left, K)
-            if PER_CHANNEL:
-                b_o = decayed_reads(tl.trans(b_o), b_u, b_d, p_a, BT)
+            if z is not None or PER_CHANNEL:
+                b_o = add_reads(b_o, b_u, b_d, p_a, DOT)
+            if b_d is not None:
                 b_after, b_total = products_after(b_d)
-                b_h = add_updates(b_h * b_total[:, None], b_u * b_after, b_k, DOT)
-            else:
-                if z is not None:
-                    b_o = tl.trans(add_reads(b_o, b_u, p_a, DOT))
-                b_h = add_updates(b_h, b_u * b_after[:, None] if SCALAR_G else b_u, b_k, DOT)
+                b_h, b_u = b_h * b_total[:, None], b_u * b_after
+            b_h = add_updates(b_h, b_u, b_k, DOT)
             if D is not None or z is not None or PER_CHANNEL:
                 b_do = load_tile(do, S.do, i_x, o_t, o_v, left, V).to(tl.float32)
                 if z is not None:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.common import interpreting, log2e
-from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded
+from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded, split
 from fla_longhorn.ops.triton.exact.mma.common import (
     as_accumulators,
     load_chunk,
@@ -36,6 +36,15 @@ def cut_factor():
 
 
 @triton.jit
+def cut(b_x):
+    """To tf32, as a product cuts its operands on CUDA."""
+    if interpreting():
+        return b_x
+    else:
+        return (b_x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def solve(b_x, b_e, p_pairs, b_l):
     r"""`U = E (X - L U)` of 8 tokens `[BV, 8]`: a lane solves its pair of tokens, 3 rounds hand it to later pairs.
 
@@ -44,8 +53,8 @@ def solve(b_x, b_e, p_pairs, b_l):
     """
     b_g = tl.load(p_pairs + tl.arange(0, 4))[None, :]
     b_e0, b_e1 = pairs(b_e)
-    b_c = -b_e1 * b_g
     b_e0, b_e1 = b_e0 * cut_factor(), b_e1 * cut_factor()
+    b_c = -b_e1 * b_g
     b_u = solve_pairs(b_x, b_e0, b_e1, b_c)
     for _ in tl.static_range(3):
         b_u = solve_pairs(product(side_by_side(b_u, b_u, 'tf32'), b_l, b_x, 'tf32'), b_e0, b_e1, b_c)
@@ -55,7 +64,8 @@ def solve(b_x, b_e, p_pairs, b_l):
 @triton.jit
 def solve_pairs(b_r, b_e0, b_e1, b_c):
     b_r0, b_r1 = pairs(b_r)
-    b_u0 = b_e0 * b_r0
+    # the pair's second token corrects what products cut of the first
+    b_u0 = cut(b_e0 * b_r0)
     b_u1 = b_c * b_u0 + b_e1 * b_r1
     return tl.reshape(tl.join(b_u0, b_u1), b_r.shape)
 
@@ -113,6 +123,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     BK: tl.constexpr = padded(K)
     SAVE_STATES: tl.constexpr = states is not None and not BY_INTERVAL
     SILU: tl.constexpr = OUTPUT and z is not None
+    # how keys read the state: where no decay forgets it, their repetitions keep what is read wrong
+    DOT: tl.constexpr = 'tf32' if g is None else 'bf16'
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n = i_c
     if BY_INTERVAL:
@@ -174,9 +186,9 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             p_s += H * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + INTERVAL, T_n), 16, num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
-            b_ka, b_kb = load_keys(p_operands, BK), load_keys(p_operands + 8 * BK, BK)
+            b_ka, b_kb = load_keys(p_operands, BK, DOT), load_keys(p_operands + 8 * BK, BK, DOT)
             if OUTPUT:
-                b_qa, b_qb = load_keys(p_operands + 16 * BK, BK), load_keys(p_operands + 24 * BK, BK)
+                b_qa, b_qb = load_keys(p_operands + 16 * BK, BK, 'bf16'), load_keys(p_operands + 24 * BK, BK, 'bf16')
             b_la, b_lb = load_operand(p_numbers, 'tf32'), load_operand(p_numbers + 128, 'tf32')
             if OUTPUT:
                 b_aa, b_ab = load_operand(p_numbers + 384, 'tf32'), load_operand(p_numbers + 512, 'tf32')
@@ -190,11 +202,11 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             b_s = state_operand(rounded(b_h, tl.bfloat16))
             if g is None:
-                b_ra, b_rb = product(b_s, b_ka, b_va, 'bf16'), product(b_s, b_kb, b_vb, 'bf16')
+                b_ra, b_rb = product(b_h, b_ka, b_va, DOT), product(b_h, b_kb, b_vb, DOT)
             else:
                 b_ua, b_ub = load_numbers(p_numbers + TOKENS + 16, 16)
-                b_ra = product(b_s, b_ka, b_zero, 'bf16') * b_ua + b_va
-                b_rb = product(b_s, b_kb, b_zero, 'bf16') * b_ub + b_vb
+                b_ra = product(b_s, b_ka, b_zero, DOT) * b_ua + b_va
+                b_rb = product(b_s, b_kb, b_zero, DOT) * b_ub + b_vb
             if OUTPUT:
                 b_oa, b_ob = product(b_s, b_qa, b_zero, 'bf16'), product(b_s, b_qb, b_zero, 'bf16')
                 if g is not None:
@@ -208,8 +220,11 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                 b_oa, b_ob = product(b_w, b_aa, b_oa, 'tf32'), product(b_w, b_ab, b_ob, 'tf32')
             if g is not None:
                 b_ua, b_ub = load_numbers(p_numbers + TOKENS + 32, 16)
-                b_wa, b_wb = b_wa * b_ua, b_wb * b_ub
+                # decayed, what later tokens saw of U has more digits than one part
+                b_wa, b_resta = split(cut(b_wa) * b_ua, 'tf32')
+                b_wb, b_restb = split(cut(b_wb) * b_ub, 'tf32')
                 b_h *= tl.load(p_numbers + TOKENS + 31)
+                b_h = product(side_by_side(b_resta, b_restb, 'tf32'), b_k, b_h, 'tf32')
             b_h = product(side_by_side(b_wa, b_wb, 'tf32'), b_k, b_h, 'tf32')
             if OUTPUT:
                 if scale is not None:

@@ -89,15 +89,15 @@ def column_of(o_k, K: tl.constexpr):
 
 
 @triton.jit
-def load_keys(p, K: tl.constexpr):
-    """`[K, 8]`, keys or queries of a half in bfloat16, the rows as :func:`state_operand` has its columns."""
+def load_keys(p, K: tl.constexpr, DOT: tl.constexpr):
+    """`[K, 8]`, keys or queries of a half in bfloat16; tf32 reads the state as it is, bf16 by :func:`state_operand`."""
     if K == 16:
         b_x = tl.reshape(tl.load(p + tl.arange(0, 128)), (8, 1, 4, 1, 2, 2))
     else:
         # [token, entries by 32, lane, 16 of them, part, pair]
         b_x = tl.reshape(tl.load(p + tl.arange(0, 8 * K)), (K // 32, 8, 4, 2, 2, 2))
         b_x = tl.permute(b_x, (1, 0, 2, 3, 4, 5))
-    b_x = tl.permute(b_x, (1, 3, 2, 4, 5, 0) if joined_first() else (1, 3, 4, 2, 5, 0))
+    b_x = tl.permute(b_x, (1, 3, 2, 4, 5, 0) if joined_first() and DOT == 'bf16' else (1, 3, 4, 2, 5, 0))
     return tl.reshape(b_x, (K, 8))
 
 

@@ -44,13 +44,7 @@ def halves(K):
 def reverse_halves(K):
     """bfloat16 numbers of a chunk in reverse: L^T of both halves, A^T of the first and of the second, L^T between them, K
     and Q by tokens, K by entries; for a replay L of both halves, A of both, L between them, Q by entries."""
-    return 768 + 48 * K + (640 + 16 * K if replays(K) else 0)
-
-
-@triton.constexpr_function
-def replays(K):
-    """Whether the replay is one of these kernels too; the general one of smaller states waits for memory, not instructions."""
-    return K >= 64
+    return 768 + 48 * K + 640 + 16 * K
 
 
 @triton.jit
@@ -167,18 +161,17 @@ def chunk_longhorn_exact_bwd_kernel_operands(
     tl.store(p_columns + 16 * BK, b_q)
     o_e = place_of_keys(o_t[:, None], o_k[None, :], BK)
     tl.store(operands + 768 + 32 * BK + o_e, b_k)
-    if replays(BK):
-        operands += 768 + 48 * BK
-        tl.store(operands + 640 + o_e, b_q)
-        # rows are results, columns sums
-        tl.store(operands + 256 + place_of_two(o_s % 8, o_r, o_s // 8), rounded(-b_a, tl.bfloat16))
-        b_hi, b_lo = split(tl.where(o_s // 2 > o_r // 2, -b_gram, 0.0), 'bf16')
-        p_two = operands + place_of_two(o_s % 8, o_r % 8, o_s // 8)
-        tl.store(p_two, b_hi, mask=o_s // 8 == o_r // 8)
-        tl.store(p_two + 2, b_lo, mask=o_s // 8 == o_r // 8)
-        p_one = operands + 512 + place(o_s % 8, o_r % 8)
-        tl.store(p_one, b_hi, mask=o_s // 8 > o_r // 8)
-        tl.store(p_one + 2, b_lo, mask=o_s // 8 > o_r // 8)
+    operands += 768 + 48 * BK
+    tl.store(operands + 640 + o_e, b_q)
+    # rows are results, columns sums
+    tl.store(operands + 256 + place_of_two(o_s % 8, o_r, o_s // 8), rounded(-b_a, tl.bfloat16))
+    b_hi, b_lo = split(tl.where(o_s // 2 > o_r // 2, -b_gram, 0.0), 'bf16')
+    p_two = operands + place_of_two(o_s % 8, o_r % 8, o_s // 8)
+    tl.store(p_two, b_hi, mask=o_s // 8 == o_r // 8)
+    tl.store(p_two + 2, b_lo, mask=o_s // 8 == o_r // 8)
+    p_one = operands + 512 + place(o_s % 8, o_r % 8)
+    tl.store(p_one, b_hi, mask=o_s // 8 > o_r // 8)
+    tl.store(p_one + 2, b_lo, mask=o_s // 8 > o_r // 8)
 
 
 def chunk_longhorn_exact_operands(args: Arguments, strides: Strides, *, reverse: bool) -> tuple[torch.Tensor, torch.Tensor]:

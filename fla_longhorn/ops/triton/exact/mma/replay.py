@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.common import log2e
-from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded, split
+from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded
 from fla_longhorn.ops.triton.exact.mma.common import (
     add_scaled,
     as_accumulators,
@@ -111,7 +111,7 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
         p_hs += H * PARTS * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + SPAN, T_i), 16, num_stages=1):
             i_x, left = bos + i_t, T_i - i_t
-            b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK), load_keys(p_operands + 768 + 40 * BK, BK)
+            b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK, 'tf32'), load_keys(p_operands + 768 + 40 * BK, BK, 'tf32')
             next_ba, next_bb = load_chunk(beta, S.beta, i_x + 16, o_v, left - 16, V)
             next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
             b_na, b_nb = load_numbers(p_numbers, 16)
@@ -121,21 +121,18 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
             if D is not None or z is not None:
                 b_doa, b_dob = load_chunk(do, S.do, i_x, o_v, left, V)
             if z is not None:
-                b_qa, b_qb = load_keys(p_forward + 640, BK), load_keys(p_forward + 640 + 8 * BK, BK)
+                b_qa, b_qb = load_keys(p_forward + 640, BK, 'bf16'), load_keys(p_forward + 640 + 8 * BK, BK, 'bf16')
                 b_aa, b_ab = load_two_operands(p_forward + 256)
                 b_za, b_zb = load_chunk(z, S.z, i_x, o_v, left, V)
             b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
             # dbeta is a small difference of V and K S
-            b_hi, b_lo = split(b_h, 'bf16')
-            b_hi, b_lo = state_operand(b_hi), state_operand(b_lo)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             if g is None:
-                b_ra = product(b_hi, b_ka, product(b_lo, b_ka, b_va, 'bf16'), 'bf16')
-                b_rb = product(b_hi, b_kb, product(b_lo, b_kb, b_vb, 'bf16'), 'bf16')
+                b_ra, b_rb = product(b_h, b_ka, b_va, 'tf32'), product(b_h, b_kb, b_vb, 'tf32')
             else:
                 b_ua, b_ub = load_numbers(p_numbers + 16, 16)
-                b_ra = product(b_hi, b_ka, product(b_lo, b_ka, b_zero, 'bf16'), 'bf16') * b_ua + b_va
-                b_rb = product(b_hi, b_kb, product(b_lo, b_kb, b_zero, 'bf16'), 'bf16') * b_ub + b_vb
+                b_ra = product(b_h, b_ka, b_zero, 'tf32') * b_ua + b_va
+                b_rb = product(b_h, b_kb, b_zero, 'tf32') * b_ub + b_vb
             if z is not None:
                 b_s = state_operand(rounded(b_h, tl.bfloat16))
                 b_oa, b_ob = product(b_s, b_qa, b_zero, 'bf16'), product(b_s, b_qb, b_zero, 'bf16')

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from fla_longhorn.ops.triton.common import log2e
-from fla_longhorn.ops.triton.exact.common import head_index_and_channels, padded, product, rounded, split
+from fla_longhorn.ops.triton.exact.common import head_index_and_channels, padded, product, rounded
 from fla_longhorn.ops.triton.exact.mma.common import (
     add_scaled,
     as_accumulators,
@@ -24,7 +24,6 @@ from fla_longhorn.ops.triton.exact.mma.lanes import (
     load_operand,
     load_two_operands,
     side_by_side,
-    state_operand,
 )
 from fla_longhorn.ops.triton.exact.mma.operands import reverse_halves
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
@@ -113,7 +112,7 @@ def chunk_longhorn_exact_bwd_kernel_mma(
         p_dhs -= H * PARTS * K * V
         for _ in tl.range(tl.cdiv(tl.minimum(T_n - (NS - 1 - j_s) * SPAN, SPAN), 16), num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
-            b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK), load_keys(p_operands + 768 + 40 * BK, BK)
+            b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK, 'tf32'), load_keys(p_operands + 768 + 40 * BK, BK, 'tf32')
             b_la, b_lb = load_two_operands(p_operands)
             b_ahi, b_alo = load_two_operands(p_operands + 256)
             b_ab, b_lab = load_operand(p_operands + 512, 'bf16'), load_operand(p_operands + 640, 'bf16')
@@ -124,8 +123,6 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             b_na, b_nb = load_numbers(p_numbers, 16)
             b_ea, b_sa = steps_and_slopes(b_ba, b_na, OPTIONS)
             b_eb, b_sb = steps_and_slopes(b_bb, b_nb, OPTIONS)
-            b_hi, b_lo = split(b_dh, 'bf16')
-            b_hi, b_lo = state_operand(b_hi), state_operand(b_lo)
             b_za, b_zb = rounded(b_ya, tl.bfloat16), rounded(b_yb, tl.bfloat16)
             # X^T [BV, 8]
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
@@ -133,11 +130,11 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             if g is None:
                 b_xb = product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_zero, 'bf16')
                 b_xa = product(b_y, b_alo, product(b_y, b_ahi, b_zero, 'bf16'), 'bf16')
-                b_xb = product(b_hi, b_kb, product(b_lo, b_kb, b_xb, 'bf16'), 'bf16')
-                b_xa = product(b_hi, b_ka, product(b_lo, b_ka, b_xa, 'bf16'), 'bf16')
+                b_xb = product(b_dh, b_kb, b_xb, 'tf32')
+                b_xa = product(b_dh, b_ka, b_xa, 'tf32')
             else:
-                b_xb = product(b_hi, b_kb, product(b_lo, b_kb, b_zero, 'bf16'), 'bf16')
-                b_xa = product(b_hi, b_ka, product(b_lo, b_ka, b_zero, 'bf16'), 'bf16')
+                b_xb = product(b_dh, b_kb, b_zero, 'tf32')
+                b_xa = product(b_dh, b_ka, b_zero, 'tf32')
                 b_ua, b_ub = load_numbers(p_numbers + 32, 16)
                 b_xb = product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_xb * b_ub, 'bf16')
                 b_xa = product(b_y, b_alo, product(b_y, b_ahi, b_xa * b_ua, 'bf16'), 'bf16')
