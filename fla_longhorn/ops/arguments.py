@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
     """The arguments of :func:`fla_longhorn.ops.chunk_longhorn` that a backend needs, in its order.
 
     Checks, the operators' schema and context parallelism follow the fields, so an option is one more field. Tensors are the
-    fields annotated so; all but `cu_seqlens` have a gradient.
+    fields annotated so; those of :class:`Gradients` have a gradient.
     """
 
     q: Tensor
@@ -70,6 +70,7 @@ class Arguments(NamedTuple):
 
     @property
     def differentiable(self) -> dict[str, Tensor | None]:
+        """The tensors that have a gradient, in the order of :class:`Gradients`."""
         return {name: getattr(self, name) for name in DIFFERENTIABLE}
 
     def contiguous(self) -> Arguments:
@@ -86,6 +87,19 @@ class Arguments(NamedTuple):
         return {name: getattr(self, name) for name in TENSORS}
 
 
+class Gradients(NamedTuple):
+    """The gradients of the operator's tensors, each like its input; `None` where the input is absent."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    initial_state: Tensor | None = None
+    D: Tensor | None = None
+    z: Tensor | None = None
+    g: Tensor | None = None
+
+
 def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
     """A result, or an empty float32 tensor for one that was not requested."""
     return like.new_empty(0, dtype=torch.float32) if x is None else x
@@ -94,7 +108,7 @@ def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
 TYPES = get_type_hints(Arguments)
 TENSORS = tuple(name for name, kind in TYPES.items() if kind in (Tensor, Tensor | None))
 FLAGS = tuple(name for name, kind in TYPES.items() if kind is bool)
-DIFFERENTIABLE = tuple(name for name in TENSORS if name != 'cu_seqlens')
+DIFFERENTIABLE = Gradients._fields
 _PLACES = tuple(Arguments._fields.index(name) for name in TENSORS)
 
 

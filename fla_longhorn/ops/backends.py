@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, Gradients
 from fla_longhorn.ops.pool import Pool
 
 
@@ -33,8 +33,7 @@ class Backend(Protocol):
 
     def longhorn_bwd(
         self, do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of `DIFFERENTIABLE`, each like its input, `None` where the input is absent."""
+    ) -> Gradients: ...
 
     def view_states(self, states: Tensor, args: Arguments) -> Tensor:
         """Saved states as `[S, H, K, V]`."""

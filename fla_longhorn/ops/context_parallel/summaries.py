@@ -7,13 +7,14 @@ For one sequence `[1, T, H, *]`; results are float32 `[1, H, K, V]`. Triton has 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.autograd import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.autograd import gradients_of, longhorn_fwd
 from fla_longhorn.ops.backends import backend_of
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
@@ -49,4 +50,5 @@ def backward_summary(do: Tensor, states: Tensor, args: Arguments, *, parallel: b
         return kernels.backward_summary(do, args)
     _, T, _, K, _ = args.sizes
     states = states[:num_checkpoints(1, T, 1, checkpoint_interval(K), False)]
-    return longhorn_bwd(do, None, states, *args._replace(initial_state=states[:1], D=None), parallel)[4]
+    args = args._replace(initial_state=states[:1], D=None)
+    return cast(Tensor, gradients_of(do, None, states, args, parallel=parallel).initial_state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments, or_empty
+from fla_longhorn.ops.arguments import Arguments, Gradients, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import launching
@@ -47,16 +47,12 @@ def longhorn_fwd(
     return o, or_empty(ht, o), or_empty(states, o)
 
 
-def longhorn_bwd(
-    do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
-) -> tuple[Tensor | None, ...]:
+def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> Gradients:
     """Call the launchers of the update's backward; the exact update has the chunkwise one alone."""
     with launching(args):
         if args.exact:
-            gradients = chunk_longhorn_exact_bwd(do, dht, states, args)
-        else:
-            gradients = longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
-    return gradients if len(gradients) == len(DIFFERENTIABLE) else (*gradients, None)
+            return chunk_longhorn_exact_bwd(do, dht, states, args)
+        return longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
 
 
 def view_states(states: Tensor, args: Arguments) -> Tensor:
