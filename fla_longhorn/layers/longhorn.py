@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
 from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
+from fla_longhorn.layers.states import read_states
 from fla_longhorn.modules import L2Norm
+from fla_longhorn.modules.boundaries import check_keywords, find_rows
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.convolution import ShortConvolution
 from fla_longhorn.modules.dispatch import is_bare, mix_layer
 from fla_longhorn.modules.recompute import Values, can_recompute
-from fla_longhorn.modules.rows import WHOLE, Rows, Unpadded, check_keywords, find_rows, read_states
+from fla_longhorn.modules.rows import WHOLE, Rows, Unpadded
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
 from fla_longhorn.ops.plain import is_transformed
 from fla_longhorn.ops.update import MAX_RECURRENT_LENGTH

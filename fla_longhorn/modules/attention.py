@@ -16,9 +16,10 @@ from fla.modules.rotary import RotaryEmbedding
 from fla.modules.rotary.ops import rotary_embedding_ref
 
 from fla_longhorn.modules import flash_attention
+from fla_longhorn.modules.boundaries import check_attention_mask
 from fla_longhorn.modules.cache import look_ahead
 from fla_longhorn.modules.dispatch import differentiable_once, has_values, in_pytorch, widen
-from fla_longhorn.modules.rows import Rows, check_attention_mask
+from fla_longhorn.modules.rows import Rows
 from fla_longhorn.ops.plain import under_transform
 
 # a position before all tokens: no token sees it, and a window drops it first

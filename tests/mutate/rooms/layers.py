@@ -36,7 +36,7 @@ MUTATIONS = [
         'self.padding.cumsum(1) - 1', 'a compiled layer puts padding over tokens', COMPILED + 'test_modules.py::test_padding',
     ),
     Mutation(
-        'restarts-in-a-batch', 'modules/rows.py', '((steps <= 0) & both)', '(steps <= 0)',
+        'restarts-in-a-batch', 'modules/boundaries.py', '((steps <= 0) & both)', '(steps <= 0)',
         'positions of padding count as packed sequences',
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),

@@ -61,7 +61,7 @@ MUTATIONS = [
         env=TORCH,
     ),
     Mutation(
-        'columns-to-come', 'modules/rows.py', '<= mask.shape[1] <= seen + T', '<= mask.shape[1]',
+        'columns-to-come', 'modules/boundaries.py', '<= mask.shape[1] <= seen + T', '<= mask.shape[1]',
         'the last columns of a longer mask are taken for those of the call',
         'tests/layers/test_attention_mask.py::test_columns_for_tokens_to_come', 'paper model', env=TORCH,
     ),
