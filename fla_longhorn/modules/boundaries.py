@@ -149,8 +149,9 @@ class Boundaries:
         """Packed sequences before padded rows; rows that their tokens fill need neither."""
         if not host and self.integers and self.given is None:
             raise ValueError(
-                f'{next(iter(self.integers))} must be None in a trace of torch.compile, torch.export or torch.func, or a capture'
-                ', which can\'t read boundaries of packed sequences from it: they go by cu_seqlens or cu_seq_lens_q there'
+                f'{next(iter(self.integers))} must be None in a trace of torch.compile, torch.export or torch.func, or a '
+                'capture, which can\'t read boundaries of packed sequences from it: they go by '
+                'cu_seqlens or cu_seq_lens_q there'
             )
         if self.cp_context is not None:
             return None
@@ -172,7 +173,7 @@ class Boundaries:
 
 def read(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU, with one synchronisation for all integers on a device."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for device in {x.device for x in tensors.values()}:
         away = {name: x for name, x in tensors.items() if x.device == device and not (x.is_cpu or x.is_floating_point())}
         if away:

@@ -47,7 +47,11 @@ class TokenLoops(Protocol):
     def Mixer(self) -> Any: ...
 
     def mix_layer(self, layer: Any, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor) -> Tensor | None:
-        """As :func:`fla_longhorn.modules.dispatch.mix_layer`."""
+        """The input `[B, 1, d]` of a layer's last projection, given the halves of its first one's output.
+
+        The states are updated in place. None, with nothing changed, where there is no loop for these tensors, or if a part of
+        the layer is not as its constructor made it.
+        """
 
     def mix_tokens(self, x: Tensor, z: Tensor, mixer: Any, memory: Tensor, pool: Pool) -> Tensor | None:
         """The same by a `mixer`; the convolution's inputs and the states are rows of pools, as in a serving engine."""
@@ -114,6 +118,11 @@ def backend_name(device_type: str, asked: str | None, loops: Loops | None) -> st
 @cache
 def load_backend(name: str, loops: Loops | None = None) -> Backend:
     return cast(Backend, BACKENDS[name](loops))
+
+
+def token_loops(x: Tensor) -> TokenLoops | None:
+    """A package's for a decoded token `x`."""
+    return None if loops is None or torch.compiler.is_compiling() or not x.is_cpu else loops.of_token()
 
 
 def backend_of(args: Arguments) -> Backend:

@@ -72,7 +72,7 @@ def step_sizes(b_beta, b_n, OPTIONS: tl.constexpr):
 
 @triton.jit
 def step_factors(b_beta, b_n, OPTIONS: tl.constexpr):
-    """(s, r, slope): eps = s r, and the gradient of beta (or its logit) is s slope deps."""
+    """(f, rest, slope): eps = f rest, and the gradient of beta (or its logit) is f slope deps."""
     if OPTIONS.use_beta_sigmoid_in_kernel:
         # the logit's gradient is e eps^2 deps, where e = exp(-logit)
         b_e = tl.exp2(b_beta * -log2e())
@@ -97,7 +97,7 @@ def norm_slope(OPTIONS):
 
 @triton.constexpr_function
 def stores_cs(OPTIONS):
-    """Whether the exact update's replay stores `cs`, R s slope. Not if r is 1: then U is R s, and backward computes slopes."""
+    """Whether the exact update's replay stores `cs`, R f slope. Not if rest is 1: U is R f, and backward computes slopes."""
     return not StepOptions(*OPTIONS).use_beta_sigmoid_in_kernel
 
 

@@ -17,7 +17,7 @@ from fla.layers.attn import Attention
 from fla.layers.rodimus import SlidingWindowSharedKeyAttention
 
 from fla_longhorn.layers import Longhorn
-from fla_longhorn.layers.options import Gate
+from fla_longhorn.layers.gate import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
 from fla_longhorn.ops import fused_recurrent_longhorn
 from fla_longhorn.ops.backends import select_backend

@@ -41,7 +41,7 @@ MUTATIONS = [
         LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(
-        'adapter-ignored', 'modules/dispatch.py',
+        'adapter-ignored', 'modules/bare.py',
         "if forward is None or type(module).forward is not forward or 'forward' in module.__dict__:", 'if False:',
         "LoRA on the MLP's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),

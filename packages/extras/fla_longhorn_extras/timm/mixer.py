@@ -10,7 +10,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from timm.layers import DropPath
 
-from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
+from fla_longhorn.layers.gate import Gate
+from fla_longhorn.layers.options import check_options, rank_of
+from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import ShortConvolution
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn_extras.timm.packing import Packing, reverse

@@ -21,7 +21,7 @@ from timm.layers import (
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 
-from fla_longhorn.layers.options import no_weight_decay
+from fla_longhorn.layers.weight_decay import no_weight_decay
 from fla_longhorn_extras.timm.mixer import Block
 from fla_longhorn_extras.timm.packing import Packing
 from fla_longhorn_extras.timm.tracing import RMSNorm

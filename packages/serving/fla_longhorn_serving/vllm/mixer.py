@@ -39,7 +39,8 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 
-from fla_longhorn.layers.options import log_decays, rank_of
+from fla_longhorn.layers.gate import log_decays
+from fla_longhorn.layers.options import rank_of
 from fla_longhorn.models import LonghornConfig
 from fla_longhorn.ops import backends, longhorn_state_update
 from fla_longhorn.ops.backends import TokenLoops
@@ -170,7 +171,7 @@ class KeepsWeight(UnquantizedLinearMethod):
 
 
 class LonghornGate(nn.Module):
-    """:class:`fla_longhorn.layers.options.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
+    """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
 
     def __init__(self, config: LonghornConfig, quant: Any, prefix: str) -> None:
         super().__init__()
