@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, Gradients
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, Gradients, get_tensors
 from fla_longhorn.ops.backends import backend_of
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.inputs import check_boundaries
@@ -71,13 +71,13 @@ def _(do, dht, states, *inputs):
     args = Arguments(*inputs[:-1])
     return tuple(
         args.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x in args.differentiable.values()
+        for x in args.differentiable
     )
 
 
 def gradients_of(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> Gradients:
     """The gradients by :func:`longhorn_bwd`."""
-    found = zip(args.differentiable.values(), longhorn_bwd(do, dht, states, *args, parallel), strict=True)
+    found = zip(args.differentiable, longhorn_bwd(do, dht, states, *args, parallel), strict=True)
     return Gradients(*(cast(Any, None if x is None else dx) for x, dx in found))
 
 
@@ -85,7 +85,7 @@ def _setup_context(ctx, inputs, output):
     *fields, _, parallel = inputs
     args = Arguments(*fields)
     o, _, states = output
-    ctx.save_for_backward(*args.tensors.values(), states)
+    ctx.save_for_backward(*get_tensors(args), states)
     ctx.mark_non_differentiable(states)
     ctx.set_materialize_grads(False)
     ctx.args, ctx.parallel, ctx.shape = args.without(TENSORS), parallel, o.shape
@@ -116,4 +116,4 @@ longhorn_bwd.register_autograd(_second_backward)
 
 def needs_gradient(args: Arguments) -> bool:
     """Whether a backward may follow, which needs saved states."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable)

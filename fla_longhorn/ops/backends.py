@@ -1,4 +1,7 @@
-"""The implementations of the operators, and which of them runs: Triton kernels, PyTorch, or loops of a package for the CPU."""
+"""The implementations of the operators, and which of them runs: Triton kernels, PyTorch, or loops of a package for the CPU.
+
+fla's `dispatch` breaks the graph of `torch.compile` at each call, so it has none of these.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def longhorn_state_update(
             increment_version(state)
         return update(pool, apart_from(state, args))
     with_states = args._replace(initial_state=state)
-    if is_transformed(*with_states.differentiable.values()):
+    if is_transformed(*with_states.differentiable):
         raise ValueError(
             'longhorn_state_update updates states in place, which forward mode and the transforms of torch.func (vmap, grad, '
             'jvp) do not: call it outside of them, or fused_recurrent_longhorn, which returns the states'

@@ -35,7 +35,7 @@ def check_and_run(
     plain = is_plain(*get_tensors(args))
     check_inputs(args, cu_seqlens_cpu)
     # operators of `torch.library` have a formula for backward alone: forward mode would drop the tangents silently
-    if not plain and is_transformed(*args.differentiable.values()):
+    if not plain and is_transformed(*args.differentiable):
         o, final_state, states = recurrence(args, cu_seqlens_cpu)
         return (o, final_state, states) if intermediate else (o, final_state)
     if intermediate and needs_gradient(args):

@@ -79,7 +79,7 @@ class Call:
 
 
 def all_gather(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """`x` of each rank, in their order."""
+    """`x` of each rank, in their order; fla's `all_gather_into_tensor` fails with gloo."""
     x = x.contiguous()
     gathered = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, x, group=group)

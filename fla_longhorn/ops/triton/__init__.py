@@ -13,13 +13,14 @@ from fla_longhorn.ops.arguments import Arguments, Gradients, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import launching
+from fla_longhorn.ops.triton.diagonal import summaries
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_diagonal_bwd
 from fla_longhorn.ops.triton.diagonal.forward import longhorn_diagonal_fwd, longhorn_diagonal_step
 from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
 from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd
 
-__all__ = ['longhorn_bwd', 'longhorn_fwd', 'view_states']
+__all__ = ['longhorn_bwd', 'longhorn_fwd', 'summaries', 'view_states']
 
 
 def longhorn_fwd(

@@ -229,7 +229,7 @@ def longhorn_bwd_segments(
     q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     B, T, H, K, V = args.sizes
     N, interval = args.num_sequences, checkpoint_interval(K)
-    scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
+    scalar_beta, is_varlen = is_scalar(beta), args.cu_seqlens is not None
     key = launch_key(args)
     kernel, config = longhorn_bwd_kernel, for_backward(key, g is not None, args.use_beta_sigmoid_in_kernel)
     # tokens of a program that reduces
