@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from fla_longhorn.attn_mode.config import is_swapped
-from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, log_decays, no_weight_decay, rank_of
+from fla_longhorn.layers.gate import Gate, log_decays
+from fla_longhorn.layers.options import check_options, rank_of
+from fla_longhorn.layers.weight_decay import NoWeightDecay, no_weight_decay
 from fla_longhorn.models.longhorn.configuration_longhorn import LINEAR, MIXER_OPTIONS
 from fla_longhorn.modules.cache import RewindableCache
 from fla_longhorn.ops import backends

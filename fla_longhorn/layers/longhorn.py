@@ -12,15 +12,20 @@ import torch.nn as nn
 import torch.nn.functional as F
 from fla.layers.utils import get_layer_cache, update_layer_cache
 
-from fla_longhorn.layers.options import Gate, NoWeightDecay, check_options, rank_of
+from fla_longhorn.layers.gate import Gate
+from fla_longhorn.layers.options import check_options, rank_of
+from fla_longhorn.layers.states import read_states
+from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.modules import L2Norm
+from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.modules.boundaries import check_keywords, find_rows
 from fla_longhorn.modules.context_parallel import convolve_part
 from fla_longhorn.modules.convolution import ShortConvolution
-from fla_longhorn.modules.dispatch import is_bare, mix_layer
-from fla_longhorn.modules.recompute import Values, can_recompute
-from fla_longhorn.modules.rows import WHOLE, Rows, Unpadded, check_keywords, find_rows, read_states
+from fla_longhorn.modules.recompute import Values
+from fla_longhorn.modules.rows import WHOLE, Rows, Unpadded
 from fla_longhorn.ops import chunk_longhorn, fused_recurrent_longhorn, longhorn_state_update
-from fla_longhorn.ops.plain import is_transformed
+from fla_longhorn.ops.backends import token_loops
+from fla_longhorn.ops.plain import is_recorded, is_transformed
 from fla_longhorn.ops.update import MAX_RECURRENT_LENGTH
 
 if TYPE_CHECKING:
@@ -87,7 +92,7 @@ class Longhorn(NoWeightDecay):
             Whether step sizes are twice as large, so that a token with `beta |k|^2 > 1` flips the sign of the value stored
             under its key. With `k_norm='l2'` it only writes more, and warns. Default: `False`.
         gate (str, Optional):
-            Whether the memory decays before each step, by one :class:`fla_longhorn.layers.options.Gate` for each `'head'` or
+            Whether the memory decays before each step, by one :class:`fla_longhorn.layers.gate.Gate` for each `'head'` or
             each `'channel'`. Default: `None`, as in the paper.
 
     The defaults are the paper's.
@@ -236,10 +241,18 @@ class Longhorn(NoWeightDecay):
         ):
             o, recurrent_state, conv_state = self.step(x, z, recurrent_state, conv_state, rows)
         else:
-            recomputed = self.recompute and recurrent_state is None and not use_cache and can_recompute()
+            recomputed = self.recompute and recurrent_state is None and not use_cache and is_recorded()
             with Values() if recomputed else nullcontext() as values:
                 o, recurrent_state, conv_state = self.mix(
-                    x, z, self.op_for(T), rows, recurrent_state, conv_state, use_cache, cp_context, values,
+                    x,
+                    z,
+                    recurrent_state,
+                    conv_state,
+                    rows,
+                    op=self.op_for(T),
+                    use_cache=use_cache,
+                    cp_context=cp_context,
+                    values=values,
                 )
         if use_cache:
             update_layer_cache(self, past_key_values, recurrent_state=recurrent_state, conv_state=conv_state, offset=T)
@@ -251,12 +264,13 @@ class Longhorn(NoWeightDecay):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Decode a token per sequence, without gradients: from the halves of `in_proj`'s output, `[B, 1, d]`, to the input of
         `out_proj`, `[B, 1, H, d / H]`, and the states, which are updated in place (the recurrent one if it is float32)."""
-        o = mix_layer(self, x, z, conv_state, recurrent_state) if type(rows) is Rows else None
+        loops = token_loops(x) if type(rows) is Rows else None
+        o = None if loops is None else loops.mix_layer(self, x, z, conv_state, recurrent_state)
         if o is not None:
             return o, recurrent_state, conv_state
         if (op := self.op_for(1)) is not fused_recurrent_longhorn:
             states: Any
-            o, *states = self.mix(x, z, op, rows, recurrent_state, conv_state, True)
+            o, *states = self.mix(x, z, recurrent_state, conv_state, rows, op=op, use_cache=True)
             return o, recurrent_state.copy_(states[0]), states[1]
         x, conv_state = self.conv1d(x=x, cache=conv_state, output_final_state=True, **rows.of_convolution)
         recurrent_state = recurrent_state.float().contiguous()
@@ -271,8 +285,8 @@ class Longhorn(NoWeightDecay):
         return o, recurrent_state, conv_state
 
     def mix(
-        self, x: torch.Tensor, z: torch.Tensor, op: Callable, rows: Rows, recurrent_state: torch.Tensor | None,
-        conv_state: torch.Tensor | None, use_cache: bool, cp_context: FLACPContext | None = None, values: Values | None = None,
+        self, x: torch.Tensor, z: torch.Tensor, recurrent_state: torch.Tensor | None, conv_state: torch.Tensor | None,
+        rows: Rows, *, op: Callable, use_cache: bool, cp_context: FLACPContext | None = None, values: Values | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """As :meth:`step`, of any number of tokens by `op`, with new states; `values` are recomputed in backward."""
         if cp_context is not None:

@@ -17,8 +17,8 @@ from fla.layers.attn import Attention
 from fla.models.modeling_utils import FLAModel
 from transformers.cache_utils import Cache as HFCache
 
+from fla_longhorn.modules.boundaries import check_keywords, find_rows
 from fla_longhorn.modules.cache import CACHE, RewindableCache, check_cache, look_ahead, rename_cache
-from fla_longhorn.modules.rows import check_keywords, find_rows
 from fla_longhorn.ops.inputs import is_capturing
 from fla_longhorn.ops.plain import is_transformed
 

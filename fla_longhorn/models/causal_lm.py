@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
 from torch.utils.checkpoint import checkpoint
 
+from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.modules.cache import rename_cache
-from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, is_bare, widen
+from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops.plain import is_transformed
 

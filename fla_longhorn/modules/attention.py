@@ -16,10 +16,11 @@ from fla.modules.rotary import RotaryEmbedding
 from fla.modules.rotary.ops import rotary_embedding_ref
 
 from fla_longhorn.modules import flash_attention
+from fla_longhorn.modules.boundaries import check_attention_mask
 from fla_longhorn.modules.cache import look_ahead
 from fla_longhorn.modules.dispatch import differentiable_once, has_values, in_pytorch, widen
-from fla_longhorn.modules.rows import Rows, check_attention_mask
-from fla_longhorn.ops.plain import under_transform
+from fla_longhorn.modules.rows import Rows
+from fla_longhorn.ops.plain import is_transformed
 
 # a position before all tokens: no token sees it, and a window drops it first
 PADDING = -2**30
@@ -81,10 +82,10 @@ class RowwiseAttention(Attention):
         output_attentions: bool = False, use_cache: bool = False, rows: Rows | None = None, **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """As fla's; `attention_mask` and `rows` as in Longhorn's layer."""
-        if under_transform():
+        if is_transformed(hidden_states):
             raise ValueError(
-                f'layer {self.layer_idx} is an attention layer (config.attn), which the transforms of torch.func (vmap, grad, '
-                'jvp) can not differentiate: call the model outside of them'
+                f'layer {self.layer_idx} is an attention layer (config.attn), which forward mode and the transforms of '
+                'torch.func (vmap, grad, jvp) can not differentiate: call the model outside of them'
             )
         if kwargs.get('cp_context') is not None:
             raise ValueError('cp_context must be None with attention layers (config.attn), which see one rank only')

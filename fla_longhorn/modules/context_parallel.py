@@ -1,7 +1,7 @@
 """The causal convolution of one rank's part of sequences that are split over several ranks (fla's `FLACPContext`).
 
 An output depends on the W - 1 inputs before it. So the W - 1 tokens before a part are put in front of it, and their outputs
-dropped. This works with any convolution, on any device, and for parts shorter than W - 1.
+dropped. fla's own (`CausalConv1dFunctionCP`) runs in Triton alone and fails for parts shorter than W - 1.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from fla import modules
 
-from fla_longhorn.modules.dispatch import FORWARDS, differentiable_once, in_pytorch, widen
+from fla_longhorn.modules.bare import FORWARDS
+from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops.plain import is_transformed
 

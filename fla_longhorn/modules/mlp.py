@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from fla.modules import mlp
 from fla.modules.activations import ops
 
-from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, is_bare, widen
+from fla_longhorn.modules.bare import is_bare
+from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
 
 
@@ -42,7 +43,7 @@ class GatedMLP(mlp.GatedMLP):
     """:class:`fla.modules.GatedMLP`, in PyTorch where fla's kernels cannot run.
 
     fla's fused activation uses the weight of `down_proj`, which saves memory for `[B, T, intermediate_size]` in training. If
-    `down_proj` is not bare (:func:`fla_longhorn.modules.dispatch.is_bare`), it is called instead.
+    `down_proj` is not bare (:func:`fla_longhorn.modules.bare.is_bare`), it is called instead.
     """
 
     def __init__(self, *args, **kwargs) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from fla import modules
 
-from fla_longhorn.modules.dispatch import FORWARDS, differentiable_once, in_pytorch, widen
+from fla_longhorn.modules.bare import FORWARDS
+from fla_longhorn.modules.dispatch import differentiable_once, in_pytorch, widen
 from fla_longhorn.modules.recompute import keep_inputs
 from fla_longhorn.ops import backends
 from fla_longhorn.ops.plain import is_plain

@@ -115,17 +115,11 @@ class Values:
         self.places.clear()
 
 
-def can_recompute() -> bool:
-    """Whether autograd may record the call, with hooks on saved tensors."""
-    # private, as the only public way to ask is to try
-    return is_recorded() and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-
-
 def keep_inputs(function: Callable[..., Any], x: Tensor, *inputs: Any) -> Any:
     """`function(x, *inputs)`, in place of a fused kernel: autograd keeps the inputs alone, as it does of the kernel.
 
     This is for tensors without memory, with which people estimate what a GPU needs; others are not computed again.
     """
-    if has_values(x) or not can_recompute():
+    if has_values(x) or not is_recorded():
         return function(x, *inputs)
     return checkpoint(function, x, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
     """The arguments of :func:`fla_longhorn.ops.chunk_longhorn` that a backend needs, in its order.
 
     Checks, the operators' schema and context parallelism follow the fields, so an option is one more field. Tensors are the
-    fields annotated so; all but `cu_seqlens` have a gradient.
+    fields annotated so; those of :class:`Gradients` have a gradient.
     """
 
     q: Tensor
@@ -69,21 +69,27 @@ class Arguments(NamedTuple):
         return (self.num_sequences, H, V, K) if self.state_v_first else (self.num_sequences, H, K, V)
 
     @property
-    def differentiable(self) -> dict[str, Tensor | None]:
-        return {name: getattr(self, name) for name in DIFFERENTIABLE}
-
-    def contiguous(self) -> Arguments:
-        fields: dict[str, Any] = {name: None if x is None else x.contiguous() for name, x in self.tensors.items()}
-        return self._replace(**fields)
+    def differentiable(self) -> list[Tensor | None]:
+        """The tensors that have a gradient, in the order of :class:`Gradients`."""
+        return [getattr(self, name) for name in DIFFERENTIABLE]
 
     def without(self, names: Iterable[str]) -> Arguments:
         """A copy with `None` in place of these tensors."""
         absent: dict[str, Any] = dict.fromkeys(names)
         return self._replace(**absent)
 
-    @property
-    def tensors(self) -> dict[str, Tensor | None]:
-        return {name: getattr(self, name) for name in TENSORS}
+
+class Gradients(NamedTuple):
+    """The gradients of the operator's tensors, each like its input; `None` where the input is absent."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    initial_state: Tensor | None = None
+    D: Tensor | None = None
+    z: Tensor | None = None
+    g: Tensor | None = None
 
 
 def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
@@ -94,10 +100,10 @@ def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
 TYPES = get_type_hints(Arguments)
 TENSORS = tuple(name for name, kind in TYPES.items() if kind in (Tensor, Tensor | None))
 FLAGS = tuple(name for name, kind in TYPES.items() if kind is bool)
-DIFFERENTIABLE = tuple(name for name in TENSORS if name != 'cu_seqlens')
+DIFFERENTIABLE = Gradients._fields
 _PLACES = tuple(Arguments._fields.index(name) for name in TENSORS)
 
 
 def get_tensors(args: Arguments) -> list[Any]:
-    """The values of :attr:`Arguments.tensors`, in less time."""
+    """Those of :data:`TENSORS`."""
     return [args[i] for i in _PLACES]

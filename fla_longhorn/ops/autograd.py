@@ -9,10 +9,12 @@ for backward, one at the start of each `checkpoint_interval(K)` tokens of each s
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, TENSORS, TYPES, Arguments, Gradients, get_tensors
 from fla_longhorn.ops.backends import backend_of
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.inputs import check_boundaries
@@ -57,7 +59,7 @@ def _(*inputs):
     schema=f'(Tensor do, Tensor? dht, Tensor states, {SCHEMA}, bool parallel) -> ({GRADIENTS})',
 )
 def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, *inputs) -> tuple[Tensor, ...]:
-    """Return the gradients of the tensors of `DIFFERENTIABLE`, each in its input's dtype; an absent input's is empty."""
+    """Return :class:`Gradients` as an operator's plain tuple, in which that of an absent input is empty."""
     *fields, parallel = inputs
     args = Arguments(*fields)
     gradients = backend_of(args).longhorn_bwd(do, dht, states, args, parallel=parallel)
@@ -69,15 +71,21 @@ def _(do, dht, states, *inputs):
     args = Arguments(*inputs[:-1])
     return tuple(
         args.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x in args.differentiable.values()
+        for x in args.differentiable
     )
+
+
+def gradients_of(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> Gradients:
+    """The gradients by :func:`longhorn_bwd`."""
+    found = zip(args.differentiable, longhorn_bwd(do, dht, states, *args, parallel), strict=True)
+    return Gradients(*(cast(Any, None if x is None else dx) for x, dx in found))
 
 
 def _setup_context(ctx, inputs, output):
     *fields, _, parallel = inputs
     args = Arguments(*fields)
     o, _, states = output
-    ctx.save_for_backward(*args.tensors.values(), states)
+    ctx.save_for_backward(*get_tensors(args), states)
     ctx.mark_non_differentiable(states)
     ctx.set_materialize_grads(False)
     ctx.args, ctx.parallel, ctx.shape = args.without(TENSORS), parallel, o.shape
@@ -88,10 +96,9 @@ def _backward(ctx, do, dht, _):
     args = ctx.args._replace(**dict(zip(TENSORS, tensors, strict=True)))
     if do is None:
         do = args.v.new_zeros(ctx.shape)
-    gradients = dict(zip(DIFFERENTIABLE, longhorn_bwd(do, dht, states, *args, ctx.parallel), strict=True))
+    gradients = gradients_of(do, dht, states, args, parallel=ctx.parallel)
     # one per field; save_states and parallel have none
-    of_fields = (gradients[name] if name in gradients and args.tensors[name] is not None else None for name in FIELDS)
-    return *of_fields, None, None
+    return *(getattr(gradients, name, None) for name in FIELDS), None, None
 
 
 longhorn_fwd.register_autograd(_backward, setup_context=_setup_context)
@@ -109,4 +116,4 @@ longhorn_bwd.register_autograd(_second_backward)
 
 def needs_gradient(args: Arguments) -> bool:
     """Whether a backward may follow, which needs saved states."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable.values())
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable)

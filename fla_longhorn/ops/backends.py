@@ -1,4 +1,7 @@
-"""The implementations of the operators, and which of them runs: Triton kernels, PyTorch, or loops of a package for the CPU."""
+"""The implementations of the operators, and which of them runs: Triton kernels, PyTorch, or loops of a package for the CPU.
+
+fla's `dispatch` breaks the graph of `torch.compile` at each call, so it has none of these.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, Gradients
 from fla_longhorn.ops.pool import Pool
 
 
@@ -33,8 +36,7 @@ class Backend(Protocol):
 
     def longhorn_bwd(
         self, do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of `DIFFERENTIABLE`, each like its input, `None` where the input is absent."""
+    ) -> Gradients: ...
 
     def view_states(self, states: Tensor, args: Arguments) -> Tensor:
         """Saved states as `[S, H, K, V]`."""
@@ -48,7 +50,11 @@ class TokenLoops(Protocol):
     def Mixer(self) -> Any: ...
 
     def mix_layer(self, layer: Any, x: Tensor, z: Tensor, conv_state: Tensor, recurrent_state: Tensor) -> Tensor | None:
-        """As :func:`fla_longhorn.modules.dispatch.mix_layer`."""
+        """The input `[B, 1, d]` of a layer's last projection, given the halves of its first one's output.
+
+        The states are updated in place. None, with nothing changed, where there is no loop for these tensors, or if a part of
+        the layer is not as its constructor made it.
+        """
 
     def mix_tokens(self, x: Tensor, z: Tensor, mixer: Any, memory: Tensor, pool: Pool) -> Tensor | None:
         """The same by a `mixer`; the convolution's inputs and the states are rows of pools, as in a serving engine."""
@@ -115,6 +121,11 @@ def backend_name(device_type: str, asked: str | None, loops: Loops | None) -> st
 @cache
 def load_backend(name: str, loops: Loops | None = None) -> Backend:
     return cast(Backend, BACKENDS[name](loops))
+
+
+def token_loops(x: Tensor) -> TokenLoops | None:
+    """A package's for a decoded token `x`."""
+    return None if loops is None or torch.compiler.is_compiling() or not x.is_cpu else loops.of_token()
 
 
 def backend_of(args: Arguments) -> Backend:

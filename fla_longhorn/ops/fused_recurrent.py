@@ -11,8 +11,8 @@ from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
 from fla_longhorn.ops.autograd import needs_gradient
 from fla_longhorn.ops.chunk import chunk_longhorn
 from fla_longhorn.ops.inputs import check_inputs, check_pool
-from fla_longhorn.ops.operator import check_and_run, has_tangent, with_float
-from fla_longhorn.ops.plain import is_plain, under_transform
+from fla_longhorn.ops.operator import check_and_run, with_float
+from fla_longhorn.ops.plain import is_plain, is_transformed
 from fla_longhorn.ops.pool import PAD_SLOT_ID, Pool
 from fla_longhorn.ops.update import apart_from, longhorn_update, update
 
@@ -109,11 +109,6 @@ def longhorn_state_update(
     args = args._replace(initial_state=None)
     check_inputs(args, cu_seqlens_cpu)
     check_pool(pool, args)
-    if under_transform():
-        raise ValueError(
-            'longhorn_state_update updates states in place, which the transforms of torch.func (vmap, grad, jvp) do not: call '
-            'it outside of them, or fused_recurrent_longhorn, which returns the states'
-        )
     args = with_float(args)
     if is_plain(*get_tensors(args), *pool[:4]):
         if not state.is_inference():
@@ -121,7 +116,12 @@ def longhorn_state_update(
             increment_version(state)
         return update(pool, apart_from(state, args))
     with_states = args._replace(initial_state=state)
-    if needs_gradient(with_states) or has_tangent(with_states):
+    if is_transformed(*with_states.differentiable):
+        raise ValueError(
+            'longhorn_state_update updates states in place, which forward mode and the transforms of torch.func (vmap, grad, '
+            'jvp) do not: call it outside of them, or fused_recurrent_longhorn, which returns the states'
+        )
+    if needs_gradient(with_states):
         raise ValueError(
             'longhorn_state_update has no gradient, and an input requires one: call it under torch.no_grad(), '
             'or fused_recurrent_longhorn, which is differentiable'

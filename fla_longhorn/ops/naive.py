@@ -72,7 +72,7 @@ def recurrence(
     """
     _, T, H, K, V = args.sizes
     N, cu_seqlens, D, z = args.num_sequences, args.cu_seqlens, args.D, args.z
-    is_double = any(x is not None and x.dtype == torch.float64 for x in args.differentiable.values())
+    is_double = any(x is not None and x.dtype == torch.float64 for x in args.differentiable)
     dtype = torch.float64 if is_double else torch.float32
 
     q, k, v, beta = (x.to(dtype) for x in (args.q, args.k, args.v, args.beta))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fla_longhorn.ops.arguments import Arguments, Result, get_tensors
 from fla_longhorn.ops.autograd import longhorn_fwd, needs_gradient
@@ -15,7 +14,7 @@ from fla_longhorn.ops.checkpoints import checkpoint_interval, filled_slots
 from fla_longhorn.ops.context_parallel import is_split, of_rank, run_on_ranks
 from fla_longhorn.ops.inputs import check_inputs
 from fla_longhorn.ops.naive import recurrence
-from fla_longhorn.ops.plain import is_plain, is_transformed, under_transform
+from fla_longhorn.ops.plain import is_plain, is_transformed
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
@@ -36,7 +35,7 @@ def check_and_run(
     plain = is_plain(*get_tensors(args))
     check_inputs(args, cu_seqlens_cpu)
     # operators of `torch.library` have a formula for backward alone: forward mode would drop the tangents silently
-    if not plain and (under_transform() or has_tangent(args)):
+    if not plain and is_transformed(*args.differentiable):
         o, final_state, states = recurrence(args, cu_seqlens_cpu)
         return (o, final_state, states) if intermediate else (o, final_state)
     if intermediate and needs_gradient(args):
@@ -75,9 +74,3 @@ def with_float(args: Arguments) -> Arguments:
     if args.initial_state is not None and args.initial_state.dtype != torch.float32:
         args = args._replace(initial_state=args.initial_state.float())
     return args
-
-
-def has_tangent(args: Arguments) -> bool:
-    """Whether forward-mode differentiation is active for an input."""
-    tensors = (x for x in args.differentiable.values() if x is not None)
-    return is_transformed() and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)

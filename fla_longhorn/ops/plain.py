@@ -19,19 +19,25 @@ under_transform = torch._C._are_functorch_transforms_active
 dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
-def is_transformed() -> bool:
-    """Whether a transform of `torch.func` or forward mode is active: fla's functions support neither, nor compilers.
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether a transform of `torch.func` or forward mode is active, the latter for one of `tensors` where some are given.
 
-    Callers check `torch.compiler.is_compiling()` themselves: after a graph break, this function would be compiled alone.
+    fla's functions support neither, nor compilers. Callers check `torch.compiler.is_compiling()` themselves: after a graph
+    break, this function would be compiled alone.
     """
-    return under_transform() or forward_ad._current_level >= 0
+    if under_transform():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    return not tensors or any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def is_recorded() -> bool:
-    """Whether autograd may record the call, and no compiler, transform or trace of `torch.jit` does."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
+    """Whether autograd may record the call, with hooks on saved tensors, and no compiler, transform or trace does."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed() or torch.jit.is_tracing():
         return False
-    return not torch.jit.is_tracing()
+    # private, as the only public way to ask is to try
+    return torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
 
 
 def is_plain(*tensors: object) -> bool:

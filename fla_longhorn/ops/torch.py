@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, Gradients
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 
@@ -54,8 +54,7 @@ def longhorn_fwd(
 
 @torch.autocast('cpu', enabled=False)
 @torch.autocast('cuda', enabled=False)
-def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D, z and g, each like its input, or `None`."""
+def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool) -> Gradients:
     B, T, _, K, _ = args.sizes
     C = checkpoint_interval(K)
     tokens, weights = time_first_inputs(args)
@@ -81,10 +80,10 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
         dh[sequences] = G
     if args.state_v_first:
         dh = dh.transpose(-1, -2).contiguous()
-    of_tokens = {name: batch_first(dx, getattr(args, name)) for name, dx in gradients.items()}
-    return (
-        *(of_tokens[name] for name in PER_TOKEN[:4]), None if args.initial_state is None else dh,
-        None if args.D is None or dD is None else dD.to(args.D.dtype), of_tokens.get('z'), of_tokens.get('g'),
+    return Gradients(
+        **{name: batch_first(dx, getattr(args, name)) for name, dx in gradients.items()},
+        initial_state=None if args.initial_state is None else dh,
+        D=None if args.D is None or dD is None else dD.to(args.D.dtype),
     )
 
 

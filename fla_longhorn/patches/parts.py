@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Protocol
 
-from fla_longhorn.layers.options import NoWeightDecay
+from fla_longhorn.layers.weight_decay import NoWeightDecay
 from fla_longhorn.ops import backends
 from fla_longhorn.ops.backends import Loops
 from fla_longhorn.patches.changes import Changes

@@ -8,7 +8,7 @@ import torch
 from fla.layers import kda
 from torch import nn
 
-from fla_longhorn.layers.options import Gate
+from fla_longhorn.layers.gate import Gate
 
 # minus the logarithm of a token's decay, at the start: half-lives of 70 to 700 tokens
 DT_MIN, DT_MAX = 1e-3, 1e-2

@@ -45,7 +45,7 @@ import fla_longhorn  # noqa: F401  registers Longhorn with the Auto classes
 from benchmarks.report.plots import label_ends, plot_band, shown, style, tidy
 from examples.mqar.train import Progress
 from examples.text.corpus import TextArguments, vocabulary_size
-from fla_longhorn.layers.options import Gate
+from fla_longhorn.layers.gate import Gate
 from lab.experiments import finished, without_gpu
 from lab.experiments.gated import slow_decays
 from lab.experiments.tokens import token_blocks

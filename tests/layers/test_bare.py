@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 
 from fla_longhorn.modules import ShortConvolution
-from fla_longhorn.modules.dispatch import is_bare
+from fla_longhorn.modules.bare import is_bare
 
 
 class Weight(torch.Tensor):

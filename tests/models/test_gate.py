@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fla_longhorn.layers.options import Gate
+from fla_longhorn.layers.gate import Gate
 from tests.models.test_longhorn import small
 
 FAMILIES = {

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from peft import LoraConfig, get_peft_model
 
-from fla_longhorn.layers.options import Gate
+from fla_longhorn.layers.gate import Gate
 from fla_longhorn.modules import L2Norm, RMSNorm, ShortConvolution
 from tests.devices import slow_but
 from tests.models.test_cache import build, make, near

@@ -14,7 +14,7 @@ from transformers.modeling_layers import (
 )
 
 from fla_longhorn.layers.longhorn import Longhorn
-from fla_longhorn.layers.options import no_weight_decay
+from fla_longhorn.layers.weight_decay import no_weight_decay
 from fla_longhorn.models.base import FLAForCausalLM, FLAModel, FLAPreTrainedModel, get_attention
 from fla_longhorn.models.longhorn.configuration_longhorn import MIXER_OPTIONS, LonghornConfig
 from fla_longhorn.modules import GatedMLP, RMSNorm

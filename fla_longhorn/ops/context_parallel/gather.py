@@ -45,7 +45,7 @@ class GatherFunction(torch.autograd.Function):
             dht = state_at(-1, incoming, part.num_sequences) if part.after else None
         # the operator raises for second derivatives
         gradients = call.bwd(do, dht, states, tensors, cu_seqlens, h0)
-        return None, None, *(gradients[name] for name in INPUTS)
+        return None, None, *(getattr(gradients, name) for name in INPUTS)
 
 
 def empty_summary(tensors: Tensors) -> Tensor:

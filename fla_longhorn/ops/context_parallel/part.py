@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments
-from fla_longhorn.ops.autograd import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments, Gradients
+from fla_longhorn.ops.autograd import gradients_of, longhorn_fwd
 
 if TYPE_CHECKING:
     from fla.ops.cp import FLACPContext
 
 # what a rank has of its own; the states come from other ranks
 INPUTS = tuple(name for name in DIFFERENTIABLE if name != 'initial_state')
-# an operator's tensors, or their gradients, by the name of the argument
+# an operator's tensors, by the name of the argument
 Tensors = dict[str, Any]
 
 
@@ -73,15 +73,13 @@ class Call:
 
     def bwd(
         self, do: Tensor, dht: Tensor | None, states: Tensor, tensors: Tensors, cu_seqlens: Tensor | None, h0: Tensor | None,
-    ) -> Tensors:
-        """The gradients by name, that of the initial state included; `None` for an absent input's."""
+    ) -> Gradients:
         args = self.args._replace(cu_seqlens=cu_seqlens, initial_state=h0, **tensors)
-        gradients = zip(args.differentiable.items(), longhorn_bwd(do, dht, states, *args, self.parallel), strict=True)
-        return {name: None if x is None else dx for (name, x), dx in gradients}
+        return gradients_of(do, dht, states, args, parallel=self.parallel)
 
 
 def all_gather(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """`x` of each rank, in their order."""
+    """`x` of each rank, in their order; fla's `all_gather_into_tensor` fails with gloo."""
     x = x.contiguous()
     gathered = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, x, group=group)

@@ -69,10 +69,10 @@ class RingFunction(torch.autograd.Function):
             own = of_tokens(tensors, piece.tokens)
             dx = call.bwd(do[:, piece.tokens], dht, states, own, piece.cu_seqlens, h0)
             if piece.receives:
-                sent.append(send(part, part.rank - 1, dx['initial_state'][:1]))
+                sent.append(send(part, part.rank - 1, dx.initial_state[:1]))
             gradients.append(dx)
         wait(sent)
-        of_inputs = {name: [dx[name] for dx in gradients] for name in INPUTS}
+        of_inputs = {name: [getattr(dx, name) for dx in gradients] for name in INPUTS}
         return None, None, *(add(dx) if name == 'D' else join(dx) for name, dx in of_inputs.items())
 
 

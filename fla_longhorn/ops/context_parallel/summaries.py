@@ -6,31 +6,21 @@ For one sequence `[1, T, H, *]`; results are float32 `[1, H, K, V]`. Triton has 
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.autograd import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.autograd import gradients_of, longhorn_fwd
 from fla_longhorn.ops.backends import backend_of
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 
 
-def kernels_of(args: Arguments) -> ModuleType | None:
-    """Kernels for the summaries, where Triton is the backend."""
-    if not backend_of(args).__name__.endswith('.triton'):
-        return None
-    # Triton asks whether to interpret kernels when it meets them, so not before a call needs them
-    from fla_longhorn.ops.triton.diagonal import summaries
-
-    return summaries
-
-
 def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None, Tensor]:
     """(decay, local) of the tokens, from `k`, `v`, `beta` and `g`; decay may be None without `with_decay`."""
-    if (kernels := kernels_of(args)) is not None:
+    if (kernels := getattr(backend_of(args), 'summaries', None)) is not None:
         return kernels.forward_summary(args)
     v, h0, repeated = args.v, None, {name: getattr(args, name) for name in ('k', 'beta', 'g')}
     if with_decay:
@@ -45,8 +35,9 @@ def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None
 
 def backward_summary(do: Tensor, states: Tensor, args: Arguments, *, parallel: bool) -> Tensor:
     """Gradient of the initial state where the final state has none; `states` are those that forward saved."""
-    if (kernels := kernels_of(args)) is not None:
+    if (kernels := getattr(backend_of(args), 'summaries', None)) is not None:
         return kernels.backward_summary(do, args)
     _, T, _, K, _ = args.sizes
     states = states[:num_checkpoints(1, T, 1, checkpoint_interval(K), False)]
-    return longhorn_bwd(do, None, states, *args._replace(initial_state=states[:1], D=None), parallel)[4]
+    args = args._replace(initial_state=states[:1], D=None)
+    return cast(Tensor, gradients_of(do, None, states, args, parallel=parallel).initial_state)

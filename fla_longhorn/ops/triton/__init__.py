@@ -9,17 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fla_longhorn.ops.arguments import DIFFERENTIABLE, Arguments, or_empty
+from fla_longhorn.ops.arguments import Arguments, Gradients, or_empty
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton.common import launching
+from fla_longhorn.ops.triton.diagonal import summaries
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_diagonal_bwd
 from fla_longhorn.ops.triton.diagonal.forward import longhorn_diagonal_fwd, longhorn_diagonal_step
 from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
 from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd
 
-__all__ = ['longhorn_bwd', 'longhorn_fwd', 'view_states']
+__all__ = ['longhorn_bwd', 'longhorn_fwd', 'summaries', 'view_states']
 
 
 def longhorn_fwd(
@@ -47,16 +48,12 @@ def longhorn_fwd(
     return o, or_empty(ht, o), or_empty(states, o)
 
 
-def longhorn_bwd(
-    do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool,
-) -> tuple[Tensor | None, ...]:
+def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> Gradients:
     """Call the launchers of the update's backward; the exact update has the chunkwise one alone."""
     with launching(args):
         if args.exact:
-            gradients = chunk_longhorn_exact_bwd(do, dht, states, args)
-        else:
-            gradients = longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
-    return gradients if len(gradients) == len(DIFFERENTIABLE) else (*gradients, None)
+            return chunk_longhorn_exact_bwd(do, dht, states, args)
+        return longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
 
 
 def view_states(states: Tensor, args: Arguments) -> Tensor:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from fla.utils import custom_device_ctx
 from triton import knobs
 from triton.language.extra import libdevice
 from triton.runtime.errors import OutOfResources
 
 from fla_longhorn.ops.arguments import Arguments, StepOptions
-from fla_longhorn.ops.triton.device import Card, card_of, custom_device_ctx
+from fla_longhorn.ops.triton.device import Card, card_of
 from fla_longhorn.ops.triton.launch import LaunchKey
 
 # names of the token strides in kernels
@@ -72,7 +73,7 @@ def step_sizes(b_beta, b_n, OPTIONS: tl.constexpr):
 
 @triton.jit
 def step_factors(b_beta, b_n, OPTIONS: tl.constexpr):
-    """(s, r, slope): eps = s r, and the gradient of beta (or its logit) is s slope deps."""
+    """(f, rest, slope): eps = f rest, and the gradient of beta (or its logit) is f slope deps."""
     if OPTIONS.use_beta_sigmoid_in_kernel:
         # the logit's gradient is e eps^2 deps, where e = exp(-logit)
         b_e = tl.exp2(b_beta * -log2e())
@@ -97,7 +98,7 @@ def norm_slope(OPTIONS):
 
 @triton.constexpr_function
 def stores_cs(OPTIONS):
-    """Whether the exact update's replay stores `cs`, R s slope. Not if r is 1: then U is R s, and backward computes slopes."""
+    """Whether the exact update's replay stores `cs`, R f slope. Not if rest is 1: U is R f, and backward computes slopes."""
     return not StepOptions(*OPTIONS).use_beta_sigmoid_in_kernel
 
 
@@ -168,8 +169,11 @@ def launch_key(args: Arguments) -> LaunchKey:
 
 @contextmanager
 def launching(args: Arguments) -> Iterator[None]:
-    """Launches on the tensors' device; one for which the card has too little memory on chip raises a ValueError."""
-    with custom_device_ctx(args.q.device):
+    """Launches on the tensors' device; one for which the card has too little memory on chip raises a ValueError.
+
+    fla's `input_guard` would copy inputs with strides, which the kernels read in place.
+    """
+    with custom_device_ctx(args.q.device.index):
         try:
             yield
         except OutOfResources as error:
@@ -181,9 +185,9 @@ def launching(args: Arguments) -> Iterator[None]:
             ) from error
 
 
-def is_scalar(g: torch.Tensor | None) -> bool:
-    """Whether there is one decay per head."""
-    return g is not None and g.dim() == 3
+def is_scalar(x: torch.Tensor | None) -> bool:
+    """Whether there is one decay, or one step size, per head."""
+    return x is not None and x.dim() == 3
 
 
 def new_dg(g: torch.Tensor | None, v: torch.Tensor) -> torch.Tensor | None:

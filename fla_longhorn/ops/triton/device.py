@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -70,8 +69,3 @@ def card_of(device: torch.device) -> Card:
     if device.type == 'cpu' and knobs.runtime.interpret:
         return INTERPRETED
     return _card(triton.runtime.driver.active, device.index)
-
-
-def custom_device_ctx(device: torch.device) -> AbstractContextManager:
-    """Make the tensors' device PyTorch's current one, for launches."""
-    return nullcontext() if device.index is None else torch.get_device_module(device).device(device.index)

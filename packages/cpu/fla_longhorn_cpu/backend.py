@@ -15,7 +15,7 @@ from fla_kit.numba.arguments import FLOAT32, address, stored
 from fla_kit.numba.launch import boundaries, launch
 from fla_kit.numba.memory import BITS
 from fla_kit.numba.simd import W as LANES
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, Gradients
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_cpu import backward, forward, places
@@ -87,8 +87,8 @@ def longhorn_fwd(
     return o.to(args.v.dtype), final_state, states
 
 
-def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
-    """Return the gradients of q, k, v, beta, initial_state, D, z and g, each like its input, or `None`.
+def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool) -> Gradients:
+    """Return the gradients.
 
     A block of `BG` channels writes its part of dq and dk, `KP` wide, which are added here. With `BG >= 2 * KP` channels in a
     block, the parts take no more memory than v.
@@ -148,7 +148,16 @@ def longhorn_bwd(do, dht, states, args: Arguments, *, parallel: bool):
     dq, dk = (dx.to(x.dtype, memory_format=torch.contiguous_format, copy=True) for dx, x in ((dq, args.q), (dk, args.k)))
     if args.g is not None and dg is not None:
         dg = (add_parts(dg) if args.g.dim() == 3 else dg).to(args.g.dtype)
-    return dq, dk, dv.to(args.v.dtype), dbeta.to(args.beta.dtype), dh0, dD, dz, dg
+    return Gradients(
+        q=dq,
+        k=dk,
+        v=dv.to(args.v.dtype),
+        beta=dbeta.to(args.beta.dtype),
+        initial_state=dh0,
+        D=dD,
+        z=dz,
+        g=dg,
+    )
 
 
 def view_states(states: torch.Tensor, args: Arguments) -> torch.Tensor:

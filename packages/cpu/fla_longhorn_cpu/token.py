@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
 import torch
 import torch.nn as nn
-from torch.nn.modules.module import _has_any_global_hook
 
+from fla_longhorn.layers.gate import Gate
 from fla_longhorn.layers.longhorn import Longhorn
-from fla_longhorn.layers.options import Gate
 from fla_longhorn.modules import L2Norm, ShortConvolution
+from fla_longhorn.modules.bare import is_bare
 from fla_longhorn.ops.inputs import check_rows
 from fla_longhorn.ops.plain import is_plain
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn_cpu import mixer as loop
 from fla_longhorn_cpu.mixer import Mixer as Mixer
 
-# the forward of each class, as it was made
-FORWARDS: dict[type[nn.Module], Callable] = {
-    cls: cls.forward for cls in (nn.Linear, nn.Identity, ShortConvolution, L2Norm, Gate)
-}
 # those that the loop replaces, and others
 METHODS = {
     name: method for name, method in vars(Longhorn).items()
@@ -33,7 +28,7 @@ METHODS = {
 def mix_layer(
     layer: Longhorn, x: torch.Tensor, z: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor,
 ) -> torch.Tensor | None:
-    """As :func:`fla_longhorn.modules.dispatch.mix_layer`."""
+    """As :class:`fla_longhorn.ops.backends.TokenLoops` has it."""
     # the loop checks the tensors themselves
     if conv_state.requires_grad or not is_plain() or not is_as_made(layer):
         return None
@@ -91,7 +86,7 @@ def mix_tokens(
 
 def is_as_made(layer: Longhorn) -> bool:
     """Whether the loop computes what the layer's own methods and parts would: no adapter, hook, override or bias was added."""
-    if not has_own_methods(cast(Any, type(layer))) or not METHODS.keys().isdisjoint(vars(layer)) or _has_any_global_hook():
+    if not has_own_methods(cast(Any, type(layer))) or not METHODS.keys().isdisjoint(vars(layer)):
         return False
     parts: Any = layer._modules
     gate, conv, biased, unbiased = layer.gate, parts['conv1d'], parts['beta_proj'], [parts['x_proj']]
@@ -114,11 +109,5 @@ def has_own_methods(cls: Any) -> bool:
 
 
 def runs(module: nn.Module, *classes: type[nn.Module]) -> bool:
-    """Whether calling `module` runs the forward of its class, one of `classes`, as it was made, and no hook of it."""
-    cls = type(module)
-    if cls not in classes or cls.forward is not FORWARDS[cls] or 'forward' in vars(module):
-        return False
-    # private, but nothing public tells of hooks
-    return not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    """Whether calling `module`, of one of `classes`, runs that class's forward and nothing else."""
+    return type(module) in classes and is_bare(module)

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from tests.mutate.rooms import attn_mode, cpu, lanes, layers, models, numba, onnx, ops, torch, triton, vision
+from tests.mutate.rooms import attn_mode, cpu, lanes, layers, models, numba, onnx, ops, serving, torch, triton, vision
 
 ROOMS = {
     'ops': ops.MUTATIONS,
@@ -16,6 +16,8 @@ ROOMS = {
     'attn_mode': attn_mode.MUTATIONS,
     # their tests need timm
     **({'vision': vision.MUTATIONS} if find_spec('timm') else {}),
+    # vLLM
+    **({'serving': serving.MUTATIONS} if find_spec('vllm') else {}),
     # those of this room need onnxruntime
     **({'onnx': onnx.MUTATIONS} if find_spec('onnxruntime') else {}),
 }

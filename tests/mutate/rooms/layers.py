@@ -22,7 +22,7 @@ MUTATIONS = [
         LOOK_AHEAD, '[paper-1-inference_mode-False]', env=TORCH,
     ),
     Mutation(
-        'decay-mark-of-a-copy', 'layers/options.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
+        'decay-mark-of-a-copy', 'layers/weight_decay.py', '__setstate__(state)\n        self.mark_no_weight_decay()',
         '__setstate__(state)', "a copied layer's D decays", DECAY, 'deepcopy',
     ),
     Mutation(
@@ -36,7 +36,7 @@ MUTATIONS = [
         'self.padding.cumsum(1) - 1', 'a compiled layer puts padding over tokens', COMPILED + 'test_modules.py::test_padding',
     ),
     Mutation(
-        'restarts-in-a-batch', 'modules/rows.py', '((steps <= 0) & both)', '(steps <= 0)',
+        'restarts-in-a-batch', 'modules/boundaries.py', '((steps <= 0) & both)', '(steps <= 0)',
         'positions of padding count as packed sequences',
         BOUNDARIES + 'test_positions_of_one_sequence_change_nothing', env=TORCH,
     ),
@@ -56,7 +56,7 @@ MUTATIONS = [
         'backward takes a value for what it was before a change', RECOMPUTE + 'test_a_value_changed_in_place_is_kept',
     ),
     Mutation(
-        'weights-of-any-class', 'modules/dispatch.py', 'type(x) in KNOWN and x.device', 'x.device',
+        'weights-of-any-class', 'modules/bare.py', 'type(x) in KNOWN and x.device', 'x.device',
         'quantised weights are multiplied as they are stored', BARE + 'test_what_is_put_in_or_around_a_module_is_seen',
     ),
     Mutation(
@@ -80,15 +80,15 @@ MUTATIONS = [
         PARALLEL + 'test_equals_one_process', 'options',
     ),
     Mutation(
-        'rates-without-A_log', 'layers/options.py', 'return -A_log.to(dtype).exp()', 'return -A_log.to(dtype)',
+        'rates-without-A_log', 'layers/gate.py', 'return -A_log.to(dtype).exp()', 'return -A_log.to(dtype)',
         "a gate's rates are not those of fla's layers", 'tests/layers/test_longhorn.py::test_equation', 'gate',
     ),
     Mutation(
-        'loaded-gate-overwritten', 'layers/options.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
+        'loaded-gate-overwritten', 'layers/gate.py', "if getattr(self.dt_bias, '_is_hf_initialized', False):", 'if False:',
         'a checkpoint without A_log loses its dt_bias', GATE + 'test_missing_in_a_checkpoint', 'A_log longhorn',
     ),
     Mutation(
-        'gate-of-plain-tensors', 'layers/options.py',
+        'gate-of-plain-tensors', 'layers/gate.py',
         'if isinstance(self.dt_bias, DTensor):', 'if False:',
         'a sharded model with a gate cannot be initialised', GATE + 'test_sharded_on_meta',
     ),

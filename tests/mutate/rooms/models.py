@@ -41,7 +41,7 @@ MUTATIONS = [
         LOSS + 'test_losses_agree_with_autograd', '[plain]', env=TORCH,
     ),
     Mutation(
-        'adapter-ignored', 'modules/dispatch.py',
+        'adapter-ignored', 'modules/bare.py',
         "if forward is None or type(module).forward is not forward or 'forward' in module.__dict__:", 'if False:',
         "LoRA on the MLP's last projection does nothing", ADAPTERS + 'test_every_adapter_counts', '[mlp]', env=TORCH,
     ),
@@ -61,7 +61,7 @@ MUTATIONS = [
         env=TORCH,
     ),
     Mutation(
-        'columns-to-come', 'modules/rows.py', '<= mask.shape[1] <= seen + T', '<= mask.shape[1]',
+        'columns-to-come', 'modules/boundaries.py', '<= mask.shape[1] <= seen + T', '<= mask.shape[1]',
         'the last columns of a longer mask are taken for those of the call',
         'tests/layers/test_attention_mask.py::test_columns_for_tokens_to_come', 'paper model', env=TORCH,
     ),

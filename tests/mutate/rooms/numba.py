@@ -13,6 +13,15 @@ OPS = 'tests/ops/test_longhorn.py'
 
 MUTATIONS = [
     Mutation(
+        'project-of-the-layer', 'layers/longhorn.py', 'self.k_norm(self.by_heads(k)),', 'self.k_norm(self.by_heads(-k)),',
+        'prompts store under other keys than decoded tokens', f'{MIXER}::test_decoding_takes_the_loop', 'paper',
+    ),
+    Mutation(
+        'project-of-the-loop', 'packages/cpu/fla_longhorn_cpu/mixer.py',
+        'project(v, weight[R * d:], none, k, N, d, H * K)', 'project(v, weight[R * d:], none, k, N, d, H * K)\n    k[:] = -k',
+        'decoded tokens store under other keys than prompts', f'{MIXER}::test_decoding_takes_the_loop', 'paper',
+    ),
+    Mutation(
         'dbeta-of-one-block', 'packages/cpu/fla_longhorn_cpu/backend.py', 'dbeta = add_parts(dbeta)', 'dbeta = dbeta[0]',
         "a head's dbeta lacks all blocks of channels but the first", THREADS, 'scalar_beta diagonal',
     ),

@@ -19,7 +19,9 @@ MUTATIONS = [
         'tests/torch_compile/test_ops.py::test_opcheck', 'lengths diagonal', env=TORCH,
     ),
     Mutation(
-        'forward-mode-dropped', 'ops/operator.py', '(under_transform() or has_tangent(args))', 'under_transform()',
+        'forward-mode-dropped', 'ops/plain.py',
+        'return not tensors or any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)',
+        'return not tensors',
         'forward-mode differentiation loses its tangents', TRANSFORMS, 'diagonal forward_ad chunk', env=TORCH,
     ),
     Mutation(

@@ -7,6 +7,14 @@ PACKED = 'packages/extras/tests/timm/test_packed.py::'
 
 MUTATIONS = [
     Mutation(
+        'project-of-the-layer', 'layers/longhorn.py', 'self.k_norm(self.by_heads(k)),', 'self.k_norm(self.by_heads(-k)),',
+        "the layer stores under other keys than timm's mixer", MIXER + 'test_layers',
+    ),
+    Mutation(
+        'project-of-the-mixer', 'packages/extras/fla_longhorn_extras/timm/mixer.py', 'q, k, v, beta.squeeze(-1)',
+        'q, -k, v, beta.squeeze(-1)', "timm's mixer stores under other keys than the layer", MIXER + 'test_layers',
+    ),
+    Mutation(
         'second-direction-forwards', 'packages/extras/fla_longhorn_extras/timm/mixer.py',
         'x = torch.cat([x, reverse(x, packing)], -1)',
         'x = torch.cat([x, x], -1)', 'both directions read the tokens in order', MIXER + 'test_equation',

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, Gradients
 from fla_longhorn.ops.checkpoints import checkpoint_interval, num_checkpoints
 from fla_longhorn.ops.triton.common import (
     FUSED,
@@ -220,15 +220,16 @@ def sum_precision(args: Arguments) -> str:
 def longhorn_bwd_segments(
     kq: torch.Tensor, args: Arguments, strides: dict[str, int], do: torch.Tensor, dh: torch.Tensor, states: torch.Tensor, *,
     L: int,
-) -> tuple[torch.Tensor | None, ...]:
+) -> Gradients:
     """Backward through every segment of L tokens from the state's gradient in `dh`, which becomes that at the segment's start.
 
-    Returns (dq, dk, dv, dbeta, dD, dz, dg). Slices of the segments run in turn and share one buffer for the partial sums.
+    Returns all gradients but that of the initial state. Slices of the segments run in turn and share one buffer for the
+    partial sums.
     """
     q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     B, T, H, K, V = args.sizes
     N, interval = args.num_sequences, checkpoint_interval(K)
-    scalar_beta, is_varlen = beta.dim() == 3, args.cu_seqlens is not None
+    scalar_beta, is_varlen = is_scalar(beta), args.cu_seqlens is not None
     key = launch_key(args)
     kernel, config = longhorn_bwd_kernel, for_backward(key, g is not None, args.use_beta_sigmoid_in_kernel)
     # tokens of a program that reduces
@@ -304,13 +305,20 @@ def longhorn_bwd_segments(
             num_warps=2,
             **shared,
         )
-    return dq, dk, dv, dbeta, None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype), dz, of_gate(dg, g)
+    return Gradients(
+        q=dq,
+        k=dk,
+        v=dv,
+        beta=dbeta,
+        D=None if D is None or dD is None else dD.sum((0, 1)).to(D.dtype),
+        z=dz,
+        g=of_gate(dg, g),
+    )
 
 
 def longhorn_diagonal_bwd(
     do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments, *, parallel: bool,
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one), and that of g if given."""
+) -> Gradients:
     args, strides = strided_inputs(args, ('v', 'z', 'g'))
     q, T = args.q, args.q.shape[1]
     do, strides['S_DO'] = with_token_stride(do)
@@ -326,10 +334,8 @@ def longhorn_diagonal_bwd(
         dh = q.new_zeros(args.state_shape, dtype=torch.float32)
     else:
         dh = dht.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    dq, dk, dv, dbeta, dD, dz, dg = longhorn_bwd_segments(kq, args, strides, do, dh, states, L=L)
-    dh0 = None if args.initial_state is None else first_segments(dh, args, L)
-    gradients = (dq, dk, dv, dbeta, dh0, dD, dz)
-    return gradients if args.g is None else (*gradients, dg)
+    gradients = longhorn_bwd_segments(kq, args, strides, do, dh, states, L=L)
+    return gradients if args.initial_state is None else gradients._replace(initial_state=first_segments(dh, args, L))
 
 
 def first_segments(x: torch.Tensor, args: Arguments, L: int) -> torch.Tensor:

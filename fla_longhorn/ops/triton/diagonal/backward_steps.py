@@ -57,9 +57,9 @@ def replay_block(b_h, b_keys, ns, xs, ps, OPTIONS: tl.constexpr, HAS_G: tl.const
 
 
 @triton.jit
-def scaled_error(b_h, b_k, b_s, b_sv):
+def scaled_error(b_h, b_k, b_f, b_fv):
     """s (v - k P)"""
-    return tl.fma(-(b_k * b_s), b_h, b_sv)
+    return tl.fma(-(b_k * b_f), b_h, b_fv)
 
 
 @triton.jit
@@ -101,23 +101,23 @@ def backward_block(
     for u in tl.static_range(U):
         o_u = row_offset(u, n_u, S_KQ)
         b_k, b_q = tl.load(p_k + o_u)[:, None], tl.load(p_k + o_u + KP)[:, None]
-        b_v, b_dy, b_slope = from_word(xs[0][u], ps[0]), from_word(xs[3][u], ps[3]), 0.
-        b_s, b_r, b_ds = step_factors(from_word(xs[1][u], ps[1]), tl.load(p_row + o_u + 2 * KP), OPTIONS)
+        b_v, b_dy, b_dsilu = from_word(xs[0][u], ps[0]), from_word(xs[3][u], ps[3]), 0.
+        b_f, b_rest, b_slope = step_factors(from_word(xs[1][u], ps[1]), tl.load(p_row + o_u + 2 * KP), OPTIONS)
         if HAS_Z:
-            b_silu, b_slope = silu_and_slope(from_word(xs[4][u], ps[4]))
-            b_dy, b_slope = b_dy * b_silu, b_dy * b_slope
+            b_silu, b_dsilu = silu_and_slope(from_word(xs[4][u], ps[4]))
+            b_dy, b_dsilu = b_dy * b_silu, b_dy * b_dsilu
         if HAS_D:
             b_dD += tl.where(i_k == 0, b_dy * b_v, 0.)
         if HAS_G:
             gates = gates + (decays(from_word(xs[2][u], ps[2])),)
             b_h *= gates[u]
-        b_x = scaled_error(b_h, b_k, b_s, b_s * b_v)
+        b_x = scaled_error(b_h, b_k, b_f, b_f * b_v)
         kept = kept + (b_h if HAS_G else b_x,)
-        b_h += (b_k * b_r) * b_x
+        b_h += (b_k * b_rest) * b_x
         ys = ys + (add_earlier(weighted_rows(b_q, b_h, 1), p_acc + 2 * PLANE + u * BV, i_k, NK if HAS_Z else 1),)
         dqs = dqs + (sum_channels(b_h * b_dy, SUM_PRECISION),)
-        steps = steps + ((b_s, b_r, b_ds, b_s * b_v),)
-        dys, slopes = dys + (b_dy,), slopes + (b_slope,)
+        steps = steps + ((b_f, b_rest, b_slope, b_f * b_v),)
+        dys, slopes = dys + (b_dy,), slopes + (b_dsilu,)
 
     b_sums = tl.zeros([BK, 8], dtype=tl.float32)
     b_dq = add_sums(b_sums, dqs[0], dqs[U - 1], 0, SUM_PRECISION)
@@ -127,18 +127,18 @@ def backward_block(
         # '.ca' is the default; it only stops the compiler from merging this with the earlier load: 128 registers
         b_k, b_q = tl.load(p_k + o_u, cache_modifier='.ca'), tl.load(p_k + o_u + KP, cache_modifier='.ca')
         b_k, b_q = b_k[:, None], b_q[:, None]
-        b_s, b_r, _, b_sv = steps[u]
-        b_x = scaled_error(kept[u], b_k, b_s, b_sv) if HAS_G else kept[u]
+        b_f, b_rest, _, b_fv = steps[u]
+        b_x = scaled_error(kept[u], b_k, b_f, b_fv) if HAS_G else kept[u]
         b_dh += b_q * dys[u]
-        b_m = b_dh * (b_x - 0.5 * b_sv)
+        b_m = b_dh * (b_x - 0.5 * b_fv)
         p_u = p_acc + u * BV
         dus = (add_earlier(weighted_rows(b_k, b_dh, 1), p_u, i_k, NK),) + dus
         ds = (add_earlier(weighted_rows(b_k, b_m, 1), p_u + PLANE, i_k, NK),) + ds
-        b_dh = tl.fma(-(b_k * (b_s * b_r)), b_k, 1.) * b_dh
+        b_dh = tl.fma(-(b_k * (b_f * b_rest)), b_k, 1.) * b_dh
         if HAS_G:
             dgs = (add_earlier(weighted_rows(kept[u], b_dh, 1), p_u + 3 * PLANE, i_k, NK),) + dgs
             b_dh *= gates[u]
-        dks = (sum_channels(b_m * b_r, SUM_PRECISION),) + dks
+        dks = (sum_channels(b_m * b_rest, SUM_PRECISION),) + dks
 
     b_dk = add_sums(b_sums, dks[0], dks[U - 1], 0, SUM_PRECISION)
     o_s = tl.arange(0, 4)[:, None]
@@ -154,15 +154,15 @@ def backward_block(
             if HAS_G:
                 tl.store(p_acc + 3 * PLANE + u * BV, dgs[u])
         else:
-            b_s, b_r, b_ds, b_sv = steps[u]
+            b_f, b_rest, b_slope, b_fv = steps[u]
             m = m_v & (tl.full(m_v.shape, u, tl.int32) < n_u)
-            b_d, b_eps = ds[u] + (0.5 * b_sv) * dus[u], b_s * b_r
-            b_dv, b_db = b_eps * dus[u], b_ds * b_d
+            b_d, b_eps = ds[u] + (0.5 * b_fv) * dus[u], b_f * b_rest
+            b_dv, b_db = b_eps * dus[u], b_slope * b_d
             if HAS_D:
                 b_dv += b_D * dys[u]
             tl.store(outs[0] + u * S_O, b_dv.to(outs[0].dtype.element_ty), mask=m)
             # summed over channels later
-            tl.store(p_sums + u * BV, (b_eps * b_r) * b_d)
+            tl.store(p_sums + u * BV, (b_eps * b_rest) * b_d)
             if SCALAR_BETA:
                 tl.store(p_sums + PLANE + u * BV, b_db)
             else:

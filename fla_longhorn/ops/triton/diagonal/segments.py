@@ -202,7 +202,7 @@ def summarize_segments(
         S_G=strides['S_G'],
         REVERSE=do is not None,
         OPTIONS=args.step_options,
-        SCALAR_BETA=beta.dim() == 3,
+        SCALAR_BETA=is_scalar(beta),
         SCALAR_G=is_scalar(g),
         STATE_V_FIRST=args.state_v_first,
         **config.of(kernel),

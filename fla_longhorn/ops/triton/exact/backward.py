@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.arguments import Arguments, Gradients
 from fla_longhorn.ops.checkpoints import num_checkpoints
 from fla_longhorn.ops.triton.common import (
     FUSED,
@@ -214,8 +214,7 @@ def chunk_longhorn_exact_bwd_kernel(
 
 def chunk_longhorn_exact_bwd(
     do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments,
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of q, k, v, beta, the initial state, D and z (`None` for an absent one), and of a g given."""
+) -> Gradients:
     args, strides = strided_inputs(args)
     q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     do, s_do = with_token_stride(do)
@@ -319,5 +318,13 @@ def chunk_longhorn_exact_bwd(
     dq, dk, dg_head = chunk_longhorn_exact_bwd_qk(
         args, dy, us, ws, hs, dhs, dbeta, scale, key, token_strides(strides, s_dy),
     )
-    gradients = (dq, dk, dv, dbeta, dh0, None if D is None or dD is None else dD.sum(0).to(D.dtype), dz)
-    return gradients if g is None else (*gradients, dg if per_channel else dg_head)
+    return Gradients(
+        q=dq,
+        k=dk,
+        v=dv,
+        beta=dbeta,
+        initial_state=dh0,
+        D=None if D is None or dD is None else dD.sum(0).to(D.dtype),
+        z=dz,
+        g=dg if per_channel else dg_head,
+    )

@@ -169,7 +169,7 @@ class KeepsWeight(UnquantizedLinearMethod):
 
 
 class LonghornGate(nn.Module):
-    """:class:`fla_longhorn.layers.options.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
+    """:class:`fla_longhorn.layers.gate.Gate` for a rank's channels `[T, channels]`; decays of channels are split too."""
 
     def __init__(self, config: LonghornConfig, quant: Any, prefix: str) -> None:
         super().__init__()
