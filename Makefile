@@ -163,7 +163,7 @@ $(TRANSFORMERS)/.ready: $(STAMP) constraints/newest.txt
 # what an installation gets today: nothing is pinned, and torch has CUDA (gigabytes). Left out are benchmarks of fla's own models,
 # which fail with the newest transformers, and what reads this checkout's versions
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/python -m tests --parts cpu device --ignore tests/benchmarks 
+	$(NEWEST)/bin/python -m tests --parts cpu device --ignore tests/benchmarks
 
 $(NEWEST)/.ready: pyproject.toml
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
