@@ -1,13 +1,17 @@
 """The core in fla's tree, where no package of this repository can be imported: the same code, which runs there."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from fla_longhorn.ops import chunk_longhorn
 from offgpu.pretend.build import build
 from offgpu.pretend.install import with_site
 from tests import forks
@@ -81,7 +85,21 @@ def test_operators(device, paths):
     printed = forks.output(
         '-m', 'pytest', *options, 'tests/ops/test_longhorn.py', cwd=Path(paths[1]), env=environment(paths, device), fla=False,
     )
-    assert '14 passed' in printed
+    assert '56 passed' in printed
+
+
+@pytest.mark.slow
+def test_wrong_edits_of_parameters_are_noticed(paths):
+    """Each of the operator's parameters, in its value and its gradient, and sequences that fill no chunk."""
+    names = [*inspect.signature(chunk_longhorn).parameters, 'T']
+    env = {**os.environ, **forks.ENVIRONMENT, **environment(paths, 'cpu')}
+    # longer than a program of `forks` may run: a minute of imports and a test for each edit where others use the cores
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.upstream.edits', paths[1]], cwd=forks.ROOT, env=env, capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    noticed = re.findall(r'^(\w+): .*: test_\w+', done.stdout, re.M)
+    assert [*dict.fromkeys(noticed)] == names
 
 
 @pytest.mark.slow
