@@ -1,4 +1,4 @@
-"""`python -m tests.upstream.edits TREE`: wrong edits of each parameter of `chunk_longhorn`, and which test of the patch fails.
+"""`python -m tests.upstream.edits TREE [PARAMETER ...]`: wrong edits of `chunk_longhorn`, and which test of the patch fails.
 
 Each edit is made in a tree that `python -m tests.upstream` has written, and reverted. `TRITON_INTERPRET=1` runs the tests on a
 CPU.
@@ -50,13 +50,13 @@ LAST_CHUNK = (
 
 # which tests to run, where `test_options` has none of the parameter's name
 SELECTIONS = {
-    **dict.fromkeys(('q', 'k', 'v', 'beta', 'initial_state', 'exact', 'T'), 'test_options and scale'),
-    'output_final_state': '(test_options and scale) or test_cp_context_of_one_rank',
+    **dict.fromkeys(('q', 'k', 'v', 'beta', 'initial_state', 'exact', 'T'), 'test_options and scale-chunk'),
+    'output_final_state': '(test_options and scale-chunk) or test_cp_context_of_one_rank',
     'cu_seqlens': 'test_varlen',
     'cu_seqlens_cpu': 'test_host_copy_of_boundaries',
     'cp_context': 'test_cp_context_of_one_rank',
     'return_intermediate_states': 'test_intermediate_states',
-    'g': 'test_options and g_per',
+    'g': 'test_options and g_per_head-chunk',
 }
 
 
@@ -115,7 +115,7 @@ def run_tests(tree: str, selection: str, answer: Connection) -> None:
 
 def notice(tree: Path, parameter: str) -> str:
     """The parameter's test that fails in the tree as it is, or nothing."""
-    selection = SELECTIONS.get(parameter, f'test_options and {parameter}')
+    selection = SELECTIONS.get(parameter, f'test_options and {parameter}-chunk')
     context = get_context('fork')
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=run_tests, args=(str(tree), selection, sender))
@@ -130,12 +130,14 @@ def notice(tree: Path, parameter: str) -> str:
 
 
 def main() -> int:
-    tree = Path(sys.argv[1]).resolve()
+    tree, chosen = Path(sys.argv[1]).resolve(), sys.argv[2:]
     # not fla, which each child imports with its edit
     for name in ('torch', 'transformers', 'einops', 'triton'):
         import_module(name)
     unnoticed = 0
     for parameter, edit, path, text in find_edits(tree):
+        if chosen and parameter not in chosen:
+            continue
         with edited(path, text):
             test = notice(tree, parameter)
         unnoticed += not test
