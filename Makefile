@@ -243,7 +243,7 @@ $(GPU)/.ready: pyproject.toml constraints/gpu.txt
 mutate: setup
 	$(RUN) -m tests.mutate
 
-# fla's tree with the core in it, and that as a patch: DIR is new, or a tree of fla
+# fla's tree with Longhorn in it, and that as two patches: DIR is new, or a tree of fla
 upstream: setup
 	$(RUN) -m tests.upstream $(DIR)
 

@@ -1,5 +1,6 @@
 """What installing and importing do: the wheel, the registration, the errors for missing dependencies."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -114,3 +115,17 @@ def test_importing_checks_the_declared_bounds():
     declared = {requirement.name: requirement.specifier for requirement in map(Requirement, lines)}
     for name, (bounds, _) in REQUIREMENTS.items():
         assert bounds in str(declared[name]).split(','), name
+
+
+def test_one_version():
+    """Of the plugin, its packages, the changelog and, where the commit has one, the tag."""
+    version = fla_longhorn.__version__
+    declared = {path: tomllib.loads(path.read_text())['project']['version'] for path in ROOT.glob('packages/*/pyproject.toml')}
+    assert set(declared.values()) == {version}, declared
+    heading = re.search(r'^## (\S+) \((.+)\)$', (ROOT / 'CHANGELOG.md').read_text(), re.M)
+    assert heading[1] == version
+    # a source distribution is no checkout
+    done = subprocess.run(['git', 'tag', '--points-at', 'HEAD', 'v*'], cwd=ROOT, capture_output=True, text=True)
+    if tags := done.stdout.split():
+        assert tags == [f'v{version}']
+        assert re.fullmatch(r'\d{4}-\d\d-\d\d', heading[2]), heading[0]

@@ -7,13 +7,16 @@ import tomllib
 from importlib.util import find_spec
 
 import pytest
+import yaml
 
+from fla_longhorn.selfcheck.command import parse_args
 from tests import forks
 from tests.pages import blocks
 
 ROOT = forks.ROOT
 TRACKED = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
 PAGES = [path for path in TRACKED if path.endswith('.md') and path != 'CHANGELOG.md']
+FORMS = [path for path in TRACKED if path.startswith('.github/ISSUE_TEMPLATE/')]
 # programs that a user has, not tests: they hold wrong names on purpose
 PROGRAMS = [path for path in TRACKED if path.endswith('.py') and 'tests' not in path.split('/')]
 DISTRIBUTIONS = {
@@ -66,11 +69,25 @@ def test_groups():
 
 def test_modules():
     """Each `python -m MODULE`, with the name that it is called by in a checkout."""
-    found = lines_with(r'(?:python|[^\w]-m|python3) -m ([A-Za-z]\w*(?:\.\w+)*)', PAGES + PROGRAMS)
+    found = lines_with(r'(?:python|[^\w]-m|python3) -m ([A-Za-z]\w*(?:\.\w+)*)', PAGES + PROGRAMS + FORMS)
     assert len(found) > 50
     for path, module in found:
         if module.split('.')[0] not in HOSTS:
             assert find_spec(module) is not None, f'{path}: python -m {module}'
+
+
+def test_forms_of_issues():
+    """A forge shows a form that has these keys; that of a bug asks for the report by its name."""
+    forms = {path: yaml.safe_load((ROOT / path).read_text()) for path in FORMS if not path.endswith('/config.yml')}
+    for path, form in forms.items():
+        assert form.keys() >= {'name', 'description', 'body'}, path
+        for item in form['body']:
+            assert item['type'] in ('checkboxes', 'dropdown', 'input', 'textarea'), path
+            assert item['attributes']['label'], path
+    report = parse_args(['--report']).report
+    items = forms['.github/ISSUE_TEMPLATE/bug.yml']['body']
+    asked = [x for x in items if str(report) in x['attributes'].get('description', '')]
+    assert [x['validations']['required'] for x in asked] == [True]
 
 
 def test_targets():

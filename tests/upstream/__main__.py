@@ -1,23 +1,27 @@
-"""`python -m tests.upstream DIR`: a tree of fla with Longhorn in it, and `DIR/longhorn.patch`. Nothing is sent anywhere."""
+"""`python -m tests.upstream DIR`: a tree of fla with Longhorn in it, and two patches, `DIR/longhorn-1.patch` and `-2`.
+
+The first has the exact form alone, the second what the plugin's core has beyond. Nothing is sent anywhere.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from tests.upstream.tree import write_patch
+from tests.upstream.tree import write_patches
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m tests.upstream', description=__doc__)
     parser.add_argument('folder', metavar='DIR', type=Path, help='new, or a tree of fla without changes')
     parser.add_argument('--installed', action='store_true', help="the installed fla in place of the package index's")
+    parser.add_argument('--first', action='store_true', help='the first patch alone')
     options = parser.parse_args()
-    report = write_patch(options.folder, installed=options.installed)
-    print(f'{options.folder / "longhorn.patch"}: {report.patch}')
-    print(f'{report.files} new files; {report.imports} lines of imports renamed')
-    show('lines of docstrings and messages in which a name changed', report.others)
-    show('lines that name the plugin', report.named)
+    for report in write_patches(options.folder, installed=options.installed, pieces=1 if options.first else 2):
+        print(f'{options.folder / report.patch}: {report.changes}')
+        print(f'{report.files} files, {report.lines} lines without tests; {report.imports} lines of imports renamed')
+        show('lines of docstrings and messages in which a name changed', report.others)
+        show('lines that name the plugin', report.named)
 
 
 def show(title: str, lines: list[tuple[str, str]]) -> None:

@@ -32,6 +32,16 @@ PLACES = {
     'fla_longhorn.layers.longhorn': 'fla.layers.longhorn',
     'fla_longhorn.models.longhorn': 'fla.models.longhorn',
 }
+# the first patch has the exact form alone, so in fla's tree it is the default: else the second would change its calls
+DEFAULTS = {
+    'exact: bool = False': 'exact: bool = True',
+    'The exact form. Default: `False`, the diagonal one, as in the paper.':
+        'The exact form, else the diagonal one. Default: `True`.',
+    'instead of the diagonal approximation (Eq. 7). Default: `False`.':
+        'instead of the diagonal approximation (Eq. 7). Default: `True`.',
+    'The defaults are the paper\'s.': 'But for `exact`, the defaults are the paper\'s.',
+    'the defaults are the paper\'s 120M model': 'but for `exact`, the defaults are the paper\'s 120M model',
+}
 # each of these parts of fla imports itself and those before it
 ORDER = ('utils', 'ops', 'modules', 'layers', 'models')
 # beside itself and Python's library
@@ -113,6 +123,18 @@ def rename(text: str) -> tuple[str, list[int], list[int]]:
         if lines[number - 1] != line:
             (in_imports if number in packages else others).append(number)
     return ''.join(lines), in_imports, others
+
+
+def with_exact_default(modules: dict[str, str]) -> dict[str, str]:
+    """The texts of public modules with the exact form as their default."""
+    everything = '\n'.join(modules.values())
+    if missing := [old for old in DEFAULTS if old not in everything]:
+        raise ValueError(f'no module has the lines that say what is the default: {missing}')
+    public = re.compile('|'.join(map(re.escape, DEFAULTS)))
+    return {
+        name: text if name == 'fla_longhorn.ops.arguments' else public.sub(lambda x: DEFAULTS[x[0]], text)
+        for name, text in modules.items()
+    }
 
 
 def package_of(node: ast.Import | ast.ImportFrom, modules: set[str]) -> str | None:

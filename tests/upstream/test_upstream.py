@@ -1,18 +1,23 @@
 """The core in fla's tree, where no package of this repository can be imported: the same code, which runs there."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import fla
 import pytest
 import torch
 
+from fla_longhorn.ops import chunk_longhorn
 from tests import forks
 from tests.upstream.core import destination, find_core
-from tests.upstream.train import OPTIONS, train
-from tests.upstream.tree import Report, make_tree, write_patch
+from tests.upstream.train import CORE, train
+from tests.upstream.tree import Report, make_tree, write_patches
 
 WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
 # offgpu has the pretend device
@@ -28,8 +33,8 @@ print(fla.__file__, fla.Longhorn.__module__, fla.ops.chunk_longhorn.__module__, 
 
 
 @pytest.fixture(scope='module')
-def report(folder: Path) -> Report:
-    return write_patch(folder / 'tree', installed=True)
+def reports(folder: Path) -> list[Report]:
+    return write_patches(folder / 'tree', installed=True)
 
 
 @pytest.fixture(scope='module')
@@ -42,17 +47,35 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope='module')
-def paths(folder: Path, report: Report) -> list[str]:
+def paths(folder: Path, reports: list[Report]) -> list[str]:
     """What programs find modules in: the tree's fla, and tools of the tests."""
     return [str(folder / 'blocked'), str(folder / 'tree'), str(forks.ROOT)]
 
 
-def test_the_patch_applies_and_removes_nothing(folder, report):
+@pytest.fixture(scope='module')
+def first(folder: Path, reports: list[Report]) -> list[str]:
+    """The same of a tree with the first patch alone."""
+    make_tree(folder / 'first', installed=True)
+    subprocess.run(['git', 'apply', folder / 'tree' / reports[0].patch], cwd=folder / 'first', check=True)
+    return [str(folder / 'blocked'), str(folder / 'first'), str(forks.ROOT)]
+
+
+def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
     make_tree(folder / 'again', installed=True)
-    subprocess.run(['git', 'apply', folder / 'tree/longhorn.patch'], cwd=folder / 'again', check=True)
-    assert 'deletion' not in report.patch
+    for report in reports:
+        subprocess.run(['git', 'apply', folder / 'tree' / report.patch], cwd=folder / 'again', check=True)
+    assert 'deletion' not in reports[0].changes
     made, again = ({x.relative_to(y): x.read_text() for x in y.rglob('*.py')} for y in (folder / 'tree', folder / 'again'))
     assert made == again
+    command = ['git', 'diff', '--no-index', '--numstat', Path(fla.__file__).parent, folder / 'tree/fla']
+    changes = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    assert not [line for line in changes if line.split()[1] not in ('0', '-') and '__pycache__' not in line]
+
+
+def test_the_first_patch_is_small_and_names_only_what_it_has(reports):
+    assert reports[0].lines <= 3500
+    assert reports[0].named == []
+    assert not re.search(r'pool\b|diagonal form|per_channel|PER_CHANNEL|fla_longhorn|mma\.|cp_context', reports[0].text)
 
 
 @pytest.mark.slow
@@ -76,15 +99,31 @@ def environment(paths: list[str], device: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(('tree', 'number'), [('first', 27), ('paths', 56)])
 @pytest.mark.parametrize('device', DEVICES)
-def test_operators(device, paths):
-    """The operators' tests in the patch."""
+def test_operators(device, tree, number, request):
+    """The operators' tests in the patches."""
+    paths = request.getfixturevalue(tree)
     plugin = ('-p', 'tests.upstream.plugin') if device == 'cpu' else ()
     options = ('-q', '-p', 'no:cacheprovider', *plugin, '-k', 'not bfloat16')
     printed = forks.output(
         '-m', 'pytest', *options, 'tests/ops/test_longhorn.py', cwd=Path(paths[1]), env=environment(paths, device), fla=False,
     )
-    assert '14 passed' in printed
+    assert f'{number} passed' in printed
+
+
+@pytest.mark.slow
+def test_wrong_edits_of_parameters_are_noticed(paths):
+    """Each of the operator's parameters, in its value and its gradient, and sequences that fill no chunk."""
+    names = [*inspect.signature(chunk_longhorn).parameters, 'T']
+    env = {**os.environ, **forks.ENVIRONMENT, **environment(paths, 'cpu')}
+    # longer than a program of `forks` may run: a minute of imports and a test for each edit where others use the cores
+    done = subprocess.run(
+        [sys.executable, '-m', 'tests.upstream.edits', paths[1]], cwd=forks.ROOT, env=env, capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    noticed = re.findall(r'^(\w+): .*: test_\w+', done.stdout, re.M)
+    assert [*dict.fromkeys(noticed)] == names
 
 
 @pytest.mark.slow
@@ -93,9 +132,25 @@ def test_model(device, paths, tmp_path):
     """With fla's own kernels: what the plugin computes on the CPU."""
     env = environment(paths, device)
     found = json.loads(forks.output('-m', 'tests.upstream.train', device, cwd=tmp_path, env=env, fla=False))
-    assert found.keys() == OPTIONS.keys()
+    assert found.keys() == set(CORE)
     for name, got in found.items():
         expected = train(name, 'cpu', fused=True)
         assert got['loss'] == pytest.approx(expected['loss'], rel=1e-5)
         assert got['gradients'] == pytest.approx(expected['gradients'], rel=1e-4)
         assert got['tokens'][0] == got['tokens'][1] == expected['tokens'][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('device', DEVICES)
+def test_first_model(device, first, tmp_path):
+    """The plain layer and model, with the weights of the plugin's: what that computes on the CPU."""
+    names = {'exact': 'first', 'gate': 'first gate'}
+    weights = tmp_path / 'weights.pt'
+    expected = {name: train(name, 'cpu', fused=True, save=weights.with_stem(name)) for name in names}
+    env = environment(first, device)
+    for name, plain in names.items():
+        arguments = ('-m', 'tests.upstream.train', device, plain, weights.with_stem(name))
+        got = json.loads(forks.output(*arguments, cwd=tmp_path, env=env, fla=False))[plain]
+        assert got['loss'] == pytest.approx(expected[name]['loss'], rel=1e-5)
+        assert got['gradients'] == pytest.approx(expected[name]['gradients'], rel=1e-4)
+        assert got['tokens'][0] == got['tokens'][1] == expected[name]['tokens'][0]

@@ -1,4 +1,4 @@
-"""`python -m tests.upstream.train DEVICE`: a training step and generation, by whatever Longhorn fla has, as JSON."""
+"""`python -m tests.upstream.train DEVICE [NAME WEIGHTS]`: a training step and generation, by fla's Longhorn, as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import json
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-OPTIONS = {'diagonal': {}, 'exact': {'exact': True, 'num_heads': 2}}
+OPTIONS = {
+    'diagonal': {'exact': False},
+    'exact': {'exact': True, 'num_heads': 2},
+    'gate': {'exact': True, 'num_heads': 2, 'gate': 'head', 'allow_neg_eigval': True},
+    # of the first patch, which has one form
+    'first': {'num_heads': 2},
+    'first gate': {'num_heads': 2, 'gate': 'head', 'allow_neg_eigval': True},
+}
+CORE = ('diagonal', 'exact')
 
 
-def train(name: str, device: str, fused: bool) -> dict[str, Any]:
+def train(
+    name: str, device: str, fused: bool, weights: str | None = None, save: Path | None = None,
+) -> dict[str, Any]:
     """Loss, norms of the gradients, and tokens that are generated with and without a cache."""
     from fla.models import LonghornConfig
 
@@ -24,6 +35,11 @@ def train(name: str, device: str, fused: bool) -> dict[str, Any]:
         **OPTIONS[name],
     )
     model = AutoModelForCausalLM.from_config(config).to(device)
+    if save is not None:
+        torch.save(model.state_dict(), save)
+    if weights is not None:
+        model.load_state_dict(torch.load(weights, weights_only=True))
+    torch.manual_seed(1)
     tokens = torch.randint(29, (2, 70), device='cpu').to(device)
     loss = model.train()(tokens, labels=tokens).loss
     loss.backward()
@@ -39,4 +55,6 @@ if __name__ == '__main__':
     if interpreting:
         import_module('tests.upstream.plugin')
     # fla's fused loss raises on the CPU
-    print(json.dumps({name: train(name, sys.argv[1], fused=not interpreting) for name in OPTIONS}))
+    device, *chosen = sys.argv[1:]
+    name, weights = chosen or (None, None)
+    print(json.dumps({x: train(x, device, fused=not interpreting, weights=weights) for x in ([name] if name else CORE)}))

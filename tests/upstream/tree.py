@@ -1,8 +1,9 @@
-"""fla's tree, and Longhorn in it: the core, what fla's own models are registered with, tests, and the patch."""
+"""fla's tree, and Longhorn in it, in two patches: the exact form alone (`pieces.py`), then the whole core (`core.py`)."""
 
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 import fla
 
 from fla_longhorn.patches.parts import AUTO_CLASSES, EXPORTS
-from tests.upstream.core import check_imports, destination, find_core, place_of, rename
+from tests.upstream import pieces as first
+from tests.upstream.core import check_imports, destination, find_core, place_of, rename, with_exact_default
 
 VERSION = '0.6.0'
 # fla's tree is in two distributions
@@ -31,12 +33,16 @@ class Report:
     """What was written."""
 
     files: int = 0
+    # without tests
+    lines: int = 0
     imports: int = 0
     # file and text of renamed lines that are no imports
     others: list[tuple[str, str]] = field(default_factory=list)
     # lines that still name the plugin
     named: list[tuple[str, str]] = field(default_factory=list)
     patch: str = ''
+    changes: str = ''
+    text: str = ''
 
 
 def make_tree(folder: Path, installed: bool = False) -> None:
@@ -63,32 +69,46 @@ def make_tree(folder: Path, installed: bool = False) -> None:
             shutil.copytree(str(archive).removesuffix('.tar.gz'), folder, dirs_exist_ok=True)
 
 
+def add_first(folder: Path) -> Report:
+    """Put the exact form into fla's tree, with one decay per head, a plain layer and model, and one test file of each."""
+    texts = {folder / place: text for place, text in first.first_files().items()}
+    report = add_modules(folder, first.first_kernels(find_core()), texts)
+    changed = [export(folder, package, names) for package, names in first.EXPORTS.items()]
+    sort_names([*texts, *changed])
+    first.register_benchmark(folder)
+    return report
+
+
 def add_longhorn(folder: Path) -> Report:
-    """Put the core, its registrations and its tests into fla's tree."""
-    report, root = Report(), (folder / 'fla/__init__.py').read_text(encoding='utf-8')
-    if f"__version__ = '{VERSION}'" not in root.replace('"', "'"):
-        raise SystemExit(f'DIR must be a tree of fla {VERSION}, got another version in {folder}')
-    if (folder / 'fla/ops/longhorn').exists():
-        raise SystemExit(f'DIR must be a tree of fla without Longhorn, which {folder} has')
-    header = root[:root.index('\n\n') + 2]
+    """Put the whole core in the place of the first patch: its registrations and its tests."""
     texts = {folder / 'fla/layers/longhorn_utils/__init__.py': UTILS}
-    for module, source in find_core().items():
-        text, imports, others = rename(source.read_text(encoding='utf-8'))
+    texts |= {folder / place: (GIVEN / name).read_text(encoding='utf-8') for name, place in TESTS.items()}
+    core = {module: path.read_text(encoding='utf-8') for module, path in find_core().items()}
+    core['fla_longhorn.models.longhorn'] = with_auto_classes(core['fla_longhorn.models.longhorn'])
+    report = add_modules(folder, with_exact_default(core), texts)
+    more = {package: tuple(x for x in names if x not in first.EXPORTS[package]) for package, (_, names) in EXPORTS.items()}
+    changed = [export(folder, package, names) for package, names in more.items() if names]
+    sort_names([*texts, *changed])
+    return report
+
+
+def add_modules(folder: Path, modules: dict[str, str], texts: dict[Path, str]) -> Report:
+    """Write modules of the package to their places, and `texts`, which has the modules' too then."""
+    report, root = Report(), (folder / 'fla/__init__.py').read_text(encoding='utf-8')
+    header = root[:root.index('\n\n') + 2]
+    for module, source in modules.items():
+        text, imports, others = rename(source)
         check_imports(str(place_of(module)), text)
         path, lines = destination(module), text.splitlines()
         report.imports += len(imports)
         report.others += [(str(path), lines[number - 1].strip()) for number in others]
-        report.named += [(str(path), line.strip()) for line in lines if 'fla_longhorn' in line or 'fla-longhorn' in line]
+        report.named += [(str(path), line.strip()) for line in lines if re.search('fla[_-]longhorn|FLA_LONGHORN', line)]
         texts[folder / path] = text
-    models = folder / 'fla/models/longhorn/__init__.py'
-    texts[models] = with_auto_classes(texts[models])
-    texts |= {folder / place: (GIVEN / name).read_text(encoding='utf-8') for name, place in TESTS.items()}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(header + text, encoding='utf-8')
     report.files = len(texts)
-    changed = [export(folder, package, names) for package, (_, names) in EXPORTS.items()]
-    sort_names([*texts, *changed])
+    report.lines = sum(x.read_text(encoding='utf-8').count('\n') for x in texts if folder / 'tests' not in x.parents)
     return report
 
 
@@ -132,21 +152,31 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(['git', *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def write_patch(folder: Path, name: str = 'longhorn.patch', installed: bool = False) -> Report:
-    """Make the tree where there is none, put Longhorn into it, and write the difference."""
+def write_patches(folder: Path, installed: bool = False, pieces: int = 2) -> list[Report]:
+    """Make the tree where there is none, put Longhorn into it piece by piece, and write each difference."""
     if not (folder / 'fla').exists():
         if folder.exists() and any(folder.iterdir()):
             raise SystemExit(f'DIR must be a tree of fla, empty or new, got {folder}')
         make_tree(folder, installed)
+    if f"__version__ = '{VERSION}'" not in (folder / 'fla/__init__.py').read_text(encoding='utf-8').replace('"', "'"):
+        raise SystemExit(f'DIR must be a tree of fla {VERSION}, got another version in {folder}')
+    if (folder / 'fla/ops/longhorn').exists():
+        raise SystemExit(f'DIR must be a tree of fla without Longhorn, which {folder} has')
     if not (folder / '.git').exists():
         git(folder, 'init', '--quiet')
         git(folder, 'add', '--all')
     elif git(folder, 'status', '--porcelain'):
         raise SystemExit(f'DIR must have no changes of its own, which `git status` shows in {folder}')
-    base = git(folder, 'write-tree').strip()
-    report = add_longhorn(folder)
-    git(folder, 'add', '--all')
-    patch = git(folder, 'diff', '--cached', '--no-color', base)
-    (folder / name).write_text(patch, encoding='utf-8')
-    report.patch = git(folder, 'diff', '--cached', '--shortstat', base).strip()
-    return report
+    reports = []
+    for number, add in enumerate((add_first, add_longhorn)[:pieces], 1):
+        base = git(folder, 'write-tree').strip()
+        report = add(folder)
+        git(folder, 'add', '--all')
+        report.patch = f'longhorn-{number}.patch'
+        report.changes = git(folder, 'diff', '--cached', '--shortstat', base).strip()
+        report.text = git(folder, 'diff', '--cached', '--no-color', base)
+        reports.append(report)
+    # behind, for a patch holds no other
+    for report in reports:
+        (folder / report.patch).write_text(report.text, encoding='utf-8')
+    return reports

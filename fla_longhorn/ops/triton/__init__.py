@@ -1,4 +1,4 @@
-"""The Triton backend (:class:`fla_longhorn.ops.backends.Backend`).
+"""The operators in Triton.
 
 q, k, v, z, beta, g and D have any strides. Kernels run on the tensors' device, whatever PyTorch's current one is, and read no
 memory before it is written.

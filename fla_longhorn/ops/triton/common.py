@@ -15,7 +15,7 @@ from triton.language.extra import libdevice
 from triton.runtime.errors import OutOfResources
 
 from fla_longhorn.ops.arguments import Arguments, StepOptions
-from fla_longhorn.ops.triton.device import Card, card_of
+from fla_longhorn.ops.triton.device import SLOWER, Card, card_of
 from fla_longhorn.ops.triton.launch import LaunchKey
 
 # names of the token strides in kernels
@@ -179,9 +179,8 @@ def launching(args: Arguments) -> Iterator[None]:
         except OutOfResources as error:
             key = launch_key(args)
             raise ValueError(
-                f'K = {key.K} in {args.q.dtype}, exact={args.exact}, requires {error.required} of {error.name} on '
-                f'{key.card.name}, which has {error.limit}; use a smaller K, another dtype, or FLA_LONGHORN_BACKEND=torch, '
-                'which is slower',
+                f'K = {key.K} in {args.q.dtype} requires {error.required} of {error.name} on {key.card.name}, '
+                f'which has {error.limit}; use a smaller K, another dtype, or {SLOWER}',
             ) from error
 
 

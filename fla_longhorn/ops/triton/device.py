@@ -16,6 +16,10 @@ from triton import knobs
 ASYNC_COPIES = tuple(map(int, re.findall(r'\d+', triton.__version__)[:2])) >= (3, 7)
 
 
+# what errors recommend where kernels cannot run
+SLOWER = 'FLA_LONGHORN_BACKEND=torch, which is slower'
+
+
 @dataclass(frozen=True)
 class Card:
     """What a device has, and which of its instructions Triton makes of a product.
@@ -50,7 +54,7 @@ def make_card(target: Any, properties: dict[str, int]) -> Card:
     if 0 < capability < 80:
         raise ValueError(
             f'q is on a GPU of compute capability {capability / 10}, for which Longhorn has no Triton kernels; '
-            'they need 8.0 (Ampere) or later. FLA_LONGHORN_BACKEND=torch runs in PyTorch, slower',
+            f'they need 8.0 (Ampere) or later; use {SLOWER}',
         )
     return Card(
         name, target.backend, properties['max_shared_mem'], properties.get('max_num_regs', 65536),

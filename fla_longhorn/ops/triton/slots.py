@@ -1,4 +1,4 @@
-"""Slots of packed sequences, by the rule of `ops/checkpoints.py`, and the rows of a pool, by that of `ops/pool.py`."""
+"""Slots of packed sequences, by the rule of `checkpoints.py`; rows of a pool, by that of `pool.py`."""
 
 from __future__ import annotations
 

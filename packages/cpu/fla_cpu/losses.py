@@ -1,8 +1,7 @@
-"""Cross entropy and KL divergence on the CPU.
+"""Cross entropy on the CPU.
 
 Registered: `cross_entropy_fwd`, `cross_entropy_bwd` (behind `cross_entropy_loss`), `fused_linear_cross_entropy_fwd`,
-`fused_linear_cross_entropy_bwd`, `logsumexp_fwd`, `fused_kl_div_fwd` and `fused_kl_div_bwd`. A vocabulary split over a process
-group is left to fla.
+`fused_linear_cross_entropy_bwd` and `logsumexp_fwd`. A vocabulary split over a process group is left to fla.
 
 Logits are processed in blocks of rows that fit into the cache; only one block exists in float32. Rows whose target is
 ignored, such as the prompts of a conversation, cost nothing.
@@ -13,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from fla.modules.fused_cross_entropy import ops as cross_entropy
-from fla.modules.fused_kl_div import ops as kl_div
 from fla.modules.fused_linear_cross_entropy import ops as linear_cross_entropy
 
 from fla_cpu.backend import differentiable_once, implements, verify_cpu, widen
@@ -195,48 +192,3 @@ def logsumexp_fwd(
     for block in _blocks(rows.shape[0], rows.shape[1], BLOCK_ELEMENTS):
         z[block] = _transform(rows[block], scale, softcapping).logsumexp(-1)
     return z.view(x.shape[:-1]).to(z.dtype if dtype is None else dtype)
-
-
-@implements(kl_div.fused_kl_div_fwd)
-def fused_kl_div_fwd(
-    x: torch.Tensor,
-    target_x: torch.Tensor,
-    weight: torch.Tensor,
-    target_weight: torch.Tensor,
-    reduction: str = 'batchmean',
-    accumulate_grad_in_fp32: bool = True,
-    use_dx: bool = True,
-    use_dw: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """KL divergence of the student's classes from the teacher's, with the student's gradients.
-
-    `x`, `target_x` are `[N, H]` and `[N, H']`, the weights `[V, H]` and `[V, H']`; `batchmean` divides by N.
-    """
-    N, V = len(x), len(weight)
-    factor = 1 / N if reduction == 'batchmean' else 1.0
-    grad_dtype = torch.promote_types(weight.dtype, torch.float32) if accumulate_grad_in_fp32 else weight.dtype
-    dx = torch.empty_like(x) if use_dx else None
-    dw = torch.zeros_like(weight, dtype=grad_dtype) if use_dw else None
-    loss = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    for block in _blocks(N, V, MATMUL_BLOCK_ELEMENTS):
-        log_student = F.log_softmax(widen(F.linear(x[block], weight)), -1)
-        log_teacher = F.log_softmax(widen(F.linear(target_x[block], target_weight)), -1)
-        teacher = log_teacher.exp()
-        loss += F.kl_div(log_student, log_teacher, reduction='sum', log_target=True) * factor
-        dlogits = log_student.exp_().sub_(teacher).mul_(factor).to(x.dtype)
-        if dx is not None:
-            dx[block] = dlogits @ weight
-        if dw is not None:
-            dw.addmm_(dlogits.t().to(grad_dtype), x[block].to(grad_dtype))
-    return loss, dx, None if dw is None else dw.to(weight)
-
-
-@implements(kl_div.fused_kl_div_bwd)
-@differentiable_once('KL divergence', 'call torch.nn.functional.kl_div')
-def fused_kl_div_bwd(
-    do: torch.Tensor,
-    dx: torch.Tensor | None,
-    dw: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Scale the gradients that the forward computed by `do`, a scalar."""
-    return _scaled(dx, do), _scaled(dw, do)

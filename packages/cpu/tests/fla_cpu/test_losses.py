@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.modules import FusedKLDivLoss, FusedLinearCrossEntropyLoss
+from fla.modules import FusedLinearCrossEntropyLoss
 from fla.modules.fused_cross_entropy import cross_entropy_loss
 
 from tests.reference import DTYPES, assert_close, compare, strided, tensor
@@ -108,22 +108,3 @@ def test_second_backward_is_scaled_once():
     second = torch.autograd.grad(loss, (x, weight), torch.tensor(3.0))
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b) and a.ne(0).any()
-
-
-@pytest.mark.parametrize('needed', [('x', 'weight'), ('x',), ('weight',)], ids=' '.join)
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_kl_divergence(dtype, needed, block_elements):
-    inputs = {'x': strided(9, 8, dtype=dtype, requires_grad=False), 'weight': torch.randn(21, 8, dtype=dtype)}
-    for name in needed:
-        inputs[name].requires_grad_()
-    teacher_x, teacher_weight = torch.randn(9, 6, dtype=dtype), torch.randn(21, 6, dtype=dtype)
-
-    def reference(x, weight):
-        student = F.log_softmax(F.linear(x, weight), -1)
-        teacher = F.log_softmax(F.linear(teacher_x.to(x), teacher_weight.to(x)), -1)
-        return (F.kl_div(student, teacher, log_target=True, reduction='batchmean'),)
-
-    compare(
-        lambda x, weight: (FusedKLDivLoss()(x, teacher_x, weight, teacher_weight),), reference, inputs, dtype,
-        plain=dtype != torch.float32,
-    )
