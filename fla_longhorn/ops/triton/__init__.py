@@ -51,9 +51,10 @@ def longhorn_fwd(
 def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool) -> Gradients:
     """Call the launchers of the update's backward; the exact update has the chunkwise one alone."""
     with launching(args):
-        if args.exact:
-            return chunk_longhorn_exact_bwd(do, dht, states, args)
-        return longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
+        return (
+            chunk_longhorn_exact_bwd(do, dht, states, args) if args.exact
+            else longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
+        )
 
 
 def view_states(states: Tensor, args: Arguments) -> Tensor:
