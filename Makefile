@@ -239,9 +239,12 @@ $(GPU)/.ready: pyproject.toml constraints/gpu.txt
 	$(GPU)/bin/python -m pip install --quiet -c constraints/gpu.txt torch triton -e . -e packages/offgpu accelerate hypothesis peft pytest
 	touch $@
 
-# does a test notice each of the wrong edits listed in tests/mutate
+# does a test notice each of the wrong edits listed in tests/mutate, and in the patch's tests those of the operator's parameters
 mutate: setup
 	$(RUN) -m tests.mutate
+	rm -rf build/upstream
+	$(RUN) -m tests.upstream build/upstream --installed
+	TRITON_INTERPRET=1 $(RUN) -m tests.upstream.edits build/upstream
 
 # fla's tree with Longhorn in it, and that as two patches: DIR is new, or a tree of fla
 upstream: setup
