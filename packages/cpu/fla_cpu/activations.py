@@ -1,9 +1,9 @@
-"""Gated linear units on the CPU.
+"""Activations and gated linear units on the CPU.
 
-Registered: `swiglu_fwd`, `swiglu_fwdbwd`, `powglu_fwd`, `powglu_fwdbwd`, and `swiglu_linear` and `powglu_linear`, which fla's
-GatedMLP calls. Other activations are those of mixers that need a GPU. The last two are registered as a whole because fla's
-autograd functions for them follow the GPU's autocast and not the CPU's, so that under `torch.autocast('cpu')` their backward
-would multiply two dtypes.
+Registered: forward and backward of `sigmoid`, `logsigmoid`, `swish` and `elu_p1`, `swiglu_fwd`, `swiglu_fwdbwd`,
+`powglu_fwd`, `powglu_fwdbwd`, and `swiglu_linear` and `powglu_linear`, which fla's GatedMLP calls. The last two are
+registered as a whole because fla's autograd functions for them follow the GPU's autocast and not the CPU's, so that under
+`torch.autocast('cpu')` their backward would multiply two dtypes.
 
 Inputs are read with any strides; outputs are contiguous. The backward passes are differentiable: they change no tensor that a
 second one needs.
@@ -29,6 +29,52 @@ def _silu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.silu_backward(dy, x)
     sigmoid = torch.sigmoid(x)
     return dy * sigmoid * (1 + x * (1 - sigmoid))
+
+
+@implements(ops.sigmoid_fwd)
+def sigmoid_fwd(x: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
+    return _store(torch.sigmoid(x), x)
+
+
+@implements(ops.sigmoid_bwd)
+def sigmoid_bwd(x: torch.Tensor, dy: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
+    return _store(torch.ops.aten.sigmoid_backward(widen(dy), torch.sigmoid(widen(x))), x)
+
+
+@implements(ops.logsigmoid_fwd)
+def logsigmoid_fwd(x: torch.Tensor, temperature: float = 1., output_contiguous: bool = False) -> torch.Tensor:
+    return _store(F.logsigmoid(widen(x)).div_(temperature), x)
+
+
+@implements(ops.logsigmoid_bwd)
+def logsigmoid_bwd(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    temperature: float = 1.,
+    output_contiguous: bool = False,
+) -> torch.Tensor:
+    return _store((torch.sigmoid(-widen(x)) * dy).div_(temperature), x)
+
+
+@implements(ops.swish_fwd)
+def swish_fwd(x: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
+    return _store(F.silu(x), x)
+
+
+@implements(ops.swish_bwd)
+def swish_bwd(x: torch.Tensor, dy: torch.Tensor, output_contiguous: bool = False) -> torch.Tensor:
+    return _store(_silu_backward(widen(dy), widen(x)), x)
+
+
+@implements(ops.elu_p1_fwd)
+def elu_p1_fwd(x: torch.Tensor) -> torch.Tensor:
+    wide = widen(x)
+    return _store(torch.where(wide >= 0, wide + 1, wide.clamp_max(0).exp_()), x)
+
+
+@implements(ops.elu_p1_bwd)
+def elu_p1_bwd(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    return _store(widen(x).clamp_max(0).exp_() * dy, x)
 
 
 def _check_shapes(x: torch.Tensor, y: torch.Tensor, g: torch.Tensor | None = None) -> None:

@@ -1,7 +1,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.modules.activations import powglu, powglu_linear, swiglu, swiglu_linear
+from fla.modules.activations import (
+    ELUPlusOneFunction,
+    logsigmoid,
+    powglu,
+    powglu_linear,
+    sigmoid,
+    swiglu,
+    swiglu_linear,
+    swish,
+)
 
 from tests.reference import DTYPES, compare, strided, tensor
 
@@ -12,6 +21,11 @@ def power_unit(x, y, power=3.0):
 
 
 FUNCTIONS = {
+    'sigmoid': (sigmoid, torch.sigmoid),
+    'logsigmoid': (logsigmoid, F.logsigmoid),
+    'tempered': (lambda x: logsigmoid(x, 16.0), lambda x: F.logsigmoid(x) / 16),
+    'swish': (swish, F.silu),
+    'elu_p1': (ELUPlusOneFunction.apply, lambda x: F.elu(x) + 1),
     'swiglu': (swiglu, lambda x, y: F.silu(x) * y),
     'powglu': (powglu, power_unit),
     'powglu 2': (lambda x, y: powglu(x, y, 2.0), lambda x, y: power_unit(x, y, 2.0)),
@@ -27,7 +41,8 @@ def compare_function(name, dtype, *inputs):
         assert y.is_contiguous() and y.dtype == dtype and y.isfinite().all()
         return (y,)
 
-    named = dict(zip('xy', inputs, strict=True))
+    # gated units take a second input, y
+    named = dict(zip('xy' if 'glu' in name else 'x', inputs, strict=False))
     compare(lambda **x: contiguous(*x.values()), lambda **x: (reference(*x.values()),), named, dtype)
 
 

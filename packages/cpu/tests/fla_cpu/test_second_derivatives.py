@@ -11,7 +11,7 @@ import fla.modules
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
+from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss, activations
 from fla.modules.activations import ops
 from fla.modules.causal_conv1d import causal_conv1d
 from fla.modules.l2warp import l2_warp
@@ -31,8 +31,7 @@ from tests.reference import assert_close, strided, tensor
 ELSEWHERE = {
     'SwiGLULinearFunctionNPU', 'PowGLULinearFunctionNPU', 'CrossEntropyLossFunctionNPU', 'GrpoLossNPU', 'GrpoLoss',
     'LayerNormFn', 'LayerNormLinearQuantFunction', 'SigmoidGLUFunction', 'SigmoidGLULinearFunction', 'TokenShiftCPFunction',
-    'CausalConv1dFunctionCP', 'ConvBoundaryExchangeFunction', 'FastCausalConv1dFn', 'SigmoidFunction', 'LogSigmoidFunction',
-    'SwishFunction', 'ELUPlusOneFunction', 'FusedKLDivLossFunction',
+    'CausalConv1dFunctionCP', 'ConvBoundaryExchangeFunction', 'FastCausalConv1dFn', 'FusedKLDivLossFunction',
 }
 COS, SIN = tables(8, 2, torch.float32)
 TARGET, SOME_IGNORED = torch.tensor([3, 0, 4]), torch.tensor([3, -100, 4])
@@ -92,6 +91,10 @@ def gelu(x):
 
 
 FUNCTIONS = {
+    'sigmoid': Case(ops.sigmoid, 'SigmoidFunction', reference=torch.sigmoid),
+    'logsigmoid': Case(lambda x: ops.logsigmoid(x, 2.), 'LogSigmoidFunction', reference=lambda x: F.logsigmoid(x) / 2),
+    'swish': Case(ops.swish, 'SwishFunction', reference=F.silu),
+    'elu_p1': Case(activations.ELUPlusOneFunction.apply, 'ELUPlusOneFunction', reference=lambda x: F.elu(x) + 1),
     'sqrelu': Case(ops.sqrelu, 'SquaredReLUFunction', reference=lambda x: F.relu(x).square()),
     'fast_gelu': Case(ops.fast_gelu_impl, 'FastGeLUFunction', reference=gelu),
     'bias_gelu': Case(
