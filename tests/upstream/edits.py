@@ -52,6 +52,7 @@ LAST_CHUNK = (
 SELECTIONS = {
     **dict.fromkeys(('q', 'k', 'v', 'beta', 'initial_state', 'exact', 'T'), 'test_options and scale-chunk'),
     'output_final_state': '(test_options and scale-chunk) or test_cp_context_of_one_rank',
+    'use_beta_sigmoid_in_kernel': 'test_options and (scale-chunk or use_beta_sigmoid_in_kernel-chunk)',
     'cu_seqlens': 'test_varlen',
     'cu_seqlens_cpu': 'test_host_copy_of_boundaries',
     'cp_context': 'test_cp_context_of_one_rank',
