@@ -49,7 +49,7 @@ def main(args: list[str] | None = None) -> int:
         found.append(table([*measure_passes(options.device)]))
     print(*found, sep='\n', flush=True)
     missing = [f'NOT REACHED: {left_out} cases, for lack of time. '
-               'Run it again (what was compiled is kept), or with --quick, which has no limit'] if left_out else []
+               'Run it again (what was compiled is kept), or --quick: no limit'] if left_out else []
     if options.report:
         options.report.write_text('\n'.join(['```', *lines, '', *found, *missing, '```', '']), encoding='utf-8')
         print(f'written to {options.report}')

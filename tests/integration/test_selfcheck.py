@@ -94,7 +94,7 @@ def test_cases_that_were_not_reached(packed_alone, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(command, 'measure_passes', lambda device: [('exact, K = 16', '1.250')])
     assert selfcheck.main(['--device', str(device), '--workers', '1', '--report']) == 3
     out, text = capsys.readouterr().out, (tmp_path / 'longhorn-report.md').read_text()
-    told = 'NOT REACHED: 8 cases, for lack of time. Run it again (what was compiled is kept), or with --quick, which has no limit'
+    told = 'NOT REACHED: 8 cases, for lack of time. Run it again (what was compiled is kept), or --quick: no limit'
     assert out.splitlines()[-1] == text.splitlines()[-2] == told
     assert '0 cases, 0 wrong, ' in out
 
