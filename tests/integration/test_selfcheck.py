@@ -87,6 +87,18 @@ def test_a_wrong_kernel_is_found(kind, packed_alone, monkeypatch, capsys, device
     assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed"' in out
 
 
+def test_cases_that_were_not_reached(packed_alone, tmp_path, monkeypatch, capsys, device):
+    """Nothing wrong so far is not all right: status 3, and the last line says what to do, on the screen and in the file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, 'REPORT_SECONDS', 0)
+    monkeypatch.setattr(command, 'measure_passes', lambda device: [('exact, K = 16', '1.250')])
+    assert selfcheck.main(['--device', str(device), '--workers', '1', '--report']) == 3
+    out, text = capsys.readouterr().out, (tmp_path / 'longhorn-report.md').read_text()
+    told = 'NOT REACHED: 8 cases, for lack of time. Run it again (what was compiled is kept), or --quick: no limit'
+    assert out.splitlines()[-1] == text.splitlines()[-2] == told
+    assert '0 cases, 0 wrong, ' in out
+
+
 @pytest.mark.parametrize('options, message', [
     (['--device', 'nowhere'], 'nowhere'),
     (['--backend', 'triton', '--device', 'cpu'], 'FLA_LONGHORN_BACKEND=triton runs on a GPU'),
