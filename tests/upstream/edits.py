@@ -125,7 +125,12 @@ def notice(tree: Path, parameter: str) -> str:
     try:
         return receiver.recv()
     except EOFError as error:
-        raise SystemExit('the tests did not run') from error
+        child.join()
+        code = child.exitcode or 0
+        if code >= 0:
+            raise SystemExit('the tests did not run') from error
+        # a read behind the end of memory
+        return f'ended by signal {-code}'
     finally:
         child.join()
 
