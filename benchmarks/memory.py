@@ -16,6 +16,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import fla_longhorn  # noqa: F401  before fla, whose warnings that there is no GPU it filters
+
+# isort: split
 import torch
 import torch.nn as nn
 from fla.layers import DeltaNet, GatedDeltaNet, GatedLinearAttention, KimiDeltaAttention
@@ -23,7 +26,6 @@ from fla.models.utils import Cache
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import fla_longhorn  # noqa: F401, I001  before fla, whose warnings that there is no GPU it filters
 from benchmarks.measure import timing
 from benchmarks.operators import KERNELS, launching_modules
 from benchmarks.predict.calls import Shape, empty, longhorn_backward

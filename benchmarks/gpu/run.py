@@ -1,6 +1,6 @@
 """A GPU for ten minutes: everything that only a card can tell, the most telling first.
 
-    python -m benchmarks gpu [--minutes 9] [--output build/gpu] [--kit FOLDER] [--stages passes ...] [--device cuda]
+    python -m benchmarks gpu [--minutes 9] [--output DIR] [--kit FOLDER] [--stages passes tests ...] [--device cuda]
 
 Each stage has its share of the time that is left when it begins; what it does not need goes to the later ones. Stages run in
 processes of their own, which import beside a stage that is not timed. When an item of a stage ends, `DIR/results.jsonl` has

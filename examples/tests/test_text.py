@@ -72,7 +72,7 @@ def test_the_card_of_an_own_file(tmp_path, files, device, capsys):
     """It states what is so of this text: no licence, no language, no other files, no lines removed."""
     path = tmp_path / 'texts/4.txt'
     path.write_bytes(3 * path.read_bytes())
-    assert run_command(tmp_path / 'out', str(path), device, steps=1, max_new_tokens=2, block_size=32) == 0
+    assert run_command(tmp_path / 'out', str(path), device, steps=1, max_new_tokens=2) == 0
     report = json.loads((tmp_path / 'out' / 'text.json').read_text())
     card, printed = ModelCard.load(tmp_path / 'out' / 'README.md'), capsys.readouterr().out
     assert card.data.language is None and '1 file,' in card.text
@@ -83,7 +83,8 @@ def test_the_card_of_an_own_file(tmp_path, files, device, capsys):
 
 def test_the_card_of_installed_files():
     about = {'files': ['descriptions']} | dict.fromkeys((
-        'steps', 'batch_size', 'block_size', 'learning_rate', 'seed', 'exact', 'num_hidden_layers', 'hidden_size', 'state_size',
+        'steps', 'batch_size', 'block_size', 'learning_rate', 'seed', 'exact', 'num_hidden_layers', 'hidden_size',
+        'state_size',
     ), 1)
     report = {
         'options': about, 'seconds': {'training': 1., 'processor': 1.}, 'bits_per_byte': 2., 'baselines': {}, 'samples': [],
