@@ -26,7 +26,7 @@ GPU_PYTHON ?= python3.12
 NEWEST := .venv-newest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo demo-text demo-vision test test-all test-closed test-packages test-slow resolve test-device test-device-quick device-lines test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
+.PHONY: setup setup-vision demo demo-text demo-vision test test-all test-closed test-packages test-slow resolve test-device test-device-quick device-lines test-serving test-sglang test-vision test-quantized test-onnx test-trl test-transformers test-newest test-old-triton test-oldest gpu-kit mutate upstream lint format bench clean
 
 setup: $(STAMP)
 
@@ -48,7 +48,9 @@ demo: setup
 demo-text: setup
 	$(RUN) -m examples.text --output_dir outputs/text
 
-demo-vision: $(VISION)/.ready
+setup-vision: $(VISION)/.ready
+
+demo-vision: setup-vision
 	$(VISION)/bin/python -m examples.vision --output_dir outputs/vision
 
 # on the CPU, in Triton's interpreter and, where there is one, on the GPU; `test` leaves the tests marked slow out

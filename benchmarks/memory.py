@@ -16,6 +16,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import fla_longhorn  # noqa: F401  before fla, whose warnings that there is no GPU it filters
+
+# isort: split
 import torch
 import torch.nn as nn
 from fla.layers import DeltaNet, GatedDeltaNet, GatedLinearAttention, KimiDeltaAttention
@@ -204,6 +207,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument('--json', type=timing.report_file, metavar='FILE', help='file for the rows')
     options = parser.parse_args(args)
     rows = []
+    print('Bytes per token and unit of the width: kept for backward, the peak of a step, read and written (moved) by it.\n')
     print('| layer | kept | peak | moved | cache of a sequence, KiB |\n| --- | --- | --- | --- | --- |')
     for name, make in LAYERS.items():
         row: dict[str, Any] = {'layer': name, **training(make)}
@@ -216,7 +220,8 @@ def main(args: list[str] | None = None) -> None:
         row = {'layer': name, 'peak': None, 'moved': None, **count()}
         rows.append(row)
         print(f'| {name} | {row["kept"]:.1f} | | | {row["cache"] / 1024:.0f} |')
-    print('\n| K | scratch of the diagonal backward | of the exact |\n| --- | --- | --- |')
+    print('\nBytes per token and channel that the backward of the operator takes beside its arguments and results.\n')
+    print('| K | scratch of the diagonal backward | of the exact |\n| --- | --- | --- |')
     scratches = [{'K': K, 'diagonal': scratch(False, K), 'exact': scratch(True, K)} for K in STATE_SIZES]
     for x in scratches:
         print(f'| {x["K"]} | {x["diagonal"]:.2f} | {x["exact"]:.2f} |')

@@ -1,6 +1,6 @@
 """A GPU for ten minutes: everything that only a card can tell, the most telling first.
 
-    python -m benchmarks gpu --minutes 9 --output DIR [--kit FOLDER] [--stages passes tests ...] [--device cuda]
+    python -m benchmarks gpu [--minutes 9] [--output DIR] [--kit FOLDER] [--stages passes tests ...] [--device cuda]
 
 Each stage has its share of the time that is left when it begins; what it does not need goes to the later ones. Stages run in
 processes of their own, which import beside a stage that is not timed. When an item of a stage ends, `DIR/results.jsonl` has
@@ -162,7 +162,9 @@ class Run:
 def main(args: list[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks gpu', description=(__doc__ or '').splitlines()[0])
     parser.add_argument('--minutes', type=float, default=MINUTES, help='of this call')
-    parser.add_argument('--output', type=Path, required=True, metavar='DIR', help='results of this and of earlier calls')
+    parser.add_argument(
+        '--output', type=Path, default=Path('build/gpu'), metavar='DIR', help='results of this and of earlier calls',
+    )
     parser.add_argument('--kit', type=Path, metavar='FOLDER', help='what `make gpu-kit` made')
     parser.add_argument('--stages', nargs='+', choices=[stage.name for stage in stages], help='only these')
     parser.add_argument('--device', default='cuda')

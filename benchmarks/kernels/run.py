@@ -65,7 +65,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument('--json', type=timing.report_file, metavar='FILE', help='write the figures here, after each call')
     options = parser.parse_args(args)
     knobs.compilation.always_compile = True
-    print(line({name: name for name in WIDTHS}), flush=True)
+    print(line({name: name for name in WIDTHS} | {'update': 'form'}), flush=True)
     old = json.loads(Path(options.json).read_text()) if options.json and Path(options.json).exists() else {'rows': []}
     report: dict = {'machine': describe_machine(), **SHAPE, 'rows': old['rows']}
     done, failed = {(x['target'], x['update'], x['K']) for x in report['rows']}, 0

@@ -182,10 +182,11 @@ probe.main(sys.argv[1])
     monkeypatch.setattr(watch, 'PROBE', ['-c', code])
     monkeypatch.setattr(run, 'about_machine', watch.about_machine)
     monkeypatch.setattr(run.Run, 'run', lambda self: pytest.fail('it went on'))
-    assert run.main(['--output', str(tmp_path / 'out'), '--kit', str(tmp_path / 'none')]) == 2
+    monkeypatch.chdir(tmp_path)
+    assert run.main(['--kit', str(tmp_path / 'none')]) == 2
     printed = capsys.readouterr().out
     assert printed.startswith('nothing runs on cuda: ') and printed.count('\n') == 1 and reason in printed
-    assert not (tmp_path / 'out').exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_full_disk(tmp_path, capsys):

@@ -19,8 +19,9 @@ def draw_figure(report: dict, path: Path) -> None:
     plot_pairs(by_pairs, report)
     options = report['options']
     layers = options['num_hidden_layers']
+    form = '' if report['beside'] else f', {report["form"]} form,'
     figure.suptitle(
-        f'Longhorn, {report["form"]} form, on multi-query associative recall: {layers} layer{"s" * (layers > 1)}, '
+        f'Longhorn{form} on multi-query associative recall: {layers} layer{"s" * (layers > 1)}, '
         f'width {options["hidden_size"]}, '
         f'state {options["state_size"]} ({report["parameters"] / 1e3:.0f}k parameters)',
         fontsize=11,
@@ -65,8 +66,8 @@ def plot_pairs(axes, report: dict) -> None:
             markevery=slice(1, None),
         )
         low = min(recall for _, recall in beyond)
-        axes.text(beyond[-1][0], low - 0.04, 'more pairs, in\nlonger sequences', color=ORANGE, ha='right', va='top',
-                  fontsize=FONT)
+        label = f'{report["form"]} form, more pairs,\nin longer sequences'
+        axes.text(beyond[-1][0], low - 0.04, label, color=ORANGE, ha='right', va='top', fontsize=FONT)
     if beside := report['beside']:
         counts, recalls = zip(*((r['num_pairs'], r['recall']) for r in beside['recall_by_pairs']), strict=True)
         axes.plot(counts, recalls, color=GREEN, linestyle='-.', marker='^', markersize=3, linewidth=1)

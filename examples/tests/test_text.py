@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from examples.text.__main__ import main
+from examples.text.card import model_card
 from examples.text.config import RunArguments
 from examples.text.corpus import TextArguments, documents
 from examples.text.data import END, byte_tokenizer, read_texts, to_rows
@@ -65,6 +66,34 @@ def test_the_command(tmp_path, files, device, capsys):
     assert command == ['-m', 'examples.text.write', str(tmp_path / 'out'), 'hé']
     assert write_again([*command[2:], '--max_new_tokens=40', '--temperature=0']) == 0
     assert capsys.readouterr().out == sample['text'] + '\n'
+
+
+def test_the_card_of_an_own_file(tmp_path, files, device, capsys):
+    """It states what is so of this text: no licence, no language, no other files, no lines removed."""
+    path = tmp_path / 'texts/4.txt'
+    path.write_bytes(3 * path.read_bytes())
+    assert run_command(tmp_path / 'out', str(path), device, steps=1, max_new_tokens=2) == 0
+    report = json.loads((tmp_path / 'out' / 'text.json').read_text())
+    card, printed = ModelCard.load(tmp_path / 'out' / 'README.md'), capsys.readouterr().out
+    assert card.data.language is None and '1 file,' in card.text
+    assert f'Held-out text: {report["held_out_bytes"]:,} bytes, at most 16,384 of each: the end of texts/4.txt.' in card.text
+    assert not [x for x in ('licence of', 'PSF', 'English', 'other texts', 'removed', '1 files') if x in card.text]
+    assert '1 file of' in printed and 'bytes of 1 file' in printed
+
+
+def test_the_card_of_installed_files():
+    about = {'files': ['descriptions']} | dict.fromkeys((
+        'steps', 'batch_size', 'block_size', 'learning_rate', 'seed', 'exact', 'num_hidden_layers', 'hidden_size',
+        'state_size',
+    ), 1)
+    report = {
+        'options': about, 'seconds': {'training': 1., 'processor': 1.}, 'bits_per_byte': 2., 'baselines': {}, 'samples': [],
+        'parameters': 1, 'command': '', 'train_files': ['a', 'b'], 'train_bytes': 1, 'read_bytes': 1, 'held_out_bytes': 1,
+        'held_out_files': ['c'], 'removed_bytes': 7, 'device': 'cpu', 'threads': 1, 'versions': {'torch': '2'},
+    }
+    card = model_card(report)
+    assert card.data.language == 'en' and '2 files,' in card.text and 'training text: 7 bytes' in card.text
+    assert 'licence of its package' in card.text and 'PSF' not in card.text and 'English' in card.text
 
 
 class Speaker:

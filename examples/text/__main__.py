@@ -20,7 +20,7 @@ from examples.mqar.report import describe_machine
 from examples.mqar.train import Progress
 from examples.text.card import model_card
 from examples.text.config import RunArguments
-from examples.text.data import END, EVAL_BLOCK, baselines, bits_per_byte, byte_tokenizer, read_texts, to_rows
+from examples.text.data import END, EVAL_BLOCK, baselines, bits_per_byte, byte_tokenizer, count_files, read_texts, to_rows
 from examples.text.write import load, write
 from fla_longhorn import LonghornForCausalLM
 
@@ -45,7 +45,7 @@ def main(args: list[str] | None = None) -> int:
     model, tokenizer = trainer.model, byte_tokenizer()
     sizes = {'train_bytes': sum(map(len, texts.train)), 'held_out_bytes': sum(map(len, texts.held_out))}
     console.print(
-        f'{model.num_parameters():,} parameters, {len(texts.train_files)} files of {sizes["train_bytes"]:,} bytes, '
+        f'{model.num_parameters():,} parameters, {count_files(texts.train_files)} of {sizes["train_bytes"]:,} bytes, '
         f'{run.steps} steps of {run.batch_size} blocks of {run.block_size} bytes, on {model.device}'
     )
     clocks = time.perf_counter, time.process_time
@@ -116,7 +116,7 @@ def build_trainer(run: RunArguments, rows: torch.Tensor) -> Trainer:
 
 
 def print_bits(console: Console, report: dict) -> None:
-    table = Table(title=f'{report["held_out_bytes"]:,} held-out bytes of {len(report["held_out_files"])} files')
+    table = Table(title=f'{report["held_out_bytes"]:,} held-out bytes of {count_files(report["held_out_files"])}')
     table.add_column('predicted')
     table.add_column('bits per byte', justify='right')
     table.add_column('perplexity', justify='right')

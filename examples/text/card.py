@@ -6,14 +6,27 @@ from textwrap import indent
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from examples.text.data import EVAL_BLOCK, HELD_OUT_BYTES, LONG_LINE
+from examples.text.data import EVAL_BLOCK, HELD_OUT_BYTES, LONG_LINE, count_files
+
+# of the texts that are installed, all English
+LICENCES = {
+    'descriptions': ' `descriptions` are those of all installed packages, each under the licence of its package.',
+    'stdlib': ' `stdlib` are modules of the Python library, under the PSF licence.',
+}
 
 
 def model_card(report: dict) -> ModelCard:
     """`report` is what `text.json` holds."""
     options, seconds = report['options'], report['seconds']
+    installed = set(options['files']) <= set(LICENCES)
+    licences = ''.join(LICENCES.get(x, '') for x in options['files'])
+    kind = ', nearly all of it English descriptions of packages and code' if installed else ''
+    removed = f"""
+Lines of {LONG_LINE} bytes or more that these contain were removed from the training text: {report['removed_bytes']:,} bytes.
+""" if report['removed_bytes'] else ''
     data = ModelCardData(
-        language='en', library_name='transformers', pipeline_tag='text-generation', tags=['longhorn', 'byte-level'],
+        language='en' if installed else None, library_name='transformers',
+        pipeline_tag='text-generation', tags=['longhorn', 'byte-level'],
         model_name='longhorn-text', eval_results=[EvalResult(
             task_type='text-generation', dataset_type='text', dataset_name='held-out files', metric_type='bits_per_byte',
             metric_value=round(report['bits_per_byte'], 4),
@@ -36,13 +49,12 @@ After `import fla_longhorn`, `AutoModelForCausalLM` and `AutoTokenizer` load thi
 
 ## Data
 
-Training text: {len(report['train_files'])} files of {report['train_bytes']:,} bytes, from: {', '.join(options['files'])}.
-`descriptions` are those of all installed packages, each under the licence of its package; `stdlib` are modules of the Python
-library, under the PSF licence. In training, {report['read_bytes']:,} bytes were read.
+Training text: {count_files(report['train_files'])}, {report['train_bytes']:,} bytes, from:
+{', '.join(options['files'])}.{licences}
+In training, {report['read_bytes']:,} bytes were read.
 
-Held-out text: the first {HELD_OUT_BYTES:,} bytes of each of {len(report['held_out_files'])} other texts,
-{report['held_out_bytes']:,} in all. Lines of {LONG_LINE} bytes or more that these files contain were removed from the training
-text: {report['removed_bytes']:,} bytes. The texts are {', '.join(report['held_out_files'])}. `text.json` names all files.
+Held-out text: {report['held_out_bytes']:,} bytes, at most {HELD_OUT_BYTES:,} of each: {', '.join(report['held_out_files'])}.
+{removed}`text.json` names all files.
 
 ## Results
 
@@ -64,7 +76,7 @@ gzip knows only the held-out text.
 
 ## Limits
 
-The model is small and has read little, nearly all of it English descriptions of packages and code. It follows their form,
+The model is small and has read little{kind}. It follows the form of these texts,
 not their sense: names, links, licences and code that it writes are made up, and some may be copied from the files. After an
 indented line it may write nothing but spaces. It is for trying out training and generation, and for no other use.
 

@@ -88,6 +88,10 @@ def baselines(train: torch.Tensor, held_out: torch.Tensor, texts: list[bytes]) -
     }
 
 
+def count_files(files: list[str]) -> str:
+    return f'{len(files):,} file{"s" * (len(files) != 1)}'
+
+
 @torch.inference_mode()
 def bits_per_byte(model, rows: torch.Tensor) -> float:
     """Mean loss in bits, over all tokens of each row but its first."""

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
@@ -56,14 +57,15 @@ def draw(report: dict, path: Path | str) -> None:
     names = shown(list(curves), {name: sum(x[-1]['loss'] for x in some) for name, some in curves.items()})
     for name in names:
         ends, perplexities = ([[x[key] for x in spans] for spans in curves[name]] for key in ('end', 'perplexity'))
-        plot_band(axis, ends[0], perplexities, name, style(name, names))
+        mean = sum(x[-1] for x in perplexities) / len(perplexities)
+        plot_band(axis, ends[0], perplexities, f'{mean:.2f}  {name}', style(name, names))
     length = report['block_size']
-    finish(axis, f'Perplexity by position, trained on {length} tokens', 'position in the text',
+    finish(axis, f'Perplexity by position, trained on {length} tokens', 'position in the text (dotted: the training length)',
            f'perplexity of the {length} tokens up to there')
-    axis.set_yticks([y for y in (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30) if axis.get_ylim()[0] < y < axis.get_ylim()[1]])
-    # the training length; not a series
+    # a narrow range has no power of ten
+    axis.yaxis.set_major_locator(MaxNLocator(6))
+    # not a series
     axis.vlines(length, 0, 1, transform=axis.get_xaxis_transform(), color='grey', linestyle=':', linewidth=1)
-    axis.text(length, 0.97, ' training length', transform=axis.get_xaxis_transform(), va='top', fontsize=8, color='grey')
     label_ends(axis)
     figure.savefig(path)
 

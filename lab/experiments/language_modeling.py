@@ -231,6 +231,6 @@ def main(args: list[str] | None = None) -> None:
         return
     for run in report['runs']:
         print(f'{run["model"]:>20}, seed {run["seed"]}: {run["parameters"]:,} parameters, loss {run["loss"]:.4f}, '
-              f'perplexity {run["perplexity"]:.3f}, {run["seconds"]:.0f} s')
+              f'perplexity {run["perplexity"]:.3f}, {run["seconds"]:.0f} s of processor time')
     draw(report | {'setting': setting}, output / 'results.png')
     print(f'written to {output}/results.json and results.png')

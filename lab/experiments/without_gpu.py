@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from fla.layers import delta_net, gated_deltanet, gla, kda, mamba2
 from fla.modules.norm import layernorm_gated
@@ -38,6 +40,8 @@ def install() -> None:
     """Without a GPU, put them in the place of kernels in this process, and of Mamba's and Mamba-2's loops."""
     if torch.cuda.is_available():
         return
+    # it names packages with kernels to install
+    mamba2.logger.setLevel(logging.ERROR)
     layernorm_gated.rmsnorm_fn = layernorm_gated.rms_norm_ref
     for module, names, function in STAND_INS:
         for name in names:

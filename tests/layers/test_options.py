@@ -70,6 +70,7 @@ def test_config(options, kind, message, tmp_path):
 @pytest.mark.parametrize('name, meant', [
     ('exakt', 'exact'), ('state_dim', 'state_size'), ('allow_negative_eigval', 'allow_neg_eigval'), ('knorm', 'k_norm'),
     ('num_layers', 'num_hidden_layers'), ('Exact', 'exact'), ('fuse_crossentropy', 'fuse_cross_entropy'),
+    ('K', 'state_size'),
 ])
 def test_a_misspelt_option_of_a_config(name, meant, tmp_path):
     with pytest.raises(TypeError, match=f"LonghornConfig got an unexpected keyword argument '{name}': did you mean '{meant}'"):

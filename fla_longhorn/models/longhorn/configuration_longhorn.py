@@ -19,6 +19,8 @@ MIXER_OPTIONS = tuple(name for name in inspect.signature(Longhorn).parameters if
 SHARED = ('pad_token_id', 'bos_token_id', 'eos_token_id', 'tie_word_embeddings')
 # older files have these too
 OF_GENERATION = frozenset(vars(GenerationConfig()))
+# what the operators and the pages call an option
+OTHER_NAMES = {'K': 'state_size'}
 # names that transformers has for types of layers
 LINEAR, FULL, SLIDING = 'linear_attention', 'full_attention', 'sliding_attention'
 
@@ -26,7 +28,8 @@ LINEAR, FULL, SLIDING = 'linear_attention', 'full_attention', 'sliding_attention
 def refuse_misspelt(config: str, names: Iterable[str], options: Iterable[str]) -> None:
     """transformers would keep the value under its name, and the option its default."""
     others = [name for name in names if not hasattr(PreTrainedConfig, name) and name not in OF_GENERATION]
-    for name, option in misspelt(others, (x for x in options if x not in SHARED), 0.7).items():
+    near = misspelt(others, (x for x in options if x not in SHARED), 0.7)
+    for name, option in (near | {x: y for x, y in OTHER_NAMES.items() if x in others}).items():
         raise TypeError(f'{config} got an unexpected keyword argument {name!r}: did you mean {option!r}?')
 
 
