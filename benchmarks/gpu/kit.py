@@ -22,6 +22,8 @@ PACKAGES = ('flash-linear-attention', 'fla-core')
 # what a launch reads of a kernel's files; launchers lie in folders of their own
 KEPT = ('.cubin', '.json')
 ABOUT, CACHE = 'kit.json', 'cache.tar.xz'
+# what can be taken to such a machine beside the checkout
+LIMIT = 64 * 2**20
 
 
 def pack(cache: Path, results: Path, folder: Path) -> None:
@@ -44,6 +46,8 @@ def pack(cache: Path, results: Path, folder: Path) -> None:
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + '\n')
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f'{folder}: {size / 2**20:.1f} MiB, {len(used)} kernels; failed without a GPU: {", ".join(errors) or "none"}')
+    if size > LIMIT:
+        raise SystemExit(f'{folder} must be at most {LIMIT / 2**20:.0f} MiB: leave out what uses most kernels (more_tests.py)')
 
 
 def made_with() -> dict[str, str]:

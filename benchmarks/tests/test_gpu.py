@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from benchmarks.gpu import filling, kit, lane, page, passes, run, smoke, watch
+from benchmarks.gpu import filling, kit, lane, more_tests, page, passes, run, smoke, watch
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import Stage
 from benchmarks.gpu.tests import by_turn
@@ -322,3 +322,13 @@ def test_kit(tmp_path, monkeypatch):
     assert sorted(os.listdir(there)) == ['__grp__k.json', 'k.cubin', 'k.json']
     kept = json.loads((there / '__grp__k.json').read_text())['child_paths']
     assert kept == {name: str(there / name) for name in ('k.cubin', 'k.json')}
+    monkeypatch.setattr(kit, 'LIMIT', 100)
+    with pytest.raises(SystemExit, match='kit must be at most 0 MiB'):
+        kit.pack(cache.parent, tmp_path / 'filled', folder)
+
+
+def test_other_parameter_sets_without_those_of_a_quarter_of_the_kit(monkeypatch):
+    sizes = 'tests/ops/test_ones.py::test_sizes_of_one'
+    monkeypatch.setattr(more_tests, 'collected', lambda device: [f'{sizes}[1]', f'{sizes}[2]', 'a[1]', 'a[2]'])
+    assert more_tests.items('meta') == ['a[2]']
+    assert re.search(r'\ndef test_sizes_of_one\(', Path(sizes.partition('::')[0]).read_text())
