@@ -67,7 +67,8 @@ def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
     assert 'deletion' not in reports[0].changes
     made, again = ({x.relative_to(y): x.read_text() for x in y.rglob('*.py')} for y in (folder / 'tree', folder / 'again'))
     assert made == again
-    command = ['git', 'diff', '--no-index', '--numstat', Path(fla.__file__).parent, folder / 'tree/fla']
+    installed = Path(fla.__file__).resolve().parent
+    command = ['git', 'diff', '--no-index', '--numstat', installed, folder / 'tree/fla']
     changes = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     assert not [line for line in changes if line.split()[1] not in ('0', '-') and '__pycache__' not in line]
 
