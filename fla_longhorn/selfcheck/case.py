@@ -137,7 +137,7 @@ CASES = {
 }
 QUICK = (
     'as in the model', 'scalar beta', 'doubled steps', 'gate per head', 'gate per channel', 'packed',
-    'gate per channel, packed', 'odd sizes, strided', 'long',
+    'gate per channel, packed', 'odd sizes, strided', 'K = 128', 'long',
 )
 # longest call of longhorn_state_update, which is for decoding
 UPDATE_TOKENS = 4
