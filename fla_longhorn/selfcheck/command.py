@@ -14,7 +14,7 @@ import fla_longhorn
 from fla_longhorn.ops import backends
 from fla_longhorn.ops.backends import BACKENDS, select_backend
 from fla_longhorn.requirements import REQUIREMENTS, installed_version
-from fla_longhorn.selfcheck.case import DTYPES, OPS, cases_of
+from fla_longhorn.selfcheck.case import CASES, DTYPES, OPS, cases_of
 from fla_longhorn.selfcheck.compare import BOUNDS, OUTPUTS, Result, run_checks
 from fla_longhorn.selfcheck.times import measure_passes
 
@@ -42,7 +42,8 @@ def main(args: list[str] | None = None) -> int:
     wrong = [result for result in results if not result.ok]
     left_out = 2 * len(dtypes) * sum(len(cases_of(op, options.quick)) for op in OPS) - len(results)
     found = [error_table(results), *(
-        f'WRONG: {result.op}, {result.update}, {result.dtype}, case "{result.case}": {"; ".join(result.problems)}'
+        f'WRONG: {result.op}, {result.update}, {result.dtype}, case "{result.case}" (K = {CASES[result.case].K}): '
+        + '; '.join(result.problems)
         for result in wrong
     ), f'{len(results)} cases, {len(wrong)} wrong, {seconds:.0f} s']
     if options.report and options.device.type == 'cuda':

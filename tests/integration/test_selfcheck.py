@@ -84,7 +84,7 @@ def test_a_wrong_kernel_is_found(kind, packed_alone, monkeypatch, capsys, device
     monkeypatch.setattr(backend, name, lambda *args, **options: change(*function(*args, **options)))
     assert selfcheck.main(['--device', str(device), *QUICK]) == 1
     out = capsys.readouterr().out
-    assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed"' in out
+    assert message in out and 'WRONG: chunk_longhorn, diagonal, float32, case "packed" (K = 16): ' in out
 
 
 def test_cases_that_were_not_reached(packed_alone, tmp_path, monkeypatch, capsys, device):
@@ -125,7 +125,7 @@ def test_report(packed_alone, tmp_path, monkeypatch, capsys, device):
     assert selfcheck.main(['--device', str(device), '--workers', '1', '--report']) == 1
     text = (tmp_path / 'longhorn-report.md').read_text()
     assert text.startswith('```') and 'torch ' in text and 'exact     bfloat16' in text
-    assert 'WRONG: chunk_longhorn, exact, float32, case "packed": dq is off by' in text
+    assert 'WRONG: chunk_longhorn, exact, float32, case "packed" (K = 16): dq is off by' in text
     assert 'WRONG: chunk_longhorn, exact' in capsys.readouterr().out
     assert ('exact, K = 16  1.250' in text) == (device.type == 'cuda')
 
