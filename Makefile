@@ -159,7 +159,7 @@ $(TRL)/.ready: $(STAMP) constraints/trl.txt
 	$(RUN) -m pip install --quiet --upgrade --target $(TRL) --no-deps -r constraints/trl.txt
 	touch $@
 
-# with the newest transformers, where fla 0.6's own models generate wrong tokens (docs/evaluate.md)
+# with the newest transformers, where fla 0.6's own models generate wrong tokens (docs/troubleshoot.md)
 test-transformers: export OMP_NUM_THREADS := 1
 test-transformers: export PYTHONPATH := $(TRANSFORMERS)
 test-transformers: $(TRANSFORMERS)/.ready
