@@ -202,7 +202,9 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             b_s = state_operand(rounded(b_h, tl.bfloat16))
             if g is None:
-                b_ra, b_rb = product(b_h, b_ka, b_va, DOT), product(b_h, b_kb, b_vb, DOT)
+                # one key, repeated, would else learn what the cut takes
+                b_ra = tl.fma(product(b_h, b_ka, b_zero, DOT), cut_factor(), b_va)
+                b_rb = tl.fma(product(b_h, b_kb, b_zero, DOT), cut_factor(), b_vb)
             else:
                 b_ua, b_ub = load_numbers(p_numbers + TOKENS + 16, 16)
                 b_ra = product(b_s, b_ka, b_zero, DOT) * b_ua + b_va
