@@ -115,3 +115,20 @@ def test_caches_of_attention(name, device):
     for call in (model, model.generate):
         with pytest.raises(TypeError, match=r'past_key_values must be None .*RewindableCache\(\), got DynamicCache'):
             call(ids, past_key_values=DynamicCache(), use_cache=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['exact, gate', 'paper'])
+@torch.no_grad()
+def test_a_long_prompt(name, device):
+    """The logits of 200 tokens after 65,536 are those of one pass (docs/evaluate.md)."""
+    model = make(name, device)
+    ids = model.generate(torch.randint(3, 50, (1, 65536), device=device), max_new_tokens=200, **GREEDY)
+    out = model(ids[:, :65536], use_cache=True, logits_to_keep=1)
+    logits = [out.logits]
+    for token in ids[:, 65536:-1].split(1, 1):
+        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        logits.append(out.logits)
+    want = model(ids, logits_to_keep=201).logits[:, :-1]
+    assert (torch.cat(logits, 1) - want).norm() <= 1e-5 * want.norm()
+    assert torch.equal(want.argmax(-1), ids[:, 65536:])
