@@ -22,6 +22,8 @@ def main() -> None:
         print(f'{report.files} files, {report.lines} lines without tests; {report.imports} lines of imports renamed')
         show('lines of docstrings and messages in which a name changed', report.others)
         show('lines that name the plugin', report.named)
+        if report.missing:
+            show("lines of fla's lists before which Longhorn has its place were not found", report.missing)
 
 
 def show(title: str, lines: list[tuple[str, str]]) -> None:

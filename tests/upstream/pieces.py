@@ -6,6 +6,7 @@ context parallelism, the kernels in the layout of tensor cores. `first/` has the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.upstream.fold import Facts, fold, without_unused
@@ -40,6 +41,8 @@ FACTS = Facts(
     values={'s_h': '(H * K * V)', 'SLOWER': "'fla.ops.longhorn.naive_recurrent_longhorn, which is slower'"},
     unsaid=r'POOLED|\bpool\b|(gate|decay|decays.*|g|one) per channel|decayed_|`ps`|`mma`|diagonal/|context parallelism',
 )
+# module -> what nothing reads in it then, beside what is gone everywhere
+UNREAD = {'triton.exact.backward': {'i_end'}}
 # folders and files of `first` -> their places
 PLACES = {
     'ops': 'fla/ops/longhorn',
@@ -53,13 +56,34 @@ EXPORTS = {
     'fla.layers': ('Longhorn',),
     'fla.models': ('LonghornConfig', 'LonghornForCausalLM', 'LonghornModel'),
 }
-REGISTRY, GROUP = 'benchmarks/ops/registry.py', '# --- +gate + beta ---\n'
+# lists of fla's repository, which its distributions lack: the line before which something is added, and that
+INSERTED = {
+    'README.md': [('| 2024  |        Mamba2 ', FIRST / 'readme.txt')],
+    'benchmarks/ops/registry.py': [('# --- +gate + beta ---\n', FIRST / 'registry.txt')],
+    'tests/layers/test_attn_varlen_pack_layout.py': [
+        ('    MesaNet,\n', '    Longhorn,\n'),
+        (
+            '        pytest.param(\n            MesaNet,\n',
+            '        pytest.param(Longhorn, dict(hidden_size=16, num_heads=2), id="longhorn"),\n',
+        ),
+    ],
+    'tests/layers/test_layer_cache_layer_idx.py': [
+        ('from fla.layers.mamba import ', 'from fla.layers.longhorn import Longhorn\n'),
+        (
+            '    pytest.param(\n        lambda: Mamba(hidden_size=16),\n',
+            '    pytest.param(lambda: Longhorn(hidden_size=16), torch.randn(1, 2, 16), id="longhorn"),\n',
+        ),
+    ],
+}
 
 
 def first_kernels(core: dict[str, Path]) -> dict[str, str]:
     """Module -> text, of the modules of the core that the first patch has."""
-    chosen = {f'{OPS}.{name}': core[f'{OPS}.{name}'] for name in MODULES}
-    return without_unused({name: fold(path.read_text(encoding='utf-8'), FACTS) for name, path in chosen.items()}, EXPORTED)
+    texts = {}
+    for name in MODULES:
+        facts = replace(FACTS, gone=FACTS.gone | UNREAD.get(name, set()))
+        texts[f'{OPS}.{name}'] = fold(core[f'{OPS}.{name}'].read_text(encoding='utf-8'), facts)
+    return without_unused(texts, EXPORTED)
 
 
 def first_files() -> dict[str, str]:
@@ -72,11 +96,19 @@ def first_files() -> dict[str, str]:
     return files
 
 
-def register_benchmark(folder: Path) -> None:
-    """Add the operator to fla's benchmarks, which its distributions lack and its repository has."""
-    path = folder / REGISTRY
-    if path.exists():
-        text = path.read_text(encoding='utf-8')
-        if text.count(GROUP) != 1:
-            raise SystemExit(f'{REGISTRY} must have the line {GROUP!r}, before which chunk_longhorn is registered')
-        path.write_text(text.replace(GROUP, (FIRST / 'registry.txt').read_text(encoding='utf-8') + GROUP), encoding='utf-8')
+def insert(folder: Path) -> list[tuple[str, str]]:
+    """Add Longhorn to fla's lists; the file and the line of each place that is not there once."""
+    missing = []
+    for name, places in INSERTED.items():
+        path = folder / name
+        if not path.exists():
+            continue
+        for line, added in places:
+            text = path.read_text(encoding='utf-8')
+            if text.count('\n' + line) == 1:
+                before, after = text.split('\n' + line)
+                added = added if isinstance(added, str) else added.read_text(encoding='utf-8')
+                path.write_text(f'{before}\n{added}{line}{after}', encoding='utf-8')
+            else:
+                missing.append((name, line))
+    return missing

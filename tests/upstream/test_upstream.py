@@ -16,6 +16,7 @@ from fla_longhorn.ops import chunk_longhorn
 from tests import forks
 from tests.upstream.core import destination, find_core
 from tests.upstream.edits import PARAMETERS
+from tests.upstream.pieces import INSERTED, insert
 from tests.upstream.train import CORE, train
 from tests.upstream.tree import Report, make_tree, write_patches
 
@@ -77,6 +78,24 @@ def test_the_first_patch_is_small_and_names_only_what_it_has(reports):
     assert reports[0].lines <= 3500
     assert reports[0].named == []
     assert not re.search(r'pool\b|diagonal form|per_channel|PER_CHANNEL|fla_longhorn|mma\.|cp_context', reports[0].text)
+
+
+def test_longhorn_is_in_the_lists_of_the_repository(tmp_path):
+    """Which the distributions lack."""
+    for name, places in INSERTED.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('\n' + ''.join(f'{line}0\n' for line, _ in places))
+    # of another version
+    changed = tmp_path / 'benchmarks/ops/registry.py'
+    changed.write_text('\n# another group\n')
+    assert insert(tmp_path) == [('benchmarks/ops/registry.py', '# --- +gate + beta ---\n')]
+    assert changed.read_text() == '\n# another group\n'
+    assert (tmp_path / 'README.md').read_text().splitlines()[1].split('|')[2].strip() == 'Longhorn'
+    assert (tmp_path / 'tests/layers/test_layer_cache_layer_idx.py').read_text() == (
+        '\nfrom fla.layers.longhorn import Longhorn\nfrom fla.layers.mamba import 0\n'
+        '    pytest.param(lambda: Longhorn(hidden_size=16), torch.randn(1, 2, 16), id="longhorn"),\n'
+        '    pytest.param(\n        lambda: Mamba(hidden_size=16),\n0\n'
+    )
 
 
 @pytest.mark.slow
