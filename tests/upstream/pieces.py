@@ -1,7 +1,7 @@
-"""What a first patch to fla has: the exact kernels with one decay per head, and operators, layer and model in fla's own terms.
+"""What the patches to fla before the last have: the exact kernels, and operators, layer and model in fla's own terms.
 
-The kernels are the package's, without what the first patch lacks: the diagonal form, pools of states, decays per channel,
-context parallelism, the kernels in the layout of tensor cores. `first/` has the rest.
+The kernels are the package's, without what a patch lacks: the diagonal form, pools of states and context parallelism, in the
+first two the kernels in the layout of tensor cores, in the first decays per channel. `first/` has the rest.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ MODULES = (
 )
 # what other files name
 EXPORTED = ('Arguments', 'longhorn_bwd', 'longhorn_fwd')
+# of every piece but the last
 FACTS = Facts(
+    conditions={'args.exact': True, 'pool is None': True, 'POOLED': False},
+    gone=frozenset({
+        'exact', 'pool', 'POOLED', 'state_indices', 'final_state_indices', 'has_initial_state', 'pad_slot_id', 's_h',
+        'row_arguments',
+    }),
+    values={'s_h': '(H * K * V)', 'SLOWER': "'fla.ops.longhorn.naive_recurrent_longhorn, which is slower'"},
+    unsaid=r'POOLED|\bpool\b|diagonal/|context parallelism',
+)
+# until the second piece, and until the third
+PER_HEAD = Facts(
     conditions={
-        'args.exact': True,
-        'pool is None': True,
-        'POOLED': False,
         'PER_CHANNEL': False,
         'per_channel': False,
         'SCALAR_G': 'g is not None',
         'g.dim() == 3': True,
         'g.dim() == 4': False,
-        'has_lanes(key, x.g)': False,
-        'lanes': False,
-        'lanes_replay': False,
     },
-    gone=frozenset({
-        'exact', 'pool', 'POOLED', 'state_indices', 'final_state_indices', 'has_initial_state', 'pad_slot_id', 's_h',
-        'row_arguments', 'per_channel', 'ps',
-    }),
-    values={'s_h': '(H * K * V)', 'SLOWER': "'fla.ops.longhorn.naive_recurrent_longhorn, which is slower'"},
-    unsaid=r'POOLED|\bpool\b|(gate|decay|decays.*|g|one) per channel|decayed_|`ps`|`mma`|diagonal/|context parallelism',
+    gone=frozenset({'per_channel', 'ps'}),
+    unsaid=r'(gate|decay|decays.*|g|one) per channel|decayed_|`ps`',
 )
-# module -> what nothing reads in it then, beside what is gone everywhere
+TILES = Facts(conditions={'has_lanes(key, x.g)': False, 'lanes': False, 'lanes_replay': False}, unsaid='`mma`')
+PIECES = (FACTS | PER_HEAD | TILES, FACTS | TILES, FACTS)
+# the hand-written files of the first piece, in the second
+CHANNEL = FIRST / 'channel.diff'
+MMA = f'{OPS}.triton.exact.mma'
+# module -> what nothing reads in it until the second piece
 UNREAD = {'triton.exact.backward': {'i_end'}}
 # folders and files of `first` -> their places
 PLACES = {
@@ -77,12 +83,15 @@ INSERTED = {
 }
 
 
-def first_kernels(core: dict[str, Path]) -> dict[str, str]:
-    """Module -> text, of the modules of the core that the first patch has."""
-    texts = {}
-    for name in MODULES:
-        facts = replace(FACTS, gone=FACTS.gone | UNREAD.get(name, set()))
-        texts[f'{OPS}.{name}'] = fold(core[f'{OPS}.{name}'].read_text(encoding='utf-8'), facts)
+def kernels(core: dict[str, Path], piece: int) -> dict[str, str]:
+    """Module -> text, of the modules of the core that a piece but the last has; pieces count from 0."""
+    names, texts = [f'{OPS}.{name}' for name in MODULES], {}
+    if PIECES[piece] is FACTS:
+        names += [module for module in core if module == MMA or module.startswith(f'{MMA}.')]
+    for name in names:
+        unread = UNREAD.get(name.removeprefix(f'{OPS}.'), set()) if piece == 0 else set()
+        facts = replace(PIECES[piece], gone=PIECES[piece].gone | unread)
+        texts[name] = fold(core[name].read_text(encoding='utf-8'), facts)
     return without_unused(texts, EXPORTED)
 
 

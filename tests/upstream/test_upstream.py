@@ -53,12 +53,28 @@ def paths(folder: Path, reports: list[Report]) -> list[str]:
     return [str(folder / 'blocked'), str(folder / 'tree'), str(forks.ROOT)]
 
 
+def tree_of(folder: Path, patches: list[Report]) -> list[str]:
+    """The same of a tree with some of the patches."""
+    path = folder / f'with-{len(patches)}'
+    make_tree(path, installed=True)
+    for report in patches:
+        subprocess.run(['git', 'apply', folder / 'tree' / report.patch], cwd=path, check=True)
+    return [str(folder / 'blocked'), str(path), str(forks.ROOT)]
+
+
 @pytest.fixture(scope='module')
 def first(folder: Path, reports: list[Report]) -> list[str]:
-    """The same of a tree with the first patch alone."""
-    make_tree(folder / 'first', installed=True)
-    subprocess.run(['git', 'apply', folder / 'tree' / reports[0].patch], cwd=folder / 'first', check=True)
-    return [str(folder / 'blocked'), str(folder / 'first'), str(forks.ROOT)]
+    return tree_of(folder, reports[:1])
+
+
+@pytest.fixture(scope='module')
+def second(folder: Path, reports: list[Report]) -> list[str]:
+    return tree_of(folder, reports[:2])
+
+
+@pytest.fixture(scope='module')
+def third(folder: Path, reports: list[Report]) -> list[str]:
+    return tree_of(folder, reports[:3])
 
 
 def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
@@ -74,10 +90,14 @@ def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
     assert not [line for line in changes if line.split()[1] not in ('0', '-') and '__pycache__' not in line]
 
 
-def test_the_first_patch_is_small_and_names_only_what_it_has(reports):
-    assert reports[0].lines <= 3500
-    assert reports[0].named == []
-    assert not re.search(r'pool\b|diagonal form|per_channel|PER_CHANNEL|fla_longhorn|mma\.|cp_context', reports[0].text)
+def test_the_first_patches_are_small_and_name_only_what_they_have(reports):
+    first, second, third = reports[:3]
+    assert first.lines <= 3500
+    assert first.named == second.named == []
+    later = r'pool\b|diagonal form|fla_longhorn|cp_context'
+    assert not re.search(rf'{later}|per_channel|PER_CHANNEL|mma\.', first.text)
+    assert not re.search(rf'{later}|mma\.', second.text)
+    assert not re.search(later, third.text)
 
 
 def test_longhorn_is_in_the_lists_of_the_repository(tmp_path):
@@ -119,7 +139,7 @@ def environment(paths: list[str], device: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('tree', 'number'), [('first', 27), ('paths', 56)])
+@pytest.mark.parametrize(('tree', 'number'), [('first', 27), ('second', 29), ('third', 29), ('paths', 56)])
 @pytest.mark.parametrize('device', DEVICES)
 def test_operators(device, tree, number, request):
     """The operators' tests in the patches."""

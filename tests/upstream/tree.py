@@ -1,4 +1,4 @@
-"""fla's tree, and Longhorn in it, in two patches: the exact form alone (`pieces.py`), then the whole core (`core.py`)."""
+"""fla's tree, and Longhorn in it, in four patches: three of the exact form (`pieces.py`), then the whole core (`core.py`)."""
 
 from __future__ import annotations
 
@@ -85,13 +85,24 @@ def add_first(folder: Path) -> Report:
     missing = first.insert(folder)
     changed = [export(folder, package, names) for package, names in first.EXPORTS.items()]
     changed += [folder / name for name in first.INSERTED]
-    report = add_modules(folder, first.first_kernels(find_core()), texts, changed)
+    report = add_modules(folder, first.kernels(find_core(), 0), texts, changed)
     report.missing = missing
     return report
 
 
+def add_channels(folder: Path) -> Report:
+    """Add decays per channel."""
+    git(folder, 'apply', str(first.CHANNEL))
+    return add_modules(folder, first.kernels(find_core(), 1), {}, [])
+
+
+def add_tensor_cores(folder: Path) -> Report:
+    """Add the kernels in the layout of tensor cores."""
+    return add_modules(folder, first.kernels(find_core(), 2), {}, [])
+
+
 def add_longhorn(folder: Path) -> Report:
-    """Put the whole core in the place of the first patch: its registrations and its tests."""
+    """Put the whole core in the place of the patches before: its registrations and its tests."""
     texts = {folder / 'fla/layers/longhorn_utils/__init__.py': UTILS}
     texts |= {folder / place: (GIVEN / name).read_text(encoding='utf-8') for name, place in TESTS.items()}
     core = {module: path.read_text(encoding='utf-8') for module, path in find_core().items()}
@@ -159,11 +170,14 @@ def tidy(paths: list[Path]) -> None:
         raise SystemExit(f"fla's ruff refuses the tree:\n{done.stdout}{done.stderr}")
 
 
+PIECES = add_first, add_channels, add_tensor_cores, add_longhorn
+
+
 def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(['git', *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def write_patches(folder: Path, installed: bool = False, pieces: int = 2) -> list[Report]:
+def write_patches(folder: Path, installed: bool = False, pieces: int | None = None) -> list[Report]:
     """Make the tree where there is none, put Longhorn into it piece by piece, and write each difference."""
     if not (folder / 'fla').exists():
         if folder.exists() and any(folder.iterdir()):
@@ -179,7 +193,7 @@ def write_patches(folder: Path, installed: bool = False, pieces: int = 2) -> lis
     elif git(folder, 'status', '--porcelain'):
         raise SystemExit(f'DIR must have no changes of its own, which `git status` shows in {folder}')
     reports = []
-    for number, add in enumerate((add_first, add_longhorn)[:pieces], 1):
+    for number, add in enumerate(PIECES[:pieces], 1):
         base = git(folder, 'write-tree').strip()
         report = add(folder)
         git(folder, 'add', '--all')
