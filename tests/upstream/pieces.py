@@ -49,14 +49,6 @@ CHANNEL = FIRST / 'channel.diff'
 MMA = f'{OPS}.triton.exact.mma'
 # module -> what nothing reads in it until the second piece
 UNREAD = {'triton.exact.backward': {'i_end'}}
-# folders and files of `first` -> their places
-PLACES = {
-    'ops': 'fla/ops/longhorn',
-    'layers': 'fla/layers',
-    'models': 'fla/models/longhorn',
-    'tests_of_ops.py': 'tests/ops/test_longhorn.py',
-    'tests_of_models.py': 'tests/models/test_modeling_longhorn.py',
-}
 EXPORTS = {
     'fla.ops': ('chunk_longhorn', 'fused_recurrent_longhorn'),
     'fla.layers': ('Longhorn',),
@@ -95,14 +87,9 @@ def kernels(core: dict[str, Path], piece: int) -> dict[str, str]:
     return without_unused(texts, EXPORTED)
 
 
-def first_files() -> dict[str, str]:
-    """Place -> text, of what is written for fla."""
-    files = {}
-    for name, place in PLACES.items():
-        path = FIRST / name
-        for file in [path] if path.is_file() else sorted(path.glob('*.py')):
-            files[place if path.is_file() else f'{place}/{file.name}'] = file.read_text(encoding='utf-8')
-    return files
+def written(folder: Path) -> dict[str, str]:
+    """Place -> text, of what is written for fla, and lies in `folder` as there."""
+    return {str(path.relative_to(folder)): path.read_text(encoding='utf-8') for path in sorted(folder.rglob('*.py'))}
 
 
 def insert(folder: Path) -> list[tuple[str, str]]:

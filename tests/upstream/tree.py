@@ -23,8 +23,6 @@ VERSION = '0.6.0'
 # fla's tree is in two distributions
 DISTRIBUTIONS = ('fla-core', 'flash-linear-attention')
 GIVEN = Path(__file__).parent / 'given'
-# a file of ours -> its place
-TESTS = {'ops.py': 'tests/ops/test_longhorn.py', 'models.py': 'tests/models/test_modeling_longhorn.py'}
 # the rules of fla's pyproject.toml, which its distributions lack
 LINT = (
     '--target-version', 'py310', '--line-length', '127', '--config', 'lint.isort.known-first-party = ["fla"]',
@@ -81,7 +79,7 @@ def make_tree(folder: Path, installed: bool = False) -> None:
 
 def add_first(folder: Path) -> Report:
     """Put the exact form into fla's tree, with one decay per head, a plain layer and model, and one test file of each."""
-    texts = {folder / place: text for place, text in first.first_files().items()}
+    texts = {folder / place: text for place, text in first.written(first.FIRST).items()}
     missing = first.insert(folder)
     changed = [export(folder, package, names) for package, names in first.EXPORTS.items()]
     changed += [folder / name for name in first.INSERTED]
@@ -104,7 +102,7 @@ def add_tensor_cores(folder: Path) -> Report:
 def add_longhorn(folder: Path) -> Report:
     """Put the whole core in the place of the patches before: its registrations and its tests."""
     texts = {folder / 'fla/layers/longhorn_utils/__init__.py': UTILS}
-    texts |= {folder / place: (GIVEN / name).read_text(encoding='utf-8') for name, place in TESTS.items()}
+    texts |= {folder / place: text for place, text in first.written(GIVEN).items()}
     core = {module: path.read_text(encoding='utf-8') for module, path in find_core().items()}
     core['fla_longhorn.models.longhorn'] = with_auto_classes(core['fla_longhorn.models.longhorn'])
     more = {package: tuple(x for x in names if x not in first.EXPORTS[package]) for package, (_, names) in EXPORTS.items()}
