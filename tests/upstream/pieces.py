@@ -46,6 +46,8 @@ TILES = Facts(conditions={'has_lanes(key, x.g)': False, 'lanes': False, 'lanes_r
 PIECES = (FACTS | PER_HEAD | TILES, FACTS | TILES, FACTS)
 # the hand-written files of the first piece, in the second
 CHANNEL = FIRST / 'channel.diff'
+# and in the last, beside those that the package has
+DIAGONAL = FIRST / 'diagonal.diff'
 MMA = f'{OPS}.triton.exact.mma'
 # module -> what nothing reads in it until the second piece
 UNREAD = {'triton.exact.backward': {'i_end'}}

@@ -103,6 +103,7 @@ def add_longhorn(folder: Path) -> Report:
     """Put the whole core in the place of the patches before: its registrations and its tests."""
     texts = {folder / 'fla/layers/longhorn_utils/__init__.py': UTILS}
     texts |= {folder / place: text for place, text in first.written(GIVEN).items()}
+    git(folder, 'apply', str(first.DIAGONAL))
     core = {module: path.read_text(encoding='utf-8') for module, path in find_core().items()}
     core['fla_longhorn.models.longhorn'] = with_auto_classes(core['fla_longhorn.models.longhorn'])
     more = {package: tuple(x for x in names if x not in first.EXPORTS[package]) for package, (_, names) in EXPORTS.items()}
