@@ -248,7 +248,7 @@ mutate: setup
 	$(RUN) -m tests.upstream build/upstream --installed
 	TRITON_INTERPRET=1 $(RUN) -m tests.upstream.edits build/upstream
 
-# fla's tree with Longhorn in it, and that as two patches: DIR is new, or a tree of fla
+# fla's tree with Longhorn in it, and that as patches: DIR is new, or a tree of fla
 upstream: setup
 	$(RUN) -m tests.upstream $(DIR)
 

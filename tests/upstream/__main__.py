@@ -1,6 +1,7 @@
-"""`python -m tests.upstream DIR`: a tree of fla with Longhorn in it, and two patches, `DIR/longhorn-1.patch` and `-2`.
+"""`python -m tests.upstream DIR`: a tree of fla with Longhorn in it, and patches, `DIR/longhorn-1.patch` to `-4`.
 
-The first has the exact form alone, the second what the plugin's core has beyond. Nothing is sent anywhere.
+The first has the exact form alone, then come decays per channel, the kernels in the layout of tensor cores, and what the
+plugin's core has beyond. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ def main() -> None:
     parser.add_argument('--installed', action='store_true', help="the installed fla in place of the package index's")
     parser.add_argument('--first', action='store_true', help='the first patch alone')
     options = parser.parse_args()
-    for report in write_patches(options.folder, installed=options.installed, pieces=1 if options.first else 2):
+    for report in write_patches(options.folder, installed=options.installed, pieces=1 if options.first else None):
         print(f'{options.folder / report.patch}: {report.changes}')
         print(f'{report.files} files, {report.lines} lines without tests; {report.imports} lines of imports renamed')
         show('lines of docstrings and messages in which a name changed', report.others)
         show('lines that name the plugin', report.named)
+        if report.missing:
+            show("lines of fla's lists before which Longhorn has its place were not found", report.missing)
 
 
 def show(title: str, lines: list[tuple[str, str]]) -> None:

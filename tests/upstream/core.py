@@ -32,7 +32,7 @@ PLACES = {
     'fla_longhorn.layers.longhorn': 'fla.layers.longhorn',
     'fla_longhorn.models.longhorn': 'fla.models.longhorn',
 }
-# the first patch has the exact form alone, so in fla's tree it is the default: else the second would change its calls
+# the first patches have the exact form alone, so in fla's tree it is the default: else the last would change their calls
 DEFAULTS = {
     'exact: bool = False': 'exact: bool = True',
     'The exact form. Default: `False`, the diagonal one, as in the paper.':

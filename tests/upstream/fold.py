@@ -1,4 +1,4 @@
-"""A module without what a first patch lacks: branches that are never taken, and parameters that only they read.
+"""A module without what a patch lacks: branches that are never taken, and parameters that only they read.
 
 Partial evaluation of source text by its syntax tree: comments, layout and names of what stays are as they were.
 """
@@ -26,6 +26,12 @@ class Facts:
     values: dict[str, str] = field(default_factory=dict)
     # sentences of docstrings and comments that match speak of what is gone
     unsaid: str = '$^'
+
+    def __or__(self, other: Facts) -> Facts:
+        return Facts(
+            self.conditions | other.conditions, self.gone | other.gone, self.values | other.values,
+            f'{self.unsaid}|{other.unsaid}',
+        )
 
     def decide(self, test: ast.expr, known: tuple[tuple[ast.expr, bool], ...] = ()) -> bool | None:
         """The value of a condition, given others; None if it depends on the call."""

@@ -1,11 +1,12 @@
-"""What a first patch to fla has: the exact kernels with one decay per head, and operators, layer and model in fla's own terms.
+"""What the patches to fla before the last have: the exact kernels, and operators, layer and model in fla's own terms.
 
-The kernels are the package's, without what the first patch lacks: the diagonal form, pools of states, decays per channel,
-context parallelism, the kernels in the layout of tensor cores. `first/` has the rest.
+The kernels are the package's, without what a patch lacks: the diagonal form, pools of states and context parallelism, in the
+first two the kernels in the layout of tensor cores, in the first decays per channel. `first/` has the rest.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.upstream.fold import Facts, fold, without_unused
@@ -19,64 +20,93 @@ MODULES = (
 )
 # what other files name
 EXPORTED = ('Arguments', 'longhorn_bwd', 'longhorn_fwd')
+# of every piece but the last
 FACTS = Facts(
+    conditions={'args.exact': True, 'pool is None': True, 'POOLED': False},
+    gone=frozenset({
+        'exact', 'pool', 'POOLED', 'state_indices', 'final_state_indices', 'has_initial_state', 'pad_slot_id', 's_h',
+        'row_arguments',
+    }),
+    values={'s_h': '(H * K * V)', 'SLOWER': "'fla.ops.longhorn.naive_recurrent_longhorn, which is slower'"},
+    unsaid=r'POOLED|\bpool\b|diagonal/|context parallelism',
+)
+# until the second piece, and until the third
+PER_HEAD = Facts(
     conditions={
-        'args.exact': True,
-        'pool is None': True,
-        'POOLED': False,
         'PER_CHANNEL': False,
         'per_channel': False,
         'SCALAR_G': 'g is not None',
         'g.dim() == 3': True,
         'g.dim() == 4': False,
-        'has_lanes(key, x.g)': False,
-        'lanes': False,
-        'lanes_replay': False,
     },
-    gone=frozenset({
-        'exact', 'pool', 'POOLED', 'state_indices', 'final_state_indices', 'has_initial_state', 'pad_slot_id', 's_h',
-        'row_arguments', 'per_channel', 'ps',
-    }),
-    values={'s_h': '(H * K * V)', 'SLOWER': "'fla.ops.longhorn.naive_recurrent_longhorn, which is slower'"},
-    unsaid=r'POOLED|\bpool\b|(gate|decay|decays.*|g|one) per channel|decayed_|`ps`|`mma`|diagonal/|context parallelism',
+    gone=frozenset({'per_channel', 'ps'}),
+    unsaid=r'(gate|decay|decays.*|g|one) per channel|decayed_|`ps`',
 )
-# folders and files of `first` -> their places
-PLACES = {
-    'ops': 'fla/ops/longhorn',
-    'layers': 'fla/layers',
-    'models': 'fla/models/longhorn',
-    'tests_of_ops.py': 'tests/ops/test_longhorn.py',
-    'tests_of_models.py': 'tests/models/test_modeling_longhorn.py',
-}
+TILES = Facts(conditions={'has_lanes(key, x.g)': False, 'lanes': False, 'lanes_replay': False}, unsaid='`mma`')
+PIECES = (FACTS | PER_HEAD | TILES, FACTS | TILES, FACTS)
+# the hand-written files of the first piece, in the second
+CHANNEL = FIRST / 'channel.diff'
+# and in the last, beside those that the package has
+DIAGONAL = FIRST / 'diagonal.diff'
+MMA = f'{OPS}.triton.exact.mma'
+# module -> what nothing reads in it until the second piece
+UNREAD = {'triton.exact.backward': {'i_end'}}
 EXPORTS = {
     'fla.ops': ('chunk_longhorn', 'fused_recurrent_longhorn'),
     'fla.layers': ('Longhorn',),
     'fla.models': ('LonghornConfig', 'LonghornForCausalLM', 'LonghornModel'),
 }
-REGISTRY, GROUP = 'benchmarks/ops/registry.py', '# --- +gate + beta ---\n'
+# lists of fla's repository, which its distributions lack: the line before which something is added, and that
+INSERTED = {
+    'README.md': [('| 2024  |        Mamba2 ', FIRST / 'readme.txt')],
+    'benchmarks/ops/registry.py': [('# --- +gate + beta ---\n', FIRST / 'registry.txt')],
+    'tests/layers/test_attn_varlen_pack_layout.py': [
+        ('    MesaNet,\n', '    Longhorn,\n'),
+        (
+            '        pytest.param(\n            MesaNet,\n',
+            '        pytest.param(Longhorn, dict(hidden_size=16, num_heads=2), id="longhorn"),\n',
+        ),
+    ],
+    'tests/layers/test_layer_cache_layer_idx.py': [
+        ('from fla.layers.mamba import ', 'from fla.layers.longhorn import Longhorn\n'),
+        (
+            '    pytest.param(\n        lambda: Mamba(hidden_size=16),\n',
+            '    pytest.param(lambda: Longhorn(hidden_size=16), torch.randn(1, 2, 16), id="longhorn"),\n',
+        ),
+    ],
+}
 
 
-def first_kernels(core: dict[str, Path]) -> dict[str, str]:
-    """Module -> text, of the modules of the core that the first patch has."""
-    chosen = {f'{OPS}.{name}': core[f'{OPS}.{name}'] for name in MODULES}
-    return without_unused({name: fold(path.read_text(encoding='utf-8'), FACTS) for name, path in chosen.items()}, EXPORTED)
+def kernels(core: dict[str, Path], piece: int) -> dict[str, str]:
+    """Module -> text, of the modules of the core that a piece but the last has; pieces count from 0."""
+    names, texts = [f'{OPS}.{name}' for name in MODULES], {}
+    if PIECES[piece] is FACTS:
+        names += [module for module in core if module == MMA or module.startswith(f'{MMA}.')]
+    for name in names:
+        unread = UNREAD.get(name.removeprefix(f'{OPS}.'), set()) if piece == 0 else set()
+        facts = replace(PIECES[piece], gone=PIECES[piece].gone | unread)
+        texts[name] = fold(core[name].read_text(encoding='utf-8'), facts)
+    return without_unused(texts, EXPORTED)
 
 
-def first_files() -> dict[str, str]:
-    """Place -> text, of what is written for fla."""
-    files = {}
-    for name, place in PLACES.items():
-        path = FIRST / name
-        for file in [path] if path.is_file() else sorted(path.glob('*.py')):
-            files[place if path.is_file() else f'{place}/{file.name}'] = file.read_text(encoding='utf-8')
-    return files
+def written(folder: Path) -> dict[str, str]:
+    """Place -> text, of what is written for fla, and lies in `folder` as there."""
+    return {str(path.relative_to(folder)): path.read_text(encoding='utf-8') for path in sorted(folder.rglob('*.py'))}
 
 
-def register_benchmark(folder: Path) -> None:
-    """Add the operator to fla's benchmarks, which its distributions lack and its repository has."""
-    path = folder / REGISTRY
-    if path.exists():
-        text = path.read_text(encoding='utf-8')
-        if text.count(GROUP) != 1:
-            raise SystemExit(f'{REGISTRY} must have the line {GROUP!r}, before which chunk_longhorn is registered')
-        path.write_text(text.replace(GROUP, (FIRST / 'registry.txt').read_text(encoding='utf-8') + GROUP), encoding='utf-8')
+def insert(folder: Path) -> list[tuple[str, str]]:
+    """Add Longhorn to fla's lists; the file and the line of each place that is not there once."""
+    missing = []
+    for name, places in INSERTED.items():
+        path = folder / name
+        if not path.exists():
+            continue
+        for line, added in places:
+            text = path.read_text(encoding='utf-8')
+            if text.count('\n' + line) == 1:
+                before, after = text.split('\n' + line)
+                added = added if isinstance(added, str) else added.read_text(encoding='utf-8')
+                path.write_text(f'{before}\n{added}{line}{after}', encoding='utf-8')
+            else:
+                missing.append((name, line))
+    return missing

@@ -16,6 +16,7 @@ from fla_longhorn.ops import chunk_longhorn
 from tests import forks
 from tests.upstream.core import destination, find_core
 from tests.upstream.edits import PARAMETERS
+from tests.upstream.pieces import INSERTED, insert
 from tests.upstream.train import CORE, train
 from tests.upstream.tree import Report, make_tree, write_patches
 
@@ -52,12 +53,28 @@ def paths(folder: Path, reports: list[Report]) -> list[str]:
     return [str(folder / 'blocked'), str(folder / 'tree'), str(forks.ROOT)]
 
 
+def tree_of(folder: Path, patches: list[Report]) -> list[str]:
+    """The same of a tree with some of the patches."""
+    path = folder / f'with-{len(patches)}'
+    make_tree(path, installed=True)
+    for report in patches:
+        subprocess.run(['git', 'apply', folder / 'tree' / report.patch], cwd=path, check=True)
+    return [str(folder / 'blocked'), str(path), str(forks.ROOT)]
+
+
 @pytest.fixture(scope='module')
 def first(folder: Path, reports: list[Report]) -> list[str]:
-    """The same of a tree with the first patch alone."""
-    make_tree(folder / 'first', installed=True)
-    subprocess.run(['git', 'apply', folder / 'tree' / reports[0].patch], cwd=folder / 'first', check=True)
-    return [str(folder / 'blocked'), str(folder / 'first'), str(forks.ROOT)]
+    return tree_of(folder, reports[:1])
+
+
+@pytest.fixture(scope='module')
+def second(folder: Path, reports: list[Report]) -> list[str]:
+    return tree_of(folder, reports[:2])
+
+
+@pytest.fixture(scope='module')
+def third(folder: Path, reports: list[Report]) -> list[str]:
+    return tree_of(folder, reports[:3])
 
 
 def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
@@ -73,10 +90,32 @@ def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
     assert not [line for line in changes if line.split()[1] not in ('0', '-') and '__pycache__' not in line]
 
 
-def test_the_first_patch_is_small_and_names_only_what_it_has(reports):
-    assert reports[0].lines <= 3500
-    assert reports[0].named == []
-    assert not re.search(r'pool\b|diagonal form|per_channel|PER_CHANNEL|fla_longhorn|mma\.|cp_context', reports[0].text)
+def test_the_first_patches_are_small_and_name_only_what_they_have(reports):
+    first, second, third = reports[:3]
+    assert first.lines <= 3500
+    assert first.named == second.named == []
+    later = r'pool\b|diagonal form|fla_longhorn|cp_context'
+    assert not re.search(rf'{later}|per_channel|PER_CHANNEL|mma\.', first.text)
+    assert not re.search(rf'{later}|mma\.', second.text)
+    assert not re.search(later, third.text)
+
+
+def test_longhorn_is_in_the_lists_of_the_repository(tmp_path):
+    """Which the distributions lack."""
+    for name, places in INSERTED.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('\n' + ''.join(f'{line}0\n' for line, _ in places))
+    # of another version
+    changed = tmp_path / 'benchmarks/ops/registry.py'
+    changed.write_text('\n# another group\n')
+    assert insert(tmp_path) == [('benchmarks/ops/registry.py', '# --- +gate + beta ---\n')]
+    assert changed.read_text() == '\n# another group\n'
+    assert (tmp_path / 'README.md').read_text().splitlines()[1].split('|')[2].strip() == 'Longhorn'
+    assert (tmp_path / 'tests/layers/test_layer_cache_layer_idx.py').read_text() == (
+        '\nfrom fla.layers.longhorn import Longhorn\nfrom fla.layers.mamba import 0\n'
+        '    pytest.param(lambda: Longhorn(hidden_size=16), torch.randn(1, 2, 16), id="longhorn"),\n'
+        '    pytest.param(\n        lambda: Mamba(hidden_size=16),\n0\n'
+    )
 
 
 @pytest.mark.slow
@@ -100,7 +139,7 @@ def environment(paths: list[str], device: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('tree', 'number'), [('first', 27), ('paths', 56)])
+@pytest.mark.parametrize(('tree', 'number'), [('first', 27), ('second', 29), ('third', 29), ('paths', 56)])
 @pytest.mark.parametrize('device', DEVICES)
 def test_operators(device, tree, number, request):
     """The operators' tests in the patches."""

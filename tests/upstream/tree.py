@@ -1,4 +1,4 @@
-"""fla's tree, and Longhorn in it, in two patches: the exact form alone (`pieces.py`), then the whole core (`core.py`)."""
+"""fla's tree, and Longhorn in it, in four patches: three of the exact form (`pieces.py`), then the whole core (`core.py`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ VERSION = '0.6.0'
 # fla's tree is in two distributions
 DISTRIBUTIONS = ('fla-core', 'flash-linear-attention')
 GIVEN = Path(__file__).parent / 'given'
-# a file of ours -> its place
-TESTS = {'ops.py': 'tests/ops/test_longhorn.py', 'models.py': 'tests/models/test_modeling_longhorn.py'}
+# the rules of fla's pyproject.toml, which its distributions lack
+LINT = (
+    '--target-version', 'py310', '--line-length', '127', '--config', 'lint.isort.known-first-party = ["fla"]',
+    '--select', 'E,F,UP,B,SIM,I,C4,TC,T,RUF022',
+    '--ignore', 'E501,E741,B006,B007,B008,B023,B028,B904,B905,C408,C416,C417,T201,TC002,TC003,SIM102,SIM108,SIM118,SIM211',
+    '--fix', '--unsafe-fixes', '--fixable', 'I,F401,RUF022,TC001,TC006',
+    '--per-file-ignores', '__init__.py:F401', '--per-file-ignores', 'tests/*/*.py:UP030',
+)
 UTILS = '"""What the Longhorn layer is made of."""\n'
 
 
@@ -40,6 +46,8 @@ class Report:
     others: list[tuple[str, str]] = field(default_factory=list)
     # lines that still name the plugin
     named: list[tuple[str, str]] = field(default_factory=list)
+    # places in fla's lists that are not there
+    missing: list[tuple[str, str]] = field(default_factory=list)
     patch: str = ''
     changes: str = ''
     text: str = ''
@@ -71,29 +79,40 @@ def make_tree(folder: Path, installed: bool = False) -> None:
 
 def add_first(folder: Path) -> Report:
     """Put the exact form into fla's tree, with one decay per head, a plain layer and model, and one test file of each."""
-    texts = {folder / place: text for place, text in first.first_files().items()}
-    report = add_modules(folder, first.first_kernels(find_core()), texts)
+    texts = {folder / place: text for place, text in first.written(first.FIRST).items()}
+    missing = first.insert(folder)
     changed = [export(folder, package, names) for package, names in first.EXPORTS.items()]
-    sort_names([*texts, *changed])
-    first.register_benchmark(folder)
+    changed += [folder / name for name in first.INSERTED]
+    report = add_modules(folder, first.kernels(find_core(), 0), texts, changed)
+    report.missing = missing
     return report
+
+
+def add_channels(folder: Path) -> Report:
+    """Add decays per channel."""
+    git(folder, 'apply', str(first.CHANNEL))
+    return add_modules(folder, first.kernels(find_core(), 1), {}, [])
+
+
+def add_tensor_cores(folder: Path) -> Report:
+    """Add the kernels in the layout of tensor cores."""
+    return add_modules(folder, first.kernels(find_core(), 2), {}, [])
 
 
 def add_longhorn(folder: Path) -> Report:
-    """Put the whole core in the place of the first patch: its registrations and its tests."""
+    """Put the whole core in the place of the patches before: its registrations and its tests."""
     texts = {folder / 'fla/layers/longhorn_utils/__init__.py': UTILS}
-    texts |= {folder / place: (GIVEN / name).read_text(encoding='utf-8') for name, place in TESTS.items()}
+    texts |= {folder / place: text for place, text in first.written(GIVEN).items()}
+    git(folder, 'apply', str(first.DIAGONAL))
     core = {module: path.read_text(encoding='utf-8') for module, path in find_core().items()}
     core['fla_longhorn.models.longhorn'] = with_auto_classes(core['fla_longhorn.models.longhorn'])
-    report = add_modules(folder, with_exact_default(core), texts)
     more = {package: tuple(x for x in names if x not in first.EXPORTS[package]) for package, (_, names) in EXPORTS.items()}
     changed = [export(folder, package, names) for package, names in more.items() if names]
-    sort_names([*texts, *changed])
-    return report
+    return add_modules(folder, with_exact_default(core), texts, changed)
 
 
-def add_modules(folder: Path, modules: dict[str, str], texts: dict[Path, str]) -> Report:
-    """Write modules of the package to their places, and `texts`, which has the modules' too then."""
+def add_modules(folder: Path, modules: dict[str, str], texts: dict[Path, str], changed: list[Path]) -> Report:
+    """Write modules of the package to their places, and `texts`, which has the modules' too then; tidy these and `changed`."""
     report, root = Report(), (folder / 'fla/__init__.py').read_text(encoding='utf-8')
     header = root[:root.index('\n\n') + 2]
     for module, source in modules.items():
@@ -107,6 +126,7 @@ def add_modules(folder: Path, modules: dict[str, str], texts: dict[Path, str]) -
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(header + text, encoding='utf-8')
+    tidy([path for path in (*texts, *changed) if path.suffix == '.py' and path.exists()])
     report.files = len(texts)
     report.lines = sum(x.read_text(encoding='utf-8').count('\n') for x in texts if folder / 'tests' not in x.parents)
     return report
@@ -123,7 +143,7 @@ def with_auto_classes(text: str) -> str:
 
 
 def export(folder: Path, package: str, names: tuple[str, ...]) -> Path:
-    """Add names to an `__init__` of fla and to its `__all__`; :func:`sort_names` moves them to their places."""
+    """Add names to an `__init__` of fla and to its `__all__`; :func:`tidy` moves them to their places."""
     path = folder.joinpath(*package.split('.'), '__init__.py')
     lines = path.read_text(encoding='utf-8').splitlines(keepends=True)
     body = ast.parse(''.join(lines)).body
@@ -137,22 +157,26 @@ def export(folder: Path, package: str, names: tuple[str, ...]) -> Path:
     return path
 
 
-def sort_names(paths: list[Path]) -> None:
-    """Imports and `__all__` in the order of fla's ruff."""
+def tidy(paths: list[Path]) -> None:
+    """Imports and `__all__` in the order of fla's ruff, and its other rules; raise if a file keeps to one of them not."""
     if find_spec('ruff') is None:
         raise SystemExit('imports are sorted by ruff, which is not installed: `make setup` brings it')
-    options = ['--line-length', '127', '--config', 'lint.isort.known-first-party = ["fla"]']
-    subprocess.run(
-        [sys.executable, '-m', 'ruff', 'check', '--quiet', '--isolated', '--select', 'I,RUF022', '--fix', *options, *paths],
-        check=True,
+    done = subprocess.run(
+        [sys.executable, '-m', 'ruff', 'check', '--isolated', '--output-format', 'concise', *LINT, *paths],
+        capture_output=True, text=True,
     )
+    if done.returncode:
+        raise SystemExit(f"fla's ruff refuses the tree:\n{done.stdout}{done.stderr}")
+
+
+PIECES = add_first, add_channels, add_tensor_cores, add_longhorn
 
 
 def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(['git', *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def write_patches(folder: Path, installed: bool = False, pieces: int = 2) -> list[Report]:
+def write_patches(folder: Path, installed: bool = False, pieces: int | None = None) -> list[Report]:
     """Make the tree where there is none, put Longhorn into it piece by piece, and write each difference."""
     if not (folder / 'fla').exists():
         if folder.exists() and any(folder.iterdir()):
@@ -168,7 +192,7 @@ def write_patches(folder: Path, installed: bool = False, pieces: int = 2) -> lis
     elif git(folder, 'status', '--porcelain'):
         raise SystemExit(f'DIR must have no changes of its own, which `git status` shows in {folder}')
     reports = []
-    for number, add in enumerate((add_first, add_longhorn)[:pieces], 1):
+    for number, add in enumerate(PIECES[:pieces], 1):
         base = git(folder, 'write-tree').strip()
         report = add(folder)
         git(folder, 'add', '--all')

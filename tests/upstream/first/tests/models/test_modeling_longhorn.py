@@ -9,13 +9,13 @@ from .test_modeling_base import run_test_generation, run_test_model_forward_back
 # Test for Modeling (Forward/Backward Pass)
 # ===================================================================================
 @pytest.mark.parametrize(
-    ['L', 'B', 'T', 'H', 'D', 'use_l2warp', 'gate', 'dtype'],
+    ['L', 'B', 'T', 'H', 'D', 'use_l2warp', 'options', 'dtype'],
     [
-        pytest.param(*test, id="L{}-B{}-T{}-H{}-D{}-use_l2warp{}-gate{}-{}".format(*test))
+        pytest.param(*test, id="L{}-B{}-T{}-H{}-D{}-use_l2warp{}-{}-{}".format(*test))
         for test in [
-            (4, 4, 1024, 4, 64, True, None, torch.bfloat16),
-            (4, 4, 1024, 4, 64, False, None, torch.bfloat16),
-            (4, 4, 1024, 4, 64, False, 'head', torch.bfloat16),
+            (4, 4, 1024, 4, 64, True, {}, torch.bfloat16),
+            (4, 4, 1024, 4, 64, False, {}, torch.bfloat16),
+            (4, 4, 1024, 4, 64, False, {'gate': 'head'}, torch.bfloat16),
         ]
     ],
 )
@@ -26,10 +26,10 @@ def test_modeling(
     H: int,
     D: int,
     use_l2warp: bool,
-    gate: str | None,
+    options: dict,
     dtype: torch.dtype,
 ):
-    run_test_model_forward_backward(L, B, T, H, D, LonghornConfig, use_l2warp=use_l2warp, dtype=dtype, gate=gate)
+    run_test_model_forward_backward(L, B, T, H, D, LonghornConfig, use_l2warp=use_l2warp, dtype=dtype, **options)
 
 
 # ===================================================================================

@@ -1,0 +1,2 @@
+# they run in fla's tree
+collect_ignore = ['first', 'given']
