@@ -19,7 +19,6 @@ LONGER = {
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64, 'head'): 775,
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, None): 885,
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128, 'head'): 970,
-    ('chunk_longhorn_exact_bwd_kernel_mma', 128, 'head'): 775,
 }
 
 

@@ -77,6 +77,8 @@ def chunk_longhorn_exact_bwd_kernel_mma(
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     SLOPES: tl.constexpr = OPTIONS.use_beta_sigmoid_in_kernel
     BK: tl.constexpr = padded(K)
+    # sums into a decayed dS move it into another order of registers; of 64 entries there are too few for sums apart from it
+    APART: tl.constexpr = g is not None and BK == 128
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
     o_k, o_v = entry_of(tl.arange(0, BK), BK), i_v * BV + tl.arange(0, BV)
@@ -139,11 +141,11 @@ def chunk_longhorn_exact_bwd_kernel_mma(
                 b_xb = product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_xb * b_ub, 'bf16')
                 b_xa = product(b_y, b_alo, product(b_y, b_ahi, b_xa * b_ua, 'bf16'), 'bf16')
                 b_ua, b_ub = load_numbers(p_numbers + 16, 16)
-                b_dh *= tl.load(p_numbers + 31)
+                b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_dh * tl.load(p_numbers + 31)
             b_k, b_q = load_columns(p_operands + 768, BK, 'bf16'), load_columns(p_operands + 768 + 16 * BK, BK, 'bf16')
             if g is not None:
                 b_fa, b_fb = (b_ua, b_ub) if scale is None else (b_ua * scale, b_ub * scale)
-                b_dh = add_scaled(b_dh, b_ya, b_yb, b_fa, b_fb, b_q)
+                b_sum = add_scaled(b_sum, b_ya, b_yb, b_fa, b_fb, b_q)
             elif scale is not None:
                 b_dh = add_scaled(b_dh, b_ya, b_yb, scale, scale, b_q)
             else:
@@ -154,7 +156,8 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             if g is None:
                 b_dh = product(side_by_side(b_wa, b_wb, 'bf16'), b_k, b_dh, 'bf16')
             else:
-                b_dh = add_scaled(b_dh, b_wa, b_wb, b_ua, b_ub, b_k)
+                b_sum = add_scaled(b_sum, b_wa, b_wb, b_ua, b_ub, b_k)
+                b_dh = tl.fma(b_dh, tl.load(p_numbers + 31), b_sum) if APART else b_sum
             if SCALAR_BETA:
                 store_chunk(ws, H * V, i_x, o_v, left, V, b_xa, b_xb)
             elif STORE_W:
