@@ -30,6 +30,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: $(STAMP)
 
+# setuptools has a banner for each package
+$(STAMP): export PYTHONWARNINGS := ignore:Editable installation
 $(STAMP): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints/tested.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo 'Installing into $(VENV): first torch, which may bring CUDA along (gigabytes), for some minutes'
