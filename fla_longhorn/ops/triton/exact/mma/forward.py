@@ -202,7 +202,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             b_s = state_operand(rounded(b_h, tl.bfloat16))
             if g is None:
-                # one key, repeated, would else learn what the cut takes
+                # the product cuts the state: one key, repeated, would else make the state larger by what is cut
                 b_ra = tl.fma(product(b_h, b_ka, b_zero, DOT), cut_factor(), b_va)
                 b_rb = tl.fma(product(b_h, b_kb, b_zero, DOT), cut_factor(), b_vb)
             else:

@@ -77,7 +77,7 @@ def chunk_longhorn_exact_bwd_kernel_mma(
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     SLOPES: tl.constexpr = OPTIONS.use_beta_sigmoid_in_kernel
     BK: tl.constexpr = padded(K)
-    # sums into a decayed dS move it into another order of registers; of 64 entries there are too few for sums apart from it
+    # summed into a decayed dS, it changes its order of registers in each chunk; with 64 entries sums apart from it would spill
     APART: tl.constexpr = g is not None and BK == 128
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
