@@ -6,6 +6,7 @@ The rules, functions of a :class:`LaunchKey`, are in `diagonal/common.py` and `e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from triton.runtime.jit import KernelInterface
@@ -32,5 +33,10 @@ class LaunchConfig:
 
     def of(self, kernel: KernelInterface) -> dict[str, int]:
         """The launch's keyword arguments: the parameters that the kernel has, and Triton's own."""
-        names = *kernel.arg_names, *LaunchConfig.__dataclass_fields__
-        return {name: x for name in names if (x := getattr(self, name, None)) is not None}
+        return options_of(self, kernel)
+
+
+@cache
+def options_of(config: LaunchConfig, kernel: KernelInterface) -> dict[str, int]:
+    names = *kernel.arg_names, *LaunchConfig.__dataclass_fields__
+    return {name: x for name in names if (x := getattr(config, name, None)) is not None}

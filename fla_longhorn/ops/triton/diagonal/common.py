@@ -216,8 +216,24 @@ def update(b_h, b_k, b_eps, b_v):
 
 @triton.jit(do_not_specialize=['T', 'TT', 's_qb', 's_qt', 's_qh', 's_kb', 's_kt', 's_kh'])
 def longhorn_prepare_kernel(
-    q, k, kq, scale, T, TT, s_qb, s_qt, s_qh, s_qk, s_kb, s_kt, s_kh, s_kk,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
+    q,
+    k,
+    kq,
+    scale,
+    T,
+    TT,
+    s_qb,
+    s_qt,
+    s_qh,
+    s_qk,
+    s_kb,
+    s_kt,
+    s_kh,
+    s_kk,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    BT: tl.constexpr,
 ):
     """Write float32 rows (k, scale * q, |k|^2 and three unused) for every token and head; K is zero-padded to KP."""
     i_t, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
@@ -248,6 +264,25 @@ def prepare_rows(args: Arguments) -> torch.Tensor:
     BT = max(1024 // KP, 4)
     kq = torch.empty(B * T + 1, H, 2 * KP + 4, dtype=torch.float32, device=q.device)
     longhorn_prepare_kernel[(triton.cdiv(B * T, BT) * H,)](
-        q, k, kq, args.scale, T, B * T, *q.stride(), *k.stride(), H=H, K=K, KP=KP, BT=BT, num_warps=4, **FUSED,
+        q=q,
+        k=k,
+        kq=kq,
+        scale=args.scale,
+        T=T,
+        TT=B * T,
+        s_qb=q.stride(0),
+        s_qt=q.stride(1),
+        s_qh=q.stride(2),
+        s_qk=q.stride(3),
+        s_kb=k.stride(0),
+        s_kt=k.stride(1),
+        s_kh=k.stride(2),
+        s_kk=k.stride(3),
+        H=H,
+        K=K,
+        KP=KP,
+        BT=BT,
+        num_warps=4,
+        **FUSED,
     )
     return kq

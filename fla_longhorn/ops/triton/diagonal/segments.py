@@ -73,9 +73,30 @@ def round_up(x: int, multiple: int) -> int:
 
 @triton.jit(do_not_specialize=['T', 'N', 'L'])
 def longhorn_segment_kernel(
-    kq, x, beta, z, g, decay, local, cu_seqlens, T, N, L, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    S_X: tl.constexpr, S_Z: tl.constexpr, S_G: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, U: tl.constexpr,
-    REVERSE: tl.constexpr, OPTIONS: tl.constexpr, SCALAR_BETA: tl.constexpr, SCALAR_G: tl.constexpr,
+    kq,
+    x,
+    beta,
+    z,
+    g,
+    decay,
+    local,
+    cu_seqlens,
+    T,
+    N,
+    L,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    S_X: tl.constexpr,
+    S_Z: tl.constexpr,
+    S_G: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    U: tl.constexpr,
+    REVERSE: tl.constexpr,
+    OPTIONS: tl.constexpr,
+    SCALAR_BETA: tl.constexpr,
+    SCALAR_G: tl.constexpr,
     STATE_V_FIRST: tl.constexpr,
 ):
     """Decay product of a segment, and its end state from zero; REVERSE: the gradient at its start, from zero at its end.
@@ -140,8 +161,23 @@ def longhorn_segment_kernel(
 
 @triton.jit(do_not_specialize=['T', 'L'])
 def longhorn_combine_kernel(
-    decay, local, start, bounds, cu_seqlens, T, L, state_indices, final_state_indices, has_initial_state, pad_slot_id, s_h,
-    H: tl.constexpr, KV: tl.constexpr, BS: tl.constexpr, REVERSE: tl.constexpr, POOLED: tl.constexpr,
+    decay,
+    local,
+    start,
+    bounds,
+    cu_seqlens,
+    T,
+    L,
+    state_indices,
+    final_state_indices,
+    has_initial_state,
+    pad_slot_id,
+    s_h,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    BS: tl.constexpr,
+    REVERSE: tl.constexpr,
+    POOLED: tl.constexpr,
 ):
     """Write the state that enters each segment of a sequence: x = start, then x = decay x + local, segment by segment.
 
