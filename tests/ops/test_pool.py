@@ -30,6 +30,7 @@ CASES = [
     replace(PREFILL, H=1, V=33).packed(35, 5, 0, 26),
     replace(PREFILL, H=1, V=3, state_v_first=True, z=True).packed(18, 5, 2, 40),
     replace(DECODE, T=65, H=1, V=3, K=4),
+    replace(PREFILL, K=17, V=33, state_v_first=True, g='head', scalar_beta=True, dtype=torch.bfloat16).packed(35, 5, 0, 26),
 ]
 # the rows of four sequences in a pool of nine
 INDICES = {
