@@ -36,7 +36,7 @@ class Case:
     allow_neg_eigval: bool = False
     # 'head' or 'channel', and the least logarithm of a decay
     g: str | None = None
-    lowest: float = -2.
+    lowest: float = -0.2
     # q, k, v, z and, if it is 'shifted', beta have it: 'dense' or one of LAYOUTS
     layout: str = 'dense'
     # inputs that have another dtype, and which

@@ -107,7 +107,7 @@ def exact() -> list[Call]:
 
 def decays() -> list[Call]:
     """A gate: weak and strong decays, a whole chunk and more, all options."""
-    packed = replace(Case(H=2, V=33, dtype=BF16, g='head', lowest=-2., **ALL).packed(5, 0, 33, 17, 1), state_v_first=True)
+    packed = replace(Case(H=2, V=33, dtype=BF16, g='head', lowest=-0.2, **ALL).packed(5, 0, 33, 17, 1), state_v_first=True)
     return [
         Call('bf16', Case(B=2, T=40, H=1, V=64, dtype=BF16, g='channel', lowest=-0.5), exact=True),
         Call('f32', Case(B=1, T=33, H=1, V=64, g='channel', lowest=-20.), exact=True),
