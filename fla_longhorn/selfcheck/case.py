@@ -58,7 +58,7 @@ MIXED = (('k', torch.float16), ('v', torch.float32), ('D', torch.float32))
 # the same numbers in a larger tensor of NaN: every other element, channels of a wider projection, not aligned to 16 bytes
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'strided': lambda x, nan: torch.stack([x, nan], -1)[..., 0],
-    'view': lambda x, nan: torch.cat([nan, x], -1)[..., x.shape[-1]:],
+    'view': lambda x, nan: torch.cat([nan, x], -1)[..., nan.shape[-1]:],
     'shifted': lambda x, nan: torch.cat([nan.flatten()[:1], x.flatten()])[1:].view(x.shape),
 }
 
@@ -93,7 +93,11 @@ def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -
     inputs = {name: x.to(device, dict(case.dtypes).get(name, x.dtype)) for name, x in inputs.items()}
     if case.layout != 'dense':
         names = {*inputs} & {'q', 'k', 'v', 'z', *(['beta'] if case.layout == 'shifted' else [])}
-        inputs |= {x: LAYOUTS[case.layout](inputs[x], torch.full_like(inputs[x], float('nan'))) for x in names}
+        gaps = {x: torch.full_like(inputs[x], float('nan')) for x in names}
+        if case.z and case.layout == 'view':
+            # tokens of z are further apart than those of v, as in a layer
+            gaps['z'] = torch.cat([gaps['z']] * 2, -1)
+        inputs |= {x: LAYOUTS[case.layout](inputs[x], gap) for x, gap in gaps.items()}
     return {name: x.requires_grad_() for name, x in inputs.items()}
 
 
