@@ -55,10 +55,10 @@ class Case:
 FLAGS = tuple(field.name for field in fields(Case) if field.type == 'bool')
 # inputs of several dtypes in one call
 MIXED = (('k', torch.float16), ('v', torch.float32), ('D', torch.float32))
-# the same numbers in a larger tensor of NaN: every other element, channels of a wider projection, not aligned to 16 bytes
+# the same numbers in a larger tensor of NaN: every other element, heads of a wider projection, not aligned to 16 bytes
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'strided': lambda x, nan: torch.stack([x, nan], -1)[..., 0],
-    'view': lambda x, nan: torch.cat([nan, x], -1)[..., nan.shape[-1]:],
+    'view': lambda x, nan: torch.cat([nan, x], 2)[:, :, nan.shape[2]:],
     'shifted': lambda x, nan: torch.cat([nan.flatten()[:1], x.flatten()])[1:].view(x.shape),
 }
 
@@ -96,7 +96,7 @@ def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -
         gaps = {x: torch.full_like(inputs[x], float('nan')) for x in names}
         if case.z and case.layout == 'view':
             # tokens of z are further apart than those of v, as in a layer
-            gaps['z'] = torch.cat([gaps['z']] * 2, -1)
+            gaps['z'] = torch.cat([gaps['z']] * 2, 2)
         inputs |= {x: LAYOUTS[case.layout](inputs[x], gap) for x, gap in gaps.items()}
     return {name: x.requires_grad_() for name, x in inputs.items()}
 
