@@ -22,6 +22,7 @@ TOLERANCE = {
 }
 
 ALL: dict[str, Any] = dict(D=True, z=True, initial_state=True)
+DOUBLED: dict[str, Any] = dict(K=17, V=3, dtype=torch.bfloat16, scale=0.5, allow_neg_eigval=True, **ALL)
 # by file or folder of `fla_longhorn/ops/triton`: conditions that few shapes meet, each with the smallest case that does. Those
 # of segments are in `triton/test_segments.py`, those of the exact update split along the sequence in `test_exact.py`
 BRANCHES = {
@@ -48,8 +49,8 @@ BRANCHES = {
         'a decay per channel': Case(B=2, T=32, H=1, K=4, V=3, g='channel', D=True),
         'in bfloat16': Case(B=2, T=64, H=1, K=4, V=3, g='head', dtype=torch.bfloat16, z=True),
         'a scale in bfloat16': Case(B=1, T=35, H=1, K=4, V=12, scale=0.5, dtype=torch.bfloat16, z=True),
-        'all in bfloat16': Case(B=1, T=35, H=2, K=17, V=3, scale=0.5, dtype=torch.bfloat16, layout='view', **ALL),
-        'and doubled steps': Case(B=1, T=40, H=2, K=17, V=3, g='head', dtype=torch.bfloat16, allow_neg_eigval=True, **ALL),
+        'all in bfloat16': Case(B=1, T=35, H=2, layout='view', **DOUBLED),
+        'and logits': Case(B=1, T=40, H=2, g='head', sigmoid=True, **DOUBLED),
         'and a decay in float16': Case(B=1, T=9, H=1, K=4, V=3, scale=0.5, g='channel', dtype=torch.float16, **ALL),
         'logits of one step': Case(B=1, T=17, H=1, K=4, V=3, scalar_beta=True, sigmoid=True, g='channel'),
         'blocks of channels and a decay per channel': Case(B=1, T=17, H=1, K=4, V=65, g='channel', z=True),
