@@ -93,7 +93,7 @@ def test_no_line_names_the_plugin(reports):
 LATER = {
     2: r"per_channel|PER_CHANNEL|'channel'",
     3: r'mma\.',
-    4: r'\bexact\b.*=|diagonal form',
+    4: r'\bexact(=|: bool)|diagonal form',
     5: r'torch\.library|naive_chunk|cu_seqlens_cpu|intermediate_states',
     6: r'\bpool\b|Pool\b|POOLED|state_indices|state_update',
     7: 'cp_context|context_parallel|forward_summary',

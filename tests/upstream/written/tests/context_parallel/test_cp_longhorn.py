@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
 from fla.ops.cp import build_cp_context
 from fla.ops.longhorn import chunk_longhorn, naive_recurrent_longhorn
 from fla.utils import assert_close, device
