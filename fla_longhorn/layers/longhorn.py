@@ -265,8 +265,7 @@ class Longhorn(NoWeightDecay):
         """Decode a token per sequence, without gradients: from the halves of `in_proj`'s output, `[B, 1, d]`, to the input of
         `out_proj`, `[B, 1, H, d / H]`, and the states, which are updated in place (the recurrent one if it is float32)."""
         loops = token_loops(x) if type(rows) is Rows else None
-        o = None if loops is None else loops.mix_layer(self, x, z, conv_state, recurrent_state)
-        if o is not None:
+        if loops is not None and (o := loops.mix_layer(self, x, z, conv_state, recurrent_state)) is not None:
             return o, recurrent_state, conv_state
         if (op := self.op_for(1)) is not fused_recurrent_longhorn:
             states: Any

@@ -1,4 +1,4 @@
-"""Where a module computes: in fla's kernels, in loops of a package for the CPU, or in PyTorch."""
+"""Where a module computes: in fla's kernels or in PyTorch; on the CPU also in loops of a package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def has_values(x: torch.Tensor) -> bool:
 
 
 def in_pytorch(x: torch.Tensor) -> bool:
-    """Whether a module computes `x` in PyTorch: kernels need memory, and on the CPU a package that has them."""
+    """Whether a module computes `x` in PyTorch: kernels need memory; on the CPU they are a package's."""
     return not has_values(x) or (backends.loops is None and x.is_cpu)
 
 

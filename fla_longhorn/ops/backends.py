@@ -1,4 +1,4 @@
-"""The implementations of the operators, and which of them runs: Triton kernels, PyTorch, or loops of a package for the CPU.
+"""The implementations of the operators: in Triton, in PyTorch; on the CPU also in loops of a package.
 
 fla's `dispatch` breaks the graph of `torch.compile` at each call, so it has none of these.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import cache
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -81,13 +81,9 @@ class Loops(Hashable, Protocol):
 # set while `patch(packages=True)` is applied and a package brings some
 loops: Loops | None = None
 
-# name -> imports it. Triton is for accelerators, and for the CPU in its interpreter, PyTorch for every device; Numba's loops
-# are for the CPU, and a package's
-BACKENDS: dict[str, Callable[[Loops | None], object]] = {
-    'numba': lambda loops: cast(Loops, loops).load_operators(),
-    'torch': lambda loops: importlib.import_module(f'{__package__}.torch'),
-    'triton': lambda loops: importlib.import_module(f'{__package__}.triton'),
-}
+# Numba's loops are a package's, for the CPU; PyTorch is for every device, Triton for accelerators, and for the CPU in its
+# interpreter
+BACKENDS = ('numba', 'torch', 'triton')
 
 
 def select_backend(device: torch.device) -> Backend:
@@ -95,18 +91,24 @@ def select_backend(device: torch.device) -> Backend:
 
     `FLA_LONGHORN_BACKEND` (a name in :data:`BACKENDS`) selects one; if it cannot run there, this raises and never falls back.
     """
-    return load_backend(backend_name(device.type, os.environ.get('FLA_LONGHORN_BACKEND'), loops), loops)
+    asked = os.environ.get('FLA_LONGHORN_BACKEND')
+    return load_backend(backend_name(device.type, asked, loops), loops)
 
 
 @cache
 def backend_name(device_type: str, asked: str | None, loops: Loops | None) -> str:
     # Triton reads it once too, when it meets the kernels
     interpreting = os.environ.get('TRITON_INTERPRET') == '1'
+    if asked:
+        check_name(asked, device_type, interpreting, loops)
+        return asked
     if device_type != 'cpu' or interpreting:
-        default = 'triton'
-    else:
-        default = 'torch' if loops is None or not loops.is_available() else 'numba'
-    name = asked or default
+        return 'triton'
+    return 'torch' if loops is None or not loops.is_available() else 'numba'
+
+
+def check_name(name: str, device_type: str, interpreting: bool, loops: Loops | None) -> None:
+    """Raise unless the backend can run there."""
     if name not in BACKENDS:
         raise ValueError(f'FLA_LONGHORN_BACKEND must be one of {sorted(BACKENDS)}, got {name!r}')
     if name == 'triton' and device_type == 'cpu' and not interpreting:
@@ -115,12 +117,13 @@ def backend_name(device_type: str, asked: str | None, loops: Loops | None) -> st
         raise ValueError(f'FLA_LONGHORN_BACKEND=numba runs on the CPU; q is on {device_type}')
     if name == 'numba' and loops is None:
         raise ValueError('FLA_LONGHORN_BACKEND=numba needs fla-longhorn-cpu installed, and patch(packages=True)')
-    return name
 
 
 @cache
 def load_backend(name: str, loops: Loops | None = None) -> Backend:
-    return cast(Backend, BACKENDS[name](loops))
+    if name == 'numba':
+        return cast(Loops, loops).load_operators()
+    return cast(Backend, importlib.import_module(f'{__package__}.{name}'))
 
 
 def token_loops(x: Tensor) -> TokenLoops | None:

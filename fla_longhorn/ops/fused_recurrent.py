@@ -1,4 +1,4 @@
-"""One pass over time: `fused_recurrent_longhorn`, and `longhorn_state_update`, which updates states in place."""
+"""One pass over time: `fused_recurrent_longhorn`; `longhorn_state_update` updates states in place."""
 
 from __future__ import annotations
 

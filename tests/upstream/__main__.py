@@ -1,7 +1,6 @@
-"""`python -m tests.upstream DIR`: a tree of fla with Longhorn in it, and patches, `DIR/longhorn-1.patch` to `-4`.
+"""`python -m tests.upstream DIR`: a tree of fla with Longhorn in it, and its patches, `DIR/longhorn-1.patch` and so on.
 
-The first has the exact form alone, then come decays per channel, the kernels in the layout of tensor cores, and what the
-plugin's core has beyond. Nothing is sent anywhere.
+The first has the exact form alone; the last ones make it the plugin's whole core. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ def main() -> None:
     parser.add_argument('--installed', action='store_true', help="the installed fla in place of the package index's")
     parser.add_argument('--first', action='store_true', help='the first patch alone')
     options = parser.parse_args()
-    for report in write_patches(options.folder, installed=options.installed, pieces=1 if options.first else None):
-        print(f'{options.folder / report.patch}: {report.changes}')
-        print(f'{report.files} files, {report.lines} lines without tests; {report.imports} lines of imports renamed')
-        show('lines of docstrings and messages in which a name changed', report.others)
-        show('lines that name the plugin', report.named)
+    reports = write_patches(options.folder, installed=options.installed, pieces=1 if options.first else None)
+    for report in reports:
+        print(f'{options.folder / report.patch}, {report.name}: {report.changes}')
         if report.missing:
             show("lines of fla's lists before which Longhorn has its place were not found", report.missing)
+    last = reports[-1]
+    print(f'{last.lines} lines of Longhorn without tests; {last.imports} lines of imports renamed')
+    show('other lines in which a name changed', last.others)
 
 
 def show(title: str, lines: list[tuple[str, str]]) -> None:

@@ -1,2 +1,2 @@
 # they run in fla's tree
-collect_ignore = ['first', 'given']
+collect_ignore = ['written']

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,8 @@ DEFAULTS = {
     'The defaults are the paper\'s.': 'But for `exact`, the defaults are the paper\'s.',
     'the defaults are the paper\'s 120M model': 'but for `exact`, the defaults are the paper\'s 120M model',
 }
+# as fla names such things; its variable turns to general kernels too
+NAMES = {'fla_longhorn::': 'fla::', 'FLA_LONGHORN_GENERAL_KERNELS': 'FLA_DISABLE_BACKEND_DISPATCH'}
 # each of these parts of fla imports itself and those before it
 ORDER = ('utils', 'ops', 'modules', 'layers', 'models')
 # beside itself and Python's library
@@ -119,7 +122,8 @@ def rename(text: str) -> tuple[str, list[int], list[int]]:
     in_imports, others = [], []
     for number, line in enumerate(lines, 1):
         package = packages.get(number)
-        lines[number - 1] = NAME.sub(lambda found, package=package: package or place_of(found[0]) or found[0], line)
+        there = NAME.sub(lambda found, package=package: package or place_of(found[0]) or found[0], line)
+        lines[number - 1] = reduce(lambda x, names: x.replace(*names), NAMES.items(), there)
         if lines[number - 1] != line:
             (in_imports if number in packages else others).append(number)
     return ''.join(lines), in_imports, others
@@ -149,8 +153,10 @@ def package_of(node: ast.Import | ast.ImportFrom, modules: set[str]) -> str | No
     return packages.pop()
 
 
-def check_imports(place: str, text: str) -> None:
-    """Raise if a module in fla's tree imports what it may not: another package, or a part of fla that stands above it."""
+def check_module(place: str, text: str) -> None:
+    """Raise if a module in fla's tree names the plugin, or imports another package or a part of fla that stands above it."""
+    if named := re.findall(r'(?i).*fla.longhorn.*', text):
+        raise ValueError(f'{place} names the plugin: {named}')
     tree = ast.parse(text)
     for_types = {
         id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and ast.unparse(test.test) == 'TYPE_CHECKING'

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import groupby, product
 from textwrap import fill
 
 
@@ -18,19 +18,21 @@ from textwrap import fill
 class Facts:
     """What is true of every call in the tree."""
 
-    # a condition -> its value, or another condition that is the same
+    # a condition, or a function of one -> its value, or another condition that is the same
     conditions: dict[str, bool | str] = field(default_factory=dict)
     # parameters and variables that nothing reads then; functions whose `**` adds such arguments
     gone: frozenset[str] = frozenset()
     # a variable -> the expression in its place
     values: dict[str, str] = field(default_factory=dict)
+    # functions and classes that the tree lacks, and arguments of public ones: tests that name them are left out
+    absent: frozenset[str] = frozenset()
     # sentences of docstrings and comments that match speak of what is gone
-    unsaid: str = '$^'
+    unsaid: str = '(?!)'
 
     def __or__(self, other: Facts) -> Facts:
         return Facts(
             self.conditions | other.conditions, self.gone | other.gone, self.values | other.values,
-            f'{self.unsaid}|{other.unsaid}',
+            self.absent | other.absent, f'{self.unsaid}|{other.unsaid}',
         )
 
     def decide(self, test: ast.expr, known: tuple[tuple[ast.expr, bool], ...] = ()) -> bool | None:
@@ -57,7 +59,8 @@ class Facts:
         if isinstance(node, ast.Constant):
             return bool(node.value)
         text = ast.unparse(node)
-        fact = self.conditions.get(text)
+        # of a call whatever its arguments
+        fact = self.conditions.get(f'{ast.unparse(node.func)}()' if isinstance(node, ast.Call) else text)
         if isinstance(fact, bool):
             return fact
         if isinstance(fact, str):
@@ -137,6 +140,8 @@ class Folded:
             return
         elif isinstance(node, ast.Assign) and (name := ast.unparse(node.targets[0])) in self.facts.values:
             self.replace(node.value, self.facts.values[name])
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and self.is_absent(node):
+            self.delete_lines(min(x.lineno for x in (node, *node.decorator_list)), node.end_lineno or 0, with_comment=True)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and self.is_gone(node):
             self.delete_lines(node.lineno, node.end_lineno or 0, with_comment=True)
         elif isinstance(node, ast.BoolOp):
@@ -150,6 +155,14 @@ class Folded:
                 self.drop([*node.args, *node.keywords])
             if isinstance(node, ast.FunctionDef):
                 self.drop([*node.args.args, *node.args.kwonlyargs])
+                for decorator in node.decorator_list:
+                    # `parametrize`
+                    if getattr(next(iter(getattr(decorator, 'args', ())), None), 'value', None) in self.facts.gone:
+                        self.delete_lines(decorator.lineno, decorator.end_lineno or 0)
+            if isinstance(node, ast.List):
+                self.drop_elements(node.elts, node.elts)
+            if isinstance(node, ast.Dict):
+                self.drop_elements(node.keys, node.values)
             for child in ast.iter_child_nodes(node):
                 start, _ = self.place(child) if hasattr(child, 'lineno') else (len(self.text), 0)
                 if not self.deleted[start]:
@@ -157,9 +170,16 @@ class Folded:
 
     def is_gone(self, node: ast.Assign | ast.AnnAssign) -> bool:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = [x.id for x in targets if isinstance(x, ast.Name)]
+        # of a variable, or an attribute of `self`
+        names = [ast.unparse(x).removeprefix('self.') for x in targets if isinstance(x, (ast.Name, ast.Attribute))]
         known = (x in self.facts.gone or isinstance(self.facts.conditions.get(x), bool) for x in names)
         return len(names) == len(targets) and all(known)
+
+    def is_absent(self, node: ast.FunctionDef | ast.ClassDef) -> bool:
+        names = {node.name}
+        if node.name.startswith('test_'):
+            names |= {getattr(x, 'id', None) or getattr(x, 'arg', None) for x in ast.walk(node)}
+        return not names.isdisjoint(self.facts.absent)
 
     def fold_if(self, node: ast.If, known: tuple[tuple[ast.expr, bool], ...]) -> None:
         value = self.facts.decide(node.test, known)
@@ -200,7 +220,12 @@ class Folded:
     def simplify(self, node: ast.BoolOp, known: tuple[tuple[ast.expr, bool], ...]) -> None:
         """Delete operands that do not matter."""
         without = isinstance(node.op, ast.And)
-        left = [x for x in node.values if self.facts.decide(x, known) is not without]
+        # a constant is no condition
+        left = [x for x in node.values if isinstance(x, ast.Constant) or self.facts.decide(x, known) is not without]
+        start, end = self.place(node)
+        if len(left) == 1 and re.fullmatch(r'\W\(.*\)', self.text[start - 2:end + 1], re.S):
+            self.delete(start - 1, start)
+            self.delete(end, end + 1)
         for i, x in enumerate(node.values):
             if x in left:
                 self.visit(x, known)
@@ -209,24 +234,40 @@ class Folded:
             else:
                 self.delete(self.operand(node.values[i - 1])[1], self.operand(x)[1])
 
-    def drop(self, items: list[ast.expr | ast.keyword | ast.arg]) -> None:
+    def drop(self, items: Iterable[ast.expr | ast.keyword | ast.arg]) -> None:
         """Delete arguments or parameters that are gone, with their commas."""
         for item in items:
             value = item.value if isinstance(item, ast.keyword) and item.arg is None else item
             value = value.func if isinstance(value, ast.Call) and value is not item else value
             name = getattr(value, 'arg', None) or getattr(value, 'id', None)
-            if name not in self.facts.gone:
+            if name in self.facts.gone:
+                self.delete_item(*self.place(item))
+
+    def drop_elements(self, elements: Sequence[ast.expr | None], values: Sequence[ast.expr]) -> None:
+        """Delete variables that are gone from a list, and what has a string that names such, or entries with such a key."""
+        for element, value in zip(elements, values, strict=True):
+            if element is None:
                 continue
-            start, end = self.place(item)
-            # a default is no part of its parameter
-            tail = re.compile(r'( = [^,)\n]+)?,? ?').match(self.text, end)
-            end = tail.end() if tail else end
-            before, after = self.text.rfind('\n', 0, start) + 1, self.text.find('\n', end)
-            if not self.text[before:start].strip() and not self.text[end:after].strip():
-                start, end = before, after + 1
-            elif self.text[end] in ')\n' and self.text[start - 2:start] == ', ':
-                start, end = start - 2, end - (self.text[end] == '\n')
-            self.delete(start, end)
+            if isinstance(element, ast.Name):
+                wrong = element.id in self.facts.gone
+            else:
+                gone = self.facts.gone | self.facts.absent
+                wrong = any(isinstance(x, ast.Constant) and x.value in gone for x in ast.walk(element))
+            if wrong:
+                self.delete_item(self.place(element)[0], self.place(value)[1])
+
+    def delete_item(self, start: int, end: int) -> None:
+        """Delete one of several with its comma, and a line that has no other."""
+        # a default is no part of its parameter
+        tail = re.compile(r'( = [^,)\n]+)?,? ?').match(self.text, end)
+        end = tail.end() if tail else end
+        self.delete(start, end)
+        before = {'\n': ' ', ')': ' ,', ']': ' ,', '}': ' ,'}.get(self.text[end], '')
+        while before and (self.deleted[start - 1] or self.text[start - 1] in before):
+            start -= 1
+        if self.text[start - 1] == self.text[end] == '\n':
+            end += 1
+        self.delete(start, end)
 
 
 def fold(text: str, facts: Facts) -> str:
@@ -234,40 +275,55 @@ def fold(text: str, facts: Facts) -> str:
     text = str(Folded(text, facts))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and (said := ast.get_docstring(node, clean=False)):
-            text = text.replace(said, without_sentences(said, facts.unsaid))
+            text = text.replace(said, without_sentences(without_arguments(said, facts.gone), facts.unsaid))
     comments = r'^( *)#.*\n(?:\1#.*\n)*'
     return re.sub(comments, lambda found: '' if re.search(facts.unsaid, found[0]) else found[0], text, flags=re.M)
 
 
+def without_arguments(text: str, gone: Iterable[str]) -> str:
+    """A docstring without descriptions of arguments that are gone."""
+    return re.sub(rf'^( +)({"|".join(gone) or "(?!)"}) \(.*\):\n(?:\1 +.*\n)+', '', text, flags=re.M)
+
+
 def without_sentences(text: str, unsaid: str) -> str:
-    """A docstring without sentences that match, or what follows the `;` before the match; one that is all of it stays."""
-    paragraphs = []
-    for paragraph in text.split('\n\n'):
-        if re.search(unsaid, paragraph):
-            kept = []
-            for sentence in re.split(r'(?<=\.) ', ' '.join(paragraph.split())):
-                clauses = sentence.split(';')
-                wrong = next((i for i, x in enumerate(clauses) if re.search(unsaid, x)), len(clauses))
-                if wrong:
-                    kept.append(';'.join(clauses[:wrong]) + ('.' if wrong < len(clauses) else ''))
-            end = re.search(r'\n *$', paragraph)
-            indent = '    ' if paragraphs else ''
-            paragraph = fill(' '.join(kept), 127, initial_indent=indent, subsequent_indent='    ') + (end[0] if end else '')
-        if paragraph.strip():
-            paragraphs.append(paragraph)
-    last = re.search(r'\n *$', text)
-    found = '\n\n'.join(paragraphs)
-    return (found if not last or found.endswith(last[0]) else found + last[0]) if paragraphs else text
+    """A docstring without sentences that match, or what follows the `;` before the match; one that is all of it stays.
+
+    A sentence does not go beyond lines of one indentation.
+    """
+    said = text.split('\n')
+    indents = [len(line) - len(line.lstrip()) if line.strip() else -1 for line in said]
+    if len(said) > 1 and said[0]:
+        # it stands behind the quotes
+        indents[0] = max(indents[1], 0)
+    kept: list[str] = []
+    for indent, group in groupby(indents):
+        lines = [said.pop(0) for _ in group]
+        if re.search(unsaid, '\n'.join(lines)):
+            sentences = (without_clauses(x, unsaid) for x in re.split(r'(?<=\.) ', ' '.join(map(str.strip, lines))))
+            margin = ' ' * indent
+            left = fill(' '.join(filter(None, sentences)), 127, initial_indent=margin, subsequent_indent=margin)
+            lines = left.split('\n') if left.strip() else []
+        if lines != [''] or not kept or kept[-1].strip():
+            kept += lines
+    found = '\n'.join(kept)
+    found = found if text.startswith('\n') else found.lstrip()
+    return found if found.strip() else text
 
 
-def without_unused(texts: dict[str, str], exported: Iterable[str]) -> dict[str, str]:
-    """The modules without imports that they don't use, and what none of them names, but what is exported."""
-    kept = set(exported)
+def without_clauses(sentence: str, unsaid: str) -> str:
+    clauses = sentence.split(';')
+    wrong = next((i for i, x in enumerate(clauses) if re.search(unsaid, x)), len(clauses))
+    return ';'.join(clauses[:wrong]) + ('.' if 0 < wrong < len(clauses) else '')
 
-    def export(line: re.Match) -> str:
-        return f'__all__ = {[x for x in ast.literal_eval(line[1]) if x in kept]}'
 
-    texts = {place: re.sub(r'^__all__ = (.*)$', export, text, flags=re.M) for place, text in texts.items()}
+def without_unused(texts: dict[str, str]) -> dict[str, str]:
+    """The modules without imports that they don't use, and what no other names, but tests."""
+    for place, text in texts.items():
+        if found := re.search(r'^__all__ = (\[[^]]*\])', text, flags=re.M):
+            names = ast.literal_eval(found[1])
+            others = set(re.findall(r'\w+', '\n'.join(other for x, other in texts.items() if x != place)))
+            if not others.issuperset(names):
+                texts[place] = text.replace(found[1], str([x for x in names if x in others]))
     while True:
         texts = {place: without_imports(text) for place, text in texts.items()}
         words = Counter(re.findall(r'\w+', '\n'.join(texts.values())))
@@ -276,7 +332,7 @@ def without_unused(texts: dict[str, str], exported: Iterable[str]) -> dict[str, 
             lines = text.splitlines(keepends=True)
             for name, (first, last) in reversed([*definitions(text)]):
                 own = re.findall(r'\w+', ''.join(lines[first - 1:last])).count(name)
-                if name not in kept and words[name] == own:
+                if not name.startswith('test_') and words[name] == own:
                     while first > 1 and lines[first - 2].startswith('#'):
                         first -= 1
                     del lines[first - 1:last]

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,15 +16,16 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn
 from tests import forks
-from tests.upstream.core import destination, find_core
 from tests.upstream.edits import PARAMETERS
-from tests.upstream.pieces import INSERTED, insert
+from tests.upstream.pieces import INSERTED, PIECES, insert
 from tests.upstream.train import CORE, train
 from tests.upstream.tree import Report, make_tree, write_patches
 
 WITH_CUDA = pytest.mark.skipif(torch.backends.cuda.is_built(), reason='the pretend device needs a CPU build of torch')
 # offgpu has the pretend device
 DEVICES = ['cpu', *([pytest.param('cuda', marks=[pytest.mark.compiler, WITH_CUDA])] if find_spec('offgpu') else [])]
+# the plugin's options -> those of a tree in which exact is the only form
+PLAIN = {'exact': 'first', 'gate': 'first gate'}
 BLOCKED = ('fla_cpu', 'fla_kit', 'fla_longhorn', 'fla_longhorn_cpu')
 IMPORT_ALL = '''
 import importlib, sys
@@ -53,31 +56,21 @@ def paths(folder: Path, reports: list[Report]) -> list[str]:
     return [str(folder / 'blocked'), str(folder / 'tree'), str(forks.ROOT)]
 
 
-def tree_of(folder: Path, patches: list[Report]) -> list[str]:
-    """The same of a tree with some of the patches."""
-    path = folder / f'with-{len(patches)}'
-    make_tree(path, installed=True)
-    for report in patches:
-        subprocess.run(['git', 'apply', folder / 'tree' / report.patch], cwd=path, check=True)
-    return [str(folder / 'blocked'), str(path), str(forks.ROOT)]
-
-
 @pytest.fixture(scope='module')
-def first(folder: Path, reports: list[Report]) -> list[str]:
-    return tree_of(folder, reports[:1])
+def tree(folder: Path, reports: list[Report]) -> Callable[[int], list[str]]:
+    """The same of a tree with the first patches."""
+    @cache
+    def make(number: int) -> list[str]:
+        path = folder / f'with-{number}'
+        make_tree(path, installed=True)
+        for report in reports[:number]:
+            subprocess.run(['git', 'apply', folder / 'tree' / report.patch], cwd=path, check=True)
+        return [str(folder / 'blocked'), str(path), str(forks.ROOT)]
+
+    return make
 
 
-@pytest.fixture(scope='module')
-def second(folder: Path, reports: list[Report]) -> list[str]:
-    return tree_of(folder, reports[:2])
-
-
-@pytest.fixture(scope='module')
-def third(folder: Path, reports: list[Report]) -> list[str]:
-    return tree_of(folder, reports[:3])
-
-
-def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
+def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports):
     make_tree(folder / 'again', installed=True)
     for report in reports:
         subprocess.run(['git', 'apply', folder / 'tree' / report.patch], cwd=folder / 'again', check=True)
@@ -90,14 +83,32 @@ def test_the_patches_apply_and_remove_nothing_of_fla(folder, reports, first):
     assert not [line for line in changes if line.split()[1] not in ('0', '-') and '__pycache__' not in line]
 
 
-def test_the_first_patches_are_small_and_name_only_what_they_have(reports):
-    first, second, third = reports[:3]
-    assert first.lines <= 3500
-    assert first.named == second.named == []
-    later = r'pool\b|diagonal form|fla_longhorn|cp_context'
-    assert not re.search(rf'{later}|per_channel|PER_CHANNEL|mma\.', first.text)
-    assert not re.search(rf'{later}|mma\.', second.text)
-    assert not re.search(later, third.text)
+def test_no_line_names_the_plugin(reports):
+    """Nor a package beside it: fla's tree has neither."""
+    for report in reports:
+        assert re.findall(r'(?i).*fla.longhorn.*', report.text) == []
+
+
+# what the trees lack before the piece of this number
+LATER = {
+    2: r"per_channel|PER_CHANNEL|'channel'",
+    3: r'mma\.',
+    4: r'\bexact(=|: bool)|diagonal form',
+    5: r'torch\.library|naive_chunk|cu_seqlens_cpu|intermediate_states',
+    6: r'\bpool\b|Pool\b|POOLED|state_indices|state_update',
+    7: 'cp_context|context_parallel|forward_summary',
+    8: 'longhorn_utils',
+    9: 'SequenceClassification',
+}
+
+
+def test_each_patch_is_small_and_has_nothing_of_later_ones(reports):
+    assert [*LATER] == [*range(2, len(PIECES) + 1)]
+    for number, report in enumerate(reports, 1):
+        added = [line for line in report.text.splitlines() if line.startswith('+')]
+        assert len(added) <= (3500 if number == 1 else 1500)
+        later = re.compile('|'.join([*LATER.values()][number - 1:]) or '(?!)')
+        assert [line for line in added if later.search(line)] == []
 
 
 def test_longhorn_is_in_the_lists_of_the_repository(tmp_path):
@@ -119,9 +130,11 @@ def test_longhorn_is_in_the_lists_of_the_repository(tmp_path):
 
 
 @pytest.mark.slow
-def test_imports(paths, tmp_path):
-    modules = ('.'.join(destination(module).with_suffix('').parts) for module in find_core())
-    names = [module.removesuffix('.__init__') for module in modules]
+@pytest.mark.parametrize('number', range(1, len(PIECES) + 1))
+def test_imports(number, tree, tmp_path):
+    paths = tree(number)
+    files = (x.relative_to(paths[1]).with_suffix('') for x in Path(paths[1], 'fla').rglob('*.py') if 'longhorn' in str(x))
+    names = ['.'.join(x.parts).removesuffix('.__init__') for x in files]
     printed = forks.output('-c', IMPORT_ALL, *names, cwd=tmp_path, env={'PYTHONPATH': os.pathsep.join(paths)}, fla=False)
     places = ['fla.layers.longhorn', 'fla.ops.longhorn.chunk', 'fla.models.longhorn.modeling_longhorn']
     assert printed.split() == [f'{paths[1]}/fla/__init__.py', *places]
@@ -138,18 +151,28 @@ def environment(paths: list[str], device: str) -> dict[str, str]:
     return {'PYTHONPATH': with_site(os.pathsep.join(paths)), 'PRETEND_CUDA': '1', 'PRETEND_SMS': '2'}
 
 
+# the last ones have no other operators
 @pytest.mark.slow
-@pytest.mark.parametrize(('tree', 'number'), [('first', 27), ('second', 29), ('third', 29), ('paths', 56)])
+@pytest.mark.parametrize(('number', 'passed'), [(1, 27), (2, 29), (3, 29), (4, 57), (5, 68), (6, 74), (7, 76), (9, 76)])
 @pytest.mark.parametrize('device', DEVICES)
-def test_operators(device, tree, number, request):
+def test_operators(device, number, passed, tree):
     """The operators' tests in the patches."""
-    paths = request.getfixturevalue(tree)
+    paths = tree(number)
     plugin = ('-p', 'tests.upstream.plugin') if device == 'cpu' else ()
     options = ('-q', '-p', 'no:cacheprovider', *plugin, '-k', 'not bfloat16')
     printed = forks.output(
         '-m', 'pytest', *options, 'tests/ops/test_longhorn.py', cwd=Path(paths[1]), env=environment(paths, device), fla=False,
     )
-    assert f'{number} passed' in printed
+    assert f'{passed} passed' in printed
+
+
+@pytest.mark.slow
+def test_context_parallelism(tree):
+    """Its test in the patches: ranks are processes on the CPU."""
+    paths = tree(7)
+    options = ('-q', '-p', 'no:cacheprovider', '-p', 'tests.upstream.plugin')
+    file, env = 'tests/context_parallel/test_cp_longhorn.py', environment(paths, 'cpu')
+    assert '6 passed' in forks.output('-m', 'pytest', *options, file, cwd=Path(paths[1]), env=env, fla=False)
 
 
 def test_wrong_edits_are_of_each_parameter():
@@ -172,13 +195,13 @@ def test_model(device, paths, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(('number', 'names'), [(1, PLAIN), (4, PLAIN | {'diagonal': 'diagonal'}), (8, PLAIN)])
 @pytest.mark.parametrize('device', DEVICES)
-def test_first_model(device, first, tmp_path):
+def test_plain_model(device, number, names, tree, tmp_path):
     """The plain layer and model, with the weights of the plugin's: what that computes on the CPU."""
-    names = {'exact': 'first', 'gate': 'first gate'}
     weights = tmp_path / 'weights.pt'
     expected = {name: train(name, 'cpu', fused=True, save=weights.with_stem(name)) for name in names}
-    env = environment(first, device)
+    env = environment(tree(number), device)
     for name, plain in names.items():
         arguments = ('-m', 'tests.upstream.train', device, plain, weights.with_stem(name))
         got = json.loads(forks.output(*arguments, cwd=tmp_path, env=env, fla=False))[plain]

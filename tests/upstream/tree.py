@@ -1,9 +1,8 @@
-"""fla's tree, and Longhorn in it, in four patches: three of the exact form (`pieces.py`), then the whole core (`core.py`)."""
+"""fla's tree, and Longhorn in it, patch by patch (`pieces.py`), from the package's core (`core.py`)."""
 
 from __future__ import annotations
 
 import ast
-import re
 import shutil
 import subprocess
 import sys
@@ -15,40 +14,37 @@ from pathlib import Path
 
 import fla
 
-from fla_longhorn.patches.parts import AUTO_CLASSES, EXPORTS
-from tests.upstream import pieces as first
-from tests.upstream.core import check_imports, destination, find_core, place_of, rename, with_exact_default
+from fla_longhorn.patches.parts import AUTO_CLASSES
+from tests.upstream.core import check_module, find_core, rename, with_exact_default
+from tests.upstream.pieces import INSERTED, PIECES, insert, texts_of
 
 VERSION = '0.6.0'
 # fla's tree is in two distributions
 DISTRIBUTIONS = ('fla-core', 'flash-linear-attention')
-GIVEN = Path(__file__).parent / 'given'
 # the rules of fla's pyproject.toml, which its distributions lack
 LINT = (
     '--target-version', 'py310', '--line-length', '127', '--config', 'lint.isort.known-first-party = ["fla"]',
     '--select', 'E,F,UP,B,SIM,I,C4,TC,T,RUF022',
     '--ignore', 'E501,E741,B006,B007,B008,B023,B028,B904,B905,C408,C416,C417,T201,TC002,TC003,SIM102,SIM108,SIM118,SIM211',
-    '--fix', '--unsafe-fixes', '--fixable', 'I,F401,RUF022,TC001,TC006',
+    '--fix', '--unsafe-fixes', '--fixable', 'I,F401,RUF022,TC001,TC005,TC006',
     '--per-file-ignores', '__init__.py:F401', '--per-file-ignores', 'tests/*/*.py:UP030',
 )
-UTILS = '"""What the Longhorn layer is made of."""\n'
+UTILS = 'fla/layers/longhorn_utils'
 
 
 @dataclass
 class Report:
     """What was written."""
 
-    files: int = 0
     # without tests
     lines: int = 0
     imports: int = 0
     # file and text of renamed lines that are no imports
     others: list[tuple[str, str]] = field(default_factory=list)
-    # lines that still name the plugin
-    named: list[tuple[str, str]] = field(default_factory=list)
     # places in fla's lists that are not there
     missing: list[tuple[str, str]] = field(default_factory=list)
     patch: str = ''
+    name: str = ''
     changes: str = ''
     text: str = ''
 
@@ -77,58 +73,29 @@ def make_tree(folder: Path, installed: bool = False) -> None:
             shutil.copytree(str(archive).removesuffix('.tar.gz'), folder, dirs_exist_ok=True)
 
 
-def add_first(folder: Path) -> Report:
-    """Put the exact form into fla's tree, with one decay per head, a plain layer and model, and one test file of each."""
-    texts = {folder / place: text for place, text in first.written(first.FIRST).items()}
-    missing = first.insert(folder)
-    changed = [export(folder, package, names) for package, names in first.EXPORTS.items()]
-    changed += [folder / name for name in first.INSERTED]
-    report = add_modules(folder, first.kernels(find_core(), 0), texts, changed)
-    report.missing = missing
-    return report
-
-
-def add_channels(folder: Path) -> Report:
-    """Add decays per channel."""
-    git(folder, 'apply', str(first.CHANNEL))
-    return add_modules(folder, first.kernels(find_core(), 1), {}, [])
-
-
-def add_tensor_cores(folder: Path) -> Report:
-    """Add the kernels in the layout of tensor cores."""
-    return add_modules(folder, first.kernels(find_core(), 2), {}, [])
-
-
-def add_longhorn(folder: Path) -> Report:
-    """Put the whole core in the place of the patches before: its registrations and its tests."""
-    texts = {folder / 'fla/layers/longhorn_utils/__init__.py': UTILS}
-    texts |= {folder / place: text for place, text in first.written(GIVEN).items()}
-    git(folder, 'apply', str(first.DIAGONAL))
-    core = {module: path.read_text(encoding='utf-8') for module, path in find_core().items()}
-    core['fla_longhorn.models.longhorn'] = with_auto_classes(core['fla_longhorn.models.longhorn'])
-    more = {package: tuple(x for x in names if x not in first.EXPORTS[package]) for package, (_, names) in EXPORTS.items()}
-    changed = [export(folder, package, names) for package, names in more.items() if names]
-    return add_modules(folder, with_exact_default(core), texts, changed)
-
-
-def add_modules(folder: Path, modules: dict[str, str], texts: dict[Path, str], changed: list[Path]) -> Report:
-    """Write modules of the package to their places, and `texts`, which has the modules' too then; tidy these and `changed`."""
+def add_piece(folder: Path, number: int) -> Report:
+    """Write all modules and tests of Longhorn as they are in a piece, and its lines in fla's lists."""
     report, root = Report(), (folder / 'fla/__init__.py').read_text(encoding='utf-8')
     header = root[:root.index('\n\n') + 2]
-    for module, source in modules.items():
+    core = {module: path.read_text(encoding='utf-8') for module, path in find_core().items()}
+    core['fla_longhorn.models.longhorn'] = with_auto_classes(core['fla_longhorn.models.longhorn'])
+    texts = texts_of(with_exact_default(core), number)
+    if any(place.startswith(UTILS) for place in texts):
+        texts[f'{UTILS}/__init__.py'] = '"""What the Longhorn layer is made of."""\n'
+    for place, source in texts.items():
         text, imports, others = rename(source)
-        check_imports(str(place_of(module)), text)
-        path, lines = destination(module), text.splitlines()
         report.imports += len(imports)
-        report.others += [(str(path), lines[number - 1].strip()) for number in others]
-        report.named += [(str(path), line.strip()) for line in lines if re.search('fla[_-]longhorn|FLA_LONGHORN', line)]
-        texts[folder / path] = text
-    for path, text in texts.items():
+        report.others += [(place, text.splitlines()[number - 1].strip()) for number in others]
+        if place.startswith('fla/'):
+            check_module(place.removesuffix('.py').replace('/', '.'), text)
+            report.lines += text.count('\n')
+        path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(header + text, encoding='utf-8')
-    tidy([path for path in (*texts, *changed) if path.suffix == '.py' and path.exists()])
-    report.files = len(texts)
-    report.lines = sum(x.read_text(encoding='utf-8').count('\n') for x in texts if folder / 'tests' not in x.parents)
+    if number == 0:
+        report.missing = insert(folder)
+    changed = [export(folder, package, names) for package, names in PIECES[number].exports.items()]
+    tidy([x for x in (*(folder / place for place in (*texts, *INSERTED)), *changed) if x.suffix == '.py' and x.exists()])
     return report
 
 
@@ -169,9 +136,6 @@ def tidy(paths: list[Path]) -> None:
         raise SystemExit(f"fla's ruff refuses the tree:\n{done.stdout}{done.stderr}")
 
 
-PIECES = add_first, add_channels, add_tensor_cores, add_longhorn
-
-
 def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(['git', *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
@@ -192,11 +156,11 @@ def write_patches(folder: Path, installed: bool = False, pieces: int | None = No
     elif git(folder, 'status', '--porcelain'):
         raise SystemExit(f'DIR must have no changes of its own, which `git status` shows in {folder}')
     reports = []
-    for number, add in enumerate(PIECES[:pieces], 1):
+    for number, piece in enumerate(PIECES[:pieces]):
         base = git(folder, 'write-tree').strip()
-        report = add(folder)
+        report = add_piece(folder, number)
         git(folder, 'add', '--all')
-        report.patch = f'longhorn-{number}.patch'
+        report.patch, report.name = f'longhorn-{number + 1}.patch', piece.name
         report.changes = git(folder, 'diff', '--cached', '--shortstat', base).strip()
         report.text = git(folder, 'diff', '--cached', '--no-color', base)
         reports.append(report)

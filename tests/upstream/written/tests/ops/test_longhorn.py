@@ -17,28 +17,28 @@ SIZES = (1, 35, 2, 4, 12)
 OPTIONS = {
     'scale': dict(scale=0.3),
     'initial_state': dict(initial_state=None),
-    'beta_per_head': dict(beta='head'),
+    'beta_per_head': dict(beta='BTH'),
     'D': dict(D=True),
     'z': dict(z=True),
     'use_beta_sigmoid_in_kernel': dict(use_beta_sigmoid_in_kernel=True),
     'state_v_first': dict(state_v_first=True),
     'allow_neg_eigval': dict(allow_neg_eigval=True),
-    'g_per_head': dict(g='head'),
-    'g_per_channel': dict(g='channel'),
+    'g_per_head': dict(g='BTH'),
+    'g_per_channel': dict(g='BTHV'),
     'all': dict(
-        scale=0.3, D=True, z=True, use_beta_sigmoid_in_kernel=True, state_v_first=True, allow_neg_eigval=True, g='head',
+        scale=0.3, D=True, z=True, use_beta_sigmoid_in_kernel=True, state_v_first=True, allow_neg_eigval=True, g='BTH',
     ),
 }
 
 
-def make_call(B, T, H, K, V, N=None, dtype=torch.float, beta='channel', g=None, D=False, z=False, **flags):
+def make_call(B, T, H, K, V, N=None, dtype=torch.float, beta='BTHV', g=None, D=False, z=False, **flags):
     """Inputs that need a gradient, and flags."""
     torch.manual_seed(42)
 
     def draw(*shape, dtype=dtype):
         return torch.randn(*shape, dtype=dtype, device=device)
 
-    shapes = {'head': (B, T, H), 'channel': (B, T, H, V)}
+    shapes = {'BTH': (B, T, H), 'BTHV': (B, T, H, V)}
     state = (N or B, H, V, K) if flags.get('state_v_first') else (N or B, H, K, V)
     inputs = {'q': draw(B, T, H, K), 'k': draw(B, T, H, K), 'v': draw(B, T, H, V), 'beta': draw(*shapes[beta])}
     if not flags.get('use_beta_sigmoid_in_kernel'):
@@ -72,8 +72,8 @@ def check(op, inputs, flags, ratio=1e-4):
         assert_close(name, ref[name].to(x.dtype), x, ratio)
 
 
-# the ops have one backward, and in the diagonal form one forward
-@pytest.mark.parametrize(('op', 'exact'), [(chunk_longhorn, False), (chunk_longhorn, True), (fused_recurrent_longhorn, True)])
+@pytest.mark.parametrize('exact', [False, True])
+@pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn])
 @pytest.mark.parametrize('option', OPTIONS)
 def test_options(option: str, op, exact: bool):
     check(op, *make_call(*SIZES, **OPTIONS[option], exact=exact))
@@ -93,16 +93,22 @@ def test_options(option: str, op, exact: bool):
     ],
 )
 def test_sizes(B: int, T: int, H: int, K: int, V: int, dtype: torch.dtype, exact: bool, op):
-    call = make_call(B, T, H, K, V, dtype=dtype, z=True, D=True, g='head', exact=exact)
+    call = make_call(B, T, H, K, V, dtype=dtype, z=True, D=True, g='BTH', exact=exact)
     check(op, *call, ratio=1e-4 if dtype == torch.float else 0.01)
 
 
+@pytest.mark.parametrize('op', [chunk_longhorn, fused_recurrent_longhorn])
 @pytest.mark.parametrize('exact', [False, True])
 @pytest.mark.parametrize('lengths', [(15, 20), (32, 1, 0, 17)])
-def test_varlen(lengths: tuple[int, ...], exact: bool):
+def test_varlen(lengths: tuple[int, ...], exact: bool, op):
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0)
-    inputs, flags = make_call(1, sum(lengths), *SIZES[2:], N=len(lengths), g='head', exact=exact)
-    check(chunk_longhorn, inputs, {**flags, 'cu_seqlens': cu_seqlens})
+    inputs, flags = make_call(1, sum(lengths), *SIZES[2:], N=len(lengths), g='BTH', exact=exact)
+    check(op, inputs, {**flags, 'cu_seqlens': cu_seqlens})
+
+
+def test_without_final_state():
+    inputs, flags = make_call(*SIZES)
+    assert chunk_longhorn(**inputs, **flags)[1] is None
 
 
 @pytest.mark.parametrize('exact', [False, True])
@@ -153,3 +159,29 @@ def test_state_update(exact: bool):
     tri = [longhorn_state_update(h0, **{name: x[:, t:t + 1] for name, x in inputs.items()}, **flags) for t in range(3)]
     assert_close('o', ref, torch.cat(tri, 1), 1e-4)
     assert_close('ht', ref_ht, h0, 1e-4)
+
+
+# the recurrent kernels, and those for more than 64 tokens
+@torch.no_grad()
+@pytest.mark.parametrize('exact', [False, True])
+@pytest.mark.parametrize('T', [1, 70])
+def test_pool(T: int, exact: bool):
+    """Sequences that go on in their row, that start from zero and end in another row, and without a row."""
+    inputs, flags = make_call(3, T, 2, 16, 32, z=True, initial_state=None, exact=exact)
+    pool = torch.randn(6, 2, 16, 32, device=device)
+    expected, h0 = pool.clone(), pool.new_zeros(3, 2, 16, 32)
+    h0[0] = pool[4]
+    ref, ht = naive_recurrent_longhorn(**inputs, **{**flags, 'initial_state': h0}, output_final_state=True)
+    ref[2] = 0
+    expected[4], expected[5] = ht[:2]
+    del flags['initial_state']
+    o = longhorn_state_update(
+        pool,
+        **inputs,
+        **flags,
+        state_indices=torch.tensor([4, 0, -1], device=device),
+        final_state_indices=torch.tensor([4, 5, 1], device=device),
+        has_initial_state=torch.tensor([True, False, True], device=device),
+    )
+    assert_close('o', ref, o, 1e-4)
+    assert_close('pool', expected, pool, 1e-4)

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 class LonghornGate(nn.Module):
     r"""
-    Log decays, one per head: :math:`g = -\exp(A_{log}) \mathrm{softplus}(W_{up} W_{down} x + dt_{bias})`.
-    Fresh decays have half-lives of 7 to 700 tokens.
+    Log decays of each head; or one per channel.
+    They are :math:`g = -\exp(A_{log}) \mathrm{softplus}(W_{up} W_{down} x + dt_{bias})`, and fresh ones
+    have half-lives of 7 to 700 tokens.
     """
 
-    def __init__(self, input_size: int, rank: int, num_heads: int) -> None:
+    def __init__(self, input_size: int, rank: int, num_gates: int) -> None:
         super().__init__()
         self.down = nn.Linear(input_size, rank, bias=False)
-        self.up = nn.Linear(rank, num_heads, bias=False)
-        self.A_log = nn.Parameter(torch.zeros(num_heads))
-        self.dt_bias = nn.Parameter(torch.empty(num_heads))
+        self.up = nn.Linear(rank, num_gates, bias=False)
+        self.A_log = nn.Parameter(torch.zeros(num_gates))
+        self.dt_bias = nn.Parameter(torch.empty(num_gates))
         self.A_log._no_weight_decay = True
         self.dt_bias._no_weight_decay = True
         self.reset_parameters()
@@ -67,10 +68,13 @@ class Longhorn(nn.Module):
             The rank of the projection to the step sizes; `auto` is `ceil(hidden_size / 16)`. Default: `auto`.
         use_bias (bool, Optional):
             Whether `in_proj` and `out_proj` have a bias. Default: `False`.
+        exact (bool, Optional):
+            Whether the update is exact, instead of its diagonal approximation. Default: `True`.
         allow_neg_eigval (bool, Optional):
             Whether step sizes are doubled, which allows negative eigenvalues. Default: `False`.
         gate (str, Optional):
-            `head` for a state that decays, by one gate per head. Default: `None`, as in the paper.
+            `head` for a state that decays, by a gate of each head; `channel` for one per channel.
+            Default: `None`, as in the paper.
         layer_idx (int, Optional):
             The index of the layer. Default: None.
     """
@@ -86,6 +90,7 @@ class Longhorn(nn.Module):
         conv_bias: bool = True,
         beta_rank: int | str = 'auto',
         use_bias: bool = False,
+        exact: bool = True,
         allow_neg_eigval: bool = False,
         gate: str | None = None,
         layer_idx: int = None,
@@ -98,13 +103,15 @@ class Longhorn(nn.Module):
         self.expand = expand
         self.num_heads = num_heads
         self.conv_size = conv_size
+        self.exact = exact
         self.allow_neg_eigval = allow_neg_eigval
+        self.per_channel = gate == 'channel'
         self.layer_idx = layer_idx
         self.intermediate_size = round(hidden_size * expand)
         self.beta_rank = math.ceil(hidden_size / 16) if beta_rank == 'auto' else beta_rank
 
         assert mode in ['chunk', 'fused_recurrent'], f"Not supported mode `{mode}`."
-        assert gate in [None, 'head'], f"Not supported gate `{gate}`."
+        assert gate in [None, 'head', 'channel'], f"Not supported gate `{gate}`."
         assert self.intermediate_size % num_heads == 0, f"channels must be divisible by num_heads of {num_heads}"
 
         self.in_proj = nn.Linear(hidden_size, 2 * self.intermediate_size, bias=use_bias)
@@ -116,7 +123,11 @@ class Longhorn(nn.Module):
         )
         self.x_proj = nn.Linear(self.intermediate_size, self.beta_rank + 2 * num_heads * state_size, bias=False)
         self.beta_proj = nn.Linear(self.beta_rank, self.intermediate_size, bias=True)
-        self.gate = LonghornGate(self.intermediate_size, self.beta_rank, num_heads) if gate is not None else None
+        self.gate = LonghornGate(
+            input_size=self.intermediate_size,
+            rank=self.beta_rank,
+            num_gates=self.intermediate_size if gate == 'channel' else num_heads,
+        ) if gate is not None else None
         self.D = nn.Parameter(torch.ones(self.intermediate_size))
         self.D._no_weight_decay = True
         self.out_proj = nn.Linear(self.intermediate_size, hidden_size, bias=use_bias)
@@ -159,6 +170,8 @@ class Longhorn(nn.Module):
         b, k, q = self.x_proj(v).split([self.beta_rank, *[self.num_heads * self.state_size] * 2], dim=-1)
         beta = self.beta_proj(b)
         g = self.gate(v) if self.gate is not None else None
+        if self.per_channel:
+            g = rearrange(g, '... (h d) -> ... h d', h=self.num_heads)
 
         q, k, v, beta, z = (rearrange(x, '... (h d) -> ... h d', h=self.num_heads) for x in (q, k, v, beta, z))
         op = chunk_longhorn if mode == 'chunk' else fused_recurrent_longhorn
@@ -169,6 +182,7 @@ class Longhorn(nn.Module):
             beta=beta,
             initial_state=recurrent_state,
             output_final_state=use_cache,
+            exact=self.exact,
             D=rearrange(self.D, '(h d) -> h d', h=self.num_heads),
             z=z,
             use_beta_sigmoid_in_kernel=True,

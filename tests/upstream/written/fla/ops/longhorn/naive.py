@@ -9,10 +9,12 @@ def naive_recurrent_longhorn(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    exact: bool = True,
     D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
     state_v_first: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
     allow_neg_eigval: bool = False,
     g: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -28,17 +30,25 @@ def naive_recurrent_longhorn(
     # [B, T, H, V] or [B, T, H, 1]
     eps = (2 if allow_neg_eigval else 1) * beta / (1 + beta * k.square().sum(-1, keepdim=True))
 
-    # [B, H, K, V]
-    S = v.new_zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3])
+    bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    # [N, H, K, V]
+    h = v.new_zeros(q.shape[0] if cu_seqlens is None else len(bounds) - 1, q.shape[2], q.shape[3], v.shape[3])
     if initial_state is not None:
-        S = S + (initial_state.transpose(-1, -2) if state_v_first else initial_state)
-    o = []
-    for t in range(q.shape[1]):
-        k_t = k[:, t, :, :, None]
-        if g is not None:
-            S = S * g[:, t].to(S.dtype).exp()[:, :, None, None]
-        S = S + k_t * (eps[:, t] * (v[:, t] - (k_t * S).sum(-2)))[:, :, None]
-        o.append((q[:, t, :, :, None] * S).sum(-2))
+        h = h + (initial_state.transpose(-1, -2) if state_v_first else initial_state)
+    o, ht = [], []
+    for n, (bos, eos) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        S = h if cu_seqlens is None else h[n:n + 1]
+        for t in range(bos, eos):
+            k_t, eps_t, v_t = k[:, t, :, :, None], eps[:, t, :, None], v[:, t, :, None]
+            if g is not None:
+                S = S * g[:, t].to(S.dtype).exp().reshape(*S.shape[:2], 1, -1)
+            if exact:
+                S = S + k_t * (eps_t * (v_t - (k_t * S).sum(-2, keepdim=True)))
+            else:
+                S = S * (1 - k_t.square() * eps_t) + k_t * (eps_t * v_t)
+            o.append((q[:, t, :, :, None] * S).sum(-2))
+        ht.append(S)
+    S = torch.cat(ht)
     o = torch.stack(o, 1) * (1 if scale is None else scale)
     if D is not None:
         o = o + D * v

@@ -18,6 +18,7 @@ class LonghornConfig(AttentionConfigBase, PreTrainedConfig):
         conv_bias: bool = True,
         beta_rank: int | str = 'auto',
         use_bias: bool = False,
+        exact: bool = True,
         allow_neg_eigval: bool = False,
         gate: str | None = None,
         attn: AttentionConfig = None,
@@ -50,6 +51,7 @@ class LonghornConfig(AttentionConfigBase, PreTrainedConfig):
         self.conv_bias = conv_bias
         self.beta_rank = beta_rank
         self.use_bias = use_bias
+        self.exact = exact
         self.allow_neg_eigval = allow_neg_eigval
         self.gate = gate
         # without either, the blocks have no MLP, as in the paper

@@ -16,6 +16,8 @@ from .test_modeling_base import run_test_generation, run_test_model_forward_back
             (4, 4, 1024, 4, 64, True, {}, torch.bfloat16),
             (4, 4, 1024, 4, 64, False, {}, torch.bfloat16),
             (4, 4, 1024, 4, 64, False, {'gate': 'head'}, torch.bfloat16),
+            (4, 4, 1024, 4, 64, False, {'gate': 'channel'}, torch.bfloat16),
+            (4, 4, 1024, 4, 64, False, {'exact': False}, torch.bfloat16),
         ]
     ],
 )

@@ -38,6 +38,7 @@ class LonghornBlock(GradientCheckpointingLayer):
                 conv_bias=config.conv_bias,
                 beta_rank=config.beta_rank,
                 use_bias=config.use_bias,
+                exact=config.exact,
                 allow_neg_eigval=config.allow_neg_eigval,
                 gate=config.gate,
                 layer_idx=layer_idx,

@@ -1,4 +1,5 @@
 import torch
+from fla.ops.longhorn.arguments import TENSORS, Arguments
 from fla.ops.longhorn.chunk import LonghornFunction, check_inputs
 
 
@@ -11,6 +12,7 @@ def fused_recurrent_longhorn(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    exact: bool = True,
     D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
@@ -23,21 +25,22 @@ def fused_recurrent_longhorn(
     Longhorn token by token in one launch, for decoding and short sequences.
     Arguments and results are those of `chunk_longhorn`, and so is the backward pass.
     """
-    check_inputs(q, v, beta, initial_state, D, z, state_v_first, cu_seqlens, g)
-    return LonghornFunction.apply(
-        q,
-        k,
-        v,
-        beta,
-        1.0 if scale is None else float(scale),
-        initial_state,
-        output_final_state,
-        D,
-        z,
-        use_beta_sigmoid_in_kernel,
-        state_v_first,
-        cu_seqlens,
-        allow_neg_eigval,
-        g,
-        False,
+    args = Arguments(
+        q=q,
+        k=k,
+        v=v,
+        beta=beta,
+        scale=1.0 if scale is None else float(scale),
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        exact=exact,
+        D=D,
+        z=z,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        allow_neg_eigval=allow_neg_eigval,
+        g=g,
     )
+    check_inputs(args)
+    return LonghornFunction.apply(*args.differentiable, cu_seqlens, args.without(TENSORS), False)

@@ -1,5 +1,5 @@
 import torch
-from fla.ops.longhorn.arguments import Arguments
+from fla.ops.longhorn.arguments import TENSORS, Arguments
 from fla.ops.longhorn.triton import longhorn_bwd, longhorn_fwd
 from fla.utils import autocast_custom_bwd, autocast_custom_fwd, input_guard
 
@@ -15,82 +15,71 @@ class LonghornFunction(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         beta: torch.Tensor,
-        scale: float,
         initial_state: torch.Tensor | None,
-        output_final_state: bool,
         D: torch.Tensor | None,
         z: torch.Tensor | None,
-        use_beta_sigmoid_in_kernel: bool,
-        state_v_first: bool,
-        cu_seqlens: torch.LongTensor | None,
-        allow_neg_eigval: bool,
         g: torch.Tensor | None,
+        cu_seqlens: torch.LongTensor | None,
+        options: Arguments,
         chunked: bool,
     ):
-        args = Arguments(
+        args = options._replace(
             q=q,
             k=k,
             v=v,
             beta=beta,
-            scale=scale,
             initial_state=initial_state,
-            output_final_state=output_final_state,
             D=D,
             z=z,
-            use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
-            state_v_first=state_v_first,
-            cu_seqlens=cu_seqlens,
-            allow_neg_eigval=allow_neg_eigval,
             g=g,
+            cu_seqlens=cu_seqlens,
         )
         # backward starts from saved states
         o, ht, states = longhorn_fwd(args, save_states=any(ctx.needs_input_grad), parallel=chunked)
-        ctx.save_for_backward(q, k, v, beta, initial_state, D, z, cu_seqlens, g, states)
-        ctx.args = args.without(('q', 'k', 'v', 'beta', 'initial_state', 'D', 'z', 'cu_seqlens', 'g'))
-        return o, ht if output_final_state else None
+        ctx.save_for_backward(q, k, v, beta, initial_state, D, z, g, cu_seqlens, states)
+        ctx.options = options
+        return o, ht if options.output_final_state else None
 
     @staticmethod
     @input_guard
     @autocast_custom_bwd
     def backward(ctx, do, dht):
-        q, k, v, beta, initial_state, D, z, cu_seqlens, g, states = ctx.saved_tensors
-        args = ctx.args._replace(
-            q=q, k=k, v=v, beta=beta, initial_state=initial_state, D=D, z=z, cu_seqlens=cu_seqlens, g=g,
+        q, k, v, beta, initial_state, D, z, g, cu_seqlens, states = ctx.saved_tensors
+        args = ctx.options._replace(
+            q=q,
+            k=k,
+            v=v,
+            beta=beta,
+            initial_state=initial_state,
+            D=D,
+            z=z,
+            g=g,
+            cu_seqlens=cu_seqlens,
         )
         dq, dk, dv, db, dh0, dD, dz, dg = longhorn_bwd(do, dht, states, args, parallel=True)
-        return dq, dk, dv, db, None, dh0, None, dD, dz, None, None, None, None, dg, None
+        return dq, dk, dv, db, dh0, dD, dz, dg, None, None, None
 
 
-def check_inputs(
-    q: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    state_v_first: bool,
-    cu_seqlens: torch.LongTensor | None,
-    g: torch.Tensor | None,
-) -> None:
-    (B, T, H, K), V, N = q.shape, v.shape[-1], q.shape[0]
-    if cu_seqlens is not None:
-        if B != 1:
-            raise ValueError(
-                f"The batch size is expected to be 1 rather than {B} when using `cu_seqlens`. "
-                f"Please flatten variable-length inputs before processing."
-            )
-        N = len(cu_seqlens) - 1
+def check_inputs(args: Arguments) -> None:
+    B, T, H, K, V = args.sizes
+    if args.cu_seqlens is not None and B != 1:
+        raise ValueError(
+            f"The batch size is expected to be 1 rather than {B} when using `cu_seqlens`. "
+            f"Please flatten variable-length inputs before processing."
+        )
     if K > 256:
         raise ValueError(f"The state size K is expected to be at most 256 rather than {K}.")
-    state = (N, H, V, K) if state_v_first else (N, H, K, V)
-    for name, x, shapes in (
-        ('v', v, [(B, T, H, V)]),
-        ('beta', beta, [(B, T, H), (B, T, H, V)]),
-        ('initial_state', initial_state, [state]),
-        ('D', D, [(H, V)]),
-        ('z', z, [(B, T, H, V)]),
-        ('g', g, [(B, T, H)]),
-    ):
+    per_head = (B, T, H)
+    per_channel = (B, T, H, V)
+    for name, shapes in {
+        'v': [(B, T, H, V)],
+        'beta': [per_head, (B, T, H, V)],
+        'initial_state': [args.state_shape],
+        'D': [(H, V)],
+        'z': [(B, T, H, V)],
+        'g': [per_head, per_channel],
+    }.items():
+        x = getattr(args, name)
         if x is not None and x.shape not in shapes:
             expected = ' or '.join(map(str, shapes))
             raise ValueError(f"The shape of `{name}` is expected to be {expected} rather than {tuple(x.shape)}.")
@@ -105,6 +94,7 @@ def chunk_longhorn(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
+    exact: bool = True,
     D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
@@ -129,13 +119,15 @@ def chunk_longhorn(
         v (torch.Tensor):
             Values of shape `[B, T, H, V]`.
         beta (torch.Tensor):
-            Step sizes in (0, 1) of shape `[B, T, H, V]`, one per channel, or `[B, T, H]`.
+            Step sizes in (0, 1) of shape `[B, T, H, V]` or, for all channels of a head, `[B, T, H]`.
         scale (float, Optional):
             Factor of the queries. Default: `None`, which is 1 as in the paper.
         initial_state (torch.Tensor, Optional):
             Initial state of shape `[N, H, K, V]` for `N` input sequences. Default: `None`.
         output_final_state (bool, Optional):
             Whether to output the final state of shape `[N, H, K, V]`. Default: `False`.
+        exact (bool, Optional):
+            Whether the update is exact, instead of its diagonal approximation (Eq. 7). Default: `True`.
         D (torch.Tensor, Optional):
             Weights of the skip connection of shape `[H, V]`. Default: `None`.
         z (torch.Tensor, Optional):
@@ -150,7 +142,7 @@ def chunk_longhorn(
         allow_neg_eigval (bool, Optional):
             Whether step sizes are doubled, so that eigenvalues are in (-1, 1]. Default: `False`.
         g (torch.Tensor, Optional):
-            Log decays of shape `[B, T, H]`, at most 0. Default: `None`.
+            Log decays of shape `[B, T, H]`, at most 0; or `[B, T, H, V]`, one per channel. Default: `None`.
 
     Returns:
         o (torch.Tensor):
@@ -170,21 +162,22 @@ def chunk_longhorn(
         >>> cu_seqlens = q.new_tensor([0, 2048, 4096, 6144, 8192], dtype=torch.long)
         >>> o, ht = chunk_longhorn(q, k, v, beta.sigmoid(), output_final_state=True, cu_seqlens=cu_seqlens)
     """
-    check_inputs(q, v, beta, initial_state, D, z, state_v_first, cu_seqlens, g)
-    return LonghornFunction.apply(
-        q,
-        k,
-        v,
-        beta,
-        1.0 if scale is None else float(scale),
-        initial_state,
-        output_final_state,
-        D,
-        z,
-        use_beta_sigmoid_in_kernel,
-        state_v_first,
-        cu_seqlens,
-        allow_neg_eigval,
-        g,
-        True,
+    args = Arguments(
+        q=q,
+        k=k,
+        v=v,
+        beta=beta,
+        scale=1.0 if scale is None else float(scale),
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        exact=exact,
+        D=D,
+        z=z,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        allow_neg_eigval=allow_neg_eigval,
+        g=g,
     )
+    check_inputs(args)
+    return LonghornFunction.apply(*args.differentiable, cu_seqlens, args.without(TENSORS), True)
