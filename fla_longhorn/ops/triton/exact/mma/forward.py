@@ -146,7 +146,6 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     p_operands = operands + i_chunk * halves(BK)
     p_numbers = numbers + i_chunk * floats(BK)
     TOKENS: tl.constexpr = 640 + 16 * BK
-    NEXT: tl.constexpr = H * floats(BK) + TOKENS
     o_k, o_v = entry_of(tl.arange(0, BK), BK), i_v * BV + tl.arange(0, BV)
     v, o = v + i_h * V, o + i_h * V
     if SCALAR_BETA:
@@ -178,8 +177,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     b_ba, b_bb = load_chunk(beta, S.beta, bos, o_beta, T_n, V)
     if not SCALAR_BETA:
         b_ba, b_bb = as_accumulators(b_ba, b_bb)
-    b_na, b_nb = load_numbers(p_numbers + TOKENS, T_n)
-    b_ea, b_eb = steps_of(b_ba.to(tl.float32), b_na, OPTIONS), steps_of(b_bb.to(tl.float32), b_nb, OPTIONS)
+    b_ba, b_bb = b_ba.to(tl.float32), b_bb.to(tl.float32)
     for i_s in range(0, T_n, INTERVAL):
         if SAVE_STATES:
             store_state(p_s, -b_h, o_k, o_v, None, K, V, True)
@@ -198,7 +196,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
             if SILU:
                 next_za, next_zb = load_chunk(z, S.z, i_x + 16, o_v, left - 16, V)
-            b_na, b_nb = load_numbers(p_numbers + NEXT, left - 16)
+            b_na, b_nb = load_numbers(p_numbers + TOKENS, 16)
+            b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             b_s = state_operand(rounded(b_h, tl.bfloat16))
             if g is None:
@@ -236,7 +235,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             b_va, b_vb = next_va.to(tl.float32), next_vb.to(tl.float32)
             if SILU:
                 b_za, b_zb = next_za.to(tl.float32), next_zb.to(tl.float32)
-            b_ea, b_eb = steps_of(next_ba.to(tl.float32), b_na, OPTIONS), steps_of(next_bb.to(tl.float32), b_nb, OPTIONS)
+            b_ba, b_bb = next_ba.to(tl.float32), next_bb.to(tl.float32)
             p_operands += H * halves(BK)
             p_numbers += H * floats(BK)
 

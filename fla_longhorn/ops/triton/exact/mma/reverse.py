@@ -116,7 +116,7 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             i_x, left = bos + i_t, T_n - i_t
             b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK, 'tf32'), load_keys(p_operands + 768 + 40 * BK, BK, 'tf32')
             b_la, b_lb = load_two_operands(p_operands)
-            b_ahi, b_alo = load_two_operands(p_operands + 256)
+            b_aa, b_aba = load_two_operands(p_operands + 256)
             b_ab, b_lab = load_operand(p_operands + 512, 'bf16'), load_operand(p_operands + 640, 'bf16')
             if not SCALAR_BETA:
                 b_ca, b_cb = load_chunk(cs, H * V, i_x, o_v, left, V)
@@ -128,18 +128,18 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             b_za, b_zb = rounded(b_ya, tl.bfloat16), rounded(b_yb, tl.bfloat16)
             # X^T [BV, 8]
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
-            b_y = side_by_side(b_za, b_zb, 'bf16')
+            b_ya2, b_yb2 = side_by_side(b_za, b_za, 'bf16'), side_by_side(b_zb, b_zb, 'bf16')
             if g is None:
-                b_xb = product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_zero, 'bf16')
-                b_xa = product(b_y, b_alo, product(b_y, b_ahi, b_zero, 'bf16'), 'bf16')
+                b_xb = product(b_yb2, b_ab, b_zero, 'bf16')
+                b_xa = product(b_yb2, b_aba, product(b_ya2, b_aa, b_zero, 'bf16'), 'bf16')
                 b_xb = product(b_dh, b_kb, b_xb, 'tf32')
                 b_xa = product(b_dh, b_ka, b_xa, 'tf32')
             else:
                 b_xb = product(b_dh, b_kb, b_zero, 'tf32')
                 b_xa = product(b_dh, b_ka, b_zero, 'tf32')
                 b_ua, b_ub = load_numbers(p_numbers + 32, 16)
-                b_xb = product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_xb * b_ub, 'bf16')
-                b_xa = product(b_y, b_alo, product(b_y, b_ahi, b_xa * b_ua, 'bf16'), 'bf16')
+                b_xb = product(b_yb2, b_ab, b_xb * b_ub, 'bf16')
+                b_xa = product(b_yb2, b_aba, product(b_ya2, b_aa, b_xa * b_ua, 'bf16'), 'bf16')
                 b_ua, b_ub = load_numbers(p_numbers + 16, 16)
                 b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_dh * tl.load(p_numbers + 31)
             b_k, b_q = load_columns(p_operands + 768, BK, 'bf16'), load_columns(p_operands + 768 + 16 * BK, BK, 'bf16')
@@ -149,7 +149,7 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             elif scale is not None:
                 b_dh = add_scaled(b_dh, b_ya, b_yb, scale, scale, b_q)
             else:
-                b_dh = product(b_y, b_q, b_dh, 'bf16')
+                b_dh = product(side_by_side(b_za, b_zb, 'bf16'), b_q, b_dh, 'bf16')
             b_xb, b_vb, b_wb = rounded_solve(b_xb, b_eb, p_numbers + 52, b_lb, True)
             b_xa = product(side_by_side(b_wb, b_wb, 'bf16'), b_lab, b_xa, 'bf16')
             b_xa, b_va, b_wa = rounded_solve(b_xa, b_ea, p_numbers + 48, b_la, True)
