@@ -21,8 +21,8 @@ MUTATIONS = [
         env=INTERPRET,
     ),
     Mutation(
-        'gradients-of-earlier-outputs', MMA + 'reverse.py', "product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_zero, 'bf16')",
-        "product(b_y, b_ab, b_zero, 'bf16')",
+        'gradients-of-earlier-outputs', MMA + 'reverse.py', "product(b_ybb, b_ab, b_zero, 'bf16')",
+        "product(side_by_side(b_za, b_zb, 'bf16'), b_ab, b_zero, 'bf16')",
         "a chunk's second half has gradients of the first one's outputs", LANES + 'test_no_gradient_reaches_later_tokens',
         'None', env=INTERPRET,
     ),

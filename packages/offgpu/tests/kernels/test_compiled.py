@@ -33,15 +33,13 @@ LONGER = {
     ('longhorn_bwd_kernel', 32): (770, 779, 0),
     ('longhorn_bwd_kernel', 64): (770, 783, 0),
     ('longhorn_bwd_kernel', 128): (770, 783, 0),
-    ('chunk_longhorn_exact_fwd_kernel_mma', 128): (FITTING, 803, 0),
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 16, 'head'): (FITTING, FITTING, 36),
     ('chunk_longhorn_exact_bwd_kernel_replay', 16, 'channel'): (887, 955, 0),
     ('chunk_longhorn_exact_bwd_kernel', 16, 'channel'): (843, 854, 0),
     ('chunk_longhorn_exact_bwd_kernel_replay_mma', 32): (FITTING, FITTING, 9),
-    ('chunk_longhorn_exact_bwd_kernel_mma', 64): (FITTING, FITTING, 6),
-    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64): (FITTING, 900, 65),
-    ('chunk_longhorn_exact_bwd_kernel_mma', 128): (FITTING, 900, 0),
-    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128): (885, 1100, 0),
+    ('chunk_longhorn_exact_bwd_kernel_mma', 64): (FITTING, FITTING, 2),
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 64): (FITTING, FITTING, 65),
+    ('chunk_longhorn_exact_bwd_kernel_replay_mma', 128): (FITTING, 870, 0),
 }
 
 

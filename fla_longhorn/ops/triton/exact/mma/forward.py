@@ -17,7 +17,8 @@ from fla_longhorn.ops.triton.exact.mma.common import (
     store_chunk,
 )
 from fla_longhorn.ops.triton.exact.mma.lanes import (
-    entry_of,
+    by_columns,
+    by_entries,
     load_columns,
     load_keys,
     load_operand,
@@ -125,6 +126,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     SILU: tl.constexpr = OUTPUT and z is not None
     # how keys read the state: where no decay forgets it, their repetitions keep what is read wrong
     DOT: tl.constexpr = 'tf32' if g is None else 'bf16'
+    # summed into a state that products read as tf32, it changes its order of registers twice in each chunk
+    APART: tl.constexpr = g is None and BK == 128
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n = i_c
     if BY_INTERVAL:
@@ -146,8 +149,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     p_operands = operands + i_chunk * halves(BK)
     p_numbers = numbers + i_chunk * floats(BK)
     TOKENS: tl.constexpr = 640 + 16 * BK
-    NEXT: tl.constexpr = H * floats(BK) + TOKENS
-    o_k, o_v = entry_of(tl.arange(0, BK), BK), i_v * BV + tl.arange(0, BV)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     v, o = v + i_h * V, o + i_h * V
     if SCALAR_BETA:
         beta, o_beta = beta + i_h, tl.arange(0, 1)
@@ -160,9 +162,9 @@ def chunk_longhorn_exact_fwd_kernel_mma(
         b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)[:, None]
 
     if BY_INTERVAL:
-        b_h = -load_state(states + (i_c.to(tl.int64) * H + i_h) * (K * V), o_k, o_v, T_n > 0, K, V, True)
+        b_h = by_columns(-load_state(states + (i_c.to(tl.int64) * H + i_h) * (K * V), o_k, o_v, T_n > 0, K, V, True))
     elif h0 is not None:
-        b_h = -load_state(h0 + i_r * s_h + i_h * (K * V), o_k, o_v, read if POOLED else None, K, V, STATE_V_FIRST)
+        b_h = by_columns(-load_state(h0 + i_r * s_h + i_h * (K * V), o_k, o_v, read if POOLED else None, K, V, STATE_V_FIRST))
     else:
         b_h = tl.zeros([BV, BK], dtype=tl.float32)
     if SAVE_STATES:
@@ -178,11 +180,10 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     b_ba, b_bb = load_chunk(beta, S.beta, bos, o_beta, T_n, V)
     if not SCALAR_BETA:
         b_ba, b_bb = as_accumulators(b_ba, b_bb)
-    b_na, b_nb = load_numbers(p_numbers + TOKENS, T_n)
-    b_ea, b_eb = steps_of(b_ba.to(tl.float32), b_na, OPTIONS), steps_of(b_bb.to(tl.float32), b_nb, OPTIONS)
+    b_ba, b_bb = b_ba.to(tl.float32), b_bb.to(tl.float32)
     for i_s in range(0, T_n, INTERVAL):
         if SAVE_STATES:
-            store_state(p_s, -b_h, o_k, o_v, None, K, V, True)
+            store_state(p_s, by_entries(-b_h), o_k, o_v, None, K, V, True)
             p_s += H * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + INTERVAL, T_n), 16, num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
@@ -198,7 +199,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
             if SILU:
                 next_za, next_zb = load_chunk(z, S.z, i_x + 16, o_v, left - 16, V)
-            b_na, b_nb = load_numbers(p_numbers + NEXT, left - 16)
+            b_na, b_nb = load_numbers(p_numbers + TOKENS, 16)
+            b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             b_s = state_operand(rounded(b_h, tl.bfloat16))
             if g is None:
@@ -227,7 +229,9 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                 b_wb, b_restb = split(cut(b_wb) * b_ub, 'tf32')
                 b_h *= tl.load(p_numbers + TOKENS + 31)
                 b_h = product(side_by_side(b_resta, b_restb, 'tf32'), b_k, b_h, 'tf32')
-            b_h = product(side_by_side(b_wa, b_wb, 'tf32'), b_k, b_h, 'tf32')
+            b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_h
+            b_sum = product(side_by_side(b_wa, b_wb, 'tf32'), b_k, b_sum, 'tf32')
+            b_h = tl.fma(b_h, 1.0, b_sum) if APART else b_sum
             if OUTPUT:
                 if scale is not None:
                     b_oa, b_ob = b_oa * scale, b_ob * scale
@@ -236,7 +240,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             b_va, b_vb = next_va.to(tl.float32), next_vb.to(tl.float32)
             if SILU:
                 b_za, b_zb = next_za.to(tl.float32), next_zb.to(tl.float32)
-            b_ea, b_eb = steps_of(next_ba.to(tl.float32), b_na, OPTIONS), steps_of(next_bb.to(tl.float32), b_nb, OPTIONS)
+            b_ba, b_bb = next_ba.to(tl.float32), next_bb.to(tl.float32)
             p_operands += H * halves(BK)
             p_numbers += H * floats(BK)
 
@@ -244,4 +248,5 @@ def chunk_longhorn_exact_fwd_kernel_mma(
         spare = has_spare_slot(bos, bos + T_n, INTERVAL)
         store_state(p_s, tl.zeros_like(b_h), o_k, o_v, spare, K, V, True)
     if ht is not None and not BY_INTERVAL:
-        store_state(ht + i_w * s_h + i_h * (K * V), -b_h, o_k, o_v, written if POOLED else None, K, V, STATE_V_FIRST)
+        p_h = ht + i_w * s_h + i_h * (K * V)
+        store_state(p_h, by_entries(-b_h), o_k, o_v, written if POOLED else None, K, V, STATE_V_FIRST)

@@ -71,12 +71,21 @@ def load_columns(p, K: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def entry_of(o_k, K: tl.constexpr):
-    """The entry of each column of the state."""
-    if K == 16:
-        return o_k % 8 // 2 * 4 + o_k // 8 * 2 + o_k % 2
-    else:
-        return o_k // 32 * 32 + o_k % 8 // 2 * 8 + o_k % 32 // 16 * 4 + o_k % 16 // 8 * 2 + o_k % 2
+def by_entries(b_h):
+    """The state `[R, K]` with its columns in the order of entries, for a store of vectors."""
+    R: tl.constexpr = b_h.shape[0]
+    K: tl.constexpr = b_h.shape[1]
+    b_x = tl.reshape(b_h, (R, 1, 1, 2, 4, 2) if K == 16 else (R, K // 32, 2, 2, 4, 2))
+    return tl.reshape(tl.permute(b_x, (0, 1, 4, 2, 3, 5)), (R, K))
+
+
+@triton.jit
+def by_columns(b_x):
+    """A state `[R, K]` of entries with columns in the order of the state's."""
+    R: tl.constexpr = b_x.shape[0]
+    K: tl.constexpr = b_x.shape[1]
+    b_h = tl.reshape(b_x, (R, 1, 4, 1, 2, 2) if K == 16 else (R, K // 32, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(b_h, (0, 1, 3, 4, 2, 5)), (R, K))
 
 
 @triton.jit
@@ -97,7 +106,13 @@ def load_keys(p, K: tl.constexpr, DOT: tl.constexpr):
         # [token, entries by 32, lane, 16 of them, part, pair]
         b_x = tl.reshape(tl.load(p + tl.arange(0, 8 * K)), (K // 32, 8, 4, 2, 2, 2))
         b_x = tl.permute(b_x, (1, 0, 2, 3, 4, 5))
-    b_x = tl.permute(b_x, (1, 3, 2, 4, 5, 0) if joined_first() and DOT == 'bf16' else (1, 3, 4, 2, 5, 0))
+    if not joined_first() or DOT != 'bf16':
+        b_x = tl.permute(b_x, (1, 3, 4, 2, 5, 0))
+    elif K == 16:
+        b_x = tl.permute(b_x, (1, 3, 2, 4, 5, 0))
+    else:
+        # a product takes both parts of the same 16 entries, which a lane has in two registers in sequence
+        b_x = tl.permute(b_x, (1, 4, 2, 3, 5, 0))
     return tl.reshape(b_x, (K, 8))
 
 
@@ -107,9 +122,11 @@ def state_operand(b_h):
     if joined_first():
         R: tl.constexpr = b_h.shape[0]
         K: tl.constexpr = b_h.shape[1]
-        b_a, b_b = tl.split(tl.permute(tl.reshape(b_h, (R, K // 16, 2, 8)), (0, 1, 3, 2)))
-        b_x = tl.join(tl.reshape(b_a, (R, K // 16, 4, 2)), tl.reshape(b_b, (R, K // 16, 4, 2)))
-        return tl.reshape(tl.permute(b_x, (0, 1, 2, 4, 3)), (R, K))
+        # [row, entries by 32, 16 of them, part, lane, pair]; a product takes what it takes in `load_keys`
+        b_x = tl.reshape(b_h, (R, 1, 1, 2, 4, 2) if K == 16 else (R, K // 32, 2, 2, 4, 2))
+        b_x = tl.permute(b_x, (0, 1, 2, 4, 5, 3) if K == 16 else (0, 1, 3, 4, 5, 2))
+        b_a, b_b = tl.split(b_x)
+        return tl.reshape(tl.permute(tl.join(b_a, b_b), (0, 1, 2, 3, 5, 4)), (R, K))
     else:
         return b_h
 

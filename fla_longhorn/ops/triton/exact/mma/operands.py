@@ -42,7 +42,7 @@ def halves(K):
 
 @triton.constexpr_function
 def reverse_halves(K):
-    """bfloat16 numbers of a chunk in reverse: L^T of both halves, A^T of the first and of the second, L^T between them, K
+    """bfloat16 numbers of a chunk in reverse: L^T of both halves, A^T of the first, between them and of the second, L^T
     and Q by tokens, K by entries; for a replay L of both halves, A of both, L between them, Q by entries."""
     return 768 + 48 * K + 640 + 16 * K
 
@@ -150,9 +150,9 @@ def chunk_longhorn_exact_bwd_kernel_operands(
     tl.store(p_one + 128, b_hi, mask=o_s // 8 > o_r // 8)
     tl.store(p_one + 130, b_lo, mask=o_s // 8 > o_r // 8)
     b_hi, b_lo = split(b_a, 'bf16')
-    p_two = operands + 256 + place_of_two(o_r, o_s, 0)
+    p_two = operands + 256 + place_of_two(o_r, o_s % 8, o_s // 8)
     tl.store(p_two, b_hi, mask=o_r < 8)
-    tl.store(p_two + 4, b_lo, mask=o_r < 8)
+    tl.store(p_two + 2, b_lo, mask=o_r < 8)
     tl.store(p_one, b_hi, mask=(o_r >= 8) & (o_s >= 8))
     tl.store(p_one + 2, b_lo, mask=(o_r >= 8) & (o_s >= 8))
     o_c = column_of(o_k, BK)[None, :]

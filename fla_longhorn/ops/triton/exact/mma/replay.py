@@ -18,7 +18,8 @@ from fla_longhorn.ops.triton.exact.mma.common import (
     store_chunk,
 )
 from fla_longhorn.ops.triton.exact.mma.lanes import (
-    entry_of,
+    by_columns,
+    by_entries,
     load_columns,
     load_keys,
     load_operand,
@@ -82,6 +83,9 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
     INTERVAL: tl.constexpr = interval_of(K)
     BK: tl.constexpr = padded(K)
     FORWARD: tl.constexpr = 768 + 48 * BK
+    # with 128 entries there are registers for sums apart from the state, which else changes their order twice in each chunk,
+    # and for the next chunk's z and dO as accumulators
+    WIDE: tl.constexpr = BK == 128
     i_h, i_c, i_v = head_index_and_channels(H, V, BV)
     i_n, bos, T_n, t_0 = locate_slot(cu_seqlens, i_c, T, N, INTERVAL, IS_VARLEN)
     # tokens of this interval, none in an unused slot
@@ -90,7 +94,7 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
     p_operands, p_numbers = operands + i_chunk * reverse_halves(BK), numbers + i_chunk * 64
     p_hs = hs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + t_0 // SPAN) * H + i_h) * (PARTS * K * V)
     bos += t_0
-    o_k, o_v = entry_of(tl.arange(0, BK), BK), i_v * BV + tl.arange(0, BV)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     v, beta, us, do, dy = v + i_h * V, beta + i_h * V, us + i_h * V, do + i_h * V, dy + i_h * V
     if z is not None:
         z, dz = z + i_h * V, dz + i_h * V
@@ -100,14 +104,20 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
     if D is not None:
         b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)[:, None]
         b_dD = tl.zeros([BV, 8], dtype=tl.float32)
-    b_h = -load_state(states + (i_c.to(tl.int64) * H + i_h) * (K * V), o_k, o_v, T_i > 0, K, V, True)
+    b_h = by_columns(-load_state(states + (i_c.to(tl.int64) * H + i_h) * (K * V), o_k, o_v, T_i > 0, K, V, True))
     # of both halves; a chunk's tiles are loaded before anything of the last one is stored
     b_va, b_vb = load_chunk(v, S.v, bos, o_v, T_i, V)
     b_va, b_vb = as_accumulators(b_va, b_vb)
     b_ba, b_bb = load_chunk(beta, S.beta, bos, o_v, T_i, V)
     b_ba, b_bb = as_accumulators(b_ba, b_bb)
+    if WIDE and (D is not None or z is not None):
+        b_doa, b_dob = load_chunk(do, S.do, bos, o_v, T_i, V)
+        b_doa, b_dob = as_accumulators(b_doa, b_dob)
+    if WIDE and z is not None:
+        b_za, b_zb = load_chunk(z, S.z, bos, o_v, T_i, V)
+        b_za, b_zb = as_accumulators(b_za, b_zb)
     for i_s in range(0, T_i, SPAN):
-        store_state(p_hs, -b_h, o_k, o_v, None, K, V, True, PARTS)
+        store_state(p_hs, by_entries(-b_h), o_k, o_v, None, K, V, True, PARTS)
         p_hs += H * PARTS * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + SPAN, T_i), 16, num_stages=1):
             i_x, left = bos + i_t, T_i - i_t
@@ -118,12 +128,14 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
             p_forward = p_operands + FORWARD
             b_la, b_lb = load_two_operands(p_forward)
             b_lab = load_operand(p_forward + 512, 'bf16')
+            # this chunk's, or the next one's
+            AHEAD: tl.constexpr = 16 if WIDE else 0
             if D is not None or z is not None:
-                b_doa, b_dob = load_chunk(do, S.do, i_x, o_v, left, V)
+                next_doa, next_dob = load_chunk(do, S.do, i_x + AHEAD, o_v, left - AHEAD, V)
             if z is not None:
                 b_qa, b_qb = load_keys(p_forward + 640, BK, 'bf16'), load_keys(p_forward + 640 + 8 * BK, BK, 'bf16')
                 b_aa, b_ab = load_two_operands(p_forward + 256)
-                b_za, b_zb = load_chunk(z, S.z, i_x, o_v, left, V)
+                next_za, next_zb = load_chunk(z, S.z, i_x + AHEAD, o_v, left - AHEAD, V)
             b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
             # dbeta is a small difference of V and K S
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
@@ -148,26 +160,34 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
             b_w = side_by_side(b_wa, b_wb, 'bf16')
             if z is not None:
                 b_oa, b_ob = product(b_w, b_aa, b_oa, 'bf16'), product(b_w, b_ab, b_ob, 'bf16')
+            b_d = 1.0 if g is None else tl.load(p_numbers + 31)
+            b_sum = tl.zeros([BV, BK], dtype=tl.float32) if WIDE else b_h if g is None else b_h * b_d
             if g is None:
-                b_h = product(b_w, b_k, b_h, 'bf16')
+                b_sum = product(b_w, b_k, b_sum, 'bf16')
             else:
                 b_ua, b_ub = load_numbers(p_numbers + 32, 16)
-                b_h = add_scaled(b_h * tl.load(p_numbers + 31), b_wa, b_wb, b_ua, b_ub, b_k)
+                b_sum = add_scaled(b_sum, b_wa, b_wb, b_ua, b_ub, b_k)
+            b_h = tl.fma(b_h, b_d, b_sum) if WIDE else b_sum
             store_chunk(us, H * V, i_x, o_v, left, V, b_wa, b_wb)
             if cs is not None:
                 b_ra, b_rb = factor_of_x(b_ra, b_ba, b_na, OPTIONS), factor_of_x(b_rb, b_bb, b_nb, OPTIONS)
                 store_chunk(cs, H * V, i_x, o_v, left, V, b_ra, b_rb)
             if D is not None or z is not None:
-                # as accumulators, like V, they are predicted to take 1.13 times as long
-                b_doa, b_dob = b_doa.to(tl.float32), b_dob.to(tl.float32)
+                if not WIDE:
+                    b_doa, b_dob = next_doa.to(tl.float32), next_dob.to(tl.float32)
                 if z is not None:
-                    b_za, b_zb = b_za.to(tl.float32), b_zb.to(tl.float32)
+                    if not WIDE:
+                        b_za, b_zb = next_za.to(tl.float32), next_zb.to(tl.float32)
                     b_doa, b_za = skip_and_silu_gradients(b_doa, b_oa, b_D, b_va, b_za)
                     b_dob, b_zb = skip_and_silu_gradients(b_dob, b_ob, b_D, b_vb, b_zb)
                     store_chunk(dy, H * V, i_x, o_v, left, V, b_doa, b_dob)
                     store_chunk(dz, H * V, i_x, o_v, left, V, b_za, b_zb)
                 if D is not None:
                     b_dD += b_doa * b_va + b_dob * b_vb
+            if WIDE and (D is not None or z is not None):
+                b_doa, b_dob = next_doa.to(tl.float32), next_dob.to(tl.float32)
+            if WIDE and z is not None:
+                b_za, b_zb = next_za.to(tl.float32), next_zb.to(tl.float32)
             b_va, b_vb = next_va.to(tl.float32), next_vb.to(tl.float32)
             b_ba, b_bb = next_ba.to(tl.float32), next_bb.to(tl.float32)
             p_operands += H * reverse_halves(BK)
@@ -175,6 +195,6 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
     if g is not None:
         i_end = num_slots(T, N, SPAN, IS_VARLEN) + i_n
         ends = (T_i > 0) & (t_0 + INTERVAL >= T_n)
-        store_state(hs + (i_end * H + i_h) * (PARTS * K * V), -b_h, o_k, o_v, ends, K, V, True, PARTS)
+        store_state(hs + (i_end * H + i_h) * (PARTS * K * V), by_entries(-b_h), o_k, o_v, ends, K, V, True, PARTS)
     if D is not None:
         tl.store(dD + (i_c.to(tl.int64) * H + i_h) * V + o_v, tl.sum(b_dD, 1), mask=o_v < V)

@@ -18,7 +18,8 @@ from fla_longhorn.ops.triton.exact.mma.common import (
     store_chunk,
 )
 from fla_longhorn.ops.triton.exact.mma.lanes import (
-    entry_of,
+    by_columns,
+    by_entries,
     load_columns,
     load_keys,
     load_operand,
@@ -77,11 +78,11 @@ def chunk_longhorn_exact_bwd_kernel_mma(
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     SLOPES: tl.constexpr = OPTIONS.use_beta_sigmoid_in_kernel
     BK: tl.constexpr = padded(K)
-    # summed into a decayed dS, it changes its order of registers in each chunk; with 64 entries sums apart from it would spill
-    APART: tl.constexpr = g is not None and BK == 128
+    # summed into dS, it changes its order of registers twice in each chunk; with 64 entries sums apart from it would spill
+    APART: tl.constexpr = BK == 128
     i_h, i_n, i_v = head_index_and_channels(H, V, BV)
     bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
-    o_k, o_v = entry_of(tl.arange(0, BK), BK), i_v * BV + tl.arange(0, BV)
+    o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     o_state = (i_n.to(tl.int64) * H + i_h) * (K * V)
     b_D = None
     if D is not None:
@@ -94,7 +95,7 @@ def chunk_longhorn_exact_bwd_kernel_mma(
 
     # [BV, BK]
     if dht is not None:
-        b_dh = load_state(dht + o_state, o_k, o_v, None, K, V, STATE_V_FIRST)
+        b_dh = by_columns(load_state(dht + o_state, o_k, o_v, None, K, V, STATE_V_FIRST))
     else:
         b_dh = tl.zeros([BV, BK], dtype=tl.float32)
     NS, NT = tl.cdiv(T_n, SPAN), tl.cdiv(T_n, 16)
@@ -110,13 +111,13 @@ def chunk_longhorn_exact_bwd_kernel_mma(
     if not SCALAR_BETA:
         b_ba, b_bb = as_accumulators(b_ba, b_bb)
     for j_s in range(NS):
-        store_state(p_dhs, b_dh, o_k, o_v, None, K, V, True, PARTS)
+        store_state(p_dhs, by_entries(b_dh), o_k, o_v, None, K, V, True, PARTS)
         p_dhs -= H * PARTS * K * V
         for _ in tl.range(tl.cdiv(tl.minimum(T_n - (NS - 1 - j_s) * SPAN, SPAN), 16), num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
             b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK, 'tf32'), load_keys(p_operands + 768 + 40 * BK, BK, 'tf32')
             b_la, b_lb = load_two_operands(p_operands)
-            b_ahi, b_alo = load_two_operands(p_operands + 256)
+            b_aa, b_aba = load_two_operands(p_operands + 256)
             b_ab, b_lab = load_operand(p_operands + 512, 'bf16'), load_operand(p_operands + 640, 'bf16')
             if not SCALAR_BETA:
                 b_ca, b_cb = load_chunk(cs, H * V, i_x, o_v, left, V)
@@ -128,36 +129,37 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             b_za, b_zb = rounded(b_ya, tl.bfloat16), rounded(b_yb, tl.bfloat16)
             # X^T [BV, 8]
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
-            b_y = side_by_side(b_za, b_zb, 'bf16')
+            b_yaa, b_ybb = side_by_side(b_za, b_za, 'bf16'), side_by_side(b_zb, b_zb, 'bf16')
             if g is None:
-                b_xb = product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_zero, 'bf16')
-                b_xa = product(b_y, b_alo, product(b_y, b_ahi, b_zero, 'bf16'), 'bf16')
+                b_xb = product(b_ybb, b_ab, b_zero, 'bf16')
+                b_xa = product(b_ybb, b_aba, product(b_yaa, b_aa, b_zero, 'bf16'), 'bf16')
                 b_xb = product(b_dh, b_kb, b_xb, 'tf32')
                 b_xa = product(b_dh, b_ka, b_xa, 'tf32')
             else:
                 b_xb = product(b_dh, b_kb, b_zero, 'tf32')
                 b_xa = product(b_dh, b_ka, b_zero, 'tf32')
                 b_ua, b_ub = load_numbers(p_numbers + 32, 16)
-                b_xb = product(side_by_side(b_zb, b_zb, 'bf16'), b_ab, b_xb * b_ub, 'bf16')
-                b_xa = product(b_y, b_alo, product(b_y, b_ahi, b_xa * b_ua, 'bf16'), 'bf16')
+                b_xb = product(b_ybb, b_ab, b_xb * b_ub, 'bf16')
+                b_xa = product(b_ybb, b_aba, product(b_yaa, b_aa, b_xa * b_ua, 'bf16'), 'bf16')
                 b_ua, b_ub = load_numbers(p_numbers + 16, 16)
-                b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_dh * tl.load(p_numbers + 31)
+            b_d = 1.0 if g is None else tl.load(p_numbers + 31)
+            b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_dh if g is None else b_dh * b_d
             b_k, b_q = load_columns(p_operands + 768, BK, 'bf16'), load_columns(p_operands + 768 + 16 * BK, BK, 'bf16')
             if g is not None:
                 b_fa, b_fb = (b_ua, b_ub) if scale is None else (b_ua * scale, b_ub * scale)
                 b_sum = add_scaled(b_sum, b_ya, b_yb, b_fa, b_fb, b_q)
             elif scale is not None:
-                b_dh = add_scaled(b_dh, b_ya, b_yb, scale, scale, b_q)
+                b_sum = add_scaled(b_sum, b_ya, b_yb, scale, scale, b_q)
             else:
-                b_dh = product(b_y, b_q, b_dh, 'bf16')
+                b_sum = product(side_by_side(b_za, b_zb, 'bf16'), b_q, b_sum, 'bf16')
             b_xb, b_vb, b_wb = rounded_solve(b_xb, b_eb, p_numbers + 52, b_lb, True)
             b_xa = product(side_by_side(b_wb, b_wb, 'bf16'), b_lab, b_xa, 'bf16')
             b_xa, b_va, b_wa = rounded_solve(b_xa, b_ea, p_numbers + 48, b_la, True)
             if g is None:
-                b_dh = product(side_by_side(b_wa, b_wb, 'bf16'), b_k, b_dh, 'bf16')
+                b_sum = product(side_by_side(b_wa, b_wb, 'bf16'), b_k, b_sum, 'bf16')
             else:
                 b_sum = add_scaled(b_sum, b_wa, b_wb, b_ua, b_ub, b_k)
-                b_dh = tl.fma(b_dh, tl.load(p_numbers + 31), b_sum) if APART else b_sum
+            b_dh = tl.fma(b_dh, b_d, b_sum) if APART else b_sum
             if SCALAR_BETA:
                 store_chunk(ws, H * V, i_x, o_v, left, V, b_xa, b_xb)
             elif STORE_W:
@@ -176,4 +178,4 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             p_numbers -= H * 64
             i_t -= 16
     if dh0 is not None:
-        store_state(dh0 + o_state, b_dh, o_k, o_v, None, K, V, STATE_V_FIRST)
+        store_state(dh0 + o_state, by_entries(b_dh), o_k, o_v, None, K, V, STATE_V_FIRST)
