@@ -34,6 +34,7 @@ class Case:
     # the packed sequences have these, which sum to T
     lengths: tuple[int, ...] | None = None
     allow_neg_eigval: bool = False
+    disable_recompute: bool = False
     # 'head' or 'channel', and the least logarithm of a decay
     g: str | None = None
     lowest: float = -2.
@@ -103,6 +104,8 @@ def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = F
         'scale': case.scale, 'use_beta_sigmoid_in_kernel': case.sigmoid, 'state_v_first': case.state_v_first,
         'output_final_state': case.final_state, 'exact': exact, 'allow_neg_eigval': case.allow_neg_eigval,
     }
+    if case.disable_recompute:
+        options['disable_recompute'] = True
     if case.lengths is not None:
         options['cu_seqlens'] = torch.tensor([0, *case.lengths], dtype=torch.int64, device='cpu').cumsum(0).to(device)
     return options

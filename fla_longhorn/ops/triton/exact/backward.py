@@ -213,8 +213,9 @@ def chunk_longhorn_exact_bwd_kernel(
 
 
 def chunk_longhorn_exact_bwd(
-    do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments,
+    do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments, us: torch.Tensor | None = None,
 ) -> Gradients:
+    """The gradients, from the states that forward saved and, where it kept them, the updates U."""
     args, strides = strided_inputs(args)
     q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     do, s_do = with_token_stride(do)
@@ -229,7 +230,9 @@ def chunk_longhorn_exact_bwd(
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
     dz = None if z is None else z.new_empty(z.shape)
     cs = v.new_empty(v.shape, dtype=torch.float32) if has_cs and not scalar_beta else None
-    us = v.new_empty(v.shape, dtype=dtype)
+    given = us is not None
+    if us is None:
+        us = v.new_empty(v.shape, dtype=dtype)
     # no buffer of its own where W is dv
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
@@ -252,7 +255,7 @@ def chunk_longhorn_exact_bwd(
     )
     lanes = has_lanes(key, g)
     # scalar steps need unrounded residuals; 16 entries without a gate are predicted to take 1.08 times as long there
-    lanes_replay = lanes and not scalar_beta and (key.K > 16 or g is not None)
+    lanes_replay = lanes and not scalar_beta and (given or key.K > 16 or g is not None)
     if lanes:
         operands, numbers = chunk_longhorn_exact_operands(args, token_strides(strides), reverse=True)
         of_lanes: dict[str, Any] = dict(operands=operands, numbers=numbers)
@@ -262,7 +265,8 @@ def chunk_longhorn_exact_bwd(
             q=q, k=k, gram=gram, a=a, hs=hs, ps=ps, DOT=key.precision, SCALAR_BETA=scalar_beta, SCALAR_G=is_scalar(g),
         )
     if lanes_replay:
-        replay, config, chunks = chunk_longhorn_exact_bwd_kernel_replay_mma, for_lanes(key), dict(hs=hs, **of_lanes)
+        replay, config = chunk_longhorn_exact_bwd_kernel_replay_mma, for_lanes(key)
+        chunks = dict(hs=hs, GIVEN=given, **of_lanes)
     else:
         replay, config, chunks = chunk_longhorn_exact_bwd_kernel_replay, for_chunks(key), general
     replay[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
