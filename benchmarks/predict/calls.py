@@ -11,7 +11,7 @@ import torch
 
 from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.autograd import new_updates
-from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd, saves_ends
 from fla_longhorn_extras.scalar_beta import chunk_scalar_beta
 from offgpu.calibration.calls import operator
 from offgpu.predict.capture import Pass
@@ -67,9 +67,10 @@ def longhorn_backward(s: Shape, exact: bool, **options: Any) -> Pass:
 
     def prepare(T: int) -> Callable[[], object]:
         args = layer_arguments(s, T, exact, **options)
-        slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
+        us, slots = new_updates(args, save_states=True, parallel=True), s.B
+        if us is None or not saves_ends(args):
+            slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
         states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
-        us = new_updates(args, save_states=True, parallel=True)
         return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True, us=us)
     return prepare
 

@@ -4,7 +4,8 @@ Each takes the fields of :class:`fla_longhorn.ops.arguments.Arguments`, which it
 `longhorn_fwd` or `longhorn_bwd` (:class:`fla_longhorn.ops.backends.Backend`).
 
 Shapes: B rows, T tokens, H heads, K state size, V channels, N sequences (B of them without `cu_seqlens`), S states saved
-for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence. U are the exact form's updates.
+for backward, one at the start of each `checkpoint_interval(K)` tokens of each sequence. A backend that keeps the exact form's
+updates U may save the states behind the sequences in their place.
 """
 
 from __future__ import annotations
@@ -67,9 +68,12 @@ def _(*inputs):
     o = torch.empty_like(args.v, memory_format=torch.contiguous_format)
     final_state = args.q.new_empty(args.state_shape if args.output_final_state else 0, dtype=torch.float32)
     slots = num_checkpoints(B, T, args.num_sequences, checkpoint_interval(K), args.cu_seqlens is not None)
-    states = args.q.new_empty((slots, H, K, V) if save_states else 0, dtype=torch.float32)
     # meta tensors are on no device
     us = None if args.q.is_meta else new_updates(args, save_states=save_states, parallel=parallel)
+    backend: Any = backend_of(args)
+    if us is not None and backend.saves_ends(args):
+        slots = args.num_sequences
+    states = args.q.new_empty((slots, H, K, V) if save_states else 0, dtype=torch.float32)
     return o, final_state, states, or_empty(us, args.q)
 
 

@@ -17,11 +17,11 @@ from fla_longhorn.ops.triton.diagonal import summaries
 from fla_longhorn.ops.triton.diagonal.backward import longhorn_diagonal_bwd
 from fla_longhorn.ops.triton.diagonal.forward import longhorn_diagonal_fwd, longhorn_diagonal_step
 from fla_longhorn.ops.triton.exact.backward import chunk_longhorn_exact_bwd
-from fla_longhorn.ops.triton.exact.configs import has_lanes
+from fla_longhorn.ops.triton.exact.configs import has_lanes, walks_back
 from fla_longhorn.ops.triton.exact.forward import chunk_longhorn_exact_fwd
 from fla_longhorn.ops.triton.exact.recurrent import fused_recurrent_longhorn_exact_fwd
 
-__all__ = ['keeps_updates', 'longhorn_bwd', 'longhorn_fwd', 'summaries', 'view_states']
+__all__ = ['keeps_updates', 'longhorn_bwd', 'longhorn_fwd', 'saves_ends', 'summaries', 'view_states']
 
 
 def keeps_updates(args: Arguments, *, parallel: bool) -> bool:
@@ -30,6 +30,12 @@ def keeps_updates(args: Arguments, *, parallel: bool) -> bool:
         return False
     with launching(args):
         return has_lanes(launch_key(args), args.g)
+
+
+def saves_ends(args: Arguments) -> bool:
+    """Whether backward starts from the states behind the sequences, `states [N, H, K, V]`, where U is kept."""
+    with launching(args):
+        return walks_back(args, launch_key(args))
 
 
 def longhorn_fwd(
@@ -47,7 +53,9 @@ def longhorn_fwd(
     if ht is None and args.output_final_state:
         ht = args.q.new_empty(args.state_shape, dtype=torch.float32)
     if save_states:
-        slots = num_checkpoints(B, T, args.num_sequences, checkpoint_interval(K), is_varlen)
+        slots = args.num_sequences
+        if us is None or not saves_ends(args):
+            slots = num_checkpoints(B, T, slots, checkpoint_interval(K), is_varlen)
         states = args.q.new_empty((slots, H, K, V), dtype=torch.float32)
     with launching(args):
         if args.exact and parallel:

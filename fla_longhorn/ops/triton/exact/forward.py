@@ -29,7 +29,7 @@ from fla_longhorn.ops.triton.exact.common import (
     substitution,
     token_strides,
 )
-from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes
+from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes, walks_back
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram, gram_pointers
 from fla_longhorn.ops.triton.exact.mma.forward import chunk_longhorn_exact_fwd_kernel_mma
 from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands
@@ -218,7 +218,10 @@ def chunk_longhorn_exact_fwd(
     if has_lanes(key, x.g):
         kernel, config = chunk_longhorn_exact_fwd_kernel_mma, for_lanes(key)
         operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=us is not None)
-        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers, us=us)
+        ends = None
+        if us is not None and walks_back(x, key):
+            ends, states = states, None
+        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers, us=us, ends=ends)
     else:
         kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_chunks(key)
         gram, a = chunk_longhorn_exact_gram(x, strides, key)

@@ -99,6 +99,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     o,
     ht,
     states,
+    ends,
     us,
     cu_seqlens,
     scale,
@@ -287,5 +288,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     if SAVE_STATES and IS_VARLEN:
         spare = has_spare_slot(bos, bos + T_n, INTERVAL)
         store_state(p_s, tl.zeros_like(b_h), o_k, o_v, spare, K, V, True)
+    if ends is not None:
+        store_state(ends + (i_w * H + i_h) * (K * V), -b_h, o_k, o_v, None, K, V, True)
     if ht is not None and not BY_INTERVAL:
         store_state(ht + i_w * s_h + i_h * (K * V), -b_h, o_k, o_v, written if POOLED else None, K, V, STATE_V_FIRST)
