@@ -86,12 +86,12 @@ def rehearse(call: Call) -> None:
         return
     us = new_updates(args, save_states=train, parallel=parallel)
     o, _, states = longhorn_fwd(
-        args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool, us=us,
+        args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool, updates=us,
     )
     if train:
         # the gradient of a sum is one number, expanded
         do = torch.empty((), dtype=o.dtype, device='meta').expand(o.shape) if call.layout == 'view' else torch.empty_like(o)
-        longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, states, args, parallel=parallel, us=us)
+        longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, states, args, parallel=parallel, updates=us)
 
 
 FACTORS = {

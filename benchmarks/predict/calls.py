@@ -57,7 +57,7 @@ def longhorn_forward(s: Shape, exact: bool, **options: Any) -> Pass:
     def prepare(T: int) -> Callable[[], object]:
         args = layer_arguments(s, T, exact, **options)
         us = new_updates(args, save_states=True, parallel=True)
-        return partial(longhorn_fwd, args, save_states=True, parallel=True, us=us)
+        return partial(longhorn_fwd, args, save_states=True, parallel=True, updates=us)
     return prepare
 
 
@@ -71,7 +71,7 @@ def longhorn_backward(s: Shape, exact: bool, **options: Any) -> Pass:
         if us is None or not saves_ends(args):
             slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
         states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
-        return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True, us=us)
+        return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True, updates=us)
     return prepare
 
 

@@ -45,7 +45,7 @@ def longhorn_fwd(*inputs) -> tuple[Tensor, ...]:
     *fields, save_states, parallel = inputs
     args = with_boundaries_checked(Arguments(*fields))
     us = new_updates(args, save_states=save_states, parallel=parallel)
-    kept: dict[str, Any] = {} if us is None else {'us': us}
+    kept: dict[str, Any] = {} if us is None else {'updates': us}
     outputs = backend_of(args).longhorn_fwd(args, save_states=save_states, parallel=parallel, **kept)
     return *outputs, or_empty(us, args.q)
 
@@ -85,7 +85,7 @@ def longhorn_bwd(do: Tensor, dht: Tensor | None, states: Tensor, us: Tensor | No
     """Return :class:`Gradients` as an operator's plain tuple, in which that of an absent input is empty."""
     *fields, parallel = inputs
     args = Arguments(*fields)
-    kept: dict[str, Any] = {} if us is None else {'us': us}
+    kept: dict[str, Any] = {} if us is None else {'updates': us}
     gradients = backend_of(args).longhorn_bwd(do, dht, states, args, parallel=parallel, **kept)
     return tuple(args.q.new_empty(0) if dx is None else dx for dx in gradients)
 

@@ -1,7 +1,8 @@
 """What the patches to fla before the last have: the exact kernels, and operators, layer and model in fla's own terms.
 
 The kernels are the package's, without what a patch lacks: the diagonal form, pools of states and context parallelism, in the
-first two the kernels in the layout of tensor cores, in the first decays per channel. `first/` has the rest.
+first two the kernels in the layout of tensor cores, in the first decays per channel. Nor have they updates that are kept.
+`first/` has the rest.
 """
 
 from __future__ import annotations
@@ -22,13 +23,26 @@ MODULES = (
 EXPORTED = ('Arguments', 'longhorn_bwd', 'longhorn_fwd')
 # of every piece but the last
 FACTS = Facts(
-    conditions={'args.exact': True, 'pool is None': True, 'POOLED': False},
+    conditions={
+        'args.exact': True,
+        'pool is None': True,
+        'POOLED': False,
+        'updates is None': True,
+        'given': False,
+        'walk': False,
+        'KEPT': False,
+        'GIVEN': False,
+        'RESIDUALS': True,
+        'VALUES': True,
+        'ends is None': True,
+    },
     gone=frozenset({
+        'disable_recompute', 'updates', 'given', 'walk', 'kept', 'ends', 'KEPT', 'GIVEN', 'RESIDUALS', 'VALUES',
         'exact', 'pool', 'POOLED', 'state_indices', 'final_state_indices', 'has_initial_state', 'pad_slot_id', 's_h',
         'row_arguments',
     }),
     values={'s_h': '(H * K * V)', 'SLOWER': "'fla.ops.longhorn.naive_recurrent_longhorn, which is slower'"},
-    unsaid=r'POOLED|\bpool\b|diagonal/|context parallelism',
+    unsaid=r'GIVEN|`kept`|`updates|behind the sequences|backward sees|POOLED|\bpool\b|diagonal/|context parallelism',
 )
 # until the second piece, and until the third
 PER_HEAD = Facts(
@@ -81,7 +95,7 @@ def kernels(core: dict[str, Path], piece: int) -> dict[str, str]:
     """Module -> text, of the modules of the core that a piece but the last has; pieces count from 0."""
     names, texts = [f'{OPS}.{name}' for name in MODULES], {}
     if PIECES[piece] is FACTS:
-        names += [module for module in core if module == MMA or module.startswith(f'{MMA}.')]
+        names += [x for x in core if (x == MMA or x.startswith(f'{MMA}.')) and x != f'{MMA}.walk']
     for name in names:
         unread = UNREAD.get(name.removeprefix(f'{OPS}.'), set()) if piece == 0 else set()
         facts = replace(PIECES[piece], gone=PIECES[piece].gone | unread)

@@ -40,11 +40,11 @@ def saves_ends(args: Arguments) -> bool:
 
 def longhorn_fwd(
     args: Arguments, *, save_states: bool, parallel: bool, final_state: Tensor | None = None, pool: Pool | None = None,
-    us: Tensor | None = None,
+    updates: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate the states and call the launcher of the update and form, which writes them and returns `o`.
 
-    U is stored in `us [B, T, H, V]` if it is given, where :func:`keeps_updates` holds.
+    U is stored in `updates [B, T, H, V]`, which is given only where `keeps_updates` holds.
     """
     B, T, H, K, V = args.sizes
     is_varlen = args.cu_seqlens is not None
@@ -54,12 +54,12 @@ def longhorn_fwd(
         ht = args.q.new_empty(args.state_shape, dtype=torch.float32)
     if save_states:
         slots = args.num_sequences
-        if us is None or not saves_ends(args):
+        if updates is None or not saves_ends(args):
             slots = num_checkpoints(B, T, slots, checkpoint_interval(K), is_varlen)
         states = args.q.new_empty((slots, H, K, V), dtype=torch.float32)
     with launching(args):
         if args.exact and parallel:
-            o = chunk_longhorn_exact_fwd(args, ht, states, pool, us)
+            o = chunk_longhorn_exact_fwd(args, ht, states, pool, updates)
         elif args.exact:
             o = fused_recurrent_longhorn_exact_fwd(args, ht, states, pool)
         elif T == 1 and not is_varlen and not save_states:
@@ -70,12 +70,12 @@ def longhorn_fwd(
 
 
 def longhorn_bwd(
-    do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool, us: Tensor | None = None,
+    do: Tensor, dht: Tensor | None, states: Tensor, args: Arguments, *, parallel: bool, updates: Tensor | None = None,
 ) -> Gradients:
     """Call the launchers of the update's backward; the exact update has the chunkwise one alone."""
     with launching(args):
         return (
-            chunk_longhorn_exact_bwd(do, dht, states, args, us) if args.exact
+            chunk_longhorn_exact_bwd(do, dht, states, args, updates) if args.exact
             else longhorn_diagonal_bwd(do, dht, states, args, parallel=parallel)
         )
 

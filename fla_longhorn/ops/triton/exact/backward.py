@@ -214,9 +214,10 @@ def chunk_longhorn_exact_bwd_kernel(
 
 
 def chunk_longhorn_exact_bwd(
-    do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments, us: torch.Tensor | None = None,
+    do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments,
+    updates: torch.Tensor | None = None,
 ) -> Gradients:
-    """The gradients, from the states that forward saved and, where it kept them, the updates U."""
+    """The gradients; `updates` are U as forward stored them."""
     args, strides = strided_inputs(args)
     q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     do, s_do = with_token_stride(do)
@@ -230,11 +231,10 @@ def chunk_longhorn_exact_bwd(
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
     dz = None if z is None else z.new_empty(z.shape)
-    given = us is not None
+    given = updates is not None
     walk = given and walks_back(args, key)
     cs = v.new_empty(v.shape, dtype=torch.float32) if has_cs and not (scalar_beta or walk) else None
-    if us is None:
-        us = v.new_empty(v.shape, dtype=dtype)
+    us = v.new_empty(v.shape, dtype=dtype) if updates is None else updates
     # no buffer of its own where W is dv
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)

@@ -206,9 +206,13 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
 
 def chunk_longhorn_exact_fwd(
-    args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None, us: torch.Tensor | None = None,
+    args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None,
+    updates: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return `o`; write the final state to `ht`, the states for backward to `states` and U to `us`, where given."""
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given.
+
+    U is stored in `updates`, where it is given.
+    """
     B, T, H, K, V = args.sizes
     x, steps = strided_inputs(args)
     strides = token_strides(steps)
@@ -217,11 +221,14 @@ def chunk_longhorn_exact_fwd(
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
     if has_lanes(key, x.g):
         kernel, config = chunk_longhorn_exact_fwd_kernel_mma, for_lanes(key)
-        operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=us is not None)
         ends = None
-        if us is not None and walks_back(x, key):
-            ends, states = states, None
-        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers, us=us, ends=ends)
+        if updates is None:
+            operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=False)
+        else:
+            operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=True)
+            if walks_back(x, key):
+                ends, states = states, None
+        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers, kept=updates, ends=ends)
     else:
         kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_chunks(key)
         gram, a = chunk_longhorn_exact_gram(x, strides, key)
