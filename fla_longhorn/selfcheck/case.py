@@ -126,6 +126,8 @@ CASES = {
     'gate per head, packed': _case(g='head', scalar_beta=True, lowest=-8.0).packed(1, 40, 0, 33, 17),
     'gate per channel, packed': _case(g='channel', lowest=-8.0, D=True, z=True).packed(1, 40, 0, 33, 17),
     'gate per channel, doubled steps': _case(g='channel', K=64, sigmoid=True, allow_neg_eigval=True),
+    'updates kept': _case(K=32, sigmoid=True, D=True, z=True, disable_recompute=True),
+    'updates kept, packed': _case(K=64, g='head', disable_recompute=True).packed(1, 40, 0, 33, 17),
     'D': _case(D=True),
     'z': _case(z=True),
     'state [V, K]': _case(state_v_first=True, D=True, z=True),
@@ -140,7 +142,7 @@ CASES = {
 }
 QUICK = (
     'as in the model', 'scalar beta', 'doubled steps', 'gate per head', 'gate per channel', 'packed',
-    'gate per channel, packed', 'odd sizes, strided', 'K = 128', 'long',
+    'gate per channel, packed', 'updates kept', 'odd sizes, strided', 'K = 128', 'long',
 )
 # longest call of longhorn_state_update, which is for decoding
 UPDATE_TOKENS = 4
@@ -152,5 +154,6 @@ def cases_of(op: str, quick: bool) -> dict[str, Case]:
     if op != 'longhorn_state_update':
         return cases
     # it takes no sequences of different lengths, and those that only differ in T become one
-    short = {replace(case, T=min(case.T, UPDATE_TOKENS)): name for name, case in cases.items() if case.lengths is None}
+    dense = {name: replace(case, disable_recompute=False) for name, case in cases.items() if case.lengths is None}
+    short = {replace(case, T=min(case.T, UPDATE_TOKENS)): name for name, case in dense.items()}
     return {name: case for case, name in short.items()}

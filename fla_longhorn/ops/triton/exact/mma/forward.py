@@ -124,8 +124,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
 ):
     """As the general forward kernel (`../forward.py`), 16 tokens at a time, with `h = -S [BV, BK]`, in columns' order.
 
-    With `kept`, U is rounded to bfloat16 and stored: the state and later tokens see what backward sees. Operands are then those
-    of backward.
+    With `kept`, U is rounded to bfloat16 and stored there: the state and later tokens see what backward sees. Operands are
+    those of backward then. `ends` is for the states behind the sequences.
     """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     INTERVAL: tl.constexpr = interval_of(K)
