@@ -186,6 +186,7 @@ def fast() -> list[Call]:
         Call('options', replace(token, scalar_beta=True), op='step'),
         Call('plain', Case(B=2, T=33, H=1, V=64), exact=True),
         Call('packed', replace(options, dtype=BF16, state_v_first=True).packed(5, 0, 33, 1), exact=True),
+        Call('kept', replace(options, dtype=BF16, disable_recompute=True).packed(5, 0, 33, 1), exact=True),
         # a Hopper card multiplies this with warp groups
         Call('groups', Case(B=1, T=40, H=1, K=64, V=96, dtype=BF16), exact=True),
         Call('options', token, op='step', exact=True),
